@@ -1,4 +1,4 @@
-// Tests saves in the background, and buffers of adopted libtorch models.
+// Tests async_save(), and the buffers of adopted libtorch models in checkpoints.
 
 #include <csignal>
 #include <cstdlib>
@@ -18,7 +18,7 @@ namespace {
 
 using testing::SystemCallFault;
 
-/// Overwrites all parameters and optimizer state, as a training step does.
+/// Overwrites all parameters and all optimizer state, as a training step does.
 void change(const SavedState& state) {
   const at::NoGradGuard no_grad;
   for (const auto& [name, slot] : state.net.named_slots()) {
@@ -36,7 +36,7 @@ TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
     SaveFuture pending = async_save(*rank.world(), dir.path(), 1, state.dict());
     change(state);
     const at::Tensor& weight = state.net.middle->slot("weight")->persistent();
-    for (int step = 0; step < 20; ++step) {  // runs collectives during the save
+    for (int step = 0; step < 20; ++step) {  // full_tensor() calls collectives during the save
       EXPECT_EQ(full_tensor(weight).sum().item<float>(), -35.0F);
     }
     pending.wait();
@@ -112,7 +112,7 @@ TEST(AsyncSave, ContinuesOnceEveryRankHasSeenTheError) {
 TEST(AsyncSave, CompletesOrFailsOnEachRankWhenTheWorldEnds) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
-  for (const int begun : {0, 3}) {  // the number of writes before the world ends
+  for (const int begun : {0, 3}) {  // `begun`: calls of pwrite() before the world ends
     std::vector<std::string> at_wait(2);
     const SystemCallFault fault(dir.path().string() + "/step-00000002/.shard", "pwrite:3:stall");
     RunRanks(2, [&](Rank& rank) {
@@ -147,7 +147,7 @@ TEST(AsyncSave, AnErrorThatIsNeverReadIsAWarning) {
   EXPECT_CONTAINS(warnings.texts[0], "a checkpoint was not saved: ", "/file/step-00000001'");
 }
 
-/// Saves with one rank and no other thread, so that a process made by fork() can save.
+/// Saves with one rank and without other threads, so that a process made by fork() can save.
 void save_in_background(const std::filesystem::path& dir, std::int64_t step, int add) {
   Rank rank(comm::thread_worlds(1)[0]);
   SavedState state(rank, {1, 1}, add);
@@ -201,7 +201,7 @@ TEST(SlowDisk, IsWrittenToInPieces) {
   EXPECT_GE(SystemCallFault::calls("fsync"), 3);
 }
 
-/// The running statistics of a norm in an adopted model, and a buffer of the model itself.
+/// Saves and loads the running statistics of a BatchNorm1d in an adopted model, and a model buffer.
 TEST(AdoptedModel, HasBuffersUnderTheirNamesInLibtorch) {
   const auto make = [](Rank& rank) {
     auto model = nn::adopt(std::make_shared<testing::TorchWithBuffers>());

@@ -1,7 +1,7 @@
-// A rank of the tests that compare with PyTorch: checkpoint_copy DP TP FROM TO. Reads a small model
-// and its AdamW state onto a mesh, and writes both. FROM is a file of whole tensors, a Hugging Face
-// model (then the AdamW state is zeros), or the folder of a step. TO is a file, or the folder of a
-// step.
+// The program checkpoint_copy DP TP FROM TO, for tests that compare with PyTorch. Reads a small
+// model and its AdamW state onto a mesh, and writes both. FROM is a file of whole tensors, a
+// Hugging Face model (then the AdamW state is zeros), or the folder of a step. TO is a file, or the
+// folder of a step.
 
 #include <cstdlib>
 #include <iostream>

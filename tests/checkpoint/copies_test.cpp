@@ -30,12 +30,12 @@ void plan(Mlp& model, const DeviceMesh& mesh) {
       {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
 }
 
-/// A user's program: how the model is distributed, and which mesh dimensions split the batch.
+/// A training program: `apply` distributes its model; `batch_dims` split the batch.
 struct Program {
   std::string name;
   std::function<void(Mlp&, const DeviceMesh&)> apply;
   std::vector<std::string> batch_dims;
-  std::vector<std::string_view> error;  ///< words of the error; empty for a correct program
+  std::vector<std::string_view> error;  ///< expected in the error; empty for a correct program
 };
 
 std::vector<Program> programs() {
@@ -67,7 +67,7 @@ std::vector<Program> programs() {
           {"a module forgotten", shard_up, {"dp", "tp"}, {"down.weight", "fully_shard"}}};
 }
 
-/// Returns this rank's rows of a batch of 4 rows, split over the mesh dimensions `dims`.
+/// Returns this rank's rows of a batch of 4 rows, which the mesh dimensions `dims` split.
 at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
   const at::Tensor all = at::sin(at::arange(24, at::kFloat)).view({4, 6});
   if (dims.empty()) {
@@ -80,7 +80,7 @@ at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims
 
 using Use = std::function<void(Rank&, Mlp&, optim::Optimizer&, const DeviceMesh&)>;
 
-/// Runs forward, backward and `use` for each program, and checks the error.
+/// Runs forward, backward and `use` for each program of programs(), and checks the error.
 void expect_of_programs(const Use& use) {
   for (const Program& program : programs()) {
     SCOPED_TRACE(program.name);
@@ -128,8 +128,8 @@ TEST(Copies, AreComparedByEverySave) {
   });
 }
 
-// The gradients of the first step are zero, so equal on all ranks. With TESSERA_DEBUG=1, the second
-// step compares the gradients, too.
+// The gradients of the first step are zero, and so equal on all ranks. With TESSERA_DEBUG=1, the
+// second step also compares the gradients.
 TEST(Copies, AreComparedByEachStepIfAskedTo) {
   const testing::DebugChecks debug("1");
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
@@ -147,8 +147,8 @@ TEST(Copies, AreComparedByEachStepIfAskedTo) {
   EXPECT_CONTAINS(errors, "along dp");
 }
 
-// These may differ between ranks: parameters that are declared distinct, buffers, frozen
-// parameters, and parameters that other FSDP roots manage.
+// Between ranks, values may differ of parameters that are declared distinct, of buffers, of frozen
+// parameters, and of parameters that other FSDP roots manage.
 TEST(Copies, MayDifferWhereTheyAreNone) {
   const TemporaryFolder dir;
   RunRanks(4, [&](Rank& rank) {
@@ -178,7 +178,7 @@ TEST(Copies, MayDifferWhereTheyAreNone) {
   });
 }
 
-// The step counts of an expert's parameter differ if one rank had no rows for the expert.
+// AdamW's step count of an expert's parameter differs between ranks if a rank had no rows for it.
 TEST(Copies, OfStepCountsAreComparedByASave) {
   const TemporaryFolder dir;
   const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {

@@ -1,4 +1,4 @@
-// Tests damaged files of checkpoints, interrupted saves, and the output of tessera-ckpt.
+// Tests damaged files of checkpoints, interrupted saves, and the functions of tessera-ckpt.
 
 #include <signal.h>
 
@@ -37,7 +37,7 @@ TEST(DamagedStep, EveryByteOfTheManifestCounts) {
   EXPECT_ERROR(parse_manifest(text.substr(0, text.size() - 1), path), "is not valid");
 }
 
-/// Returns a Linear from `columns` to `rows` features with all parameters 1.
+/// Returns an nn::Linear from `columns` to `rows` features. All parameters are 1.
 std::shared_ptr<nn::Linear> ones(std::int64_t columns, std::int64_t rows, bool bias = true) {
   auto net = std::make_shared<nn::Linear>(columns, rows, nn::LinearOptions{bias});
   for (const auto& [name, slot] : net->named_slots()) {
@@ -96,7 +96,7 @@ TEST(DamagedStep, IsRefusedOnAllRanksBeforeAnythingChanges) {
   expect("are not those that were written");
 }
 
-/// Returns whether the ranks get a DamagedStep if rank 1 throws `error` while reading.
+/// Returns whether all ranks throw DamagedStep if rank 1 throws `error` while it reads.
 template <class Failure>
 bool IsDamage(const Failure& error) {
   std::atomic<int> ranks = 0;
@@ -110,7 +110,7 @@ bool IsDamage(const Failure& error) {
       ADD_FAILURE() << "nothing was thrown";
     } catch (const checkpoint::DamagedStep&) {
       ++ranks;
-    } catch (const Error&) {  // other errors must also reach all ranks
+    } catch (const Error&) {  // read_or_fail_on_all() must throw other errors on all ranks, too
     }
   });
   EXPECT_TRUE(ranks == 0 || ranks == 2) << ranks;
@@ -128,7 +128,7 @@ TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
   SaveStep(dir.path(), 1);
   const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
   std::filesystem::remove(path);
-  std::filesystem::create_symlink(path, path);  // the link to itself exists, but can't be opened
+  std::filesystem::create_symlink(path, path);  // a link to itself exists, but cannot be opened
   for (const std::string& error : ErrorsOfRanks(1, [&](Rank& rank) {
          SavedState state(rank, {1, 1});
          try {
@@ -236,7 +236,7 @@ TEST(InspectedStep, HasAManifestThatIsNoLink) {
   EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 0), "manifest.json' is a symbolic link");
 }
 
-/// A model whose only tensor is a buffer, of any type.
+/// A model whose only tensor is the buffer "count", of any type.
 class Counted : public nn::Module<Counted> {
  public:
   explicit Counted(const at::Tensor& count) { register_buffer("count", count.clone()); }
@@ -300,13 +300,13 @@ TEST(ComparedSteps, DifferByLargeIntegersAndImaginaryParts) {
   };
   using Lines = std::vector<std::string>;
   EXPECT_EQ(line(at::tensor({kLarge}), at::tensor({kLarge + 3})),
-            Lines{"count: largest difference 0, relative 0"});  // equal as doubles
+            Lines{"count: largest difference 0, relative 0"});  // the doubles are equal
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers * 3)),
             Lines{"count: largest difference 2, relative 0.632456"});
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers)), Lines{});
 }
 
-/// Adds the header field of PyTorch's writer to the shards of a step without a manifest.
+/// Adds the header field DCP_VERSION, which PyTorch writes, to all shards in the folder `step`.
 void make_shards_of_others(const std::filesystem::path& step) {
   for (const auto& entry : std::filesystem::directory_iterator(step)) {
     const std::string bytes = ReadFile(entry.path());
@@ -319,7 +319,7 @@ void make_shards_of_others(const std::filesystem::path& step) {
   }
 }
 
-/// Without a manifest, PyTorch's shards can be loaded, but this library's shards can't.
+/// Without a manifest, load() reads shards that PyTorch wrote, but not this library's shards.
 TEST(TorchHfShards, AreLoadedWithoutAManifestUnlikeOurs) {
   const TemporaryFolder dir;
   const auto step = dir / "step-00000001";
@@ -361,7 +361,7 @@ void save_alone(const fs::path& dir, std::int64_t step, int add, int keep = 0) {
   save(*rank.world(), dir, step, state.dict(), {.keep = keep});
 }
 
-/// Makes the save that the tests interrupt. It has all phases, including the removal of step 1.
+/// Makes the save that the tests interrupt. The save has all phases, and also removes step 1.
 void save_third(const fs::path& dir) {
   save_alone(dir, 3, 3, 2);
 }
@@ -371,7 +371,7 @@ void save_two(const fs::path& dir) {
   save_alone(dir, 2, 2);
 }
 
-/// Checks that the newest and older steps are complete. Must hold at any time of save_third().
+/// Checks at any time of save_third() that the newest and the older steps are complete.
 void expect_whole_steps(const fs::path& dir, const std::string& when) {
   const bool third = fs::exists(dir / kManifestOf3);
   EXPECT_EQ(ExpectLoads(dir, third ? 3 : 2), third ? 3 : 2) << when;
@@ -382,7 +382,7 @@ void expect_whole_steps(const fs::path& dir, const std::string& when) {
   }
 }
 
-/// How a process that saves ended.
+/// How a process that calls save() ended.
 enum class Ending { kDone, kError, kKilled, kModelChanged, kOther };
 
 template <class Work>
@@ -415,7 +415,7 @@ Ending save_third_with(const fs::path& dir, const std::string& fault) {
   });
 }
 
-/// Returns all faults, like "pwrite:3:EIO": each action at each system call of save_third().
+/// Returns all faults of save_third(), such as "pwrite:3:EIO": each action at each system call.
 std::vector<std::string> all_faults() {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -438,7 +438,7 @@ std::vector<std::string> all_faults() {
   return faults;
 }
 
-/// Returns `count` indices below `size`, evenly spaced.
+/// Returns `count` indices below `size` that are evenly spaced.
 std::vector<std::size_t> spread(std::size_t count, std::size_t size) {
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < count; ++i) {
@@ -462,14 +462,14 @@ TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
       EXPECT_EQ(third, ending == Ending::kDone) << fault;
     }
     expect_whole_steps(dir.path(), fault);
-    save_alone(dir.path(), third ? 4 : 3, 5);  // a restarted run saves the next step
+    save_alone(dir.path(), third ? 4 : 3, 5);  // a restarted run must be able to save
     ExpectLoads(dir.path(), 5);
   }
   std::printf("%zu of %zu faults\n", count, faults.size());
 }
 
-/// Simulates a power failure after each system call. Unlike a kill, a power failure loses data that
-/// was not synced.
+/// Simulates a power failure after each system call. A power failure loses data that were not
+/// synced, which a killed process does not lose.
 TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -486,7 +486,7 @@ TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   for (const Change& change : list) {
     disk.apply(change);
     if (change.kind == Change::kWrite) {
-      continue;  // the disk keeps nothing of a write alone
+      continue;  // without fsync(), the simulated disk keeps nothing of a write
     }
     for (const Lost lost : {Lost::kAll, Lost::kBytes}) {
       disk.write_after_power_cut(out, lost);
@@ -494,7 +494,7 @@ TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
       committed += fs::exists(out / kManifestOf3) ? 1 : 0;
     }
   }
-  // The save has returned, so step 3 must exist.
+  // save_third() has returned, so step 3 must exist.
   EXPECT_EQ(ExpectLoads(out, 3), 3);
   EXPECT_GT(committed, 10);
   EXPECT_GT(list.size(), 30U);
@@ -517,7 +517,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
       for (const std::string& error : errors) {
         EXPECT_EQ(error, errors.front()) << name << " " << fault;
       }
-      // If the save did not reach the fault, step 2 exists.
+      // Step 2 exists if the save did not make the system call that should fail.
       std::filesystem::remove_all(dir / "step-00000002");
       EXPECT_EQ(ExpectLoads(dir.path(), 1), 1) << name << " " << fault;
     }
@@ -527,7 +527,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
 
 constexpr const char* kDirVariable = "TESSERA_TEST_DIR";
 
-/// Processes of the next test run this test.
+/// EndsOnAllRanksWhenOneIsLost runs this test in four processes.
 TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
   const comm::WorldScope scope(comm::world_from_environment({.timeout = std::chrono::seconds(20)}));
   Rank rank(scope.world());
@@ -537,8 +537,8 @@ TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
 
 TEST(InterruptedSave, EndsOnAllRanksWhenOneIsLost) {
   std::vector<std::pair<std::string, std::string>> phases = {
-      {"3", "pwrite:2:kill"},   // while rank 3 writes its shards
-      {"0", "rename:3:kill"}};  // while rank 0 publishes the manifest
+      {"3", "pwrite:2:kill"},   // kills rank 3 while it writes shards
+      {"0", "rename:3:kill"}};  // kills rank 0 while it publishes the manifest
   if (every_fault()) {
     phases.insert(phases.end(), {{"0", "openat:1:kill"},
                                  {"0", "link:1:kill"},

@@ -1,6 +1,6 @@
 #pragma once
 
-// A model and optimizer state with known values, for tests of saving and loading.
+// A model and an optimizer state with known values, for tests of save() and load().
 
 #include <c10/util/Exception.h>
 
@@ -26,7 +26,7 @@ using testing::ReadFile;
 using testing::TemporaryFolder;
 using testing::WriteFile;
 
-/// A model with sizes that are not divisible by 2 or 4.
+/// A model whose sizes 2 and 4 do not divide.
 struct Net : nn::Module<Net> {
   explicit Net(bool tied = false) {
     if (tied) {
@@ -38,7 +38,7 @@ struct Net : nn::Module<Net> {
   nn::Child<nn::Linear> head{*this, "head", 5, 11, nn::LinearOptions{false}};
 };
 
-/// Returns the known values, different numbers for each parameter of a Net, plus `add`.
+/// Returns values for the parameters of a Net: different numbers for each element, plus `add`.
 inline Tensors Values(double add = 0, c10::ScalarType type = at::kFloat) {
   const auto numbers = [&](int first, int end) {
     return at::arange(first, end, at::kFloat).to(type) + add;
@@ -82,7 +82,7 @@ inline void ExpectEqual(const Tensors& found, const Tensors& expected) {
   }
 }
 
-/// Returns copies of this rank's local tensors of a module's parameters.
+/// Returns copies of the local tensors of all parameters of a module.
 inline Tensors LocalValues(const nn::ModuleBase& module) {
   Tensors values;
   for (const auto& [name, slot] : module.named_slots()) {
@@ -91,7 +91,7 @@ inline Tensors LocalValues(const nn::ModuleBase& module) {
   return values;
 }
 
-/// Distributes the parameters over the mesh, each parameter with different placements.
+/// Distributes the parameters of a Net over a mesh of two dimensions, each with other placements.
 inline void Distribute(Net& net, const DeviceMesh& mesh, const Tensors& values) {
   const std::map<std::string, Placements> placements = {{"embed.weight", {Shard{0}, Shard{0}}},
                                                         {"middle.weight", {Shard{0}, Shard{1}}},
@@ -129,7 +129,7 @@ struct SavedState {
     }
   }
   StateDict dict() { return {net, optimizer, {{"samples", 640}}}; }
-  /// Returns this rank's local parameters and optimizer tensors, by name.
+  /// Returns the local tensors of parameters and optimizer state, by name.
   Tensors local() const {
     Tensors values = LocalValues(net);
     for (const auto& [name, tensor] : optimizer) {
@@ -166,7 +166,7 @@ inline void damage(const std::filesystem::path& path, std::int64_t at = -1) {
   WriteFile(path, bytes);
 }
 
-/// Saves a step on a 2 × 2 mesh. The values are Values() + `add`.
+/// Saves a step on a 2 × 2 mesh. The parameters are Values() + `add`.
 inline void SaveStep(const std::filesystem::path& dir, std::int64_t step, int add = 0,
                      const SaveOptions& options = {}) {
   RunRanks(4, [&](Rank& rank) {
@@ -175,7 +175,7 @@ inline void SaveStep(const std::filesystem::path& dir, std::int64_t step, int ad
   });
 }
 
-/// Loads the newest step on one rank and expects Values() + `add`. Returns the step number.
+/// Loads the newest step on one rank. Expects the values Values() + `add`. Returns the step number.
 inline std::int64_t ExpectLoads(const std::filesystem::path& dir, int add) {
   std::int64_t step = -1;
   RunRanks(1, [&](Rank& rank) {

@@ -40,7 +40,7 @@ TEST(LoadHuggingFace, FillsEachRanksSlices) {
       load_hugging_face(loaded, folder.path());
       ExpectEqual(LocalValues(loaded), LocalValues(expected));
     }
-    // For FSDP over tensor parallelism, tp splits the weight first.
+    // In this layout of FSDP over tensor parallelism, tp splits the weight first.
     Net net;
     const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
     const auto whole = distribute_tensor(at::zeros({11, 5}), rank.mesh({2, 2}, {"dp", "tp"}),
@@ -74,7 +74,7 @@ TEST(LoadHuggingFace, FailsOnAllRanksWhereOneCannotRead) {
     return errors;
   };
   EXPECT_EQ(load(""), (std::vector<std::string>{"", ""}));
-  // The headers are read first, so the fault at the last read is not in a header.
+  // load_hugging_face() reads the headers first, so the last call of pread() reads values.
   for (const auto& error : load("pread:" + std::to_string(reads) + ":EIO")) {
     EXPECT_CONTAINS(error, "model.safetensors", "Input/output error");
   }
@@ -88,7 +88,7 @@ TEST(LoadHuggingFace, ConvertsFloatingPointTypes) {
       tensor = (tensor / 3).to(type);
     }
     auto in_file = stored;
-    in_file["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({4});  // as in old files
+    in_file["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({4});  // in old Llama files
     WriteModel(folder / "model.safetensors", in_file);
     Net net;
     load_hugging_face(net, folder.path());
@@ -134,7 +134,7 @@ TEST(LoadHuggingFace, RefusesTwoValuesOfTiedParameters) {
                "but are one parameter of the model", "\"tie_word_embeddings\": false");
 }
 
-/// Expects an error with `part` in the message, and that the model is unchanged.
+/// Expects that load_hugging_face() throws an Error with `part` and leaves the model unchanged.
 void ExpectRefused(const std::filesystem::path& folder, const std::string& part) {
   Net net;
   for (const auto& [name, slot] : net.named_slots()) {
@@ -163,7 +163,7 @@ TEST(LoadHuggingFace, ListsTensorsThatAreMissingUnexpectedOrDifferent) {
   }
 }
 
-/// Returns the values of a Net under names of timm's ViT, and one tensor that the model lacks.
+/// Returns the values of a Net under names of timm's ViT, and a tensor that no Net has.
 Tensors ForeignValues() {
   Tensors foreign;
   foreign["visual.patch_embed.proj.weight"] = Values().at("embed.weight");
@@ -174,7 +174,7 @@ Tensors ForeignValues() {
   return foreign;
 }
 
-/// Maps the name of a tensor of ForeignValues() to the name in a Net.
+/// Maps a tensor name of ForeignValues() to the name of the same tensor in a Net.
 std::string name_in_net(const std::string& tensor) {
   for (const auto& [from, to] : {std::pair{"visual.patch_embed.proj.", "embed."},
                                  {"visual.blocks.0.mlp.fc1.", "middle."},
@@ -200,7 +200,7 @@ TEST(LoadNames, FillsAModelFromFilesWithOtherNames) {
   load_hugging_face(tied, folder.path(), name_in_net);
   EXPECT_TRUE(tied.head->weight->equal(Values().at("embed.weight")));
   WriteModel(folder / "model.safetensors", Values());
-  load_hugging_face(same, folder.path(), name_in_net);  // name_in_net() keeps these names
+  load_hugging_face(same, folder.path(), name_in_net);  // name_in_net() keeps the names
   ExpectEqual(LocalValues(same), Values());
 }
 
@@ -233,7 +233,7 @@ using testing::SafetensorsBytes;
 
 class ModelFilesTest : public ::testing::Test {
  protected:
-  /// Writes a file with one tensor of four bytes.
+  /// Writes a safetensors file with one tensor of four bytes.
   void Shard(const std::string& file, const std::string& tensor) {
     WriteFile(folder_ / file,
               SafetensorsBytes("{" + Entry("\"U8\"", "[4]", "[0,4]", tensor) + "}", "abcd"));
@@ -261,7 +261,7 @@ TEST_F(ModelFilesTest, OpensASingleFileOrTheShardsOfAnIndex) {
   EXPECT_EQ(files.tensors().at("b")->path().filename(), "2.safetensors");
 }
 
-// Incomplete downloads leave links to missing files in the cache of Hugging Face.
+// Incomplete downloads leave links to missing files in Hugging Face's cache folder.
 TEST_F(ModelFilesTest, NamesALinkWhoseTargetIsMissing) {
   for (const std::string name : {kSingleFile, kIndexFile, "1.safetensors"}) {
     const TemporaryFolder folder;

@@ -6,8 +6,8 @@
 
 namespace tessera::testing {
 
-/// Returns a safetensors file: the length of the header (by default the correct length), the
-/// header, the data.
+/// Returns the bytes of a safetensors file: the header length (`claimed`, or the correct one if
+/// `claimed` is -1), the header and the data.
 inline std::string SafetensorsBytes(const std::string& header, const std::string& data = "",
                                     std::int64_t claimed = -1) {
   const std::uint64_t length =
@@ -17,7 +17,7 @@ inline std::string SafetensorsBytes(const std::string& header, const std::string
   return bytes + header + data;
 }
 
-/// Returns the header entry, without outer braces, of a tensor "w" with the given fields.
+/// Returns the entry of one tensor in a safetensors header, without outer braces.
 inline std::string Entry(const std::string& dtype, const std::string& shape,
                          const std::string& offsets, const std::string& name = "w") {
   return "\"" + name + "\":{\"dtype\":" + dtype + ",\"shape\":" + shape +

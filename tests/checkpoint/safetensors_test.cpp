@@ -1,4 +1,4 @@
-// Tests safetensors files: what the writer writes, and what the reader reads or refuses.
+// Tests SafetensorsWriter and SafetensorsFile: bytes that are written, values read, and refusals.
 
 #include <ATen/ATen.h>
 
@@ -121,7 +121,7 @@ TEST(SafetensorsWriter, RefusesUnfitItemsAMissingFolderAndAFullDisk) {
 
 class SafetensorsReject : public ::testing::Test {
  protected:
-  /// Expects that opening a file with `bytes` throws an Error whose message contains `part`.
+  /// Expects that SafetensorsFile() refuses a file of `bytes` with an Error that contains `part`.
   void Refuses(const std::string& bytes, const std::string& part) {
     WriteFile(folder_ / "m.safetensors", bytes);
     EXPECT_ERROR(SafetensorsFile(folder_ / "m.safetensors"), part);
@@ -134,7 +134,7 @@ class SafetensorsReject : public ::testing::Test {
     RefusesHeader("{" + Entry(dtype, shape, offsets) + "}", part);
   }
 
-  /// Files or headers, and a part of the message for each.
+  /// Pairs of refused bytes (a file, a header or a name) and a part of the expected message.
   using Rows = std::vector<std::pair<std::string, std::string>>;
 
   TemporaryFolder folder_;
@@ -307,7 +307,7 @@ std::string BytesOf(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-/// Returns a file with an F32 tensor "w" of the given sizes with values 0, 1, 2, ...
+/// Returns a safetensors file with a tensor "w" of these sizes and the F32 values 0, 1, 2, ...
 std::string RangeBytes(const Sizes& sizes) {
   const auto values = at::arange(c10::multiply_integers(sizes), at::kFloat);
   std::string shape;
@@ -411,7 +411,7 @@ TEST(SafetensorsFile, RefusesAPartOfAMibOfWhichAByteIsDamaged) {
   TemporaryFolder folder;
   const std::string bytes = RangeBytes({600000});
   const auto sums = SumsOf(bytes);
-  // Damages a byte of the second MiB: before, in or after the part that is read.
+  // Damages one byte of the second MiB: before, in or behind the part that is read.
   for (const std::size_t damaged : {1048576, 1202000, 2097151}) {
     std::string other = bytes;
     other[damaged] ^= 1;
@@ -431,7 +431,7 @@ TEST(SafetensorsFile, ReadsRunsThatAreNearAndFarAndMoreThanASpanOfThem) {
     EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w", begin, block),
                           whole.narrow(0, begin[0], block[0]).narrow(1, begin[1], block[1])));
   };
-  // Rows of a block are read together if the gaps are at most 64 KiB (16384 values).
+  // SafetensorsFile reads rows of a block together if the gaps are at most 64 KiB (16384 values).
   for (const std::int64_t count : {1, 1000, 13615, 13616, 13617, 29999}) {
     expect_block({7, 30000}, {1, 1}, {5, count});
   }
@@ -461,7 +461,7 @@ TEST(SafetensorsFile, FillsBlocksOfAnyTypeAndStrides) {
     file.read_into("w", Sizes{1, 2}, block);
     EXPECT_TRUE(block.to(at::kFloat).equal(expected)) << block;
   }
-  EXPECT_GT(same._version(), version);  // autograd must detect the change
+  EXPECT_GT(same._version(), version);  // autograd must detect that `same` was written
   EXPECT_ERROR(file.read_into("w", Sizes{3, 0}, same),
                "positions [3, 3 + 2) are outside of dimension 0, which has 4");
 }
@@ -470,7 +470,7 @@ TEST(SafetensorsFile, ReadsTheBytesOfABlockOnly) {
   TemporaryFolder folder;
   WriteFile(folder / "m", RangeBytes({16, 1 << 16}));
   const SafetensorsFile file(folder / "m");
-  constexpr std::int64_t kOwnReads = 1024;  // bytes for reading /proc/thread-self/io itself
+  constexpr std::int64_t kOwnReads = 1024;  // bytes that BytesRead() reads
   const auto before = BytesRead();
   file.read("w", Sizes{4, 0}, Sizes{4, 1 << 16});
   const auto between = BytesRead();

@@ -18,7 +18,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Exports a Net with the given values from a mesh (dp, tp).
+/// Distributes a Net with `values` over a mesh (dp, tp), and calls save_hugging_face().
 void export_from(const std::vector<std::int64_t>& mesh_sizes, const std::filesystem::path& folder,
                  const Tensors& values = Values(), const std::string& config = "{}",
                  std::optional<c10::ScalarType> dtype = {}, std::int64_t limit = 1 << 20) {
@@ -117,7 +117,7 @@ TEST(SaveHuggingFace, EndsOnAllRanksWhereOneFailsWhileGathering) {
     testing::WrappedWorld world(rank.world(), [&](comm::CommunicatorPtr group, const auto&) {
       return rank.rank() == 1 ? std::make_shared<FailingGather>(std::move(group)) : group;
     });
-    // The failing rank continues, so that its peers cannot notice the failure by the rank's end.
+    // Rank 1 continues after its error, so that its peers cannot notice the failure by its end.
     EXPECT_THROWN(std::exception, save_hugging_face(net, world, folder.path(), "{}"),
                   rank.rank() == 1 ? "out of memory" : "rank 1");
   });
@@ -229,7 +229,7 @@ TEST(SaveLora, WritesThoseOfAFusedLinearForItsParts) {
     save_lora(model, *rank.world(), folder / "out", "base");
     const auto saved = ReadModel(folder / "out/adapter_model.safetensors");
     ASSERT_EQ(saved.size(), 4u);
-    // FusedLinear::split() splits columns, so the product is transposed.
+    // FusedLinear::split() splits the last dimension, so the product is transposed.
     const std::vector<at::Tensor> parts = qkv->split(b.matmul(a).t());
     for (const auto& [name, part] : {std::pair("q", parts[0]), std::pair("k", parts[1])}) {
       const std::string prefix = std::string("base_model.model.") + name;
@@ -262,7 +262,7 @@ constexpr std::int64_t kThreeShards = 250;
 constexpr std::int64_t kTwoShards = 400;
 constexpr std::int64_t kOneFile = 1 << 20;
 
-/// Exports the known values plus `add`.
+/// Exports Values() plus `add`.
 void export_model(const std::filesystem::path& folder, std::int64_t max_shard_bytes, int add) {
   ExportFolder files(folder, ItemsOf(Values()), "{}", max_shard_bytes);
   for (const auto& [name, tensor] : Values()) {
@@ -272,7 +272,7 @@ void export_model(const std::filesystem::path& folder, std::int64_t max_shard_by
   files.publish();
 }
 
-/// Returns the number that was added to all values; nullopt if values have different additions.
+/// Returns the number that is added to all of Values() in `files`; nullopt if the numbers differ.
 std::optional<int> added(const ModelFiles& files) {
   std::optional<int> all;
   for (const auto& [name, tensor] : Values()) {
@@ -286,7 +286,7 @@ std::optional<int> added(const ModelFiles& files) {
   return all;
 }
 
-/// Kills an export over an older export at each of its system calls. The arguments are shard sizes.
+/// Kills the second of two exports to a folder at each system call. The arguments are shard sizes.
 void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
   int calls = 0;
   int found_new = 0;
@@ -319,7 +319,7 @@ TEST(ExportFolder, NeverTakesTheNameOfAnOlderShard) {
   export_model(folder.path(), kThreeShards, 1);
   const ModelFiles older(folder.path());
   export_model(folder.path(), kThreeShards, 2);
-  // An index that was opened before can still read its shards, although their names are removed.
+  // ModelFiles that were opened before the second export can still read the removed shards.
   EXPECT_EQ(added(older), 1);
   EXPECT_EQ(added(ModelFiles(folder.path())), 2);
 }

@@ -1,4 +1,4 @@
-// Tests sharded checkpoints on any mesh: values, buffers, dropout counts and errors.
+// Tests save() and load() on any mesh: values, buffers, counts of dropout calls, and errors.
 
 #include <fmt/format.h>
 
@@ -37,7 +37,7 @@ TEST(ShardedCheckpoint, NamesFilesByRankAndWritesNoEmptyOnes) {
   const TemporaryFolder dir;
   SaveStep(dir / "four", 1);
   RunRanks(4, [&](Rank& rank) {
-    // Three ranks get two rows each, and the last rank gets none.
+    // Three ranks get two rows of the weight each, and the last rank gets none.
     nn::Linear net(2, 6, nn::LinearOptions{false});
     net.slot("weight")->set(
         distribute_tensor(at::ones({6, 2}), rank.mesh({4}, {"dp"}), {Shard{0}}));
@@ -79,7 +79,7 @@ TEST(ShardedCheckpoint, HasTiedParametersOnceUnderAnyOfTheirNames) {
     SavedState loaded(rank, {2, 1}, -1, /*tied=*/true);
     load(*rank.world(), dir.path(), loaded.dict());
     ExpectEqual(loaded.local(), tied.local());
-    // Saved values of a tied parameter are loaded into both of two untied parameters.
+    // Untied parameters both get the values that were saved of a tied parameter.
     Net apart;
     Distribute(apart, rank.mesh({2, 1}, {"dp", "tp"}), Zeros());
     load(*rank.world(), dir.path(), {apart}, {.exclude = {"optimizer.**"}});
@@ -107,7 +107,7 @@ TEST(ShardedCheckpoint, RefusesTwoTensorsOfOtherValuesForATiedParameter) {
     load(*rank.world(), dir.path(), tied.dict(),
          {.exclude = {"head.weight", "optimizer.state.head.weight.*"}});
     ExpectEqual(tied.local(), expected.local());
-    // PyTorch saves a tied parameter twice, with equal values.
+    // PyTorch saves a tied parameter under two names, with equal values.
     Net twice, once(/*tied=*/true);
     Tensors values = Values();
     values["head.weight"] = values["embed.weight"];
@@ -214,7 +214,7 @@ TEST(ShardedCheckpoint, ReportsWhatAPartialLoadLeftOut) {
   });
 }
 
-// The run continues with a frozen parameter, so that the optimizer has no state for this parameter.
+// The step has optimizer state of embed.weight, which the run has frozen in the meantime.
 TEST(ShardedCheckpoint, LoadsNamesThatMayDifferPartially) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 3);
@@ -323,7 +323,7 @@ TEST(ShardedCheckpoint, RefusesASaveThatDiffersBetweenRanks) {
   EXPECT_EQ(ExpectLoads(dir.path(), 9), 2);
 }
 
-/// A libtorch module with a buffer, like the running mean of batch norm.
+/// A libtorch module with the buffer "mean", as batch norm has.
 class Stock : public torch::nn::Module {
  public:
   Stock() { mean = register_buffer("mean", at::zeros({3})); }
@@ -352,7 +352,7 @@ void count(WithBuffers& model) {
   model.stock->mean.fill_(0.5);
 }
 
-/// Expects the values of count() in persistent buffers, and the initial values in other buffers.
+/// Expects that persistent buffers have the values of count(), and other buffers the initial ones.
 void expect_counted(const WithBuffers& model) {
   EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
   EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
@@ -366,8 +366,8 @@ TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
     nn::init_weights(model, 1);
     fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
     count(model);
-    // Buffers may differ between ranks, like the statistics of batch norm. The buffers of rank 0
-    // are saved.
+    // Buffers may differ between ranks, as the statistics of batch norm do. save() saves the
+    // buffers of rank 0.
     model.counts.slot()->set(at::full({5}, 7.0 + rank.rank()));
     model.stock->mean.fill_(0.5 + rank.rank());
     save(*rank.world(), dir.path(), 1, {model});
@@ -380,7 +380,7 @@ TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
   RunRanks(3, [&](Rank& rank) {
     WithBuffers model;
     load(*rank.world(), dir.path(), {model});
-    nn::init_buffers(model);  // initializes the buffers that were not saved
+    nn::init_buffers(model);  // initializes the buffer "table", which save() leaves out
     expect_counted(model);
     nn::check_initialized(model);
   });
@@ -401,7 +401,7 @@ TEST(Buffers, GoThroughAHuggingFaceFolder) {
     load_hugging_face(model, *rank.world(), dir / "saved");
     expect_counted(model);
   });
-  // If a folder lacks buffers, as those of older programs, the buffers keep their values.
+  // Buffers that a folder lacks, as folders of older programs do, keep their values.
   WriteModel(dir / "model.safetensors",
              {{"linear.weight", at::ones({3, 2})}, {"linear.bias", at::ones({3})}});
   WithBuffers model;
@@ -440,7 +440,7 @@ struct DroppingRun {
     optimizer.emplace(model, optim::AdamWOptions{.lr = 1e-2});
   }
   StateDict dict() { return {model, optim::named_state(*optimizer, model)}; }
-  /// Trains steps [begin, end), each with 4 rows.
+  /// Trains the steps from `begin` to `end` - 1, each with 4 rows.
   void train(int begin, int end) {
     for (int step = begin; step < end; ++step) {
       const at::Tensor rows = fsdp::drawing::token_ids(4, step).chunk(
@@ -466,7 +466,7 @@ TEST(DropoutCalls, ContinueFromACheckpoint) {
       whole.train(2, 4);
       DroppingRun resumed(mesh);
       load(*rank.world(), dir.path(), resumed.dict());
-      EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);  // two calls per forward
+      EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);  // 2 per forward
       resumed.train(2, 4);
       ExpectEqual(LocalValues(resumed.model), LocalValues(whole.model));
     });

@@ -1,4 +1,4 @@
-// Tests state dicts in memory, fused parameters in files, and blocks that are sent to rank 0.
+// Tests state dicts in memory, fused parameters in files, and gather_blocks().
 
 #include "tessera/checkpoint/state_dict.h"
 #include "checkpoint/known_model.h"
@@ -95,12 +95,12 @@ TEST_ON_RANKS(StateDicts, LeaveFrozenParametersOut, 2) {
   EXPECT_EQ(trained.size(), 2U);
   EXPECT_TRUE(trained.contains("middle.bias"));
   zero(net);
-  set_model_state_dict(*rank.world(), net, all, options);  // does not load frozen parameters
+  set_model_state_dict(*rank.world(), net, all, options);  // `options` leaves frozen parameters out
   ExpectEqual(get_model_state_dict(*rank.world(), net, options), trained);
   EXPECT_EQ(local_tensor(net.head->slot("weight")->persistent()).abs().max().item<float>(), 0.0F);
 }
 
-/// Returns the error, equal on all ranks, if rank 1 has `state`. The model must not change.
+/// Returns the error of both ranks if rank 1 passes `state` and rank 0 Values().
 std::string error_of(const TensorDict& state, const StateDictOptions& options = kFull) {
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     Net net;
@@ -127,7 +127,7 @@ TEST(StateDicts, ChangeNothingOnAnyRankWhenTheyDoNotFit) {
   EXPECT_CONTAINS(error_of(with_bias(at::zeros({7}, at::kLong))), "'middle.bias'", "Long", "Float");
   EXPECT_CONTAINS(error_of(Values(), {}), "set full_state_dict");
   EXPECT_CONTAINS(error_of(Values(), {.broadcast_from_rank0 = true}), "set full_state_dict too");
-  // Only rank 0's state dict is read, so the wrong one of rank 1 is no error.
+  // With broadcast_from_rank0, rank 1's wrong state dict is not read.
   EXPECT_EQ(error_of(other, kFromRank0), "");
   RunRanks(1, [&](Rank& rank) {
     Net net;
@@ -205,7 +205,7 @@ class FusedNet : public nn::Module<FusedNet> {
   std::shared_ptr<nn::FusedLinear> qkv;
 };
 
-/// Returns separate projections whose elements all differ.
+/// Returns weights and biases of separate projections. All elements differ.
 Tensors separate_values() {
   return {{"q.weight", at::arange(0, 24, at::kFloat).view({8, 3})},
           {"k.weight", at::arange(100, 112, at::kFloat).view({4, 3})},
@@ -215,7 +215,7 @@ Tensors separate_values() {
           {"v.bias", at::arange(500, 504, at::kFloat)}};
 }
 
-/// Returns the expected fused tensor: for each group, the rows of q, k and v.
+/// Returns the fused tensor of separate_values(): for each group, the rows of q, k and v.
 at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   const Tensors values = separate_values();
   std::vector<at::Tensor> rows;
@@ -227,7 +227,7 @@ at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   return at::cat(rows);
 }
 
-/// Layouts of the rows on a 2 × 2 mesh: split by both mesh dimensions, by one, and strided.
+/// Layouts of a dimension on a 2 × 2 mesh: split by both mesh dimensions, by one, and strided.
 std::vector<LayoutPtr> row_layouts() {
   return {Layout::intern({2, 2}, {{Digit{0, {0, 1}}}}), Layout::intern({2, 2}, {{Digit{0, {1}}}}),
           Layout::intern({2, 2}, {{Digit{2, {}}, Digit{8, {1, 0}}}})};
@@ -278,7 +278,7 @@ TEST(FusedWeights, AreRefusedWhereAPartIsMissingOrOfAnotherSize) {
                "different: v.bias (file [5], model [4])");
 }
 
-/// A model with separate projections, without biases.
+/// A model with separate query, key and value projections, without biases.
 class Apart : public nn::Module<Apart> {
  public:
   Apart() {
@@ -337,7 +337,7 @@ TEST(FusedCheckpoint, CountsAParameterAsFilledOnceAllPartsAre) {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// Gathers on all ranks. Checks that rank 0 gets each element once, at the correct index.
+/// Calls gather_blocks(). Expects that rank 0 gets each element once, at the correct index.
 void ExpectGathered(const Rank& rank, const at::Tensor& tensor, const at::Tensor& expected,
                     std::int64_t round_elements = 1 << 20) {
   const at::Tensor found = at::full(expected.sizes(), -1, at::kFloat);
@@ -376,7 +376,7 @@ TEST_ON_MESH(GatherBlocks, GathersTheWholeTensorFromEveryPlacementInBoundedRound
 TEST_ON_MESH(GatherBlocks, GathersFromFsdpOverTensorParallelAndFromOneOfSeveralSubmeshes, {2, 2},
              {"dp", "tp"}) {
   const auto full = testing::counting_values({9, 3}, at::kFloat);
-  // tp splits the tensor first, and dp then splits each shard.
+  // In this layout, tp splits the tensor first, and dp then splits each shard.
   const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
   const auto tensor = DistributedTensor(distribute_tensor(full, mesh, {Replicate{}, Replicate{}}))
                           .redistribute(layout);
@@ -388,7 +388,7 @@ TEST_ON_MESH(GatherBlocks, GathersFromFsdpOverTensorParallelAndFromOneOfSeveralS
   EXPECT_ERROR(check_gatherable(partial, "w"), "parameter 'w' is Partial");
 }
 
-/// Tests that for_each_piece() visits each element of a block once, in order, in pieces of at most
+/// for_each_piece() must visit each element of a block once and in order, in pieces of at most
 /// `most` elements.
 TEST(Pieces, CoverABlockInOrder) {
   const std::vector<std::vector<std::int64_t>> blocks = {{},     {7},       {5, 3},   {2, 11},

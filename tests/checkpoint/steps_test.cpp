@@ -1,4 +1,4 @@
-// Tests the steps of a run: which exist, which are removed, their manifests, and objects' state.
+// Tests the step folders of a run: which exist, which are removed, manifests, and user objects.
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -58,7 +58,7 @@ TEST(ShardedCheckpoint, TellsAFolderOfStepsFromTheRemainsOfASave) {
   WriteFile(killed / "shard-00000-model-00001-of-00001.safetensors", "");
   EXPECT_FALSE(has("killed"));
   std::filesystem::remove(killed / "INCOMPLETE");
-  EXPECT_TRUE(has("killed"));  // like a copy of a step that lacks the manifest
+  EXPECT_TRUE(has("killed"));  // the folder is like a copy of a step that lacks the manifest
 }
 
 TEST(Runs, AreOneInAFolder) {
@@ -178,7 +178,7 @@ TEST(ShardedCheckpoint, RefusesAStepThatExistsAsAStepAFileOrAnUnfinishedSaveOfAn
   EXPECT_EQ(ExpectLoads(dir / "step-00000002", 4), 2);
 }
 
-/// Loads a step that has more files than may be open at the same time.
+/// Loads a step with more files than the process may open at the same time.
 TEST(StoredStep, IsLoadedAFileAfterAnother) {
   const TemporaryFolder dir;
   RunRanks(10, [&](Rank& rank) {
@@ -205,7 +205,7 @@ TEST(StoredStep, IsLoadedAFileAfterAnother) {
 
 constexpr std::int64_t kMebibyte = std::int64_t{1} << 20;
 
-/// Saves a step with the parameter "weight" = `values`. Returns the folder of the step.
+/// Saves a step with one parameter, "weight", of these values. Returns the folder of the step.
 std::filesystem::path save_weight(const TemporaryFolder& dir, const at::Tensor& values) {
   RunRanks(1, [&](Rank& rank) {
     nn::Linear net(values.size(1), values.size(0), nn::LinearOptions{false});
@@ -216,7 +216,7 @@ std::filesystem::path save_weight(const TemporaryFolder& dir, const at::Tensor& 
 }
 
 TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
-  // A row of the second tensor is larger than piece_bytes.
+  // The second tensor has rows that are larger than piece_bytes.
   for (const auto& sizes : {std::vector<std::int64_t>{3072, 2048}, {2, 3 * kMebibyte}}) {
     const TemporaryFolder dir;
     const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view(sizes);
@@ -239,7 +239,7 @@ TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
   }
 }
 
-/// Reads half of the columns, so that each thread reads parts of many checksummed MiBs.
+/// The step reads half of the columns, so that each thread reads parts of many checksummed MiBs.
 TEST(StoredStep, IsReadByItsThreadsAtOnce) {
   const TemporaryFolder dir;
   const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view({3072, 2048});
@@ -251,7 +251,7 @@ TEST(StoredStep, IsReadByItsThreadsAtOnce) {
   const auto begin = std::chrono::steady_clock::now();
   step.read({.threads = 3, .piece_bytes = 4 * kMebibyte});
   const auto took = std::chrono::steady_clock::now() - begin;
-  // Each call of pread() takes 0.2 s. The bound on the time is 0.12 s per call.
+  // Each call of pread() takes 0.2 s; at 0.12 s per call, some calls must overlap.
   EXPECT_GT(testing::SystemCallFault::calls("pread"), 20);
   EXPECT_LT(took, std::chrono::milliseconds(120) * testing::SystemCallFault::calls("pread"));
   EXPECT_TRUE(target.equal(values.narrow(1, 1024, 1024)));
@@ -345,8 +345,8 @@ TEST(HostileManifest, IsRefusedByWhatItSays) {
   }
 }
 
-/// The manifest has a chunk for each corner of a 13-dimensional cube, so that each two chunks
-/// overlap in some dimensions.
+/// The manifest has a chunk for each corner of a 13-dimensional cube. Any two chunks overlap in
+/// some dimensions.
 TEST(HostileManifest, IsRefusedSoonForTooManyAdjacentChunks) {
   constexpr int kDims = 13;
   const TemporaryFolder dir;
@@ -393,7 +393,7 @@ struct Schedule final : Stateful {
   double factor;
 };
 
-/// An integer whose values on all ranks are added if a checkpoint is loaded on other ranks.
+/// An integer. If a checkpoint is loaded on other ranks, rank 0 gets the sum over the saved ranks.
 struct Count final : RankState {
   explicit Count(int value) : value(value), initial(value) {}
   nlohmann::json state_dict() const override { return value; }
@@ -429,7 +429,7 @@ TEST(Objects, AreSavedByRank0AndLoadedOnAllRanks) {
     Schedule schedule(0.25 + rank.rank());
     SaveFuture pending =
         async_save(*rank.world(), dir.path(), 1, with_objects(*net, {{"schedule", &schedule}}));
-    schedule.factor = 7;  // the next step changes the value during the save
+    schedule.factor = 7;  // as the next training step does during the save
     pending.wait();
     load(*rank.world(), dir.path(), with_objects(*net, {{"schedule", &schedule}}));
     EXPECT_EQ(schedule.factor, 0.25);

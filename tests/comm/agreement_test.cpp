@@ -1,4 +1,4 @@
-// Tests comparisons of values between ranks, and errors of one rank that all ranks throw.
+// Tests functions that compare values between ranks, and errors of one rank that all ranks throw.
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"
 

@@ -50,8 +50,8 @@ TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
   });
 }
 
-/// Rank 1 gathers for `purposes` and passes `error`. Ranks 0 and 2 gather for "b", "c" and "e". The
-/// messages must name the call `number` of these ranks and of rank 1.
+/// Rank 1 gathers for `purposes` and passes `error` to agree_on_calls(). Ranks 0 and 2 gather for
+/// "b", "c" and "e". The messages name call `number` of the other ranks and of rank 1.
 struct Difference {
   std::vector<std::string> purposes;
   std::string error, number, of_others, of_rank_1;
@@ -117,7 +117,7 @@ TEST_F(CallAgreement, LeavesOutCallsWithoutAPurposeAndIsEachGroupsOwn) {
   });
 }
 
-// There are more calls than one message can list.
+// The ranks make 6000 calls, more than one message can list.
 TEST_F(CallAgreement, ComparesAnyNumberOfCalls) {
   for (const int different : {4000, 5000}) {
     const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
@@ -154,7 +154,7 @@ TEST_F(CallAgreement, EndsAtTheTimeOutWhereARankNeverComes) {
   }
 }
 
-// The time-out is long. The test can end in time only if no rank waits until the time-out.
+// The time-out is ten minutes, so the test ends in time only if no rank waits for the time-out.
 TEST_F(CallAgreement, EndsSoonAfterARankHasFailed) {
   for (const bool met : {false, true}) {
     const auto errors = ErrorsOfRanks(3,

@@ -90,7 +90,7 @@ TEST_P(Collectives, MaximumAndMinimumOfBoolsAndNegativeNumbers) {
 
 TEST_P(Collectives, AllReduceOfManySizes) {
   run([](Rank& rank) {
-    // 0, fewer elements than ranks, and 1, 2 and more rounds of transfers, also with a remainder.
+    // The counts are 0, less than the ranks, and enough for 1, 2 and more rounds of transfers.
     for (const std::int64_t count : {0, 1, 3, 8192, 8193, 100'003, 3'000'017}) {
       const at::Tensor tensor = at::arange(count, at::kFloat) + rank.rank();
       group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kMax)->wait();
@@ -134,7 +134,7 @@ TEST_P(Collectives, ReduceScatterGivesThisRanksPart) {
 TEST_P(Collectives, SixteenBitSumsAreRoundedOnce) {
   run([](Rank& rank) {
     // In bf16, 256 + 1 is rounded to 256 at each addition, but the exact sum 256 + 1 + 1 = 258 is
-    // representable. The rank with 256 may be on another host than the ranks with 1.
+    // representable. The rank with the value 256 may be on another host than the other ranks.
     for (int large = 0; large < rank.size(); ++large) {
       const at::Tensor input =
           at::full({2 * rank.size()}, rank.rank() == large ? 256 : 1, at::kBFloat16);
@@ -205,7 +205,7 @@ TEST_P(Collectives, SeveralRunAtOnceAndADroppedWorkDoesNotBlockThem) {
 TEST_P(Collectives, ManyInARowStayInStep) {
   run([](Rank& rank) {
     const CommunicatorPtr group = group_of_all(*rank.world());
-    std::mt19937 random(7);  // gives the same numbers on every rank
+    std::mt19937 random(7);  // all ranks draw the same numbers
     for (int i = 0; i < 300; ++i) {
       const auto count = static_cast<std::int64_t>(random() % 20'000);
       const at::Tensor sum = at::full({count}, i + rank.rank(), at::kLong);

@@ -18,9 +18,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Returns whether the device has finished a collective.
+/// A function that returns whether the device has finished a collective.
 using Progress = std::function<bool()>;
-/// Begins a collective on the device.
+/// A function that begins a collective on the device.
 using Begin = std::function<Progress()>;
 
 /// A collective whose wait() returns while the device still works.
@@ -47,7 +47,7 @@ class Device final : public Communicator {
   Begin begin_;
 };
 
-/// Rank 0 of two ranks, with a process group on rank 0's device. Rank 1 has only a flight record.
+/// Rank 0 of two ranks, with a process group on a simulated device. Rank 1 has no process.
 struct TwoRanks {
   explicit TwoRanks(Begin begin, milliseconds limit = milliseconds(500),
                     milliseconds timeout = milliseconds(2500)) {
@@ -86,7 +86,7 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsStuck) {
   TwoRanks(never).call_and_wait();
 }
 
-/// Each of the four calls takes half of the time-out, so together they take twice the time-out.
+/// Each of four calls takes half of the time-out, so all calls together take twice the time-out.
 TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   using Clock = std::chrono::steady_clock;
   constexpr milliseconds kOneCall{600};
@@ -102,8 +102,8 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   std::this_thread::sleep_for(5 * kOneCall);
 }
 
-/// The calls own an object whose destructor takes the watchdog's lock, like the end of a world.
-/// When the world ends, one call has ended and the other is still running.
+/// The Progress function of each call owns an object whose destructor takes the watchdog's lock.
+/// When the world ends, one call has ended and the other call is still running.
 TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   Watchdog* watchdog = nullptr;
   bool done = true;
@@ -124,7 +124,7 @@ TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   EXPECT_EQ(released, 2);
 }
 
-/// Tests that calls after a blocking call have their own time-out.
+/// Calls after a blocking call must have a time-out of their own.
 TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   constexpr milliseconds kTimeout{600};
   const TwoRanks ranks(never, milliseconds(0), kTimeout);
@@ -141,15 +141,15 @@ TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
 struct Case {
   const char* body;
   int exit_code;
-  std::vector<const char*> words;  ///< expected in the output
+  std::vector<const char*> words;  ///< words that the output must contain
 
-  // GoogleTest prints the case in test names.
+  // GoogleTest calls PrintTo() for the names of tests.
   friend void PrintTo(const Case& one, std::ostream* out) { *out << one.body; }
 };
 
 class DeviceHangs : public ::testing::TestWithParam<Case> {};
 
-// tests/examples/cuda tests a lost collective, NCCL errors and a hanging set-up.
+// The tests in tests/examples/cuda cover a lost collective, NCCL errors and a hanging set-up.
 TEST_P(DeviceHangs, EndOnlyAProcessWhoseDeviceHangs) {
   const testing::TemporaryFolder folder;
   const testing::Ended ended =

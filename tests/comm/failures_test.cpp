@@ -1,4 +1,4 @@
-// Tests that the other ranks soon end with an error that names a failed rank.
+// Tests that if a rank fails, the other ranks soon end with an error that names the failed rank.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -25,7 +25,7 @@ void sum(Rank& rank, std::int64_t elements = 4) {
 
 class Failures : public OnBackend {
  protected:
-  /// Ranks with the default time-out, which is longer than any of these tests.
+  /// Options with the default time-out, which is longer than any test of this file.
   static RanksOptions patient() { return on_hosts(GetParam().hosts); }
   static RanksOptions hasty() {
     RanksOptions options = patient();
@@ -79,8 +79,8 @@ INSTANTIATE_TEST_SUITE_P(OnBackends, Failures,
                          ::testing::Values(BackendCase{"shm", "aaa"}, BackendCase{"gloo", "aba"}),
                          [](const auto& info) { return std::string(info.param.backend); });
 
-/// Returns the errors of three ranks if rank 1 calls `other` while the others call sum().
-/// Afterwards all ranks call sum(), which must succeed.
+/// Returns the errors of three ranks if rank 1 calls `other` while ranks 0 and 2 call sum().
+/// Afterwards sum() of all ranks must succeed.
 std::vector<std::string> errors_when_rank_1_calls(const testing::Body& other) {
   return ErrorsOfRanks(3, [&](Rank& rank) {
     sum(rank);
@@ -116,7 +116,7 @@ TEST(Mismatch, OfRootsAndCountsIsNamedOnEveryRank) {
   });
   EXPECT_CONTAINS(roots, "root 0", "root 1");
   const auto counts = ErrorsOfRanks(3, [](Rank& rank) {
-    // Rank 2 sends three elements to rank 0, which expects one.
+    // Rank 2 sends three elements to rank 0, which expects one element.
     const std::vector<std::int64_t> ones = {1, 1, 1};
     const std::vector<std::int64_t> sends = {rank.rank() == 2 ? 3 : 1, 1, 1};
     const at::Tensor input = at::zeros({rank.rank() == 2 ? 5 : 3});

@@ -18,7 +18,7 @@ using testing::ErrorsOfRanks;
 
 class Groups : public OnBackend {};
 
-// The last tensor needs several rounds of transfers through shared memory.
+// A tensor of 700000 elements needs several rounds of transfers through shared memory.
 const std::vector<std::int64_t> kCounts{3, 0, 1, 64, 700000};
 
 TEST_P(Groups, GatherEachTensor) {
@@ -126,7 +126,7 @@ TEST_ON_RANKS(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic, 2) {
   EXPECT_ERROR(rank.world()->host_group({1 - rank.rank()}, "other"), "is not a member");
 }
 
-// Shared memory compares each call; Gloo compares it when debugging.
+// The shared-memory back end compares the purpose of each call; Gloo does so with TESSERA_DEBUG=1.
 TEST(Purpose, IsComparedBetweenRanks) {
   const testing::DebugChecks checks("1");
   for (const bool shared : {true, false}) {

@@ -1,4 +1,4 @@
-// Tests hangs of ranks that are processes: reports must soon name the waiting and missing ranks.
+// Tests jobs that hang: the reports of the waiting ranks must soon name the missing ranks.
 #include <ATen/ops/zeros.h>
 #include <signal.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@ using std::chrono::steady_clock;
 using testing::Ended;
 using testing::RunProcesses;
 
-/// Makes a world on NCCL if HANGS_ON_NCCL is set, otherwise on the CPU.
+/// Returns a world on NCCL if HANGS_ON_NCCL is set, otherwise a world on the CPU.
 WorldPtr make_world() {
   WorldOptions options;
   if (std::getenv("HANGS_ON_NCCL") != nullptr) {
@@ -44,10 +44,10 @@ at::Tensor zeros(const World& world, std::int64_t count) {
 void sum(const World& world, Communicator& group) {
   const at::Tensor tensor = zeros(world, 4);
   group.all_reduce(tensor, ReduceOp::kSum)->wait();
-  tensor.cpu();  // waits for the device
+  tensor.cpu();  // cpu() waits for the device
 }
 
-/// All ranks make three steps.
+/// Makes three steps of one all-reduce each. Collective.
 CommunicatorPtr take_steps(World& world) {
   CommunicatorPtr group = group_of_all(world);
   for (int step = 1; step <= 3; ++step) {
@@ -57,8 +57,8 @@ CommunicatorPtr take_steps(World& world) {
   return group;
 }
 
-/// Expects that `call` throws a PeerError; prints the error and the time that `call` took. If
-/// `call` waits for a device, the watchdog ends the process instead.
+/// Expects that `call` throws a PeerError. Prints the error and how long `call` took. If `call`
+/// waits for a device, the watchdog ends the process instead.
 template <class Call>
 void expect_peer_error(Call&& call) {
   const auto begun = steady_clock::now();
@@ -72,13 +72,13 @@ void expect_peer_error(Call&& call) {
   }
 }
 
-/// A fault of rank 1 while the other ranks make a fourth step, and their expected output.
+/// A fault of rank 1 while ranks 0 and 2 make a fourth step, and the expected output.
 struct Fault {
   const char* name;
   void (*act)(World& world);
   enum { kAtOnce, kAtTheTimeOut } when;
-  std::vector<const char*> report;  ///< expected words of the watchdog's report
-  std::vector<const char*> errors;  ///< expected words of errors on ranks 0 and 2
+  std::vector<const char*> report;  ///< expected in the report of the watchdog
+  std::vector<const char*> errors;  ///< expected in the errors of ranks 0 and 2
 };
 
 const std::vector<Fault>& faults() {
@@ -96,7 +96,7 @@ const std::vector<Fault>& faults() {
       {"Throws",
        [](World& world) {
          world.abort();
-         std::this_thread::sleep_for(seconds(2));  // continues after the world has ended
+         std::this_thread::sleep_for(seconds(2));  // the process continues without its world
        },
        Fault::kAtOnce,
        {},
@@ -169,7 +169,7 @@ struct Job {
   std::vector<Ended> ranks;
 
   bool on_device() const { return backend == "nccl"; }
-  /// On NCCL, the time-out must be longer than CUDA's start, and longer than a rank that ends waits
+  /// On NCCL, the time-out is longer than the start of CUDA, and longer than a rank that ends waits
   /// for its peers.
   milliseconds timeout() const { return milliseconds(on_device() ? 5000 : 3200); }
   std::vector<std::string> explanation() const { return flight::explain_records(folder.path()); }
@@ -193,15 +193,15 @@ std::map<std::string, std::string> variables_of(const Job& job) {
   return variables;
 }
 
-/// Runs `body` on each back end and calls `expect` for each job. The jobs run at the same time,
-/// because they mostly wait. The watchdog reports after 1 s.
+/// Runs the test `body` on each back end and calls `expect` for each job. The jobs run at the same
+/// time, because they mostly wait. The watchdog reports after 1 s.
 template <class Expect>
 void for_each_backend(const std::string& body, Expect&& expect) {
   std::list<Job> jobs;
   std::vector<std::thread> threads;
   for (const char* backend : {"shm", "gloo", "nccl"}) {
     if (backend == std::string("nccl") && !std::filesystem::exists(fake_cuda())) {
-      continue;  // the build has no CUDA headers
+      continue;  // a build without CUDA headers
     }
     Job& job = jobs.emplace_back();
     job.backend = backend;
@@ -219,7 +219,7 @@ void for_each_backend(const std::string& body, Expect&& expect) {
   }
 }
 
-/// Returns how long the rank waited until its error, and the error's text.
+/// Returns how long a rank waited until its error, and the text of the error.
 std::pair<milliseconds, std::string> error_of(const Ended& ended) {
   std::smatch found;
   if (std::regex_search(ended.output, found, std::regex("error after (\\d+) ms: (.*)"))) {
@@ -247,18 +247,18 @@ std::string report_of(const Ended& ended) {
   return found[0];
 }
 
-/// The watchdog reports after 1 s; two more seconds are allowed.
+/// The watchdog reports after 1 s. The bound allows two more seconds.
 constexpr milliseconds kAfterTheLimit{3000};
 
-/// A time well below the time-out. With sanitizers, processes need twice the time to start and end.
+/// A time much shorter than the time-out. Processes with sanitizers start and end more slowly.
 #ifdef TESSERA_SANITIZED
 constexpr milliseconds kSoon{2000};
 #else
 constexpr milliseconds kSoon{1000};
 #endif
 
-/// The time within which a lost rank is named. A rank that leaves an NCCL group alone first waits
-/// for its peers, and the watchdog reports this wait.
+/// The time within which errors must name a lost rank. On NCCL, the lost rank first waits for its
+/// peers, and the watchdog reports the wait.
 milliseconds soon(const Job& job) {
   return job.on_device() ? job.timeout() : kSoon;
 }
@@ -315,8 +315,8 @@ TEST(Hangs, AGroupThatOneRankAloneMakesIsNamed) {
   });
 }
 
-// Ranks that are threads write no files: the worlds of threads in several processes of a job share
-// TESSERA_RUN_DIR and have equal numbers, so that file names would collide.
+// Ranks that are threads write no flight records to TESSERA_RUN_DIR: worlds of threads in several
+// processes of a job would use the same file names.
 TEST(FlightRecords, AreNoFilesWhereRanksAreThreads) {
   const testing::TemporaryFolder folder;
   const testing::ScopedVariable variable("TESSERA_RUN_DIR", folder.path());

@@ -65,7 +65,7 @@ TEST(JobVariables, AreReadFromTorchrunSlurmAndOpenMpi) {
 
 TEST(JobVariables, ASlurmAllocationWithoutATaskIsAWorldOfOne) {
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}}).size, 1);
-  // A batch script has these variables, too. Only the tasks of srun are ranks.
+  // A batch script also has SLURM_PROCID and SLURM_LOCALID. Only the tasks of srun are ranks.
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}).size, 1);
 }
 
@@ -84,7 +84,7 @@ TEST(JobVariables, TimeoutsAreInSeconds) {
   EXPECT_EQ(read({{"TESSERA_WATCHDOG", "0"}}).watchdog->count(), 0);
   EXPECT_FALSE(read({}).watchdog);
   EXPECT_ERROR(read({{"TESSERA_WATCHDOG", "-1"}}), "TESSERA_WATCHDOG=-1", "1000000");
-  // The watchdog reports after half of a short time-out.
+  // If the time-out is short, the watchdog reports after half of the time-out.
   EXPECT_EQ(read({{"TESSERA_TIMEOUT", "20"}}).watchdog->count(), 10'000);
   EXPECT_EQ(read({{"TESSERA_TIMEOUT", "20"}, {"TESSERA_WATCHDOG", "3"}}).watchdog->count(), 3000);
   EXPECT_FALSE(read({{"TESSERA_TIMEOUT", "600"}}).watchdog);

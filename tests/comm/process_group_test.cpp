@@ -12,10 +12,10 @@
 namespace tessera::comm {
 namespace {
 
-/// Calls `make` with a Gloo group of `size` ranks, on one thread for each rank.
+/// Calls `make` for each rank with a Gloo group of `size` ranks, on a thread for each rank.
 std::vector<WorldPtr> worlds_of_groups(
     int size, const std::function<WorldPtr(const detail::GroupPtr& group)>& make) {
-  // Turns off libtorch's flight recorder, which has data races between ranks that are threads.
+  // thread_worlds() turns off libtorch's flight recorder, which has data races between threads.
   thread_worlds(1);
   const detail::StorePtr store = detail::memory_store();
   std::vector<WorldPtr> worlds(static_cast<std::size_t>(size));

@@ -1,4 +1,4 @@
-// Tests ranks that are processes: the rendezvous, and the errors of other ranks when a rank dies.
+// Tests ranks that are processes: the rendezvous, and the errors of ranks whose peer dies.
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 #include <netinet/in.h>
@@ -28,7 +28,7 @@ TEST(DISABLED_Processes, SumRanksInTwoWorldsInTurn) {
   }
 }
 
-/// Kills this process after `delay`.
+/// Kills this process after `delay`, while the caller continues.
 void kill_after(std::chrono::microseconds delay) {
   std::thread([delay] {
     std::this_thread::sleep_for(delay);
@@ -36,8 +36,8 @@ void kill_after(std::chrono::microseconds delay) {
   }).detach();
 }
 
-/// Rank 1 dies KILL_AFTER_US after it has made the group, when other ranks may still be making the
-/// group. The error names the group, its ranks, and the collective or the set-up of the group.
+/// Rank 1 dies KILL_AFTER_US microseconds after it has made the process group, when other ranks may
+/// still make the group.
 TEST(DISABLED_Processes, Rank1IsKilledAnywhere) {
   const WorldPtr world = world_from_environment();
   const auto communicate = [&] {
@@ -100,7 +100,7 @@ TEST(Processes, MeetThroughTheEnvironment) {
 }
 
 TEST(Processes, PeersOfARankKilledAnywhereFail) {
-  // The time-out is ten minutes. The test can end sooner only if the ranks detect the lost rank.
+  // The time-out is ten minutes, so the test ends in time only if the ranks detect the lost rank.
   for (ProcessesOptions options : {ProcessesOptions(), kGloo}) {
     for (const char* delay : {"100", "1000", "3000", "10000", "40000"}) {
       options.environment["KILL_AFTER_US"] = delay;
@@ -124,7 +124,7 @@ std::vector<std::string> lines_with(const Ended& ended, const std::string& part)
 }
 
 TEST(Processes, AMissingPeerIsNamed) {
-  // The time-out is long enough for rank 1 to start on a busy machine with a sanitizer.
+  // The time-out of 5 s is enough for rank 1 to start on a busy machine with a sanitizer.
   const auto processes = RunProcesses(
       2, "DISABLED_Processes.Rendezvous",
       {.environment = {{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}, {"TESSERA_TIMEOUT", "5"}}});

@@ -24,7 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A store whose connection is lost before the first answer.
+/// A store whose connection is lost before check() returns.
 class LostStore final : public c10d::HashStore {
  public:
   bool check(const std::vector<std::string>& /*keys*/) override {
@@ -58,7 +58,7 @@ TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
     WatchSettings settings;
     settings.rank = rank;
     const RecordPtr own = make_record(settings, size, "");
-    // Either rank may be the first to detect the other.
+    // Rank 0 or rank 1 may be the first to detect the other job size.
     EXPECT_ERROR(await_all_ranks(*store, job, {.timeout = std::chrono::seconds(20)}, own),
                  " at host:7; start all nodes with the same number of nodes and of ranks on each");
   };
@@ -72,7 +72,7 @@ TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// The watch of a rank that has no watchdog and cannot read the records of other ranks.
+/// Returns the WorldWatch of a rank that cannot read the flight records of other ranks.
 WorldWatchPtr watch_of(int rank, int world_size, const StorePtr& store = nullptr) {
   WatchSettings settings;
   settings.rank = rank;
@@ -82,7 +82,7 @@ WorldWatchPtr watch_of(int rank, int world_size, const StorePtr& store = nullptr
   return std::make_shared<WorldWatch>(settings, std::move(records), store);
 }
 
-/// Calls all_come_at_once() for `ranks`; the rank has made `earlier` groups of this name before.
+/// Calls all_come_at_once() for a new group. The rank has made `earlier` groups of this name.
 bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::vector<int>& ranks,
                     int earlier) {
   const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
@@ -102,7 +102,7 @@ TEST(AllComeAtOnce, HoldsWhereTheGroupsTogetherHoldAllRanks) {
   });
 }
 
-// Rank 2 makes its first group of this name while rank 1 makes its second.
+// Rank 2 makes its first group named "tp" while rank 1 makes its second group of this name.
 TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   RunRanks(3, [&](Rank& rank) {
@@ -116,7 +116,7 @@ TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
   });
 }
 
-/// A store like that of a stopped process: no call returns until `end`.
+/// A store like the store of a stopped process: no call returns until `end`.
 class SilentStore final : public c10d::HashStore {
  public:
   explicit SilentStore(std::shared_future<void> end) : end_(std::move(end)) {}
@@ -164,7 +164,7 @@ GroupInfo group_of_all(int rank, const WorldWatchPtr& world) {
   return {"all", all, rank, milliseconds(600), watch};
 }
 
-/// Waits until an exception is thrown, and returns its message.
+/// Waits for the peers of a barrier until an exception is thrown. Returns its message.
 std::string error_of_wait(const GroupInfo& group) {
   PeerWait wait(group, "barrier");
   try {

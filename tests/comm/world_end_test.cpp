@@ -18,7 +18,7 @@ TEST_ON_RANKS(WorldEnd, ShutdownEndsTheGroups, 2) {
   const CommunicatorPtr group = group_of_all(*rank.world());
   const at::Tensor value = at::zeros({4});
   group->all_reduce(value, ReduceOp::kSum)->wait();
-  group->barrier();  // else another rank's barrier may find that this world has ended
+  group->barrier();  // the other rank must not need this rank after shutdown()
   rank.world()->shutdown();
   const char* const said = "its world has ended; keep the world, and make this call before";
   EXPECT_ERROR(group->all_reduce(value, ReduceOp::kSum), "all_reduce in group 'all'", said);
@@ -26,7 +26,7 @@ TEST_ON_RANKS(WorldEnd, ShutdownEndsTheGroups, 2) {
   EXPECT_ERROR(group->allocate(4, value.options()), "allocate in group 'all'", said);
   EXPECT_ERROR(rank.world()->group({rank.rank()}, "late"),
                "group 'late': this rank's world has ended");
-  rank.world()->shutdown();  // a second call does nothing
+  rank.world()->shutdown();  // a second shutdown() does nothing
 }
 
 TEST(WorldEnd, AMeshOutlivesItsWorld) {
@@ -98,7 +98,7 @@ TEST(WorldEnd, AScopeInTheCleanUpAfterAnExceptionEndsWell) {
   EXPECT_ERROR(world->group({0}, "late"), "has ended");
 }
 
-// Tests how the library sets the buffer size of libtorch's flight recorder.
+// Only thread_worlds() sets TORCH_FR_BUFFER_SIZE, the size of libtorch's flight recorder, to 0.
 TEST(DISABLED_WorldEnd, RunsAProcessToItsEnd) {
   const WorldPtr world = world_from_environment();
   group_of_all(*world)->barrier();

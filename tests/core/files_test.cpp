@@ -21,7 +21,7 @@ using testing::TemporaryFolder;
 using testing::WriteFile;
 using Names = std::vector<std::string>;
 
-/// Writes a file with space reserved in advance, as files of known size are written.
+/// Writes a file as the library writes files of known size: reserves the space in advance.
 void write_reserved(const std::filesystem::path& path, const std::string& text) {
   AtomicFile file(path);
   file.reserve(text.size());
@@ -167,14 +167,14 @@ TEST(Crc32c, IsThatOfTheStandard) {
     SCOPED_TRACE(way.name);
     EXPECT_EQ(SumOf(way, ""), 0U);
     EXPECT_EQ(SumOf(way, "123456789"), 0xe3069283U);
-    // The expected value is from RFC 3720, B.4.
+    // The expected values are from RFC 3720, B.4.
     EXPECT_EQ(SumOf(way, std::string(32, '\0')), 0x8a9136aaU);
     EXPECT_EQ(SumOf(way, std::string(32, '\xff')), 0x62a8ab43U);
     EXPECT_EQ(SumOf(way, rising), 0x46dd794eU);
   }
 }
 
-/// Computes the checksums of the first n bytes for each n, bit by bit.
+/// Computes the CRC-32C of the first n bytes for each n, bit by bit.
 std::vector<std::uint32_t> SumsByDefinition(std::span<const std::byte> bytes,
                                             std::uint32_t before) {
   std::vector<std::uint32_t> sums{before};

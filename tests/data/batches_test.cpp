@@ -15,14 +15,14 @@
 namespace tessera::data {
 namespace {
 
-/// Makes a source of tokens 0, 1, 2, ..., so that each token is its position.
+/// Returns a source of the tokens 0, 1, 2, ..., so that each token is its position.
 TokenSourcePtr Positions(std::int64_t count) {
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(count));
   std::iota(tokens.begin(), tokens.end(), 0);
   return make_token_source(tokens);
 }
 
-/// Makes a loader of batches of samples with `sequence` consecutive tokens.
+/// Returns a loader of batches whose samples are `sequence` consecutive tokens.
 BatchLoader Loader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
                    std::int64_t vocabulary, std::optional<std::uint64_t> shuffle = std::nullopt) {
   return BatchLoader({{token_windows(std::move(tokens), sequence, vocabulary)}},
@@ -37,18 +37,18 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
   EXPECT_FALSE(batch.positions.defined());
   EXPECT_FALSE(loader.ignores_targets());
   EXPECT_EQ(loader.load(0, {{1, 1}}).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
-  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // a 4th would lack its last target
+  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // a 4th lacks its last target
   EXPECT_EQ(Loader(Positions(13), 1, 3, 100).samples(), 4);
 }
 
 TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
-  const BatchLoader loader = Loader(Positions(11), 2, 2, 100);  // there are 5 samples
-  const auto batch = loader.load(2, {{0, 2}});                  // the samples 4 and 0
+  const BatchLoader loader = Loader(Positions(11), 2, 2, 100);  // 11 tokens make 5 samples
+  const auto batch = loader.load(2, {{0, 2}});                  // has the samples 4 and 0
   EXPECT_TRUE(at::equal(batch.inputs[0], at::arange(8, 10)));
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
 }
 
-/// Returns the first input token of each row with a number in [first, last), counted over batches.
+/// Returns the first tokens of the rows [first, last) of all batches, one after another.
 std::vector<std::int64_t> FirstTokens(const BatchLoader& loader, std::int64_t batch,
                                       std::int64_t first, std::int64_t last) {
   std::vector<std::int64_t> tokens;
@@ -84,7 +84,7 @@ TEST(BatchLoader, ShufflesEachPassAnewAndHasEachSampleOnce) {
   }
 }
 
-/// Makes sources of samples of one token. Sample i of source k is the token 1000 k + i.
+/// Returns sources of samples of one token. Sample i of source k is the token 1000 k + i.
 std::vector<WeightedSamples> Sources(const std::vector<std::int64_t>& sizes,
                                      const std::vector<double>& weights) {
   std::vector<WeightedSamples> sources;
@@ -107,7 +107,7 @@ TEST(BatchLoader, EveryPrefixOfAMixtureHasItsWeights) {
     const double bound = 0.5 * std::ceil(std::log2(weights.size())) + 1e-9;
     const auto tokens = FirstTokens(loader, 4, 0, 900);
     for (std::size_t n = 0; n < tokens.size(); ++n) {
-      // The samples of each source come in their order.
+      // Each source gives its samples in their order.
       const auto source = static_cast<std::size_t>(tokens[n] / 1000);
       EXPECT_EQ(tokens[n] % 1000, taken[source]++);
       for (std::size_t k = 0; k < weights.size(); ++k) {
@@ -169,7 +169,7 @@ TEST(BatchLoader, RefusesStepsRowsSizesAndTokensThatDoNotFit) {
        {"weight", [] { BatchLoader(Sources({3, 3}, {1, -1}), {.batch = 1}); }, {"-1"}}});
 }
 
-/// Micro-batch i on one rank has the rows of micro-batch i on all ranks, concatenated.
+/// Micro-batch i of one rank must have the rows of micro-batch i of several ranks, concatenated.
 TEST(BatchLoader, AMicroBatchHasTheSameRowsOnAnyNumberOfRanks) {
   const BatchLoader loader = Loader(Positions(100), 12, 4, 100);
   const at::Tensor whole = loader.load(1, {{0, 12}}).inputs;
@@ -202,13 +202,13 @@ TEST(BatchLoader, PositionsBeginAnewBehindTheEndOfADocument) {
   EXPECT_TRUE(at::equal(batch.positions, rows({0, 1, 2, 0, 0, 0, 0, 1})));
   EXPECT_TRUE(at::equal(batch.targets, rows({6, 0, -100, 0, -100, -100, 9, 1})));
   EXPECT_TRUE(at::equal(batch.rows(1, 1).positions, batch.positions.narrow(0, 1, 1)));
-  // A batch on a device keeps a copy of the positions in CPU memory.
+  // A batch on a device also has a copy of the positions in CPU memory.
   const auto row = batch.to(c10::Device(c10::kMeta)).rows(1, 1);
   EXPECT_TRUE(row.positions.is_meta());
   EXPECT_TRUE(at::equal(row.host_positions, batch.positions.narrow(0, 1, 1)));
 }
 
-/// A source of 2^26 valid tokens followed by invalid tokens, which are not stored in memory.
+/// A source of 2^26 valid tokens and 9 invalid tokens, computed without memory.
 class LateFault : public TokenSource {
  public:
   std::int64_t size() const override { return kGood + 9; }
@@ -237,7 +237,7 @@ TEST(PrefetchLoader, AnErrorComesOutAtItsStep) {
   EXPECT_TRUE(prefetch.load(0).inputs.eq(1).all().item<bool>());
 }
 
-/// Records each read and the thread that reads.
+/// A source of 9 tokens that records each read and the thread that reads.
 class WatchedTokens : public TokenSource {
  public:
   std::int64_t size() const override { return 9; }
@@ -258,7 +258,7 @@ TEST(PrefetchLoader, LoadsTheNextStepAheadOnAnotherThreadOrOnTheCallersThread) {
       EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
       EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
     }
-    ASSERT_EQ(tokens->reads.size(), 3U);  // includes the prefetch of step 2
+    ASSERT_EQ(tokens->reads.size(), 3U);  // step 2 was read in advance
     for (std::size_t i = 0; i < 3; ++i) {
       const auto& [begin, thread] = tokens->reads[i];
       EXPECT_EQ(begin, static_cast<std::int64_t>(2 * i));
@@ -285,7 +285,7 @@ class PairTokenizer final : public Tokenizer {
   std::string decode(const Tokens& /*tokens*/) const override { return ""; }
 };
 
-/// Returns the inputs and targets of a sample of 6 tokens. The end token is 0.
+/// Returns inputs and targets of the last sample of a JSON line, 6 tokens. The end token is 0.
 std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {}) {
   bool given = false;
   const JsonLines lines = [&]() -> std::optional<std::pair<std::string, std::string>> {
@@ -316,7 +316,7 @@ TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
          {kNone, 'c', 'd', 'e', 'f', 0});
   expect(R"({"prompt": "ab", "completion": "cdefgh"})", {.truncate = true},
          {'a', 'b', 'c', 'd', 'e', 'f'}, {kNone, 'c', 'd', 'e', 'f', 'g'});
-  // Prompt and completion are tokenized together, unless a token would cover both.
+  // Prompt and completion are tokenized together, unless one token would cover parts of both.
   expect(R"({"prompt": "bb", "completion": "bb"})", {}, {'b' + 256, 'b' + 256, 0, 0, 0, 0},
          {'b' + 256, 0, kNone, kNone, kNone, kNone});
   expect(R"({"prompt": "b", "completion": "b"})", {}, {'b', 'b', 0, 0, 0, 0},
@@ -348,7 +348,7 @@ TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
 TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {
   const char* line = R"({"prompt": "abcdefgh", "completion": "xy"})";
   EXPECT_ERROR(SampleOf(line), "p.jsonl:1: the sample has 11");
-  // There must be room for the begin token, the completion and the end token.
+  // The prompt is cut, so that there is room for the begin token, the completion and the end token.
   const auto [inputs, targets] = SampleOf(line, {.begin = {9}, .truncate = true});
   EXPECT_EQ(inputs, (Tokens{9, 'f', 'g', 'h', 'x', 'y'}));
   EXPECT_EQ(targets, (Tokens{-100, -100, -100, 'x', 'y', 0}));

@@ -10,7 +10,7 @@ C10_DECLARE_bool(caffe2_use_fatal_for_enforce);
 namespace tessera::data {
 namespace {
 
-/// Tests in a folder with the tokenizer SmallModel().
+/// A fixture with a folder in which tokenizer.model is SmallModel().
 class SentencePieceTokenizer : public ::testing::Test {
  protected:
   SentencePieceTokenizer() { write(SmallModel()); }
@@ -32,8 +32,8 @@ TEST_F(SentencePieceTokenizer, NamesAMissingFileAndRefusesOtherFiles) {
   }
 }
 
-/// The constructors of the SentencePiece library must not overwrite libc10's flag of the same name:
-/// a libtorch error would then end the process.
+/// The SentencePiece library must not overwrite libc10's flag of the same name: an error of
+/// libtorch would then end the process.
 TEST_F(SentencePieceTokenizer, LeavesLibtorchsMemoryAlone) {
   if (dlsym(RTLD_DEFAULT, "__asan_init") != nullptr) {
     GTEST_SKIP() << "AddressSanitizer refuses libraries with a scope of their own";
@@ -63,7 +63,7 @@ TEST_F(SentencePieceTokenizer, FindsSpecialTokensInAText) {
   EXPECT_EQ(open_tokenizer(model_)->begins_texts(), std::nullopt);
   configure(R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
                          "add_bos_token": false, "pad_token": "<pad>"})");
-  // Only the first part of a text that special tokens split gets a space in front.
+  // Special tokens split a text. Only the first part of the text gets a space in front.
   EXPECT_EQ(ids("a</s>c<pad> a"), (Ids{3, 2, 5, 7, 3}));
   EXPECT_EQ(open_tokenizer(model_)->begins_texts(), false);
   testing::WriteFile(folder_ / "added_tokens.json", R"({"<t>": 8})");
@@ -72,7 +72,7 @@ TEST_F(SentencePieceTokenizer, FindsSpecialTokensInAText) {
   EXPECT_ERROR(ids("a"), "\"add_prefix_space\": false", "is not implemented");
 }
 
-/// Returns SmallModel() with one more piece, id 6: the mark of a word's begin without a word.
+/// Returns SmallModel() with a piece that is only the mark of a word's begin. Its id is 6.
 std::string ModelWithSpace() {
   return SmallModel() + Piece("\xe2\x96\x81", -4, 1);
 }
@@ -81,7 +81,7 @@ TEST_F(SentencePieceTokenizer, GivesSpecialTokensNoText) {
   write(ModelWithSpace());
   configure(R"({"tokenizer_class": "LlamaTokenizer", "pad_token": "<pad>"})");
   const auto tokenizer = open_tokenizer(model_);
-  // The space between two words is kept.
+  // decode() keeps the space between two words.
   EXPECT_EQ(tokenizer->decode({3, 7, 3, 2, 4, 5}), "a a bc");
   EXPECT_EQ(tokenizer->decode({3, 0, 4}), "a b");
   EXPECT_EQ(sentencepiece_tokenizer(model_)->decode({0, 3, 0}), "a");

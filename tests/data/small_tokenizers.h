@@ -1,4 +1,4 @@
-// Tokenizer files with few tokens.
+// Functions that return the files of tokenizers with few tokens.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// Returns a byte-level tokenizer.json with ids 0 to 6, and 7 for a special token.
+/// Returns a byte-level tokenizer.json with the ids 0 to 6, and the id 7 for a special token.
 inline nlohmann::json ByteLevelJson() {
   return nlohmann::json::parse(R"({
     "version": "1.0", "truncation": null, "padding": null,
@@ -33,8 +33,8 @@ inline nlohmann::json ByteLevelJson() {
               "merges": ["b c", ["a", "b"]]}})");
 }
 
-/// Returns a tokenizer.json with characters as tokens: "▁" precedes words, and characters without a
-/// token become bytes. <unk> has the id 0, <0x00> the id 1.
+/// Returns a tokenizer.json whose tokens are characters: "▁" precedes words, and characters without
+/// a token become bytes. <unk> has the id 0, <0x00> the id 1.
 inline nlohmann::json ByteFallbackJson() {
   nlohmann::json json = nlohmann::json::parse(R"({
     "normalizer": {"type": "Sequence", "normalizers": [
@@ -55,12 +55,12 @@ inline nlohmann::json ByteFallbackJson() {
   return json;
 }
 
-/// Returns the tokens a, b, ab and " " in tiktoken's format. Special tokens begin at id 4.
+/// Returns a file with the tokens a, b, ab and " " in tiktoken's format. Special tokens follow.
 inline std::string TiktokenLines() {
   return "YQ== 0\nYg== 1\nYWI= 2\nIA== 3\n";
 }
 
-/// Writes the tokenizer.json and opens it.
+/// Writes `json` to a file tokenizer.json, and opens this tokenizer.
 inline data::TokenizerPtr Open(const nlohmann::json& json) {
   const TemporaryFolder folder;
   WriteFile(folder / "tokenizer.json", json.dump());
@@ -71,19 +71,19 @@ inline data::TokenizerPtr Open(const nlohmann::json& json) {
 
 namespace tessera::data {
 
-/// Returns a protobuf field of bytes, of which there must be fewer than 128.
+/// Returns a protobuf field with these bytes, of which there must be fewer than 128.
 inline std::string Field(char number, const std::string& bytes) {
   return std::string{static_cast<char>(number << 3 | 2), static_cast<char>(bytes.size())} + bytes;
 }
 
-/// Returns an entry of a SentencePiece model. `type`: 1 normal, 2 unknown, 3 control.
+/// Returns a piece of a SentencePiece model. `type` is 1 (normal), 2 (unknown) or 3 (control).
 inline std::string Piece(const std::string& piece, float score, char type) {
   std::string number(4, '\0');
   std::memcpy(number.data(), &score, 4);
   return Field(1, Field(1, piece) + '\x15' + number + '\x18' + type);
 }
 
-/// Returns a model with the pieces "▁a", "▁b" and "c"; "▁" (\xe2\x96\x81) marks a word's begin.
+/// Returns a SentencePiece model with "▁a", "▁b" and "c". "▁" (\xe2\x96\x81) marks a word's begin.
 inline std::string SmallModel() {
   const std::string mark = "\xe2\x96\x81";
   return Piece("<unk>", 0, 2) + Piece("<s>", 0, 3) + Piece("</s>", 0, 3) +

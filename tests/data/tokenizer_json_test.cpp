@@ -24,7 +24,7 @@ TEST(HuggingFaceTokenizer, EncodesAndDecodes) {
   EXPECT_EQ(tokenizer->decode({0, 4, 3, 5}), "abc ab");
   EXPECT_EQ(tokenizer->encode(""), Ids{});
   EXPECT_EQ(tokenizer->encode("a<s>b"), (Ids{0, 7, 1}));
-  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");  // special tokens have no text
+  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");  // decode() gives special tokens no text
   EXPECT_ERROR(tokenizer->encode("d"), "has no token for 'd'");
   EXPECT_ERROR(tokenizer->decode({8}), "token 8 is outside");
   EXPECT_ERROR(tokenizer->decode({-1}), "token -1 is outside");
@@ -35,7 +35,7 @@ TEST(HuggingFaceTokenizer, EncodesAndDecodes) {
     ids.insert(ids.end(), {5, 4});
   }
   EXPECT_EQ(tokenizer->encode(text), ids);
-  // With ignore_merges, a word that is a token becomes this token.
+  // With ignore_merges, a word that is in the vocabulary becomes one token.
   Json json = ByteLevelJson();
   json["model"]["ignore_merges"] = true;
   EXPECT_EQ(Open(json)->encode("abc abc"), (Ids{6, 3, 0, 4}));
@@ -43,7 +43,7 @@ TEST(HuggingFaceTokenizer, EncodesAndDecodes) {
 
 TEST(HuggingFaceTokenizer, FallsBackToBytes) {
   const auto tokenizer = Open(ByteFallbackJson());
-  // The bytes of "é" are C3 A9.
+  // The UTF-8 bytes of "é" are C3 A9.
   EXPECT_EQ(tokenizer->encode("a  aé"), (Ids{260, 257, 260, 1 + 0xc3, 1 + 0xa9}));
   EXPECT_EQ(tokenizer->decode({260, 257, 260, 1 + 0xc3, 1 + 0xa9}), "a  aé");
   // Without byte fallback, consecutive unknown characters become one token.
@@ -54,7 +54,7 @@ TEST(HuggingFaceTokenizer, FallsBackToBytes) {
 
 TEST(HuggingFaceTokenizer, ReadsBrokenBytesAsReplacementCharacters) {
   const auto tokenizer = Open(ByteFallbackJson());
-  // A truncated, an overlong and a stray UTF-8 sequence: 1, 2 and 1 replacement characters.
+  // A truncated, an overlong and a stray sequence of UTF-8 give 1, 2 and 1 replacement characters.
   EXPECT_EQ(tokenizer->encode("a\xe2\x82"
                               "b\xc0\xaf\xff"),
             tokenizer->encode("a\xef\xbf\xbd"
@@ -75,7 +75,7 @@ TEST(HuggingFaceTokenizer, LooksForNormalizedTokensInTheNormalizedText) {
   EXPECT_EQ(Open(json)->encode("ae\u0301"), (Ids{0, 8}));
 }
 
-/// Returns ByteLevelJson() with a template. The name <t> in the template stands for two tokens.
+/// Returns ByteLevelJson() with the template `single`, in which <t> stands for two tokens.
 Json WithTemplate(Json single) {
   Json json = ByteLevelJson();
   json["post_processor"]["single"] = std::move(single);
@@ -102,7 +102,7 @@ TEST(HuggingFaceTokenizer, BeginsAndEndsATextWithSeveralTokens) {
   EXPECT_EQ(Open(ByteFallbackJson())->begin_tokens(), Ids{});
   Json json = WithTemplate(Json::array({TextPiece()}));
   EXPECT_EQ(Open(json)->begins_texts(), false);
-  // If the first template adds no tokens, the next post-processor applies.
+  // A second post-processor applies if the template of the first one adds no tokens.
   json["post_processor"] = {
       {"type", "Sequence"},
       {"processors",
@@ -137,7 +137,7 @@ TEST(HuggingFaceTokenizer, ServesSeveralThreads) {
   }
 }
 
-/// A value that replaces the value at `place` of a valid file, and the expected message.
+/// A value that replaces the value at `place` of ByteLevelJson(), and the expected message.
 struct WrongValue {
   const char* place;
   Json value;
@@ -226,7 +226,7 @@ TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLong) {
 
 TEST(HuggingFaceTokenizer, SplitsOneLongRunOfSpaces) {
   Json json = ByteLevelJson();
-  // This is the pattern of Llama 3.
+  // The pattern of Llama 3 splits a text into words.
   json["/pre_tokenizer/pretokenizers/0/pattern/Regex"_json_pointer] =
       R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
   const std::string spaces(1'500'000, ' ');
@@ -260,10 +260,10 @@ TEST(HuggingFaceTokenizer, RefusesStepsBehindByteLevel) {
 }
 
 }  // namespace
-// Tests of files next to tokenizer.json that change the tokenizer.
+// The following tests write files beside tokenizer.json that change the tokenizer.
 namespace {
 
-/// Tests in a folder with a tokenizer.json and other files.
+/// A fixture with a folder that contains tokenizer.json.
 class FilesBesideJson : public ::testing::Test {
  protected:
   FilesBesideJson() { WriteTokenizer(testing::ByteLevelJson()); }
@@ -271,8 +271,8 @@ class FilesBesideJson : public ::testing::Test {
   void WriteTokenizer(const json& tokenizer) {
     testing::WriteFile(folder_ / "tokenizer.json", tokenizer.dump());
   }
-  /// Writes a tokenizer.json without a template, like DeepSeek's: only tokenizer_config.json names
-  /// the begin token.
+  /// Writes a tokenizer.json without a template, like that of DeepSeek: only tokenizer_config.json
+  /// names the begin token.
   void WithoutTemplate() {
     json tokenizer = testing::ByteLevelJson();
     tokenizer["post_processor"] = {{"type", "ByteLevel"}};
@@ -288,7 +288,7 @@ class FilesBesideJson : public ::testing::Test {
 
 TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
   WithoutTemplate();
-  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);  // there are no other files yet
+  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);  // no other files
   const json llama = {{"tokenizer_class", "LlamaTokenizerFast"}, {"eos_token", "abc"}};
   json config = llama;
   EXPECT_EQ(OpenWith(config)->begins_texts(), true);
@@ -297,7 +297,7 @@ TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
   config["add_bos_token"] = false;
   config["add_eos_token"] = true;
   EXPECT_EQ(OpenWith(config)->begins_texts(), false);
-  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{7});  // for callers that ask for this token
+  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{7});  // for callers that add the token
   EXPECT_EQ(OpenWith(config)->end_tokens(), Ids{6});
   config["bos_token"] = {{"__type", "AddedToken"}, {"content", "a"}, {"normalized", true}};
   EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{0});
@@ -335,7 +335,7 @@ TEST_F(FilesBesideJson, HaveToAgreeWithTheSpaceBeforeAText) {
   EXPECT_EQ(OpenWith(gpt2)->encode("a"), (Ids{0}));
   EXPECT_ERROR(OpenWith({{"add_prefix_space", true}}), "pre_tokenizer is false, but",
                "has true: make them agree");
-  // In a sequence of pre-tokenizers, the option of tokenizer_config.json has no effect.
+  // The option of tokenizer_config.json has no effect on a sequence of pre-tokenizers.
   WriteTokenizer(testing::ByteLevelJson());
   EXPECT_EQ(OpenWith({{"add_prefix_space", true}})->encode("a"), (Ids{0}));
 }
@@ -346,7 +346,7 @@ TEST_F(FilesBesideJson, AddTokens) {
                          {"6", {{"content", "abc"}, {"special", false}, {"normalized", false}}}}},
                        {"pad_token", "<pad>"}};
   const TokenizerPtr tokenizer = OpenWith(config);
-  EXPECT_EQ(tokenizer->vocabulary(), 10);  // <pad> gets the next id
+  EXPECT_EQ(tokenizer->vocabulary(), 10);  // <pad> gets the id 9
   EXPECT_EQ(tokenizer->encode("a<t>aabc<pad>"), (Ids{0, 8, 0, 6, 9}));
   EXPECT_EQ(tokenizer->decode({0, 8, 6}), "aabc");
   // Older tokenizers have added_tokens.json and special_tokens_map.json instead.
@@ -356,7 +356,7 @@ TEST_F(FilesBesideJson, AddTokens) {
   EXPECT_EQ(OpenWith(json::object())->encode("<u>a"), (Ids{8, 0}));
   EXPECT_EQ(OpenWith(json::object())->decode({8, 0}), "a");
   EXPECT_ERROR(OpenWith(config)->encode("<u>"),
-               "has no token for '<'");  // the files of older tokenizers are then ignored
+               "has no token for '<'");  // tokenizer_config.json hides added_tokens.json
 }
 
 TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {

@@ -29,7 +29,7 @@ TEST(TiktokenTokenizer, MergesByTheRankOfTheResult) {
   const auto tokenizer = tiktoken_tokenizer(folder / "tokenizer.model", /*any_size=*/true);
   EXPECT_EQ(tokenizer->encode("abb a"), (Ids{2, 1, 3, 0}));
   EXPECT_EQ(tokenizer->decode({2, 1, 3, 0}), "abb a");
-  // Llama 3 has 256 special tokens after the tokens of the file.
+  // Behind the tokens of the file, Llama 3 has 256 special tokens.
   EXPECT_EQ(tokenizer->vocabulary(), 4 + 256);
   EXPECT_EQ(tokenizer->begin_tokens(), Ids{4});
   EXPECT_EQ(tokenizer->end_tokens(), Ids{5});
@@ -49,7 +49,7 @@ TEST(TiktokenTokenizer, NamesTheLineThatIsWrong) {
   EXPECT_ERROR(tiktoken_tokenizer(file, /*any_size=*/true), "the token of rank 1 is there twice");
   testing::WriteFile(file, "YQ== 0\r\nYg== 1\r\n");
   EXPECT_ERROR(open_tokenizer(file), "line 1 ends with CRLF", "tokenizer.model");
-  testing::WriteFile(file, std::string(1336, 'A') + " 0\n");  // the token has 1002 bytes
+  testing::WriteFile(file, std::string(1336, 'A') + " 0\n");  // a token of 1002 bytes
   EXPECT_ERROR(tiktoken_tokenizer(file), "line 1 is not a token");
 }
 
@@ -96,7 +96,7 @@ class Bytes : public Tokenizer {
   }
 };
 
-/// Decodes each byte that is not part of a character to a replacement character, as SentencePiece.
+/// Decodes a byte outside of characters to a replacement character, as SentencePiece does.
 class ReplacingBytes final : public Bytes {
  public:
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
@@ -127,7 +127,7 @@ TEST(StreamDecoder, HoldsACharacterBackUntilItIsComplete) {
   const auto bytes = byte_tokenizer();
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("a\u00e9\U0001f600")),
             (Pieces{"a", "", "\u00e9", "", "", "", "\U0001f600", ""}));
-  // The bytes E2 82 never become a character.
+  // The bytes E2 82 are the begin of a character that does not come.
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xe2\x82z")),
             (Pieces{"", "", "\xe2\x82z", ""}));
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xf0\x9f")), (Pieces{"", "", "\xf0\x9f"}));
@@ -167,7 +167,7 @@ TEST(StreamDecoder, PassesOverIdsBeyondTheVocabulary) {
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {beyond}), {word, beyond, word, beyond + 100}),
             (Pieces{"a", "", " a", "", ""}));
   EXPECT_ERROR(StreamDecoder(tokenizer).push(-1), "-1");
-  // The space before a word is kept if the word continues a text.
+  // A word that continues a text keeps the space before it.
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {word}), {word}), (Pieces{" a", ""}));
 }
 
@@ -175,7 +175,7 @@ TEST(StreamDecoder, KeepsTokensOfSpacesBehindAText) {
   const auto tokenizer = std::make_shared<StrippingBytes>();
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer), tokenizer->encode(" a # b")),
             (Pieces{"", "a", " ", "", " ", "b", ""}));
-  const std::string gap(30, ' ');  // more spaces than the decoder remembers
+  const std::string gap(30, ' ');  // StreamDecoder remembers fewer spaces
   const auto joined = [&](const std::string& before, const std::string& text) {
     std::string all;
     for (const std::string& piece :

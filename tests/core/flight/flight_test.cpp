@@ -9,7 +9,7 @@
 namespace tessera::flight {
 namespace {
 
-/// A rank's flight record, in a job with three ranks and one process group.
+/// The flight record of a rank, in a job with three ranks and one process group.
 class RankRecord {
  public:
   explicit RankRecord(int rank) {

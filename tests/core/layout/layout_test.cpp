@@ -37,14 +37,14 @@ TEST(Layout, HasOneCanonicalForm) {
   EXPECT_EQ(interned({2}, {{2, {}}, {3, {}}, {4, {0}}}), interned({2}, {{6, {}}, {4, {0}}}));
   EXPECT_EQ(interned({2}, {{1, {}}, {8, {0}}, {1, {}}}), interned({2}, {{0, {0}}}));
   EXPECT_EQ(interned({2, 3}, {{2, {0}}, {9, {1}}}), interned({2, 3}, {{0, {0, 1}}}));
-  // A digit that no mesh dimension splits merges into the shard before it, if this shard is even.
+  // A digit that no mesh dimension splits is merged into the shard before it if the shard is even.
   EXPECT_EQ(interned({2}, {{4, {0}}, {3, {}}}), interned({2}, {{0, {0}}}));
   EXPECT_EQ(interned({2}, {{5, {0}}, {4, {}}})->digits(0).size(), 2U);
   EXPECT_EQ(Layout::intern({2, 2}, {{}}, {{1, ReduceOp::kSum}, {0, ReduceOp::kMax}}),
             Layout::intern({2, 2}, {{}}, {{0, ReduceOp::kMax}, {1, ReduceOp::kSum}}));
 }
 
-/// The indices that each mesh coordinate owns under the given digits, which are not merged.
+/// Returns the indices that each mesh coordinate owns under two digits, which are not merged.
 std::vector<testing::Indices> owned(const testing::Indices& mesh,
                                     const std::vector<Digit>& digits) {
   const auto major = Layout::intern(mesh, one_dim({digits[0]}));
@@ -94,8 +94,8 @@ TEST(Layout, CanonicalFormOwnsWhatTheDigitsOwn) {
   }
 }
 
-/// If two neighbouring digits own the indices of one digit, they are interned as this one digit
-/// (extents >= 2).
+/// Two neighbouring digits (extents >= 2) that own the same indices as one digit must be interned
+/// as this digit.
 TEST(Layout, DigitsThatOwnWhatOneDigitOwnsAreThatDigit) {
   const testing::Indices mesh{2, 3};
   int merged = 0;
@@ -202,7 +202,7 @@ struct Case {
   Indices sizes;
 };
 
-/// Even, uneven, empty, nested (in both orders) and strided shards; one to three dimensions.
+/// Returns even, uneven, empty, nested and strided shards of one to three dimensions.
 std::vector<Case> cases() {
   return {
       {{4}, {{{0, {0}}}}, {8}},
@@ -266,7 +266,7 @@ TEST(LayoutMath, LocalSizesAndGlobalIndicesAreThoseOfTheOwnedIndices) {
   });
 }
 
-/// Each element of a box has the global index of the oracle, and the boxes cover all elements.
+/// The boxes must cover all elements of the local tensor, at the oracle's global indices.
 TEST(LayoutMath, BoxesCoverTheLocalTensorOnce) {
   for_each_place([](const Case& c, const Layout& layout, const Indices& at) {
     std::int64_t covered = 0;

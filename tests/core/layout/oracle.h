@@ -15,8 +15,8 @@ constexpr std::size_t pos(std::int64_t index) {
   return static_cast<std::size_t>(index);
 }
 
-/// Returns chunk `index` of a list, split as by torch.chunk: chunks have ceil(n / parts) elements,
-/// the last chunks fewer or none.
+/// Returns chunk `index` of a list, split as torch.chunk does: a chunk has ceil(n / parts)
+/// elements, and the last chunks have fewer or none.
 Indices chunk(const Indices& list, std::int64_t parts, std::int64_t index);
 
 /// Returns the indices of dimension `dim` that PyTorch gives to `coordinate` under a placement
@@ -25,8 +25,8 @@ Indices chunk(const Indices& list, std::int64_t parts, std::int64_t index);
 Indices torch_indices(const Placements& placements, const Indices& mesh_sizes, int dim,
                       std::int64_t size, const Indices& coordinate);
 
-/// Returns the global indices of a dimension that a layout gives to `coordinate`: those indices of
-/// which each digit is in the nested chunk of the coordinate.
+/// Returns the global indices of a dimension that a layout gives to `coordinate`: each digit of
+/// such an index is in the nested chunk of `coordinate`.
 Indices layout_indices(const Layout& layout, int dim, std::int64_t size, const Indices& coordinate);
 
 /// Returns all coordinates of a mesh, in row-major order.

@@ -77,8 +77,8 @@ bool owns_as_torch(const Layout& layout, const Placements& placements, const Ind
 }
 
 TEST(ToLayout, OrdersMeshDimensions) {
-  // Later mesh dimensions split the shards of earlier ones. For FSDP over TP, the first mesh
-  // dimension splits last.
+  // In a list of plain shards, a later mesh dimension splits the shards of the earlier ones. In the
+  // list for FSDP over TP, the first mesh dimension splits last.
   EXPECT_EQ(to_layout({2, 2}, {Shard{0}, Shard{0}}, Indices{8}), order({2, 2}, {0, 1}));
   for (const std::int64_t size : {16, 7}) {
     EXPECT_EQ(to_layout({2, 4}, {StridedShard{0, 4}, Shard{0}}, Indices{size}),
@@ -107,7 +107,7 @@ TEST(ToLayout, RefusesPlacementsThatDoNotFit) {
 /// `mesh`, for an even size. The layout must give each rank the indices that PyTorch gives it, and
 /// must convert back to an equivalent list.
 void check_all_even_lists(const Indices& mesh) {
-  std::int64_t size = 60;  // a multiple of all split factors up to 6
+  std::int64_t size = 60;  // all split factors up to 6 divide 60
   for (const auto m : mesh) {
     size *= m;
   }
@@ -159,8 +159,8 @@ TEST(ToLayout, OwnsWhatTorchSaysForPlainShardsOfAnySize) {
   }
 }
 
-/// If the mesh does not divide the size: FSDP splits the tensor-parallel shard, so parameters are
-/// nested chunks in the order tp, dp.
+/// FSDP splits the tensor-parallel shard of a parameter, so shards are nested chunks in the order
+/// tp, dp, also if the mesh does not divide the size.
 TEST(ToLayout, FsdpOverTensorParallelNestsChunksOfAnySize) {
   for (std::int64_t size = 0; size < 24; ++size) {
     const Indices mesh{2, 3};
@@ -190,7 +190,7 @@ TEST(ToPlacements, GivesPartialReplicateAndShardsOverMeshDimensionsOfSizeOne) {
 
 }  // namespace
 
-// The examples of docs/sharding.md are correct.
+// The following tests check the examples of docs/sharding.md.
 
 namespace {
 

@@ -40,7 +40,7 @@ std::string name(const Step& step) {
 
 using Names = std::vector<std::string>;
 
-/// The steps that redistribute a float tensor of 64 x 32 x 16. Every mesh here divides these sizes.
+/// Returns the steps that redistribute a float tensor of 64 x 32 x 16, which all meshes divide.
 Names steps(const Indices& mesh, const Placements& from, const Placements& to) {
   const Indices sizes{64, 32, 16};
   Names out;
@@ -59,7 +59,7 @@ const Placement S2 = Shard{2};
 const Placement P = Partial{};
 const Placement Max = Partial{ReduceOp::kMax};
 
-// RedistributionTable lists the bytes and collectives of the plans on meshes of 4 and 2 x 2.
+// The test RedistributionTable covers the bytes of all redistributions on 4 and on 2 x 2 ranks.
 TEST(RedistributePlan, OneMeshDimension) {
   EXPECT_EQ(steps({4}, {S0}, {S1}), Names{"all-to-all 0>1 m0"});
   EXPECT_EQ(steps({4}, {R}, {S1}), Names{"slice 1 m0"});
@@ -98,7 +98,7 @@ TEST(RedistributePlan, GathersUnevenShardsByMeshDimensionAndLeavesALocalDigitInF
 }
 
 TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
-  const Placement dp = StridedShard{0, 2};  // FSDP splits after tp
+  const Placement dp = StridedShard{0, 2};  // the placement of FSDP, which splits after tp
   EXPECT_EQ(steps({2, 2}, {dp, S0}, {R, S0}), Names{"all-gather 0 m0"});
   EXPECT_EQ(steps({2, 2}, {P, S0}, {dp, S0}), Names{"reduce-scatter 0 m0"});
   EXPECT_EQ(steps({2, 2}, {dp, S0}, {R, R}), Names{"all-gather 0 m1m0"});
@@ -107,7 +107,7 @@ TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, R}), Names{"all-gather 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, P}, {S0, S1}), Names{"reduce-scatter 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, S2}), Names{"all-to-all 1>2 m1"});
-  // Exchanging two shards moves one shard to the third dimension for a while.
+  // To exchange two shards, the plan moves one of them to the third dimension first.
   EXPECT_EQ(steps({8, 8}, {S0, S1}, {S1, S0}).size(), 3U);
 }
 
@@ -122,8 +122,8 @@ TEST(RedistributePlan, RefusesOtherMeshesAndRanks) {
 
 }  // namespace
 
-// docs/redistribution.md lists the bytes that the planner sends. They are never more than the bytes
-// that were measured with PyTorch.
+// docs/redistribution.md lists the bytes that the planner sends, which are never more than the
+// bytes that were measured with PyTorch.
 
 namespace {
 
@@ -157,7 +157,7 @@ std::vector<std::string> cells_of(const std::string& row) {
   return cells;
 }
 
-/// Returns the correct table row for `cells`: the planner's bytes, in bold if less than PyTorch's.
+/// Returns the table row of `cells` with the planner's bytes, in bold if less than PyTorch's.
 std::string row_of(const std::vector<std::string>& cells) {
   const auto mesh = numbers_in(cells[0]);
   const auto from = placements_in(cells[1]), to = placements_in(cells[2]);

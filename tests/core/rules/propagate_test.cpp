@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Makes a call whose first arguments are tensors of the given sizes.
+/// Returns a call whose first arguments are tensors of these sizes.
 OpCall call(std::string_view op, std::vector<std::vector<std::int64_t>> tensors,
             std::vector<Argument> args = {}) {
   OpCall result{.op = op, .args = {}, .tensors = {}};
@@ -49,8 +49,8 @@ TEST(Propagate, BringsTheOtherInputToTheOrderOfTheLarger) {
   EXPECT_EQ(decided.outputs[0], large);
 }
 
-/// The decision must not depend on the batch size; otherwise a rank without rows would call an
-/// all-gather that the other ranks do not call.
+/// The layouts must not depend on the batch size: a rank without rows would call an all-gather that
+/// the other ranks do not call.
 TEST(Propagate, ARankWithoutRowsChoosesAsTheOthersDo) {
   const LayoutPtr rows = Layout::intern(kMesh, {{{0, {1}}}, {}}, {});
   const LayoutPtr whole = Layout::intern(kMesh, {{}}, {});
@@ -76,12 +76,12 @@ TEST(Propagate, ViewsFollowTheFactors) {
     EXPECT_EQ(decided.inputs[0], layout(input)) << ::testing::PrintToString(from);
     EXPECT_EQ(decided.outputs[0], layout(output)) << ::testing::PrintToString(from);
   };
-  expect({3, 8}, {24}, last, last, strided);  // a sharded inner dimension
+  expect({3, 8}, {24}, last, last, strided);  // flattens a sharded inner dimension
   expect({24}, {3, 8}, strided, strided, last);
-  // A rank without sequences has no elements.
+  // On a rank without sequences, the tensor has no elements.
   expect({0, 26, 20}, {0, 20}, {{}, {}, {{0, {1}}}}, {{}, {}, {{0, {1}}}}, last);
-  expect({16}, {2, 8}, both, both, {{{0, {0}}}, {{0, {1}}}});  // two mesh dimensions
-  expect({12}, {6, 2}, both, {{{0, {0}}}}, {{{0, {0}}}, {}});  // mesh dimension 1 does not line up
+  expect({16}, {2, 8}, both, both, {{{0, {0}}}, {{0, {1}}}});  // unflattens both mesh dimensions
+  expect({12}, {6, 2}, both, {{{0, {0}}}}, {{{0, {0}}}, {}});  // gathers mesh dimension 1
 }
 
 TEST(Propagate, DoesNotMixUnlikeReductions) {
@@ -146,7 +146,7 @@ TEST(Propagate, GroupedQueriesShardKeyAndQueryHeadsTogether) {
   const auto decided = decide(attention, {heads, heads, heads});
   EXPECT_EQ(decided.inputs, std::vector<LayoutPtr>(3, heads));
   EXPECT_EQ(decided.outputs[0], heads);
-  // Four ranks cannot split two key heads, so query and key heads would be split differently.
+  // Four ranks would split the query heads, but cannot split the two key heads.
   const LayoutPtr four = layout({{}, {{0, {0, 1}}}, {}, {}});
   EXPECT_EQ(decide(attention, {four, heads, heads}).inputs[1]->sharded_dim(1), -1);
 }
@@ -196,8 +196,8 @@ TEST(RuleRegistry, CoversNoInplaceCallThatWouldGrowItsTensor) {
 
 }  // namespace
 
-// The decisions of propagate() for calls that are not in the table of tests/dtensor/family: the
-// layouts of inputs and results.
+// The following tables list the layouts that propagate() chooses for inputs and results of calls
+// that the tables of tests/dtensor/family lack.
 
 namespace {
 
@@ -206,7 +206,7 @@ using Sizes = std::vector<std::int64_t>;
 struct Expectation {
   const char* op;              ///< the operator's name without "aten::"
   std::vector<Sizes> tensors;  ///< the sizes of the first arguments
-  std::vector<Argument> args;  ///< the arguments after the tensors
+  std::vector<Argument> args;  ///< the arguments behind the tensors
   const char* before;   ///< layouts of the tensors: "S0 R"; on two mesh dimensions: "S0,R R,P"
   const char* decided;  ///< layouts of the inputs and of the results: "S0 R -> S0"
   Mesh mesh = {2};
@@ -216,7 +216,7 @@ void PrintTo(const Expectation& expectation, std::ostream* out) {
   *out << expectation.op << " " << expectation.before;
 }
 
-/// Parses the layouts of the tensors. "-" is a plain tensor.
+/// Parses Expectation::before. "-" stands for a plain tensor.
 std::vector<LayoutPtr> layouts(const Expectation& expectation) {
   std::vector<LayoutPtr> result;
   const auto parts = testing::split(expectation.before, ' ');
@@ -291,8 +291,8 @@ INSTANTIATE_TEST_SUITE_P(
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kSigned, 4}}, "P", "R -> R"},
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kBool, 1}}, "Pmax", "R -> R"}));
 
-// The result of an in-place call keeps the layout of the tensor that is written. The other
-// arguments are redistributed to this layout.
+// The result of an in-place call keeps the layout of the written tensor. The other arguments are
+// redistributed to the layout of the written tensor.
 INSTANTIATE_TEST_SUITE_P(
     Inplace, RuleExpectations,
     ::testing::Values(

@@ -16,7 +16,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Rounds `values` to multiples of 2^-20, so that sums of their partial terms are exact.
+/// Rounds `values` to multiples of 2^-20, so that the sum of their partial terms is exact.
 at::Tensor exact(const at::Tensor& values) {
   return at::round(values * 1048576.0) / 1048576.0;
 }
@@ -337,7 +337,7 @@ std::vector<RuleCase> pointwise_cases() {
   return cases;
 }
 
-// Cases of neural-network operators.
+// The following functions return cases of neural-network operators.
 
 namespace {
 
@@ -455,7 +455,7 @@ std::vector<RuleCase> list_cases() {
   };
 }
 
-// Cases of the operators of this library (src/dtensor/fused/).
+// The following functions return cases of the operators of this library (src/dtensor/fused/).
 
 namespace {
 
@@ -472,7 +472,7 @@ std::vector<RuleCase> rms_norm_cases() {
   };
 }
 
-/// Cases of the recurrence with a sequence of two chunks, and with grouped heads.
+/// Returns cases of chunked attention: sequences of two chunks, also with grouped heads.
 std::vector<RuleCase> chunked_attention_cases() {
   const auto q = [] { return reals({2, 4, 6, 8}); };
   const auto kv = [] { return units({2, 2, 9, 8}); };

@@ -19,19 +19,19 @@ struct RuleCase {
 
 using Ints = std::vector<std::int64_t>;
 
-/// Return tensors of, in this order: different values of both signs; positive values below 1;
-/// integers below `limit`; booleans.
+/// The next four functions return tensors of different values of both signs; of positive values
+/// below 1; of integers below `limit`; and of booleans.
 at::Tensor reals(Ints sizes);
 at::Tensor units(Ints sizes);
 at::Tensor indices(Ints sizes, std::int64_t limit);
 at::Tensor mask(Ints sizes);
 
 c10::List<at::Tensor> tensor_list(std::initializer_list<at::Tensor> tensors);
-/// Makes a list of index tensors; undefined tensors become None.
+/// Returns a list of index tensors, in which None stands for undefined tensors.
 c10::List<std::optional<at::Tensor>> index_list(std::initializer_list<at::Tensor> tensors);
 
-/// A case of `op`, an operator of libtorch named without "aten::". Missing arguments get the
-/// schema's defaults.
+/// Returns a case of `op`, a libtorch operator named without "aten::". Missing arguments get the
+/// defaults of the schema.
 RuleCase make_case(const std::string& op, std::vector<c10::IValue> arguments);
 
 template <class... Arguments>

@@ -18,8 +18,8 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Values = std::vector<c10::IValue>;
 
-/// Distributes `whole` with a random layout. Integers and masks are never partial. A layout has at
-/// most one reduction, because the order of several reductions would change the result.
+/// Distributes `whole` in a random layout. Integers and masks are never partial. A layout has one
+/// reduction at most, because the result would depend on the order of several reductions.
 at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937& engine) {
   static const std::vector<ReduceOp> kOps{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                           ReduceOp::kMin};
@@ -47,20 +47,20 @@ Tensors run(const RuleCase& rule_case, Values arguments) {
   return found;
 }
 
-/// Returns a tolerance for fp64, or for fp32 if any tensor is fp32.
+/// Returns the tolerance for fp64, or the one for fp32 if any tensor is fp32.
 double tolerance_of(const Tensors& tensors) {
   const auto single = [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kFloat; };
   return std::ranges::any_of(tensors, single) ? 1e-5 : 1e-9;
 }
 
-/// Whether sizes and types are equal, and values are equal within the tolerance.
+/// Returns whether sizes and types are equal, and values are equal within the tolerance.
 bool agree(const at::Tensor& a, const at::Tensor& b, double tolerance) {
   const auto type = a.is_complex() ? at::kComplexDouble : at::kDouble;
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
          at::allclose(a.to(type), b.to(type), tolerance, tolerance, true);
 }
 
-/// Calls the operator with tensors in random layouts. Returns a text about wrong results, or "".
+/// Calls the operator with random layouts. Returns what is wrong with the results, or "".
 std::string problem_of(const RuleCase& rule_case, const Tensors& expected, const DeviceMesh& mesh,
                        std::mt19937& engine) {
   std::string how;
@@ -87,7 +87,7 @@ std::string problem_of(const RuleCase& rule_case, const Tensors& expected, const
   return "";
 }
 
-/// The number of random layouts for each case. Set TESSERA_RULE_DRAWS=1000 for a thorough run.
+/// Returns the number of random layouts for each case; TESSERA_RULE_DRAWS=1000 is thorough.
 int draws() {
   const char* text = std::getenv("TESSERA_RULE_DRAWS");
   return text ? std::atoi(text) : 12;
@@ -134,7 +134,7 @@ TEST_P(Rules, Lists) {
   expect_right(list_cases());
 }
 
-// Meshes: two ranks; more ranks than most sizes, so that some shards are empty; FSDP over TP.
+// The meshes are two ranks, more ranks than most sizes (for empty shards), and FSDP over TP.
 INSTANTIATE_TEST_SUITE_P(Meshes, Rules,
                          ::testing::Values(std::vector<std::int64_t>{2},
                                            std::vector<std::int64_t>{4},

@@ -1,5 +1,5 @@
-// What a backward inherits from the thread that calls it. This program runs backwards on other
-// threads, as CUDA does (testing/backward_thread.cpp).
+// Tests what a backward inherits from the thread that calls it. In this program, backwards run on
+// other threads, as with CUDA (testing/backward_thread.cpp).
 
 #include <thread>
 
@@ -14,11 +14,11 @@ namespace {
 
 using testing::values;
 
-/// Runs a backward that calls `body` with a gradient of the sizes and the layout of `tensor`.
+/// Runs a backward that calls `body` with a gradient, which has the sizes and layout of `tensor`.
 void within_backward(const at::Tensor& tensor, const std::function<void(const at::Tensor&)>& body) {
   const at::Tensor leaf = tensor.detach().requires_grad_();
   const at::Tensor result = leaf.mul(2);
-  // Hooks run on autograd's thread.
+  // The hook runs on autograd's thread.
   result.register_hook([&](const at::Tensor& gradient) { body(gradient); });
   result.mul(result).sum().backward();
 }
@@ -113,8 +113,8 @@ TEST(BackwardThread, DrawsForItsCallersPartOfTheBatch) {
   });
 }
 
-/// Ranks use two asynchronous results in different orders, but must wait for them in one order:
-/// each collective has several rounds, and waits in different orders would deadlock.
+/// Ranks may use two asynchronous results in different orders. All ranks must wait in one order,
+/// because collectives of several rounds would deadlock otherwise.
 TEST_ON_MESH(BackwardThread, FinishesTransfersInTheOrderOfTheForward, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});

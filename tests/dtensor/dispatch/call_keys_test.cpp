@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Calls with different outcomes must have different keys in the cache of plans.
+// Calls with different outcomes must have different keys in the cache of call plans.
 
 namespace {
 
@@ -26,8 +26,7 @@ TEST_ON_MESH(CallKey, TellsPlainTensorsOfOtherStridesApart, {2}, {"x"}) {
   EXPECT_EQUAL(y, values({4, 1}).add(plain));
 }
 
-// equal() compares local tensors, which a strict scope allows. Meta tensors have no values to
-// compare.
+// In a strict scope, equal() may compare local tensors. Meta tensors have no values to compare.
 TEST_ON_MESH(CallKey, TellsMetaTensorsApart, {2}, {"x"}) {
   const auto on = [&](c10::DeviceType device) {
     return distribute_tensor(values({4, 2}).to(device), mesh, {Shard{0}}).tensor();
@@ -38,7 +37,7 @@ TEST_ON_MESH(CallKey, TellsMetaTensorsApart, {2}, {"x"}) {
   EXPECT_TRUE(at::equal(x, x.clone()));
 }
 
-// A plan made for an ordinary tensor must not be used for a view's copy, which may be out of date.
+// A call plan of an ordinary tensor must not serve a view that holds a copy, which may be stale.
 TEST_ON_MESH(CallKey, TellsViewsThatHoldACopyApart, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({4, 2}), mesh, {Shard{0}});
   const auto view = x.slice(0, 1, 3);
@@ -76,14 +75,14 @@ TEST(CallKey, ClearingTheCacheReleasesTheMeshesOfRedistributions) {
   EXPECT_TRUE(world.expired());
 }
 
-// A call has the same cache key whether its arguments come unboxed, as for the kernels that a
-// training step calls most, or on a stack, as inside an operator mode.
+// Arguments reach the dispatcher unboxed in the kernels that a training step calls most, and on a
+// stack in an operator mode. The key of a call must be the same for both.
 
 using Arguments = std::vector<c10::IValue>;
 
 struct UnboxedCalls {
   const char* name;
-  std::vector<Arguments> calls;  ///< arguments that are left out take their defaults
+  std::vector<Arguments> calls;  ///< arguments left out have their defaults
 };
 
 at::Tensor spread(const at::Tensor& tensor, const Placement& placement = Shard{0}) {
@@ -97,7 +96,7 @@ at::Tensor wrapped(const at::Scalar& number) {
   return tensor;
 }
 
-/// Calls with each argument type of unboxed kernels, with the values that plans depend on.
+/// Returns calls with each argument type of unboxed kernels, with values that call plans depend on.
 std::vector<UnboxedCalls> all_calls() {
   const auto x = spread(values({4, 4}).abs()), y = spread(values({4, 4}, 1).abs(), Replicate{});
   const auto q = spread(values({2, 2, 4, 8})), flat = spread(values({4, 1, 6}));
@@ -138,7 +137,7 @@ void run(const c10::OperatorHandle& op, Arguments arguments) {
 TEST(UnboxedKey, IsThatOfTheBoxedCall) {
   const at::NoGradGuard no_grad;
   const ReplicationScope plain_ones_are_equal;
-  ListingMode mode;  // forwards every operator, and so takes arguments from a stack
+  ListingMode mode;  // boxes the arguments of every operator
   for (const UnboxedCalls& calls : all_calls()) {
     SCOPED_TRACE(calls.name);
     const std::string name = calls.name;

@@ -1,4 +1,4 @@
-// Counts the allocations of a repeated call on distributed tensors that the operator itself lacks.
+// Counts the allocations that a repeated call needs only if its tensors are distributed.
 
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
@@ -59,7 +59,7 @@ struct Cost {
   int storages = 0;
 };
 
-/// The cost of one call that was made three times before.
+/// Returns the cost of a call that was made three times before.
 Cost cost_of(const Call& call, const Tensors& inputs) {
   const auto counter = std::make_shared<StorageCounter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
@@ -75,7 +75,7 @@ struct Case {
   const char* name;
   Tensors inputs;
   Call call;
-  int wrappers = 1;  ///< distributed tensors that the call returns
+  int wrappers = 1;  ///< results that are distributed tensors
 };
 
 DeviceMesh mesh() {

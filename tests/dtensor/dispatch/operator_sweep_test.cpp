@@ -1,6 +1,6 @@
 // Calls each libtorch operator that takes and returns tensors, with arguments that its schema
-// allows. On distributed tensors no result may be plain or wrong; what is refused is refused by the
-// call, with a one-line message.
+// allows. On distributed tensors, no result may be plain or wrong, and each refusal is an error of
+// the call with one line.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
@@ -21,14 +21,14 @@ namespace {
 using testing::counting_values;
 using torch::jit::Stack;
 
-/// A call that libtorch accepts, with its results.
+/// A call that libtorch accepts for plain tensors, with its results.
 struct Call {
   c10::OperatorHandle op;
   Stack arguments;
   Stack results;
 };
 
-/// `stack` with each tensor replaced by `replace`.
+/// Returns `stack` with each tensor replaced by replace(tensor).
 template <class Replace>
 Stack with_tensors(const Stack& stack, const Replace& replace) {
   Stack replaced;
@@ -38,7 +38,7 @@ Stack with_tensors(const Stack& stack, const Replace& replace) {
   return replaced;
 }
 
-/// Doubles in (0, 1).
+/// Returns doubles in (0, 1).
 at::Tensor positive(at::IntArrayRef sizes) {
   return counting_values(sizes).mul(1.7).sin().mul(0.45).add(0.5);
 }
@@ -48,7 +48,7 @@ Stack run(const c10::OperatorHandle& op, Stack stack) {
   return stack;
 }
 
-/// The values of a call's arguments: each tensor by its number in the call, and the integers.
+/// Values for the arguments of a call: each tensor by its number in the call, and the integers.
 struct Profile {
   at::Tensor (*tensor)(int number);
   std::int64_t integer;
@@ -59,7 +59,7 @@ at::Tensor matrix(at::ScalarType type) {
   return counting_values({4, 4}).mul(7).remainder(5).to(type);
 }
 
-/// A symmetric, positive definite matrix, which factorisations accept, too.
+/// Returns a symmetric, positive definite matrix, which factorisations accept, too.
 at::Tensor definite() {
   const at::Tensor m = counting_values({4, 4}).sin();
   return m.mm(m.t()).add(at::eye(4, at::kDouble)).mul(0.1);
@@ -94,7 +94,7 @@ const std::vector<Profile>& profiles() {
   return all;
 }
 
-/// A value for `argument`, or nullopt for types without one here: strings, names of dimensions.
+/// Returns a value for `argument`; nullopt for other types, such as strings and dimension names.
 std::optional<c10::IValue> value_of(const c10::Argument& argument, const Profile& profile,
                                     int& number) {
   using Kind = c10::TypeKind;
@@ -151,8 +151,8 @@ std::optional<Stack> arguments_of(const c10::OperatorHandle& op, const Profile& 
   return stack;
 }
 
-/// Operators that are not called: those for other devices and types, and those that change a
-/// tensor's kind.
+/// Whether the test leaves out `op`: operators for other devices and types, and operators that
+/// change the kind of a tensor.
 bool is_left_out(const c10::OperatorHandle& op) {
   static const std::regex kLeftOut(
       "(_|mkldnn|cudnn|miopen|mps|fbgemm|quant|fake_|sparse|q_|rename|align|resize|set_|nested|"
@@ -179,7 +179,7 @@ bool takes_and_makes_tensors(const c10::FunctionSchema& schema) {
          std::ranges::none_of(schema.arguments(), writes);
 }
 
-/// Up to two calls of each operator.
+/// Returns up to two calls of each operator that the test does not leave out.
 std::vector<Call> calls() {
   std::vector<Call> found;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -204,7 +204,7 @@ std::vector<Call> calls() {
   return found;
 }
 
-/// What is wrong with a result, or empty.
+/// Returns what is wrong with the result `found`, or "".
 std::string fault_of(const c10::IValue& found, const c10::IValue& expected) {
   if (found.isTensorList()) {
     std::string faults;
@@ -239,7 +239,7 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// Runs `call` with its tensors replaced; returns the results' faults, or what was thrown.
+/// Runs `call` with replaced tensors. Returns the faults of the results, or the error.
 template <class Replace>
 std::string outcome(const Call& call, Replace replace) {
   try {
@@ -272,7 +272,7 @@ TEST(OperatorSweep, FindsNoPlainAndNoWrongResult) {
   EXPECT_GT(operators.size(), 500U);
 }
 
-// Given a distributed and a plain tensor, these operators read only the plain one's sizes or type.
+// Of a distributed and a plain tensor, these operators read only the size or type of the plain one.
 TEST(OperatorSweep, FindsNoPlainTensorThatIsTakenForTheSameOnAllRanks) {
   static const std::set<std::string> kReadsNoValues{
       "aten::type_as",    "aten::view_as",          "aten::expand_as",  "aten::to",

@@ -164,14 +164,14 @@ TEST(OperatorList, IsWhatTheDocumentationSays) {
          "TESSERA_UPDATE_DOCS=1 in the environment";
 }
 
-// The table of operators with traits: each row names existing operators that fit its trait.
-// docs/operators/operators.md lists them (see above).
+// The rows of detail::trait_rows() must name existing operators that fit the trait of the row.
+// docs/operators/operators.md lists the rows.
 
 using detail::OperatorInfo;
 using detail::Trait;
 using detail::TraitRow;
 
-/// The names of libtorch's operators, like "add.Tensor".
+/// Returns the names of libtorch's operators, such as "add.Tensor".
 std::vector<std::string> all_operators() {
   std::vector<std::string> names;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -183,14 +183,14 @@ std::vector<std::string> all_operators() {
   return names;
 }
 
-/// `name` is an operator of libtorch, "add.Tensor", or of this library, "tessera::silu_mul".
+/// `name` is of a libtorch operator ("add.Tensor") or of this library ("tessera::silu_mul").
 const OperatorInfo& info_of(const std::string& name) {
   const bool whole = name.find("::") != std::string::npos;
   return detail::operator_info(
       detail::find_operator(whole ? name : std::string(kNamespace) + name));
 }
 
-/// The operators that match `pattern`, as in a row of the table.
+/// Returns the libtorch operators that match `pattern`, which is from a row of trait_rows().
 std::vector<std::string> covered_by(const std::string& pattern) {
   static const std::vector<std::string> all = all_operators();
   std::vector<std::string> covered;
@@ -266,7 +266,7 @@ TEST(OperatorTraits, HaveEachARow) {
   EXPECT_EQ(used.size(), static_cast<std::size_t>(Trait::kFailsByElement) + 1);
 }
 
-// Every kernel on our dispatch key is in the table, or has a rule and is only a faster path.
+// An operator with a kernel of this library has a trait, or a sharding rule and a faster path.
 TEST(OperatorTraits, ListEveryKernelThatStandsInsteadOfAPlan) {
   const auto ruled = ruled_operators();
   for (const std::string& name : all_operators()) {

@@ -8,14 +8,14 @@
 
 namespace tessera {
 
-// Operators of distributed and plain tensors. Plain tensors that may differ between ranks are
+// Tests operators of distributed and plain tensors. Plain tensors that may differ between ranks are
 // refused. Plain tensors that count as replicated get the gradient of one rank.
 
 namespace {
 
 using testing::values;
 
-/// A leaf of 5 rows, which the ranks do not divide evenly.
+/// Returns a distributed leaf of 5 rows, which the ranks do not divide.
 at::Tensor leaf(const DeviceMesh& mesh, const Placement& placement = Shard{0}) {
   return distribute_tensor(values({5, 3}), mesh, {placement}).tensor().detach().requires_grad_();
 }
@@ -46,7 +46,7 @@ TEST_ON_MESH(PlainNumber, MayBeALiteralOfTheProgram, {2}, {"dp"}) {
   }
 }
 
-/// A program's function of a distributed 5 x 3 tensor and a plain number.
+/// A function of a distributed 5 x 3 tensor and a plain number, as in a training program.
 struct NumberCase {
   std::string name;
   std::function<at::Tensor(const at::Tensor& d, const at::Tensor& number)> compute;
@@ -107,7 +107,7 @@ TEST_ON_MESH(PlainFactor, HasAPlainWholeGradientInAReplicationScope, {3}, {"dp"}
   }
 }
 
-/// A program's own autograd function, whose backward multiplies by the `mask` passed to it.
+/// An autograd function of a training program, whose backward multiplies by `mask`.
 struct Masked : torch::autograd::Function<Masked> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& mask) {
@@ -176,8 +176,8 @@ TEST_ON_MESH(Initialiser, ConstantAndRandomFillsWorkOnAShardedParameter, {2}, {"
 
 }  // namespace
 
-// Gradients of plain and distributed tensors used together: the gradient of a plain tensor is plain
-// and equals that of one rank, and so do second derivatives.
+// Plain and distributed tensors are used together. The first and second derivatives of a plain
+// tensor must be plain, and equal those of one rank.
 
 namespace {
 namespace plain_gradients {
@@ -253,7 +253,7 @@ std::vector<Mixture> mixtures() {
   return all;
 }
 
-/// The result, both leaves' gradients, and the gradients of those gradients' sum of squares.
+/// Returns the result, the gradients of both leaves, and the second derivatives.
 Tensors derivatives(const Mixture& mixture, const at::Tensor& plain, const at::Tensor& split) {
   const Tensors leaves{plain, split};
   const at::Tensor result = mixture.compute(plain, split);

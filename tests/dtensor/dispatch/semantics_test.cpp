@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-// Distributed tensors in libtorch's special cases: inference mode, second derivatives, lazy
-// conjugate and negative bits, autograd between distributed and plain tensors.
+// Tests distributed tensors in inference mode, in second derivatives and in operator modes, and
+// autograd between distributed and plain tensors.
 
 namespace {
 
@@ -36,7 +36,7 @@ TEST_ON_RANKS(InferenceMode, RunsCompositeAndViewAndInPlaceOperators, 2) {
   EXPECT_EQUAL(x, values({5, 4}).mul(2));
 }
 
-/// Views of a 7 x 4 tensor, most of them along its sharded dimension 0.
+/// Returns views of a 7 x 4 tensor, most of them along dimension 0, which is sharded.
 const std::vector<std::function<at::Tensor(const at::Tensor&)>>& views() {
   static const std::vector<std::function<at::Tensor(const at::Tensor&)>> all{
       [](const at::Tensor& x) { return x.slice(0, 2, 6); },
@@ -54,7 +54,7 @@ const std::vector<std::function<at::Tensor(const at::Tensor&)>>& views() {
   return all;
 }
 
-// In inference mode, libtorch's views of ordinary tensors are ordinary tensors, too.
+// In inference mode, a view of an ordinary tensor is an ordinary tensor in libtorch.
 TEST(InferenceMode, ViewsAndWritesOrdinaryTensors) {
   for (const int ranks : {2, 4}) {
     RunRanks(ranks, [](Rank& rank) {
@@ -123,7 +123,7 @@ TEST(MetaFactory, SendsFactoriesToTheMetaDeviceUnlessTheyNameOne) {
   EXPECT_TRUE(at::ones({2}, at::device(at::kCPU)).add(1).device().is_cpu());
 }
 
-/// Also counts random operators, and replaces the result of aten::neg by zeros.
+/// A ListingMode that counts random operators and replaces the result of aten::neg by zeros.
 struct ReplacingMode final : ListingMode {
   Results call(const Operator& op, const std::function<Results()>& run) override {
     random += op.draws_random ? 1 : 0;
@@ -156,7 +156,7 @@ TEST(OperatorMode, IsBelowAutogradAndMayReplaceResults) {
   const at::Tensor y = x.neg();
   y.sum().backward();
   EXPECT_TRUE(at::equal(y, at::zeros({3})));
-  EXPECT_TRUE(at::equal(x.grad(), at::zeros({3})));  // the neg of the backward, too
+  EXPECT_TRUE(at::equal(x.grad(), at::zeros({3})));  // the backward calls aten::neg, too
 }
 
 TEST_ON_MESH(OperatorMode, SeesDistributedOperatorsAndRedistributionsOnce, {2}, {"x"}) {
@@ -174,7 +174,7 @@ TEST_ON_MESH(Strict, RefusesHiddenCommunicationAndOperatorsWithoutARule, {2}, {"
   EXPECT_EQUAL(at::nonzero(rows), at::nonzero(values({4, 4}, 0)));
   StrictScope strict;
   EXPECT_ERROR(at::softmax(rows, 0), "aten::_softmax", "Shard(0)", "redistribute");
-  EXPECT_EQUAL(rows, values({4, 4}, 0));  // collectives still work after the error
+  EXPECT_EQUAL(rows, values({4, 4}, 0));  // collectives of the ranks still match
   EXPECT_ERROR(at::nonzero(rows), "aten::nonzero has no sharding rule for");
 }
 
@@ -184,11 +184,11 @@ TEST_ON_MESH(Policy, NamesThePlainTensors, {2}, {"tp"}) {
                "argument 0[1], [4, 4] on (tp=2)", "distribute those first", "ReplicationScope");
 }
 
-// Each CallKind, with a call whose plan has that kind.
+// kind_cases() has a call for each CallKind.
 
 using detail::CallKind;
 
-/// A distributed tensor of rank 0 of two, only for call plans: the ranks cannot communicate.
+/// Returns a distributed tensor of rank 0 of two ranks that cannot communicate.
 at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
   static const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   return distribute_tensor(tensor, mesh, {placement}).tensor().detach();
@@ -197,7 +197,7 @@ at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
 struct KindCase {
   const char* what;
   const char* op;
-  std::vector<c10::IValue> arguments;  ///< arguments left out take their defaults
+  std::vector<c10::IValue> arguments;  ///< arguments left out have their defaults
   CallKind kind;
 };
 
@@ -224,7 +224,7 @@ std::vector<KindCase> kind_cases() {
       {"NothingToMove", "aten::mm", {rows, whole}, CallKind::kDirect},
       {"APlainTensorThatStays", "aten::mul.Tensor", {whole, values({4, 4})}, CallKind::kDirect},
       {"AnOperatorOfThisLibrary", "tessera::silu_mul", {rows, rows}, CallKind::kDirect},
-      // A rank with one row of three would choose other strides for the result than its peer.
+      // Two ranks have two rows and one row of `thin`, and would choose different strides.
       {"AResultOfThinParts", "aten::sum.dim_IntList", {thin, first}, CallKind::kLocal},
       {"AResultOfThickParts", "aten::sum.dim_IntList", {rows, first}, CallKind::kDirect},
       {"AnInputToMove", "aten::_softmax", {rows, 0, false}, CallKind::kLocal},
@@ -271,7 +271,7 @@ TEST(CallKind, FollowsFromTheCallAndHasARowEach) {
   EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kNativeDropout) + 1);
 }
 
-// A view of a gathered tensor holds a copy, so that its calls must not run directly.
+// A view along a sharded dimension holds a copy, so no call of the view may run directly.
 TEST(CallKind, IsNotDirectForADetachedView) {
   const auto rows = on_two_ranks(values({4, 4}), Shard{0});
   const auto view = rows.slice(0, 1, 3);

@@ -5,7 +5,7 @@
 
 namespace tessera::testing {
 
-// Operators on elements, one by one or along nothing that is split.
+// Families of operators on elements, and along dimensions that are not sharded.
 
 namespace {
 
@@ -98,7 +98,7 @@ std::vector<Family> elementwise_families() {
   return {pointwise(), masking(), copies(), random_numbers()};
 }
 
-// Views, joining and splitting.
+// Families of views, and of operators that join and split tensors.
 
 namespace {
 
@@ -167,7 +167,7 @@ std::vector<Family> view_families() {
   return {views(), joining()};
 }
 
-// Gathering, scattering, indexing, embedding.
+// Families of operators that gather, scatter and index, and embedding.
 
 namespace {
 

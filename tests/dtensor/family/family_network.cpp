@@ -5,7 +5,7 @@
 
 namespace tessera::testing {
 
-// Convolutions and losses.
+// Families of convolutions and losses.
 
 namespace {
 
@@ -63,7 +63,7 @@ std::vector<Family> network_families() {
   return {losses(), convolution(), convolution_in_space()};
 }
 
-// The operators of this library (src/dtensor/fused/).
+// The family of the operators of this library (src/dtensor/fused/).
 
 std::vector<Family> fused_families() {
   Family f{"operators of this library", {}};
@@ -117,7 +117,7 @@ std::vector<Family> fused_families() {
   return {f};
 }
 
-// Softmax and normalisations.
+// Families of softmax and of normalisations.
 
 std::vector<Family> normalisation_families() {
   Family softmax{"softmax", {}};
@@ -141,7 +141,7 @@ std::vector<Family> normalisation_families() {
   return {softmax, normalisation};
 }
 
-// Products of matrices and what is built of them.
+// Families of matrix products and of operators that consist of matrix products.
 
 std::vector<Family> matmul_families() {
   Family matmul{"matmul", {}};

@@ -4,7 +4,7 @@
 
 namespace tessera::testing {
 
-// Reductions, norms, and what works along a dimension.
+// Families of reductions, of norms, and of operators that work along a dimension.
 
 namespace {
 
@@ -90,7 +90,7 @@ std::vector<Family> reduction_families() {
   return {reductions(), norms(), along()};
 }
 
-// The list operators of optimizers.
+// The family of the operators on lists of tensors that optimizers call.
 
 namespace {
 

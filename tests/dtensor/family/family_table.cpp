@@ -58,8 +58,8 @@ void add_operation(std::string& text, const Operation& operation) {
   }
 }
 
-/// What an operation gave: full results and gradients of the reals (undefined where there is none),
-/// their layouts, and what was communicated.
+/// The whole results of an operation and the gradients of its operands of reals (undefined where
+/// there is none), their layouts, and what the operation communicated.
 struct Outcome {
   Tensors results, gradients;
   std::string layout_of_results, layout_of_gradients;
@@ -101,7 +101,7 @@ std::string layouts_of(const Tensors& tensors) {
   return text;
 }
 
-/// Calls and bytes of each collective, over all groups.
+/// Returns calls and bytes of each collective, summed over all process groups.
 std::string describe(const CommunicationScope& scope) {
   std::map<std::string, comm::Traffic> sums;
   for (const auto& [key, traffic] : scope.table()) {
@@ -155,7 +155,7 @@ Tensors full_tensors(const Tensors& tensors) {
   return result;
 }
 
-/// A gradient of the sizes and layout of the result.
+/// Returns values for the gradient of `result`, with the layout of `result`.
 at::Tensor gradient_for(const at::Tensor& result, int seed) {
   const at::Tensor gradient = values(result.sizes(), seed);
   if (!tessera::is_distributed(result)) {
@@ -170,7 +170,7 @@ at::Tensor gradient_for(const at::Tensor& result, int seed) {
   return distribute_tensor(gradient, DistributedTensor(result).mesh(), placements);
 }
 
-/// Gradients of the reals among `operands`, for those results that have one.
+/// Returns the gradients of the operands of reals, for the results that require gradients.
 Tensors gradients_of(const Tensors& results, const Tensors& operands) {
   Tensors roots, seeds, inputs;
   for (const auto& result : results) {
@@ -189,8 +189,8 @@ Tensors gradients_of(const Tensors& results, const Tensors& operands) {
                                /*create_graph=*/false, /*allow_unused=*/true);
 }
 
-/// Runs the operation on operands; the real ones get gradients. They are no leaves:
-/// a leaf's gradient would be brought to the leaf's layout.
+/// Runs the operation. Operands of reals require gradients, but are no leaves, because autograd
+/// would redistribute the gradient of a leaf to the layout of the leaf.
 Outcome run(const Operation& operation, Tensors operands, const DeviceMesh* mesh) {
   for (std::size_t i = 0; i < operands.size(); ++i) {
     const bool real = operation.operands[i].kind <= Operand::kPositive;
@@ -237,7 +237,7 @@ std::string replicated(const Operation& operation, const DeviceMesh& mesh) {
   return text;
 }
 
-/// Runs an operation forward and backward on operands with these layouts. Collective.
+/// Runs forward and backward of an operation on operands in `layouts`. Collective.
 Outcome run_as(const Operation& operation, const std::string& layouts, const DeviceMesh& mesh) {
   if (operation.random) {
     manual_seed(7);
@@ -245,7 +245,7 @@ Outcome run_as(const Operation& operation, const std::string& layouts, const Dev
   return run(operation, distribute(values_of(operation), layouts, mesh), &mesh);
 }
 
-/// The oracle: the operation on plain tensors, or on replicated ones if it draws random numbers.
+/// Returns the oracle: results on plain operands, or on replicated ones for random operations.
 Outcome expected_of(const Operation& operation, const DeviceMesh& mesh) {
   if (operation.random) {
     return run_as(operation, replicated(operation, mesh), mesh);
@@ -300,7 +300,7 @@ std::string render(const std::vector<Family>& families) {
 
 namespace tessera {
 
-// Every row of the family table: its results, their layouts, and what it communicates.
+// The tests check each row of the family table: results, layouts and communication.
 
 namespace {
 

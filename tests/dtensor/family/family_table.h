@@ -14,12 +14,12 @@ namespace tessera::testing {
 using Sizes = std::vector<std::int64_t>;
 using Tensors = std::vector<at::Tensor>;
 
-/// A tensor that an operation takes. Only reals have gradients.
+/// A tensor that an operation takes. Only operands of reals have gradients.
 struct Operand {
   enum Kind { kReals, kPositive, kMask, kIndices };
   Sizes sizes;
   Kind kind = kReals;
-  std::int64_t limit = 0;  ///< indices are below it
+  std::int64_t limit = 0;  ///< upper bound of indices, exclusive
 };
 
 /// One row: the layouts of the operands, and the expected layouts and communication. Placements are
@@ -37,7 +37,7 @@ struct Operation {
   const char* name;
   std::vector<Operand> operands;
   std::function<Tensors(const Tensors&)> run;
-  std::vector<LayoutCase> layouts;  ///< on 4 ranks, or on 2 x 2 if there are commas
+  std::vector<LayoutCase> layouts;  ///< on 4 ranks; with commas, on 2 x 2 ranks
   bool differentiable;
   bool random = false;  ///< the oracle is the same operation on replicated operands
 };
@@ -68,11 +68,11 @@ struct Family {
   static std::vector<LayoutCase> layouts_of_rows(const std::vector<std::string>& rows);
 };
 
-/// The table: every family of operators, with its rows. The test runs them, docs/sharding_rules.md
-/// lists them.
+/// Returns the family table, with all families of operators. The test checks its rows, and
+/// docs/sharding_rules.md lists them.
 std::vector<Family> families();
 
-// Its parts.
+// The following functions return the parts of the family table.
 std::vector<Family> elementwise_families();
 std::vector<Family> matmul_families();
 std::vector<Family> reduction_families();
@@ -83,7 +83,7 @@ std::vector<Family> indexing_families();
 std::vector<Family> network_families();
 std::vector<Family> optimizer_families();
 
-/// docs/sharding_rules.md.
+/// Returns the text of docs/sharding_rules.md.
 std::string render(const std::vector<Family>& families);
 
 }  // namespace tessera::testing

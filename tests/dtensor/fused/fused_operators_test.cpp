@@ -1,5 +1,5 @@
-// Properties of this library's operators beside their values (operators_test.cpp compares those):
-// operator modes see them, they have shapes without values, and they refuse some gradients.
+// Tests of this library's operators, besides the values that operators_test.cpp compares: operator
+// modes see them, they have shapes without values, and they refuse some gradients.
 
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
@@ -34,9 +34,9 @@ using Tensors = std::vector<at::Tensor>;
 struct Function {
   const char* name;  ///< the operator's, without "tessera::"
   Tensors inputs;
-  std::size_t differentiable;  ///< how many of the first inputs have a gradient
+  std::size_t differentiable;  ///< the number of first inputs with gradients
   std::function<at::Tensor(const Tensors&)> run;
-  std::vector<std::string> operators;  ///< operators that a forward and a backward run
+  std::vector<std::string> operators;  ///< the operators of a forward and a backward
 };
 
 std::vector<Function> functions() {
@@ -86,7 +86,7 @@ std::vector<Function> functions() {
   return all;
 }
 
-/// The operators of this library that `mode` saw, without the redistributions of gradients.
+/// Returns the operators of this library that `mode` saw, but no redistributions.
 std::vector<std::string> own_names(const ListingMode& mode) {
   std::vector<std::string> names;
   std::ranges::copy_if(mode.names, std::back_inserter(names), [](const std::string& name) {
@@ -95,7 +95,7 @@ std::vector<std::string> own_names(const ListingMode& mode) {
   return names;
 }
 
-/// Leaves with the values of `tensors`. The first `count` of the leaves require gradients.
+/// Returns leaves with the values of `tensors`. The first `count` leaves require gradients.
 Tensors leaves(const Tensors& tensors, std::size_t count = 3) {
   Tensors all;
   for (const at::Tensor& tensor : tensors) {
@@ -108,7 +108,7 @@ Tensors leaves_of(const Function& function, const Tensors& inputs) {
   return leaves(inputs, function.differentiable);
 }
 
-/// The inputs on a mesh of `world`: those of the first one's sizes are sharded by rows.
+/// Returns distributed inputs. Those with the sizes of the first input are sharded by rows.
 Tensors spread(const Tensors& inputs, const comm::WorldPtr& world) {
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"x"});
   Tensors distributed;
@@ -169,7 +169,7 @@ TEST(FusedOperators, HaveNoSecondDerivativeAndOneBackward) {
     at::Tensor sum = function.run(leaves).sum();
     EXPECT_ERROR(torch::autograd::grad({sum}, {leaves[0]}, {}, std::nullopt, /*create_graph=*/true),
                  std::string(function.name) + " is differentiable once");
-    if (function.inputs.size() > 1) {  // dropout saves no tensor for its backward
+    if (function.inputs.size() > 1) {  // dropout saves no tensor
       sum = function.run(leaves).sum();
       sum.backward();
       EXPECT_ANY_THROW(sum.backward()) << function.name;
@@ -187,7 +187,7 @@ TEST(FusedOperators, RunInInferenceMode) {
   }
 }
 
-/// Forward and backward, also with fewer key-value heads than query heads.
+/// Tests forward and backward, also with fewer key-value heads than query heads.
 TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   for (const std::int64_t kv_heads : {4, 2}) {
     expect_attention_of_parts(
@@ -198,14 +198,14 @@ TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   }
 }
 
-// Attention over several ranges of keys: the kernels' results are merged and differentiated, alike
-// for each kernel. Kernels that only CUDA has are computed by formula (attention_kernels_test.cpp).
+// The kernels compute attention over ranges of keys, whose results are merged. All kernels must
+// agree. Kernels that only CUDA has are computed by formula (attention_kernels_test.cpp).
 
 using at::SDPBackend;
 
 constexpr double kHidden = -std::numeric_limits<double>::infinity();
 
-/// Attention by its formula; `mask` of (queries, keys) is added to the scores.
+/// Returns attention by its formula. `mask` of (queries, keys) is added to the scores.
 at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
   const std::int64_t group = t[0].size(1) / t[1].size(1);
   const at::Tensor scores = t[0].matmul(t[1].repeat_interleave(group, 1).transpose(2, 3)) /
@@ -213,7 +213,7 @@ at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
   return (scores + mask).softmax(-1).matmul(t[2].repeat_interleave(group, 1));
 }
 
-/// 5 queries and 14 keys: 4 keys under a mask, 5 that all queries see, 5 under a causal mask.
+/// Ranges of 14 keys for 5 queries: 4 keys with a mask, 5 without one, 5 with a causal mask.
 struct Parts {
   Tensors inputs{values({2, 6, 5, 8}), values({2, 3, 14, 8}, 1), values({2, 3, 14, 8}, 2)};
   at::Tensor edge = at::full({5, 4}, kHidden, at::kDouble).tril(-2);
@@ -231,7 +231,7 @@ struct Parts {
 TEST(AttentionPart, IsMergedToTheWholeByEveryKernel) {
   const Parts parts;
   const Tensors mine = leaves(parts.inputs);
-  // The mask of the first 4 keys leaves the last query one key.
+  // In the first 4 keys, the mask must leave each query at least one key.
   ASSERT_TRUE(parts.mask.slice(1, 0, 4).isfinite().any(1).all().item<bool>());
   const at::Tensor expected = attend(mine, parts.mask);
   const at::Tensor grad = values(expected.sizes(), 3);
@@ -297,7 +297,7 @@ void expect_calls(const Calls& c) {
   }
 }
 
-/// Chunks whose queries begin at positions 3 and 6 are two chunks although they are adjacent.
+/// Queries from positions 3 and 6 are two chunks, although the chunks are adjacent.
 TEST(ChunkedAttention, TakesTwoCallsForAChunkThatIsNotTheFirstAndNoMask) {
   for (const Calls& c : {Calls{{0, 9}, 0, 3, 0}, Calls{{3, 6}, 0, 4, 0}, Calls{{6}, 0, 2, 0},
                          Calls{{0}, 0, 1, 0}, Calls{{3, 9}, 3, 2, 2}, Calls{{3, 9}, 4, 4, 2},
@@ -331,11 +331,11 @@ TEST(ChunkedAttention, IsThatOfAMaskWithoutKernelsToo) {
   }
 }
 
-/// Chunks [2, 5) and [9, 12). The first sequence has the documents [0, 3), [3, 10), [10, 12), the
-/// second one [0, 10), [10], [11].
+/// The chunks are [2, 5) and [9, 12). The first sequence has the documents [0, 3), [3, 10) and [10,
+/// 12), the second one [0, 10), [10] and [11].
 TEST(ChunkedAttention, TakesACallForADocumentThatBeginsInItsChunkAndTwoForOneBeforeIt) {
-  // Calls for the first sequence: 2 for [2, 3), 1 for [3, 5), 2 for [9, 10), 1 for [10, 12). For
-  // the second: 2 for [2, 5), 2 for [9, 10), and 1 for each other token.
+  // The first sequence takes 2 calls for [2, 3), 1 for [3, 5), 2 for [9, 10), 1 for [10, 12). The
+  // second one takes 2 for [2, 5), 2 for [9, 10), and 1 for each other token.
   expect_calls({{2, 9}, 0, 12, 0, 2, {0, 3, 10, 12, 22, 23, 24}});
 }
 
@@ -367,9 +367,9 @@ TEST(ChunkedAttention, Refusals) {
 }  // namespace
 }  // namespace tessera
 
-// tessera::cross_entropy, whose ranks each have a shard of the vocabulary, against libtorch's loss
-// of whole logits. Tests of all fused operators are above, layouts are in operators_test.cpp, and
-// the reduction of the losses is tested in tests/tensor_parallel.
+// Compares tessera::cross_entropy, for which each rank has a shard of the vocabulary, with
+// libtorch's loss of whole logits. operators_test.cpp tests its layouts, and tests/tensor_parallel
+// the reduction of the losses.
 
 namespace tessera::row_losses_test {
 namespace {
@@ -388,7 +388,7 @@ struct Outcome {
   at::Tensor losses, gradient;
 };
 
-/// libtorch's loss of whole logits, and the gradient of the losses' sum, weighted by `weights`.
+/// Returns libtorch's losses of whole logits, and the gradient of the sum of losses * weights.
 Outcome of_libtorch(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
                     const detail::RowLossOptions& options) {
   const at::Tensor leaf = logits.clone().requires_grad_();
@@ -405,7 +405,7 @@ struct Split {
   std::vector<std::int64_t> mesh;
   Placements logits, targets;
   std::int64_t vocabulary;
-  std::int64_t calls;  ///< collectives that a rank starts, forward and backward together
+  std::int64_t calls;  ///< collectives of a rank in forward and backward
 };
 
 class CrossEntropyOperator : public ::testing::TestWithParam<Split> {};
@@ -417,7 +417,7 @@ TEST_P(CrossEntropyOperator, IsLibtorchsInAStrictScope) {
   const at::Tensor weights = at::arange(1, kTokens + 1, at::kDouble);
   RunRanks(testing::ranks_of(split.mesh), [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh(split.mesh, {"dp", "tp"});
-    // In one process: the cached plan of some options must not be used for others.
+    // Calls with other options must not use the cached call plan of these options.
     for (const detail::RowLossOptions& options :
          {detail::RowLossOptions{}, detail::RowLossOptions{-100, 0.2, 0.03},
           detail::RowLossOptions{-100, 0.2, 0.5}, detail::RowLossOptions{-100, 0.3, 0.5},

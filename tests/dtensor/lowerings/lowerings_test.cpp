@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Operators along a sharded dimension that communicate only data of the size of their result: every
-// placement, short and empty shards, ties, NaNs and infinities.
+// Tests operators along a sharded dimension that communicate only as many bytes as their result
+// has: in every placement, with short and empty shards, ties, NaNs and infinities.
 
 namespace {
 
@@ -35,7 +35,7 @@ OperatorCases cases() {
 INSTANTIATE_TEST_SUITE_P(Forms, Operators, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// Compares `function` of a tensor, in every placement on a line of four, with the plain result.
+/// Compares `function` of a tensor with each dimension sharded over four ranks with one rank.
 template <class Function>
 void expect_same(const at::Tensor& values, const Function& function) {
   const auto expected = function(values);
@@ -57,13 +57,12 @@ TEST(Extremum, IsNanOrInfiniteWhereAnElementIs) {
 }
 
 TEST(Norm, SumsHalfPrecisionInSinglePrecision) {
-  const auto values =
-      at::full({512, 4}, 100.0, at::kHalf);  // the sum of squares exceeds half's maximum, 65504
+  const auto values = at::full({512, 4}, 100.0, at::kHalf);  // more than 65504
   expect_same(values,
               [](const at::Tensor& t) { return at::linalg_vector_norm(t, 2, at::IntArrayRef{0}); });
 }
 
-// batch_norm's rule redistributes the statistics to the channels' layout, and new values back.
+// The rule of batch_norm moves the statistics to the layout of the channels, and new values back.
 TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
   const at::Tensor values = at::sin(at::arange(48, at::kDouble)).view({4, 3, 4});
   const at::Tensor statistics = at::arange(1, 13, at::kDouble).view({4, 3});
@@ -105,8 +104,8 @@ TEST_ON_MESH(Forms, AreRefusedInAStrictScopeIfTheyCommunicate, {4}, {"x"}) {
 
 }  // namespace
 
-// Operators on the meta device, used to record plans: results and gradients must have the sizes
-// that they have on a real device.
+// Plans are recorded with tensors on the meta device, whose results and gradients must have the
+// sizes of real tensors.
 
 namespace {
 namespace meta_sizes {
@@ -140,7 +139,7 @@ std::vector<Function> functions() {
   return all;
 }
 
-/// The sizes of the result and of the gradients of all inputs.
+/// Returns the sizes of the result and of the gradients of all inputs.
 template <class Make>
 std::vector<Sizes> sizes_of(const Function& function, Make make) {
   Tensors inputs;

@@ -18,10 +18,10 @@ namespace {
 
 using at::Tensor;
 
-/// The scores of one call. Key and value heads are repeated to the number of query heads.
+/// The scores of one call of attention. Key and value heads are repeated to the query heads.
 struct Scores {
   Tensor key, value;
-  Tensor values;  ///< the scores: (batch, heads, queries, keys), masked
+  Tensor values;  ///< masked scores: (batch, heads, queries, keys)
   double scale;
 
   Scores(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bias, bool causal)
@@ -39,17 +39,17 @@ struct Scores {
   }
 };
 
-/// The result, and the log-sum-exp of each row of scores.
+/// Returns the result of attention, and the log-sum-exp of each row of scores.
 std::pair<Tensor, Tensor> attend(const Scores& scores) {
   return {scores.values.softmax(-1).matmul(scores.value), scores.values.logsumexp(-1)};
 }
 
-/// Sums the gradients of repeated key-value heads.
+/// Sums the gradients of key-value heads over their repetitions.
 Tensor to_kv_heads(const Tensor& gradient, const Tensor& kv) {
   return gradient.unflatten(1, {kv.size(1), -1}).sum(2);
 }
 
-/// The gradients of query, key, value and bias, from the log-sum-exp `rows` of the forward.
+/// Returns the gradients of query, key, value and bias; `rows` are log-sum-exps of the forward.
 std::array<Tensor, 4> gradients(const Scores& scores, const Tensor& grad, const Tensor& q,
                                 const Tensor& k, const Tensor& v, const Tensor& out,
                                 const Tensor& rows) {
@@ -87,7 +87,7 @@ Backward flash_backward(const Tensor& grad, const Tensor& q, const Tensor& k, co
   return {of_q, of_k, of_v};
 }
 
-/// The log-sum-exp's last dimension (queries) is padded to a multiple of 32, as by CUDA's kernel.
+/// As in CUDA's kernel, the last dimension of the log-sum-exp is padded to a multiple of 32.
 std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(const Tensor& q, const Tensor& k,
                                                      const Tensor& v,
                                                      const std::optional<Tensor>& bias,
@@ -141,7 +141,7 @@ TORCH_LIBRARY_IMPL(aten, CPU, library) {
 
 struct Kernel {
   std::string name;
-  /// (query, key, value) -> the result
+  /// Returns the result for {query, key, value}.
   std::function<Tensor(const std::vector<Tensor>&, bool causal)> run;
   bool grouped = true;  ///< accepts fewer key-value heads than query heads
 };

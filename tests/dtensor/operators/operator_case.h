@@ -13,7 +13,7 @@
 
 namespace tessera::testing {
 
-/// A function of tensors of double; its distributed result is compared with that on one rank.
+/// A function of tensors of doubles. Tests compare its distributed result with that of one rank.
 struct OperatorCase {
   std::string name;
   std::vector<std::vector<std::int64_t>> inputs;  ///< sizes; all elements have different values
@@ -33,9 +33,9 @@ struct OperatorCases : std::vector<OperatorCase> {
   }
 };
 
-/// Runs a case, forward and backward, on a mesh of `mesh_sizes`. Inputs have random layouts (mesh
-/// dimensions in any order, interleaved, partial or uneven shards). Expects plain libtorch's values
-/// and gradients; the gradients must have the layouts of their leaves.
+/// Runs forward and backward of a case on a mesh of `mesh_sizes`. Inputs have random layouts (mesh
+/// dimensions in any order, interleaved, partial or uneven shards). Expects values and gradients of
+/// plain libtorch. A gradient must have the layout of its leaf.
 void expect_equals_one_rank(const OperatorCase& c, const std::vector<std::int64_t>& mesh_sizes);
 
 using Attention = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
@@ -45,10 +45,10 @@ using Attention = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 void expect_attention_of_parts(const std::vector<at::Tensor>& plain, const Attention& attention,
                                const Placements& placements = {Shard{0}, Shard{1}});
 
-/// `tensor`, replicated over the mesh of `other` if `other` is distributed.
+/// Returns `tensor`, replicated over the mesh of `other` if `other` is distributed.
 at::Tensor beside(const at::Tensor& other, const at::Tensor& tensor);
 
-/// Runs each case on meshes of 4, 2 x 2 and 3 x 2. Several files instantiate this suite.
+/// A suite that runs cases on meshes of 4, 2 x 2 and 3 x 2. Several files instantiate the suite.
 class Operators : public ::testing::TestWithParam<OperatorCase> {};
 
 }  // namespace tessera::testing

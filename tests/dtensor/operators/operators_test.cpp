@@ -15,7 +15,7 @@ using Case = OperatorCase;
 using Tensors = std::vector<at::Tensor>;
 using Sizes = std::vector<std::int64_t>;
 
-/// Expects the gradient in the layout of its leaf, but replicated where the leaf is partial.
+/// Expects that a gradient has the layout of its leaf, but is replicated where the leaf is partial.
 void expect_lies_as_leaf(const at::Tensor& gradient, const at::Tensor& leaf) {
   const auto& of_leaf = *DistributedTensor(leaf).layout();
   const auto expected = Layout::intern(of_leaf.mesh_sizes(), of_leaf.dims());
@@ -26,7 +26,7 @@ Placements replicated(const DeviceMesh& mesh) {
   return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate{});
 }
 
-/// The value of the case's function, and the leaves' gradients of sum(result * weights).
+/// Returns the result of the case, and the gradients of the leaves of sum(result * weights).
 Tensors value_and_gradients(const Case& c, const Tensors& leaves) {
   for (const auto& leaf : leaves) {
     leaf.requires_grad_(c.differentiable);
@@ -138,7 +138,7 @@ using testing::beside;
 using testing::OperatorCases;
 using testing::Operators;
 
-// Of sizes 7 x 6 only the second is divisible by 2 and so may be sharded in interleaved blocks.
+// Interleaved blocks need a size that 2 or 3 divides, such as 6, but not 7.
 OperatorCases element_operators() {
   OperatorCases c;
   c.add("add", {{7, 6}, {7, 6}}, [](auto& t) { return t[0] + t[1]; });
@@ -254,8 +254,8 @@ INSTANTIATE_TEST_SUITE_P(Reductions, Operators, ::testing::ValuesIn(reductions_a
 INSTANTIATE_TEST_SUITE_P(Own, Operators, ::testing::ValuesIn(operators_of_this_library()), kName);
 INSTANTIATE_TEST_SUITE_P(Views, Operators, ::testing::ValuesIn(views_and_parts()), kName);
 
-// Operators whose results PyTorch 2.11's DTensor gets silently wrong, or on which it hangs: one
-// case each, with sizes that leave a shard short or empty.
+// PyTorch 2.11's DTensor gets the results of these operators wrong, or hangs. Each case has sizes
+// that leave a shard short or empty.
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -302,7 +302,7 @@ INSTANTIATE_TEST_SUITE_P(KnownDefects, Operators, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {
-  const StrictScope strict;  // a strict scope allows reading one value
+  const StrictScope strict;  // which allows reading one value
   const at::Tensor split = distribute_tensor(at::arange(7, at::kDouble), mesh, {Shard{0}});
   EXPECT_EQ(split.sum().item<double>(), 21);
   EXPECT_EQ(split.max().item<double>(), 6);
@@ -312,7 +312,7 @@ TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {
   EXPECT_TRUE(at::equal(split, split));
 }
 
-// Operators on Partial tensors that PyTorch 2.11's DTensor gets wrong or refuses.
+// PyTorch 2.11's DTensor gets these operators on Partial tensors wrong, or refuses them.
 
 using testing::full_tensor;
 using testing::values;
@@ -327,13 +327,13 @@ TEST_ON_MESH(UnlikePartials, AddUpAndJoin, {4}, {"x"}) {
                at::cat({values({4, 3}), values({4, 3})}));
 }
 
-/// Checks 8 / x, forward and backward, where x is partial and its ranks' terms differ.
+/// Checks forward and backward of 8 / x, where x is partial and the terms of the ranks differ.
 void check_quotient(const std::function<at::Tensor(const at::Tensor&)>& divide_eight_by) {
   auto plain = values({7, 5}).add(3).requires_grad_();
   const auto expected = 8.0 / plain;
   expected.mul(values({7, 5}, 1)).sum().backward();
   RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    // The ranks' terms are 1, 2, 3 and 4 tenths of the value, so none is 0 or the whole value.
+    // The terms are 1, 2, 3 and 4 tenths of the value, so that no term is 0 or the whole value.
     const auto term = plain.detach() * ((rank.rank() + 1) / 10.0);
     const auto leaf = DistributedTensor::from_local(term, mesh, {Partial{}});
     leaf.tensor().requires_grad_();
@@ -357,13 +357,13 @@ TEST(PendingReductions, AreReducedBeforeTheyDivide) {
   });
 }
 
-// Shards with one element along a dimension, or none: libtorch's kernels choose strides by a
-// shard's own sizes, which must not make the ranks differ.
+// Shards may have one element along a dimension, or none. libtorch's kernels choose strides by the
+// sizes of the shard, but the strides must not differ between ranks.
 
 using testing::full_tensor;
 using testing::values;
 
-/// Shards `value` over a line of all ranks. With 4 ranks, the last has none of 5 rows.
+/// Shards `value` over all ranks. Of 4 ranks, the last rank has none of 5 rows.
 at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement) {
   return distribute_tensor(value, rank.mesh({rank.size()}, {"x"}), {placement}).tensor().detach();
 }
@@ -371,7 +371,7 @@ at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement
 TEST_ON_RANKS(ThinShards, HaveTheSameStridesOnAllRanks, 4) {
   // A shard of sizes [3, 1] or [3, 0] is contiguous whatever its strides are.
   const auto x = place(values({5, 3}), rank, Shard{0}).t();
-  // x + x runs twice: the second call takes its plan from the cache.
+  // The second x + x takes its call plan from the cache.
   for (const auto& y : {x.exp(), x + x, x + x, at::where(x > 0, x, -x), x.clone()}) {
     EXPECT_EQ(y.strides(), at::IntArrayRef({5, 1}));
     EXPECT_TRUE(DistributedTensor(y).to_local().is_contiguous());
@@ -381,7 +381,7 @@ TEST_ON_RANKS(ThinShards, HaveTheSameStridesOnAllRanks, 4) {
 
 TEST_ON_MESH(ThinShards, ComeFromLocalTensorsOfOtherStrides, {4}, {"x"}) {
   const auto rows = values({5, 3});
-  // torch.chunk gives the ranks 2, 2, 1 and 0 rows, which are columns of the transposed tensor.
+  // The ranks have 2, 2, 1 and 0 rows of `rows`, which are columns of the transposed tensor.
   const auto first = std::min<std::int64_t>(2 * rank.rank(), 5);
   const auto local = rows.slice(0, first, std::min<std::int64_t>(first + 2, 5)).t();
   const auto x =
@@ -409,13 +409,13 @@ TEST_ON_RANKS(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole, 3) {
   }
 }
 
-// Operators on lists of tensors increase each tensor's version once, as libtorch does, and write
-// what one operator per tensor would write.
+// Operators on lists of tensors must write what one operator for each tensor would write, and
+// increase the version of each tensor once.
 
 const std::vector<Placement> kPlacementsInLists{Replicate{}, Shard{0}, Partial{},
                                                 Partial{ReduceOp::kMax}};
 
-/// Each function writes to its first list.
+/// Returns functions that write to their first list.
 const std::vector<testing::Named<void(Tensors, Tensors)>>& list_writes() {
   static const std::vector<testing::Named<void(Tensors, Tensors)>> all{
       {"add", [](auto x, auto y) { at::_foreach_add_(x, y); }},
@@ -441,7 +441,7 @@ TEST_ON_MESH(ForeachInPlace, CountsItsWritesAsLibtorchDoes, {3}, {"x"}) {
         SCOPED_TRACE(name + to_string(written) + to_string(read));
         const Tensors x{spread(values({5}).abs(), written), spread(values({3, 2}).abs(), written)};
         const Tensors y{spread(values({5}, 1), read), spread(values({3, 2}, 1), read)};
-        for (int times : {1, 2}) {  // the second time from the cache of plans
+        for (int times : {1, 2}) {  // the second call has a cached plan
           Tensors again{x[0].clone(), x[1].clone()};
           const auto before = again[0]._version();
           run(again, y);

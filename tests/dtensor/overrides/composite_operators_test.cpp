@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-// Operators that libtorch composes of many others, where those write to views, read expanded
+// Tests operators that libtorch composes of other operators, which write to views, read expanded
 // tensors or run on empty shards.
 
 namespace {
@@ -72,7 +72,7 @@ TEST_ON_MESH(Quantile, WritesToADistributedResult, {4}, {"x"}) {
   EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
 }
 
-// Composite operators with out=: their writes must reach the distributed tensor.
+// Composite operators with an argument out= must write to the distributed tensor that is passed.
 
 /// A composite operator with an argument out=.
 struct OutCase {
@@ -83,7 +83,7 @@ struct OutCase {
 };
 
 TEST_ON_MESH(OutVariant, WritesToATensorHoweverItLies, {4}, {"x"}) {
-  // Sharded, the first `out` lies on one rank. Its operators would resize empty shards.
+  // If sharded, the first `out` is on one rank. The composed operators would resize empty shards.
   const std::vector<OutCase> all{
       {"maximum_of_all",
        {{4}},
@@ -142,7 +142,7 @@ TEST_ON_MESH(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefusedAndResizesAnEm
   }
 }
 
-// aten::embedding with a weight that is sharded along the vocabulary.
+// The following tests call aten::embedding with a weight that is sharded along the vocabulary.
 
 at::Tensor table(std::int64_t rows) {
   return at::arange(rows * 3, at::kDouble).view({rows, 3}).cos();

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// Operators that throw for values that only one rank holds. With TESSERA_DEBUG=1 all ranks throw,
-// and their collectives still match afterwards.
+// Tests operators that throw for values that only one rank has. With TESSERA_DEBUG=1, all ranks
+// throw, and the collectives of the ranks still match afterwards.
 
 namespace {
 
@@ -20,7 +20,7 @@ constexpr int kBadRank = 2;
 struct Case {
   const char* name;
   const char* operator_name;
-  at::Tensor numbers;  ///< a row for each rank; the row of rank kBadRank holds an invalid number
+  at::Tensor numbers;  ///< a row for each rank; kBadRank's has an invalid number
   std::function<at::Tensor(const at::Tensor& numbers, const DeviceMesh&)> run;
 };
 
@@ -67,7 +67,7 @@ std::vector<Case> cases() {
   };
 }
 
-/// Expects the error that `call` throws on this rank: one line with operator, rank and remedy.
+/// Expects that `call` throws an error that names the operator, the rank and the remedy.
 void expect_failure(const std::function<void()>& call, const std::string& name) {
   EXPECT_ERROR(call(), name, "failed on rank 2", "correct");
 }
@@ -82,7 +82,7 @@ TEST(BadValue, OnOneRankEndsTheCallOnAllRanks) {
     for (const Case& c : cases()) {
       SCOPED_TRACE(c.name);
       const at::Tensor numbers = on(mesh, c.numbers, Shard{0});
-      for (int i = 0; i < 2; ++i) {  // first planned, then from the cache of plans
+      for (int i = 0; i < 2; ++i) {  // the second call has a cached plan
         expect_failure([&] { c.run(numbers, mesh); }, c.operator_name);
         expect_in_step(mesh);
       }
@@ -90,7 +90,7 @@ TEST(BadValue, OnOneRankEndsTheCallOnAllRanks) {
   });
 }
 
-// Throws on ranks with other rows of the indices, and on those with other rows of the weight.
+// All ranks must throw, whatever rows of the indices and of the weight they have.
 TEST(BadValue, InASplitVocabularyEndsTheCallOnAllRanks) {
   const testing::DebugChecks debug("1");
   RunRanks(kRanks, [](Rank& rank) {

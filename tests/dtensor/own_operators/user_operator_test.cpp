@@ -30,7 +30,7 @@ at::Tensor sin_of_product(const at::Tensor& x, const at::Tensor& w) {
   return (x * w).sin();
 }
 
-/// An operator with an explicit gradient: used as its autograd kernel, and called directly.
+/// An operator with an explicit gradient. call() is the autograd kernel of the operator.
 struct SinOfProduct : torch::autograd::Function<SinOfProduct> {
   static at::Tensor call(const at::Tensor& x, const at::Tensor& w) { return apply(x, w); }
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
@@ -45,7 +45,7 @@ struct SinOfProduct : torch::autograd::Function<SinOfProduct> {
   }
 };
 
-/// A Function that calls no operator of its own: its forward runs libtorch's operators.
+/// An autograd function whose forward only calls operators of libtorch.
 struct CubeByHand : torch::autograd::Function<CubeByHand> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});
@@ -57,8 +57,8 @@ struct CubeByHand : torch::autograd::Function<CubeByHand> {
   }
 };
 
-/// The rule of elementwise operators: a `w` of fewer dimensions is broadcast over the first ones of
-/// `x`.
+/// The rule of an elementwise operator. If `w` has fewer dimensions than `x`, it is broadcast over
+/// the first dimensions of `x`.
 std::optional<ShardingRule> elementwise(const OpCall& call) {
   ShardingRule rule;
   ShardingRule::TensorFactors dims;
@@ -97,7 +97,7 @@ TORCH_LIBRARY(own_gradients, library) {
 
 }  // namespace own_operators
 
-// A user's own operators on distributed tensors, with a sharding rule and without one.
+// The following tests run operators of a user on distributed tensors, with and without a rule.
 
 at::Tensor halve(const at::Tensor& x) {
   return x / 2;
@@ -130,14 +130,14 @@ TORCH_LIBRARY(tessera_test, library) {
   library.def("never_called(Tensor x) -> Tensor");
 }
 
-/// The rule of a linear elementwise operator: one factor for each dimension of input and output.
+/// The rule of a linear elementwise operator, whose inputs may be partial sums.
 std::optional<ShardingRule> elementwise(const OpCall& call) {
   auto rule = own_operators::elementwise(call);
   rule->linear = {{{0}, ReduceOp::kSum}};
   return rule;
 }
 
-/// The rule of add_into, whose output is the tensor that it writes to: it returns nothing.
+/// The rule of add_into, which returns nothing. The output of the rule is the written tensor.
 std::optional<ShardingRule> adding(const OpCall& call) {
   auto rule = own_operators::elementwise(call);
   rule->linear = {{{0, 1}, ReduceOp::kSum}};
@@ -218,7 +218,7 @@ TEST(UserOperator, TakesOneRuleBeforeItsFirstUse) {
     unary("tessera_test::halve_unruled", distribute_tensor(at::ones({2}), mesh, {Shard{0}}));
   });
   EXPECT_ERROR(register_rule("tessera_test::halve_unruled", &elementwise), "first use");
-  static const bool registered = [] {  // once, also if the test is repeated
+  static const bool registered = [] {  // once, even if the test is repeated
     register_rule("tessera_test::never_called", &elementwise);
     return true;
   }();
@@ -226,8 +226,8 @@ TEST(UserOperator, TakesOneRuleBeforeItsFirstUse) {
   EXPECT_ERROR(register_rule("tessera_test::never_called", &elementwise), "for the second time");
 }
 
-/// Prints the messages of two calls after a rule was registered for `name`. Rules are global to a
-/// process, so this runs in one of its own. A message is one line.
+/// Registers a rule for `name`, and prints the error messages of two later calls, a line each.
+/// Rules are global, so the function runs in a process of its own.
 void call_with_rule_of(const std::string& name) {
   const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   register_rule(name, &elementwise);
@@ -257,19 +257,19 @@ TEST(UserOperatorDeathTest, FirstCallsFailAfterARuleOfNoOperatorOrACompositeOne)
 TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
   const auto whole = at::arange(6, at::kFloat);
   const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
-  // The library's rule would keep the result sharded; the rule above declines every call.
+  // The library's rule would keep the result sharded. The rule that replaces it has no layouts.
   const DistributedTensor result(at::hypot(x, x));
   EXPECT_EQ(result.placements(), Placements{Replicate{}});
   EXPECT_EQUAL(result, at::hypot(whole, whole));
 }
 
-// Gradients of operators that are not libtorch's equal those of one rank, or are an error.
+// Gradients of operators of a user must equal those of one rank, or be refused.
 
 using own_operators::call_binary;
 using testing::Operators;
 using testing::values;
 
-/// Operators and a function of a user, with a weight that is broadcast over the rows.
+/// Returns operators and an autograd function of a user. The weight is broadcast over the rows.
 testing::OperatorCases own_cases() {
   testing::OperatorCases c;
   c.add("implicit", {{5, 3}, {3}}, [](auto& t) { return call_binary("implicit", t[0], t[1]); });

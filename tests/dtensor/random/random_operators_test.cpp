@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-// Random operators of at:: on distributed tensors: a seed gives the same global tensor on every
-// mesh.
+// Tests random operators of at:: on distributed tensors: a seed must give the same whole tensor on
+// every mesh.
 
 namespace {
 
@@ -70,7 +70,7 @@ TEST(RandomOperators, DrawTheSameOnEveryMesh) {
   });
 }
 
-/// These operators are those that docs/operators/operators.md lists as random.
+/// The test calls the operators that docs/operators/operators.md lists as random.
 TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
   const testing::DebugChecks none("0");
   RunRanks(4, [](Rank& rank) {
@@ -92,14 +92,14 @@ TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
   });
 }
 
-/// Backward operators draw no numbers, and kernels of other devices do not run here.
+/// Backward operators draw no numbers, and the kernels of other devices do not run in this test.
 bool draws_nothing(const std::string& name) {
   return name.ends_with("_backward") || name == "_fused_sdp_choice" ||
          name == "_scaled_dot_product_flash_attention_for_cpu" ||
          name.find("_triton_") != std::string::npos;
 }
 
-// Every random operator of libtorch is composed of others, or has a kernel on our dispatch key.
+// Each random operator is composed of other operators, or has a kernel on kRandomKey.
 TEST(RandomOperators, AreAllKnownWithinARegion) {
   std::vector<std::string> unknown;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -196,18 +196,18 @@ TEST_ON_MESH(RandomOperators, DrawFromTheGeneratorThatIsPassed, {2}, {"x"}) {
   const at::Tensor bits = at::bernoulli(half, generator());
   EXPECT_EQUAL(at::bernoulli(x, generator()), bits);
   EXPECT_EQUAL(x.clone().bernoulli_(x, generator()), bits);
-  x.uniform_();  // a call with a plan of its own, unlike the next one's
+  x.uniform_();  // has another call plan than the next call
   EXPECT_EQUAL(x.uniform_(0, 1, generator()), at::empty(kSizes).uniform_(0, 1, generator()));
 }
 
-// Dropout inside attention: the mask is the same on every mesh, in the forward and the backward.
+// The mask of dropout in attention must be the same on every mesh, in forward and backward.
 
 using testing::values;
 
-// The batch size 3 and the sequence length 5 are divisible by neither 2 nor 4.
+// Neither 2 nor 4 divides the batch size 3 and the sequence length 5.
 const std::vector<std::int64_t> kHeads{3, 4, 5, 8};
 
-/// The result, and the gradients of query, key and value.
+/// The result of attention, and the gradients of query, key and value.
 using Results = std::array<at::Tensor, 4>;
 
 Results attend(const DeviceMesh& mesh, const Placements& placements, bool causal) {

@@ -1,7 +1,6 @@
-// Random redistributions, executed: the result, the redistribution back, the gradient and the bytes
-// sent are compared with index arithmetic on the whole tensor. Failures name mesh and seed.
-//
-// TESSERA_PROPERTY_CASES: the number of redistributions on each mesh (default 50).
+// Executes random redistributions. The result, the redistribution back, the gradient and the sent
+// bytes are compared with index arithmetic on the whole tensor. Errors name mesh and seed.
+// TESSERA_PROPERTY_CASES is the number of redistributions on each mesh (default 50).
 
 #include <atomic>
 #include <cstdlib>
@@ -32,7 +31,7 @@ at::Tensor combine(const at::Tensor& terms, ReduceOp op) {
   }
 }
 
-/// The shard of `whole` at a mesh coordinate (Partial is ignored), by index arithmetic.
+/// Returns the shard of `whole` at a mesh coordinate, by index arithmetic. Ignores Partial.
 at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordinate) {
   for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
     const auto indices = layout_indices(layout, dim, whole.size(dim), coordinate);
@@ -41,7 +40,7 @@ at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordina
   return whole;
 }
 
-/// The local tensor at a mesh coordinate: a Partial's term of the shard. Replicas hold the same.
+/// Returns the local tensor at a mesh coordinate, which is a term of the shard for Partial.
 at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices& coordinate) {
   auto local = piece(whole, layout, coordinate);
   for (const auto& partial : layout.partial()) {
@@ -51,7 +50,7 @@ at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices
   return local;
 }
 
-/// For each rank: its term reduced with its peers' terms, inner mesh dimensions first.
+/// Returns for each rank the reduction of its group's terms, inner mesh dimensions first.
 std::vector<at::Tensor> reduced(std::vector<at::Tensor> locals, const Layout& layout) {
   const auto all = coordinates(layout.mesh_sizes());
   for (auto partial = layout.partial().rbegin(); partial != layout.partial().rend(); ++partial) {
@@ -81,7 +80,7 @@ namespace {
 
 using testing::Indices;
 using testing::pos;
-using Tensors = std::vector<at::Tensor>;  // one of each rank
+using Tensors = std::vector<at::Tensor>;  // a tensor of each rank
 
 struct Case {
   Indices sizes;
@@ -104,7 +103,7 @@ std::string describe(const Case& c, unsigned seed) {
          " of " + ::testing::PrintToString(c.sizes);
 }
 
-/// Integers, so that sums are exact in any order.
+/// Returns integers, whose sums are exact in any order.
 at::Tensor whole_of(const Indices& sizes) {
   return testing::counting_values(sizes).sub(5);
 }
@@ -118,7 +117,7 @@ bool averages(const Layout& layout) {
                      [](const auto& partial) { return partial.op == ReduceOp::kAvg; });
 }
 
-/// Expects the ranks' reduced local tensors to be shards of `whole`, bit for bit if `exact`.
+/// Expects that the reduced local tensors are the shards of `whole`, bit for bit if `exact`.
 void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& layout,
                   bool exact) {
   const auto all = testing::coordinates(layout.mesh_sizes());
@@ -133,7 +132,7 @@ void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& 
   }
 }
 
-/// Bytes of the plan's all-to-alls that a rank keeps: elements in its shards before and after.
+/// Returns the bytes of the plan's all-to-alls that stay on a rank, and are not sent.
 std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const Indices& coordinate) {
   std::int64_t bytes = 0;
   for (const auto& step : plan.steps) {
@@ -154,7 +153,7 @@ std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const In
   return bytes;
 }
 
-/// Bytes that a rank sends, from those it passes to collectives. Group names list mesh dimensions.
+/// Returns the bytes that a rank sends in its collectives. Group names list mesh dimensions.
 double sent(const comm::TrafficTable& table, const Indices& mesh) {
   double bytes = 0;
   for (const auto& [key, traffic] : table) {
@@ -178,7 +177,7 @@ double sent(const comm::TrafficTable& table, const Indices& mesh) {
 struct Outcome {
   Tensors moved, back, gradient;
   LayoutPtr gradient_layout = nullptr;
-  std::vector<comm::TrafficTable> there, home;  // of each rank: redistribution and way back
+  std::vector<comm::TrafficTable> there, home;  // for each rank, in both directions
 };
 
 void execute(const Case& c, const DeviceMesh& mesh, std::size_t rank, Outcome& outcome) {

@@ -59,7 +59,7 @@ TEST(Redistribute, MovesNothingOnTheMetaDevice) {
   EXPECT_EQ(t.full_tensor().sizes(), (std::vector<std::int64_t>{7, 5}));
 }
 
-// Shards of 8 and 4 of 12 elements: placements cannot express such a layout.
+// A list of placements cannot express a layout with shards of 8 and 4 of 12 elements.
 TEST_ON_MESH(Redistribute, ErrorsNameALayoutThatHasNoPlacements, {2}, {"x"}) {
   const auto layout = Layout::intern({2}, {{{3, {0}}, {4, {}}}});
   const auto whole = at::arange(12, at::kFloat);
@@ -105,8 +105,8 @@ TEST_ON_MESH(Scatter, SpreadsTheValuesOfOneRank, {2, 2}, {"dp", "tp"}) {
                "distribute_tensor from 4 of");
 }
 
-// Reductions that a dtype does not support: no tensor becomes partial with them, neither by
-// distribute_tensor or redistribute nor as an operator's result.
+// A dtype may lack a reduction, such as averages of integers. No tensor may become partial with
+// such a reduction, neither in distribute_tensor() and redistribute() nor as a result.
 
 using testing::full_tensor;
 
@@ -162,7 +162,7 @@ TEST_ON_MESH(PartialTensor, NeverHoldsSumsOfBooleans, {3}, {"x"}) {
   }
 }
 
-// Asynchronous redistributions: they are waited for when their values are first used.
+// Asynchronous redistributions wait when their values are first used.
 
 using comm::CommunicatorPtr;
 using comm::WorkPtr;
@@ -183,7 +183,7 @@ class LoggedWork final : public comm::Work {
   Log& log_;
 };
 
-/// Logs when collectives of a group start and when they are waited for.
+/// A process group that logs when its collectives start, and when they are waited for.
 class LoggedCommunicator final : public testing::ForwardingCommunicator {
  public:
   LoggedCommunicator(CommunicatorPtr inner, std::string name, Log& log, bool on_device)
@@ -210,7 +210,7 @@ class LoggedCommunicator final : public testing::ForwardingCommunicator {
   bool on_device_;
 };
 
-/// A 2 x 2 mesh whose groups write to `log`. `on_device`: as if a device ordered their calls.
+/// A 2 x 2 mesh whose groups write to `log`. `on_device`: whether a device orders their calls.
 DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
   const int row = rank.rank() / 2, column = rank.rank() % 2;
   const auto dp = rank.world()->group({column, column + 2}, "logged dp");
@@ -254,7 +254,7 @@ TEST_ON_RANKS(Async, OverlapsOnTwoGroups, 4) {
   }
 }
 
-// A collective of several rounds needs its peers to progress while they use another result.
+// Ranks must progress with a collective of several rounds while they use another result.
 TEST_ON_MESH(Async, RanksMayUseResultsInUnlikeOrders, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
@@ -314,7 +314,7 @@ TEST(Async, AFailureOfAPeerIsThrownWhereTheValuesAreUsed) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     const auto x = distribute_tensor(counting_values({4}), mesh, {Shard{0}});
-    x.full_tensor();  // creates the group
+    x.full_tensor();  // also creates the process group
     if (rank.rank() == 1) {
       fail("this rank ends early");
     }

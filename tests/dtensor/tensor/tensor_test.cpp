@@ -93,15 +93,15 @@ TEST(SetData, TakesAnotherDistributedTensorAndItsType) {
   EXPECT_TRUE(local_tensor(leaf.grad()).equal(counting_values({2, 3}).to(at::kDouble).mul(2)));
 }
 
-// Redistributing a written tensor may move nothing on some ranks, or on all: then the result is the
-// same memory, maybe with other strides.
+// An in-place operator may redistribute the written tensor. If nothing moves, the redistributed
+// tensor has the same memory, maybe with other strides.
 
 using testing::values;
 
 const std::vector<ReduceOp> kEveryReduction{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                             ReduceOp::kMin, ReduceOp::kProduct};
 
-/// Replicate, Shard of each of the first `dims` dimensions, and Partial with each reduction.
+/// Returns Replicate, Shard of the first `dims` dimensions, and Partial with each reduction.
 std::vector<Placement> placements_of(std::int64_t dims) {
   std::vector<Placement> all{Replicate{}};
   for (std::int64_t dim = 0; dim < dims; ++dim) {
@@ -128,14 +128,14 @@ TEST_ON_RANKS(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives, 3
   }
 }
 
-// Numbers that Python wraps in tensors (x + 1e-6) do not promote the result's type, and partial
-// sums combine with infinities as the summed values do.
+// Tensors that wrap a number, as in x + 1e-6, do not promote the type of the result. Partial sums
+// combine with infinities as whole values do.
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using WithNumber = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& number)>;
 
-/// Compares the result's type for every dtype of `x` and of number, with 0 and with 2 dimensions.
+/// Compares type and value of run(x, number) for distributed and for plain `x`.
 void expect_types_of_libtorch(const DeviceMesh& mesh, const WithNumber& run, const at::Tensor& x,
                               const at::Scalar& number) {
   const auto expected = run(x.clone(), at::native::wrapped_scalar_tensor(number));
@@ -182,7 +182,7 @@ at::Tensor wrapped(double number) {
   return at::native::wrapped_scalar_tensor(number);
 }
 
-/// The ranks' terms have both signs; their sums have one.
+/// The terms of an element have both signs, but the sum has one sign.
 TEST_ON_MESH(PendingSums, CombineWithInfinityAsTheirValuesDo, {3}, {"x"}) {
   const std::vector<testing::Named<at::Tensor(at::Tensor)>> all{
       {"mul", [](auto x) { return at::mul(x, kInfinity); }},
@@ -221,10 +221,10 @@ TEST_ON_MESH(PendingSums, StayPendingWhereTheNumberIsFinite, {3}, {"x"}) {
   EXPECT_EQ(DistributedTensor(at::div(x, 3.0)).placements(), Placements{Partial{}});
 }
 
-// from_local and related functions: global sizes that are not given are found from the ranks' local
-// tensors, and missing or unfit arguments are named.
+// from_local() finds global sizes that are not given. Errors name arguments that are missing or do
+// not fit.
 
-/// A distributed tensor made by from_local of this rank's part of `whole`, without global sizes.
+/// Returns a distributed tensor made by from_local() of a rank's part of `whole`, without sizes.
 DistributedTensor from_part(const at::Tensor& whole, const DeviceMesh& mesh,
                             const Placements& placements) {
   const at::Tensor part = distribute_tensor(whole, mesh, placements).to_local();
@@ -295,7 +295,7 @@ TEST_ON_MESH(LocalMap, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
                "argument 0 must have placements");
 }
 
-// Conversions between plain and distributed tensors take the placements of the gradients.
+// full_tensor(), to_local() and from_local() take placements of the gradients.
 
 TEST_ON_MESH(GradientPlacements, AFullTensorsGradientMayBePartial, {3}, {"x"}) {
   const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();
@@ -328,7 +328,7 @@ TEST(GradientPlacements, MustSplitTheTensorAsThePartsDo) {
   });
 }
 
-// The gradients of replicated arguments of local_map.
+// The following tests check the gradients of replicated arguments of local_map().
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -336,7 +336,7 @@ Tensors multiplied(const Tensors& t) {
   return {at::mm(t[0], t[1])};
 }
 
-/// A product of x, which has 7 rows, and a replicated weight.
+/// The factors of a matrix product: x, which has 7 rows, and a replicated weight.
 struct Product {
   explicit Product(const DeviceMesh& on, const Placements& of_x = {Shard{0}})
       : mesh(on),
@@ -389,11 +389,11 @@ TEST_ON_RANKS(LocalMapGradients, ArePlainAndWholeForPlainArguments, 4) {
   product(plain, {}).sum().backward();
   EXPECT_FALSE(tessera::is_distributed(plain.grad()));
   EXPECT_TRUE(at::allclose(plain.grad(), gradient_alone()));
-  // With in_grad_placements of Replicate, the function itself must reduce the gradient.
+  // If in_grad_placements are Replicate, the function itself must reduce the gradient.
   plain.mutable_grad().reset();
   product(plain, {.in_grad_placements = {std::nullopt, Placements{Replicate{}}}}).sum().backward();
   EXPECT_FALSE(at::allclose(plain.grad(), gradient_alone()));
-  // The gradient of a local tensor reaches its distributed tensor.
+  // The gradient of the result of to_local() reaches the distributed tensor.
   product(DistributedTensor(p.weight).to_local(), {}).sum().backward();
   EXPECT_CLOSE(p.weight.grad(), gradient_alone());
 }
@@ -415,7 +415,7 @@ TEST_ON_RANKS(LocalMapGradients, AreToBeSaidWhereResultsDisagree, 4) {
   EXPECT_EQ(both({.out_sizes = {{7, 2}, {3, 2}}}).size(), 2);
 }
 
-// This function sums its terms over the ranks itself, which its out_placements cannot express.
+// The function of local_map() sums its terms over the ranks, which out_placements cannot express.
 TEST(LocalMapGradients, AreComparedInDebugMode) {
   const testing::DebugChecks checks("1");
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {

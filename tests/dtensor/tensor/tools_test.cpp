@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Functions that help to write and to inspect distributed programs.
+// Tests functions for writing and inspecting distributed programs.
 
 namespace {
 
@@ -139,15 +139,15 @@ TEST(Printing, AnErrorForAPlainHandleNamesToString) {
   }
 }
 
-// With TESSERA_DEBUG=1 from_local and distribute_tensor compare the ranks' tensors: all ranks
-// throw, even if only one finds an error.
+// With TESSERA_DEBUG=1, from_local() and distribute_tensor() compare the tensors of all ranks. All
+// ranks throw, even if only one rank finds an error.
 
-/// The errors that two ranks catch in `body`. No rank may wait for a rank that has thrown.
+/// Returns the error of `body` on each of two ranks. No rank may wait for a rank that has thrown.
 std::vector<std::string> errors_of(const testing::Body& body) {
   std::vector<std::string> errors(2);
   RunRanks(2, [&](Rank& rank) {
     errors[static_cast<std::size_t>(rank.rank())] = testing::message_of([&] { body(rank); });
-    // The collectives of both ranks still match.
+    // After the errors, the collectives of both ranks must still match.
     const auto x = distribute_tensor(at::ones({4}), rank.mesh({2}, {"x"}), {Shard{0}});
     EXPECT_EQUAL(x, at::ones({4}));
   });
@@ -188,8 +188,7 @@ TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
          distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
        },
        "Shard(0)", "Shard(1)"},
-      // The ranks have equal numbers of elements but different sizes: only comparing ranks shows
-      // it.
+      // The numbers of elements are equal, so only a comparison of the ranks finds the difference.
       {"sizes of a redistribution",
        [](Rank& rank) {
          const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Writes through views of distributed tensors, also under autograd: they reach the viewed tensor,
-// or an error is thrown.
+// Tests writes through views of distributed tensors, also under autograd: a write must reach the
+// viewed tensor, or throw.
 
 namespace {
 
@@ -17,13 +17,13 @@ using testing::values;
 struct Case {
   const char* name;
   std::function<void(at::Tensor&)> write;
-  /// Whether a tensor with Shard(0) (`columns`: Shard(1)) can be written through the view without
-  /// communication, so that a strict scope allows it.
+  /// Whether a tensor with Shard(0) (`rows`) or Shard(1) (`columns`) can be written through the
+  /// view without communication, as a strict scope demands.
   bool rows = true;
   bool columns = true;
 };
 
-/// The value of y = 2 x after a write through a view, and the gradient of y's sum of cubes.
+/// Returns y = 2 x after a write through a view of y, and the gradient of the sum of y cubed.
 std::pair<at::Tensor, at::Tensor> run(const Case& c, const at::Tensor& x) {
   auto y = x.mul(2);
   c.write(y);
@@ -99,9 +99,9 @@ TEST_ON_MESH(InferredSize, IsThatOfTheWholeForAnEmptyShard, {4}, {"dp"}) {
   EXPECT_EQUAL(z, values({2, 6, 2, 4}));
 }
 
-// In-place operators on expanded tensors, where several elements share memory: what libtorch
-// accepts for a plain tensor works for every placement of the expanded one, and what libtorch
-// refuses is refused on all ranks.
+// Elements of an expanded tensor share memory. An in-place operator on a distributed expanded
+// tensor must work in each placement if libtorch accepts it for plain tensors, and must be refused
+// on all ranks otherwise.
 
 TEST_ON_MESH(Expanded, IsWrittenAsOnOneRank, {3}, {"x"}) {
   const std::vector<testing::Named<void(at::Tensor)>> writes{
@@ -127,18 +127,17 @@ TEST_ON_MESH(Expanded, IsWrittenAsOnOneRank, {3}, {"x"}) {
 }
 
 TEST_ON_MESH(ExpandedTensor, IsRefusedOnAllRanksWhereLibtorchRefusesIt, {3}, {"x"}) {
-  const auto value = at::arange(4.0).view({1, 4});  // the third rank's shard is empty
+  const auto value = at::arange(4.0).view({1, 4});  // rank 2 has no element
   const auto row = distribute_tensor(value, mesh, {Shard{1}}).tensor().detach();
   EXPECT_THROWN(std::exception, row.expand({4, 4}).mul_(2), "refers to a single memory location");
   EXPECT_EQUAL(row, value);
 }
 
-// as_strided indexes memory: for distributed tensors, views too, offset 0 is the tensor's own first
-// element.
+// as_strided() indexes memory. For a distributed tensor or view, offset 0 is its first element.
 
 using Change = std::function<at::Tensor(at::Tensor x)>;
 
-/// Expects the result of `change`, and what it makes of x, to be one rank's for every placement.
+/// Expects that `change` has the result and the effect on x that it has on one rank.
 void expect_as_one_rank(const Change& change) {
   auto plain = at::arange(42, at::kDouble).view({6, 7});
   const auto expected = change(plain);
@@ -171,8 +170,8 @@ TEST(AsStrided, CountsFromTheBeginningOfTheView) {
   });
 }
 
-// Views along a sharded dimension hold a copy of the viewed elements. No read and no write may
-// treat that copy as the viewed tensor itself.
+// A view along a sharded dimension holds a copy of the viewed elements. No read and no write may
+// take the copy for the viewed tensor.
 
 using testing::full_tensor;
 using testing::values;
@@ -194,7 +193,7 @@ TEST_ON_RANKS(DetachedView, RefusesReadsAfterAWriteToItsBase, 4) {
   EXPECT_EQUAL(x.slice(0, 0, 3), values({5, 3}).slice(0, 0, 3).add(1));
 }
 
-// Views that are the first of their thread, or made under a guard of libtorch's.
+// The views are the first ones of a thread, or are made under a guard of libtorch.
 TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
   const auto loss = [](const at::Tensor& h) { return h.pow(2).mul(h).sum(); };
   auto plain = values({7, 3}).requires_grad_();
@@ -217,7 +216,7 @@ TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
   });
 }
 
-/// A tensor of ones after `fill` filled three of its rows.
+/// Returns a 5 x 3 tensor of ones after `fill` has filled three of its rows.
 template <class Fill>
 at::Tensor filled(Rank& rank, const Placement& placement, const Fill& fill) {
   manual_seed(1);
@@ -241,7 +240,7 @@ TEST_ON_RANKS(DetachedView, IsFilledWithTheNumbersOfItsElements, 4) {
 
 TEST_ON_RANKS(DetachedView, Refusals, 4) {
   {
-    // Inference tensors have no version counters, so that later reads could not notice the write.
+    // Inference tensors have no version counters, so that no read could notice an earlier write.
     const c10::InferenceMode inference;
     auto x = split(rank, at::ones(4));
     EXPECT_ERROR(x.slice(0, 0, 3).zero_(), "of an inference tensor");
@@ -271,7 +270,7 @@ TEST_ON_RANKS(DetachedView, Refusals, 4) {
 }
 
 TEST(DetachedView, WritesToSeveralPiecesAllArrive) {
-  // Each function writes to several views of x, which is 7 x 4, one after the other.
+  // Each function writes to several views of a 7 x 4 tensor, one view after the other.
   const std::vector<testing::Named<void(const at::Tensor&)>> all{
       {"chunk",
        [](auto& x) {

@@ -1,4 +1,4 @@
-// Sums over the groups of a mesh of four GPUs. Rank 1 comes SECONDS late: late_rank SECONDS.
+// The program late_rank SECONDS. Sums over the groups of a mesh of four GPUs; rank 1 comes late.
 
 #include <ATen/ops/ones.h>
 

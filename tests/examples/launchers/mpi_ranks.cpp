@@ -1,5 +1,5 @@
-// A program of MPI that makes worlds of its communicators. Under mpirun with three ranks; prints
-// "well" on rank 0 if all results are right.
+// An MPI program that makes worlds of communicators, for mpirun with three ranks. Rank 0 prints
+// "well" if all results are right.
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
@@ -16,7 +16,7 @@ namespace {
 
 using namespace tessera;
 
-/// An all-reduce, and an operator on distributed tensors with uneven shards.
+/// Checks an all-reduce, and an operator on a distributed tensor with uneven shards.
 void compute_on(const comm::WorldPtr& world) {
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"dp"});
   const int size = world->size();
@@ -38,18 +38,18 @@ void run_rank() {
                 rank);
   compute_on(scope.world());
 
-  // Ranks 0 and 2 in reverse order, and rank 1 alone.
+  // `part` has ranks 0 and 2 in reverse order, or rank 1 alone.
   MPI_Comm part = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &part);
   const comm::WorldScope part_scope(comm::world_from_mpi(part));
-  // The world does not need the communicator.
+  // The world must not need its communicator any longer.
   MPI_Comm_free(&part);
   TESSERA_CHECK(part_scope.world()->size() == (rank == 1 ? 1 : 2), "the part has ",
                 part_scope.world()->size(), " ranks");
   TESSERA_CHECK(part_scope.world()->rank() == (rank == 0 ? 1 : 0), "rank ", rank, " became ",
                 part_scope.world()->rank());
   compute_on(part_scope.world());
-  // Rank 1 has made fewer worlds with a rendezvous than the others, and still meets them.
+  // Rank 1 has made fewer worlds with a rendezvous than its peers, but must still meet them.
   const comm::WorldScope launched(comm::world_from_environment());
   compute_on(launched.world());
   MPI_Barrier(MPI_COMM_WORLD);

@@ -1,6 +1,5 @@
-// llama_train with a fault: of the gradients that tensor parallelism sums over its ranks in one
-// all-reduce, those of the norms, one norm's are left as they are on each rank. For experiments,
-// which must find it.
+// llama_train with a fault that experiments must find. Tensor parallelism sums the gradients of all
+// norms over its ranks in one all-reduce. This program leaves the gradient of one norm unsummed.
 
 #include <ATen/core/Tensor.h>
 
@@ -23,8 +22,8 @@ class Done final : public comm::Work {
   void wait() override {}
 };
 
-/// Takes an all-reduce of as many elements as a rank has of all norms for the sum of their
-/// gradients: give batches and sequences with which no other has so many.
+/// Changes all-reduces with as many elements as all norms of a rank have. No other all-reduce may
+/// have this size, so choose batches and sequences accordingly.
 class UnsummedNorm final : public testing::ForwardingCommunicator {
  public:
   UnsummedNorm(comm::CommunicatorPtr inner, std::int64_t norms, std::int64_t elements)
@@ -43,7 +42,7 @@ class UnsummedNorm final : public testing::ForwardingCommunicator {
 
  private:
   std::int64_t norms_;
-  std::int64_t elements_;  ///< of one norm on this rank
+  std::int64_t elements_;  ///< elements of a norm on a rank
 };
 
 int train(std::vector<std::string> arguments) {

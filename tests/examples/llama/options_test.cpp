@@ -1,4 +1,4 @@
-// The flags of llama_train: values, files, refusals, the file of a run, the page.
+// Tests the flags of llama_train: values, files, refusals, and the page that lists them.
 
 #include "examples/llama/train/options.h"
 
@@ -18,13 +18,13 @@ using tessera::testing::TemporaryFolder;
 using tessera::testing::WriteFile;
 using Flags = std::vector<std::string>;
 
-/// The flags that every run needs, and others.
+/// Parses `flags`, and the flags that every run needs.
 TrainOptions ParseFlags(Flags flags) {
   flags.insert(flags.begin(), {"--config", "c.json", "--text", "t"});
   return parse_train_options(std::move(flags));
 }
 
-/// The same with a file of this text.
+/// Parses a file with `text`, `flags`, and the flags that every run needs.
 TrainOptions ParseFile(const std::string& text, Flags flags = {}) {
   const TemporaryFolder folder;
   const std::string file = (folder / "run.toml").string();
@@ -37,7 +37,7 @@ Flags flags_in(const std::string& text) {
   return tessera::testing::split(text, ' ');
 }
 
-/// Flags that are refused, and what the message names.
+/// Flags that are refused, and words of the error.
 struct RefusedFlags {
   std::string flags;
   std::vector<std::string_view> words;
@@ -253,7 +253,7 @@ TEST_P(ResolvedFlags, ComeBackFromTheirFile) {
   const TemporaryFolder folder;
   const std::string file = (folder / "run.toml").string();
   WriteFile(file, options.resolved);
-  // What a run leaves to its folder is not in the file.
+  // The file lacks the paths that --output-dir decides.
   Flags again{"--config-file", file};
   if (!options.output_dir.empty()) {
     again.insert(again.end(), {"--output-dir", options.output_dir});
