@@ -123,6 +123,9 @@ double product_flops(const FakeCall& call) {
     return 2.0 * static_cast<double>(call.results.front().numel()) *
            size_of(first_factor(call), -1);
   }
+  if (name == "aten::_grouped_mm") {
+    return 2.0 * static_cast<double>(call.inputs[0].numel()) * size_of(call.inputs[1], -1);
+  }
   const auto& arguments = call.arguments;
   if (name == "aten::_scaled_dot_product_flash_attention_for_cpu") {
     return attention_flops(call.inputs[0], call.inputs[1],

@@ -163,14 +163,14 @@ bool is_given(const TrainOptions& options, const char* flag) {
   return std::ranges::find(options.given, flag) != options.given.end();
 }
 
-/// Returns a training layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and
+/// Returns a training layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --ep, --cp and
 /// --accumulate if the values are above 1.
-std::string flags_of(const TrainingLayout& layout) {
+std::string flags_of(const TrainingLayout& layout, std::int64_t ep) {
   const auto above_1 = [](const char* flag, std::int64_t value) {
     return value > 1 ? fmt::format(" {} {}", flag, value) : "";
   };
-  return fmt::format("--dp {} --tp {}{} --ac {} --zero {}{}", layout.dp, layout.tp,
-                     above_1("--cp", layout.cp), layout.ac, layout.zero,
+  return fmt::format("--dp {} --tp {}{}{} --ac {} --zero {}{}", layout.dp, layout.tp,
+                     above_1("--ep", ep), above_1("--cp", layout.cp), layout.ac, layout.zero,
                      above_1("--accumulate", layout.accumulate));
 }
 
@@ -251,6 +251,48 @@ std::string to_text(const std::vector<ModuleTraffic>& modules) {
   return modules.empty() ? "" : text;
 }
 
+/// What a plan says about the experts of each layer.
+struct ExpertPlan {
+  models::ParameterCount parameters;
+  /// The rows of an expert in a micro-batch: the mean, with --expert-load, and if all tokens of the
+  /// ranks that share the experts chose the same expert.
+  double mean_rows = 0, largest_rows = 0, most_rows = 0;
+  /// The bytes of features that a rank sends in all-to-alls for a micro-batch, forward and
+  /// backward, with even routing and without recomputation.
+  std::int64_t all_to_all_bytes = 0;
+};
+
+/// Returns nullopt for a model without experts.
+std::optional<ExpertPlan> plan_experts(const TrainOptions& o) {
+  const Config config = read_config(o.config);
+  if (config.num_experts == 0) {
+    return std::nullopt;
+  }
+  const std::int64_t k = config.num_experts_per_tok;
+  const std::int64_t sequences = o.batch / (o.dp * o.dp_replicate * o.ep * o.accumulate);
+  const std::int64_t tokens = sequences * o.seq / o.cp, own = (tokens + o.tp - 1) / o.tp;
+  const auto shared = static_cast<double>(o.ep > 1 ? o.ep * own : tokens);
+  const double mean = shared * static_cast<double>(k) / static_cast<double>(config.num_experts);
+  const auto width = static_cast<std::int64_t>(elementSize(scalar_type(o.param_dtype)));
+  constexpr std::int64_t kExchanges = 4;  // to the experts and back, in forward and in backward
+  return ExpertPlan{
+      .parameters = count_parameters(config),
+      .mean_rows = mean,
+      .largest_rows = std::min(mean * o.expert_load, shared),
+      .most_rows = shared,
+      .all_to_all_bytes = o.ep * o.tp > 1 ? kExchanges * own * k * config.hidden_size * width : 0};
+}
+
+std::string to_text(const ExpertPlan& plan) {
+  return fmt::format(
+      "experts: {} of {} parameters compute a token\n"
+      "  rows of an expert in a micro-batch: {:.0f} on average, {:.0f} at most as planned, {:.0f} "
+      "in the worst case\n"
+      "  all-to-alls of a layer and micro-batch, forward and backward: {} bytes\n",
+      plan.parameters.active, plan.parameters.total, plan.mean_rows, plan.largest_rows,
+      plan.most_rows, plan.all_to_all_bytes);
+}
+
 /// Returns the fields of the training layout that flags set, which a search does not change.
 std::set<std::string> fixed_fields(const TrainOptions& o) {
   std::set<std::string> fixed;
@@ -273,8 +315,9 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                               std::int64_t gpus) {
   const models::LlamaConfig config = read_config(o.config);
   const std::int64_t heads = config.num_attention_heads;
-  // All layers need equal memory and time, unless --freeze freezes only some layers.
-  const std::int64_t layers = o.freeze.empty() ? config.num_hidden_layers : 0;
+  // All layers need equal memory and time, unless only some layers are frozen or have experts.
+  const bool is_even = o.freeze.empty() && config.dense_layers.empty();
+  const std::int64_t layers = is_even ? config.num_hidden_layers : 0;
   const auto cut_run = [&](const TrainingLayout& layout, std::int64_t few) {
     TrainOptions cut = with(o, layout);
     cut.layers = few;
@@ -304,6 +347,7 @@ struct PlanFlags {
   std::string gpu, json;
   std::int64_t gpus = 0;
   bool search = false;
+  double expert_load = 1;
 };
 
 void declare(CLI::App& app, PlanFlags& flags) {
@@ -317,6 +361,9 @@ void declare(CLI::App& app, PlanFlags& flags) {
       "given, for --gpus ranks: the layouts that fit, by a step's time, and the fastest in "
       "full");
   app.add_option("--gpus", flags.gpus, "The ranks of --search")->check(number_above_0());
+  app.add_option("--expert-load", flags.expert_load,
+                 "The rows of the expert with most rows, divided by the mean over all experts (1)")
+      ->check(number_between(1.0, 1e6));
   app.add_option("--json", flags.json,
                  "Write the plan as JSON, too; tools/tessera_plot.py plan FILE draws it")
       ->option_text("FILE");
@@ -337,6 +384,14 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
                 "--gpus is given without --search; pass --search, or --dp and --tp instead");
   TESSERA_CHECK(!flags.search || flags.gpus > 0,
                 "--search needs the number of ranks; pass --gpus N");
+  const Config config = read_config(options.config);
+  const double load = options.expert_load;
+  TESSERA_CHECK(load == 1 || (config.num_experts > 0 &&
+                              load <= static_cast<double>(config.num_experts) /
+                                          static_cast<double>(config.num_experts_per_tok)),
+                "--expert-load ", load, " is given for a model with ", config.num_experts,
+                " experts, of which each token chooses ", config.num_experts_per_tok,
+                "; give at most the ratio of these numbers");
   std::vector<NamedFile> files = options.inputs;
   files.push_back({"--gpu", flags.gpu, /*is_read=*/true});
   files.push_back({"--json", flags.json});
@@ -358,6 +413,14 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
     json["flags"][flag] = value;
   }
   json["flags"]["--ac"] = o.ac;  // the choice made for --ac auto
+  if (const std::optional<ExpertPlan> experts = plan_experts(o)) {
+    json["experts"] = {{"parameters", experts->parameters.total},
+                       {"active_parameters", experts->parameters.active},
+                       {"mean_rows", experts->mean_rows},
+                       {"largest_rows", experts->largest_rows},
+                       {"most_rows", experts->most_rows},
+                       {"all_to_all_bytes", experts->all_to_all_bytes}};
+  }
   json["modules"] = nlohmann::ordered_json::array();
   for (const auto& [module, backward, group, collective, traffic] : modules) {
     json["modules"].push_back({{"module", module},
@@ -382,7 +445,7 @@ std::optional<planning::Search> search_if_asked(const PlanFlags& flags,
   }
   planning::Search search = search_llama(options, *machine, flags.gpus);
   const planning::TrainingLayout& best = search.best().layout;
-  std::cout << planning::to_text(search) << "\n" << flags_of(best) << ", in full:\n";
+  std::cout << planning::to_text(search) << "\n" << flags_of(best, options.ep) << ", in full:\n";
   options = with(std::move(options), best);
   return search;
 }
@@ -392,6 +455,7 @@ int plan(std::vector<std::string> arguments) {
   TrainOptions options = parse_plan_options(
       std::move(arguments), [&](CLI::App& app) { declare(app, flags); },
       [&] { return !flags.gpu.empty(); });
+  options.expert_load = flags.expert_load;
   check(flags, options);
   std::optional<planning::Machine> machine;
   if (!flags.gpu.empty()) {
@@ -409,7 +473,9 @@ int plan(std::vector<std::string> arguments) {
       std::cout << "--ac auto: " << options.ac << "\n";
     }
     const std::vector<ModuleTraffic> modules = plan_modules(options);
-    std::cout << planning::to_text(run) << to_text(modules) << std::flush;
+    const std::optional<ExpertPlan> experts = plan_experts(options);
+    std::cout << planning::to_text(run) << (experts ? to_text(*experts) : "") << to_text(modules)
+              << std::flush;
     if (!flags.json.empty()) {
       write_json(run, search, modules, options, flags.json);
     }

@@ -1,8 +1,8 @@
-// Trains a Llama on a mesh of dp_replicate x dp x ep x cp x tp ranks. train(), the last function in this
-// file, executes the whole run. LlamaRun (run.cpp) has mesh, model, optimizer and training step.
-// This file has the outputs, the checks of checkpoints and the loop. All other parts are in the
-// library (docs/training.md). All ranks make all collective calls in the same order; only rank 0
-// prints and writes.
+// Trains a Llama on a mesh of dp_replicate x dp x ep x cp x tp ranks. train(), the last function in
+// this file, executes the whole run. LlamaRun (run.cpp) has mesh, model, optimizer and training
+// step. This file has the outputs, the checks of checkpoints and the loop. All other parts are in
+// the library (docs/training.md). All ranks make all collective calls in the same order; only rank
+// 0 prints and writes.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

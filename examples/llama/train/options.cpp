@@ -506,11 +506,13 @@ void check_data(const TrainOptions& o, bool needed) {
 void check_parallelism(const TrainOptions& o) {
   // Each rank gets the same number of sequences, so that the mean over ranks equals the mean over
   // the batch.
-  const std::int64_t parts = o.dp_replicate * std::abs(o.dp) * o.accumulate;
+  const std::int64_t parts = o.dp_replicate * std::abs(o.dp) * o.ep * o.accumulate;
   TESSERA_CHECK(
       o.batch % parts == 0, "--batch ", o.batch, " is not a multiple of ",
-      product_text(
-          {{"--dp", o.dp}, {"--dp-replicate", o.dp_replicate}, {"--accumulate", o.accumulate}}),
+      product_text({{"--dp", o.dp},
+                    {"--ep", o.ep},
+                    {"--dp-replicate", o.dp_replicate},
+                    {"--accumulate", o.accumulate}}),
       "; every micro-batch of every data-parallel rank takes the same number of sequences");
   TESSERA_CHECK(o.device == "cuda" || o.backend != "nccl",
                 "--backend nccl needs --device cuda; on the CPU use gloo");
@@ -685,13 +687,12 @@ TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
     return o;
   }
   const std::int64_t others = o.dp_replicate * o.ep * o.cp * o.tp;
-  TESSERA_CHECK(ranks % others == 0,
-                product_text({{"--tp", o.tp},
-                              {"--ep", o.ep},
-                              {"--cp", o.cp},
-                              {"--dp-replicate", o.dp_replicate}}),
-                " does not divide the ", ranks,
-                " ranks that are running, of which --dp -1 takes the rest; start a multiple");
+  TESSERA_CHECK(
+      ranks % others == 0,
+      product_text(
+          {{"--tp", o.tp}, {"--ep", o.ep}, {"--cp", o.cp}, {"--dp-replicate", o.dp_replicate}}),
+      " does not divide the ", ranks,
+      " ranks that are running, of which --dp -1 takes the rest; start a multiple");
   o.dp = ranks / others;
   check_parallelism(o);
   return o;
@@ -720,7 +721,8 @@ TrainOptions planned(TrainOptions o) {
 TrainOptions parse_train_options(std::vector<std::string> arguments) {
   TrainOptions o;
   CLI::App app(
-      "Trains a Llama on a mesh of dp-replicate x dp x ep x cp x tp ranks. Start it under tessera-run, "
+      "Trains a Llama on a mesh of dp-replicate x dp x ep x cp x tp ranks. Start it under "
+      "tessera-run, "
       "torchrun, "
       "Slurm or Open MPI for more than one rank.",
       "llama_train");

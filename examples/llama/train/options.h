@@ -95,6 +95,8 @@ struct TrainOptions {
   bool planned = false;
   /// The number of layers to which a planned model is cut; 0: all layers.
   std::int64_t layers = 0;
+  /// In a planned run, the rows of the expert with most rows divided by the mean.
+  double expert_load = 1;
 
   /// The number of ranks of the mesh.
   std::int64_t ranks() const { return dp_replicate * dp * ep * cp * tp; }

@@ -533,6 +533,11 @@ planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& wor
   on_cpu.device = "cpu";
   on_cpu.backend = "gloo";
   const auto run = std::make_shared<LlamaRun>(std::move(on_cpu), world, /*loads=*/false);
+  nn::visit_modules(*run->model, [&](const std::string&, nn::ModuleBase& module) {
+    if (auto* mixture = dynamic_cast<nn::MixtureOfExperts*>(&module)) {
+      mixture->set_planned_load(options.expert_load);
+    }
+  });
   return {.model = run->model, .mesh = run->mesh, .step = [run] {
             const StrictScope strict;
             run->step();
@@ -553,6 +558,8 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
       const std::int64_t rank =
           o.ep > 1 ? coordinate[coordinate.size() - after] : coordinate.back();
       sizes.push_back(chunk_size(experts, o.ep > 1 ? o.ep : o.tp, rank));
+      // The first rank has the expert with most rows.
+      sizes.push_back(o.expert_load > 1 && rank == 0 ? 1 : 0);
     }
     if (o.cp > 1) {
       // The mesh dimension "cp" comes just before "tp", the last dimension. The first and the last

@@ -11,6 +11,7 @@
 #include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/detail/experts.h"
 #include "tessera/dtensor/detail/transfers.h"
+#include "tessera/kernels/detail/fake_state.h"
 
 namespace tessera::detail {
 
@@ -152,7 +153,7 @@ struct GroupedWeightGrad
 /// Whether at::_grouped_mm can compute the product: it takes bf16 rows of whole 16-byte units.
 bool has_grouped_product(const at::Tensor& a, const at::Tensor& b) {
   const auto fits = [](const at::Tensor& t) {
-    return t.is_cuda() && t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0;
+    return kernels::runs_on_cuda(t) && t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0;
   };
   return a.size(0) > 0 && fits(a) && fits(b);
 }

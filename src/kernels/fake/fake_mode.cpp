@@ -194,6 +194,19 @@ std::vector<at::Tensor> scaled_product(Arguments arguments) {
   return {at::empty({self.size(0), arguments[1].toTensor().size(1)}, self.options().dtype(type))};
 }
 
+/// Arguments of _grouped_mm: rows, and the matrices of the groups (groups, in, out); or, for one
+/// product of rows per group, two matrices whose common dimension is divided into groups, and the
+/// end of each group.
+std::vector<at::Tensor> grouped_product(Arguments arguments) {
+  const at::Tensor& first = arguments[0].toTensor();
+  const at::Tensor& second = arguments[1].toTensor();
+  Sizes sizes{first.size(0), second.size(-1)};
+  if (second.dim() == 2) {
+    sizes.insert(sizes.begin(), arguments[2].toTensor().size(0));
+  }
+  return {at::empty(sizes, first.options())};
+}
+
 /// Arguments of adaptive pooling: a tensor (..., height, width), and its new height and width.
 std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
   const at::Tensor& self = arguments[0].toTensor();
@@ -226,6 +239,7 @@ constexpr std::array kRules{
     Named{"aten::embedding_dense_backward", &embedding_dense_backward},
     Named{"aten::where.self", &where},
     Named{"aten::_scaled_mm", &scaled_product},
+    Named{"aten::_grouped_mm", &grouped_product},
     Named{"aten::addmm.dtype_out", &product_into},
     Named{"aten::mm.dtype_out", &product_into},
     Named{"aten::_scaled_dot_product_flash_attention_for_cpu", &flash_attention},
@@ -630,8 +644,8 @@ TORCH_LIBRARY_IMPL(_, TESSERA_FAKE_MODE_KEY, library) {
 /// also a composite implementation. Otherwise libtorch would use the composite implementation in a
 /// FakeMode.
 TORCH_LIBRARY_IMPL(aten, TESSERA_FAKE_MODE_KEY, library) {
-  for (const char* name :
-       {"copy_", "convolution", "convolution_backward", "native_group_norm", "native_layer_norm"}) {
+  for (const char* name : {"copy_", "convolution", "convolution_backward", "native_group_norm",
+                           "native_layer_norm", "_grouped_mm"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run>());
   }
 }
