@@ -75,52 +75,49 @@ void expect_peer_error(Call&& call) {
 /// A fault of rank 1 while ranks 0 and 2 make a fourth step, and the expected output.
 struct Fault {
   const char* name;
-  void (*act)(World& world);
-  enum { kAtOnce, kAtTheTimeOut } when;
+  enum When { kAtOnce, kAtTheTimeOut } when;
   std::vector<const char*> report;  ///< expected in the report of the watchdog
   std::vector<const char*> errors;  ///< expected in the errors of ranks 0 and 2
+  void (*act)(World& world);
 };
 
 const std::vector<Fault>& faults() {
+  using enum Fault::When;
   static const std::vector<Fault> table = {
-      {"Ends",
-       [](World&) {},
-       Fault::kAtOnce,
-       {},
-       {"rank 1 ended after step 3", "save_hugging_face"}},
+      {"Ends", kAtOnce, {}, {"rank 1 ended after step 3", "save_hugging_face"}, [](World&) {}},
       {"ExitsWithACode",
-       [](World&) { std::exit(3); },
-       Fault::kAtOnce,
+       kAtOnce,
        {},
-       {"the process of rank 1 (pid ", "has ended after step 3; look for its error"}},
+       {"the process of rank 1 (pid ", "has ended after step 3; look for its error"},
+       [](World&) { std::exit(3); }},
       {"Throws",
+       kAtOnce,
+       {},
+       {"rank 1 gave up after step 3"},
        [](World& world) {
          world.abort();
          std::this_thread::sleep_for(seconds(2));  // the process continues without its world
-       },
-       Fault::kAtOnce,
-       {},
-       {"rank 1 gave up after step 3"}},
+       }},
       {"CallsAnother",
+       kAtTheTimeOut,
+       {"rank(s) 1 did not arrive for",
+        "rank 1 waits in the set-up of group 'pair', called by full_tensor"},
+       {},
        [](World& world) {
          const CallerScope caller("full_tensor");
          expect_peer_error([&] { world.group({0, 1}, "pair"); });
-       },
-       Fault::kAtTheTimeOut,
-       {"rank(s) 1 did not arrive for",
-        "rank 1 waits in the set-up of group 'pair', called by full_tensor"},
-       {}},
+       }},
       {"Sleeps",
-       [](World&) { std::this_thread::sleep_for(seconds(7)); },
-       Fault::kAtTheTimeOut,
+       kAtTheTimeOut,
        {"save_hugging_face", "rank(s) 1 did not arrive for",
         "rank 1 is outside of collectives, after all_reduce (call 3 of group 'all')"},
-       {"rank(s) 1 did not arrive within ", "rank 1 is outside of collectives"}},
+       {"rank(s) 1 did not arrive within ", "rank 1 is outside of collectives"},
+       [](World&) { std::this_thread::sleep_for(seconds(7)); }},
       {"IsStopped",
-       [](World&) { raise(SIGSTOP); },
-       Fault::kAtTheTimeOut,
+       kAtTheTimeOut,
        {"rank 1 is stopped (by SIGSTOP"},
-       {"rank 1 is stopped"}},
+       {"rank 1 is stopped"},
+       [](World&) { raise(SIGSTOP); }},
   };
   return table;
 }

@@ -41,8 +41,6 @@ void WriteShard(const std::string& path, const std::vector<std::int64_t>& tokens
   writer.finish();
 }
 
-using Uint16s = std::vector<std::uint16_t>;
-using Uint32s = std::vector<std::uint32_t>;
 using Tokens = std::vector<std::int64_t>;
 
 TEST(TokenShards, JoinsFilesOfEachWidth) {
@@ -141,10 +139,10 @@ TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
   TemporaryFolder folder;
   WriteShard(folder / "a.bin", Tokens{7, 0, 65535});
   EXPECT_EQ(testing::ReadFile(folder / "a.bin"),
-            ShardBytes<std::uint16_t>(20240520, 1, 3, Uint16s{7, 0, 65535}));
+            ShardBytes<std::uint16_t>(20240520, 1, 3, {7, 0, 65535}));
   WriteShard(folder / "b.bin", Tokens{128255}, 65537);
   EXPECT_EQ(testing::ReadFile(folder / "b.bin"),
-            ShardBytes<std::uint32_t>(20240801, 7, 1, Uint32s{128255}));
+            ShardBytes<std::uint32_t>(20240801, 7, 1, {128255}));
 }
 
 TEST(WriteTokenShard, RefusesTokensThatDontFitAndLeavesNothingBehind) {

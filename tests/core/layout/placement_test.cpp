@@ -59,10 +59,6 @@ using testing::Indices;
 using testing::layout_indices;
 using testing::torch_indices;
 
-LayoutPtr order(const Indices& mesh, std::vector<int> mesh_dims) {
-  return Layout::intern(mesh, {{{0, std::move(mesh_dims)}}});
-}
-
 bool owns_as_torch(const Layout& layout, const Placements& placements, const Indices& sizes) {
   for (const auto& at : coordinates(layout.mesh_sizes())) {
     for (int d = 0; d < layout.tensor_ndim(); ++d) {
@@ -76,16 +72,7 @@ bool owns_as_torch(const Layout& layout, const Placements& placements, const Ind
   return true;
 }
 
-TEST(ToLayout, OrdersMeshDimensions) {
-  // In a list of plain shards, a later mesh dimension splits the shards of the earlier ones. In the
-  // list for FSDP over TP, the first mesh dimension splits last.
-  EXPECT_EQ(to_layout({2, 2}, {Shard{0}, Shard{0}}, Indices{8}), order({2, 2}, {0, 1}));
-  for (const std::int64_t size : {16, 7}) {
-    EXPECT_EQ(to_layout({2, 4}, {StridedShard{0, 4}, Shard{0}}, Indices{size}),
-              order({2, 4}, {1, 0}));
-  }
-  EXPECT_EQ(to_layout({2}, {StridedShard{0, 3}}, Indices{12}),
-            Layout::intern({2}, {{{3, {}}, {4, {0}}}}));
+TEST(ToLayout, CountsNegativeDimensionsFromTheEnd) {
   EXPECT_EQ(to_layout({2}, {Shard{-1}}, Indices{4, 4}), to_layout({2}, {Shard{1}}, Indices{4, 4}));
 }
 

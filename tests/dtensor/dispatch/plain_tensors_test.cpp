@@ -133,21 +133,18 @@ TEST_ON_MESH(Hook, AndFunctionMayNotMultiplyADistributedGradientByWhatDiffersBet
   }
 }
 
-TEST_ON_MESH(OwnFunction, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank, {2}, {"dp"}) {
-  const at::Tensor x = leaf(mesh);
-  Masked::apply(x, values({5, 3}, 1)).sum().backward();
+TEST_ON_MESH(Hook, AndFunctionMayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank, {2},
+             {"dp"}) {
+  const at::Tensor x = leaf(mesh), factors = values({5, 3}, 1);
+  Masked::apply(x, factors).sum().backward();
   Masked::apply(x, number(2)).sum().backward();
-  EXPECT_CLOSE(x.grad(), values({5, 3}, 1) + 2);
-}
-
-TEST_ON_MESH(Hook, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank, {2}, {"dp"}) {
-  const at::Tensor x = leaf(mesh);
-  const at::Tensor y = x * 2;
-  for (const at::Tensor& tensor : {x, y}) {
-    tensor.register_hook([](const at::Tensor& gradient) { return gradient * values({5, 3}, 1); });
+  EXPECT_CLOSE(x.grad(), factors + 2);
+  const at::Tensor z = leaf(mesh), y = z * 2;
+  for (const at::Tensor& tensor : {z, y}) {
+    tensor.register_hook([=](const at::Tensor& gradient) { return gradient * factors; });
   }
   y.sum().backward();
-  EXPECT_CLOSE(x.grad(), 2 * values({5, 3}, 1).square());
+  EXPECT_CLOSE(z.grad(), 2 * factors.square());
 }
 
 TEST_ON_MESH(Initialiser, OrthogonalAndSparseAreRefusedOnAShardedParameter, {2}, {"dp"}) {

@@ -86,11 +86,9 @@ TEST(TrainOptions, AFileHasSections) {
 TEST(TrainOptions, AFileHasListsAndSwitches) {
   const TrainOptions options = ParseFile(
       "initial-load = \"run\"\nresume = false\nexclude = [\"optimizer\", \"data\"]\n"
-      "betas = [0.8, 0.99]\nsp = false\noffload = true\ndecay-matrices-only = false\n");
+      "offload = true\ndecay-matrices-only = false\n");
   EXPECT_EQ(options.resume, "");
   EXPECT_EQ(options.exclude, (Flags{"optimizer", "data"}));
-  EXPECT_EQ(options.betas, (std::vector<double>{0.8, 0.99}));
-  EXPECT_FALSE(options.sp);
   EXPECT_TRUE(options.offload);
   EXPECT_FALSE(options.decay_matrices_only);
   EXPECT_EQ(ParseFile("resume = true\ncheckpoint = \"run\"\n").resume, "newest");
@@ -191,24 +189,21 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
 }
 
 TEST(TrainOptions, ValuesAreTakenAsTheyAre) {
-  EXPECT_EQ(ParseFlags({"--betas", "0.8,0.99"}).betas, (std::vector<double>{0.8, 0.99}));
-  EXPECT_EQ(ParseFlags({"--lr", "1.5E-3"}).lr, 1.5e-3);
-  EXPECT_EQ(ParseFlags({"--peak-flops", "989e12"}).peak_flops, "989e12");
-  EXPECT_EQ(ParseFlags({"--peak-flops", "measure"}).peak_flops, "measure");
-  EXPECT_EQ(ParseFlags({"--seed", "18446744073709551615"}).seed, 18446744073709551615U);
-  EXPECT_EQ(ParseFlags({"--steps", "3", "--steps", "3"}).steps, 3);
-  EXPECT_EQ(ParseFlags({"--text", "u"}).text, (Flags{"t", "u"}));
-  EXPECT_EQ(ParseFlags({"--eval-tokens", "a", "--eval-tokens", "b"}).eval_tokens,
-            (Flags{"a", "b"}));
-  EXPECT_EQ(ParseFlags({"--eval-text", "t"}).eval_text, Flags{"t"});
-  EXPECT_EQ(ParseFlags({"--initial-load", "run", "--exclude", "optimizer,data"}).exclude,
+  const auto parsed = [](const char* flags) { return ParseFlags(flags_in(flags)); };
+  EXPECT_EQ(parsed("--betas 0.8,0.99").betas, (std::vector<double>{0.8, 0.99}));
+  EXPECT_EQ(parsed("--lr 1.5E-3").lr, 1.5e-3);
+  EXPECT_EQ(parsed("--peak-flops 989e12").peak_flops, "989e12");
+  EXPECT_EQ(parsed("--peak-flops measure").peak_flops, "measure");
+  EXPECT_EQ(parsed("--seed 18446744073709551615").seed, 18446744073709551615U);
+  EXPECT_EQ(parsed("--steps 3 --steps 3").steps, 3);
+  EXPECT_EQ(parsed("--text u").text, (Flags{"t", "u"}));
+  EXPECT_EQ(parsed("--eval-tokens a --eval-tokens b").eval_tokens, (Flags{"a", "b"}));
+  EXPECT_EQ(parsed("--eval-text t").eval_text, Flags{"t"});
+  EXPECT_EQ(parsed("--initial-load run --exclude optimizer,data").exclude,
             (Flags{"optimizer", "data"}));
-  EXPECT_EQ(ParseFlags({"--lora-rank", "2", "--save-lora", "d", "--initial-load", "run"}).save_lora,
-            "d");
-  EXPECT_EQ(
-      ParseFlags({"--checkpoint", "run", "--resume", "auto", "--initial-load", "x"}).initial_load,
-      "x");
-  EXPECT_TRUE(ParseFlags({"--verify"}).verify);
+  EXPECT_EQ(parsed("--lora-rank 2 --save-lora d --initial-load run").save_lora, "d");
+  EXPECT_EQ(parsed("--checkpoint run --resume auto --initial-load x").initial_load, "x");
+  EXPECT_TRUE(parsed("--verify").verify);
 }
 
 TEST(TrainOptions, OutputsNeedDifferentPlaces) {
@@ -268,26 +263,20 @@ TEST_P(ResolvedFlags, ComeBackFromTheirFile) {
 INSTANTIATE_TEST_SUITE_P(
     OfRuns, ResolvedFlags,
     testing::Values(
-        Flags{"--config", "c.json", "--tokens", "a*.bin", "--weight", "0.25", "--tokens", "b.bin",
-              "--weight", ".75", "--shuffle", "18446744073709551615", "--seed",
-              "18446744073709551615"},
+        flags_in("--config c.json --tokens a*.bin --weight 0.25 --tokens b.bin --weight .75 "
+                 "--shuffle 18446744073709551615 --seed 18446744073709551615"),
         Flags{"--model", "m", "--jsonl", "x", "--truncate", "--prompt-field", "1e5",
               "--completion-field", "a \"b\" \\c \xc3\xa9\n'd'", "--eos-token", "2"},
-        Flags{"--config",    "c.json",    "--text",        "t",
-              "--optimizer", "muon",      "--lr",          "1.2345678901234567e-4",
-              "--momentum",  "0.9",       "--betas",       "0.8,0.99",
-              "--schedule",  "wsd",       "--min-lr",      "1e-5",
-              "--no-sp",     "--offload", "--loss-chunks", "0",
-              "--ema",       "0.5"},
-        Flags{"--config",           "c.json",  "--text",       "t", "--output-dir", "run",
-              "--checkpoint-every", "3",       "--keep",       "2", "--resume",     "auto",
-              "--eval-text",        "e",       "--eval-every", "5", "--peak-flops", "1e12",
-              "--metrics",          "m.jsonl", "--no-async"}));
+        flags_in("--config c.json --text t --optimizer muon --lr 1.2345678901234567e-4 "
+                 "--momentum 0.9 --betas 0.8,0.99 --schedule wsd --min-lr 1e-5 --no-sp --offload "
+                 "--loss-chunks 0 --ema 0.5"),
+        flags_in("--config c.json --text t --output-dir run --checkpoint-every 3 --keep 2 "
+                 "--resume auto --eval-text e --eval-every 5 --peak-flops 1e12 --metrics m.jsonl "
+                 "--no-async")));
 
 TEST(ResolvedFlagsFile, HasEveryFlagInSections) {
   const TrainOptions options =
-      parse_train_options({"--config", "c.json", "--text", "t", "--lr", "0.25", "--output-dir",
-                           "run", "--checkpoint-every", "3"});
+      ParseFlags(flags_in("--lr 0.25 --output-dir run --checkpoint-every 3"));
   const std::string& text = options.resolved;
   const std::string run = std::filesystem::absolute("run").string();
   EXPECT_TRUE(text.starts_with("\n[model]\n# model is not given\n")) << text;
