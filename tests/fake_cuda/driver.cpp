@@ -12,7 +12,7 @@
 
 namespace {
 
-/// Returns any address except null: libtorch only compares it with null.
+/// Returns an address, which libtorch only compares with null.
 CUcontext context() {
   static int mark = 0;
   return reinterpret_cast<CUcontext>(&mark);

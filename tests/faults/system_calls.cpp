@@ -30,7 +30,7 @@ constexpr std::array kCalls = {"openat", "pwrite", "fsync", "fallocate", "rename
 
 struct Action {
   const char* name;
-  int error;  ///< the error to return; 0: the call is made, but differently
+  int error;  ///< the error to return; 0: makes the call, but differently
 };
 constexpr std::array kActions = {
     Action{"kill", 0},        Action{"short", 0},     Action{"zero", 0},        Action{"slow", 0},

@@ -72,7 +72,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
   const auto streams = record(model);
   set_is_last_backward(model, false);
   local_loss(model, rank, 0).backward();
-  // Nobody has waited for the reduction of the root, which is the last one.
+  // No call has waited for the reduction of the root unit, which backward starts last.
   EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
   EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
   set_is_last_backward(model, true);
@@ -84,7 +84,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
             8);
 }
 
-/// Two units in sequence. The first unit's gradients need only its input, not its parameters.
+/// Two units. Backward needs the first unit's input for its gradients, but not its parameters.
 struct Scaled : nn::Module<Scaled> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
   nn::Child<nn::Linear> first{*this, "first", 3, 5}, second{*this, "second", 5, 5};
@@ -100,7 +100,7 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
       Filled<Scaled> model;
       const DeviceMesh mesh = rank.mesh({2}, {"dp"});
       shard_units({&*model.first, &*model.second, &model}, mesh);
-      set_unshard_in_backward(*model.first, gather);  // its input needs no gradient
+      set_unshard_in_backward(*model.first, gather);  // has an input without gradient
       const Sent sent(rank);
       model(x).square().sum().backward();
       EXPECT_EQ(sent.calls("dp", "all_gather"), gather ? 4 : 3);
@@ -157,8 +157,8 @@ const std::vector<Setting>& settings() {
   return all;
 }
 
-// Each way to drop gradients, with each setting that leaves them incomplete. A dropped gradient is
-// NaN, so any trace of it would show.
+// Tests each way to drop gradients with each setting that leaves them incomplete. A dropped
+// gradient is NaN, so any trace of it would show.
 TEST(DroppedGradients, DoNotComeBack) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {1});
   const std::vector<at::Tensor> expected_of_two = gradients_alone({}, {1, 2});
@@ -178,7 +178,7 @@ TEST(DroppedGradients, DoNotComeBack) {
       };
       RunHybrid(run);
       RunHybrid({.offload_policy = OffloadPolicy{}}, run);
-      // Two micro-batches are dropped, and one follows before the last.
+      // Drops the gradients of two micro-batches, and runs one more before the last.
       RunHybrid([&](Rank& rank, ShardedModel& model) {
         run_nan(model, rank, 3);
         setting.set(model, false);
@@ -224,7 +224,7 @@ TEST_ON_MESH(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain, {2}, {
   const at::Tensor x = uniform_values({2, 3}, rank.rank());
   set_is_last_backward(model, false);
   model(x, true).backward();
-  model(x, true).backward();  // finishes the reductions of the first backward
+  model(x, true).backward();  // finishes the first backward's reductions
   model.zero_grad();
   set_is_last_backward(model, true);
   model(x, false).backward();
@@ -245,7 +245,7 @@ at::Tensor loss_of_rows(SmallModel& model, const Rank& rank, int step) {
   return model(x.unsqueeze(0)).square().mean();
 }
 
-/// Three micro-batches. Only the last is reduced.
+/// Runs three micro-batches, and reduces the gradients in the last one.
 void accumulate(SmallModel& model, const Rank& rank) {
   for (int i = 0; i < 3; ++i) {
     set_requires_gradient_sync(model, i == 2);
@@ -277,7 +277,7 @@ TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
   }
 }
 
-// If reduce_dtype is a product's type, the product is added as it is computed, else separately.
+// A product of type reduce_dtype is added as it is computed; any other product, separately.
 TEST(AddedProductsOfTypes, DependOnTheTypeOfTheReduction) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
   for (const at::ScalarType reduce : {at::kBFloat16, at::kFloat}) {
@@ -389,7 +389,7 @@ TEST(AddedProductsOfAUnit, AreNotInGradientsOfAutogradGrad) {
 }
 
 TEST(AddedProductsOfAUnit, OfABackwardThatFailsAreDropped) {
-  // The gradients of the previous step stay, or are NaN and the program drops them.
+  // Before each step, gradients stay, or are set to NaN and dropped by the program.
   for (const bool drops : {false, true}) {
     const std::vector<at::Tensor> expected =
         shared_alone(drops ? std::vector{0} : std::vector{0, 1});

@@ -76,7 +76,7 @@ TEST(CopyAgreement, ComparesParametersAndGradientsAgainWithDebugChecks) {
   }
 }
 
-// Shards record the tensor that they are parts of.
+// A shard records the tensor that it is a part of.
 
 TEST(Origins, OfDifferentSeedsAreRefused) {
   RunRanks(3, [](Rank& rank) {

@@ -57,7 +57,6 @@ TEST(Options, GivesParametersTheirMesh) {
   RunOnMesh({2, 2}, {"ep", "efsdp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Filled<Mixture> model;
     shard_mixture(model, mesh);
-    // Each rank has its own rows.
     const at::Tensor rows = x.narrow(0, 2 * rank.rank(), 2);
     const Sent sent(rank);
     model(rows).square().sum().backward();
@@ -104,7 +103,7 @@ TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
   });
 }
 
-// The experts of other "ep" ranks are other parameters, not copies.
+// Each "ep" rank has experts of its own, which are no copies of another rank's.
 TEST_ON_MESH(Options, CountsParametersOnAnotherMeshInNorms, {2, 2}, {"ep", "efsdp"}) {
   Filled<Mixture> model;
   shard_mixture(model, mesh);
@@ -194,7 +193,7 @@ TEST_P(ExpertsWithoutRows, AreUpdatedAsOnOneRank) {
     optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
     optim::AdamW optimizer_alone(alone, {.lr = 0.1, .weight_decay = 0.5});
     const at::Tensor x = at::ones({3});
-    // The steps use all experts, the first, none, and the last.
+    // Each step uses other experts: all, then the first, then none, then the last.
     for (const int step : {0, 1, 2, 3}) {
       const std::int64_t own = rank.rank() % c.experts;
       const std::int64_t chosen[] = {own, 0, -1, c.experts - 1};
@@ -235,7 +234,7 @@ struct Counter : torch::nn::Module {
   at::Tensor counts;
 };
 
-/// Has buffers of two types, and a child that has them too.
+/// A module with buffers of two types, and a child with such buffers.
 class Buffered : public nn::Module<Buffered> {
  public:
   explicit Buffered(bool leaf = false) {

@@ -9,7 +9,7 @@
 
 namespace tessera::fsdp::precision {
 
-/// The gradients of one rank's step that computes in bf16 from fp32 parameters, written out.
+/// The gradients of one rank's step in bf16 from fp32 parameters, by calls of operators.
 std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
   Filled<SmallModel> compute(5, 7, 3);
   compute.to(at::kBFloat16);
@@ -127,7 +127,7 @@ struct ReduceCase {
   bool offload = false;
   bool accumulates_unsharded = false;  ///< the first micro-batch without gradient sync
   bool accumulates_sums = false;       ///< the first micro-batch without all-reduce
-  double divisor = 0;                  ///< 0: the number of data-parallel ranks
+  double divisor = 0;                  ///< 0: divides by the number of data-parallel ranks
 };
 
 /// Rank 0's two gradients are 256, those of other ranks are 1. bf16 cannot represent 257 or 513.
@@ -208,7 +208,7 @@ TEST(DivideFactor, DividesOnce) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
     RunSharded(ranks, [&](Rank& rank, ShardedModel& model) {
-      set_gradient_divide_factor(model, 0.5);  // applies to the units below too
+      set_gradient_divide_factor(model, 0.5);  // applies to the units below this one too
       local_loss(model, rank).backward();
       expect_gradients(model, expected, rank.size() / 0.5);
     });
@@ -306,11 +306,11 @@ void expect_averages(int ranks, int expected, const std::function<void(ShardedMo
   });
 }
 
-constexpr int kUnits = 4;  // three blocks and the head
+constexpr int kUnits = 4;  // 3 blocks and the head
 
 TEST(Average, IsTakenByTheReduceScatterUnlessSumsOrRoundingNeedADivision) {
   expect_averages(4, kUnits, [](ShardedModel&) {});
-  expect_averages(3, 0, [](ShardedModel&) {});  // quotients by 3 round
+  expect_averages(3, 0, [](ShardedModel&) {});  // quotients by 3 are rounded
   expect_averages(4, 0, [](ShardedModel& model) { set_gradient_divide_factor(model, 2); });
   expect_averages(
       4, 0, [](ShardedModel& model) { set_all_reduce_hook(model, [](const at::Tensor&) {}); });

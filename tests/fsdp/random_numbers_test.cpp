@@ -158,10 +158,10 @@ TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 8); },
        {"[8, 4, 8]", "second dimension"},
        4},
-      // Any dimension may be the rows.
+      // The rows may be any dimension.
       {[](const at::Tensor& y) { return y + at::rand({4, 1}).sum(); },
        {"uniform_", "[4, 1]", "first dimension", "BatchPart(0, 1)"}},
-      // Operators that draw their numbers one after another.
+      // These operators draw their numbers one after another.
       {[](const at::Tensor& y) { return at::poisson(y.detach().abs()); },
        {"aten::poisson", "one after another"}},
       {[](const at::Tensor& y) { return at::multinomial(y.detach().softmax(-1), 2, true); },

@@ -24,7 +24,6 @@ struct BadCall {
   std::function<void(Call)> act;
 };
 
-// Each error occurs before anything is sent or changed.
 TEST(BadCall, IsAnErrorThatNamesTheCauseAndChangesNothing) {
   const auto options = [](const Options& options) {
     return [options](Call c) { fully_shard(*c.model.blocks[0], c.mesh, options); };
@@ -270,7 +269,7 @@ TEST(ParametersOutsideOfUnits, AreRefusedWheneverTheyAppear) {
   struct Change {
     const char* name;
     bool has_extra;    ///< whether `extra` exists before fully_shard
-    bool shards_root;  ///< else only `a` is a unit
+    bool shards_root;  ///< false: only `a` is a unit
     bool frozen;       ///< whether `extra` is frozen before `act`
     void (*act)(Growing&);
   };
@@ -297,7 +296,7 @@ TEST(ParametersOutsideOfUnits, AreRefusedWheneverTheyAppear) {
     change.act(model);
     {
       const c10::AutoGradMode no_grad(false);
-      model(x);  // an evaluation
+      model(x);  // evaluates the model
     }
     if (mesh.size() > 1) {
       for (int again = 0; again < 2; ++again) {

@@ -11,7 +11,7 @@ struct Either : nn::Module<Either> {
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
-// PyTorch gets this wrong: it adds flat buffers of different sets of parameters.
+// PyTorch's FSDP2 fails here: it adds flat buffers of different sets of parameters.
 TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   const at::Tensor x = uniform_values({8, 3}, 3);
   Filled<Either> alone;
@@ -97,7 +97,7 @@ struct Chain : nn::Module<Chain> {
                                        std::make_shared<nn::Linear>(kWide, kWide, kNoBias)));
     }
   }
-  /// `skipped`: a layer that is left out; -1: none.
+  /// Skips the layer `skipped`, if it is not -1.
   at::Tensor forward(const at::Tensor& x, std::int64_t skipped) {
     at::Tensor y = x;
     for (std::int64_t i = 0; i < kLayers; ++i) {

@@ -78,7 +78,7 @@ void run_backward_again(ShardedModel& model) {
 
 /// Calls a block outside of the root's forward.
 void call_a_block_twice(ShardedModel& model) {
-  walk_loss(model).backward();  // connects the block with its root
+  walk_loss(model).backward();  // makes the block a unit below the root
   (*model.blocks[1])((*model.blocks[1])(input())).sum().backward();
 }
 
@@ -91,7 +91,7 @@ void run_a_pipeline(ShardedModel& model) {
   second.backward();
 }
 
-/// Fails in the forward of its first block, once.
+/// The forward of the first block fails once.
 void fail_in_forward(ShardedModel& model) {
   const at::Tensor earlier = walk_loss(model);
   const auto fails = std::make_shared<bool>(true);
@@ -104,7 +104,7 @@ void fail_in_forward(ShardedModel& model) {
   earlier.backward();  // backward of the graph before the failure
 }
 
-/// Fails once, when backward reaches block 1.
+/// Backward fails once, when it reaches block 1.
 void fail_in_backward(ShardedModel& model) {
   const auto fails = std::make_shared<bool>(true);
   model.blocks[1]->add_forward_hook([fails](nn::ModuleBase&, nn::TensorList outputs) {
@@ -135,7 +135,7 @@ void call_forward_from_a_method(const DeviceMesh& mesh) {
   expect_gradients(model, gradients_alone());
 }
 
-/// Runs its block twice, with a backward in between that may fail.
+/// A model that runs its block twice, with a backward in between that may fail.
 struct RunsBackward : nn::Module<RunsBackward> {
   at::Tensor forward(const at::Tensor& x, bool fails) {
     const at::Tensor y = (*block)(x);
@@ -240,7 +240,7 @@ TEST_SHARDED(CurrentUnit, IsTheUnitThatFailed, 1) {
     walk_loss(model).backward();
     EXPECT_EQ(current_unit(model), "");
   }
-  const at::Tensor loss = walk_loss(model);  // between forward and backward
+  const at::Tensor loss = walk_loss(model);  // after forward, before backward
   EXPECT_EQ(current_unit(model), "");
 }
 
@@ -273,7 +273,7 @@ TEST_SHARDED(Iteration, ForgetsAForwardThatNoBackwardFollowed, 2) {
     EXPECT_EQ(local_loss(model, rank).item<double>(), 0.0);
   }
   EXPECT_EQ(local_loss(model, rank).item<double>(), 0.0);
-  expect_all_sharded(model);  // after a forward without gradients
+  expect_all_sharded(model);  // follows a forward without gradients
 }
 
 TEST(Iteration, EndsAllRanksWhenOneFails) {
@@ -378,7 +378,7 @@ TEST_SHARDED(Settings, GathersAheadAfterStartUnshard, 2) {
   EXPECT_EQ(sent.calls("dp", "all_gather"), 4);
 }
 
-// For these sizes PyTorch 2.11's FSDP2 shows wrong values.
+// PyTorch 2.11's FSDP2 shows wrong values if parameters have these sizes.
 TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   const at::Tensor x = uniform_values({4, 3}, 5);
   for (const std::int64_t rows : {2, 3, 5, 6, 8}) {

@@ -1,5 +1,5 @@
-// The order in which units gather, compute and reduce, and the events that they wait for. The
-// streams only record, so no GPU is needed.
+// Tests the order in which units gather, compute and reduce, and the events that they wait for. The
+// streams only record the calls, so no GPU is needed.
 
 #include <iterator>
 
@@ -70,7 +70,7 @@ TEST(Streams, GatherOnceWithoutResharding) {
 }
 
 TEST(Streams, PrefetchTheRequestedUnitsInForward) {
-  // Also in the second step, where the order of the last forward is another one.
+  // The second step follows the requests, too, and not the order of the last forward.
   for (const int steps : {1, 2}) {
     const Log found = notes_of_step(
         [](SmallModel& model) {
@@ -85,7 +85,7 @@ TEST(Streams, PrefetchTheRequestedUnitsInForward) {
 TEST(Streams, PrefetchTheRequestedUnitsInBackwardAndFreeUnusedUnits) {
   const Log found = notes_of_step([](SmallModel& model) {
     set_backward_prefetch(*model.blocks[2], {model.blocks[0].get()});
-    set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});  // comes too late to be used
+    set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});  // block 2 has run already
   });
   EXPECT_EQ(Log(found.begin() + 11, found.end()),
             notes({"+2 =2 +0 -2 r2", "+1 =1 -1 r1", "=0 +2 -0 r0", "-. r."}));
@@ -111,7 +111,7 @@ TEST_ON_RANKS(Streams, LetTheNextGathersWaitForTheUpdateAlone, 2) {
   ASSERT_EQ(next.size(), 2u);
   EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
   EXPECT_NE(next[1], wait);
-  set_post_optim_event(linear, nullptr);  // an event that has passed
+  set_post_optim_event(linear, nullptr);  // nullptr: the event has passed
   EXPECT_EQ(waits_of_step(), Log{});
 }
 
@@ -148,7 +148,7 @@ TEST(ExplicitGather, WaitsForTheComputeLane) {
 
 // While a unit computes, forward gathers the next unit in the order of the last forward.
 
-/// The log of a forward.
+/// The notes of one forward.
 Log log_of_forward(SmallModel& model, const Rank& rank, RecordingStreams& streams) {
   streams.clear();
   const at::Tensor loss = local_loss(model, rank);
@@ -189,7 +189,7 @@ TEST_SHARDED(GatherAhead, WaitsOnlyForTheMemoryThatItReuses, 2) {
   const auto streams = record(model);
   log_of_forward(model, rank, *streams);
   const Log log = log_of_forward(model, rank, *streams);
-  // The gather needs no wait: its memory is newly allocated.
+  // Memory that is newly allocated needs no wait.
   EXPECT_EQ(between(log, "all_gather unit 'block1'", "reshard unit 'block0'"),
             (Log{"all_gather unit 'block1'", "enter all_gather", "leave"}));
   const Log left = between(log, "reshard unit 'block0'", "unshard unit 'block1'");
@@ -243,7 +243,7 @@ TEST_ON_RANKS(GatherAhead, EndsWhereTheOrderChangesAndFreesUnusedUnits, 2) {
   };
   run({0, 1, 2});
   EXPECT_EQ(run({0, 2, 1}), notes({"+0 =0 +1 -0", "+2 =2 -2", "=1 -1"}));
-  // This call does not use the unit gathered last.
+  // This call does not use the unit that was gathered last.
   EXPECT_EQ(run({0, 2}), notes({"+0 =0 +2 -0", "=2 +1 -2"}));
   // The recorded order contains calls: a unit may occur twice.
   run({0, 1, 0, 2});

@@ -79,10 +79,10 @@ struct Formula {
   const char* name;
   int micro_batches;
   Options options;
-  std::function<void(SmallModel&, bool last)> before;  ///< is called before each micro-batch
+  std::function<void(SmallModel&, bool last)> before;  ///< called before each micro-batch
   double bytes;
-  bool replicas = false;    ///< two replicas of two shards instead of four shards
-  bool replicated = false;  ///< the units are made by replicate()
+  bool replicas = false;    ///< whether two replicas of two shards replace four shards
+  bool replicated = false;  ///< whether replicate() makes the units
 };
 
 void PrintTo(const Formula& formula, std::ostream* out) {

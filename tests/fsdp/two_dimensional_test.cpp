@@ -47,15 +47,15 @@ TEST_ON_MESH(TwoDimensional, SumsNormGradientsOverTpOnce, {2, 2}, {"dp", "tp"}) 
   EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, 3);
 }
 
-// Gradients whose layout differs between data-parallel ranks: Partial over tensor parallelism,
-// complete, or none.
+// Tests gradients whose layout differs between data-parallel ranks: Partial over tp, complete, or
+// none.
 
 /// How a rank uses the parameter, which decides the layout of the gradient.
 enum class Use : std::uint8_t {
   kSequence,  ///< on its part of the sequence: the gradient is Partial over tp
   kWhole,     ///< on all tokens: the gradient is complete
-  kNoTokens,  ///< zeros, in any layout
-  kUnused,    ///< no gradient
+  kNoTokens,  ///< on no tokens: the gradient is zero, in any layout
+  kUnused,    ///< not at all
 };
 using Uses = std::vector<Use>;
 constexpr std::array kUses{Use::kSequence, Use::kWhole, Use::kNoTokens, Use::kUnused};

@@ -142,7 +142,7 @@ TEST_ON_MESH(ListUnit, MayBeginWithAModuleOutsideOfTheRoot, {2}, {"dp"}) {
 
 // Methods other than forward, and explicit gathers.
 
-/// A model with a second method.
+/// A model with another method than forward.
 struct Coder : nn::Module<Coder> {
   at::Tensor forward(const at::Tensor& x) { return (*out)(encode(x)); }
   at::Tensor encode(const at::Tensor& x) { return (*in)(x).relu(); }
@@ -160,7 +160,7 @@ TEST(ForwardMethod, GathersAndReducesAsForwardDoes) {
     RunOnMesh({ranks}, {"dp"}, [&](const DeviceMesh& mesh) {
       Filled<Coder> model;
       fully_shard(model, mesh);
-      register_forward_method(model, &Coder::look)();  // returns nothing
+      register_forward_method(model, &Coder::look)();  // returns no result
       EXPECT_EQ(model.seen, (std::vector<std::int64_t>{5, 3}));
       EXPECT_TRUE(tessera::is_distributed(model.in->weight));
       const at::Tensor code = register_forward_method(model, &Coder::encode)(x);
@@ -347,7 +347,7 @@ TEST(ChangedInputs, AreRefused) {
   };
   EXPECT_CONTAINS(error_of([](at::Tensor& x) { return x.relu_(); }), "in place");
   EXPECT_CONTAINS(error_of([](at::Tensor& x) { return x.view(-1).relu_().view(x.sizes()); }),
-                  "modified inplace");  // through a view
+                  "modified inplace");  // writes through a view
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     Changing unit([](at::Tensor& x) { return x.relu_(); });
     fully_shard(unit, mesh["dp"]);

@@ -14,7 +14,7 @@ constexpr auto kModified = "modified by an inplace operation";
 
 TESSERA_ARRANGED(WrittenParameters, "OneRank", "Zero3", "Zero2", "Hpz", "Hsdp", "Offloaded");
 
-// On one rank autograd refuses such writes, too, if backward needs the old value.
+// Autograd, too, refuses such writes on one rank, if backward needs the old value.
 TEST_P(WrittenParameters, AreRefusedInBackwardIfItNeedsTheirValue) {
   const std::vector<at::Tensor> expected = gradients_alone(kSizes);
   const auto write = [](const nn::SlotPtr& slot) {
@@ -43,7 +43,6 @@ TEST_P(WrittenParameters, AreRefusedInBackwardIfItNeedsTheirValue) {
   });
 }
 
-/// Halves every shard in place.
 void halve(nn::ModuleBase& model) {
   const c10::AutoGradMode no_grad(false);
   for (const auto& [name, slot] : model.named_slots()) {
@@ -91,7 +90,7 @@ TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
          EXPECT_TRUE(close(weight, *alone.head->weight));
        }},
       {"call of a block alone", [&](ShardedModel& model) {
-         model(x).sum().backward();  // connects the block with its root
+         model(x).sum().backward();  // makes the block a unit below the root
          unshard(*model.blocks[0]);
          {
            const c10::AutoGradMode no_grad(false);
@@ -134,7 +133,7 @@ TEST_SHARDED(WrittenParameter, IsRefusedByAUnitThatStaysGatheredForABackward, 2,
   (*model.blocks[0])(x);
 }
 
-/// Halves its weight before it uses it.
+/// A module that halves its weight before it uses it.
 struct Shrinking : nn::Module<Shrinking> {
   at::Tensor forward(const at::Tensor& x) {
     {
@@ -186,7 +185,7 @@ TEST(WrittenParameter, IsRefusedOnSeveralRanksAfterUnshard) {
     const at::Tensor before = linear.weight->detach().clone();
     fully_shard(linear, mesh);
     unshard(linear);
-    double_gathered(linear);  // the shard is the gathered tensor
+    double_gathered(linear);  // on one rank, the shard is the gathered tensor
     reshard(linear);
     EXPECT_TRUE(full_tensor(linear.slot("weight")->persistent()).equal(2 * before));
   });

@@ -159,7 +159,7 @@ TEST(ShapeGeometryCanary, IsWhatLibtorchComputesForATensor) {
 
 // Canaries: tensors of our own types, by dispatch keys that libtorch leaves to extensions.
 
-/// Wraps a tensor and has its sizes.
+/// A tensor that wraps another and has its sizes.
 class Wrapper final : public TensorWrapper {
  public:
   explicit Wrapper(at::Tensor inner)
@@ -447,7 +447,7 @@ TEST(ShapesByLibtorchCanary, AreGivenToMetaTensors) {
 
 int arrived = 0;
 
-/// Counts a call, and redispatches it.
+/// A fallback that counts a call and redispatches it.
 template <c10::DispatchKey key>
 void note(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   ++arrived;

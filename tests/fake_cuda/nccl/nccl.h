@@ -74,8 +74,8 @@ class Backoff {
 
 // The object behind ncclComm_t.
 
-/// One rank of a communicator. As in NCCL, its operations run in the order of the calls, even if
-/// they are on different streams.
+/// One rank of a communicator, whose operations run in the order of the calls, even if they are on
+/// different streams, as in NCCL.
 class Communicator {
  public:
   Communicator(std::string id, int rank, int ranks, std::shared_ptr<Mailbox> mailbox,
@@ -104,7 +104,7 @@ class Communicator {
   void fail(ncclResult_t error) { error_ = error; }
   ncclResult_t error() const { return error_; }
 
-  /// Returns an id for a communicator that is made from this one. The id is equal on all ranks.
+  /// Returns an id for a communicator made from this communicator. The id is equal on all ranks.
   std::string child_id(const std::string& kind) {
     return id_ + "." + kind + std::to_string(children_++);
   }

@@ -25,7 +25,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The code below transfers bytes between ranks.
+// Transfers of bytes between ranks.
 
 /// The properties of a transfer that must be equal on the sender and the receiver.
 struct Header {
@@ -289,7 +289,7 @@ namespace {
 /// Returns false if a communicator was aborted or `deadline` has passed.
 bool execute(std::vector<Operation> operations, std::optional<Clock::time_point> deadline) {
   Transfers transfers;
-  std::list<Run> runs;  // a list, because the transfers point to the runs
+  std::list<Run> runs;  // std::list: the transfers point to its elements
   for (Operation& operation : operations) {
     runs.emplace_back(viewed(std::move(operation))).start(transfers);
   }
@@ -396,7 +396,7 @@ std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   return in_parts && operation.communicator->ranks() > 1 && part % kUnit != 0 ? part : 0;
 }
 
-// The functions below turn NCCL calls into work on streams.
+// Work on streams, made of NCCL calls.
 
 thread_local int group_depth = 0;
 thread_local std::vector<Operation> group;

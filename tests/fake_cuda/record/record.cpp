@@ -50,7 +50,7 @@ CallStack take_stack() {
   while (first < count && library_of(frames.at(static_cast<std::size_t>(first))) == self) {
     ++first;
   }
-  // Parentheses are necessary: braces would make a list of the two iterators.
+  // Constructs with parentheses: braces would make a list of the two iterators.
   return CallStack(frames.begin() + first, frames.begin() + count);
 }
 

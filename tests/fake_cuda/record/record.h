@@ -61,7 +61,7 @@ struct CollectiveUse {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;           ///< bytes of this rank's inputs
   std::int64_t unaligned = 0;       ///< number of calls with buffers not aligned to 16 bytes
-  std::int64_t unaligned_part = 0;  ///< largest bytes per rank that are no multiple of 16; 0: none
+  std::int64_t unaligned_part = 0;  ///< most bytes per rank that are no multiple of 16, or 0
 };
 
 /// Everything that the process records. `mutex` guards every member.

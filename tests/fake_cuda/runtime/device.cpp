@@ -226,7 +226,7 @@ cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 
-// Only errors of launches are stored for this function. All other calls return their errors.
+// Only errors of launches are stored for cudaGetLastError. Other calls return their errors.
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_launch_error();
   clear_launch_error();

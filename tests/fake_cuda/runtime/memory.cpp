@@ -120,8 +120,8 @@ struct sigaction previous {};
 
 constexpr char kWhat[] = "the host touches memory of a device";
 
-/// Handles SIGSEGV. Locks a mutex, which in general is not safe in a signal handler. It is safe
-/// here, because the fake never accesses device memory while it holds the lock.
+/// Handles SIGSEGV. Locks a mutex, which in general is not safe in a signal handler, but is safe
+/// here: the fake never accesses device memory while it holds the lock.
 void on_fault(int signal, siginfo_t* info, void*) {
   // The faulting instruction runs again, and the signal then has its default effect.
   sigaction(signal, &previous, nullptr);
@@ -135,8 +135,8 @@ void on_fault(int signal, siginfo_t* info, void*) {
   write_reports();
 }
 
-/// Makes each later host access to device memory end the process. Before, a violation with a stack
-/// is written to the report, and a line to standard error.
+/// Makes each later host access to device memory end the process. A violation with a stack is first
+/// written to the report, and a line to standard error.
 void watch_host_access() {
   static const int once = [] {
     struct sigaction action {};

@@ -145,7 +145,8 @@ void wait_for_all_streams() {
 
 }  // namespace fake_cuda
 
-// CUDA graphs are not supported, so no stream is captured. libtorch asks before it allocates.
+// Says that no stream is captured, since CUDA graphs are not supported: libtorch asks this before
+// it allocates.
 
 using namespace fake_cuda;
 

@@ -71,7 +71,7 @@ void with_lanes(SmallModel& model) {
   record(model);
 }
 
-// In the second step's forward and backward the optimizer's state, 2 s, is allocated already.
+// The optimizer's state, 2 s bytes, is allocated before the second step's forward and backward.
 TEST(Memory, Zero3StaysWithinItsBound) {
   struct Case {
     const char* name;
@@ -111,7 +111,7 @@ TEST(Memory, IsAllFreedWithTheModel) {
 
 TEST(Memory, Bfloat16HalvesWhatIsGathered) {
   const Peaks p = peaks({.mp_policy = {.param_dtype = at::kBFloat16}});
-  // The bf16 copy of a block's shards is gathered.
+  // FSDP gathers the bf16 copy of a block's shards.
   EXPECT_LE(p.forward, 3 * kShards + (3 * kBlock + kOutside) / 2 + kSlack);
 }
 

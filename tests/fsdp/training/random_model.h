@@ -14,7 +14,7 @@
 namespace tessera::fsdp::drawing {
 
 inline constexpr std::int64_t kSequence = 3, kDim = 8, kInner = 16, kVocabulary = 11;
-inline constexpr std::int64_t kHeadDim = 2;  // 4 heads
+inline constexpr std::int64_t kHeadDim = 2;  // 4 heads of this width make kDim
 
 using Draw = std::function<at::Tensor(const at::Tensor&)>;
 
@@ -24,7 +24,7 @@ inline at::Tensor keep(const at::Tensor& x) {
 
 /// The random functions that a model applies to its tensors.
 struct Draws {
-  Draw residual = keep;      ///< (tokens, dim)
+  Draw residual = keep;      ///< on values of sizes (tokens, dim)
   Draw features = keep;      ///< (tokens, inner): some of the features on each tp rank
   Draw scores = keep;        ///< (batch, heads, sequence, sequence): some of the heads
   bool modules = false;      ///< nn::Dropout modules in place of residual, features and scores

@@ -81,7 +81,7 @@ inline at::Tensor loss_of(SmallModel& model, const at::Tensor& batch, std::int64
   return model(batch.narrow(0, first, rows)).square().mean();
 }
 
-constexpr std::int64_t kRows = 12;  // of the global batch; divides by 1, 2, 3, 4 and 6
+constexpr std::int64_t kRows = 12;  // of all ranks; 1, 2, 3, 4 and 6 ranks get equal parts
 
 /// The model's default sizes: 2, 3 and 4 ranks divide none or some of them.
 constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3;
@@ -106,7 +106,7 @@ inline at::Tensor local_loss(SmallModel& model, const Rank& rank, int step = 0) 
   return loss_of(model, batch(model.head->in_features(), step), rank.rank() * rows, rows);
 }
 
-/// Makes each module a unit, in this order.
+/// Makes each module a unit, in the order of the list.
 inline void shard_units(const std::vector<nn::ModuleBase*>& units, const DeviceMesh& mesh,
                         const Options& options = {}) {
   for (nn::ModuleBase* unit : units) {
@@ -147,7 +147,7 @@ inline std::optional<Placement> by_columns(const std::string&, const at::Tensor&
   return Shard{parameter.dim() - 1};
 }
 
-/// The arrangements that have these names.
+/// Returns the arrangements with the given names.
 inline std::vector<Arrangement> arrangements(const std::vector<std::string>& names) {
   const std::vector<Arrangement> all{
       {"OneRank", {1}, {"dp"}},
