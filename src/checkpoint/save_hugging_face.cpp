@@ -208,17 +208,22 @@ namespace {
 
 using nn::LoraLinear;
 
+/// Returns how files store the weight of a module with an adapter.
+std::vector<StoredTensor> stored_weights(const LoraLinear& each) {
+  return stored_tensors(nn::detail::join_fqn(each.fqn, "weight"), *each.weight);
+}
+
 std::int64_t rank_of(const LoraLinear& each) {
-  return each.branch->a->out_features();
+  return each.a->persistent().size(-2);
 }
 
 /// Throws Error unless two adapters have equal settings, because PEFT's adapter_config.json has one
 /// value for all adapters.
 void check_alike(const LoraLinear& each, const LoraLinear& first) {
-  TESSERA_CHECK(rank_of(each) == rank_of(first) && each.branch->scale == first.branch->scale &&
-                    each.branch->dropout == first.branch->dropout,
-                "save_lora: the adapters of '", first.fqn, "' and '", each.fqn,
-                "' differ in rank, alpha or dropout; give all the same options");
+  TESSERA_CHECK(
+      rank_of(each) == rank_of(first) && each.scale == first.scale && each.dropout == first.dropout,
+      "save_lora: the adapters of '", first.fqn, "' and '", each.fqn,
+      "' differ in rank, alpha or dropout; give all the same options");
 }
 
 std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
@@ -232,19 +237,13 @@ std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
 }
 
 /// Returns, for PEFT, the names that the modules with adapters have in Hugging Face's model. A
-/// FusedLinear has the names of its parts.
+/// FusedLinear has the names of its parts, a GroupedLinear those of its experts' Linears.
 std::vector<std::string> target_modules(const std::vector<LoraLinear>& adapters) {
   std::vector<std::string> names;
   for (const LoraLinear& each : adapters) {
-    const auto* fused = dynamic_cast<const nn::FusedLinear*>(each.linear);
-    if (fused == nullptr) {
-      names.push_back(each.fqn);
-      continue;
-    }
-    const std::size_t end = each.fqn.rfind('.');
-    const std::string parent = end == std::string::npos ? "" : each.fqn.substr(0, end);
-    for (const nn::FusedPart& part : fused->parts()) {
-      names.push_back(nn::detail::join_fqn(parent, part.name));
+    for (const StoredTensor& part : stored_weights(each)) {
+      const std::size_t end = part.name.rfind('.');
+      names.push_back(end == std::string::npos ? "" : part.name.substr(0, end));
     }
   }
   std::ranges::sort(names);
@@ -258,8 +257,8 @@ std::string config_of(const std::vector<LoraLinear>& adapters, const std::string
       {"bias", "none"},
       {"fan_in_fan_out", false},
       {"inference_mode", true},
-      {"lora_alpha", first.branch->scale * static_cast<double>(rank_of(first))},
-      {"lora_dropout", first.branch->dropout},
+      {"lora_alpha", first.scale * static_cast<double>(rank_of(first))},
+      {"lora_dropout", first.dropout},
       {"peft_type", "LORA"},
       {"r", rank_of(first)},
       {"target_modules", target_modules(adapters)},
@@ -276,20 +275,24 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
 }
 
 /// Adds an adapter under the names that files use for the weight of its Linear (several names for a
-/// fused Linear). Each part gets the whole matrix A of the adapter. The weight's rows and matrix B
-/// are split alike.
+/// fused Linear). Each part gets the whole matrix A of the adapter, and each expert its own matrix
+/// A. The weight's rows and matrix B are split alike.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
-  SentParameter a{each.branch->a->weight.slot(), {}};
-  SentParameter b{
-      each.branch->b->weight.slot(),
-      stored_tensors(nn::detail::join_fqn(each.fqn, "weight"), *each.linear->weight.slot())};
+  SentParameter a{each.a, {}}, b{each.b, stored_weights(each)};
   for (StoredTensor& part : b.tensors) {
     const std::string module = part.name.substr(0, part.name.size() - std::string("weight").size());
     const std::string name = "base_model.model." + module;
-    a.tensors.push_back(
-        {.name = name + "lora_A.weight", .sizes = a.slot->persistent().sizes().vec()});
+    std::vector<std::int64_t> sizes = a.slot->persistent().sizes().vec();
+    if (part.is_matrix_of_stack) {
+      a.tensors.push_back(part);
+      sizes.erase(sizes.begin());
+    } else {
+      a.tensors.emplace_back();
+    }
+    a.tensors.back().name = name + "lora_A.weight";
+    a.tensors.back().sizes = std::move(sizes);
     part.name = name + "lora_B.weight";
-    part.sizes[1] = rank_of(each);
+    part.sizes.back() = rank_of(each);
   }
   sent.push_back(std::move(a));
   sent.push_back(std::move(b));

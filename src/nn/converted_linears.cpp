@@ -6,8 +6,7 @@
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/mm.h>
+#include <ATen/ops/matmul.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,6 +23,7 @@
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/linear_product.h"
+#include "tessera/nn/experts.h"
 #include "tessera/nn/initialization.h"
 
 namespace tessera::nn {
@@ -33,15 +34,31 @@ bool is_named_by(const LoraLinear& linear, const std::vector<std::string>& patte
       patterns, [&](const std::string& pattern) { return matches_fqn(pattern, linear.fqn); });
 }
 
-/// Returns all Linears below the module `root`, with and without an adapter.
+/// Adds `module` to `found`, if it is an L: a Linear or a GroupedLinear.
+template <class L>
+void add_if_is(std::vector<LoraLinear>& found, const std::string& fqn, ModuleBase& module) {
+  const auto* linear = dynamic_cast<const L*>(&module);
+  if (linear == nullptr) {
+    return;
+  }
+  found.push_back({.fqn = fqn, .module = &module, .weight = linear->weight.slot()});
+  if (const auto branch = module.attached<LoraBranchOf<L>>()) {
+    LoraLinear& each = found.back();
+    each.a = branch->a->weight.slot();
+    each.b = branch->b->weight.slot();
+    each.dropout = branch->dropout;
+    each.scale = branch->scale;
+  }
+}
+
+/// Returns all Linears and GroupedLinears below the module `root`, with and without an adapter.
 std::vector<LoraLinear> linears_below(const ModuleBase& root) {
   std::vector<LoraLinear> found;
   // The cast is safe, because libtorch returns the children of a const module as mutable modules
   // anyway.
   visit_modules(const_cast<ModuleBase&>(root), [&](const std::string& fqn, ModuleBase& module) {
-    if (auto* linear = dynamic_cast<Linear*>(&module)) {
-      found.push_back({fqn, linear, linear->attached<LoraBranch>()});
-    }
+    add_if_is<Linear>(found, fqn, module);
+    add_if_is<GroupedLinear>(found, fqn, module);
   });
   return found;
 }
@@ -65,18 +82,22 @@ struct Fp8Mark {};
 
 /// Throws Error if the Linear has an adapter or is distributed. `remedy`: advice about an adapter.
 void check_unchanged(const char* caller, const LoraLinear& found, const char* remedy) {
-  const ParameterSlot& weight = *found.linear->weight.slot();
-  TESSERA_CHECK(found.branch == nullptr, caller, ": '", found.fqn, "' has an adapter; ", remedy);
+  const ParameterSlot& weight = *found.weight;
+  TESSERA_CHECK(found.a == nullptr, caller, ": '", found.fqn, "' has an adapter; ", remedy);
   TESSERA_CHECK(!weight.has_persistent() && !tessera::is_distributed(weight.get()), caller, ": '",
                 found.fqn, "' is distributed already; call ", caller,
                 " before parallelize_module and fully_shard");
 }
 
+/// Returns the Linear, or nullptr for a GroupedLinear.
+Linear* linear_of(const LoraLinear& found) {
+  return dynamic_cast<Linear*>(found.module);
+}
+
 bool is_left(const LoraLinear& found, const Fp8Options& options) {
-  return is_named_by(found, options.exclude) ||
-         found.linear->in_features() % options.multiple_of != 0 ||
-         found.linear->out_features() % options.multiple_of != 0 ||
-         found.linear->weight.slot()->owners().size() > 1;
+  const at::Tensor& weight = found.weight->get();
+  return is_named_by(found, options.exclude) || weight.size(0) % options.multiple_of != 0 ||
+         weight.size(1) % options.multiple_of != 0 || found.weight->owners().size() > 1;
 }
 
 }  // namespace
@@ -88,13 +109,14 @@ at::Tensor detail::fp8_product(const at::Tensor& x, const at::Tensor& weight,
 }
 
 std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& options) {
-  const std::vector<LoraLinear> linears = linears_below(module);
+  std::vector<LoraLinear> linears = linears_below(module);
+  std::erase_if(linears, [](const auto& each) { return linear_of(each) == nullptr; });
   TESSERA_CHECK(options.multiple_of >= 1, "convert_to_fp8: multiple_of is ", options.multiple_of,
                 "; it must be 1 or more");
   check_each_matches("convert_to_fp8", options.exclude, linears, module,
                      "leave it out, or name one");
   for (const LoraLinear& each : linears) {
-    TESSERA_CHECK(!is_fp8(*each.linear), "convert_to_fp8: '", each.fqn,
+    TESSERA_CHECK(!is_fp8(*linear_of(each)), "convert_to_fp8: '", each.fqn,
                   "' is converted already; call it once");
     check_unchanged("convert_to_fp8", each, "call convert_to_fp8 before apply_lora");
   }
@@ -102,8 +124,8 @@ std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& op
   for (const LoraLinear& each : linears) {
     if (!is_left(each, options)) {
       converted.push_back(each.fqn);
-      each.linear->attach(std::make_shared<Fp8Mark>());
-      each.linear->set_product(detail::fp8_product);
+      each.module->attach(std::make_shared<Fp8Mark>());
+      linear_of(each)->set_product(detail::fp8_product);
     }
   }
   return converted;
@@ -118,7 +140,8 @@ bool is_fp8(const Linear& linear) {
 
 namespace {
 
-/// Returns the Linears that match a pattern, and checks all of them before any Linear is changed.
+/// Returns the Linears and GroupedLinears that match a pattern, and checks all of them before any
+/// is changed.
 std::vector<LoraLinear> find_targets(const ModuleBase& root,
                                      const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),
@@ -131,32 +154,45 @@ std::vector<LoraLinear> find_targets(const ModuleBase& root,
   for (const LoraLinear& each : targets) {
     check_unchanged("apply_lora", each, "name it in one call only");
     TESSERA_CHECK(
-        each.linear->weight.slot()->owners().size() == 1, "apply_lora: the weight of '", each.fqn,
+        each.weight->owners().size() == 1, "apply_lora: the weight of '", each.fqn,
         "' is tied to another module's, which the adapter would not change; leave it out");
   }
   return targets;
 }
 
-std::shared_ptr<Linear> matrix_beside(const at::Tensor& weight, std::int64_t in, std::int64_t out) {
+/// Returns a matrix of an adapter of `linear`; for a GroupedLinear, one matrix for each expert.
+template <class L>
+std::shared_ptr<L> matrix_beside(const L& linear, std::int64_t in, std::int64_t out) {
+  const at::Tensor& weight = linear.weight;
   std::optional<MetaDevice> meta;
   if (weight.is_meta()) {
     meta.emplace();
   }
-  auto matrix = std::make_shared<Linear>(in, out, LinearOptions{.bias = false});
+  std::shared_ptr<L> matrix;
+  if constexpr (std::is_same_v<L, Linear>) {
+    matrix = std::make_shared<Linear>(in, out, LinearOptions{.bias = false});
+  } else {
+    matrix = std::make_shared<GroupedLinear>(linear.experts(), in, out);
+    matrix->weight.slot()->role.stored_parts = linear.weight.slot()->role.stored_parts;
+    if (auto& stored = matrix->weight.slot()->role.stored_parts) {
+      stored->depth = 2;
+    }
+  }
   matrix->weight.slot()->role.of_adapter = true;
   matrix->to(weight.device(), weight.scalar_type());
   return matrix;
 }
 
-void add_branch(Linear& linear, const LoraOptions& options) {
+template <class L>
+void add_branch(L& linear, const LoraOptions& options) {
   const at::Tensor& weight = linear.weight;
-  const auto branch = std::make_shared<LoraBranch>();
+  const auto branch = std::make_shared<LoraBranchOf<L>>();
   branch->dropout = options.dropout;
   branch->scale = options.alpha / static_cast<double>(options.rank);
   branch->a =
-      linear.register_module("lora_A", matrix_beside(weight, linear.in_features(), options.rank));
+      linear.register_module("lora_A", matrix_beside(linear, weight.size(-1), options.rank));
   branch->b =
-      linear.register_module("lora_B", matrix_beside(weight, options.rank, linear.out_features()));
+      linear.register_module("lora_B", matrix_beside(linear, options.rank, weight.size(-2)));
   linear.attach(branch);
 }
 
@@ -174,29 +210,34 @@ at::Tensor whole(const at::Tensor& parameter) {
 /// Computes weight += scale * B A (LoRA) for the blocks of the weight that this rank has.
 void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b, double scale) {
   const at::Tensor local = local_tensor(weight).detach();
-  const auto add = [&](const at::Tensor& block, std::int64_t row, std::int64_t column) {
-    const at::Tensor product =
-        at::mm(b.narrow(0, row, block.size(0)), a.narrow(1, column, block.size(1)));
-    block.add_(product.to(block.device()), scale);
+  // The last two dimensions are those of a matrix; a dimension before them counts the experts.
+  const std::int64_t row = weight.dim() - 2, column = row + 1;
+  const auto add = [&](const Box& box) {
+    const auto at = [&](std::int64_t dim) { return static_cast<std::size_t>(dim); };
+    at::Tensor block = local;
+    for (std::int64_t dim = 0; dim <= column; ++dim) {
+      block = block.narrow(dim, box.local_offset[at(dim)], box.sizes[at(dim)]);
+    }
+    at::Tensor left = b.narrow(row, box.global_offset[at(row)], box.sizes[at(row)]);
+    at::Tensor right = a.narrow(column, box.global_offset[at(column)], box.sizes[at(column)]);
+    if (row > 0) {
+      left = left.narrow(0, box.global_offset[0], box.sizes[0]);
+      right = right.narrow(0, box.global_offset[0], box.sizes[0]);
+    }
+    block.add_(at::matmul(left, right).to(block.device()), scale);
   };
   if (!tessera::is_distributed(weight)) {
-    add(local, 0, 0);
+    const std::vector<std::int64_t> start(static_cast<std::size_t>(weight.dim()));
+    add({start, start, weight.sizes().vec()});
     return;
   }
   const ShardingSpec& spec = sharding_spec(weight);
   for (const Box& box : owned_boxes(*spec.layout, weight.sizes(), spec.mesh.coordinate())) {
-    add(local.narrow(0, box.local_offset[0], box.sizes[0])
-            .narrow(1, box.local_offset[1], box.sizes[1]),
-        box.global_offset[0], box.global_offset[1]);
+    add(box);
   }
 }
 
 }  // namespace
-
-at::Tensor LoraBranch::term(const at::Tensor& x, bool training) const {
-  // LoRA calls at::dropout, because a child module for dropout would change PEFT's parameter names.
-  return (*b)((*a)(training && dropout > 0 ? at::dropout(x, dropout, /*train=*/true) : x));
-}
 
 void apply_lora(ModuleBase& module, const LoraOptions& options) {
   TESSERA_CHECK(options.rank > 0, "apply_lora with rank ", options.rank,
@@ -212,21 +253,25 @@ void apply_lora(ModuleBase& module, const LoraOptions& options) {
     }
   }
   for (const LoraLinear& target : targets) {
-    add_branch(*target.linear, options);
+    if (Linear* linear = linear_of(target)) {
+      add_branch(*linear, options);
+    } else {
+      add_branch(dynamic_cast<GroupedLinear&>(*target.module), options);
+    }
   }
 }
 
 std::vector<LoraLinear> lora_linears(const ModuleBase& module) {
   std::vector<LoraLinear> found = linears_below(module);
-  std::erase_if(found, [](const LoraLinear& each) { return each.branch == nullptr; });
+  std::erase_if(found, [](const LoraLinear& each) { return each.a == nullptr; });
   return found;
 }
 
 NamedSlots lora_slots(const ModuleBase& module) {
   NamedSlots slots;
   for (const LoraLinear& each : lora_linears(module)) {
-    slots.emplace_back(detail::join_fqn(each.fqn, "lora_A.weight"), each.branch->a->weight.slot());
-    slots.emplace_back(detail::join_fqn(each.fqn, "lora_B.weight"), each.branch->b->weight.slot());
+    slots.emplace_back(detail::join_fqn(each.fqn, "lora_A.weight"), each.a);
+    slots.emplace_back(detail::join_fqn(each.fqn, "lora_B.weight"), each.b);
   }
   return slots;
 }
@@ -238,8 +283,7 @@ void merge_lora(ModuleBase& module) {
                 " has no adapters; call apply_lora first");
   // All Linears are checked before any Linear is changed, so that a failed merge can be repeated.
   for (const LoraLinear& each : linears) {
-    for (const SlotPtr& slot : {each.linear->weight.slot(), each.branch->a->weight.slot(),
-                                each.branch->b->weight.slot()}) {
+    for (const SlotPtr& slot : {each.weight, each.a, each.b}) {
       TESSERA_CHECK(slot->initialized(), "merge_lora: ", describe(*slot),
                     " has no values; initialise or load it first");
       TESSERA_CHECK(!slot->role.gathered, "merge_lora: FSDP has gathered ", describe(*slot),
@@ -247,9 +291,8 @@ void merge_lora(ModuleBase& module) {
     }
   }
   for (const LoraLinear& each : linears) {
-    const at::Tensor& b = each.branch->b->weight.slot()->persistent();
-    add_product(each.linear->weight.slot()->persistent(),
-                whole(each.branch->a->weight.slot()->persistent()), whole(b), each.branch->scale);
+    const at::Tensor& b = each.b->persistent();
+    add_product(each.weight->persistent(), whole(each.a->persistent()), whole(b), each.scale);
     local_tensor(b).detach().zero_();
   }
 }

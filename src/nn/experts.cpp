@@ -16,6 +16,7 @@
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/kernels/detail/fake_state.h"
+#include "tessera/nn/detail/lora.h"
 #include "tessera/nn/detail/records.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
@@ -93,13 +94,22 @@ at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::in
     }
     own = distributed.to_local(gradient);
   }
-  return tessera::detail::grouped_linear(x, own, counts);
+  const at::Tensor y = tessera::detail::grouped_linear(x, own, counts);
+  const auto lora = attached<LoraBranchOf<GroupedLinear>>();
+  if (lora == nullptr) {
+    return y;
+  }
+  const at::Tensor inner = lora->a->forward(lora->input(x, is_training()), counts, rows_are_split);
+  return y.add(lora->b->forward(inner, counts, rows_are_split), lora->scale);
 }
 
-/// Each expert's weight is initialised like the weight of a Linear.
+/// Each expert's weight and adapter are initialised like those of a Linear.
 void GroupedLinear::reset_parameters(const InitContext& init) {
   const double bound = 1 / std::sqrt(static_cast<double>(weight->size(2)));
   init.fill(weight, init::uniform(-bound, bound));
+  if (const auto lora = attached<LoraBranchOf<GroupedLinear>>()) {
+    init.fill(lora->b->weight, init::zeros());
+  }
 }
 
 /// The experts of a mixture of experts; each expert is a SwiGLU.
@@ -332,9 +342,11 @@ void MixtureOfExperts::reset_parameters(const InitContext& init) {
 void MixtureOfExperts::set_expert_parallel(const DeviceMesh& mesh) {
   Placements placements(static_cast<std::size_t>(mesh.ndim()), Replicate{});
   placements[0] = Shard{0};
-  for (const auto& linear : {experts_->gate, experts_->up, experts_->down}) {
-    distribute_parameter(*linear->weight.slot(), mesh, placements, "apply_expert_parallel");
-  }
+  visit_modules(*experts_, [&](const std::string&, ModuleBase& linear) {
+    for (const auto& [name, slot] : linear.slots()) {
+      distribute_parameter(*slot, mesh, placements, "apply_expert_parallel");
+    }
+  });
   const DeviceMesh ep = mesh.ndim() == 1 ? mesh : mesh[mesh.shape().names().front()];
   ep_ = ep.size() > 1 ? ep : DeviceMesh();
 }

@@ -337,7 +337,9 @@ at::Tensor Linear::forward(const at::Tensor& x) {
   const at::Tensor y =
       product_ ? product_(x, *weight, own_bias()) : detail::linear_product(x, *weight, own_bias());
   const auto lora = attached<LoraBranch>();
-  return lora == nullptr ? y : y.add(lora->term(x, is_training()), lora->scale);
+  return lora == nullptr
+             ? y
+             : y.add((*lora->b)((*lora->a)(lora->input(x, is_training()))), lora->scale);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x, const detail::LinearProduct& product) {

@@ -119,7 +119,10 @@ const at::Tensor& Parameter::get() const {
 }
 
 std::vector<NamedRows> rows_of_parts(const std::string& fqn, const StoredParts& stored) {
-  const std::size_t leaf = fqn.rfind('.');
+  std::size_t leaf = fqn.rfind('.');
+  for (int i = 1; i < stored.depth && leaf != std::string::npos && leaf > 0; ++i) {
+    leaf = fqn.rfind('.', leaf - 1);
+  }
   const bool is_below = leaf != std::string::npos && leaf > 0;
   const std::size_t parent = is_below ? fqn.rfind('.', leaf - 1) : std::string::npos;
   const std::string above = parent == std::string::npos ? "" : fqn.substr(0, parent + 1);

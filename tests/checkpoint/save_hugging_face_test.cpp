@@ -223,8 +223,8 @@ TEST(SaveLora, WritesThoseOfAFusedLinearForItsParts) {
     nn::apply_lora(model, {.rank = 2, .targets = {"0"}});
     testing::fill(model);
     const nn::LoraLinear adapter = nn::lora_linears(model).front();
-    const at::Tensor a = adapter.branch->a->weight.slot()->get().detach().clone();
-    const at::Tensor b = adapter.branch->b->weight.slot()->get().detach().clone();
+    const at::Tensor a = adapter.a->get().detach().clone();
+    const at::Tensor b = adapter.b->get().detach().clone();
     fsdp::fully_shard(model, rank.mesh({3}, {"dp"}));
     save_lora(model, *rank.world(), folder / "out", "base");
     const auto saved = ReadModel(folder / "out/adapter_model.safetensors");

@@ -36,6 +36,7 @@ struct Case {
   int accumulation = 1;
   bool recompute = false;
   bool replicated = false;  ///< whether the outer dimension replicates (HSDP)
+  std::int64_t lora = 0;    ///< rank of the experts' adapters
   double router_shift = 0;  ///< added to the first column of the router's weight
 };
 
@@ -55,6 +56,9 @@ std::shared_ptr<Network> make_network(const Case& test, const Meshes* meshes) {
     const nn::MetaDevice meta;
     return std::make_shared<Network>(test.options);
   }();
+  if (test.lora > 0) {
+    nn::apply_lora(*network, {.rank = test.lora, .alpha = 6, .targets = {"**.experts.*"}});
+  }
   if (meshes != nullptr) {
     nn::apply_expert_parallel(*network, meshes->ep);
   }
@@ -106,6 +110,13 @@ Curve train(const Case& test, const Meshes* meshes, std::int64_t index, std::int
     optimizer.step();
     optimizer.zero_grad();
   }
+  if (test.lora > 0) {
+    const c10::NoGradGuard no_grad;
+    network->eval();
+    const at::Tensor x = testing::uniform_values({5, kDim}, 1), adapted = (*network)(x);
+    nn::merge_lora(*network);
+    EXPECT_TRUE((*network)(x).allclose(adapted, 1e-4, 1e-5));
+  }
   for (const auto& [name, slot] : network->named_slots()) {
     const at::Tensor weight = slot->persistent();
     curve.weights.push_back(is_distributed(weight) ? DistributedTensor(weight).full_tensor()
@@ -143,6 +154,14 @@ TEST(Experts, TrainsLikeOneRank) {
       expect_one_rank(test, sizes);
     }
   }
+}
+
+TEST(Experts, TrainsAdaptersLikeOneRank) {
+  Case test;
+  test.lora = 3;
+  expect_one_rank(test, {2, 2});
+  test.options.experts = 6;
+  expect_one_rank(test, {1, 4});
 }
 
 }  // namespace

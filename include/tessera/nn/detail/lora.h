@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/dropout.h>
 
 #include <memory>
 #include <string>
@@ -13,26 +14,35 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The adapter that apply_lora() attaches to a Linear: y = x weight^T + bias + scale *
-/// B(A(dropout(x))). The matrices are child modules of the Linear, with PEFT's names: lora_A.weight
-/// (rank, in) and lora_B.weight (out, rank).
-struct LoraBranch {
-  std::shared_ptr<Linear> a, b;
+/// The adapter that apply_lora() attaches to a module L, a Linear or a GroupedLinear: y = x
+/// weight^T + bias + scale * B(A(dropout(x))). The matrices are child modules of L, with PEFT's
+/// names: lora_A.weight (rank, in) and lora_B.weight (out, rank), for a GroupedLinear one matrix
+/// for each expert.
+template <class L>
+struct LoraBranchOf {
+  std::shared_ptr<L> a, b;
   double dropout = 0;
   double scale = 1;
 
-  /// Returns B(A(dropout(x))), without the scale. Dropout uses the seed of tessera::manual_seed
-  /// (docs/random.md).
-  at::Tensor term(const at::Tensor& x, bool training) const;
+  /// Returns dropout(x), with the seed of tessera::manual_seed (docs/random.md). A child module for
+  /// dropout would change PEFT's parameter names.
+  at::Tensor input(const at::Tensor& x, bool training) const {
+    return training && dropout > 0 ? at::dropout(x, dropout, /*train=*/true) : x;
+  }
 };
+using LoraBranch = LoraBranchOf<Linear>;
 
-/// A Linear with an adapter (apply_lora), and the FQN of the Linear.
+/// A Linear or a GroupedLinear, its FQN and its adapter (apply_lora). Without an adapter, `a` and
+/// `b` are nullptr.
 struct LoraLinear {
   std::string fqn;
-  Linear* linear = nullptr;
-  std::shared_ptr<LoraBranch> branch;
+  ModuleBase* module = nullptr;
+  SlotPtr weight, a, b;
+  double dropout = 0;
+  double scale = 1;
 };
-/// Returns all Linears with an adapter (apply_lora) below `module`, in order of registration.
+/// Returns all Linears and GroupedLinears with an adapter (apply_lora) below `module`, in order of
+/// registration.
 std::vector<LoraLinear> lora_linears(const ModuleBase& module);
 /// Returns the adapters' parameters: "layers.0.attn.q_proj.lora_A.weight", ... load_hugging_face
 /// and save_hugging_face skip these parameters, because a model's files do not contain them.

@@ -28,6 +28,9 @@ struct StoredParts {
   /// Whether each part is one matrix of a stack of matrices, (parts, out, in), which files store as
   /// (out, in). `rows` of each part is 1.
   bool stacked = false;
+  /// Number of segments of the parameter's FQN that follow the fused module: 1 for "weight", 2 for
+  /// the "lora_A.weight" of an adapter.
+  int depth = 1;
 };
 
 /// A part of a fused parameter, which weight files store as a separate tensor.
