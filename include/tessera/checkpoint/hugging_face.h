@@ -105,10 +105,11 @@ std::string config_change(const std::string& before, const std::string& now);
 /// the base model, is written to adapter_config.json.
 ///
 /// Collective over `world`; rank 0 writes. Like save_hugging_face(), save_lora() never leaves
-/// partial files. The adapter of an nn::FusedLinear is written as one adapter per part. Throws
-/// Error on all ranks, before anything is sent: for a model without adapters; for adapters with
-/// different ranks, scales or dropouts; for parameters without values; for a folder that cannot be
-/// written; and for a folder that contains a model or another adapter_config.json.
+/// partial files. The adapter of an nn::FusedLinear is written as one adapter per part, the adapter
+/// of an nn::GroupedLinear as one adapter per expert. Throws Error on all ranks, before anything is
+/// sent: for a model without adapters; for adapters with different ranks, scales or dropouts; for
+/// parameters without values; for a folder that cannot be written; and for a folder that contains a
+/// model or another adapter_config.json.
 void save_lora(const nn::ModuleBase& module, comm::World& world,
                const std::filesystem::path& folder, const std::string& base_model);
 

@@ -131,9 +131,10 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
   at::Tensor forward(const at::Tensor& x);
 
   const ExpertsOptions& options() const { return options_; }
-  /// Distributes the weights of the experts over the first dimension of `mesh`, as torch.chunk
-  /// divides them, and replicates the weights over other dimensions, whose ranks have other tokens.
-  /// Throws Error if the weights are already distributed. Not collective.
+  /// Distributes the weights and adapters (apply_lora) of the experts over the first dimension of
+  /// `mesh`, as torch.chunk divides them, and replicates weights and adapters over other
+  /// dimensions, whose ranks have other tokens. Throws Error if the weights are already
+  /// distributed. Not collective.
   void set_expert_parallel(const DeviceMesh& mesh);
   /// For planning without values: sets the number of tokens of expert 0, divided by the mean over
   /// the experts. With the default, 1, all experts have equal numbers of tokens.
@@ -162,9 +163,9 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
 };
 
 /// Splits the experts of every MixtureOfExperts below `module` over the first dimension of `mesh`
-/// (MixtureOfExperts::set_expert_parallel). Call apply_expert_parallel() after parallelize_module,
-/// and before fully_shard, with Options::parameter_mesh for the experts (docs/modules/experts.md).
-/// Returns the number of mixtures. Not collective.
+/// (MixtureOfExperts::set_expert_parallel). Call apply_expert_parallel() after apply_lora and
+/// parallelize_module, and before fully_shard, with Options::parameter_mesh for the experts
+/// (docs/modules/experts.md). Returns the number of mixtures. Not collective.
 std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh);
 
 /// Auxiliary losses of the mixtures of a model, and how evenly the experts are loaded.

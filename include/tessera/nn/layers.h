@@ -269,8 +269,8 @@ bool is_fp8(const Linear& linear);
 struct LoraOptions {
   std::int64_t rank = 8;
   double alpha = 8;  ///< the adapter's term is multiplied by alpha / rank
-  /// FQN patterns of the Linears that get an adapter (see matches_fqn):
-  /// {"layers.*.attn.[qv]_proj"}.
+  /// FQN patterns of the Linears and GroupedLinears that get an adapter (see matches_fqn):
+  /// {"layers.*.attn.[qv]_proj", "**.experts.*"}.
   std::vector<std::string> targets{};
   double dropout = 0;  ///< probability of dropout on the adapter's input, in training only
 };
@@ -280,22 +280,24 @@ struct LoraOptions {
 /// PEFT's names: lora_A.weight (rank, in) and lora_B.weight (out, rank). Freezes all other
 /// parameters of `module`. Call apply_lora() before parallelize_module and fully_shard, which then
 /// shard the adapters like the weights: for a column-wise Linear the rows of B are split and A is
-/// replicated, for a row-wise Linear the columns of A are split and B is replicated.
+/// replicated, for a row-wise Linear the columns of A are split and B is replicated. The stacked
+/// Linears of experts (GroupedLinear) get an A and a B for each expert, (experts, rank, in) and
+/// (experts, out, rank), which apply_expert_parallel() splits like the weights.
 ///
 /// init_weights fills A like a Linear's weight (Kaiming-uniform) and B with zeros; initialiser
 /// tables of parent modules do not apply. After the weights have been loaded, init_unfilled() fills
 /// A and B with these values. An FSDP unit reduces only the adapters' gradients.
 ///
 /// Not collective. Throws Error, before anything is changed, for a rank below 1, a dropout outside
-/// [0, 1), a pattern that matches no Linear, and a Linear that already has an adapter, has a tied
-/// weight, or has a weight that is already distributed.
+/// [0, 1), a pattern that matches no Linear or GroupedLinear, and a match that already has an
+/// adapter, has a tied weight, or has a weight that is already distributed.
 void apply_lora(ModuleBase& module, const LoraOptions& options);
 
-/// Adds scale * B A to the weight of each Linear with an adapter, and sets B to zero. Outside of
-/// training the model's results do not change. Call merge_lora() before save_hugging_face.
-/// Collective if parameters are distributed: A and B are gathered on every rank, one Linear after
-/// another. Throws Error for a model without adapters, for parameters without values, and for
-/// weights that FSDP has gathered.
+/// Adds scale * B A to the weight of each Linear or expert with an adapter, and sets B to zero.
+/// Outside of training the model's results do not change. Call merge_lora() before
+/// save_hugging_face. Collective if parameters are distributed: A and B are gathered on every rank,
+/// one Linear after another. Throws Error for a model without adapters, for parameters without
+/// values, and for weights that FSDP has gathered.
 void merge_lora(ModuleBase& module);
 
 }  // namespace tessera::nn

@@ -76,8 +76,9 @@ struct MuonSplit {
 };
 /// Splits the parameters of a model. MuonSplit::matrices has the 2-D parameters of the model,
 /// except the weights of embeddings, parameters tied to an embedding, and parameters whose FQN
-/// matches one of the patterns `rest`, such as {"lm_head.weight"} (nn::matches_fqn). Throws Error
-/// for a pattern that matches no parameter.
+/// matches one of the patterns `rest`, such as {"lm_head.weight"} (nn::matches_fqn). The stacked
+/// weights of experts are 3-D and therefore in MuonSplit::rest. Throws Error for a pattern that
+/// matches no parameter.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest);
 
 }  // namespace tessera::optim
