@@ -52,9 +52,8 @@ def resident_peaks(launcher):
     return peaks
 
 
-def measure(command, metrics):
-    """Median step time in seconds, the fraction spent waiting for data (None if a side does not report it), the
-    last loss, and the largest peak memory of a rank in bytes."""
+def run(command, metrics):
+    """The metrics of all steps, and the largest peak memory of a rank in bytes."""
     command = [str(part) for part in command]
     peaks = {}
     with tempfile.TemporaryFile() as errors:
@@ -68,11 +67,17 @@ def measure(command, metrics):
             raise SystemExit(f"{shlex.join(command)} made {len(rows)} steps:\n"
                              + errors.read().decode(errors="replace")[-2000:])
     metrics.unlink()
+    return rows, max(peaks.values())
+
+
+def measure(command, metrics):
+    """Median step time in seconds, the fraction spent waiting for data (None if a side does not report it), the
+    last loss, and the largest peak memory of a rank in bytes."""
+    rows, peak = run(command, metrics)
     steps = rows[WARM_UP:]
     seconds = sum(row["step_time_s"] for row in steps)
     waited = sum(row["data_time_s"] for row in steps) / seconds if "data_time_s" in steps[0] else None
-    return (statistics.median(row["step_time_s"] for row in steps), waited, rows[-1]["loss"],
-            max(peaks.values()))
+    return statistics.median(row["step_time_s"] for row in steps), waited, rows[-1]["loss"], peak
 
 
 def ours(flags, common, metrics, world, folder=programs.BIN):

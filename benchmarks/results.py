@@ -80,7 +80,20 @@ def dispatch_table():
     return rows
 
 
-TABLES = {"step": step_table, "ddp": ddp_table, "dispatch": dispatch_table}
+def experts_table():
+    rounds = read("experts")["rounds"]
+    rows = ["| program | ms: min, median, max | time of `transformers` / time of this program, in each round | memory of a rank, MiB |",
+            "|---|---|---|---|"]
+    for side, name in (("transformers", "`transformers` with FSDP2"), ("dp", "Tessera, `--dp 2`"), ("ep", "Tessera, `--ep 2`")):
+        times = [round_[f"{side}_s"] * 1e3 for round_ in rounds]
+        ratios = ", ".join(f"{round_['transformers_s'] / round_[f'{side}_s']:.2f}" for round_ in rounds)
+        memory = max(round_[f"{side}_peak_bytes"] for round_ in rounds) / MIB
+        rows.append(f"| {name} | {min(times):.0f}, {statistics.median(times):.0f}, {max(times):.0f} "
+                    f"| {ratios if side != 'transformers' else ''} | {memory:.0f} |")
+    return rows
+
+
+TABLES = {"step": step_table, "ddp": ddp_table, "experts": experts_table, "dispatch": dispatch_table}
 
 
 def page_with_tables(text):

@@ -254,6 +254,7 @@ def run_page(path, sample):
     if "expert_load" in last:
         charts += curve("Load of experts", "largest over mean", points("expert_load"))
         charts += curve("Load-balancing loss", "without its coefficient", points("router_aux_loss"))
+        charts += curve("Router z-loss", "without its coefficient", points("router_z_loss"))
     charts += curve("Throughput", "tokens/s", points("tokens_per_s"), from_zero=True)
     charts += curve("Peak memory of rank 0", unit, points("peak_memory_bytes", scale), smooth=False, from_zero=True)
     rows = "".join(row([entry["name"], (" × ".join(map(str, entry["sizes"])) or "scalar", ""), entry["placements"],
@@ -398,6 +399,9 @@ def plan_page(path):
             items += [(f"{largest['mfu']:.1f} %", "MFU, estimated"), (f"{largest['tokens_per_s']:,.0f}", "tokens/s, estimated")]
         items.append((f"{100 * sum(largest['exposed_s'].values()) / largest['step_time_s']:.1f} %", "of the step waits for collectives"))
     items.append((bytes_text(sum(use["bytes"] for use in uses)), f"sent a step, {sum(use['calls'] for use in uses):,} collectives"))
+    if "experts" in plan:
+        items += [(f"{plan['experts']['active_parameters']:,}", f"parameters compute a token, of {plan['experts']['parameters']:,}"),
+                  (f"{plan['experts']['largest_rows']:,.0f}", f"rows of the largest expert in a micro-batch, {plan['experts']['most_rows']:,.0f} in the worst case")]
     memory = boxes([(name, f"p{number}") for number, name in enumerate(KINDS)])
     for kind in kinds:
         heading = ("", "") if len(kinds) == 1 else (f"rank {kind['rank']}", f"one of {kind['ranks']:,} alike")

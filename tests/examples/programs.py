@@ -26,6 +26,9 @@ TIED = SMALL | {"vocab_size": 301, "head_dim": 24, "num_key_value_heads": 4,
                 "tie_word_embeddings": True, "rope_theta": 500000.0}
 
 
+# A Mixtral.
+MOE = json.loads((ROOT / "examples/llama/configs/tiny-moe.json").read_text())
+
 # Flags that add up.
 LISTS = {"--tokens", "--weight", "--jsonl", "--text", "--eval-text", "--eval-tokens", "--prompt", "--prompts", "--freeze",
          "--lora-targets", "--exclude", "--prefix"}
@@ -63,11 +66,11 @@ def on_ranks(count, command):
     return [BIN / "tessera-run", "--nproc", count, "--", *command] if count > 1 else command
 
 
-def train(arguments, dp=1, tp=1, replicas=1, cp=1, **kwargs):
-    """llama_train on a mesh of processes: dp x cp x tp, `replicas` times. Must end well."""
-    command = [BIN / "llama_train", "--dp", dp, "--cp", cp, "--tp", tp, "--dp-replicate", replicas,
+def train(arguments, dp=1, tp=1, replicas=1, cp=1, ep=1, **kwargs):
+    """llama_train on a mesh of processes: dp x ep x cp x tp, `replicas` times. Must end well."""
+    command = [BIN / "llama_train", "--dp", dp, "--ep", ep, "--cp", cp, "--tp", tp, "--dp-replicate", replicas,
                *arguments]
-    return succeed(on_ranks(replicas * dp * cp * tp, command), **kwargs)
+    return succeed(on_ranks(replicas * dp * ep * cp * tp, command), **kwargs)
 
 
 def peer(arguments):

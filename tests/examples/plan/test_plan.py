@@ -32,12 +32,35 @@ RUNS = [
 ]
 
 
+def evenly_routed(folder, config):
+    """A Mixtral that routes token t to the experts 2 t and 2 t + 1, modulo their number. Attention and experts add 0, so that each
+    layer has the embedding, a unit vector, as its input."""
+    import torch
+    from safetensors.torch import save_file
+    folder.mkdir(exist_ok=True)
+    hidden, inner, experts = (config[key] for key in ("hidden_size", "intermediate_size", "num_local_experts"))
+    router = torch.zeros(experts, hidden)
+    for token in range(experts):
+        router[2 * token % experts, token], router[(2 * token + 1) % experts, token] = 3, 2
+    weights = {"model.embed_tokens.weight": torch.eye(config["vocab_size"], hidden), "model.norm.weight": torch.ones(hidden),
+               "lm_head.weight": torch.ones(config["vocab_size"], hidden)}
+    for i in range(config["num_hidden_layers"]):
+        layer = {"input_layernorm": torch.ones(hidden), "post_attention_layernorm": torch.ones(hidden), "block_sparse_moe.gate": router.clone()}
+        layer |= {f"self_attn.{name}_proj": torch.zeros(hidden, hidden) for name in "qkvo"}
+        for e in range(experts):
+            layer |= {f"block_sparse_moe.experts.{e}.w{n}": torch.zeros(*((hidden, inner) if n == 2 else (inner, hidden))) for n in (1, 2, 3)}
+        weights |= {f"model.layers.{i}.{name}.weight": weight for name, weight in layer.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    programs.write_config(folder, config)
+    return folder
+
+
 class Plan(programs.InFolder):
-    def plan(self, config, arguments, dp=1, tp=1, replicas=1, cp=1, **kwargs):
+    def plan(self, config, arguments, dp=1, tp=1, replicas=1, cp=1, ep=1, **kwargs):
         path = programs.write_config(self.folder, config) if isinstance(config, dict) else config
         file = self.folder / "plan.json"
         programs.succeed([programs.BIN / "llama_plan", "--config", path, "--dp", dp, "--tp", tp,
-                          "--cp", cp, "--dp-replicate", replicas, "--json", file, *arguments],
+                          "--cp", cp, "--dp-replicate", replicas, "--ep", ep, "--json", file, *arguments],
                          **kwargs)
         return json.loads(file.read_text())
 
@@ -56,6 +79,50 @@ class Plan(programs.InFolder):
                 self.assertEqual(planned["comm"], real["comm"])
                 self.assertEqual(self.sums(plan["modules"]), real["comm"])
                 self.assertLess(abs(planned["peak_bytes"] / real["peak_active_bytes"] - 1), 0.05)
+
+    def test_a_plan_of_experts_is_what_a_run_with_even_routing_does(self):
+        for experts, (dp, tp, ep), flags in [(8, (2, 1, 2), ["--accumulate", 2]), (6, (1, 1, 4), []), (8, (2, 2, 2), ["--ac", "full"])]:
+            with self.subTest(experts=experts, dp=dp, tp=tp, ep=ep):
+                config = programs.MOE | {"num_local_experts": experts}
+                tokens = programs.write_tokens(self.folder / "even.bin", [i % experts for i in range(5000)])
+                run = ["--model", evenly_routed(self.folder / "model", config), "--tokens", tokens, "--steps", 2, "--lr", 0, *STEP, *flags]
+                real = programs.metrics_of(self.folder, run, dp, tp, ep=ep,
+                                           env=dict(os.environ, TESSERA_COUNT_MEMORY="1", OMP_NUM_THREADS="1"))[0][-1]
+                plan = self.plan(config, STEP + flags, dp, tp, ep=ep)
+                planned, said = plan["kinds"][0], plan["experts"]
+                self.assertEqual(real["expert_load"], 1)
+                self.assertEqual(planned["comm"], real["comm"])
+                self.assertLess(abs(planned["peak_bytes"] / real["peak_active_bytes"] - 1), 0.05)
+                # The features of each exchange, and the numbers of rows for each expert before them.
+                forwards = 2 * (2 if "full" in flags else 1) * plan["layers"] * (2 if "--accumulate" in flags else 1)
+                backwards, counts = 2 * plan["layers"] * (2 if "--accumulate" in flags else 1), -(-experts // ep) * ep * 8
+                sent = planned["comm"]["ep"]["all_to_all"]
+                features = (forwards + backwards) * said["all_to_all_bytes"] // 4
+                self.assertEqual(sent["bytes"], features + forwards // 2 * counts)
+                tokens = 24 * 16 / dp / tp / (2 if "--accumulate" in flags else 1)
+                self.assertEqual((said["mean_rows"], said["largest_rows"], said["most_rows"]), (tokens * 2 / experts,) * 2 + (tokens,))
+                loaded = self.plan(config, [*STEP, *flags, "--expert-load", experts / 2], dp, tp, ep=ep)
+                self.assertGreater(loaded["peak_bytes"], plan["peak_bytes"])
+                self.assertEqual(loaded["experts"]["largest_rows"], tokens)
+
+    def test_active_parameters_count(self):
+        flags, config = [*STEP, "--gpu", "h100"], programs.MOE
+        plan = self.plan(config, flags)
+        hidden, inner, layers, head = 64, 128, 2, 256 * 64
+        shared, expert = layers * (4 * hidden * hidden + 8 * hidden + 2 * hidden) + hidden + head, layers * 3 * hidden * inner
+        said = plan["experts"]
+        self.assertEqual((said["parameters"], said["active_parameters"]), (head + shared + 8 * expert, head + shared + 2 * expert))
+        per_token = plan["tflops"] * 1e12 * plan["step_time_s"] / (24 * 16)
+        self.assertAlmostEqual(per_token / (6 * (shared + 2 * expert) + 3 * layers * 4 * hidden * 16), 1)
+        # On a GPU, a product of all experts is one call.
+        products = {row["name"]: row for row in plan["operators"]}["aten::_grouped_mm"]
+        self.assertEqual((products["calls"], products["flops"]), (9 * layers, 6 * 24 * 16 * 2 * expert))
+        self.assertEqual(plan["flops"], self.plan(config, [*flags, "--device", "cpu"])["flops"])
+        for config, total, active in (("mixtral-8x7b", 46702792704, 12879925248), ("qwen3-30b-a3b", 30532122624, 3353032704)):
+            plan = self.plan(programs.ROOT / f"examples/llama/configs/{config}.json", [*STEP, "--gpu", "h200"], ep=8)
+            self.assertEqual((plan["experts"]["parameters"], plan["experts"]["active_parameters"]), (total, active))
+        self.refuse([programs.BIN / "llama_plan", "--config", programs.write_config(self.folder, programs.SMALL), "--expert-load", 2],
+                    "--expert-load 2 is given for a model with 0 experts")
 
     @staticmethod
     def sums(modules):

@@ -137,6 +137,16 @@ class PlanSearch(programs.InFolder):
         found, _, _ = self.search(8, *run, "--cp", 2)
         self.assertEqual({each["cp"] for each in found["layouts"]}, {2})
 
+    def test_meshes_of_experts_keep_ep(self):
+        config = programs.MOE | {"num_hidden_layers": 9}
+        found, plan, text = self.search(8, "--ep", 2, "--zero", 3, config=config)
+        self.assertEqual({(each["dp"], each["tp"]) for each in found["layouts"]}, {(4, 1), (2, 2), (1, 4)})
+        self.assertIn(" --ep 2 ", text)
+        for layout in found["layouts"][::4]:
+            planned = self.plan(config, [*RUN, *self.flags(layout), "--ep", 2])[0]["kinds"][0]
+            self.assertLess(abs(layout["peak_bytes"] / planned["peak_bytes"] - 1), 1e-3)
+            self.assertLess(abs(layout["step_time_s"] / planned["step_time_s"] - 1), 0.01)
+
     def test_bad_flags_are_one_line(self):
         for arguments, message in [(["--search"], "pass --gpus N"), (["--gpus", 8], "given without --search"),
                                    (["--search", "--gpus", 8, "--tp", 3], "can't be laid out"),
