@@ -426,10 +426,11 @@ RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh) {
   RouterLosses losses;
   losses.load_balancing = (share * summed(probabilities, token_mesh) / own_tokens).sum() * experts;
   losses.z = (summed(z, token_mesh) / own_tokens).squeeze(0);
-  const at::Tensor numbers = load.to(at::kDouble).cpu();
+  const at::Tensor numbers = load.cpu();  // integers, which a memory plan has, too
   for (std::int64_t i = 0; i < mixtures; ++i) {
-    losses.largest_over_mean.push_back(
-        (numbers[i].max() / numbers[i].mean().clamp_min(1e-9)).item<double>());
+    const auto most = static_cast<double>(numbers[i].max().item<std::int64_t>());
+    const auto mean = numbers[i].sum().item<double>() / static_cast<double>(experts);
+    losses.largest_over_mean.push_back(most / std::max(mean, 1e-9));
   }
   return losses;
 }
