@@ -310,10 +310,11 @@ at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bo
   return (of_tokens * routing.weights.to(x.scalar_type()).unsqueeze(2)).sum(1);
 }
 
-/// Records numbers for the auxiliary losses, unless the forward is a recomputation for backward.
+/// Records numbers for the auxiliary losses. The recomputation of a checkpointed region computes
+/// these numbers too, because it must save the same tensors as the forward, and drops them.
 void MixtureOfExperts::record(const at::Tensor& logits, const Routing& routing,
                               const DeviceMesh& token_mesh) {
-  if (!is_training() || !c10::GradMode::is_enabled() || is_recomputing()) {
+  if (!is_training() || !c10::GradMode::is_enabled()) {
     return;
   }
   at::Tensor probabilities = routing.scores;
@@ -321,11 +322,14 @@ void MixtureOfExperts::record(const at::Tensor& logits, const Routing& routing,
     probabilities = probabilities / (probabilities.sum(1, /*keepdim=*/true) + 1e-20);
   }
   const at::Tensor wide = logits.to(routing.scores.scalar_type());
-  router_state_.record = {.probabilities = probabilities.sum(0),
-                          .z = at::logsumexp(wide, 1).square().sum(),
-                          .choices = routing.counts,
-                          .tokens = logits.size(0),
-                          .token_mesh = token_mesh};
+  detail::RouterRecord record{.probabilities = probabilities.sum(0),
+                              .z = at::logsumexp(wide, 1).square().sum(),
+                              .choices = routing.counts,
+                              .tokens = logits.size(0),
+                              .token_mesh = token_mesh};
+  if (!is_recomputing()) {
+    router_state_.record = std::move(record);
+  }
 }
 
 void MixtureOfExperts::reset_parameters(const InitContext& init) {

@@ -453,8 +453,11 @@ at::Tensor LlamaRun::with_router_losses(const at::Tensor& loss) {
   const auto parts = static_cast<double>(options.accumulate);
   const double scale = step_options_.mean_of_micro_batches ? 1 : 1 / parts;
   observe::ExpertMetrics& metrics = experts_.emplace(experts_.value_or(observe::ExpertMetrics{}));
-  metrics.load_balancing_loss += router.load_balancing.item<double>() / parts;
-  metrics.z_loss += router.z.item<double>() / parts;
+  const auto mean = [&](const at::Tensor& value) {
+    return training::mean_over(value, data_ranks).item<double>();
+  };
+  metrics.load_balancing_loss += mean(router.load_balancing) / parts;
+  metrics.z_loss += mean(router.z) / parts;
   metrics.largest_over_mean =
       std::max(metrics.largest_over_mean, std::ranges::max(router.largest_over_mean));
   const double balance = options.router_aux_loss.value_or(config.router_aux_loss_coef);
