@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 import programs
@@ -113,3 +114,18 @@ class TensorBoard(programs.InFolder):
         (first, _), (second, loss) = scalars["validation_metrics/loss"]
         self.assertEqual((first, second), (2, 4))
         self.assertAlmostEqual(loss, records[3]["eval_loss"], delta=1e-5)
+
+    def test_metrics_of_experts_are_in_all_outputs(self):
+        run = self.folder / "run"
+        programs.train(["--config", programs.write_config(self.folder, programs.MOE), "--tokens", self.tokens, "--batch", 4, "--seq", 16,
+                        "--steps", 3, "--output-dir", run], ep=2)
+        records, scalars = programs.read_metrics(run / "metrics.jsonl"), self.scalars()
+        for key, tag in (("router_aux_loss", "load_balancing_loss"), ("router_z_loss", "z_loss"), ("expert_load", "largest_over_mean")):
+            values = [record[key] for record in records]
+            self.assertTrue(all(value > (0 if key == "router_z_loss" else 1) for value in values), values)
+            self.assert_close([value for _, value in scalars[f"experts/{tag}"]], values)
+        self.assertEqual([record["dropped_tokens"] for record in records], [0] * 3)
+        programs.succeed([sys.executable, programs.ROOT / "tools/tessera_plot.py", "run", run / "metrics.jsonl", "--out", self.folder / "p.html"])
+        page = (self.folder / "p.html").read_text()
+        for title in ("Load of experts", "Load-balancing loss", "Router z-loss"):
+            self.assertIn(title, page)
