@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -257,8 +258,8 @@ struct ExpertPlan {
   /// The rows of an expert in a micro-batch: the mean, with --expert-load, and if all tokens of the
   /// ranks that share the experts chose the same expert.
   double mean_rows = 0, largest_rows = 0, most_rows = 0;
-  /// The bytes of features that a rank sends in all-to-alls for a micro-batch, forward and
-  /// backward, with even routing and without recomputation.
+  /// The bytes of features that rank 0, which has the most experts, sends in a layer's all-to-alls
+  /// for a micro-batch, forward and backward, without recomputation.
   std::int64_t all_to_all_bytes = 0;
 };
 
@@ -273,14 +274,22 @@ std::optional<ExpertPlan> plan_experts(const TrainOptions& o) {
   const std::int64_t tokens = sequences * o.seq / o.cp, own = (tokens + o.tp - 1) / o.tp;
   const auto shared = static_cast<double>(o.ep > 1 ? o.ep * own : tokens);
   const double mean = shared * static_cast<double>(k) / static_cast<double>(config.num_experts);
-  const auto width = static_cast<std::int64_t>(elementSize(scalar_type(o.param_dtype)));
-  constexpr std::int64_t kExchanges = 4;  // to the experts and back, in forward and in backward
+  // Rank 0 sends the rows of its tokens to the experts, and the results of its experts back; in
+  // backward too.
+  const std::int64_t parts = o.ep > 1 ? o.ep : o.tp;
+  const auto others = static_cast<double>((config.num_experts + parts - 1) / parts - 1);
+  const double experts = static_cast<double>(config.num_experts);
+  const double largest = std::min(mean * o.expert_load, shared);
+  const double results = largest + others * (mean * experts - largest) / std::max(experts - 1, 1.0);
+  const double row = static_cast<double>(config.hidden_size) *
+                     static_cast<double>(elementSize(scalar_type(o.param_dtype)));
   return ExpertPlan{
       .parameters = count_parameters(config),
       .mean_rows = mean,
-      .largest_rows = std::min(mean * o.expert_load, shared),
+      .largest_rows = largest,
       .most_rows = shared,
-      .all_to_all_bytes = o.ep * o.tp > 1 ? kExchanges * own * k * config.hidden_size * width : 0};
+      .all_to_all_bytes =
+          parts > 1 ? std::llround(2 * row * (static_cast<double>(own * k) + results)) : 0};
 }
 
 std::string to_text(const ExpertPlan& plan) {
