@@ -53,7 +53,8 @@ class Architectures(programs.InFolder):
         tokens = programs.write_tokens(self.folder / "few.bin", x.tolist())
         metrics = self.folder / "metrics.jsonl"
         # The scalings of positions differ in the logits alone.
-        names = "llama2_with_biases", "llama3", "mistral_with_window", "qwen2", "qwen3"
+        names = ("llama2_with_biases", "llama3", "mistral_with_window", "qwen2", "qwen3", "mixtral", "qwen3_moe",
+                 "qwen3_moe_with_dense", "olmoe")
         for number, (name, folder, model) in enumerate(self.each(names)):
             export = self.folder / f"{name}-export"
             programs.train(["--model", folder, "--tokens", tokens, "--batch", rows, "--seq", SEQUENCE, "--lr", 1e-3,

@@ -46,7 +46,8 @@ class Generation(programs.InFolder):
     def test_a_batch_has_each_prompts_greedy_text_on_any_mesh(self):
         # Texts outgrow the window.
         for name, meshes in (("llama1", (1,)), ("llama2_with_biases", (2,)), ("llama3", (4,)), ("linear", (1,)),
-                             ("yarn", (1,)), ("mistral_with_window", (1, 4)), ("qwen2", (4,)), ("qwen3", (2,))):
+                             ("yarn", (1,)), ("mistral_with_window", (1, 4)), ("qwen2", (4,)), ("qwen3", (2,)),
+                             ("mixtral_with_window", (4,)), ("qwen3_moe_with_dense", (1, 2)), ("olmoe", (1, 4))):
             folder, model = self.make(name)
             theirs = [(greedy_tokens(model, prompt), "length") for prompt in PROMPTS]
             for tp in meshes:

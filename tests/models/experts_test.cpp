@@ -1,0 +1,277 @@
+// Models with experts (Mixtral, Qwen 3 MoE, OLMoE) under parallelize(): training, initial weights
+// and checkpoints equal those of one rank.
+
+#include "tessera/nn/experts.h"
+
+#include <algorithm>
+#include <map>
+
+#include "models/llama_run.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/models/parallelize.h"
+#include "tessera/tessera.hpp"
+#include "testing/distributed.h"
+#include "testing/files.h"
+#include "testing/module_values.h"
+
+namespace tessera::models {
+namespace {
+
+/// A model with experts.
+struct Kind {
+  const char* name;
+  Shape shape;
+};
+
+// 8 experts are uneven on 3 ranks, 6 experts on 4 ranks.
+constexpr Kind kKinds[] = {
+    {"Mixtral",
+     {R"({"model_type": "mixtral", "vocab_size": 61, "hidden_size": 20, "intermediate_size": 14,
+          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "num_local_experts": 6, "num_experts_per_tok": 2, "initializer_range": 0.2})",
+      24, 8}},
+    {"Qwen3Moe",
+     {R"({"model_type": "qwen3_moe", "vocab_size": 61, "hidden_size": 20, "intermediate_size": 26,
+          "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6,
+          "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 14,
+          "decoder_sparse_step": 2, "mlp_only_layers": [1], "initializer_range": 0.2})",
+      24, 8}},
+    {"Olmoe",
+     {R"({"model_type": "olmoe", "vocab_size": 61, "hidden_size": 20, "intermediate_size": 14,
+          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "num_experts": 8, "num_experts_per_tok": 3, "initializer_range": 0.2})",
+      24, 8}}};
+
+std::shared_ptr<Llama> make_model(const Kind& kind) {
+  auto model = make_llama(kind.shape);
+  model->to(c10::kDouble);
+  return model;
+}
+
+struct Mesh {
+  std::vector<std::int64_t> sizes;
+  std::vector<std::string> names{"dp", "ep", "tp"};
+  bool sequence_parallel = true;
+  ActivationMemory activations = ActivationMemory::kAll;
+};
+
+std::ostream& operator<<(std::ostream& out, const Mesh& mesh) {
+  for (std::size_t i = 0; i < mesh.sizes.size(); ++i) {
+    out << mesh.names[i] << mesh.sizes[i];
+  }
+  return out << (mesh.sequence_parallel ? "" : "NoSp") << static_cast<int>(mesh.activations);
+}
+
+const std::vector<std::string> kReplicated{"dp_replicate", "dp", "ep", "tp"},
+    kContext{"dp", "ep", "cp", "tp"}, kDense{"dp", "tp"};
+
+/// Runs forward and backward of the rows of this rank, with the load-balancing loss. Returns the
+/// loss of all ranks.
+double backward(Llama& model, const Shape& shape, const DeviceMesh& mesh, std::int64_t step) {
+  const DeviceMesh batches = mesh ? batch_mesh(mesh).flatten() : DeviceMesh();
+  const DeviceMesh data = mesh ? data_mesh(mesh).flatten() : DeviceMesh();
+  const std::int64_t rows = shape.batch / (mesh ? batches.size() : 1);
+  const std::int64_t first = (mesh ? batches.local_rank() : 0) * rows;
+  const at::Tensor tokens = tokens_of(shape, model.config().vocab_size, step, first, first + rows);
+  at::Tensor inputs = tokens.slice(1, 0, -1), targets = tokens.slice(1, 1);
+  if (const auto& split = model.context_parallel()) {
+    inputs = split->shard(inputs, 1);
+    targets = split->shard(targets, 1);
+  }
+  const at::Tensor loss = tensor_parallel::cross_entropy(model(inputs), targets.flatten()) +
+                          0.1 * nn::take_router_losses(model, data).load_balancing;
+  loss.backward();
+  at::Tensor mean = loss.detach().reshape({1}).clone();
+  if (data && data.size() > 1) {
+    data.group().all_reduce(mean, ReduceOp::kAvg)->wait();
+  }
+  return mean.item<double>();
+}
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// A model, its optimizer, and the losses and gradient norms of its steps.
+struct Training {
+  Training(const Kind& kind, const DeviceMesh& over, const ParallelOptions& options = {})
+      : shape(kind.shape), model(make_model(kind)), mesh(over) {
+    if (mesh) {
+      parallelize(*model, mesh, options);
+    }
+    // A large eps: otherwise the first updates are the gradients' signs.
+    optimizer =
+        std::make_unique<optim::AdamW>(*model, optim::AdamWOptions{.lr = 0.01, .eps = 1e-3});
+  }
+  void train(int steps) {
+    for (int step = 0; step < steps; ++step) {
+      numbers.push_back(backward(*model, shape, mesh, step));
+      numbers.push_back(optim::clip_grad_norm_(optimizer->parameters(), 0.5).item<double>());
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+  }
+  NamedTensors state() const { return optim::named_state(*optimizer, *model); }
+  /// Returns the whole values of the weights and of the optimizer's state. Collective.
+  std::map<std::string, at::Tensor> whole() const {
+    std::map<std::string, at::Tensor> tensors;
+    for (const auto& [name, slot] : model->named_slots()) {
+      tensors[name] = full_tensor(slot->persistent()).clone();
+    }
+    for (const auto& [name, tensor] : state()) {
+      tensors["optimizer." + name] = full_tensor(tensor).clone();
+    }
+    return tensors;
+  }
+
+  Shape shape;
+  std::shared_ptr<Llama> model;
+  DeviceMesh mesh;
+  std::unique_ptr<optim::AdamW> optimizer;
+  std::vector<double> numbers;
+};
+
+void expect_close(const std::map<std::string, at::Tensor>& found,
+                  const std::map<std::string, at::Tensor>& expected, double tolerance) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [name, tensor] : expected) {
+    ASSERT_TRUE(found.contains(name)) << name;
+    EXPECT_CLOSE(found.at(name), tensor, tolerance, tolerance) << name;
+  }
+}
+
+class ModelsWithExpertsOn : public ::testing::TestWithParam<Mesh> {};
+
+TEST_P(ModelsWithExpertsOn, TrainLikeOneRank) {
+  const Mesh& c = GetParam();
+  for (const Kind& kind : kKinds) {
+    SCOPED_TRACE(kind.name);
+    Training alone(kind, {});
+    alone.train(3);
+    RunOnMesh(c.sizes, c.names, [&](Rank&, const DeviceMesh& mesh) {
+      Training run(kind, mesh,
+                   {.sequence_parallel = c.sequence_parallel, .activations = c.activations});
+      run.train(3);
+      for (std::size_t i = 0; i < alone.numbers.size(); ++i) {
+        EXPECT_NEAR(run.numbers[i], alone.numbers[i], 1e-9) << i;
+      }
+      expect_close(run.whole(), alone.whole(), 1e-9);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, ModelsWithExpertsOn,
+    ::testing::Values(Mesh{{1, 1, 1}}, Mesh{{1, 2, 1}}, Mesh{{2, 2, 1}},
+                      Mesh{{1, 4, 1}, {"dp", "ep", "tp"}, true, ActivationMemory::kInputs},
+                      Mesh{{1, 2, 2}}, Mesh{{1, 2, 2}, {"dp", "ep", "tp"}, false}, Mesh{{2, 1, 2}},
+                      Mesh{{2, 1, 2}, {"dp", "ep", "tp"}, false},
+                      Mesh{{3, 2, 1}, {"dp", "ep", "tp"}, true, ActivationMemory::kMatmuls},
+                      Mesh{{1, 3, 2}, {"dp", "ep", "tp"}, true, ActivationMemory::kInputs},
+                      Mesh{{2, 2, 2}, {"dp", "ep", "tp"}, true, ActivationMemory::kMatmuls},
+                      Mesh{{1, 2, 2, 1}, kContext}, Mesh{{1, 2, 2, 2}, kContext},
+                      Mesh{{2, 1, 2, 1}, kContext}, Mesh{{1, 2, 2, 1}, kReplicated},
+                      Mesh{{2, 1, 2, 1}, kReplicated}, Mesh{{2, 2, 2, 1}, kReplicated},
+                      Mesh{{2, 1, 1, 2}, kReplicated}, Mesh{{2, 2}, kDense}),
+    ::testing::PrintToStringParamName());
+
+TEST_ON_MESH(ModelWithExperts, HasTheInitialWeightsOfOneRank, {2, 3, 1}, {"dp", "ep", "tp"}) {
+  for (const Kind& kind : kKinds) {
+    const auto alone = make_llama(kind.shape);
+    const auto model = testing::made_on_meta<Llama>(alone->config(), kind.shape.sequence);
+    parallelize(*model, mesh, {});
+    nn::to_empty(*model, c10::kCPU);
+    nn::init_weights(*model, 7);
+    const auto expected = alone->named_slots();
+    std::size_t i = 0;
+    std::int64_t parameters = 0;
+    for (const auto& [name, slot] : model->named_slots()) {
+      EXPECT_EQUAL(slot->persistent(), expected[i++].second->get().detach()) << name;
+      parameters += slot->persistent().numel();
+    }
+    EXPECT_EQ(parameters, count_parameters(alone->config()).total) << kind.name;
+  }
+}
+
+/// Meshes that load what another mesh has saved. {}: a model that is not distributed.
+const std::vector<std::vector<std::int64_t>> kLoading{{},        {1, 1, 1}, {2, 1, 1}, {1, 4, 1},
+                                                      {1, 3, 1}, {2, 3, 1}, {3, 1, 2}, {1, 2, 2}};
+
+/// Calls `body` on the ranks of each mesh of kLoading; without a mesh, on one rank.
+void on_each_mesh(const std::function<void(Rank&, const DeviceMesh&)>& body) {
+  for (const auto& sizes : kLoading) {
+    SCOPED_TRACE(::testing::PrintToString(sizes));
+    RunRanks(testing::ranks_of(sizes), [&](Rank& rank) {
+      body(rank, sizes.empty() ? DeviceMesh() : rank.mesh(sizes, {"dp", "ep", "tp"}));
+    });
+  }
+}
+
+TEST(ModelWithExperts, ContinuesFromACheckpointOfAnyMesh) {
+  for (const Kind& kind : kKinds) {
+    SCOPED_TRACE(kind.name);
+    const testing::TemporaryFolder folder;
+    std::map<std::string, at::Tensor> saved, later;
+    for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{2, 2, 1}, {1, 2, 2}}) {
+      RunOnMesh(sizes, {"dp", "ep", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+        Training run(kind, mesh);
+        run.train(1);
+        checkpoint::save(*rank.world(), folder.path(), sizes[0], {*run.model, run.state()});
+        const auto whole = run.whole();
+        run.train(1);
+        const auto after = run.whole();
+        if (rank.rank() == 0) {
+          saved = whole, later = after;
+        }
+      });
+      on_each_mesh([&](Rank& rank, const DeviceMesh& mesh) {
+        Training run(kind, mesh);
+        checkpoint::load(*rank.world(), folder.path(), {*run.model, run.state()});
+        expect_close(run.whole(), saved, 0);
+        run.train(1);
+        expect_close(run.whole(), later, 1e-9);
+      });
+      std::filesystem::remove_all(folder / "step-00000002");
+    }
+  }
+}
+
+TEST(ModelWithExperts, IsWrittenAsHuggingFaceNamesItAndReadOnAnyMesh) {
+  for (const Kind& kind : kKinds) {
+    SCOPED_TRACE(kind.name);
+    const testing::TemporaryFolder folder;
+    const auto model = make_model(kind);
+    RunOnMesh({2, 2, 1}, {"dp", "ep", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+      const Training run(kind, mesh);
+      checkpoint::save_hugging_face(*run.model, *rank.world(), folder.path(), kind.shape.config);
+    });
+    const checkpoint::SafetensorsFile file(folder / "model.safetensors");
+    const bool mixtral = kind.name == std::string("Mixtral");
+    const std::string layer = std::string("model.layers.") + (mixtral               ? "0"
+                                                              : kind.name[0] == 'Q' ? "3"
+                                                                                    : "1");
+    const std::string mixture = layer + (mixtral ? ".block_sparse_moe" : ".mlp");
+    const std::string down = mixtral ? "w2" : "down_proj";
+    const auto slots = model->named_slots();
+    const auto stack = std::ranges::find(slots, mixture + ".experts." + down + ".weight",
+                                         [](const auto& each) { return each.first; });
+    const at::Tensor whole = stack->second->get().detach();
+    EXPECT_EQUAL(file.read(mixture + ".experts.5." + down + ".weight"), whole[5]);
+    EXPECT_EQ(file.entry(mixture + ".gate.weight").sizes[1], 20);
+    on_each_mesh([&](Rank& rank, const DeviceMesh& mesh) {
+      const Training run(kind, mesh);
+      for (const auto& [name, slot] : run.model->named_slots()) {
+        const c10::NoGradGuard no_grad;
+        local_tensor(slot->persistent()).zero_();
+      }
+      checkpoint::load_hugging_face(*run.model, *rank.world(), folder.path());
+      const auto expected = model->named_slots();
+      std::size_t i = 0;
+      for (const auto& [name, slot] : run.model->named_slots()) {
+        EXPECT_EQUAL(slot->persistent(), expected[i++].second->get().detach()) << name;
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::models
