@@ -486,7 +486,7 @@ void Llama::reset_parameters(const nn::InitContext& init) {
   if (config_.num_experts == 0 || !config_.dense_layers.empty()) {
     table.emplace_back("model.layers.*.mlp.down_proj.weight", normal(output_std));
   }
-  if (std::ssize(config_.dense_layers) < config_.num_hidden_layers && config_.num_experts > 0) {
+  if (config_.num_experts > 0) {
     const std::string experts =
         std::string("model.layers.*.") + mixture_name(config_) + ".experts.";
     table.emplace_back(experts + experts_options(config_).names.mlp.down + ".weight",

@@ -289,7 +289,7 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   return s;
 }
 
-Rope read_rope_object(const ConfigReader& reader, const char* key) {
+Rope read_rope_object(const ConfigReader& reader, const char* key, double default_theta) {
   const Json& object = reader.at(key);
   TESSERA_CHECK(object.is_object(), reader.origin(), ": \"", key, "\" is ", object.dump(),
                 "; it must be an object or null");
@@ -300,7 +300,7 @@ Rope read_rope_object(const ConfigReader& reader, const char* key) {
                   "without them");
   }
   Rope rope;
-  rope.theta = reader.number_or("rope_theta", rope.theta);
+  rope.theta = reader.number_or("rope_theta", default_theta);
   TESSERA_CHECK(
       !reader.has("rope_theta") || inner.number_or("rope_theta", rope.theta) == rope.theta,
       reader.origin(), ": \"rope_theta\" is ", rope.theta, ", but in \"", key, "\" ",
@@ -312,16 +312,16 @@ Rope read_rope_object(const ConfigReader& reader, const char* key) {
 }
 
 /// Older config.json files have rope_theta and rope_scaling; newer ones have rope_parameters.
-Rope read_rope(const ConfigReader& reader) {
+Rope read_rope(const ConfigReader& reader, double default_theta) {
   const bool older = reader.has("rope_scaling"), newer = reader.has("rope_parameters");
   if (!older && !newer) {
     Rope rope;
-    rope.theta = reader.number_or("rope_theta", rope.theta);
+    rope.theta = reader.number_or("rope_theta", default_theta);
     return rope;
   }
-  const Rope rope = read_rope_object(reader, older ? "rope_scaling" : "rope_parameters");
-  TESSERA_CHECK(!older || !newer || read_rope_object(reader, "rope_parameters") == rope,
-                reader.origin(),
+  const auto read = [&](const char* key) { return read_rope_object(reader, key, default_theta); };
+  const Rope rope = read(older ? "rope_scaling" : "rope_parameters");
+  TESSERA_CHECK(!older || !newer || read("rope_parameters") == rope, reader.origin(),
                 ": \"rope_scaling\" and \"rope_parameters\" ask for different "
                 "positions; leave out the one that is not meant");
   return rope;
@@ -357,21 +357,26 @@ void read_experts(const ConfigReader& reader, const Architecture& architecture, 
   c.moe_intermediate_size =
       is_qwen ? reader.positive("moe_intermediate_size") : c.intermediate_size;
   if (reader.flag_or("output_router_logits", false)) {
-    c.router_aux_loss_coef =
-        reader.number_or("router_aux_loss_coef", c.norm_over_heads ? 0.01 : 0.001);
+    const char* key = "router_aux_loss_coef";
+    const bool is_0 = reader.has(key) && reader.at(key) == 0;
+    c.router_aux_loss_coef = is_0 ? 0 : reader.number_or(key, c.norm_over_heads ? 0.01 : 0.001);
   }
   if (!is_qwen) {
     return;
   }
   const std::int64_t step = reader.positive_or("decoder_sparse_step", 1);
-  std::vector<std::int64_t> dense;
-  if (reader.has("mlp_only_layers")) {
-    dense = reader.at("mlp_only_layers").get<std::vector<std::int64_t>>();
-  }
+  const Json dense = reader.has("mlp_only_layers") ? reader.at("mlp_only_layers") : Json::array();
+  TESSERA_CHECK(dense.is_array() && std::ranges::all_of(dense, &Json::is_number_integer),
+                reader.origin(), ": \"mlp_only_layers\" is ", dense.dump(),
+                "; it must be a list of layer numbers");
   for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
-    if ((layer + 1) % step != 0 || std::ranges::find(dense, layer) != dense.end()) {
+    if ((layer + 1) % step != 0 || std::ranges::find(dense, Json(layer)) != dense.end()) {
       c.dense_layers.push_back(layer);
     }
+  }
+  if (std::ssize(c.dense_layers) == c.num_hidden_layers) {
+    c.num_experts = 0;
+    c.dense_layers.clear();
   }
 }
 
@@ -406,8 +411,11 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   c.head_dim = architecture.type == std::string_view("qwen3")
                    ? reader.positive("head_dim")
                    : reader.positive_or("head_dim", c.hidden_size / c.num_attention_heads);
-  c.rms_norm_eps = reader.number_or("rms_norm_eps", c.rms_norm_eps);
-  c.rope = read_rope(reader);
+  // The defaults of missing keys are those of `transformers`.
+  const std::string type = architecture.type;
+  c.rms_norm_eps =
+      reader.number_or("rms_norm_eps", type == "mixtral" || type == "olmoe" ? 1e-5 : 1e-6);
+  c.rope = read_rope(reader, type == "mixtral" ? 1e6 : 1e4);
   c.max_positions = read_max_positions(reader, c.rope.scaling);
   c.initializer_range = reader.number_or("initializer_range", c.initializer_range);
   const bool biases = reader.flag_or("attention_bias", false);

@@ -202,6 +202,7 @@ MODELS = {
     "olmoe": {key: value for key, value in COMMON.items() if key != "head_dim"}
              | {"model_type": "olmoe", "num_experts": 8, "num_experts_per_tok": 3, "attention_bias": True},
 }
+WITH_EXPERTS = "mixtral", "mixtral_with_window", "qwen3_moe", "qwen3_moe_with_dense", "olmoe"
 
 
 def make_architecture(folder, values):

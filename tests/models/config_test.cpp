@@ -170,13 +170,14 @@ TEST(ParseConfig, RefusesWhatItCannotCompute) {
       {"rope_parameters",
        {{"full_attention", {{"rope_type", "yarn"}}}},
        "differ in their positions"},
-      {"model_type", "gemma", "only llama, mistral, qwen2 and qwen3 are implemented"},
+      {"model_type", "gemma", "only llama, mistral, qwen2, qwen3, mixtral"},
       {"model_type", "qwen2", "\"num_key_value_heads\" is missing"},
       {"architectures", Json::array({"MistralForCausalLM"}), "other than the type's own"},
       {"sliding_window", 100, "sliding-window attention of a Llama"},
       {"quantization_config", {{"bits", 4}}, "quantised weights"},
       {"tie_word_embeddings", "yes", "must be true or false"},
       {"rms_norm_eps", -1, "must be a positive number"},
+      {"model_type", "mixtral", "\"num_key_value_heads\" is missing"},
   };
   for (const BadConfig& bad : cases) {
     SCOPED_TRACE(bad.key);
@@ -187,6 +188,81 @@ TEST(ParseConfig, RefusesWhatItCannotCompute) {
   mistral["num_key_value_heads"] = 6;
   mistral["attention_bias"] = true;
   EXPECT_ERROR(Parse(mistral), "\"attention_bias\" of a mistral is not implemented");
+}
+
+Json WithExperts(const char* type, const char* key = "num_key_value_heads", Json value = 3) {
+  Json json = With("model_type", type);
+  json["num_key_value_heads"] = 3;
+  json["head_dim"] = 10;
+  json[type == std::string("mixtral") ? "num_local_experts" : "num_experts"] = 8;
+  json["num_experts_per_tok"] = 2;
+  json["moe_intermediate_size"] = 20;
+  json[key] = std::move(value);
+  return json;
+}
+
+TEST(ParseConfig, ReadsExperts) {
+  const LlamaConfig mixtral = Parse(WithExperts("mixtral", "rope_theta", nullptr));
+  EXPECT_EQ(mixtral.moe_intermediate_size, 64);
+  EXPECT_TRUE(mixtral.norm_topk_prob);
+  // Defaults of `transformers` that differ between types.
+  EXPECT_EQ(mixtral.rope.theta, 1e6);
+  EXPECT_EQ(mixtral.rms_norm_eps, 1e-5);
+  EXPECT_EQ(mixtral.sliding_window, 0);
+  EXPECT_EQ(Parse(WithExperts("mixtral", "sliding_window", 16)).sliding_window, 16);
+  const LlamaConfig olmoe = Parse(WithExperts("olmoe", "output_router_logits", true));
+  EXPECT_EQ(olmoe.rms_norm_eps, 1e-5);
+  EXPECT_EQ(olmoe.rope.theta, 1e4);
+  EXPECT_EQ(olmoe.router_aux_loss_coef, 0.01);
+  EXPECT_FALSE(olmoe.norm_topk_prob);
+  const LlamaConfig qwen = Parse(WithExperts("qwen3_moe", "mlp_only_layers", {2}));
+  EXPECT_EQ(qwen.moe_intermediate_size, 20);
+  EXPECT_EQ(qwen.rms_norm_eps, 1e-6);
+  EXPECT_EQ(qwen.router_aux_loss_coef, 0);
+  EXPECT_EQ(qwen.dense_layers, std::vector<std::int64_t>{2});
+  EXPECT_EQ(Parse(WithExperts("qwen3_moe", "decoder_sparse_step", 2)).dense_layers,
+            (std::vector<std::int64_t>{0, 2}));
+  EXPECT_EQ(Parse(WithExperts("qwen3_moe", "decoder_sparse_step", 4)).num_experts, 0);
+  // 2 * 100 * 48 embedding and head, 3 blocks of 2 * 48 * 9 * 10 + 2 * 48 and a router of 48 * 8, a
+  // norm of 48; Qwen 3 MoE has norms of 2 * 10 and a dense layer, OLMoE norms of 9 * 10.
+  const std::int64_t shared = 9600 + 3 * (8640 + 96) + 48;
+  const ParameterCount of_mixtral = count_parameters(mixtral);
+  EXPECT_EQ(of_mixtral.total, shared + 3 * (384 + 8 * 3 * 48 * 64));
+  EXPECT_EQ(of_mixtral.active, shared + 3 * (384 + 2 * 3 * 48 * 64));
+  EXPECT_EQ(count_parameters(olmoe).total, of_mixtral.total + 3 * 90);
+  EXPECT_EQ(count_parameters(qwen).total, shared + 3 * 20 + 9216 + 2 * (384 + 8 * 3 * 48 * 20));
+  EXPECT_EQ(count_parameters(qwen).active, shared + 3 * 20 + 9216 + 2 * (384 + 2 * 3 * 48 * 20));
+  check_tensor_parallel(olmoe, 3);
+  check_tensor_parallel(qwen, 6);
+  EXPECT_ERROR(check_tensor_parallel(olmoe, 6), "num_key_value_heads 3",
+               "with a norm over all heads; choose a degree that divides 3");
+}
+
+TEST(ParseConfig, RefusesExpertsThatItCannotCompute) {
+  const struct {
+    const char *type, *key;
+    Json value;
+    const char* message;
+  } cases[] = {
+      {"mixtral", "num_experts_per_tok", 9,
+       "\"num_experts_per_tok\" is 9, but there are 8 experts"},
+      {"mixtral", "num_experts_per_tok", nullptr, "\"num_experts_per_tok\" is missing"},
+      {"mixtral", "num_local_experts", nullptr, "\"num_local_experts\" is missing"},
+      {"mixtral", "router_jitter_noise", 0.1, "noise in the router is not implemented"},
+      {"mixtral", "attention_bias", true, "\"attention_bias\" of a mixtral is not implemented"},
+      {"qwen3_moe", "num_experts", 0, "\"num_experts\" is 0"},
+      {"qwen3_moe", "moe_intermediate_size", nullptr, "\"moe_intermediate_size\" is missing"},
+      {"qwen3_moe", "mlp_only_layers", {"1"}, "\"mlp_only_layers\" is [\"1\"]"},
+      {"qwen3_moe", "mlp_only_layers", 1, "\"mlp_only_layers\" is 1"},
+      {"qwen3_moe", "norm_topk_prob", 1, "must be true or false"},
+      {"qwen3_moe", "use_sliding_window", true, "\"use_sliding_window\" is true"},
+      {"olmoe", "clip_qkv", 8.0, "clipped queries, keys and values are not implemented"},
+      {"olmoe", "num_experts", 1.5, "positive integer"},
+  };
+  for (const auto& bad : cases) {
+    SCOPED_TRACE(bad.key);
+    EXPECT_ERROR(Parse(WithExperts(bad.type, bad.key, bad.value)), bad.message);
+  }
 }
 
 TEST(Tokenizer, IsFoundInTheModelsFolderOrReadsBytesForByteModelsAndNewModels) {

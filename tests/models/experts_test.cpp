@@ -18,62 +18,54 @@
 namespace tessera::models {
 namespace {
 
-/// A model with experts.
+/// A model with experts: its type, the names of a mixture and of the last projection of its experts
+/// in weight files, and settings of its config.json.
 struct Kind {
-  const char* name;
-  Shape shape;
+  const char *type, *mixture, *down, *settings;
 };
-
 // 8 experts are uneven on 3 ranks, 6 experts on 4 ranks.
 constexpr Kind kKinds[] = {
-    {"Mixtral",
-     {R"({"model_type": "mixtral", "vocab_size": 61, "hidden_size": 20, "intermediate_size": 14,
-          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-          "num_local_experts": 6, "num_experts_per_tok": 2, "initializer_range": 0.2})",
-      24, 8}},
-    {"Qwen3Moe",
-     {R"({"model_type": "qwen3_moe", "vocab_size": 61, "hidden_size": 20, "intermediate_size": 26,
-          "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6,
-          "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 14,
-          "decoder_sparse_step": 2, "mlp_only_layers": [1], "initializer_range": 0.2})",
-      24, 8}},
-    {"Olmoe",
-     {R"({"model_type": "olmoe", "vocab_size": 61, "hidden_size": 20, "intermediate_size": 14,
-          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-          "num_experts": 8, "num_experts_per_tok": 3, "initializer_range": 0.2})",
-      24, 8}}};
+    {"mixtral", "model.layers.0.block_sparse_moe", "w2",
+     R"("num_local_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 2)"},
+    {"qwen3_moe", "model.layers.3.mlp", "down_proj",
+     R"("num_experts": 8, "num_experts_per_tok": 3, "num_hidden_layers": 4, "head_dim": 6,
+        "moe_intermediate_size": 13, "decoder_sparse_step": 2, "mlp_only_layers": [1])"},
+    {"olmoe", "model.layers.1.mlp", "down_proj",
+     R"("num_experts": 8, "num_experts_per_tok": 3, "num_hidden_layers": 2)"}};
+constexpr Shape kShape{"", 24, 8};
+
+std::string config_of(const Kind& kind) {
+  return std::string(R"({"vocab_size": 61, "hidden_size": 20, "intermediate_size": 14,
+      "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2, "model_type": ")") +
+         kind.type + "\", " + kind.settings + "}";
+}
 
 std::shared_ptr<Llama> make_model(const Kind& kind) {
-  auto model = make_llama(kind.shape);
+  const std::string config = config_of(kind);
+  auto model = make_llama({config.c_str(), kShape.batch, kShape.sequence});
   model->to(c10::kDouble);
   return model;
 }
 
+const std::vector<std::string> kReplicated{"dp_replicate", "dp", "ep", "tp"},
+    kContext{"dp", "ep", "cp", "tp"}, kDense{"dp", "tp"}, kUsual{"dp", "ep", "tp"};
+
+/// A mesh, and how a model computes on the mesh.
 struct Mesh {
   std::vector<std::int64_t> sizes;
-  std::vector<std::string> names{"dp", "ep", "tp"};
+  std::vector<std::string> names = kUsual;
   bool sequence_parallel = true;
   ActivationMemory activations = ActivationMemory::kAll;
 };
 
-std::ostream& operator<<(std::ostream& out, const Mesh& mesh) {
-  for (std::size_t i = 0; i < mesh.sizes.size(); ++i) {
-    out << mesh.names[i] << mesh.sizes[i];
-  }
-  return out << (mesh.sequence_parallel ? "" : "NoSp") << static_cast<int>(mesh.activations);
-}
-
-const std::vector<std::string> kReplicated{"dp_replicate", "dp", "ep", "tp"},
-    kContext{"dp", "ep", "cp", "tp"}, kDense{"dp", "tp"};
-
 /// Runs forward and backward of the rows of this rank, with the load-balancing loss. Returns the
 /// loss of all ranks.
-double backward(Llama& model, const Shape& shape, const DeviceMesh& mesh, std::int64_t step) {
+double backward(Llama& model, const DeviceMesh& mesh, std::int64_t step) {
   const DeviceMesh batches = mesh ? batch_mesh(mesh).flatten() : DeviceMesh();
   const DeviceMesh data = mesh ? data_mesh(mesh).flatten() : DeviceMesh();
-  const std::int64_t rows = shape.batch / (mesh ? batches.size() : 1);
+  const std::int64_t rows = kShape.batch / (mesh ? batches.size() : 1);
   const std::int64_t first = (mesh ? batches.local_rank() : 0) * rows;
-  const at::Tensor tokens = tokens_of(shape, model.config().vocab_size, step, first, first + rows);
+  const at::Tensor tokens = tokens_of(kShape, model.config().vocab_size, step, first, first + rows);
   at::Tensor inputs = tokens.slice(1, 0, -1), targets = tokens.slice(1, 1);
   if (const auto& split = model.context_parallel()) {
     inputs = split->shard(inputs, 1);
@@ -89,31 +81,31 @@ double backward(Llama& model, const Shape& shape, const DeviceMesh& mesh, std::i
   return mean.item<double>();
 }
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+using Tensors = std::map<std::string, at::Tensor>;
 
 /// A model, its optimizer, and the losses and gradient norms of its steps.
 struct Training {
   Training(const Kind& kind, const DeviceMesh& over, const ParallelOptions& options = {})
-      : shape(kind.shape), model(make_model(kind)), mesh(over) {
+      : model(make_model(kind)), mesh(over) {
     if (mesh) {
       parallelize(*model, mesh, options);
     }
     // A large eps: otherwise the first updates are the gradients' signs.
-    optimizer =
-        std::make_unique<optim::AdamW>(*model, optim::AdamWOptions{.lr = 0.01, .eps = 1e-3});
+    const optim::AdamWOptions adamw{.lr = 0.01, .eps = 1e-3};
+    optimizer = std::make_unique<optim::AdamW>(*model, adamw);
   }
   void train(int steps) {
     for (int step = 0; step < steps; ++step) {
-      numbers.push_back(backward(*model, shape, mesh, step));
+      numbers.push_back(backward(*model, mesh, step));
       numbers.push_back(optim::clip_grad_norm_(optimizer->parameters(), 0.5).item<double>());
       optimizer->step();
       optimizer->zero_grad();
     }
   }
-  NamedTensors state() const { return optim::named_state(*optimizer, *model); }
+  auto state() const { return optim::named_state(*optimizer, *model); }
   /// Returns the whole values of the weights and of the optimizer's state. Collective.
-  std::map<std::string, at::Tensor> whole() const {
-    std::map<std::string, at::Tensor> tensors;
+  Tensors whole() const {
+    Tensors tensors;
     for (const auto& [name, slot] : model->named_slots()) {
       tensors[name] = full_tensor(slot->persistent()).clone();
     }
@@ -123,15 +115,13 @@ struct Training {
     return tensors;
   }
 
-  Shape shape;
   std::shared_ptr<Llama> model;
   DeviceMesh mesh;
   std::unique_ptr<optim::AdamW> optimizer;
   std::vector<double> numbers;
 };
 
-void expect_close(const std::map<std::string, at::Tensor>& found,
-                  const std::map<std::string, at::Tensor>& expected, double tolerance) {
+void expect_close(const Tensors& found, const Tensors& expected, double tolerance) {
   ASSERT_EQ(found.size(), expected.size());
   for (const auto& [name, tensor] : expected) {
     ASSERT_TRUE(found.contains(name)) << name;
@@ -144,9 +134,10 @@ class ModelsWithExpertsOn : public ::testing::TestWithParam<Mesh> {};
 TEST_P(ModelsWithExpertsOn, TrainLikeOneRank) {
   const Mesh& c = GetParam();
   for (const Kind& kind : kKinds) {
-    SCOPED_TRACE(kind.name);
+    SCOPED_TRACE(kind.type + ::testing::PrintToString(c.sizes));
     Training alone(kind, {});
     alone.train(3);
+    const Tensors expected = alone.whole();
     RunOnMesh(c.sizes, c.names, [&](Rank&, const DeviceMesh& mesh) {
       Training run(kind, mesh,
                    {.sequence_parallel = c.sequence_parallel, .activations = c.activations});
@@ -154,7 +145,7 @@ TEST_P(ModelsWithExpertsOn, TrainLikeOneRank) {
       for (std::size_t i = 0; i < alone.numbers.size(); ++i) {
         EXPECT_NEAR(run.numbers[i], alone.numbers[i], 1e-9) << i;
       }
-      expect_close(run.whole(), alone.whole(), 1e-9);
+      expect_close(run.whole(), expected, 1e-9);
     });
   }
 }
@@ -162,25 +153,25 @@ TEST_P(ModelsWithExpertsOn, TrainLikeOneRank) {
 INSTANTIATE_TEST_SUITE_P(
     Meshes, ModelsWithExpertsOn,
     ::testing::Values(Mesh{{1, 1, 1}}, Mesh{{1, 2, 1}}, Mesh{{2, 2, 1}},
-                      Mesh{{1, 4, 1}, {"dp", "ep", "tp"}, true, ActivationMemory::kInputs},
-                      Mesh{{1, 2, 2}}, Mesh{{1, 2, 2}, {"dp", "ep", "tp"}, false}, Mesh{{2, 1, 2}},
-                      Mesh{{2, 1, 2}, {"dp", "ep", "tp"}, false},
-                      Mesh{{3, 2, 1}, {"dp", "ep", "tp"}, true, ActivationMemory::kMatmuls},
-                      Mesh{{1, 3, 2}, {"dp", "ep", "tp"}, true, ActivationMemory::kInputs},
-                      Mesh{{2, 2, 2}, {"dp", "ep", "tp"}, true, ActivationMemory::kMatmuls},
+                      Mesh{{1, 4, 1}, kUsual, true, ActivationMemory::kInputs}, Mesh{{1, 2, 2}},
+                      Mesh{{1, 2, 2}, kUsual, false}, Mesh{{2, 1, 2}},
+                      Mesh{{2, 1, 2}, kUsual, false},
+                      Mesh{{3, 2, 1}, kUsual, true, ActivationMemory::kMatmuls},
+                      Mesh{{1, 3, 2}, kUsual, true, ActivationMemory::kInputs},
+                      Mesh{{2, 2, 2}, kUsual, true, ActivationMemory::kMatmuls},
                       Mesh{{1, 2, 2, 1}, kContext}, Mesh{{1, 2, 2, 2}, kContext},
                       Mesh{{2, 1, 2, 1}, kContext}, Mesh{{1, 2, 2, 1}, kReplicated},
                       Mesh{{2, 1, 2, 1}, kReplicated}, Mesh{{2, 2, 2, 1}, kReplicated},
-                      Mesh{{2, 1, 1, 2}, kReplicated}, Mesh{{2, 2}, kDense}),
-    ::testing::PrintToStringParamName());
+                      Mesh{{2, 1, 1, 2}, kReplicated}, Mesh{{2, 2}, kDense}));
 
 TEST_ON_MESH(ModelWithExperts, HasTheInitialWeightsOfOneRank, {2, 3, 1}, {"dp", "ep", "tp"}) {
   for (const Kind& kind : kKinds) {
-    const auto alone = make_llama(kind.shape);
-    const auto model = testing::made_on_meta<Llama>(alone->config(), kind.shape.sequence);
+    const auto alone = make_model(kind);
+    const auto model = testing::made_on_meta<Llama>(alone->config(), kShape.sequence);
     parallelize(*model, mesh, {});
     nn::to_empty(*model, c10::kCPU);
     nn::init_weights(*model, 7);
+    model->to(c10::kDouble);
     const auto expected = alone->named_slots();
     std::size_t i = 0;
     std::int64_t parameters = 0;
@@ -188,7 +179,7 @@ TEST_ON_MESH(ModelWithExperts, HasTheInitialWeightsOfOneRank, {2, 3, 1}, {"dp", 
       EXPECT_EQUAL(slot->persistent(), expected[i++].second->get().detach()) << name;
       parameters += slot->persistent().numel();
     }
-    EXPECT_EQ(parameters, count_parameters(alone->config()).total) << kind.name;
+    EXPECT_EQ(parameters, count_parameters(alone->config()).total) << kind.type;
   }
 }
 
@@ -201,18 +192,18 @@ void on_each_mesh(const std::function<void(Rank&, const DeviceMesh&)>& body) {
   for (const auto& sizes : kLoading) {
     SCOPED_TRACE(::testing::PrintToString(sizes));
     RunRanks(testing::ranks_of(sizes), [&](Rank& rank) {
-      body(rank, sizes.empty() ? DeviceMesh() : rank.mesh(sizes, {"dp", "ep", "tp"}));
+      body(rank, sizes.empty() ? DeviceMesh() : rank.mesh(sizes, kUsual));
     });
   }
 }
 
 TEST(ModelWithExperts, ContinuesFromACheckpointOfAnyMesh) {
   for (const Kind& kind : kKinds) {
-    SCOPED_TRACE(kind.name);
+    SCOPED_TRACE(kind.type);
     const testing::TemporaryFolder folder;
-    std::map<std::string, at::Tensor> saved, later;
+    Tensors saved, later;
     for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{2, 2, 1}, {1, 2, 2}}) {
-      RunOnMesh(sizes, {"dp", "ep", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+      RunOnMesh(sizes, kUsual, [&](Rank& rank, const DeviceMesh& mesh) {
         Training run(kind, mesh);
         run.train(1);
         checkpoint::save(*rank.world(), folder.path(), sizes[0], {*run.model, run.state()});
@@ -237,26 +228,20 @@ TEST(ModelWithExperts, ContinuesFromACheckpointOfAnyMesh) {
 
 TEST(ModelWithExperts, IsWrittenAsHuggingFaceNamesItAndReadOnAnyMesh) {
   for (const Kind& kind : kKinds) {
-    SCOPED_TRACE(kind.name);
+    SCOPED_TRACE(kind.type);
     const testing::TemporaryFolder folder;
     const auto model = make_model(kind);
-    RunOnMesh({2, 2, 1}, {"dp", "ep", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    RunOnMesh({2, 2, 1}, kUsual, [&](Rank& rank, const DeviceMesh& mesh) {
       const Training run(kind, mesh);
-      checkpoint::save_hugging_face(*run.model, *rank.world(), folder.path(), kind.shape.config);
+      checkpoint::save_hugging_face(*run.model, *rank.world(), folder.path(), config_of(kind));
     });
     const checkpoint::SafetensorsFile file(folder / "model.safetensors");
-    const bool mixtral = kind.name == std::string("Mixtral");
-    const std::string layer = std::string("model.layers.") + (mixtral               ? "0"
-                                                              : kind.name[0] == 'Q' ? "3"
-                                                                                    : "1");
-    const std::string mixture = layer + (mixtral ? ".block_sparse_moe" : ".mlp");
-    const std::string down = mixtral ? "w2" : "down_proj";
+    const std::string experts = std::string(kind.mixture) + ".experts.";
     const auto slots = model->named_slots();
-    const auto stack = std::ranges::find(slots, mixture + ".experts." + down + ".weight",
+    const auto stack = std::ranges::find(slots, experts + kind.down + ".weight",
                                          [](const auto& each) { return each.first; });
-    const at::Tensor whole = stack->second->get().detach();
-    EXPECT_EQUAL(file.read(mixture + ".experts.5." + down + ".weight"), whole[5]);
-    EXPECT_EQ(file.entry(mixture + ".gate.weight").sizes[1], 20);
+    EXPECT_EQUAL(file.read(experts + "5." + kind.down + ".weight"),
+                 stack->second->get().detach()[5]);
     on_each_mesh([&](Rank& rank, const DeviceMesh& mesh) {
       const Training run(kind, mesh);
       for (const auto& [name, slot] : run.model->named_slots()) {

@@ -6,8 +6,10 @@ SEQUENCE = 3 * programs.POSITIONS
 
 def loss_of(model, rows, x):
     import torch
-    logits = model(x[:-1].view(rows, SEQUENCE)).logits.flatten(0, 1)
-    return torch.nn.functional.cross_entropy(logits, x[1:])
+    out = model(x[:-1].view(rows, SEQUENCE))
+    loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), x[1:])
+    balance = out.get("aux_loss")  # of a model with experts and output_router_logits
+    return loss if balance is None else loss + model.config.router_aux_loss_coef * balance
 
 
 def losses_of_training(model, rows, x, steps):
@@ -53,17 +55,18 @@ class Architectures(programs.InFolder):
         tokens = programs.write_tokens(self.folder / "few.bin", x.tolist())
         metrics = self.folder / "metrics.jsonl"
         # The scalings of positions differ in the logits alone.
-        names = ("llama2_with_biases", "llama3", "mistral_with_window", "qwen2", "qwen3", "mixtral", "qwen3_moe",
-                 "qwen3_moe_with_dense", "olmoe")
+        names = ("llama2_with_biases", "llama3", "mistral_with_window", "qwen2", "qwen3", *programs.WITH_EXPERTS)
         for number, (name, folder, model) in enumerate(self.each(names)):
-            export = self.folder / f"{name}-export"
-            programs.train(["--model", folder, "--tokens", tokens, "--batch", rows, "--seq", SEQUENCE, "--lr", 1e-3,
-                            "--steps", steps, "--metrics", metrics, "--save-hf", export,
-                            "--ac", ("none", "full", "selective")[number % 3]], 2, 2)
-            ours = [step["loss"] for step in programs.read_metrics(metrics)]
-            exported = transformers.AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)
-            with torch.no_grad():
-                ours.append(loss_of(exported, rows, x).item())
-            for mine, theirs in zip(ours, losses_of_training(model, rows, x, steps), strict=True):
-                self.assertAlmostEqual(mine, theirs, delta=1e-4 * theirs, msg=name)
-            self.assertLess(ours[-1], 0.9 * ours[0], name)
+            theirs = losses_of_training(model, rows, x, steps)
+            for mesh in ({"tp": 2}, {"ep": 2})[:2 if name in programs.WITH_EXPERTS else 1]:
+                export = self.folder / f"{name}-{mesh}"
+                programs.train(["--model", folder, "--tokens", tokens, "--batch", rows, "--seq", SEQUENCE, "--lr", 1e-3,
+                                "--steps", steps, "--metrics", metrics, "--save-hf", export,
+                                "--ac", ("none", "full", "selective")[number % 3]], 2, **mesh)
+                ours = [step["loss"] for step in programs.read_metrics(metrics)]
+                exported = transformers.AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)
+                with torch.no_grad():
+                    ours.append(loss_of(exported, rows, x).item())
+                for mine, expected in zip(ours, theirs, strict=True):
+                    self.assertAlmostEqual(mine, expected, delta=1e-4 * expected, msg=(name, mesh))
+                self.assertLess(ours[-1], 0.9 * ours[0], name)

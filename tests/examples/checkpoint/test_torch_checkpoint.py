@@ -3,6 +3,7 @@ import pathlib
 import sys
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 import programs
@@ -55,18 +56,19 @@ class TorchCheckpoint(WithTorchCheckpoint):
         torch_checkpoint("read", self.shared / "run" / "step-00000001", self.shared / "read.safetensors")
         self.expect_equal(self.shared / "read.safetensors", self.whole)
 
-    def test_torch_reads_a_llama_of_replicas_and_tensor_parallel_ranks(self):
-        run = self.shared / "llama"
-        run.mkdir()
-        config = programs.write_config(run, programs.SMALL)
-        tokens = programs.write_tokens(run / "t.bin", programs.text_tokens(500, 256))
-        programs.train(["--config", config, "--tokens", tokens, "--steps", 1, "--batch", 4, "--seq", 8,
-                        "--checkpoint", run, "--save-hf", run / "model"], replicas=2, tp=2)
-        read(run / "step-00000001", run / "read.safetensors")
-        found, weights = load_file(run / "read.safetensors"), load_file(run / "model/model.safetensors")
-        for name, weight in weights.items():
-            self.assertTrue(torch.equal(found[name], weight), name)
-            self.assertTrue(found[f"optimizer.state.{name}.exp_avg"].any(), name)
+    def test_torch_reads_models_of_any_mesh(self):
+        for name, mesh in (("llama3", {"replicas": 2, "tp": 2}), ("mixtral", {"dp": 2, "ep": 2})):
+            run = self.shared / name
+            run.mkdir()
+            config = programs.write_config(run, programs.MODELS[name])
+            tokens = programs.write_tokens(run / "t.bin", programs.text_tokens(500, 256))
+            programs.train(["--config", config, "--tokens", tokens, "--steps", 1, "--batch", 4, "--seq", 8,
+                            "--checkpoint", run, "--save-hf", run / "model"], **mesh)
+            read(run / "step-00000001", run / "read.safetensors")
+            found, weights = load_file(run / "read.safetensors"), load_file(run / "model/model.safetensors")
+            for weight in weights:
+                self.assertTrue(torch.equal(found[weight], weights[weight]), weight)
+                self.assertTrue(found[f"optimizer.state.{weight}.exp_avg"].any(), weight)
 
     def test_a_consolidated_checkpoint_of_torch_is_a_model(self):
         torch_checkpoint("save", "consolidated", self.shared / "model", self.shared / "same.safetensors")
@@ -100,6 +102,18 @@ class TorchsOwnForm(WithTorchCheckpoint):
         self.assertEqual(done.returncode, 0, done.stderr)
         copy(2, 2, self.shared / "step", self.shared / "out.safetensors")
         self.expect_equal(self.shared / "out.safetensors", self.whole)
+
+    def test_experts_become_a_model(self):
+        folder = self.shared / "mixtral"
+        weights = programs.make_architecture(folder, programs.MODELS["mixtral"]).state_dict()
+        (folder / "model.safetensors").unlink()
+        dcp.save({"model": weights}, checkpoint_id=self.shared / "experts", no_dist=True)
+        programs.succeed([sys.executable, CONVERTER, self.shared / "experts", folder, "--prefix", "model.="])
+        programs.train(["--model", folder, "--steps", 0, "--save-hf", self.shared / "saved"], ep=4)
+        saved = load_file(self.shared / "saved/model.safetensors")
+        self.assertEqual(saved.keys(), weights.keys())
+        for name, weight in weights.items():
+            self.assertTrue(torch.equal(saved[name], weight), name)
 
     def test_refuses_in_one_line(self):
         for arguments, part in ((["--prefix", "modle.="], "no tensor is left"),
