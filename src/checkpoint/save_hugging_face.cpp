@@ -142,9 +142,10 @@ void check_head(const std::string& config_json, const std::vector<NamedParameter
   const auto type = config.value("model_type", nlohmann::ordered_json());
   // If "tie_word_embeddings" is missing, the model's class decides whether head and embedding are
   // tied. The classes of the listed model types do not tie head and embedding.
+  const nlohmann::ordered_json untied{nullptr, "llama",   "mistral",   "qwen2",
+                                      "qwen3", "mixtral", "qwen3_moe", "olmoe"};
   const bool apart =
-      tie == false || (tie.is_null() && (type.is_null() || type == "llama" || type == "mistral" ||
-                                         type == "qwen2" || type == "qwen3"));
+      tie == false || (tie.is_null() && std::ranges::find(untied, type) != untied.end());
   TESSERA_CHECK(!tied || !apart, "'", kEmbedding, "' and '", kHead,
                 "' are one parameter of the model, but its config.json does not say "
                 "\"tie_word_embeddings\": true, without which readers draw the latter anew: say "
