@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 
@@ -50,6 +51,15 @@ at::Tensor as_batch(const at::Tensor& x, const at::Tensor& like) {
 
 at::Tensor normed(const at::Tensor& x, const std::shared_ptr<RMSNorm>& norm) {
   return norm == nullptr ? x : (*norm)(x);
+}
+
+/// Returns the result of a norm over all heads, split over the ranks like `x`: the norm itself
+/// needs all heads of a token.
+at::Tensor normed_over_heads(const at::Tensor& x, const std::shared_ptr<RMSNorm>& norm) {
+  const at::Tensor result = normed(x, norm);
+  return tessera::is_distributed(x) && tessera::is_distributed(result)
+             ? DistributedTensor(result).redistribute(sharding_spec(x).layout)
+             : result;
 }
 
 }  // namespace
@@ -126,8 +136,8 @@ Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& 
     const auto own = [&](const at::Tensor& t) { return heads(t, {t.size(-1) / size, size}); };
     std::vector<at::Tensor> qkv = linear_products(x, {*query_, *key_, *value_});
     if (options_.qk_norm_over_heads) {
-      qkv[0] = normed(qkv[0], q_norm_);
-      qkv[1] = normed(qkv[1], k_norm_);
+      qkv[0] = normed_over_heads(qkv[0], q_norm_);
+      qkv[1] = normed_over_heads(qkv[1], k_norm_);
     }
     return turned({own(qkv[0]), own(qkv[1]), own(qkv[2])}, inputs);
   }
