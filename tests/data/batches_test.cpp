@@ -297,12 +297,14 @@ std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions option
   return sample;
 }
 
+constexpr int kNone = -100;
+
+void expect(const char* line, const PromptOptions& options, const Tokens& inputs,
+            const Tokens& targets) {
+  EXPECT_EQ(SampleOf(line, options), std::pair(inputs, targets)) << line;
+}
+
 TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
-  constexpr int kNone = -100;
-  const auto expect = [](const char* line, const PromptOptions& options, const Tokens& inputs,
-                         const Tokens& targets) {
-    EXPECT_EQ(SampleOf(line, options), std::pair(inputs, targets)) << line;
-  };
   expect(R"({"prompt": "ab", "completion": "cd"})", {}, {'a', 'b', 'c', 'd', 0, 0},
          {kNone, 'c', 'd', 0, kNone, kNone});
   // The token "dd" covers the end of "cd" and the start of "du". It belongs to "du".
@@ -349,23 +351,18 @@ TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {
   const char* line = R"({"prompt": "abcdefgh", "completion": "xy"})";
   EXPECT_ERROR(SampleOf(line), "p.jsonl:1: the sample has 11");
   // The prompt is cut, so that there is room for the begin token, the completion and the end token.
-  const auto [inputs, targets] = SampleOf(line, {.begin = {9}, .truncate = true});
-  EXPECT_EQ(inputs, (Tokens{9, 'f', 'g', 'h', 'x', 'y'}));
-  EXPECT_EQ(targets, (Tokens{-100, -100, -100, 'x', 'y', 0}));
-  const auto [of_long, cut] =
-      SampleOf(R"({"prompt": "abcdefgh", "completion": "stuvwxyz"})", {.truncate = true});
-  EXPECT_EQ(of_long, (Tokens{'h', 's', 't', 'u', 'v', 'w'}));
-  EXPECT_EQ(cut, (Tokens{'s', 't', 'u', 'v', 'w', 'x'}));
+  expect(line, {.begin = {9}, .truncate = true}, {9, 'f', 'g', 'h', 'x', 'y'},
+         {kNone, kNone, kNone, 'x', 'y', 0});
+  expect(R"({"prompt": "abcdefgh", "completion": "stuvwxyz"})", {.truncate = true},
+         {'h', 's', 't', 'u', 'v', 'w'}, {'s', 't', 'u', 'v', 'w', 'x'});
 }
 
 TEST(PromptCompletions, BeginAndEndWithSeveralTokens) {
   const PromptOptions options{.begin = {9, 8}, .end = {7, 6}, .truncate = true};
-  const auto [inputs, targets] = SampleOf(R"({"prompt": "a", "completion": "x"})", options);
-  EXPECT_EQ(inputs, (Tokens{9, 8, 'a', 'x', 7, 6}));
-  EXPECT_EQ(targets, (Tokens{-100, -100, 'x', 7, 6, -100}));
-  const auto [of_long, cut] = SampleOf(R"({"prompt": "abcdefgh", "completion": "x"})", options);
-  EXPECT_EQ(of_long, (Tokens{9, 8, 'g', 'h', 'x', 7}));
-  EXPECT_EQ(cut, (Tokens{-100, -100, -100, 'x', 7, 6}));
+  expect(R"({"prompt": "a", "completion": "x"})", options, {9, 8, 'a', 'x', 7, 6},
+         {kNone, kNone, 'x', 7, 6, kNone});
+  expect(R"({"prompt": "abcdefgh", "completion": "x"})", options, {9, 8, 'g', 'h', 'x', 7},
+         {kNone, kNone, kNone, 'x', 7, 6});
   EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": ""})", options).first,
             (Tokens{9, 8, 7, 6, 6, 6}));
   EXPECT_ERROR(SampleOf("{}", {.end = {}}), "PromptOptions::end is empty");

@@ -61,6 +61,15 @@ def succeed(command, **kwargs):
     return done
 
 
+def fail(command, *parts, **kwargs):
+    """The same of a process that must end with code 1, and with these parts in its standard error."""
+    done = run(command, **kwargs)
+    assert done.returncode == 1, done.stdout + done.stderr
+    missing = [str(part) for part in parts if str(part) not in done.stderr]
+    assert not missing, f"{missing} are not in: {done.stderr}"
+    return done
+
+
 def on_ranks(count, command):
     """The command that runs `command` in `count` processes."""
     return [BIN / "tessera-run", "--nproc", count, "--", *command] if count > 1 else command
@@ -148,10 +157,8 @@ class InFolder(WithFolder):
 
     def refuse(self, command, *parts, **kwargs):
         """Runs a command of one process, which must end with one line that has these parts."""
-        done = run(command, **kwargs)
-        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stdout + done.stderr)
-        for part in parts:
-            self.assertIn(str(part), done.stderr)
+        done = fail(command, *parts, **kwargs)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
 
 class WithSharedFolder(unittest.TestCase):

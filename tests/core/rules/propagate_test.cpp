@@ -35,18 +35,17 @@ LayoutPtr layout(Layout::Dims dims, std::vector<PartialDim> partial = {}) {
   return Layout::intern(kMesh, std::move(dims), std::move(partial));
 }
 
-TEST(Propagate, KeepsTheOrderOfMeshDimensions) {
-  const LayoutPtr fsdp_over_tp = layout({{{0, {1, 0}}}, {}});
-  const auto decided = decide(call("aten::silu", {{8, 6}}), {fsdp_over_tp});
-  EXPECT_EQ(decided.outputs[0], fsdp_over_tp);
-}
-
-TEST(Propagate, BringsTheOtherInputToTheOrderOfTheLarger) {
-  const LayoutPtr large = layout({{{0, {1, 0}}}, {}}), small = layout({{{0, {0}}}, {}});
-  const auto decided = decide(call("aten::mul.Tensor", {{8, 6}, {8, 1}}), {large, small});
-  EXPECT_EQ(decided.inputs[0], large);
-  EXPECT_EQ(decided.inputs[1], large);
-  EXPECT_EQ(decided.outputs[0], large);
+TEST(Propagate, KeepsTheOrderOfMeshDimensionsOfTheLargerOrWrittenTensor) {
+  const LayoutPtr fsdp_over_tp = layout({{{0, {1, 0}}}, {}}), other = layout({{{0, {0}}}, {}});
+  const auto expect_kept = [&](const OpCall& call, const std::vector<LayoutPtr>& layouts) {
+    const auto decided = decide(call, layouts);
+    EXPECT_EQ(decided.inputs, std::vector<LayoutPtr>(layouts.size(), fsdp_over_tp)) << call.op;
+    EXPECT_EQ(decided.outputs[0], fsdp_over_tp) << call.op;
+  };
+  expect_kept(call("aten::silu", {{8, 6}}), {fsdp_over_tp});
+  expect_kept(call("aten::mul.Tensor", {{8, 6}, {8, 1}}), {fsdp_over_tp, other});
+  expect_kept(call("aten::mul_.Tensor", {{8, 6}, {8, 6}}),
+              {fsdp_over_tp, layout({{{0, {0, 1}}}, {}})});
 }
 
 /// The layouts must not depend on the batch size: a rank without rows would call an all-gather that
@@ -58,13 +57,6 @@ TEST(Propagate, ARankWithoutRowsChoosesAsTheOthersDo) {
     const auto decided = decide(call("aten::mul.Tensor", {{batch, 4}, {4}}), {rows, whole});
     EXPECT_EQ(decided.outputs[0], rows) << batch;
   }
-}
-
-TEST(Propagate, InplaceKeepsTheOrderOfItsTensor) {
-  const LayoutPtr own = layout({{{0, {1, 0}}}}), other = layout({{{0, {0, 1}}}});
-  const auto decided = decide(call("aten::mul_.Tensor", {{8}, {8}}), {own, other});
-  EXPECT_EQ(decided.inputs[1], own);
-  EXPECT_EQ(decided.outputs[0], own);
 }
 
 TEST(Propagate, ViewsFollowTheFactors) {

@@ -79,11 +79,8 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
         (run / "steps/step-00000008/manifest.json").unlink()
         shard = next((run / "steps").glob("step-00000006/shard-00001-*"))
         shard.write_bytes(b"")
-        done = programs.run(programs.on_ranks(4, [
-            programs.BIN / "llama_train", "--dp", 2, "--tp", 2, *self.flags(run),
-            *self.checkpoints(run), "--resume"]))
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("step-00000008' has no manifest", done.stderr)
+        command = [programs.BIN / "llama_train", "--dp", 2, "--tp", 2, *self.flags(run), *self.checkpoints(run), "--resume"]
+        programs.fail(programs.on_ranks(4, command), "step-00000008' has no manifest")
         self.assertTrue((shard.parent / "manifest.json").exists())
 
     def test_initial_load_begins_with_other_data_and_what_it_excludes_is_loaded_on_resume(self):
@@ -117,8 +114,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
             self.train(self.run_folder, [*self.steps, "--checkpoint-every", 1], 1, 1, steps=3)
 
     def refuse(self, flags, *parts):
-        done = programs.run([programs.BIN / "llama_train", *self.flags(self.folder / "later", 4), *flags], timeout=60)
-        self.assertEqual(done.returncode, 1, done.stdout)
+        done = programs.fail([programs.BIN / "llama_train", *self.flags(self.folder / "later", 4), *flags], timeout=60)
         lines = [line for line in done.stderr.splitlines() if all(p in line for p in parts)]
         self.assertTrue(lines, f"no line with {parts} in:\n{done.stderr}")
         self.assertLessEqual(len(done.stderr.splitlines()), 2, done.stderr)
@@ -151,9 +147,8 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
         shutil.copytree(self.run_folder / "steps", steps)
         for step in steps.glob("step-*"):
             (step / "manifest.json").write_text("{}")
-        done = programs.run([programs.BIN / "llama_train", *self.flags(self.folder / "run"), "--checkpoint", steps,
-                             "--resume", "auto"])
-        self.assertIn("has steps, but none that is whole", done.stderr)
+        programs.fail([programs.BIN / "llama_train", *self.flags(self.folder / "run"), "--checkpoint", steps,
+                       "--resume", "auto"], "has steps, but none that is whole")
 
     def test_changed_data_and_what_changed(self):
         resume = [*self.steps, "--resume"]
@@ -167,8 +162,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
         text = programs.write(self.folder / "text", "All work and no play makes Jack a dull boy. " * 100)
         flags = ["--text" if part == "--tokens" else text if part == self.tokens else part
                  for part in self.flags(self.folder / "later", 4)]
-        done = programs.run([programs.BIN / "llama_train", *flags, *resume])
-        self.assertIn("text instead of tokens", done.stderr)
+        programs.fail([programs.BIN / "llama_train", *flags, *resume], "text instead of tokens")
         programs.write_tokens(self.folder / "t2.bin", tokens)
         self.tokens = self.folder / "t*.bin"
         self.refuse(resume, "files has 2 entries instead of 1")
@@ -187,8 +181,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
                  self.folder / "steps"]
         programs.train([*flags, "--steps", 1])
         (self.folder / "tokenizer_config.json").write_text('{"additional_special_tokens": ["work"]}')
-        done = programs.run([programs.BIN / "llama_train", *flags, "--steps", 2, "--resume"])
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("tokenizer.beside has 1 entries instead of 0", done.stderr)
+        programs.fail([programs.BIN / "llama_train", *flags, "--steps", 2, "--resume"],
+                      "tokenizer.beside has 1 entries instead of 0")
         (self.folder / "tokenizer_config.json").unlink()
         programs.train([*flags, "--steps", 2, "--resume"])

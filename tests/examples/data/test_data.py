@@ -265,6 +265,5 @@ class Chat(programs.WithSharedFolder):
                                  "--max-tokens", 2, "--json"])
         self.assertEqual(json.loads(done.stdout)["prompt"], prompt)
         prompts.write_text(json.dumps({"messages": TURNS}) + "\n")
-        done = programs.run([programs.BIN / "llama_generate", "--model", model, "--prompts", prompts])
-        self.assertEqual(done.returncode, 1)
-        self.assertIn('prompts.jsonl:1: the object has no field "prompt"', done.stderr)
+        programs.fail([programs.BIN / "llama_generate", "--model", model, "--prompts", prompts],
+                      'prompts.jsonl:1: the object has no field "prompt"')

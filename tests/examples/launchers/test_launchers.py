@@ -126,9 +126,7 @@ class TestManifests(programs.InFolder):
                     spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0])
                 words = container["args"]
                 flags = [word.replace("/data", str(self.folder)) for word in words[words.index("llama_train") + 1:]]
-                done = programs.run([programs.BIN / "llama_plan", *flags, "--gpu", "h100"])
-                self.assertEqual(done.returncode, 0, done.stderr)
-                self.assertIn("16", done.stdout)
+                self.assertIn("16", programs.succeed([programs.BIN / "llama_plan", *flags, "--gpu", "h100"]).stdout)
 
 
 # Open MPI refuses root, and more ranks than cores, without these options.
@@ -150,8 +148,7 @@ def torchrun():
 
 class Launchers(unittest.TestCase):
     def losses(self, launcher):
-        done = programs.run([*launcher, programs.BIN / "tutorial_01_data_parallel"], timeout=120, env=environment())
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = programs.succeed([*launcher, programs.BIN / "tutorial_01_data_parallel"], timeout=120, env=environment())
         return [line for line in done.stdout.splitlines() if "loss" in line]
 
     def test_torchrun_starts_the_ranks_that_tessera_run_starts(self):
@@ -163,6 +160,4 @@ class Launchers(unittest.TestCase):
 
     @unittest.skipUnless(MPI_RANKS.exists(), "mpi_ranks was built without MPI, or not at all")
     def test_a_world_is_made_of_a_communicator(self):
-        done = programs.run([*MPIRUN, "3", MPI_RANKS], timeout=120, env=environment())
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("well", done.stdout)
+        self.assertIn("well", programs.succeed([*MPIRUN, "3", MPI_RANKS], timeout=120, env=environment()).stdout)

@@ -14,15 +14,13 @@ PROMPTS = ["The shell", "A", "Another prompt that is longer"]
 GREEDY = ["--temperature", 0, "--max-tokens", COUNT]
 
 
-def generate(arguments, tp=1, **kwargs):
-    command = [programs.BIN / "llama_generate", "--tp", tp, *arguments]
-    return programs.run(programs.on_ranks(tp, command), **kwargs)
+def generating(arguments, tp=1):
+    return programs.on_ranks(tp, [programs.BIN / "llama_generate", "--tp", tp, *arguments])
 
 
-def texts(arguments, tp=1, **kwargs):
+def texts(arguments, tp=1):
     """The token ids that llama_generate makes, and how each text has ended."""
-    done = generate(["--json", *arguments], tp, **kwargs)
-    assert done.returncode == 0, done.stderr
+    done = programs.succeed(generating(["--json", *arguments], tp))
     return [(text["tokens"], text["finish"]) for text in map(json.loads, done.stdout.splitlines())]
 
 
@@ -132,8 +130,7 @@ class Generation(programs.InFolder):
                     break
             theirs = math.exp(total / (len(text) - 1))
             flags = ["--seq", seq, "--stride", stride] if seq else []
-            done = generate(["--model", folder, "--perplexity", file, "--json", *flags], tp)
-            self.assertEqual(done.returncode, 0, done.stderr)
+            done = programs.succeed(generating(["--model", folder, "--perplexity", file, "--json", *flags], tp))
             with self.subTest(seq=seq, stride=stride, tp=tp):
                 ours = json.loads(done.stdout)
                 self.assertEqual(ours["tokens"], len(text) - 1)
@@ -148,8 +145,7 @@ class Generation(programs.InFolder):
         begun = tokenizer.encode(text).ids[:-1]
         self.assertEqual(texts(["--model", folder, "--prompt", text, *GREEDY])[0][0], greedy_tokens(model, bytes(begun).decode()))
         file = programs.write(self.folder / "text", text)
-        done = generate(["--model", folder, "--perplexity", file, "--json"])
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = programs.succeed(generating(["--model", folder, "--perplexity", file, "--json"]))
         ids = torch.tensor([begun])
         with torch.no_grad():
             want = model(ids, labels=ids).loss.exp().item()
@@ -164,11 +160,11 @@ class Generation(programs.InFolder):
         fake = dict(os.environ, LD_PRELOAD=str(programs.FAKE_CUDA))
         model = ["--model", folder, "--device", "cuda"]
         drawn = [*flag_of_each("--prompt", PROMPTS), "--max-tokens", 3, "--top-p", 0.9]
-        done = generate([*model, *drawn, "--json"], env=fake)
+        done = programs.run(generating([*model, *drawn, "--json"]), env=fake)
         if "are not numbers" not in done.stderr:
             self.assertEqual((done.returncode, len(done.stdout.splitlines())), (0, len(PROMPTS)), done.stderr)
         text = programs.write(self.folder / "text", "x" * 40)
-        done = generate([*model, "--perplexity", text], tp=2, env=fake)
+        done = programs.run(generating([*model, "--perplexity", text], tp=2), env=fake)
         if "is no number" not in done.stderr:
             self.assertEqual(done.returncode, 0, done.stderr)
 
@@ -179,9 +175,9 @@ class Generation(programs.InFolder):
         text = self.folder / "text"
         text.write_text("some text")
         for flags in ([], ["--json"]):
-            done = generate(["--model", folder, "--perplexity", text, *flags])
-            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
-            self.assertIn("is no number, as its mean loss is nan", done.stderr)
+            done = programs.fail(generating(["--model", folder, "--perplexity", text, *flags]),
+                                 "is no number, as its mean loss is nan")
+            self.assertEqual((done.stdout, done.stderr.count("\n")), ("", 1), done.stderr)
 
     def test_unwritable_output_is_an_error(self):
         folder, _ = self.make("llama1")
@@ -202,9 +198,8 @@ class Generation(programs.InFolder):
                 (f"--perplexity {text}", "rank 1 has other texts, as tokens, than rank 0; give all ranks the same files")):
             with self.subTest(flags):
                 script = f"exec {programs.BIN}/llama_generate --tp 2 --model {folder} {flags}"
-                done = programs.run(programs.on_ranks(2, ["sh", "-c", script]), timeout=60)
-                self.assertEqual((done.returncode, done.stdout), (1, ""))
-                self.assertIn(message, done.stderr)
+                done = programs.fail(programs.on_ranks(2, ["sh", "-c", script]), message, timeout=60)
+                self.assertEqual(done.stdout, "")
 
     def test_refuses_in_one_line(self):
         folder, _ = self.make("llama1")
@@ -221,9 +216,7 @@ class Generation(programs.InFolder):
                  (["--prompt", "a"], 3, "num_attention_heads 8 can't be split at a tensor-parallel degree of 3")]
         for flags, tp, message in cases:
             with self.subTest(message):
-                done = generate(["--model", folder, *flags], tp, timeout=60)
-                self.assertNotEqual(done.returncode, 0)
-                self.assertIn(message, done.stderr)
+                done = programs.fail(generating(["--model", folder, *flags], tp), message, timeout=60)
                 self.assertEqual(done.stdout, "")
-        done = programs.run([programs.BIN / "llama_generate", "--model", folder, "--prompt", "a", "--tp", 2])
-        self.assertIn("--tp 2 is 2 ranks, but 1 is running; start 2 (tessera-run --nproc 2)", done.stderr)
+        self.refuse([programs.BIN / "llama_generate", "--model", folder, "--prompt", "a", "--tp", 2],
+                    "--tp 2 is 2 ranks, but 1 is running; start 2 (tessera-run --nproc 2)")

@@ -17,8 +17,7 @@ class BadInput(programs.InFolder):
         command = [programs.BIN / "llama_train", "--dp", dp, "--tp", tp, *arguments]
         nproc = nproc or dp * tp
         start = time.monotonic()
-        done = programs.run(programs.on_ranks(nproc, command), timeout=60)
-        self.assertNotEqual(done.returncode, 0, done.stdout)
+        done = programs.fail(programs.on_ranks(nproc, command), timeout=60)
         lines = [line for line in done.stderr.splitlines() if all(p in line for p in parts)]
         self.assertTrue(lines, f"no line with {parts} in:\n{done.stderr}")
         # The line, once unless a rank is late, and the launcher's report: no stack traces around it.
@@ -66,11 +65,8 @@ class BadInput(programs.InFolder):
                                (["--dp", 3, "--batch", 3, "--lora-rank", 2, "--lora-targets", "model.norm"],
                                 "'model.norm' matches no nn::Linear")):
             with self.subTest(message):
-                done = programs.run([programs.BIN / "llama_train", *self.data(config=config), *flags],
-                                    env=os.environ | alone, timeout=60)
-                self.assertEqual(done.returncode, 1)
-                self.assertIn(message, done.stderr)
-                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+                super().refuse([programs.BIN / "llama_train", *self.data(config=config), *flags], message,
+                               env=os.environ | alone, timeout=60)
 
     def test_port_in_use(self):
         with socket.socket() as taken:
@@ -78,9 +74,7 @@ class BadInput(programs.InFolder):
             taken.listen()
             port = taken.getsockname()[1]
             rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            done = programs.run([programs.BIN / "llama_train", *self.data(), "--dp", 2], timeout=60, env=os.environ | rank)
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn(str(port), done.stderr)
+            programs.fail([programs.BIN / "llama_train", *self.data(), "--dp", 2], port, timeout=60, env=os.environ | rank)
 
     def test_failure_and_difference_of_one_rank_end_all(self):
         """Rank 1 has other files or flags, in $MORE or a folder of its number."""
@@ -112,9 +106,7 @@ class BadInput(programs.InFolder):
                 shared = " ".join(map(str, self.data(**changes)))
                 script = (f'[ "$RANK" = 1 ] && more="{more}" || more="{flags}"; '
                           f"exec {programs.BIN}/llama_train {degree} 2 {shared} $more")
-                done = programs.run(programs.on_ranks(2, ["sh", "-c", script]), timeout=60)
-                self.assertNotEqual(done.returncode, 0, done.stdout)
-                self.assertIn(message, done.stderr)
+                programs.fail(programs.on_ranks(2, ["sh", "-c", script]), message, timeout=60)
 
 
 def sections(program, flag):

@@ -21,17 +21,14 @@ class RunFolder(programs.InFolder):
 
     def start(self, *flags, ranks=4, **kwargs):
         command = programs.on_ranks(ranks, [programs.BIN / "llama_train", *flags])
-        return programs.run(command, **kwargs)
-
-    def assert_ends_well(self, done):
-        self.assertEqual(done.returncode, 0, done.stderr)
+        programs.succeed(command, **kwargs)
 
     def test_its_configuration_makes_the_run_again(self):
-        self.assert_ends_well(self.start(*self.flags, "--output-dir", "run", cwd=self.folder))
+        self.start(*self.flags, "--output-dir", "run", cwd=self.folder)
         self.assertEqual({path.name for path in self.run.iterdir()},
                          {"config.toml", "metrics.jsonl", "run.json", "tensorboard"})
         again = self.folder / "elsewhere/again"
-        self.assert_ends_well(self.start("--config-file", self.run / "config.toml", "--output-dir", again, cwd="/"))
+        self.start("--config-file", self.run / "config.toml", "--output-dir", again, cwd="/")
         same = programs.figures(self.run / "metrics.jsonl")
         self.assertEqual(len(same), 6)
         self.assertEqual(programs.figures(again / "metrics.jsonl"), same)
@@ -48,17 +45,16 @@ class RunFolder(programs.InFolder):
     def test_another_run_leaves_it_alone(self):
         """Also with --resume auto in the folder of a run without checkpoints: that run again, or an error."""
         one = ["--config", self.config, "--tokens", self.tokens, "--steps", 2, "--output-dir", self.run]
-        self.assert_ends_well(self.start(*one, ranks=1))
+        self.start(*one, ranks=1)
         before = self.contents()
         for flags, end in (([], "; give a new folder, or --resume to continue that run"),
                            (["--resume", "auto"], " with other flags, and no checkpoint that --resume auto continues; give a new folder")):
-            done = self.start(*one, "--lr", 1, *flags, ranks=1)
-            self.assertEqual((done.returncode, done.stderr),
-                             (1, f"llama_train: --output-dir {self.run} has a run already (config.toml){end}\n"))
+            self.refuse([programs.BIN / "llama_train", *one, "--lr", 1, *flags],
+                        f"llama_train: --output-dir {self.run} has a run already (config.toml){end}\n")
         self.assertEqual(self.contents(), before)
         again = self.folder / "again"
         for _ in range(2):
-            self.assert_ends_well(self.start(*one, "--output-dir", again, "--checkpoint-every", 9, "--resume", "auto", ranks=1))
+            self.start(*one, "--output-dir", again, "--checkpoint-every", 9, "--resume", "auto", ranks=1)
             shutil.rmtree(again / "checkpoints")
         self.assertEqual([path.name for path in again.glob("*.toml")], ["config.toml"])
 
@@ -73,8 +69,8 @@ class RunFolder(programs.InFolder):
 
     def test_a_resumed_run_continues_in_it(self):
         flags = ["--config", self.config, "--tokens", self.tokens, "--checkpoint-every", 2, "--output-dir", self.run]
-        self.assert_ends_well(self.start(*flags, "--steps", 3, "--resume", "auto", ranks=1))
-        self.assert_ends_well(self.start(*flags, "--steps", 5, "--resume", "auto", ranks=1))
+        self.start(*flags, "--steps", 3, "--resume", "auto", ranks=1)
+        self.start(*flags, "--steps", 5, "--resume", "auto", ranks=1)
         steps = [json.loads(line)["step"] for line in (self.run / "metrics.jsonl").read_text().splitlines()]
         self.assertEqual(steps, [1, 2, 3, 4, 5])
         self.assertTrue((self.run / "checkpoints/step-00000005").is_dir())
@@ -82,8 +78,7 @@ class RunFolder(programs.InFolder):
             self.assertIn(f"\nsteps = {last}\n", (self.run / name).read_text())
         self.assertEqual(len(list((self.run / "tensorboard").iterdir())), 2)
         for name in ("config.toml", "config-2.toml"):
-            self.assert_ends_well(self.start("--config-file", self.run / name, "--output-dir", self.run, "--steps", 7,
-                                             "--resume", "auto", ranks=1))
+            self.start("--config-file", self.run / name, "--output-dir", self.run, "--steps", 7, "--resume", "auto", ranks=1)
         self.assertIn("--output-dir THIS_FOLDER\n", (self.run / "config-4.toml").read_text())
 
     def test_a_folder_that_cannot_be_made_is_said(self):

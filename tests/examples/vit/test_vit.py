@@ -175,9 +175,7 @@ class Resuming(VitRuns):
             self.assertTrue(same or dp == 1)
         for flags, changes, part in (([], {}, "has steps of a run; pass --resume"),
                                      (["--resume"], {"dropout": 0.5}, "is of another model")):
-            done = programs.run(self.command(self.folder, 1, 1, 5, 8, ["--checkpoint", run / "steps", *flags], changes))
-            self.assertEqual(done.returncode, 1, done.stdout)
-            self.assertIn(part, done.stderr)
+            programs.fail(self.command(self.folder, 1, 1, 5, 8, ["--checkpoint", run / "steps", *flags], changes), part)
 
 
 class Planning(VitRuns):
@@ -198,21 +196,18 @@ class Planning(VitRuns):
 class Refusals(VitRuns):
     """Each is one line on a rank, with the file or the flag, what it has, and what to give instead."""
     def refuse_line(self, part, *arguments):
-        done = programs.run([programs.BIN / "vit_train", *arguments, "--plan"])
-        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
-        self.assertIn(part, done.stderr)
+        done = programs.fail([programs.BIN / "vit_train", *arguments, "--plan"], part)
+        self.assertEqual((done.stdout, done.stderr.count("\n")), ("", 1), done.stderr)
 
     def test_heads_that_the_ranks_do_not_divide(self):
-        done = programs.run(self.command(self.folder, 1, 2, 5, 1, [], {"heads": 5}))
-        self.assertEqual(done.returncode, 1, done.stdout)
-        self.assertIn("'blocks.0.attn.proj': rowwise_parallel: 2 ranks do not divide 5 heads", done.stderr)
+        programs.fail(self.command(self.folder, 1, 2, 5, 1, [], {"heads": 5}),
+                      "'blocks.0.attn.proj': rowwise_parallel: 2 ranks do not divide 5 heads")
 
     def test_flags_that_no_run_can_have(self):
         for flag, value in (("--batch", 0), ("--dp", 2**40), ("--lr", 0)):
             self.refuse_line(f"{flag}: Value {value} not in range", f"{flag}={value}")
         self.refuse_line("--gpu h201 is not known; pass a100, h100", "--gpu", "h201")
-        done = programs.run([programs.BIN / "vit_train", "--resume"])
-        self.assertEqual((done.returncode, done.stderr), (1, "error: --resume requires --checkpoint\n"))
+        programs.fail([programs.BIN / "vit_train", "--resume"], "error: --resume requires --checkpoint\n")
 
     def test_files_that_are_no_config(self):
         path = self.folder / "c.json"
@@ -227,6 +222,5 @@ class Refusals(VitRuns):
 
     def test_flags_that_differ_between_ranks(self):
         script = f'[ "$RANK" = 1 ] && batch=10; exec {programs.BIN}/vit_train --dp 2 --steps 1 --batch ${{batch:-9}}'
-        done = programs.run(programs.on_ranks(2, ["sh", "-c", script]))
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("rank 1 has --batch 10, but rank 0 has --batch 9; start all ranks with the same options", done.stderr)
+        programs.fail(programs.on_ranks(2, ["sh", "-c", script]),
+                      "rank 1 has --batch 10, but rank 0 has --batch 9; start all ranks with the same options")
