@@ -2,7 +2,7 @@
 # the old name includes all of Tessera; it is generated here, and installed beside the others.
 set(TESSERA_RENAMED_HEADERS
   checkpoint/adapter checkpoint/async_save checkpoint/find_step checkpoint/runs checkpoint/stateful
-  comm/fake_world comm/run_main core/atomic_file core/end_program core/input_file core/keep_freed_memory
+  comm/fake_world comm/run_main core/atomic_file core/end_program core/files core/input_file core/keep_freed_memory
   core/nearest core/op_call core/rule_builder core/stop_signals core/text data/fingerprint data/json_lines
   data/prefetch_loader data/prompt_completions data/samples data/stream_decoder data/token_source
   dtensor/manual_seed dtensor/redistribute_options dtensor/visualize fsdp/collectives fsdp/forward_method
@@ -11,7 +11,7 @@ set(TESSERA_RENAMED_HEADERS
   nn/fused_linear nn/linear nn/lora nn/meta_device nn/mlp nn/norm nn/visit_modules observe/device
   observe/flops observe/measured_peak observe/memory observe/sharding_table observe/step_trace
   observe/tensor_memory optim/ema optim/lr_schedule optim/optimizer_list optim/sgd planning/estimate
-  planning/step_time tensor_parallel/block_plans tensor_parallel/declared_plan
+  planning/search planning/step_time tensor_parallel/block_plans tensor_parallel/declared_plan
   tensor_parallel/linear_cross_entropy tensor_parallel/plan_table tensor_parallel/style_helpers
   training/evaluation training/metric_log training/run_names training/same_options training/step_meter
   training/stop training/train_state)

@@ -68,7 +68,9 @@ def lines_of_member(member, scope):
         value = "" if name.endswith("VERSION") else text_of(member, "initializer")  # a release changes those
         yield joined(f"{name} | define", value)
     elif kind in ("function", "friend"):
-        yield joined(name, "|", function(member))
+        # The base class has the line of a function that a class overrides.
+        if not text_of(member, "argsstring").endswith("override"):
+            yield joined(name, "|", function(member))
     else:
         yield joined(name, "|", template_of(member), qualifiers_of(member),
                      "using" if kind == "typedef" else "", text_of(member, "type"),

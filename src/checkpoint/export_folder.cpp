@@ -14,7 +14,6 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 namespace {

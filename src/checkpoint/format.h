@@ -18,9 +18,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/detail/files.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rounding.h"
-#include "tessera/core/files.h"
 #include "tessera/export.h"
 
 TESSERA_API_FOR_TEST_BEGIN

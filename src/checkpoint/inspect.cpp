@@ -13,8 +13,8 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -22,7 +22,6 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -7,7 +7,6 @@
 #include "tessera/core/detail/files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 
 namespace tessera {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "piece_model.h"
 #include "tessera/core/detail/environment.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 #include "tessera/data/detail/tokenizers.h"
 #include "tessera/version.h"
 #include "tokenizer_parts.h"

@@ -8,7 +8,6 @@
 
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 #include "unicode.h"
 
 namespace tessera::data {

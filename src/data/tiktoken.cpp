@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 #include "tessera/data/detail/tokenizers.h"
 #include "tokenizer_parts.h"
 

@@ -10,7 +10,6 @@
 
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 
 namespace tessera::data {
 namespace {

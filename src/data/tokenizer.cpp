@@ -6,7 +6,6 @@
 
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 #include "tokenizer_parts.h"
 #include "unicode.h"
 

@@ -7,8 +7,8 @@
 #include <array>
 #include <charconv>
 
+#include "tessera/core/detail/files.h"
 #include "tessera/core/detail/strict_json.h"
-#include "tessera/core/files.h"
 #include "tessera/data/detail/tokenizers.h"
 #include "unicode.h"
 

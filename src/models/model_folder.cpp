@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/detail/files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 #include "tessera/data/detail/tokenizers.h"
 
 namespace tessera::models {

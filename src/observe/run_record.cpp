@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/core/detail/files.h"
 #include "tessera/core/detail/layout.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/module.h"
 

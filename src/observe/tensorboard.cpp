@@ -17,7 +17,6 @@
 
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 
 namespace tessera::observe {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "schedule.h"
 #include "tessera/observe/detail/memory.h"
-#include "tessera/planning/search.h"
+#include "tessera/planning/detail/search.h"
 
 namespace tessera::planning {
 namespace {

@@ -9,8 +9,8 @@
 #include <cmath>
 #include <vector>
 
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 
 namespace tessera::planning {
 namespace {

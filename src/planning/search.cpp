@@ -1,5 +1,5 @@
 // Tries training layouts by increasing memory; if a layout does not fit, skips larger layouts.
-#include "tessera/planning/search.h"
+#include "tessera/planning/detail/search.h"
 
 #include <fmt/format.h>
 

@@ -7,7 +7,6 @@
 
 #include "faults/system_calls.h"
 #include "tessera/core/detail/files.h"
-#include "tessera/core/files.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/processes.h"

@@ -1,6 +1,6 @@
 // Plans a model that is not a Llama: predicted times, estimates of layouts, and the search.
 
-#include "tessera/planning/search.h"
+#include "tessera/planning/detail/search.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Tests machine files, and the search over layouts, each with an arithmetic estimate.
 
-#include "tessera/planning/search.h"
+#include "tessera/planning/detail/search.h"
 
 #include <gtest/gtest.h>
 

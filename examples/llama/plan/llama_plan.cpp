@@ -25,9 +25,9 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/fake_mode.h"
+#include "tessera/planning/detail/search.h"
 #include "tessera/planning/plan.h"
 #include "tessera/planning/report.h"
-#include "tessera/planning/search.h"
 
 namespace llama {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/detail/tensor_entry.h"
-#include "tessera/core/files.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/export.h"
 
 namespace at {

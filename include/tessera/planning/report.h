@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "tessera/export.h"
+#include "tessera/planning/detail/search.h"
 #include "tessera/planning/plan.h"
-#include "tessera/planning/search.h"
 
 TESSERA_API_BEGIN
 namespace tessera::planning {
