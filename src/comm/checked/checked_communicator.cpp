@@ -22,7 +22,7 @@
 #include "tessera/comm/detail/recording.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "watch/world_watch.h"
+#include "watch/watch.h"
 
 namespace tessera::comm {
 namespace {
@@ -168,10 +168,9 @@ class RecordedWork final : public Work {
       watch_->leaves(call_);
       throw;
     }
+    watch_->leaves(call_);
     if (auto progress = inner_->device_progress()) {
-      watch_->await_device(std::move(progress), call_);
-    } else {
-      watch_->leaves(call_);
+      watch_->world().await_device(std::move(progress), call_);
     }
   }
 

@@ -26,7 +26,7 @@
 #include "tessera/internals/detail/c10d.h"
 #include "tessera/internals/detail/c10d_nccl.h"
 #include "tessera/internals/detail/devices.h"
-#include "watch/peer_wait.h"
+#include "watch/watch.h"
 
 namespace tessera::comm {
 namespace {
@@ -157,9 +157,7 @@ class NcclGroup {
     std::string reason = "its ranks did not all come within " + std::to_string(patience.count()) +
                          " ms; every rank must call World::shutdown()";
     try {
-      if (shuts_down_in_time(group, device_, patience, [&] {
-            wait.check([&] { return info_.watch->not_in(info_.watch->number()); });
-          })) {
+      if (shuts_down_in_time(group, device_, patience, [&] { wait.check(); })) {
         return;
       }
     } catch (const PeerError& error) {
@@ -405,10 +403,9 @@ class NcclCommunicator final : public Communicator {
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(group_->device()));
     const WorkPtr work = all_reduce(at::zeros({1}, at::device(device)), ReduceOp::kSum);
     work->wait();
-    const GroupWatch& watch = *group_->info().watch;
     PeerWait peers(group_->info(), "barrier");
     for (const auto is_done = work->device_progress(); is_done != nullptr && !is_done();) {
-      peers.check([&] { return watch.not_in(watch.number()); });
+      peers.check();
       std::this_thread::sleep_for(kNap);
     }
   }

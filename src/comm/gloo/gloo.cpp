@@ -24,7 +24,7 @@
 #include "group_info.h"
 #include "tessera/core/placement.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/peer_wait.h"
+#include "watch/watch.h"
 
 namespace tessera::comm {
 namespace {
@@ -113,9 +113,6 @@ using std::chrono::milliseconds;
 
 /// The interval at which a waiting rank checks whether the other ranks are still alive.
 constexpr milliseconds kPeerCheck{200};
-/// Data of a rank that has ended may still arrive within this time.
-constexpr milliseconds kGrace{300};
-
 /// The difference between Gloo's time-out and Tessera's shorter time-out. Gloo must never time out
 /// first, because the wait for a rank that reads or writes files may be long.
 constexpr std::chrono::hours kGlooPatience{24};
@@ -200,14 +197,7 @@ class GlooGroup {
     // The wait is split into short waits, because GroupWork::wait does not check the other ranks.
     PeerWait peers(group_, collective, number);
     while (!wait_a_little(work, kPeerCheck)) {
-      try {
-        peers.check([&] { return group_.watch->not_in(number); });
-      } catch (const PeerError&) {
-        if (!wait_a_little(work, kGrace)) {
-          throw;
-        }
-        return;
-      }
+      peers.check();
     }
   }
 
@@ -381,13 +371,7 @@ GlooGroupPtr connect(const detail::StorePtr& store, const GroupInfo& group,
   std::thread(std::move(task)).detach();
   PeerWait peers(group, "set-up of Gloo");
   while (made.wait_for(kPeerCheck) != std::future_status::ready) {
-    try {
-      peers.check([&] { return group.watch->not_in(group.watch->number()); });
-    } catch (const PeerError&) {
-      if (made.wait_for(kGrace) != std::future_status::ready) {
-        throw;
-      }
-    }
+    peers.check();
   }
   return made.get();
 }

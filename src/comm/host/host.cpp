@@ -382,11 +382,6 @@ bool is_alive(const ProcessIdentity& process) {
          fields[kState] != "Z" && fields[kState] != "X";
 }
 
-bool is_stopped(std::int64_t pid) {
-  const auto fields = stat_fields(folder_of(pid));
-  return fields.size() > kState && (fields[kState] == "T" || fields[kState] == "t");
-}
-
 void wait_for_first_failure() {
   if (environment_variable("TESSERA_JOB_TOKEN")) {
     std::this_thread::sleep_for(std::chrono::milliseconds(500));

@@ -45,9 +45,6 @@ ProcessIdentity this_process();
 /// Whether a process is alive. A zombie, which has ended but is not reaped, is not alive.
 bool is_alive(const ProcessIdentity& process);
 
-/// Whether a process is stopped, for example by SIGSTOP.
-bool is_stopped(std::int64_t pid);
-
 }  // namespace tessera::comm
 
 TESSERA_API_FOR_TEST_BEGIN

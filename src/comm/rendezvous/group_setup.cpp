@@ -10,7 +10,7 @@
 #include "backends.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/peer_wait.h"
+#include "watch/watch.h"
 
 namespace tessera::comm {
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use) {

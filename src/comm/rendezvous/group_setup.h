@@ -11,7 +11,7 @@
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/world_watch.h"
+#include "watch/watch.h"
 
 namespace tessera::comm {
 

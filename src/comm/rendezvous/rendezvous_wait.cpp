@@ -5,6 +5,7 @@
 
 #include "group_info.h"
 #include "host/host.h"
+#include "host/shared_file.h"
 #include "rendezvous/rendezvous_wait.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/detail/flight_record.h"
@@ -24,7 +25,7 @@ std::string arrival_key(int rank) {
 constexpr auto kFaultKey = "fault";
 
 /// The fields of a rank's announcement in the store, one line for each field: the number of ranks
-/// of the job, host_identity(), and RecordMemory::handle().
+/// of the job, host_identity(), and handle_of_file().
 enum Field : std::size_t { kSize, kHost, kHandle };
 
 /// Arrivals tracks which ranks of a job have announced themselves in the store.
@@ -39,7 +40,7 @@ class Arrivals {
       }
     }
     store_.set(arrival_key(job.rank),
-               detail::concat(job.size, '\n', own_host(), '\n', own->handle()));
+               detail::concat(job.size, '\n', own_host(), '\n', handle_of_file(own->fd)));
   }
 
   /// Asks the store which ranks have announced themselves, and returns the ranks that are missing.
@@ -64,7 +65,7 @@ class Arrivals {
   void check_that_all_live() const {
     for (const Arrival& arrival : arrivals_) {
       if (arrival.record != nullptr) {
-        const flight::Record& record = arrival.record->record();
+        const flight::Record& record = *arrival.record;
         if (!is_alive({record.pid, record.start_time})) {
           wait_for_first_failure();
           throw PeerError(detail::concat(

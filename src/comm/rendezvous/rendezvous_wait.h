@@ -7,7 +7,7 @@
 #include "tessera/comm/world.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/world_watch.h"
+#include "watch/watch.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {

@@ -24,7 +24,7 @@
 #include "tessera/comm/detail/worlds.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "watch/peer_wait.h"
+#include "watch/watch.h"
 
 namespace tessera::comm {
 namespace {
@@ -229,9 +229,9 @@ class StoreWorld final : public World {
                                                   info, size(), meeting);
     if (split && nccl_of_all_ == nullptr) {
       const GroupInfo all = watched(info_of_group(*this, ranks_of_world(size()), "split"), *job_);
-      nccl_of_all_ = nccl_group(all, set_up, nullptr);
-      // The group's creation is logged as its first call, because its shutdown is logged as well.
-      all.watch->leaves(all.watch->begin("set-up"));
+      const BegunCall set_up_of_all = all.watch->begin("set-up");
+      nccl_of_all_ = nccl_group(all, set_up_of_all, nullptr);
+      all.watch->leaves(set_up_of_all);
       in_order_.push_back(make_checked_communicator(nccl_of_all_, all, traffic_));
     }
     CommunicatorPtr made = nccl_group(info, set_up, whole || split ? nccl_of_all_ : nullptr);
@@ -245,7 +245,10 @@ class StoreWorld final : public World {
   /// forever, even for dead ranks.
   CommunicatorPtr nccl_group(const GroupInfo& info, const BegunCall& set_up,
                              CommunicatorPtr parent) const {
-    const BlockingScope blocking(*info.watch, set_up);
+    // The call is watched until `running` is destroyed.
+    const auto running = std::make_shared<int>();
+    info.watch->world().await_device(
+        [call = std::weak_ptr<int>(running)] { return call.expired(); }, set_up);
     return cuda_backend().make_nccl_communicator(
         store_for(*job_, info, "nccl"), info,
         {.device = device_index_, .parent = std::move(parent)});

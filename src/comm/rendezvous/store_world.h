@@ -8,7 +8,7 @@
 
 #include "rendezvous/group_setup.h"
 #include "tessera/comm/world.h"
-#include "watch/world_watch.h"
+#include "watch/watch.h"
 
 namespace tessera::comm {
 

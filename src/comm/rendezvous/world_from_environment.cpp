@@ -30,7 +30,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/process.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/peer_wait.h"
+#include "watch/watch.h"
 
 namespace tessera::comm {
 namespace {
@@ -76,7 +76,7 @@ class JobWarnings final : public c10::WarningHandler {
     // because a repeated warning is better than a missing warning.
     try {
       auto answer = ask(store_, [key](detail::Store& store) { return store.add(key, 1) == 1; });
-      return !arrives(answer, std::chrono::seconds(1)) || answer.get();
+      return answer.wait_for(std::chrono::seconds(1)) != std::future_status::ready || answer.get();
     } catch (const std::exception&) {
       return true;
     }
@@ -241,7 +241,8 @@ JobInfo meet_by_environment(const JobVariables& job, const WorldOptions& options
   const StorePtr store = detail::store_below(job.key_prefix + "/" + std::to_string(meetings++),
                                              shared_store(job, options));
   const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
-  return meet(job, store, make_record(settings, job.size, run_folder()), settings, options);
+  const std::string folder = environment_variable("TESSERA_RUN_DIR").value_or("");
+  return meet(job, store, make_record(settings, job.size, folder), settings, options);
 }
 
 /// Returns the JobInfo of a single rank, which uses a store in memory and opens no socket.

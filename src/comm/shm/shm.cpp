@@ -22,7 +22,7 @@
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/core/placement.h"
-#include "watch/peer_wait.h"
+#include "watch/watch.h"
 
 // ShmGroup runs collectives one after another in shared memory and waits for ranks. ShmCommunicator
 // decides which bytes of the tensors are sent.
@@ -456,7 +456,7 @@ constexpr auto kHandleKey = "handle";
 std::unique_ptr<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
-    return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : nullptr;
+    return wanted ? ShmSegment::open(value_of(store, group, kHandleKey)) : nullptr;
   }
   auto segment = wanted ? ShmSegment::create(group.size()) : nullptr;
   // The first rank always writes the key, because the other ranks wait for the key.
@@ -471,7 +471,7 @@ bool all_say(const detail::StorePtr& store, const GroupInfo& group, bool yes) {
   tell(store, group, key_of(group.rank), yes ? "yes" : "no");
   bool result = true;
   for (int rank = 0; rank < group.size(); ++rank) {
-    result = value_from(store, group, rank, key_of(rank)) == "yes" && result;
+    result = value_of(store, group, key_of(rank)) == "yes" && result;
   }
   return result;
 }
@@ -480,8 +480,8 @@ bool all_say(const detail::StorePtr& store, const GroupInfo& group, bool yes) {
 /// pid. A waiting rank uses the pids to detect dead ranks. In another pid namespace a pid is unused
 /// or belongs to another process, so ranks in several pid namespaces do not use shared memory.
 bool recognises_peers(const GroupInfo& group) {
-  const WorldWatch& world = group.watch->world();
-  return world.away(*group.watch->group()).empty() && !world.first_to_end(group.ranks);
+  WorldWatch& world = group.watch->world();
+  return world.away(group.ranks).empty() && !world.first_to_end(group.ranks);
 }
 
 /// Returns a process group's shared memory; nullptr on every rank if any rank cannot open the
@@ -489,12 +489,8 @@ bool recognises_peers(const GroupInfo& group) {
 std::unique_ptr<ShmSegment> negotiate_segment(const detail::StorePtr& store,
                                               const GroupInfo& group) {
   std::unique_ptr<ShmSegment> segment = reach_segment(store, group);
-  if (!all_say(store, group, segment != nullptr && recognises_peers(group))) {
-    return nullptr;
-  }
-  // All ranks have mapped the memory by now, so its file descriptor is closed.
-  segment->close_handle();
-  return segment;
+  return all_say(store, group, segment != nullptr && recognises_peers(group)) ? std::move(segment)
+                                                                              : nullptr;
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -16,13 +15,11 @@
 #include <chrono>
 #include <climits>
 #include <new>
-#include <random>
-#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "tessera/core/detail/rounding.h"
-#include "watch/peer_wait.h"
+#include "watch/watch.h"
 
 namespace tessera::comm {
 namespace {
@@ -69,16 +66,6 @@ int spins_before_sleep(const GroupInfo& group) {
   return cores >= static_cast<unsigned>(group.ranks_here) ? kSpins : 1;
 }
 
-/// Maps a file of `bytes` bytes. If this fails, closes the file and returns nullptr.
-void* map_or_close(int fd, std::size_t bytes) {
-  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) {
-    close(fd);
-    return nullptr;
-  }
-  return base;
-}
-
 /// Lets the core's other hardware thread use the resources of the core while this thread spins.
 void pause_briefly() {
 #if defined(__x86_64__)
@@ -90,9 +77,8 @@ void pause_briefly() {
 
 }  // namespace
 
-/// The header of the shared memory. A rank that opens the memory checks `token`.
+/// The header of the shared memory.
 struct ShmSegment::Header {
-  std::uint64_t token = 0;
   std::int32_t ranks = 0;
   std::uint64_t slot_bytes = 0;
   alignas(kLine) Counter arrivals{0};   ///< how often all ranks together called arrive()
@@ -107,24 +93,12 @@ struct alignas(kLine) ShmSegment::RankState {
   std::array<ShmCall, 2> calls;
 };
 
-ShmSegment::ShmSegment(int fd, void* base, std::size_t bytes, std::string handle)
-    : fd_(fd),
-      base_(static_cast<std::byte*>(base)),
-      bytes_(bytes),
+ShmSegment::ShmSegment(SharedFile file, std::string handle)
+    : file_(std::move(file)),
+      base_(static_cast<std::byte*>(file_.base.get())),
       ranks_(header().ranks),
       slot_bytes_(header().slot_bytes),
       handle_(std::move(handle)) {}
-
-ShmSegment::~ShmSegment() {
-  close_handle();
-  munmap(base_, bytes_);
-}
-
-void ShmSegment::close_handle() {
-  if (fd_ >= 0) {
-    close(std::exchange(fd_, -1));
-  }
-}
 
 std::unique_ptr<ShmSegment> ShmSegment::create(int ranks) {
   const auto count = static_cast<std::size_t>(ranks);
@@ -139,20 +113,17 @@ std::unique_ptr<ShmSegment> ShmSegment::create(int ranks) {
     close(fd);
     return nullptr;
   }
-  void* const base = map_or_close(fd, bytes);
-  if (base == nullptr) {
+  const std::string handle = handle_of_file(fd);
+  SharedFile file = map_file(fd);
+  if (file.base == nullptr) {
     return nullptr;
   }
   // Placement new begins the lifetime of the atomics. New pages are zero and are allocated at the
   // first access.
-  auto* header = new (base) Header;
-  std::random_device random;
-  header->token = (std::uint64_t{random()} << 32) | random();
+  auto* header = new (file.base.get()) Header;
   header->ranks = ranks;
   header->slot_bytes = slot;
-  std::ostringstream handle;
-  handle << getpid() << ' ' << fd << ' ' << bytes << ' ' << header->token;
-  std::unique_ptr<ShmSegment> segment(new ShmSegment(fd, base, bytes, handle.str()));
+  std::unique_ptr<ShmSegment> segment(new ShmSegment(std::move(file), handle));
   for (int rank = 0; rank < ranks; ++rank) {
     new (&segment->state(rank)) RankState;
   }
@@ -160,31 +131,9 @@ std::unique_ptr<ShmSegment> ShmSegment::create(int ranks) {
 }
 
 std::unique_ptr<ShmSegment> ShmSegment::open(const std::string& handle) {
-  std::istringstream text(handle);
-  std::int64_t pid = 0;
-  int number = 0;
-  std::size_t bytes = 0;
-  std::uint64_t token = 0;
-  if (!(text >> pid >> number >> bytes >> token)) {
-    return nullptr;
-  }
-  // The rank that made the memory keeps the descriptor open until all ranks have opened this path.
-  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number);
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  struct stat status {};
-  // The size is checked, because an access beyond the end of the file would end this process with
-  // SIGBUS.
-  if (fd < 0 || fstat(fd, &status) != 0 || status.st_size != static_cast<off_t>(bytes)) {
-    close(fd);
-    return nullptr;
-  }
-  void* const base = map_or_close(fd, bytes);
-  if (base == nullptr) {
-    return nullptr;
-  }
-  std::unique_ptr<ShmSegment> segment(new ShmSegment(fd, base, bytes, handle));
-  // If the token differs, `pid` comes from another pid namespace and is another process here.
-  return segment->header().token == token ? std::move(segment) : nullptr;
+  SharedFile file = open_file(handle);
+  return std::unique_ptr<ShmSegment>(
+      file.base == nullptr ? nullptr : new ShmSegment(std::move(file), handle));
 }
 
 ShmSegment::Header& ShmSegment::header() const {
@@ -198,7 +147,7 @@ ShmSegment::RankState& ShmSegment::state(int rank) const {
 // The slots (buffers) are at the end of the memory, so offsets are computed from the end.
 std::byte* ShmSegment::slot(int rank, std::uint32_t round) const {
   const auto index = 2 * static_cast<std::size_t>(rank) + round % 2;
-  return base_ + bytes_ - (2 * static_cast<std::size_t>(ranks_) - index) * slot_bytes_;
+  return base_ + file_.bytes - (2 * static_cast<std::size_t>(ranks_) - index) * slot_bytes_;
 }
 
 ShmCall& ShmSegment::call(int rank, std::uint32_t round) const {
@@ -253,7 +202,7 @@ void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* c
     sleep_until_arrived(round, std::min(kPeerCheck, group.timeout));
     if (!arrived(round)) {
       // The other ranks are checked after each sleep, because a dead rank does not wake this rank.
-      peers.check([&] { return missing(group, round); });
+      peers.check(missing(group, round));
     }
   }
 }

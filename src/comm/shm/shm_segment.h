@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "group_info.h"
+#include "host/shared_file.h"
 #include "tessera/core/detail/no_copy.h"
 
 namespace tessera::comm {
@@ -42,11 +43,7 @@ class ShmSegment : tessera::detail::NoCopy {
   /// Opens another rank's shared memory. Returns nullptr if this process cannot open the memory.
   static std::unique_ptr<ShmSegment> open(const std::string& handle);
 
-  ~ShmSegment();
-
   const std::string& handle() const { return handle_; }
-  /// Closes the file descriptor. Called when all ranks have opened the shared memory.
-  void close_handle();
 
   std::size_t slot_bytes() const { return slot_bytes_; }
   std::byte* slot(int rank, std::uint32_t round) const;
@@ -63,8 +60,7 @@ class ShmSegment : tessera::detail::NoCopy {
   struct Header;
   struct RankState;
 
-  /// Takes ownership of the file and of its mapping.
-  ShmSegment(int fd, void* base, std::size_t bytes, std::string handle);
+  ShmSegment(SharedFile file, std::string handle);
 
   Header& header() const;
   RankState& state(int rank) const;
@@ -72,9 +68,8 @@ class ShmSegment : tessera::detail::NoCopy {
   void sleep_until_arrived(std::uint32_t round, std::chrono::milliseconds most) const;
   std::vector<int> missing(const GroupInfo& group, std::uint32_t round) const;
 
-  int fd_;
+  SharedFile file_;
   std::byte* base_;
-  std::size_t bytes_;
   int ranks_;
   std::size_t slot_bytes_;
   std::string handle_;

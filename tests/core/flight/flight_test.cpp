@@ -14,10 +14,8 @@ class RankRecord {
  public:
   explicit RankRecord(int rank) {
     record_->magic = kMagic;
-    record_->bytes = sizeof(Record);
     record_->rank = rank;
     record_->size = 3;
-    record_->groups[0].name = {'d', 'p'};
     record_->groups[0].ranks[0] = 0b111;
     record_->groups[0].id = kGroup;
   }
@@ -25,17 +23,12 @@ class RankRecord {
   Record& operator*() const { return *record_; }
   Record* operator->() const { return record_.get(); }
 
-  void call(const std::string& collective, bool waits, const std::string& purpose = "") const {
-    const std::uint64_t order = ++record_->calls_begun;
-    CallSlot& slot = record_->calls[order % kCalls];
-    slot.label.store({.group = kGroup,
-                      .number = record_->groups[0].begun++,
-                      .collective = padded<sizeof(CallLabel::collective)>(collective),
-                      .purpose = padded<sizeof(CallLabel::purpose)>(purpose),
-                      .caller = padded<sizeof(CallLabel::caller)>("full_tensor")});
-    slot.waits = waits;
-    slot.since = 1;
-    slot.order = order;
+  void call(const std::string& text, bool waits) const {
+    GroupSlot& group = record_->groups[0];
+    group.number = group.begun++;
+    group.call.store(text);
+    group.waits = waits;
+    group.since = 1;
   }
 
   void write(const std::filesystem::path& folder) const {
@@ -60,55 +53,53 @@ TEST(NameRanks, JoinsRunsOfThreeAndMore) {
   }
 }
 
-TEST(Explain, HasALineForRanksThatDoTheSameAndNamesTheMissingRank) {
+TEST(Explain, NamesTheRankThatIsMissingInACall) {
   const testing::TemporaryFolder folder;
   for (const int rank : {0, 1, 2}) {
     const RankRecord record(rank);
     record.call("set-up", false);
     if (rank != 1) {
-      record.call("all_reduce", true, "unit 'head'");
+      record.call("all_reduce for unit 'head'", true);
     }
     record.write(folder.path());
   }
   const auto lines = explain_records(folder.path());
   ASSERT_EQ(lines.size(), 3U);
-  EXPECT_EQ(lines[0], "records of 3 of 3 ranks");
-  EXPECT_CONTAINS(lines[1],
-                  "each of ranks 0, 2 waits in all_reduce for unit 'head' (call 1 of group 'dp'), "
-                  "called by full_tensor; that call was not begun by rank 1, since ");
-  EXPECT_CONTAINS(lines[2],
-                  "rank 1 is outside of collectives, after the set-up of group 'dp', called by");
+  EXPECT_CONTAINS(lines[0], "rank 0 of 3 waits in all_reduce for unit 'head', since ",
+                  "not begun, or no record here: rank 1");
+  EXPECT_CONTAINS(lines[1], "rank 1 of 3 is outside of collectives, after set-up, since ");
 }
 
-TEST(Explain, NamesARankWithAnotherCollective) {
+TEST(Explain, NamesARankWithoutARecord) {
   const testing::TemporaryFolder folder;
   for (const int rank : {0, 1}) {
     const RankRecord record(rank);
-    record.call(rank == 0 ? "all_reduce" : "barrier", true);
+    record.call("barrier", true);
     record->state = rank == 0 ? RankState::kGaveUp : RankState::kRunning;
     record.write(folder.path());
   }
   const auto lines = explain_records(folder.path());
-  ASSERT_EQ(lines.size(), 4U);
-  EXPECT_CONTAINS(lines[1], "rank 0 gave up after the set-up of group 'dp'",
-                  "look for its error; that call was not begun by rank 1");
-  EXPECT_CONTAINS(lines[3], "no record here of rank 2: copy those of all nodes into one folder");
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_CONTAINS(lines[0], "rank 0 of 3 gave up in barrier", "no record here: rank 2");
+  EXPECT_CONTAINS(lines[1], "rank 1 of 3 waits in barrier", "no record here: rank 2");
 }
 
-TEST(Record, KeepsTheLastCalls) {
+TEST(Record, SaysWhatTheRankDoes) {
   const RankRecord record(0);
   EXPECT_EQ(what_it_does(*record), "is outside of collectives, before its first collective");
-  for (std::size_t i = 0; i < 2 * kCalls; ++i) {
-    record.call("all_reduce", false, std::string(100, '-') + "'x'");
-  }
-  EXPECT_FALSE(find_call(*record, 5, kCalls - 1));
-  ASSERT_TRUE(find_call(*record, 5, kCalls));
-  EXPECT_TRUE(unpadded(find_call(*record, 5, kCalls)->label.purpose).ends_with("-'x'"))
-      << "the end of a name is kept";
+  record.call("all_gather", true);
+  EXPECT_EQ(what_it_does(*record), "waits in all_gather");
+  record.call(std::string(300, 'x'), false);
+  EXPECT_EQ(what_it_does(*record), "is outside of collectives, after " + std::string(192, 'x'));
+  record->groups[1].id = 7;
+  record->groups[1].begun = 1;
+  record->groups[1].call.store("barrier");
+  record->groups[1].waits = true;
   record->step = 20;
-  EXPECT_EQ(progress_text(*record), "after step 20");
+  EXPECT_EQ(what_it_does(*record), "waits in barrier, after step 20");
+  EXPECT_EQ(what_it_does(*record, /*alive=*/false), "died in barrier, after step 20");
   record->state = RankState::kEnded;
-  EXPECT_EQ(what_it_does(*record), "ended after step 20");
+  EXPECT_EQ(what_it_does(*record), "ended in barrier, after step 20");
 }
 
 TEST(Records, AreNamedWhenUnreadable) {

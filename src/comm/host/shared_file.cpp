@@ -1,0 +1,58 @@
+#include "host/shared_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <sstream>
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+/// The device and inode of a file, which are different for each file of this machine.
+std::string identity_of(int fd) {
+  struct stat status {};
+  return fstat(fd, &status) == 0 ? detail::concat(status.st_dev, ":", status.st_ino) : "";
+}
+
+}  // namespace
+
+SharedFile map_file(int fd, bool keeps_open) {
+  struct stat status {};
+  const std::size_t bytes = fstat(fd, &status) == 0 ? static_cast<std::size_t>(status.st_size) : 0;
+  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED || !keeps_open) {
+    close(std::exchange(fd, -1));
+  }
+  if (base == MAP_FAILED) {
+    return {};
+  }
+  return {std::shared_ptr<void>(base,
+                                [fd, bytes](void* mapped) {
+                                  munmap(mapped, bytes);
+                                  close(fd);
+                                }),
+          bytes};
+}
+
+std::string handle_of_file(int fd) {
+  return detail::concat(identity_of(fd), " /proc/", getpid(), "/fd/", fd);
+}
+
+SharedFile open_file(const std::string& handle) {
+  std::istringstream text(handle);
+  std::string identity;
+  std::string path;
+  text >> identity >> path;
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  // If the identity differs, the path is of another pid namespace, and here it names another file.
+  const bool is_same = identity_of(fd) == identity;
+  SharedFile file = map_file(fd, /*keeps_open=*/false);
+  return is_same ? file : SharedFile{};
+}
+
+}  // namespace tessera::comm

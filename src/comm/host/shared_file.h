@@ -1,0 +1,26 @@
+// Files that processes of one machine map as shared memory.
+
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace tessera::comm {
+
+/// A file that is mapped while `base` exists. `base` is nullptr after a failure.
+struct SharedFile {
+  std::shared_ptr<void> base;
+  std::size_t bytes = 0;
+};
+
+/// Maps a whole file and takes ownership of its descriptor, which may be invalid. `keeps_open`:
+/// whether the descriptor stays open as long as the file is mapped.
+SharedFile map_file(int fd, bool keeps_open = true);
+/// A text with which other processes open this process's file, while the descriptor is open.
+std::string handle_of_file(int fd);
+/// Maps the file of handle_of_file(), called by another process. Fails if this process cannot reach
+/// the file.
+SharedFile open_file(const std::string& handle);
+
+}  // namespace tessera::comm

@@ -1,0 +1,248 @@
+// What the ranks of a job do: each rank writes a flight record, and each wait for other ranks ends
+// with an error if one of these ranks has ended.
+
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "group_info.h"
+#include "tessera/core/detail/flight_record.h"
+#include "tessera/core/detail/no_copy.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/c10d.h"
+
+TESSERA_API_BEGIN
+namespace tessera::comm {
+
+/// The flight record (log of collectives) of a rank, in memory that is shared with other processes.
+using RecordPtr = std::shared_ptr<flight::Record>;
+
+struct WatchSettings {
+  int rank = 0;
+  int world = 0;                      ///< number of the World in its process, in order of creation
+  std::chrono::milliseconds limit{};  ///< a line is printed about a longer wait; 0: never
+  std::chrono::milliseconds timeout{};
+};
+
+/// Makes a record without calls for this rank of a world of `size` ranks: a file in `folder`, which
+/// is not deleted later, or, if `folder` is "", anonymous memory (memfd). Throws Error if the file
+/// cannot be made.
+RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
+/// Maps another rank's flight record by handle_of_file(Record::fd); nullptr on failure.
+RecordPtr open_record(const std::string& handle);
+
+/// A collective that has begun.
+struct BegunCall {
+  std::uint64_t group = 0;   ///< flight::GroupSlot::id of the collective's process group
+  std::uint64_t number = 0;  ///< number of the collective within its group; 0: making the group
+  std::string text = {};     ///< "all_reduce for unit 'a' (call 7 of group 'dp'), called by step"
+};
+
+class WorldWatch;
+
+/// A wait for the other ranks of a process group.
+class PeerWait {
+ public:
+  /// `collective`: the call's name in messages. `number`: the call's number in the group; nullopt
+  /// for the group's last call.
+  PeerWait(const GroupInfo& group, const std::string& collective,
+           std::optional<std::uint64_t> number = std::nullopt);
+  /// `beginning`: the beginning of messages.
+  PeerWait(WorldWatch& world, BegunCall call, std::chrono::milliseconds timeout,
+           std::string beginning);
+
+  /// To be called repeatedly. Throws PeerError if the call cannot complete, because a missing rank
+  /// has ended, and at the time-out. At the watchdog's limit, prints a line about the wait.
+  /// `missing`: the ranks that have not arrived; by default those of WorldWatch::not_in().
+  void check(std::optional<std::vector<int>> missing = std::nullopt);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::string lateness(const std::vector<int>& missing) const;
+
+  WorldWatch& world_;
+  BegunCall call_;
+  std::chrono::milliseconds timeout_;
+  std::string beginning_;
+  Clock::time_point begun_ = Clock::now();
+  /// The time at which check() first found that a missing rank has ended.
+  std::optional<Clock::time_point> lost_since_;
+  bool announced_ = false;  ///< whether this wait was announced to other machines
+  bool reported_ = false;
+};
+
+/// WorldWatch writes this rank's flight record and reads the state of the other ranks: from their
+/// flight records on the same machine, through the job's store on other machines. Thread safe.
+class WorldWatch : tessera::detail::NoCopy {
+ public:
+  /// Starts no thread. `records`: the flight record of each rank, nullptr for ranks on other
+  /// machines. `store`: a separate connection to the job's store, because a call of the store may
+  /// block; nullptr if all ranks are on this machine.
+  WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records, detail::StorePtr store)
+      : settings_(settings), records_(std::move(records)), store_(std::move(store)) {}
+  ~WorldWatch() { end(); }
+
+  const WatchSettings& settings() const { return settings_; }
+  flight::Record& own() const { return *record_of(settings_.rank); }
+  void set_step(std::int64_t step) { own().step.store(step, std::memory_order_relaxed); }
+  /// Records that this rank has aborted, so that ranks that wait for this rank fail.
+  void give_up() { note_end(flight::RankState::kGaveUp); }
+  /// Records that this rank begins no more collectives, and ends the thread of await_device().
+  void end();
+
+  /// Adds a process group to the flight record and returns the group's id.
+  std::uint64_t add_group(const std::string& name, const std::vector<int>& ranks);
+  /// Records that a thread or the device waits for the end of `call`, or no longer waits.
+  void note(const BegunCall& call, bool waits);
+
+  /// Those of `ranks` that are on other machines.
+  std::vector<int> away(std::vector<int> ranks) const;
+  /// The ranks of the call's group that are known not to take part in `call`: ranks on this machine
+  /// that have not begun the call or have failed, and ranks on other machines that have ended.
+  std::vector<int> not_in(const BegunCall& call);
+  /// Returns which of `ranks` ended first; nullopt if none has ended.
+  std::optional<int> first_to_end(std::vector<int> ranks);
+  /// What a rank does, and what the user can do if the rank has ended: "rank 1 waits in ...".
+  std::string what_it_does(int rank);
+
+  /// Tells the other machines the news `text` about a rank of this machine. `topic`: one word.
+  void announce(int rank, const std::string& topic, const std::string& text);
+  /// The ranks of the call's group on other machines that neither have ended nor have announced a
+  /// wait in `call` or a later call of the group, as far as the store has answered.
+  std::vector<int> not_waiting(const BegunCall& call);
+
+  /// Watches a collective on the GPU until `is_done` returns true. The program does not wait for
+  /// the collective, so no function of the program can throw. Instead, a thread prints one line and
+  /// ends the process if `is_done` throws, if a rank will not take part, and at the time-out. The
+  /// thread must not destroy the World, so `is_done` must not own the World or its groups.
+  void await_device(std::function<bool()> is_done, const BegunCall& call);
+
+ private:
+  struct DeviceCall {
+    std::function<bool()> is_done;
+    BegunCall call;
+  };
+
+  /// The flight record of a rank; nullptr if the rank is on another machine.
+  const RecordPtr& record_of(int rank) const { return records_[static_cast<std::size_t>(rank)]; }
+  bool has_ended(int rank);
+  void note_end(flight::RankState state);
+  void read_announcements();
+  void watch_device();
+  void look_at_device();
+
+  WatchSettings settings_;
+  std::vector<RecordPtr> records_;
+  std::mutex writes_;  ///< held while the flight record is written
+
+  detail::StorePtr store_;
+  std::mutex mutex_;                ///< protects the members from here to `announced_`
+  std::future<std::string> asked_;  ///< all announcements in the store, not read yet
+  std::chrono::steady_clock::time_point next_question_;
+  /// The last announcement of each rank for each topic.
+  std::map<std::pair<int, std::string>, std::string> announced_;
+
+  std::mutex device_mutex_;  ///< protects the members from here to `device_thread_`
+  std::condition_variable ends_thread_;
+  bool ended_ = false;
+  std::list<DeviceCall> added_;  ///< new collectives, not yet moved to calls_ by the thread
+  std::thread device_thread_;
+  // Only the thread uses the following members.
+  std::list<DeviceCall> calls_;  ///< collectives on the GPU that have not ended, in order
+  /// The wait for the first of calls_; it begins when the previous collective has completed.
+  std::optional<PeerWait> wait_;
+};
+using WorldWatchPtr = std::shared_ptr<WorldWatch>;
+
+/// GroupWatch records a process group's calls in this rank's flight record. One thread at a time.
+class GroupWatch {
+ public:
+  GroupWatch(WorldWatchPtr world, std::string name, const std::vector<int>& ranks)
+      : world_(std::move(world)), name_(std::move(name)), id_(world_->add_group(name_, ranks)) {}
+
+  /// Records the beginning of the group's next collective, in which this thread waits.
+  BegunCall begin(std::string collective, std::string_view purpose = {});
+  /// Records that this thread waits from now on until `call` is done.
+  void waits(const BegunCall& call) { world_->note(call, true); }
+  /// Records that the call is done or has failed, or that this thread no longer waits for the call.
+  void leaves(const BegunCall& call) { world_->note(call, false); }
+
+  std::uint64_t id() const { return id_; }
+  /// The number of the group's last call that has begun.
+  std::uint64_t number() const { return begun_ - 1; }
+  WorldWatch& world() const { return *world_; }
+
+ private:
+  WorldWatchPtr world_;
+  std::string name_;
+  std::uint64_t id_;
+  /// The number of calls that have begun. Threads that wait for earlier calls read the number, too.
+  std::atomic<std::uint64_t> begun_ = 0;
+};
+
+/// Throws PeerError for a transfer that failed with `reason`. If another rank ends at this moment,
+/// the message names that rank as the cause.
+[[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
+                                     const std::string& reason);
+
+/// Starts `question`, a function of the store, and returns its future result. The process that
+/// serves the store may be stopped, and most calls of a store have no time-out. So a detached
+/// thread calls a store of another process. The thread may outlive the caller, so `question` must
+/// own everything that it uses.
+template <class Question>
+auto ask(detail::StorePtr store, Question question) {
+  const bool in_memory = detail::is_in_memory(store);
+  std::packaged_task<std::invoke_result_t<Question, detail::Store&>()> task(
+      [store = std::move(store), question = std::move(question)]() mutable {
+        return question(*store);
+      });
+  auto answer = task.get_future();
+  if (in_memory) {
+    task();
+  } else {
+    // The future is ready only after the thread's task, with all that it owns, is destroyed.
+    std::thread([task = std::move(task)]() mutable { task.make_ready_at_thread_exit(); }).detach();
+  }
+  return answer;
+}
+
+// Questions to the job's store, by which the ranks of a group find each other. The functions throw
+// PeerError as PeerWait does.
+
+/// Waits until all ranks of a group have called meet(). Only this call may use `store`. The making
+/// of a back end must not begin before, because it would wait for a dead rank until the time-out.
+void meet(const detail::StorePtr& store, const GroupInfo& group);
+
+/// Whether every rank of the World calls this function within 2 s, each rank for one group. All
+/// ranks get the same answer. `world`: the store of all ranks. `own`: a store that only this group
+/// uses, and only for this call. `meeting`: the prefix of the keys in `world`; only the prefix of a
+/// group's first rank is used.
+bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
+                      const GroupInfo& group, int world_size, const std::string& meeting);
+
+/// Sets a key of a store.
+void tell(const detail::StorePtr& store, const GroupInfo& group, const std::string& key,
+          const std::string& value);
+
+/// Waits until a rank of the group sets `key`, and returns the value of the key.
+std::string value_of(const detail::StorePtr& store, const GroupInfo& group, const std::string& key);
+
+}  // namespace tessera::comm
+TESSERA_API_END
