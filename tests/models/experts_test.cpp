@@ -17,8 +17,7 @@
 namespace tessera::models {
 namespace {
 
-/// A model with experts: its type, settings of its config.json, and the mesh that saves
-/// checkpoints.
+/// A model with experts: type and settings in config.json, and the mesh that saves checkpoints.
 struct Kind {
   const char *type, *settings;
   std::vector<std::int64_t> saving;
@@ -87,7 +86,7 @@ double backward(Llama& model, const DeviceMesh& mesh, std::int64_t step) {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// A model, its optimizer, and the losses and gradient norms of its steps.
+/// A model and its optimizer.
 struct Training {
   Training(const Kind& kind, const DeviceMesh& over, const ParallelOptions& options = {})
       : model(make_model(kind)), mesh(over) {
@@ -98,13 +97,18 @@ struct Training {
     const optim::AdamWOptions adamw{.lr = 0.01, .eps = 1e-3};
     optimizer = std::make_unique<optim::AdamW>(*model, adamw);
   }
-  void train(int steps) {
+  /// Returns whole() after the steps, with the losses and the gradient norms. Collective.
+  Tensors train(int steps) {
+    std::vector<double> numbers;
     for (int step = 0; step < steps; ++step) {
       numbers.push_back(backward(*model, mesh, step));
       numbers.push_back(optim::clip_grad_norm_(optimizer->parameters(), 0.5).item<double>());
       optimizer->step();
       optimizer->zero_grad();
     }
+    Tensors result = whole();
+    result["losses and norms"] = at::tensor(numbers, c10::kDouble);
+    return result;
   }
   auto state() const { return optim::named_state(*optimizer, *model); }
   /// Returns the whole values of the weights and of the optimizer's state. Collective.
@@ -122,7 +126,6 @@ struct Training {
   std::shared_ptr<Llama> model;
   DeviceMesh mesh;
   std::unique_ptr<optim::AdamW> optimizer;
-  std::vector<double> numbers;
 };
 
 void expect_close(const Tensors& found, const Tensors& expected, double tolerance) {
@@ -132,31 +135,17 @@ void expect_close(const Tensors& found, const Tensors& expected, double toleranc
   }
 }
 
-void expect_equal(const Llama& found, const Llama& expected) {
-  const auto slots = expected.named_slots();
-  std::size_t i = 0;
-  for (const auto& [name, slot] : found.named_slots()) {
-    EXPECT_EQUAL(slot->persistent(), slots[i++].second->get().detach()) << name;
-  }
-}
-
 class ModelsWithExpertsOn : public ::testing::TestWithParam<Mesh> {};
 
 TEST_P(ModelsWithExpertsOn, TrainLikeOneRank) {
   const Mesh& c = GetParam();
   for (const Kind& kind : kKinds) {
     SCOPED_TRACE(kind.type);
-    Training alone(kind, {});
-    alone.train(3);
-    const Tensors expected = alone.whole();
+    const Tensors expected = Training(kind, {}).train(3);
     RunOnMesh(c.sizes, c.names, [&](Rank&, const DeviceMesh& mesh) {
       Training run(kind, mesh,
                    {.sequence_parallel = c.sequence_parallel, .activations = c.activations});
-      run.train(3);
-      for (std::size_t i = 0; i < alone.numbers.size(); ++i) {
-        EXPECT_NEAR(run.numbers[i], alone.numbers[i], 1e-9) << i;
-      }
-      expect_close(run.whole(), expected, 1e-9);
+      expect_close(run.train(3), expected, 1e-9);
     });
   }
 }
@@ -183,12 +172,9 @@ TEST_ON_MESH(ModelWithExperts, HasTheInitialWeightsOfOneRank, {2, 3, 1}, {"dp", 
     nn::to_empty(*model, c10::kCPU);
     nn::init_weights(*model, 7);
     model->to(c10::kDouble);
-    expect_equal(*model, *alone);
-    std::int64_t parameters = 0;
-    for (const auto& [name, slot] : alone->named_slots()) {
-      parameters += slot->get().numel();
-    }
-    EXPECT_EQ(parameters, count_parameters(alone->config()).total) << kind.type;
+    const at::Tensor expected = testing::parameter_values(*alone);
+    EXPECT_EQUAL(testing::parameter_values(*model), expected) << kind.type;
+    EXPECT_EQ(expected.numel(), count_parameters(alone->config()).total) << kind.type;
   }
 }
 
@@ -215,9 +201,7 @@ TEST(ModelWithExperts, ContinuesFromACheckpointOfAnyMesh) {
       Training run(kind, mesh);
       run.train(1);
       checkpoint::save(*rank.world(), folder.path(), 1, {*run.model, run.state()});
-      const Tensors whole = run.whole();
-      run.train(1);
-      const Tensors after = run.whole();
+      const Tensors whole = run.whole(), after = run.train(1);
       if (rank.rank() == 0) {
         saved = whole, later = after;
       }
@@ -226,8 +210,7 @@ TEST(ModelWithExperts, ContinuesFromACheckpointOfAnyMesh) {
       Training run(kind, mesh);
       checkpoint::load(*rank.world(), folder.path(), {*run.model, run.state()});
       expect_close(run.whole(), saved, 0);
-      run.train(1);
-      expect_close(run.whole(), later, 1e-9);
+      expect_close(run.train(1), later, 1e-9);
     });
   }
 }
@@ -257,7 +240,7 @@ TEST(ModelWithExperts, IsWrittenAsHuggingFaceNamesItAndReadOnAnyMesh) {
         local_tensor(slot->persistent()).zero_();
       }
       checkpoint::load_hugging_face(*run.model, *rank.world(), folder.path());
-      expect_equal(*run.model, *model);
+      EXPECT_EQUAL(testing::parameter_values(*run.model), testing::parameter_values(*model));
     });
   }
 }
