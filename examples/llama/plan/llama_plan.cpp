@@ -43,7 +43,8 @@ std::string remedy(const TrainOptions& o, MemoryKind kind) {
     case MemoryKind::kParameters:
     case MemoryKind::kOptimizer:
     case MemoryKind::kGradients:
-      return o.offload ? "more --dp" : "more --dp or --tp, or --offload";
+      return std::string("more --dp") + (read_config(o.config).num_experts > 0 ? " or --ep" : "") +
+             (o.offload ? "" : " or --tp, or --offload");
     case MemoryKind::kGathered:
       return o.zero == 2 ? "--zero 3" : "more --tp";
     case MemoryKind::kReduced:
