@@ -85,6 +85,15 @@ std::vector<std::string> Pushed(StreamDecoder decoder, const std::vector<std::in
   return pieces;
 }
 
+/// Returns all texts of a decoder, joined.
+std::string Joined(StreamDecoder decoder, const std::vector<std::int64_t>& tokens) {
+  std::string text;
+  for (const std::string& piece : Pushed(std::move(decoder), tokens)) {
+    text += piece;
+  }
+  return text;
+}
+
 using Pieces = std::vector<std::string>;
 
 /// A tokenizer with one token for each byte. Derived classes decode the tokens.
@@ -177,12 +186,7 @@ TEST(StreamDecoder, KeepsTokensOfSpacesBehindAText) {
             (Pieces{"", "a", " ", "", " ", "b", ""}));
   const std::string gap(30, ' ');  // StreamDecoder remembers fewer spaces
   const auto joined = [&](const std::string& before, const std::string& text) {
-    std::string all;
-    for (const std::string& piece :
-         Pushed(StreamDecoder(tokenizer, tokenizer->encode(before)), tokenizer->encode(text))) {
-      all += piece;
-    }
-    return all;
+    return Joined(StreamDecoder(tokenizer, tokenizer->encode(before)), tokenizer->encode(text));
   };
   EXPECT_EQ(joined("", "a" + gap + "b" + gap), "a" + gap + "b" + gap);
   EXPECT_EQ(joined("a" + gap, gap + "b"), gap + "b");
@@ -195,11 +199,7 @@ TEST(StreamDecoder, JoinsToTheTextOfAllTokens) {
   for (int i = 0; i < 50; ++i) {
     text += "a \u00e9b  \U0001f600a\n";
   }
-  std::string joined;
-  for (const std::string& piece : Pushed(StreamDecoder(tokenizer), tokenizer->encode(text))) {
-    joined += piece;
-  }
-  EXPECT_EQ(joined, text);
+  EXPECT_EQ(Joined(StreamDecoder(tokenizer), tokenizer->encode(text)), text);
 }
 
 }  // namespace

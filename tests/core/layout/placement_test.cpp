@@ -175,11 +175,7 @@ TEST(ToPlacements, GivesPartialReplicateAndShardsOverMeshDimensionsOfSizeOne) {
                "has no form as a list of placements");
 }
 
-}  // namespace
-
 // The following tests check the examples of docs/sharding.md.
-
-namespace {
 
 using testing::numbers_in;
 using testing::placements_in;

@@ -120,12 +120,8 @@ TEST(RedistributePlan, RefusesOtherMeshesAndRanks) {
   EXPECT_ERROR(plan_redistribution(a, a, Indices{4, 4}, 4), "is of a tensor with 2 dimensions");
 }
 
-}  // namespace
-
 // docs/redistribution.md lists the bytes that the planner sends, which are never more than the
 // bytes that were measured with PyTorch.
-
-namespace {
 
 using testing::numbers_in;
 using testing::placements_in;

@@ -143,9 +143,15 @@ TEST(Propagate, GroupedQueriesShardKeyAndQueryHeadsTogether) {
   EXPECT_EQ(decide(attention, {four, heads, heads}).inputs[1]->sharded_dim(1), -1);
 }
 
-TEST(RuleRegistry, HasNoRuleForAnUnknownOperator) {
+TEST(RuleRegistry, HasNoRuleForUnknownOperatorsAndNoneForCallsWithUnknownOrGrownResults) {
   EXPECT_FALSE(find_rule("aten::no_such_operator"));
   EXPECT_FALSE(find_rule("aten::nonzero"));
+  const OpCall index{.op = "aten::index.Tensor",
+                     .args = {TensorRef{0}, std::vector<TensorRef>{{1}}},
+                     .tensors = {{{8, 6}, 4}, {{8}, 1}}};
+  const OpCall grow = call("aten::add_.Tensor", {{6}, {8, 6}});
+  EXPECT_FALSE(find_rule(index.op)(index));
+  EXPECT_FALSE(find_rule(grow.op)(grow));
 }
 
 TEST(RuleRegistry, SaysWhichRulesReadNumbers) {
@@ -174,24 +180,8 @@ TEST(RuleRegistry, KnowsThatAttentionKeepsStatisticsOnlyWhereAsked) {
   }
 }
 
-TEST(RuleRegistry, CoversNoCallWhoseResultDependsOnData) {
-  OpCall index{.op = "aten::index.Tensor",
-               .args = {TensorRef{0}, std::vector<TensorRef>{{1}}},
-               .tensors = {{{8, 6}, 4}, {{8}, 1}}};
-  EXPECT_FALSE(find_rule(index.op)(index));
-}
-
-TEST(RuleRegistry, CoversNoInplaceCallThatWouldGrowItsTensor) {
-  const auto grow = call("aten::add_.Tensor", {{6}, {8, 6}});
-  EXPECT_FALSE(find_rule(grow.op)(grow));
-}
-
-}  // namespace
-
 // The following tables list the layouts that propagate() chooses for inputs and results of calls
 // that the tables of tests/dtensor/family lack.
-
-namespace {
 
 using Sizes = std::vector<std::int64_t>;
 

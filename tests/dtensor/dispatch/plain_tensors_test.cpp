@@ -171,12 +171,9 @@ TEST_ON_MESH(Initialiser, ConstantAndRandomFillsWorkOnAShardedParameter, {2}, {"
   EXPECT_EQUAL(torch::nn::init::dirac_(kernel), expected);
 }
 
-}  // namespace
-
 // Plain and distributed tensors are used together. The first and second derivatives of a plain
 // tensor must be plain, and equal those of one rank.
 
-namespace {
 namespace plain_gradients {
 
 using testing::values;

@@ -102,12 +102,9 @@ TEST_ON_MESH(Forms, AreRefusedInAStrictScopeIfTheyCommunicate, {4}, {"x"}) {
   EXPECT_NO_THROW(x.amax(0));
 }
 
-}  // namespace
-
 // Plans are recorded with tensors on the meta device, whose results and gradients must have the
 // sizes of real tensors.
 
-namespace {
 namespace meta_sizes {
 
 using Sizes = std::vector<std::int64_t>;

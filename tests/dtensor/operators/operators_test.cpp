@@ -137,6 +137,7 @@ namespace {
 using testing::beside;
 using testing::OperatorCases;
 using testing::Operators;
+using Tensors = std::vector<at::Tensor>;
 
 // Interleaved blocks need a size that 2 or 3 divides, such as 6, but not 7.
 OperatorCases element_operators() {
@@ -257,8 +258,6 @@ INSTANTIATE_TEST_SUITE_P(Views, Operators, ::testing::ValuesIn(views_and_parts()
 // PyTorch 2.11's DTensor gets the results of these operators wrong, or hangs. Each case has sizes
 // that leave a shard short or empty.
 
-using Tensors = std::vector<at::Tensor>;
-
 at::Tensor targets(const at::Tensor& logits) {
   return beside(logits, at::tensor({1, 0, -100, 3, 2, -100, 4}, at::kLong));
 }
@@ -359,9 +358,6 @@ TEST(PendingReductions, AreReducedBeforeTheyDivide) {
 
 // Shards may have one element along a dimension, or none. libtorch's kernels choose strides by the
 // sizes of the shard, but the strides must not differ between ranks.
-
-using testing::full_tensor;
-using testing::values;
 
 /// Shards `value` over all ranks. Of 4 ranks, the last rank has none of 5 rows.
 at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement) {

@@ -174,7 +174,6 @@ TEST(AsStrided, CountsFromTheBeginningOfTheView) {
 // take the copy for the viewed tensor.
 
 using testing::full_tensor;
-using testing::values;
 
 at::Tensor split(Rank& rank, const at::Tensor& value, const Placement& placement = Shard{0}) {
   return distribute_tensor(value, rank.mesh({4}, {"x"}), {placement}).tensor().detach();

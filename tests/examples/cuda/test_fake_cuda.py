@@ -106,6 +106,12 @@ def traffic_on_cpu(case):
     return [{name: use["bytes"] for name, use in dim.items()} for dim in dims]
 
 
+def train_config(case, changes, *flags, steps=EARLY):
+    folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
+    config = programs.write_config(folder, programs.SMALL | changes)
+    return programs.train_on_fake_cuda(folder, [*arguments(case, steps, folder), "--config", config, *flags], **case.mesh)
+
+
 def reports(case, steps=LATE):
     """By rank. A rank that was killed has none."""
     found = on_cuda(case, steps).reports
@@ -248,12 +254,8 @@ def test_step_stays_within_its_budget():
     of_layers = {}
     for layers in (2, 4):
         case = Case(f"budget_{layers}", dp=2, tp=2)
-        folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
-        config = programs.write_config(folder, programs.SMALL | {"num_hidden_layers": layers})
-        counts = {}
-        for steps in (EARLY, LATE):
-            flags = [*arguments(case, steps, folder), "--config", config]
-            counts[steps] = work(programs.train_on_fake_cuda(folder, flags, **case.mesh).reports[0])
+        counts = {steps: work(train_config(case, {"num_hidden_layers": layers}, steps=steps).reports[0])
+                  for steps in (EARLY, LATE)}
         of_layers[layers] = (counts[LATE] - counts[EARLY]) / (LATE - EARLY)
     layer = (of_layers[4] - of_layers[2]) / 2
     rest = of_layers[2] - 2 * layer
@@ -322,12 +324,6 @@ def test_split_sequences_keep_the_fast_kernel():
 WINDOW = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 8}
 
 
-def train_config(case, changes, *flags):
-    folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
-    config = programs.write_config(folder, programs.SMALL | changes)
-    return programs.train_on_fake_cuda(folder, [*arguments(case, EARLY, folder), "--config", config, *flags], **case.mesh)
-
-
 @pytest.mark.parametrize("changes, flags, tp", [
     ({}, "--document-mask --eos-token 187", 2), (WINDOW, "", 1), (WINDOW, "--document-mask --eos-token 187", 2),
 ], ids=["documents", "window", "documents_in_a_window"])
@@ -392,9 +388,8 @@ def test_every_exit_is_clean():
     """An abort at exit that comes now and then: TESSERA_EXITS says how often it is looked for."""
     count = int(os.environ.get("TESSERA_EXITS", 3))
     case = Case("exit", dp=2, tp=2)
-    folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
     for _ in range(count):
-        done = programs.train_on_fake_cuda(folder, arguments(case, 1, folder), **case.mesh).done
+        done = train_config(case, {}, steps=1).done
         assert done.returncode == 0 and "warning" not in done.stderr.lower(), done.stderr
 
 
