@@ -143,8 +143,8 @@ class Disagreement : public ::testing::Test {
   const testing::SharedMemory without_shared_memory_{false};
 };
 
-/// Two units of one size. A call computes both or only one, and returns the result of the chosen
-/// one.
+/// Two units of one size. A call computes both units, or only the chosen unit, and returns the
+/// chosen unit's result.
 struct Pair : nn::Module<Pair> {
   explicit Pair(const DeviceMesh& mesh, const Options& options = {}, bool frozen = false) {
     testing::fill(*this);
@@ -242,7 +242,7 @@ TEST_F(Disagreement, BetweenNeighboursNamesTheirGroup) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Pair model(rank.mesh({4}, {"dp"}), {.reshard_after_forward = true, .post_forward_mesh_size = 2},
                /*frozen=*/true);
-    // The groups 'dp/2' of neighbours gather nothing else. The other group receives the error.
+    // Ranks 0 and 1 differ in their group 'dp/2'. Ranks 2 and 3 agree in theirs, and get the error.
     model(input().requires_grad_(), rank.rank() != 1, true).sum().backward();
   });
   expect_both_named(errors);
@@ -262,7 +262,7 @@ TEST_F(Disagreement, LeavesNothingWrongBehind) {
       run_one(model, true).sum().backward();
       EXPECT_ERROR(run_one(model, rank.rank() == 0), "unit 'a'", "unit 'b'");
       EXPECT_FALSE(model.a->attached<Unit>()->unsharded());
-      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());  // from the step before
+      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());  // of the step before
       set_reshard_after_backward(model, false);
       EXPECT_ERROR(run_both(model, rank.rank() == 0).sum().backward(), "unit 'a'", "unit 'b'");
       expect_all_sharded(model);

@@ -164,7 +164,7 @@ TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
     ASSERT_EQ(warnings.messages().size(), 1);
     EXPECT_CONTAINS(warnings.messages()[0], "the root unit", "4 to 6", "mean_weight");
   });
-  // In new threads: a rank that has called mean_weight() is never warned.
+  // New threads: a rank that has called mean_weight() is never warned.
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Warnings warnings("differently many rows");
     const UnevenRows rows(rank);
@@ -256,8 +256,8 @@ TEST(NonfiniteGradient, NamesTheRanksAndTheParametersOnEveryRank) {
          optim::grad_norm(optim::slots_of(model), throws);
        },
        {"rank 0", "not finite"}},
-      // Without a small parameter no record of the ranks is kept: the message names the ranks whose
-      // shards are not finite.
+      // If no parameter is small, the model keeps no record of the ranks: the message names the
+      // ranks whose shards are not finite.
       {"a large parameter",
        {1, 2},
        [&](Rank& rank, const DeviceMesh& mesh) {

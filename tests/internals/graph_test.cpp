@@ -86,7 +86,7 @@ TEST(GuardedViewCanary, IsRefusedToWhoeverWritesToIt) {
   EXPECT_THROW(view.add_(1), c10::Error);
 }
 
-/// Multiplies by the tensor that it has saved.
+/// A node that multiplies by the tensor that it has saved.
 struct TimesKept final : Node {
   explicit TimesKept(const at::Tensor& tensor) : kept(tensor, /*is_output=*/false) {}
   variable_list apply(variable_list&& gradients) override { return {gradients[0] * kept.unpack()}; }
@@ -146,7 +146,7 @@ TEST(SequenceNumberCanary, CountsTheNodesOfAThread) {
   EXPECT_EQ((x * 2).grad_fn()->sequence_nr(), taken + 1);
 }
 
-/// Appends its letter when it runs.
+/// A node that appends its letter to the order of the calls.
 struct NamedNode final : Identity {
   NamedNode(std::uint64_t number, std::string* to, char what)
       : Identity(number), order(to), who(what) {}

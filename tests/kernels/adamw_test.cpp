@@ -22,7 +22,7 @@ at::Tensor number(double value, at::ScalarType type = at::kDouble) {
   return at::full({}, value, type);
 }
 
-/// The tensors of an update. They begin at any element of larger tensors, so may be unaligned.
+/// The tensors of an update, at any element of larger tensors, and so perhaps unaligned.
 AdamWTensors update_of(std::int64_t size, at::ScalarType moments) {
   const auto part = [size](const at::Tensor& x) { return x.narrow(0, size % 2, size); };
   return {.parameter = part(at::randn({size + 1})),
@@ -105,7 +105,7 @@ TEST_P(AdamWUpdate, IsItsFormulaForListsOfAnySizes) {
   for (const std::int64_t size : {0, 1, 7, 8, 9, 1000, 16385}) {
     after.push_back(update_of(size, type()));
   }
-  // More tensors than one kernel launch takes.
+  // More tensors than one launch of the kernel takes.
   for (int i = 0; i < 60; ++i) {
     after.push_back(update_of(4, type()));
   }

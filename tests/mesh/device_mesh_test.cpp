@@ -95,7 +95,7 @@ TEST_ON_MESH(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension, {2, 2}, 
   EXPECT_EQ(mesh.size("dt"), 4);
   EXPECT_EQ(mesh.local_rank("dt"), rank.rank());
   EXPECT_EQ(&mesh.group("dt"), &flat.group());
-  // "dt" stands for dp and tp.
+  // "dt" is the flattened dimension of dp and tp.
   EXPECT_ERROR(mesh["tp"].size("dt"), "mesh (tp=2) has no dimension called \"dp\"");
 }
 

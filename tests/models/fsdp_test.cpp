@@ -19,7 +19,7 @@
 namespace tessera::models {
 namespace {
 
-/// How parameters are split over the data-parallel ranks.
+/// A layout of parameters over the data-parallel ranks.
 struct Sharding {
   const char* name;
   std::int64_t replicas, dp;
@@ -61,17 +61,17 @@ TEST_ON_RANKS(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas, 4) {
   const std::int64_t sharded = bytes_on(rank, 1, 4);
   const ParameterCount count = count_parameters(detail::parse_config(kOddShape.config, "test"));
   EXPECT_EQ(replicated, count.total * 3 * 4);
-  // A quarter and at most a row of each parameter: none here has more than 61 rows.
+  // Expects at most a quarter and a row of each parameter, none of which has more than 61 rows.
   EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));
 }
 
-/// Two thirds of its parameters are the embedding and the head.
+/// A model whose embedding and head have two thirds of its parameters.
 constexpr Shape kWideShape{
     R"({"vocab_size": 1009, "hidden_size": 60, "intermediate_size": 120, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
     4, 9};
 
-/// The most that a step allocates on this rank beside what it began with.
+/// The peak memory of a step on this rank, without what was allocated before the step.
 std::int64_t peak_of_step(Rank& rank, bool with_units) {
   const auto model = make_llama(kWideShape);
   const DeviceMesh mesh = rank.mesh({4, 1}, {"dp", "tp"});
@@ -115,7 +115,7 @@ class Lateness {
   Lateness(const Rank& rank, Stage stage, std::chrono::milliseconds delay)
       : rank_(rank), stage_(stage), delay_(delay) {}
 
-  /// This rank reaches a stage.
+  /// Called where this rank reaches a stage.
   void pass(Stage stage) {
     if (stage != stage_) {
       return;
@@ -124,7 +124,7 @@ class Lateness {
       std::this_thread::sleep_for(delay_);
     }
   }
-  /// How often this rank came to the stage.
+  /// Returns how often this rank has reached the stage.
   int passed() const { return passed_; }
 
   /// This rank's world, in which collectives with a purpose reach their stages. `this` must outlive
@@ -255,7 +255,7 @@ INSTANTIATE_TEST_SUITE_P(AllReduce, FsdpDelays,
                                             ::testing::Values(Stage::kAllReduce)),
                          name_of_delay);
 
-// None of them divides by 2.
+// Two ranks divide none of these sizes.
 constexpr std::int64_t kVocabulary = 11, kHidden = 5, kInner = 7, kRows = 12;
 
 struct Layer : nn::Module<Layer> {

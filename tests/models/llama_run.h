@@ -11,7 +11,7 @@
 
 namespace tessera::models {
 
-/// Sizes of a run small enough for a test.
+/// Sizes of a training run that is small enough for a test.
 struct Shape {
   const char* config;
   std::int64_t batch, sequence;
@@ -26,15 +26,15 @@ inline constexpr Shape kOddShape{
 
 /// The results of training that tests compare. Tensors are whole and plain.
 struct Outcome {
-  std::vector<double> losses;  ///< one a step, of the part of the batch that was trained on
+  std::vector<double> losses;  ///< one for each step, of the part of the batch that was trained on
   std::vector<double> norms;
-  std::vector<at::Tensor> gradients;  ///< of the first step
+  std::vector<at::Tensor> gradients;  ///< gradients of the first step
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
 };
 
 struct Part {
-  std::int64_t part = 0, parts = 1;     ///< of the batch
+  std::int64_t part = 0, parts = 1;     ///< trains on this part of the batch
   std::function<void()> before_step{};  ///< called before each of the optimizer's steps
 };
 

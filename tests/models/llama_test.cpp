@@ -117,7 +117,7 @@ constexpr Shape kSplitShape{
         "max_position_embeddings": 16})",
     6, 24};
 
-/// Sizes of ("dp_replicate", "dp", "cp", "tp"), and how ranks compute. Without "cp" if it is 1.
+/// Sizes of ("dp_replicate", "dp", "cp", "tp"), and how ranks compute. A size of 1 leaves "cp" out.
 struct SplitMesh {
   std::int64_t replicas, dp, cp, tp;
   bool sequence_parallel = true;
@@ -300,7 +300,7 @@ TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
   }
 }
 
-// 0: no window. With the others, padding leaves the window while texts grow, or at once.
+// Tests no window (0), windows that padding leaves while texts grow, and one it leaves at once.
 INSTANTIATE_TEST_SUITE_P(Windows, BatchedGeneration, ::testing::Values(0, 10, 6, 3, 1));
 
 TEST(Dropout, IsForTrainingOnly) {

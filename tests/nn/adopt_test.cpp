@@ -21,7 +21,7 @@ struct ScaleImpl : torch::nn::Module {
 };
 TORCH_MODULE(Scale);
 
-/// Holds a module of a class that is not libtorch's.
+/// A module that holds one of a class that is not libtorch's.
 struct NestsImpl : torch::nn::Module {
   NestsImpl() { inner = register_module("inner", Scale()); }
   at::Tensor forward(const at::Tensor& x) { return inner->forward(x); }
@@ -170,7 +170,7 @@ TEST(Adopt, LeavesFrozenParametersAndEvaluatedModulesAsTheyAre) {
 TEST(Adopt, AParameterAtTwoPlacesIsOneSlot) {
   const auto net = std::make_shared<testing::TorchMlp>();
   net->replace_module("down", net->up.ptr());
-  EXPECT_EQ(adopt(net)->named_slots().size(), 4U);  // of up and norm
+  EXPECT_EQ(adopt(net)->named_slots().size(), 4U);  // two each of up and norm
 }
 
 TEST(Adopt, TakesAModuleOnce) {

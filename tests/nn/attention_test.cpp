@@ -184,7 +184,7 @@ TEST(CausalAttentionOf, Refusals) {
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
   EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}),
                "2 sequences of 9 tokens", "documents of 2 sequences of 8");
-  // Documents of as many tokens, but in sequences of other lengths.
+  // A second table: documents of as many tokens, in sequences of other lengths.
   for (const Packing& other : {Packing{"", {{7, 11}}}, Packing{"", {{6}, {6}, {6}}}}) {
     EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents_of(other)}),
                  "2 sequences of 9 tokens", "make them of the positions");
@@ -267,7 +267,7 @@ at::Tensor rms_normed(const at::Tensor& x, const at::Tensor& weight, double eps)
   return x / (x.square().mean(-1, true) + eps).sqrt() * weight;
 }
 
-/// Attention by its formula.
+/// Attention by its formula, softmax(q k^T / sqrt(width)) v.
 at::Tensor attention_of_one_rank(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const at::Tensor& seen) {
   const std::int64_t group = q.size(1) / k.size(1);
@@ -480,10 +480,10 @@ TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
 struct SplitAttention {
   std::int64_t kv_heads;
   ContextAttentionOptions options{};
-  bool masked = false;  ///< by a random mask instead of a causal one
+  bool masked = false;  ///< whether the mask is random instead of causal
   std::int64_t batch = 2, width = 4;
   at::ScalarType type = at::kDouble;
-  Lengths documents{};  ///< none: each sequence is one document
+  Lengths documents{};  ///< none: one for each sequence
 };
 
 /// The mask of the keys that queries see: `mask`, or one of sizes (tokens, tokens).
@@ -541,7 +541,7 @@ TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
   }
 }
 
-// Chunks have 12, 6, 4 and 3 tokens: windows are shorter, as long, or longer by one and more.
+// Chunks have 12, 6, 4 and 3 tokens. Windows are shorter than a chunk, as long, and longer.
 INSTANTIATE_TEST_SUITE_P(
     , AttentionOfSplitSequences,
     ::testing::Values(SplitAttention{6}, SplitAttention{2}, SplitAttention{3, {.window = 2}},

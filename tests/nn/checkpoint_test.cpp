@@ -245,7 +245,7 @@ TEST(Checkpoint, Nests) {
         return checkpoint(outer.options, fn, x, w);
       });
   EXPECT_EQ(outer->recomputations, 1);
-  EXPECT_EQ(inner->regions, 4);  // two in forward, two in the outer recomputation
+  EXPECT_EQ(inner->regions, 4);  // two regions in forward, two in the outer recomputation
   EXPECT_EQ(inner->recomputations, 2);
 }
 
@@ -428,7 +428,7 @@ TEST(CheckpointReplay, Refusals) {
   EXPECT_THROWN(std::exception, loss.backward(), "modified by an inplace operation");
   {
     const auto fn = [](const at::Tensor& t) {
-      const at::Tensor y = t.exp();  // backward needs y
+      const at::Tensor y = t.exp();  // exp's backward needs y
       y.add_(1);
       return y.sin();
     };
@@ -469,7 +469,7 @@ TEST(SelectiveCheckpoint, KeepsWhatThePolicySaysAndRecomputesTheRest) {
   EXPECT_EQ(counted->kept_operators, 2);
   EXPECT_EQ(counted->replayed_operators, 2);
   EXPECT_EQ(counted->recomputed_operators,
-            2);  // gelu, tanh; sin comes after the last that is saved
+            2);  // gelu and tanh; sin follows the last saved one
 }
 
 TEST(SelectiveCheckpoint, TellsThePolicyWhichCallItIs) {
@@ -565,7 +565,7 @@ TEST(SelectiveCheckpoint, KeepsNothingThatIsNotReached) {
   const std::int64_t tensor = 64 * 32 * 4;
   const std::int64_t nothing = bytes_kept({});
   EXPECT_LT(nothing, 512);
-  EXPECT_EQ(bytes_kept(save_operators({"aten::mm"})) - nothing, tensor);  // not the last mm's
+  EXPECT_EQ(bytes_kept(save_operators({"aten::mm"})) - nothing, tensor);  // not the last
 }
 
 TEST(SelectiveCheckpoint, FreesWhatItKeptAsBackwardUsesIt) {

@@ -173,7 +173,6 @@ TEST_ON_MESH(DistributedRmsNorm, RefusesPlainTensorsBesideDistributedOnes, {2}, 
                rms_norm(normal_values({6, 4}, 1), at::ones({4}), 1e-5));
 }
 
-/// As in a model whose first block has a plain input.
 TEST_ON_MESH(DistributedRmsNorm, AddsAPlainResidualThatEveryRankHas, {2}, {"tp"}) {
   const at::Tensor x0 = normal_values({6, 4}, 1).requires_grad_(),
                    residual0 = normal_values({6, 4}, 2).requires_grad_(),
@@ -237,7 +236,7 @@ TEST_ON_MESH(DistributedEmbedding, LeavesTheGradientOfATablePending, {2}, {"dp"}
   EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Partial{}});
 }
 
-// Every rank finds an index out of range, also those whose shard is elsewhere.
+// Every rank finds an index out of range, also the ranks without the index's shard.
 TEST(DistributedEmbedding, NamesAnIndexOutOfRangeOnEveryRank) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});

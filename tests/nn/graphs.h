@@ -7,7 +7,6 @@
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 
-// Helpers that compare the results and the gradients of two functions.
 namespace tessera::testing {
 
 using GraphFunction = std::function<at::Tensor(const std::vector<at::Tensor>&)>;

@@ -190,7 +190,7 @@ TEST(InitWeights, IsBitEqualOnMeshes) {
   expect_as_on_one_rank({2, 3}, {Shard{0}, Replicate{}});
 }
 
-/// Has one parameter in a slot, and one registered by libtorch's register_parameter() alone.
+/// A module with a parameter in a slot, and one that libtorch's register_parameter() registers.
 class HalfIn : public Module<HalfIn> {
  public:
   HalfIn() : stray(register_parameter("stray", at::ones({2}))) {
@@ -202,7 +202,7 @@ class HalfIn : public Module<HalfIn> {
   at::Tensor stray;
 };
 
-/// Has an undefined parameter, as libtorch's own modules register a missing bias.
+/// A module with an undefined parameter, as libtorch's own modules register a missing bias.
 class WithoutBias : public Module<WithoutBias> {
  public:
   WithoutBias() {
@@ -213,7 +213,7 @@ class WithoutBias : public Module<WithoutBias> {
   Parameter weight;
 };
 
-/// Holds a libtorch module, which has no storage under MetaDevice.
+/// A module that holds a libtorch module, which has no storage under MetaDevice.
 class HoldsStock : public Module<HoldsStock> {
  public:
   HoldsStock() : fc(register_module("fc", torch::nn::Linear(2, 2))) {}
@@ -221,7 +221,7 @@ class HoldsStock : public Module<HoldsStock> {
   torch::nn::Linear fc;
 };
 
-/// Holds a child that is registered by the first forward after `known` was set.
+/// A module whose first forward after `known` was set registers a child.
 class Forgets : public Module<Forgets> {
  public:
   explicit Forgets(std::shared_ptr<Linear> child) : fc(std::move(child)) {}
@@ -398,7 +398,7 @@ TEST(CallChecks, AFrozenModuleThatIsApartMustBeFilled) {
   EXPECT_ERROR(module(at::ones({1, 2})), "forward of a", "was never filled", "'weight'");
 }
 
-/// Ties weights in libtorch's way: two modules hold one tensor.
+/// A module that ties weights in libtorch's way: two modules hold one tensor.
 struct TorchTied : torch::nn::Module {
   TorchTied()
       : embed(register_module("embed", torch::nn::Linear(2, 2))),
@@ -409,7 +409,7 @@ struct TorchTied : torch::nn::Module {
   torch::nn::Linear embed, head;
 };
 
-/// Keeps tensors that its constructor made, which have no storage under MetaDevice.
+/// A module that keeps tensors of its constructor, without storage under MetaDevice.
 struct KeepsTensors : Module<KeepsTensors> {
   KeepsTensors() {
     weight = register_slot("weight", {2, 2});

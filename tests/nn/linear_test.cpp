@@ -325,7 +325,7 @@ TEST(LinearProducts, NameTheModuleThatDoesNotFit) {
 /// The placements of x and of the weights.
 struct Split {
   Placement x, weights;
-  int added;  ///< products that each rank adds as it computes them
+  int added;  ///< number of products that a rank adds as it computes them
 };
 
 class DistributedLinearProducts : public ::testing::TestWithParam<Split> {};
@@ -446,7 +446,6 @@ TEST(AddedGradient, MayBeRecorded) {
   weight.mutable_grad() = at::Tensor();
 }
 
-// As for weights of a narrower type with gradients in fp32.
 TEST(AddedGradient, MayBeOfAnotherTypeThanTheSum) {
   const at::Tensor weight = leaf().detach().to(at::kBFloat16).requires_grad_();
   const at::Tensor sum = at::zeros({4, 6});
@@ -604,7 +603,7 @@ TEST(Fp8, RefusesWhatItCannotConvert) {
 
 struct AdaptedMlp final : Module<AdaptedMlp> {
   at::Tensor forward(const at::Tensor& x) { return (*down)(at::tanh((*norm)((*up)(x)))); }
-  // Fills all weights, as a model that does not know of adapters.
+  // Fills all weights, also those of adapters, of which the model does not know.
   void reset_parameters(const InitContext& init) override {
     init.fill(*this, {{"**.weight", init::normal(0, 0.5)}});
   }

@@ -261,8 +261,8 @@ TEST(Module, IsNamedInAnErrorOfTheLibrary) {
   EXPECT_THROWN(Special, module(at::ones({2})), "of its own class");
 }
 
-/// As in an FSDP unit with mixed precision: the parameter is gathered in bfloat16, the buffer is
-/// float32.
+/// Types as in an FSDP unit with mixed precision: the parameter is gathered in bf16, the buffer is
+/// fp32.
 class Scaled : public Module<Scaled> {
  public:
   class Product : public Module<Product> {
@@ -465,7 +465,7 @@ using Names = std::vector<std::string>;
 
 class StockModule : public torch::nn::Module {};
 
-/// "again" is "block" once more; "stock" is a libtorch module that contains a module of ours.
+/// "again" is another name of "block"; "stock" is a libtorch module that contains a Module.
 class Tree : public Module<Tree> {
  public:
   Tree() {
@@ -615,7 +615,7 @@ TEST(FqnPattern, MatchesNames) {
       {"layers.[!0-3]", {"layers.4"}, {"layers.3", "layers."}},
       {"layers.[^0-3]", {"layers.4"}, {"layers.3", "layers."}},
       {"a[!x]b", {}, {"a.b"}},
-      {"a[b", {"a[b"}, {"ab"}},  // not closed: matches itself
+      {"a[b", {"a[b"}, {"ab"}},  // an open bracket matches itself
       {"[]]", {"]"}, {}},
       {"[!]]", {"x"}, {}},
       // Two stars match any number of components; within a component they are one star.

@@ -76,7 +76,7 @@ TEST(RecomputedInput, HasTheBitsOfAKeptOne) {
   }
 }
 
-/// The memory that a graph holds beside its inputs and its result.
+/// The memory that a graph holds apart from its inputs and its result.
 std::int64_t kept_bytes(const Function& function, const Tensors& values) {
   const Tensors inputs = leaves_of(values);
   function(inputs);  // allocates what later calls reuse
@@ -131,7 +131,7 @@ TEST(RecomputedInput, ServesTwoBackwards) {
     v[0].mutable_grad().zero_();
     loss.backward();
     EXPECT_EQUAL(v[0].grad(), of_input);
-    // The second gradient is added within the product, and so rounded otherwise.
+    // The product adds the second gradient as it is computed, which rounds differently.
     EXPECT_CLOSE(v[2].grad(), of_weight.mul(2), 1e-4, 1e-4);
     EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
   }
@@ -176,7 +176,7 @@ TEST(RecomputedInput, IsRefusedWhereWhatMadeItWasWrittenTo) {
                 "modified by an inplace operation");
 }
 
-/// As in FSDP, where another unit's product runs backward while the norm's weight is not gathered.
+/// Under FSDP, another unit's product runs backward while the norm's weight is not gathered.
 TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
   const Tensors values = values_for_norm();
   const Tensors expected = results_of(with_kept_norm, values);

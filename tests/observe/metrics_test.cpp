@@ -79,7 +79,7 @@ TEST(MetricsWriter, CutsTheRecordsOfLaterStepsInAResumedRun) {
       first_two = metrics.step == 2 ? ReadFile(file) : first_two;
     }
   }
-  WriteFile(file, ReadFile(file) + R"({"step": 5, "lo)");  // killed in the middle of a line
+  WriteFile(file, ReadFile(file) + R"({"step": 5, "lo)");  // the process was killed while it wrote
   MetricsWriter writer(file, /*resumed=*/2);
   EXPECT_EQ(ReadFile(file), first_two);
   metrics.step = 3;
@@ -255,7 +255,7 @@ TEST(TensorMemory, CountsLiveBytesAndThePeakSinceTheLastCall) {
   at::empty({100});
   EXPECT_EQ(*tensor_bytes() - before, 12);
   EXPECT_EQ(*take_peak_tensor_bytes() - before, 412);
-  EXPECT_EQ(*take_peak_tensor_bytes() - before, 12);  // the large tensor was freed before
+  EXPECT_EQ(*take_peak_tensor_bytes() - before, 12);  // the large tensor was freed before this step
 }
 
 TEST(TensorMemory, ReportsEachBlockInMultiplesOfTheGranularity) {
@@ -267,7 +267,7 @@ TEST(TensorMemory, ReportsEachBlockInMultiplesOfTheGranularity) {
   at::empty({128});
   count_tensor_memory();
   ASSERT_EQ(told.size(), 4U);
-  EXPECT_EQ(told[0].bytes, 1024);  // 516, rounded up
+  EXPECT_EQ(told[0].bytes, 1024);  // 516 bytes are rounded up
   EXPECT_EQ(told[2].bytes, 512);
   EXPECT_EQ(told[1].number, told[0].number);
   EXPECT_TRUE(told[1].freed);

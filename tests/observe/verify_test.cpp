@@ -36,7 +36,7 @@ struct GptOptions {
   TapFunction inner = pass_on;     ///< (batch, tokens, inner), with the local features of each rank
   /// What an MLP computes between its modules.
   std::function<at::Tensor(const at::Tensor& x)> between = [](const at::Tensor& x) { return x; };
-  /// Whether a block leaves out its dropout.
+  /// Returns whether a block leaves out its dropout.
   std::function<bool(const at::Tensor& x)> skips_drop = [](const at::Tensor&) { return false; };
 };
 
@@ -465,7 +465,7 @@ TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
        [](const at::Tensor& x) { return x / std::sqrt(static_cast<double>(x.size(-1))); }},
       {"a fused weight cut along the wrong features",
        [](const at::Tensor& x) {
-         const auto halves = x.chunk(2, -1);  // of the local features
+         const auto halves = x.chunk(2, -1);  // halves of the local features
          return at::cat({halves[0] * halves[1], halves[1]}, -1);
        }},
       {"a member of the wrong rank",
@@ -625,7 +625,7 @@ TEST_ON_RANKS(VerifyFaults, CallsThatOneRankAloneMakes, 2) {
                "every rank make the same calls");
 }
 
-/// The fault is between two children, each of which is right.
+/// Plants a fault between two children, each of which is right.
 TEST(VerifyFaults, AFaultBetweenTwoModulesNamesTheirParent) {
   GptRun run;
   run.options.between = [](const at::Tensor& x) {

@@ -233,7 +233,7 @@ std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
   return {slot(buffer.narrow(0, 0, 6).view({2, 3})), slot(buffer.narrow(0, 6, 4))};
 }
 
-// Also steps one of them alone, so that their counters differ, and with gradients that lie apart.
+// Tests also different counters, after steps of one parameter alone, and gradients that lie apart.
 TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
   for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor buffer = normal_values({10}, 0).to(dtype);
@@ -392,7 +392,7 @@ TEST(NarrowMoments, OfNarrowAndWideAndComplexParameters) {
   optimizer.step();
   const std::vector<StateTensor> state = optimizer.state();
   EXPECT_EQ(state[0].tensor.scalar_type(), at::kBFloat16);
-  EXPECT_EQ(state[2].tensor.scalar_type(), at::kFloat);  // the counter
+  EXPECT_EQ(state[2].tensor.scalar_type(), at::kFloat);  // the step counter
   EXPECT_EQ(state[3].tensor.scalar_type(), at::kBFloat16);
   EXPECT_EQ(state[6].tensor.scalar_type(), at::kDouble);
   EXPECT_EQ(state[9].tensor.scalar_type(), at::kComplexFloat);
@@ -404,7 +404,7 @@ TEST(NarrowMoments, OfNarrowAndWideAndComplexParameters) {
 /// A moment's random numbers depend on its parameter's name, not on the order of parameters.
 TEST(NarrowMoments, AreRoundedByTheNameOfTheParameter) {
   nn::Linear module(64, 64);
-  module.named_slots();  // gives the slots their names
+  module.named_slots();  // names the slots
   const auto squares_of = [&](std::vector<nn::SlotPtr> slots, std::size_t which) {
     AdamW optimizer(std::move(slots), kNarrow);
     for (const nn::SlotPtr& slot : optimizer.parameters()) {

@@ -23,7 +23,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Gives each slot a gradient, clips as libtorch and as we do, and compares norms and gradients.
+/// Gives each slot a gradient, clips with libtorch and Tessera, and compares norms and gradients.
 void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, double p, double max_norm = 0.5) {
   std::vector<at::Tensor> reference;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -71,7 +71,7 @@ TEST_ON_MESH(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes, {3, 2}, {"dp",
                     slot_of(at::zeros({2, 2}))});
 }
 
-// Two meshes that were made independently, one of them of some ranks only.
+// Tests two meshes that were made independently, one of them of some ranks only.
 TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
   RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& all) {
     const DeviceMesh square = rank.mesh({2, 2}, {"a", "b"});
@@ -94,7 +94,7 @@ TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
   });
 }
 
-// As in pipeline stages, each rank knows only the mesh of its own stage.
+// Each rank knows only the mesh of its own stage, as in pipeline parallelism.
 TEST_ON_MESH(GradNorm, OverAMeshThatNoParameterNames, {4}, {"world"}) {
   const bool first = rank.rank() < 2;
   const DeviceMesh stage(rank.world(), first ? std::vector<int>{0, 1} : std::vector{2, 3},

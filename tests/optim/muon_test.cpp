@@ -19,7 +19,7 @@ void run(Muon& optimizer) {
   }
 }
 
-/// Puts matrix number i into a slot. Wherever it lies, its updates must equal those of one process.
+/// Puts matrix number i into a slot. Its updates must equal those of one process in each layout.
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {8, 2}, {1, 6}, {5, 9}, {4, 4}, {3, 7}};
 
@@ -111,7 +111,7 @@ TEST_ON_MESH(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros, {2}, {"dp"}) {
   EXPECT_EQUAL(frozen->get(), normal_values({4, 3}, 0));
 }
 
-// As in one process, momentum and decay apply with a gradient of zeros, but not without one.
+// Momentum and decay apply with a gradient of zeros, but not without one, as in one process.
 TEST_ON_MESH(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf, {3}, {"dp"}) {
   std::vector<nn::SlotPtr> slots, reference;
   for (int i = 0; i < 3; ++i) {
@@ -188,7 +188,7 @@ at::Tensor wave(at::IntArrayRef sizes, double first, double frequency) {
       .view(sizes);
 }
 
-// Compares with updates of torch.optim.Muon in torch 2.11. It iterates in bf16, where sums of
+// Compares with updates of torch.optim.Muon in torch 2.11, which iterates in bf16, where sums of
 // different processors differ by up to a hundredth of the updates.
 TEST(Muon, AgreesWithPyTorch) {
   struct Case {

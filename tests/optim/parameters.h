@@ -9,7 +9,7 @@ namespace tessera::testing {
 /// Sizes of parameters that 2, 3 or 4 ranks divide unevenly, or not at all.
 inline const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {3}, {1, 4}, {8, 2}};
 
-/// Values of the sizes kSizes[i]. Complex ones are given as pairs of real numbers.
+/// Values of the sizes kSizes[i]. Complex values are given as pairs of real numbers.
 inline at::Tensor values_of(std::size_t i, std::uint64_t seed, bool is_complex = false) {
   std::vector<std::int64_t> sizes = kSizes[i];
   if (is_complex) {

@@ -109,7 +109,7 @@ TEST(Plan, SendsWhatARunOfAnAdoptedEncoderSends) {
   expect_sends_as_planned(make, train);
 }
 
-/// Run by one of four processes, since memory is counted for all threads of a process.
+/// One of four processes runs this, since memory is counted for all threads of a process.
 TEST(DISABLED_Plan, PeakOfARank) {
   const comm::WorldPtr world = comm::world_from_environment();
   observe::count_tensor_memory();
@@ -222,7 +222,7 @@ TEST(Plan, OperatorsReadAndWriteTheMemoryOfTheirTensors) {
                                                 {.machine = planning::machine_of("h100")});
   const planning::OperatorUse use = plan.ranks.front().time->operators.at("aten::hypot");
   EXPECT_EQ(use.calls, 2);
-  // An expanded tensor is one row.
+  // An expanded tensor has the memory of one row.
   EXPECT_EQ(use.bytes, 4 * (5 * kRows * kColumns + kColumns));
   EXPECT_EQ(use.flops, 0);
 }

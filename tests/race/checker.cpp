@@ -9,8 +9,8 @@
 namespace tessera::race {
 namespace {
 
-/// A copy of adjacent tensors includes the gaps between them. Such gaps are smaller than this,
-/// because FSDP rounds sizes to 64 bytes for each rank.
+/// A copy of adjacent tensors includes the gaps between them. FSDP's gaps are smaller than this,
+/// since it rounds sizes to 64 bytes for each rank.
 constexpr std::uintptr_t kLargestGap = 256;
 
 /// Whether all bits are still 1, as at allocation. If not, a kernel that was not called through the

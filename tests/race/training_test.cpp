@@ -123,7 +123,7 @@ void gather_by_hand(CheckedRank& rank) {
     (*model.blocks[0])(uniform_values({2, fsdp::kDim}, 1));
     fsdp::reshard(*model.blocks[0]);
     const fsdp::UnshardScope unsharded(*model.blocks[1]);
-    fsdp::start_unshard(*model.blocks[2]);  // gathered, but not used
+    fsdp::start_unshard(*model.blocks[2]);  // is gathered, but not used
     fsdp::reshard(*model.blocks[2]);
   });
 }
@@ -284,7 +284,7 @@ const std::vector<Scenario>& scenarios() {
   return all;
 }
 
-/// Runs a scenario under the checker. `left_out` is explained at CheckedStreams.
+/// Runs a scenario under the checker, without the waits at `left_out` (see CheckedStreams).
 Findings check(const Scenario& scenario, const Site& left_out = {}) {
   Findings findings;
   std::mutex mutex;

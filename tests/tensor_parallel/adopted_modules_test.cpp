@@ -147,7 +147,7 @@ using HookedLinear = nn::Hooked<torch::nn::Linear>;
 using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
 using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
 
-/// A bias must be added once: three times a third of it would be rounded. After the call the
+/// A bias must be added once, since three times a third of it would be rounded. After the call the
 /// libtorch module has its bias again.
 TEST_ON_RANKS(StockModules, HaveTheirBiasAddedOnce, 3) {
   HookedLinear linear(6, 2);

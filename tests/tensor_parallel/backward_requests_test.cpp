@@ -52,7 +52,7 @@ struct Net : nn::Module<Net> {
 
   nn::Child<nn::RMSNorm> norm{*this, "norm", kDim};
   nn::Child<nn::Linear> up{*this, "up", kDim, kFeatures}, down{*this, "down", kFeatures, kDim};
-  nn::Parameter gain;  ///< no entry of the plan names it
+  nn::Parameter gain;  ///< has no entry in the plan
   bool tiled = false;
   std::function<void(const at::Tensor& hidden)> watch;
 };
@@ -132,7 +132,7 @@ class Walk {
           return gradient * 2;
         });
       } else if (kind == 1) {
-        // As an optimizer that steps in backward does.
+        // Uses up the gradient, like an optimizer that steps in backward.
         testing::after_accumulation(parameters_[i], [see](const at::Tensor& leaf) {
           see(leaf.grad());
           leaf.mutable_grad() = at::Tensor();
@@ -202,7 +202,7 @@ class Walk {
         backward(of, /*retain=*/true);
         return backward(of, /*retain=*/false);
       }
-      case 2:  // two forwards
+      case 2:  // two graphs
         return backward(loss(step) + loss(step + 1), /*retain=*/false);
       default:
         return backward(loss(step), /*retain=*/false);

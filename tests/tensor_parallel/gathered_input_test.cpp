@@ -63,8 +63,8 @@ TEST(GatheredInput, HasTheResultsOfASavedInput) {
   }
 }
 
-// A block has two gathered inputs. Without regather it saves them whole. With regather it saves not
-// even their shards, which a norm recomputes, only a copy of the norm's weight.
+// A block has two gathered inputs. Without regather the block saves them whole. With regather it
+// saves not even their shards, which a norm recomputes, only a copy of the norm's weight.
 TEST(GatheredInput, SavesAtMostItsShard) {
   constexpr std::int64_t kTokens = 16, kRanks = 4;
   const testing::SmallLlamaConfig config{.dim = 32, .inner = 32, .hidden = 64};

@@ -118,10 +118,10 @@ TEST(LossOnMeshes, EqualsTheLossOfOneRank) {
   const Placement r = Replicate{}, s0 = Shard{0}, s1 = Shard{1};
   const std::vector<MeshCase> cases{
       {{2, 2}, {s0, s1}, {}},       {{2, 2}, {s0, s1}, {s0, r}},
-      {{2, 2}, {s0, s1}, {r, s0}},  // other rows than the logits'
+      {{2, 2}, {s0, s1}, {r, s0}},  // targets of other rows than the logits
       {{2, 2}, {s1, s0}, {}},       {{2, 2}, {s1, s1}, {}},
       {{2, 2}, {s0, s0}, {s0, s0}}, {{2, 2}, {r, s1}, {}},
-      {{2, 2}, {r, s1}, {r, r}},    {{2, 2}, {r, s1}, {s0, s0}},  // gathered
+      {{2, 2}, {r, s1}, {r, r}},    {{2, 2}, {r, s1}, {s0, s0}},  // gathers the targets
       {{2, 2}, {r, r}, {}},         {{1, 4}, {s0, s1}, {}},
       {{3, 1}, {s0, s1}, {}},       {{2, 3}, {s1, s1}, {}}};  // a rank without columns
   for (const MeshCase& param : cases) {
@@ -285,7 +285,7 @@ TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
   };
   const at::Tensor gradient = gradient_of(1000, 1000);
   EXPECT_EQ(gradient[1][0].item<double>(), 250);
-  EXPECT_EQ(gradient[0][0].item<double>(), -752);  // -750 in bf16
+  EXPECT_EQ(gradient[0][0].item<double>(), -752);  // bf16's nearest to -750
   for (const std::int64_t chunks : {1, 2, 7, 16, 64}) {
     EXPECT_EQ(gradient_of(64, chunks)[1][0].item<double>(), 16) << chunks;
   }

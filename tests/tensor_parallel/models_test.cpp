@@ -193,7 +193,7 @@ const nn::LoraOptions kAdapters{
     .rank = 3, .alpha = 6, .targets = {"gate_up", "down"}, .dropout = 0.25};
 
 /// A fused Linear to 10 features and a Linear back to 6, with LoRA adapters. 4 ranks divide neither
-/// number.
+/// 10 nor 6.
 struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   at::Tensor forward(const at::Tensor& x) {
     const std::vector<at::Tensor> parts = gate_up->split((*gate_up)(x));

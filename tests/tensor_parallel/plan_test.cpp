@@ -194,7 +194,7 @@ TEST_ON_RANKS(Parallelize, ShardsParametersAsTheStylesSay, 4) {
                       {"layers.*.down", rowwise_parallel()},
                       {"norm", sequence_parallel({.sequence_dim = 0})}});
   const auto r = static_cast<std::size_t>(rank.rank());
-  // 6 over 4 ranks: 2, 2, 2, 0.
+  // The ranks have 2, 2, 2 and 0 of 6 rows.
   EXPECT_EQ(local_tensor(tree.layer(1).up->weight).size(0), r < 3 ? 2 : 0);
   EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
   EXPECT_TRUE(DistributedTensor(tree.layer(1).down->weight).full_tensor().equal(down));
@@ -296,7 +296,7 @@ TEST_ON_MESH(Mistakes, ForwardInsteadOfTheCall, {2, 2}, {"dp", "tp"}) {
   ScaledMlp model, sharded;
   parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
   EXPECT_ERROR(model.up->forward(plain), "has hooks", "(*m)(x)");
-  // As in forward() of a user's class, which cannot know that the hooks have not run.
+  // A user's forward() cannot know that the hooks have not run.
   EXPECT_ERROR(at::linear(plain, *model.up->weight), "argument 0, [3, 4], is plain",
                "'up.weight', [", "m->forward(x)", "fsdp::register_forward_method", "plan");
   parallelize_module(sharded, mesh["tp"], {{"up", colwise_parallel()}});

@@ -19,7 +19,7 @@ using testing::ErrorsOfRanks;
 using testing::fill;
 using testing::Filled;
 
-/// As in QK-norm of attention: 4 heads of 2 features, each with its own norm, all with one weight.
+/// Each of 4 heads of 2 features has its own norm, all with one weight, as QK-norm in attention.
 struct NormedHeads : nn::Module<NormedHeads> {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor heads = (*q)(x).view({x.size(0), -1, 2});

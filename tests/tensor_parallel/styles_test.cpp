@@ -70,7 +70,7 @@ TEST(Styles, RefuseByName) {
 }
 
 TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
-  // 10 tokens on 4 ranks: uneven too.
+  // 4 ranks do not divide 10 tokens.
   RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
     // The norms are frozen, so that the block does not reduce their gradients.

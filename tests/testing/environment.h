@@ -8,7 +8,7 @@
 namespace tessera::testing {
 
 /// Sets an environment variable of this process while it exists. No other thread may read the
-/// environment when it is constructed or destroyed.
+/// environment while the object is constructed or destroyed.
 class ScopedVariable {
  public:
   ScopedVariable(std::string name, const std::string& value) : name_(std::move(name)) {
@@ -38,7 +38,7 @@ class DebugChecks : public ScopedVariable {
   explicit DebugChecks(const char* value) : ScopedVariable("TESSERA_DEBUG", value) {}
 };
 
-/// Sets whether Gloo's groups of one host use shared memory. Read when a group is made.
+/// Sets whether Gloo's groups of one host use shared memory, as new groups read it.
 class SharedMemory : public ScopedVariable {
  public:
   explicit SharedMemory(bool used) : ScopedVariable("TESSERA_SHM", used ? "1" : "0") {}

@@ -35,7 +35,7 @@ class AllocationScope {
 };
 
 /// Counts the host memory of tensors that this thread and its backwards allocate from construction
-/// on, until any thread frees it. One scope per thread at a time.
+/// on, until any thread frees it. A thread may have one such object at a time.
 class MemoryScope {
  public:
   MemoryScope();

@@ -28,7 +28,7 @@ struct Child {
   pid_t pid = -1;
   int output = -1;
   bool running = true;
-  bool stopped = false;  ///< as by SIGSTOP
+  bool stopped = false;  ///< stopped, as by SIGSTOP
   Ended ended;
 };
 

@@ -15,7 +15,7 @@ namespace tessera::testing {
 struct Ended {
   int exit_code = -1;  ///< -1: by a signal
   int signal = 0;
-  std::chrono::milliseconds after{};  ///< since the first process was started
+  std::chrono::milliseconds after{};  ///< time since the first process was started
   std::chrono::steady_clock::time_point at{};
   std::string output;  ///< stdout and stderr
 };

@@ -50,8 +50,8 @@ inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
   return static_cast<int>(ranks);
 }
 
-/// Runs `body` on `size` ranks, each a thread. Rethrows the first error that isn't a PeerError, or
-/// else the first. A rank that throws or fails an ASSERT makes its peers fail instead of hang.
+/// Runs `body` on `size` ranks, each a thread. Rethrows the first error that isn't a PeerError,
+/// else the first error. A rank that throws or fails an ASSERT makes its peers fail, not hang.
 void RunRanks(int size, const Body& body, const RanksOptions& options = {});
 
 /// RunRanks() with the ranks of a mesh of these sizes, which `body` gets.

@@ -76,7 +76,7 @@ inline at::Tensor full_tensor(const at::Tensor& tensor) {
 inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std::int64_t n) {
   const bool last = i == n - 1;
   const auto step = static_cast<double>(i + 1);
-  const double steps = static_cast<double>(n * (n - 1)) / 2;  // of all ranks but the last
+  const double steps = static_cast<double>(n * (n - 1)) / 2;  // the sum of the other ranks' steps
   switch (op) {
     case ReduceOp::kMax:
       return last ? value : value - step;
@@ -162,7 +162,7 @@ using testing::normal_values;
 using testing::uniform_values;
 }  // namespace tessera
 
-// A message may be streamed into these.
+// A message may be streamed into each of these macros.
 #define EXPECT_EQUAL(...) EXPECT_TRUE(::tessera::testing::Equal(__VA_ARGS__))
 #define EXPECT_CLOSE(...) EXPECT_TRUE(::tessera::testing::Close(__VA_ARGS__))
 #define EXPECT_EACH(...) EXPECT_TRUE(::tessera::testing::EachPair(__VA_ARGS__))

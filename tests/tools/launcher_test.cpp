@@ -36,7 +36,7 @@ constexpr auto kLongestRun = 60s;
 
 /// How a launcher exited, and its output.
 struct Result {
-  int code = -1;    ///< exit code, or -1
+  int code = -1;    ///< exit code; -1: did not exit
   int signal = 0;   ///< the signal that killed the launcher itself, or 0
   std::string out;  ///< standard output
   std::string err;  ///< standard error
@@ -57,7 +57,7 @@ struct Result {
   _exit(99);
 }
 
-// Appends the available bytes; false at the end of the file.
+// Appends the available bytes. Returns false at the end of the file.
 bool read_into(int fd, std::string& text) {
   std::array<char, 4096> buffer;
   const auto size = read(fd, buffer.data(), buffer.size());
@@ -344,7 +344,7 @@ TEST_P(LauncherEnd, HasTheJobsExitCodeAndLeavesNoProcess) {
   const auto result = launcher.wait();
   EXPECT_EQ(result.code, end.code) << result.err;
   EXPECT_CONTAINS(result.err, end.word);
-  EXPECT_LT(result.took.count(), 5);  // two seconds, on a busy machine
+  EXPECT_LT(result.took.count(), 5);  // two seconds, and more on a busy machine
   EXPECT_TRUE(launcher.left_over().empty());
 }
 

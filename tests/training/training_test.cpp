@@ -30,7 +30,7 @@ namespace tessera::testing {
 // A small model whose sizes no mesh divides, its training data and its run.
 
 struct Mlp : nn::Module<Mlp> {
-  /// Returns the mean over rows and columns.
+  /// Returns the mean squared error of the outputs.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
     return at::mse_loss((*down)(at::tanh((*up)(x))), y);
   }
@@ -86,7 +86,7 @@ class MlpRun {
   at::Tensor weights() const { return testing::parameter_values(*model).detach(); }
 
   DeviceMesh mesh;
-  DeviceMesh data;  ///< the ranks with different rows
+  DeviceMesh data;  ///< the mesh of the ranks with different rows
   std::shared_ptr<Mlp> model;
   std::unique_ptr<optim::AdamW> optimizer;
   std::unique_ptr<training::TrainState> state;
