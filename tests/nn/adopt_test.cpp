@@ -231,14 +231,18 @@ TEST(Adopt, Refusals) {
 }
 
 // The values have the bounds of libtorch's reset_parameters.
+/// Expects uniform values in [-bound, bound]: the largest is at least `part` of the bound.
+void expect_bound(const auto& model, const std::string& name, double bound, double part) {
+  const double largest = value(model, name).abs().max().template item<double>();
+  EXPECT_LE(largest, bound) << name;
+  EXPECT_GE(largest, part * bound) << name;
+}
+
 TEST(Adopt, FillsLinearsAndConvolutionsAsLibtorchDoes) {
   const auto model = initialised([] { return std::make_shared<testing::TorchConvNet>(); });
   for (const auto& [name, inputs] :
        {std::pair("first.weight", 18), std::pair("first.bias", 18), std::pair("head.weight", 16)}) {
-    const double bound = 1 / std::sqrt(inputs);
-    const double largest = value(model, name).abs().max().template item<double>();
-    EXPECT_LE(largest, bound) << name;
-    EXPECT_GE(largest, 0.5 * bound) << name;
+    expect_bound(model, name, 1 / std::sqrt(inputs), 0.5);
   }
 }
 
@@ -270,26 +274,20 @@ TEST(Adopt, FillsEmbeddingsButForTheRowOfPadding) {
 TEST(Adopt, FillsAttentionAndTransformersAsLibtorchDoes) {
   const auto encoder = initialised([] { return testing::torch_encoder().ptr(); });
   const std::string attention = "layers.0.self_attn.";
-  const double largest = value(encoder, attention + "in_proj_weight").abs().max().item<double>();
-  EXPECT_LE(largest, std::sqrt(6.0 / (8 + 24)));
-  EXPECT_GE(largest, 0.9 * std::sqrt(6.0 / (8 + 24)));
+  expect_bound(encoder, attention + "in_proj_weight", std::sqrt(6.0 / (8 + 24)), 0.9);
   EXPECT_EQUAL(value(encoder, attention + "in_proj_bias"), at::zeros({24}));
   EXPECT_EQUAL(value(encoder, attention + "out_proj.bias"), at::zeros({8}));
   const auto transformer = initialised([] {
     return torch::nn::Transformer(torch::nn::TransformerOptions(8, 2, 1, 1).dim_feedforward(40))
         .ptr();
   });
-  const double widest =
-      value(transformer, "encoder.layers.0.linear1.weight").abs().max().item<double>();
-  EXPECT_LE(widest, std::sqrt(6.0 / 48));
-  EXPECT_GE(widest, 0.9 * std::sqrt(6.0 / 48));  // libtorch's Transformer fills its matrices itself
+  // libtorch's Transformer fills its matrices itself.
+  expect_bound(transformer, "encoder.layers.0.linear1.weight", std::sqrt(6.0 / 48), 0.9);
 }
 
 TEST(Adopt, FillsRecurrentModulesByTheSizeOfTheirState) {
   const auto model = initialised([] { return torch::nn::GRU(3, 16).ptr(); });
-  const double largest = value(model, "weight_ih_l0").abs().max().item<double>();
-  EXPECT_LE(largest, 0.25);
-  EXPECT_GE(largest, 0.2);
+  expect_bound(model, "weight_ih_l0", 0.25, 0.8);
 }
 
 TEST(Adopt, InitialisersOfTheProgramComeFirst) {

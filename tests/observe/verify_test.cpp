@@ -485,20 +485,6 @@ TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
   }
 }
 
-TEST(VerifyFaults, AMaskThatDependsOnTheRank) {
-  const TapFunction mask = [](const at::Tensor& x, const at::Tensor&) {
-    const std::int64_t rank = tp_rank_of(x);
-    return by_hand(x, [rank](const at::Tensor& local) {
-      return local * at::arange(local.size(-1)).add(rank).remainder(5).ne(0);
-    });
-  };
-  const VerifyReport report = found({.options = {.embedded = mask}});
-  // Rank 0 has the same values as one rank.
-  EXPECT_ERROR(report.check(),
-               "the output of 'tap', [2, 6, 12] on (tp=2) as [Replicate()], is not one rank's",
-               ", on rank 1;");
-}
-
 /// x * gain, where x may be a part: the gradient of the gain would be summed over the ranks.
 struct GainFunction : torch::autograd::Function<GainFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
@@ -529,19 +515,6 @@ TEST(VerifyFaults, AFunctionWhoseBackwardLacksAReduction) {
                "verify: the gradient of parameter 'block1.mlp.tap.gain', [1] on (tp=2) as "
                "[Replicate()], is not one rank's: at [0] it is ",
                "to_local()", "Partial{}", "(0 outputs and 1 gradient more differ)");
-}
-
-TEST(VerifyFaults, ASumOfTheRanksOwnLogits) {
-  const VerifyReport report = found({.step = [](Gpt& model, const at::Tensor& tokens) {
-    const at::Tensor logits = model(tokens).flatten(0, 1);
-    const at::Tensor own =
-        tessera::is_distributed(logits) ? DistributedTensor(logits).to_local() : logits;
-    const at::Tensor loss = tensor_parallel::cross_entropy(logits, tokens.flatten());
-    return (tessera::is_distributed(loss) ? DistributedTensor(loss).full_tensor() : loss) +
-           own.logsumexp(-1).square().mean().mul(1e-3);
-  }});
-  EXPECT_ERROR(report.check(), "verify: the loss, [], plain, is not one rank's",
-               "look at the step: the loss");
 }
 
 TEST_ON_MESH(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward, {1, 2},
@@ -625,38 +598,59 @@ TEST_ON_RANKS(VerifyFaults, CallsThatOneRankAloneMakes, 2) {
                "every rank make the same calls");
 }
 
-/// Plants a fault between two children, each of which is right.
-TEST(VerifyFaults, AFaultBetweenTwoModulesNamesTheirParent) {
-  GptRun run;
-  run.options.between = [](const at::Tensor& x) {
+TEST(VerifyFaults, NameTheModuleOrTheStep) {
+  struct Fault {
+    const char* name;
+    GptRun run;
+    std::vector<std::string_view> words;
+  };
+  const TapFunction mask = [](const at::Tensor& x, const at::Tensor&) {
+    const std::int64_t rank = tp_rank_of(x);
+    return by_hand(x, [rank](const at::Tensor& local) {
+      return local * at::arange(local.size(-1)).add(rank).remainder(5).ne(0);
+    });
+  };
+  const auto own_maximum = [](const at::Tensor& x) {
     return by_hand(
         x, [](const at::Tensor& local) { return local / local.abs().max().item<double>(); });
   };
-  const VerifyReport report = found(run);
-  EXPECT_EQ(report.outputs[0].fqn, "block0.mlp.down") << report.text();
-  EXPECT_ERROR(report.check(), "the output of 'block0.mlp.down'", "its input differs already",
-               "look at the forward of 'block0.mlp' before it calls 'block0.mlp.down'");
-}
-
-TEST(VerifyFaults, AFaultBeforeABlockNamesTheModelAndNotTheBlock) {
-  GptRun run;
-  run.step = [](Gpt& model, const at::Tensor& tokens) {
+  const auto own_logits = [](Gpt& model, const at::Tensor& tokens) {
+    const at::Tensor logits = model(tokens).flatten(0, 1);
+    const at::Tensor own =
+        tessera::is_distributed(logits) ? DistributedTensor(logits).to_local() : logits;
+    const at::Tensor loss = tensor_parallel::cross_entropy(logits, tokens.flatten());
+    return (tessera::is_distributed(loss) ? DistributedTensor(loss).full_tensor() : loss) +
+           own.logsumexp(-1).square().mean().mul(1e-3);
+  };
+  const auto rolled_tokens = [](Gpt& model, const at::Tensor& tokens) {
     const bool on_mesh = tessera::is_distributed(model.norm->slot("weight")->get());
     return gpt_loss(model, on_mesh ? tokens.roll(1, 0) : tokens);
   };
-  EXPECT_ERROR(found(run).check(), "the output of 'embed'",
-               "the input of the model differs already",
-               "look at the step before it calls the model");
-}
-
-TEST(VerifyFaults, AModuleThatTheMeshNeverCalls) {
-  GptRun run;
-  run.options.between = [](const at::Tensor& x) { return x; };
-  run.options.skips_drop = [](const at::Tensor& x) { return tessera::is_distributed(x); };
-  const VerifyReport report = found(run);
-  EXPECT_EQ(report.outputs[0].fqn, "block0.drop") << report.text();
-  EXPECT_ERROR(report.check(), "'block0.drop'", "is never called on the mesh",
-               "look at the forward of 'block0'");
+  const Fault faults[] = {
+      {"a mask that depends on the rank, and is right on rank 0",
+       {.options = {.embedded = mask}},
+       {"the output of 'tap', [2, 6, 12] on (tp=2) as [Replicate()], is not one rank's",
+        ", on rank 1;"}},
+      {"a sum of the ranks' own logits",
+       {.step = own_logits},
+       {"verify: the loss, [], plain, is not one rank's", "look at the step: the loss"}},
+      {"between two modules, each of which is right",
+       {.options = {.between = own_maximum}},
+       {"the output of 'block0.mlp.down'", "its input differs already",
+        "look at the forward of 'block0.mlp' before it calls 'block0.mlp.down'"}},
+      {"before the model",
+       {.step = rolled_tokens},
+       {"the output of 'embed'", "the input of the model differs already",
+        "look at the step before it calls the model"}},
+      {"a module that the mesh never calls",
+       {.options = {.between = [](const at::Tensor& x) { return x; },
+                    .skips_drop = [](const at::Tensor& x) { return tessera::is_distributed(x); }}},
+       {"'block0.drop'", "is never called on the mesh", "look at the forward of 'block0'"}}};
+  for (const Fault& fault : faults) {
+    SCOPED_TRACE(fault.name);
+    const VerifyReport report = found(fault.run);
+    EXPECT_TRUE(testing::Contains(testing::message_of([&] { report.check(); }), fault.words));
+  }
 }
 
 }  // namespace

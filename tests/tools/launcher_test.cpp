@@ -203,6 +203,11 @@ Result RunShell(int ranks, const std::string& script, const Launcher::Variables&
   return Launcher(Shell(ranks, script), variables).wait();
 }
 
+/// Runs a shell that has the launcher's path in $RUN.
+Result RunAround(const std::string& script) {
+  return Launcher({"sh", "-c", script}, {{"RUN", TESSERA_RUN}}).wait();
+}
+
 /// Waits until the file exists; it may still be empty. Fails the test after 30 s.
 void WaitForFile(const std::string& path) {
   const auto end = Clock::now() + 30s;
@@ -278,11 +283,8 @@ TEST(LauncherEnvironment, PassesArgumentsUnchanged) {
 }
 
 TEST(LauncherEnvironment, OnlyRankZeroHasTheStandardInput) {
-  const auto result =
-      Launcher({"sh", "-c", "printf 'a\\nb\\n' | $RUN --nproc 2 sh -c 'echo $RANK $(cat)'"},
-               {{"RUN", TESSERA_RUN}})
-          .wait();
-  EXPECT_CONTAINS(result.out, "0 a b\n", "[rank 1] 1\n");
+  const auto out = RunAround("printf 'a\\nb\\n' | $RUN --nproc 2 sh -c 'echo $RANK $(cat)'").out;
+  EXPECT_CONTAINS(out, "0 a b\n", "[rank 1] 1\n");
 }
 
 TEST(LauncherOutput, NamesTheRankOfEachLineButRankZerosOutput) {
@@ -308,22 +310,16 @@ TEST(LauncherOutput, KeepsLinesWholeAndLosesNothing) {
 
 TEST(LauncherOutput, IsAFailureIfItCannotBeWritten) {
   for (const auto& [where, code] : {std::pair("/dev/full", "1\n"), std::pair("/dev/null", "0\n")}) {
-    const auto result = Launcher({"sh", "-c",
-                                  "$RUN --nproc 2 sh -c '[ $RANK = 0 ] || echo out' >" +
-                                      std::string(where) + "; echo $?"},
-                                 {{"RUN", TESSERA_RUN}})
-                            .wait();
+    const auto result = RunAround("$RUN --nproc 2 sh -c '[ $RANK = 0 ] || echo out' >" +
+                                  std::string(where) + "; echo $?");
     EXPECT_EQ(result.out, code) << where;
   }
 }
 
 TEST(LauncherOutput, NeedsNoStandardStreams) {
   for (const char* closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
-    const auto run = Launcher({"sh", "-c",
-                               "timeout -s KILL 5 $RUN --nproc 2 sh -c 'echo out; exit 0' " +
-                                   std::string(closed) + "; echo code $?"},
-                              {{"RUN", TESSERA_RUN}})
-                         .wait();
+    const auto run = RunAround("timeout -s KILL 5 $RUN --nproc 2 sh -c 'echo out; exit 0' " +
+                               std::string(closed) + "; echo code $?");
     EXPECT_CONTAINS(run.out, "code 0\n") << closed;
   }
 }
@@ -371,34 +367,28 @@ TEST(LauncherEnd, PrintsTheErrorsOfTheFirstFailureAboveItsName) {
   EXPECT_LT(result.err.find("tessera-run: rank 1"), result.err.find("witness")) << result.err;
 }
 
-struct BadLine {
-  const char* name;
-  std::vector<std::string> arguments;
-  int code;
-  const char* word;
-};
-
-class LauncherCommandLine : public ::testing::TestWithParam<BadLine> {};
-
-TEST_P(LauncherCommandLine, IsRefused) {
-  const auto result = Launcher(GetParam().arguments).wait();
-  EXPECT_EQ(result.code, GetParam().code);
-  EXPECT_CONTAINS(result.err, GetParam().word);
+TEST(LauncherCommandLine, IsRefused) {
+  struct BadLine {
+    std::vector<std::string> arguments;
+    int code;
+    const char* word;
+  };
+  const BadLine lines[] = {{{"--nproc", "2"}, 2, "--nproc N PROGRAM"},
+                           {{"--nproc", "2", "--"}, 2, "no program"},
+                           {{"--nproc"}, 2, "--nproc"},
+                           {{"--explain", ""}, 2, "--explain"},
+                           {{"--nproc", "-1", "true"}, 2, "--nproc -1"},
+                           {{"--nproc", "two", "true"}, 2, "--nproc two"},
+                           {{"--timeout", "0", "true"}, 2, "--timeout 0"},
+                           {{"--nnodes", "2", "true"}, 2, "torchrun"},
+                           {{"no-such-program"}, 127, "no-such-program"},
+                           {{"/etc/passwd"}, 126, "/etc/passwd"}};
+  for (const BadLine& line : lines) {
+    const auto result = Launcher(line.arguments).wait();
+    EXPECT_EQ(result.code, line.code) << line.word;
+    EXPECT_CONTAINS(result.err, line.word);
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    All, LauncherCommandLine,
-    ::testing::Values(BadLine{"NoProgram", {"--nproc", "2"}, 2, "--nproc N PROGRAM"},
-                      BadLine{"NothingAfterDashes", {"--nproc", "2", "--"}, 2, "no program"},
-                      BadLine{"NoValue", {"--nproc"}, 2, "--nproc"},
-                      BadLine{"EmptyFolder", {"--explain", ""}, 2, "--explain"},
-                      BadLine{"NegativeRanks", {"--nproc", "-1", "true"}, 2, "--nproc -1"},
-                      BadLine{"RanksInWords", {"--nproc", "two", "true"}, 2, "--nproc two"},
-                      BadLine{"NoTimeout", {"--timeout", "0", "true"}, 2, "--timeout 0"},
-                      BadLine{"SeveralNodes", {"--nnodes", "2", "true"}, 2, "torchrun"},
-                      BadLine{"UnknownProgram", {"no-such-program"}, 127, "no-such-program"},
-                      BadLine{"NotExecutable", {"/etc/passwd"}, 126, "/etc/passwd"}),
-    [](const auto& info) { return info.param.name; });
 
 // Each rank makes a file when it has started.
 class LauncherSignal : public ::testing::Test {
