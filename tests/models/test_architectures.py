@@ -59,7 +59,7 @@ class Architectures(programs.InFolder):
         for number, (name, folder, model) in enumerate(self.each(names)):
             theirs = losses_of_training(model, rows, x, steps)
             for mesh in ({"tp": 2}, {"ep": 2})[:2 if name in programs.WITH_EXPERTS else 1]:
-                export = self.folder / f"{name}-{mesh}"
+                export = self.folder / f"{name}-{''.join(mesh)}"
                 programs.train(["--model", folder, "--tokens", tokens, "--batch", rows, "--seq", SEQUENCE, "--lr", 1e-3,
                                 "--steps", steps, "--metrics", metrics, "--save-hf", export,
                                 "--ac", ("none", "full", "selective")[number % 3]], 2, **mesh)
