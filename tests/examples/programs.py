@@ -1,4 +1,4 @@
-"""What the tests of the programs share: where they are, how they are run, small inputs for them."""
+"""Helpers of the tests of programs: where the programs are, how to run them, and small inputs for them."""
 import json
 import os
 import pathlib
@@ -18,10 +18,10 @@ SMALL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_si
          "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-5,
          "hidden_act": "silu", "max_position_embeddings": 256, "rope_theta": 10000.0,
          "tie_word_embeddings": False}
-# Nothing divides by 4 but the heads: 618 / 4, 1009 / 4, and blocks of 240 rows over 3 ranks.
+# Sizes that ranks do not divide, except the heads: 618 and 1009 by 4, and blocks of 240 rows by 3 ranks.
 ODD = SMALL | {"vocab_size": 1009, "hidden_size": 240, "intermediate_size": 618,
                "num_attention_heads": 12, "num_key_value_heads": 4}
-# Tied embeddings, and a head size that is not hidden / heads.
+# A model with tied embeddings, and a head size that is not the hidden size divided by the heads.
 TIED = SMALL | {"vocab_size": 301, "head_dim": 24, "num_key_value_heads": 4,
                 "tie_word_embeddings": True, "rope_theta": 500000.0}
 
@@ -49,20 +49,20 @@ def words(command):
 
 
 def run(command, **kwargs):
-    """A finished process; never waits more than its time-out."""
+    """Runs a command, at most for its time-out. Returns the finished process."""
     kwargs.setdefault("timeout", 300)
     return subprocess.run(words(command), capture_output=True, text=True, errors="replace", **kwargs)
 
 
 def succeed(command, **kwargs):
-    """The same of a process that must end well."""
+    """Like run(), but the process must end with code 0."""
     done = run(command, **kwargs)
     assert done.returncode == 0, done.stderr
     return done
 
 
 def fail(command, *parts, **kwargs):
-    """The same of a process that must end with code 1, and with these parts in its standard error."""
+    """Like run(), but the process must end with code 1, and with `parts` in its standard error."""
     done = run(command, **kwargs)
     assert done.returncode == 1, done.stdout + done.stderr
     missing = [str(part) for part in parts if str(part) not in done.stderr]
@@ -104,7 +104,7 @@ def write_config(folder, config):
 
 
 def make_model(folder, config, seed=0):
-    """A Hugging Face folder with random weights, made by PyTorch."""
+    """Makes a Hugging Face folder with random weights by PyTorch. Returns its path."""
     source = write_config(folder, config)
     model = pathlib.Path(folder, "model")
     peer(["make", "--config", source, "--out", model, "--seed", seed])
@@ -112,7 +112,7 @@ def make_model(folder, config, seed=0):
 
 
 def write_tokens(path, tokens, magic=20240520, count=None):
-    """An llm.c token shard; a wrong `magic` or `count` makes a bad one."""
+    """Writes an llm.c token shard, a bad one if `magic` or `count` is wrong. Returns its path."""
     tokens = list(tokens)
     header = struct.pack("<256i", magic, 1, len(tokens) if count is None else count, *[0] * 253)
     pathlib.Path(path).write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
@@ -120,7 +120,7 @@ def write_tokens(path, tokens, magic=20240520, count=None):
 
 
 def text_tokens(count, vocabulary):
-    """Deterministic, with some structure to learn: a few repeated phrases with changes."""
+    """Returns deterministic tokens with some structure to learn: repeated phrases with changes."""
     state, tokens = 12345, []
     for i in range(count):
         state = (state * 1103515245 + 12345) % (1 << 31)
@@ -213,7 +213,7 @@ WITH_EXPERTS = "mixtral", "mixtral_with_window", "qwen3_moe", "qwen3_moe_with_de
 
 
 def make_architecture(folder, values):
-    """A random model, far enough from zeros and ones that each weight is seen."""
+    """Writes a random model whose weights differ enough from 0 and 1 that each weight matters. Returns it."""
     import torch
     import transformers
     torch.manual_seed(3)
@@ -236,7 +236,7 @@ SAME = ("step", "loss", "grad_norm", "lr")
 
 
 def figures(metrics):
-    """What of the metrics does not depend on the time."""
+    """Returns the metrics of each step that do not depend on time."""
     return [[record[key] for key in SAME] for record in read_metrics(metrics)]
 
 
@@ -257,7 +257,7 @@ class TrainingRuns(InFolder):
         return run
 
     def broken_copy(self, name, unbroken, step=EVERY):
-        """The same run, as if it had been killed after it had saved this step."""
+        """Copies a run to a folder `name`, as if the run had been killed after it had saved `step`."""
         run = self.folder / name
         shutil.copytree(unbroken / f"steps/step-{step:08}", run / f"steps/step-{step:08}")
         shutil.copy(unbroken / "metrics.jsonl", run)
@@ -294,7 +294,7 @@ class Job:
         raise AssertionError(f"no line with {part}: {self.process.stderr.read()}")
 
     def ranks(self):
-        """The processes of the ranks, by number; those that have ended are missing."""
+        """Returns the process ids of the ranks that have not ended, by rank."""
         found = {}
         children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for pid in children.read_text().split():
@@ -310,7 +310,7 @@ class Job:
         return found
 
     def end(self, timeout=120):
-        """(exit code, standard error)"""
+        """Waits for the end of the job. Returns its exit code and standard error."""
         errors = self.process.communicate(timeout=timeout)[1]
         return self.process.returncode, errors
 
@@ -335,7 +335,7 @@ def train_on_fake_cuda(folder, arguments, dp=1, tp=1, replicas=1, cp=1, fault=""
 
 
 def run_on_fake_cuda(folder, command, ranks, fault=""):
-    """A program on so many processes. Its exit code may be any; ranks that were killed have no report."""
+    """Runs a program in `ranks` processes, with any exit code. Ranks that were killed have no report."""
     stem = folder / "report"
     environment = dict(os.environ, LD_PRELOAD=str(FAKE_CUDA), TESSERA_FAKE_CUDA_REPORT=str(stem),
                        TESSERA_FAKE_CUDA_FAULT=fault, OMP_NUM_THREADS="1")

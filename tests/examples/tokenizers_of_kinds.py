@@ -23,7 +23,7 @@ PIECES = ["don't", "I'LL", "we've", "1234567", "3.14159", "x+=1;", "</s>", "<|eo
 
 
 def word(rng):
-    """Of code points that have a category in PCRE2's Unicode, which is older than that of `tokenizers`."""
+    """Returns a word of code points that have a category in PCRE2's Unicode, which is older than that of `tokenizers`."""
     first, last = SCRIPTS[rng.choice(list(SCRIPTS))]
     drawn = (chr(rng.randint(first, last)) for _ in range(rng.randint(1, 9)))
     return "".join(c for c in drawn if unicodedata.category(c) != "Cn") or "x"
@@ -47,7 +47,7 @@ def code(folder, size):
 
 
 def broken(size, seed):
-    """The text with about every twentieth byte changed."""
+    """Returns bytes of a multilingual text of which about every twentieth is changed."""
     rng = random.Random(seed)
     data = bytearray(multilingual(size, seed).encode())
     for _ in range(len(data) // 20):
@@ -131,7 +131,7 @@ def mistral(text):
 
 
 def digits(text):
-    """Of the steps that the others lack, also DeepSeek's, and without tokens for bytes."""
+    """A tokenizer with steps that the other kinds lack, such as DeepSeek's, and without tokens for bytes."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Replace("\t", " ")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
@@ -146,7 +146,7 @@ def digits(text):
 
 
 def of_letters(single):
-    """ASCII, whose ids are its codes, and the special tokens <0> to <31>, with a template of these."""
+    """A tokenizer whose ids are ASCII codes, with the special tokens <0> to <31> and the template `single`."""
     marks = {f"<{i}>": i for i in range(32)}
     tokenizer = Tokenizer(models.BPE(marks | {chr(code): code for code in range(32, 127)}, []))
     tokenizer.add_special_tokens(list(marks))
@@ -158,7 +158,7 @@ KINDS = {"llama2": llama2, "llama3": llama3, "mistral": mistral, "qwen": qwen, "
 
 
 def save_all(folder, text):
-    """KIND.json in `folder` for each; returns them as `tokenizers` has them."""
+    """Writes KIND.json to `folder` for each kind. Returns the tokenizers of the package `tokenizers`."""
     made = {name: make(text) for name, make in KINDS.items()}
     for name, tokenizer in made.items():
         pathlib.Path(folder, f"{name}.json").write_text(tokenizer.to_str())

@@ -10,7 +10,7 @@ import programs
 
 MIB = 1 << 20
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen."
-# A separate process: a child's peak is at least that of the process which starts it.
+# A program that measures a command: the peak of a child process is at least that of the process that starts it.
 PEAK = """import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)"""
@@ -21,7 +21,7 @@ def ckpt(*arguments):
 
 
 def save_shards(folder, state):
-    """As torch.distributed.checkpoint leaves them."""
+    """Writes a folder of safetensors shards as torch.distributed.checkpoint does."""
     dcp.save(state, storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True), no_dist=True)
     return folder
 
@@ -38,17 +38,17 @@ class CheckpointTool(programs.WithFolder):
         tokenizer.save_pretrained(model)
         (model / "generation_config.json").write_text('{"eos_token_id": 1}')
         programs.train(["--model", model, "--steps", 0, "--save-hf", self.folder / "saved"])
-        other = self.folder / "other.model"  # whose content says what it is
+        other = self.folder / "other.model"  # the tokenizer's format follows from the content of the file
         other.write_text((model / "tokenizer.json").read_text())
         config = programs.write_config(self.folder, programs.SMALL)
         programs.train(["--config", config, "--tokenizer", other, "--steps", 0, "--save-hf", self.folder / "new",
                         "--save-hf-dtype", "bf16"])
         self.assertTrue((self.folder / "new/tokenizer.json").exists())
-        # The configuration that it was trained by says no type.
+        # The config.json that the model was trained with names no dtype.
         self.assertEqual(transformers.AutoConfig.from_pretrained(self.folder / "new").dtype, torch.bfloat16)
         self.assertEqual({tensor.dtype for tensor in load_file(self.folder / "new/model.safetensors").values()},
                          {torch.bfloat16})
-        # One tokenizer, the model's generation_config.json, and no other file of the model's.
+        # The export has one tokenizer and generation_config.json, but no other file of the model's folder.
         (self.folder / "alone").mkdir()
         alone = other.rename(self.folder / "alone/tokenizer.json")
         programs.train(["--model", model, "--tokenizer", alone, "--steps", 0, "--save-hf", self.folder / "mixed"])

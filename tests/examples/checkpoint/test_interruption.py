@@ -1,4 +1,4 @@
-"""The end of a run at any moment costs the steps since its last checkpoint and nothing else."""
+"""A run that ends at any moment loses the steps since its last checkpoint, and nothing else."""
 import os
 import pathlib
 import random
@@ -10,7 +10,7 @@ import time
 
 import programs
 
-# The long form: TESSERA_KILLS=50.
+# The number of kills; TESSERA_KILLS=50 makes the test thorough.
 KILLS = int(os.environ.get("TESSERA_KILLS", "2"))
 STOPPED = 75
 MANY = 100_000
@@ -18,9 +18,9 @@ MANY = 100_000
 
 class Signals(programs.TrainingRuns):
     def stop(self, send):
-        """Stops a run on two ranks during its steps, by a signal; the run and the step that it has reached."""
+        """Stops a run on two ranks by the signal that `send` sends. Returns the run's folder and its last step."""
         run = self.folder / "run"
-        # A constant rate: the schedule does not know how many steps there will be.
+        # The learning rate is constant, because the number of steps is not known in advance.
         arguments = [*self.flags(run, MANY), *self.checkpoints(run), "--schedule", "constant", "--log-every", 1]
         with programs.Job(arguments, tp=1) as job:
             job.wait_for_line("step:  3 ")
@@ -42,7 +42,7 @@ class Signals(programs.TrainingRuns):
 
     def test_sigterm_after_a_save_has_failed_still_saves_the_step(self):
         run = self.folder / "run"
-        taken = run / "steps/step-00000100"  # a file in its place, so that the save fails
+        taken = run / "steps/step-00000100"  # a file in place of the step's folder, so that the save fails
         taken.parent.mkdir(parents=True)
         taken.write_text("no folder")
         arguments = [*self.flags(run, MANY), *self.checkpoints(run), "--checkpoint-every", 100]
@@ -90,7 +90,7 @@ class Signals(programs.TrainingRuns):
         text.write_text("All work and no play makes Jack a dull boy. " * 200)
         flags = [*self.checkpoints(run), "--eval-text", text]
         with programs.Job([*self.flags(run), *flags], tp=1) as job:
-            job.wait_for_line("checkpoint: ")  # of the last step
+            job.wait_for_line("checkpoint: ")  # the checkpoint of the last step
             job.process.send_signal(signal.SIGTERM)
             code, errors = job.end()
         self.assertEqual(code, STOPPED, errors)
@@ -119,7 +119,7 @@ class Kills(programs.TrainingRuns):
         self.assert_equal_runs(run, self.train("unbroken", steps=steps, timeout=1800))
 
     def kill_one(self, job, run, draw):
-        """Some kills come while the ranks start, most among steps and saves."""
+        """Kills a random rank, sometimes while the ranks start, mostly during steps and saves."""
         if draw.random() < 0.8:
             self.wait_for_growth(job, run / "metrics.jsonl")
         time.sleep(draw.random() * 0.5)
@@ -135,7 +135,7 @@ class Kills(programs.TrainingRuns):
         def size():
             return metrics.stat().st_size if metrics.exists() else 0
         first = size()
-        # Cut by the next start, then longer.
+        # The next start first shortens the file of metrics, which then grows.
         while job.process.poll() is None and size() <= first:
             time.sleep(0.01)
             first = min(first, size())

@@ -23,7 +23,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
         run = self.resume("resumed", 2, 2)
         self.assert_equal_runs(run, self.unbroken)
         self.assertTrue((run / "run.json").exists())
-        # Saving changes nothing either, and says what it took.
+        # A run that saves equals a run that does not, and its metrics have the time of each save.
         self.assertEqual(["checkpoint_stall_s" in record
                           for record in programs.read_metrics(self.unbroken / "metrics.jsonl")],
                          [step in (EVERY + 1, 2 * EVERY + 1) for step in range(1, STEPS + 1)])
@@ -42,7 +42,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
         for name, mesh, flags in (
                 ("muon", {"dp": 1, "cp": 2}, ["--optimizer", "muon", "--accumulate", 3, "--zero", 2, "--ema", 0.9,
                                               "--shuffle", 3, "--dropout", 0]),
-                # fp16 has a loss scale; --no-async saves without a copy.
+                # A step of an fp16 run also has a loss scale; --no-async saves without a copy of the state.
                 ("sgd", {"dp": 2}, ["--optimizer", "sgd", "--schedule", "wsd", "--offload", "--param-dtype", "fp16", "--no-async"]),
                 ("moments", {"dp": 3}, ["--moment-dtype", "bf16"])):
             with self.subTest(name):
@@ -64,12 +64,12 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
     def test_auto_begins_in_an_empty_folder_and_then_continues(self):
         run = self.folder / "run"
         flags = [*self.checkpoints(run), "--resume", "auto", "--keep", 2]
-        # The same schedule: the run is cut short by what it finds, not by --steps.
+        # Both runs have the same --steps, and so the same schedule.
         self.train("run", [*flags, "--checkpoint-every", 2])
         self.assertEqual(sorted(p.name for p in (run / "steps").glob("step-*")),
                          ["step-00000006", "step-00000008"])
         weights = self.weights(run)
-        self.train("run", flags)  # nothing is left to train
+        self.train("run", flags)  # the run has all its steps already
         self.assertEqual(self.weights(run), weights)
         self.assertEqual(len(programs.figures(run / "metrics.jsonl")), STEPS)
 
@@ -95,7 +95,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
             self.train("parts", [*self.checkpoints(parts), *flags], steps=steps)
         self.assert_equal_runs(parts, whole)
         self.assertEqual(self.entries(parts / "steps/step-00000002")["samples"], 2 * programs.BATCH)
-        # What it has learnt, it keeps.
+        # The run begins with the loaded weights: its first loss is lower than that of a new model.
         first = programs.figures(self.unbroken / "metrics.jsonl")[0]
         self.assertLess(programs.figures(whole / "metrics.jsonl")[0][1], first[1] - 0.1)
 
@@ -104,7 +104,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
 
 
 class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
-    """Later runs in the folder of a run of three steps."""
+    """Runs that are started in the folder of an earlier run of three steps, and refused."""
 
     def setUp(self):
         super().setUp()
@@ -166,7 +166,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
         programs.write_tokens(self.folder / "t2.bin", tokens)
         self.tokens = self.folder / "t*.bin"
         self.refuse(resume, "files has 2 entries instead of 1")
-        # Other data are taken when they are excluded.
+        # With --exclude data, the run continues with other data.
         run = self.folder / "run"
         shutil.copytree(self.run_folder, run)
         self.train("run", [*self.checkpoints(run), "--resume", "--exclude", "data"], 1, 1, steps=4)

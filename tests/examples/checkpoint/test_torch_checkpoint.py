@@ -18,12 +18,12 @@ def torch_checkpoint(*arguments):
 
 
 def copy(dp, tp, source, target):
-    """Reads onto a mesh and writes from there."""
+    """Runs checkpoint_copy: reads `source` onto a mesh and writes `target`."""
     return programs.succeed(programs.on_ranks(dp * tp, [programs.BIN / "checkpoint_copy", dp, tp, source, target]))
 
 
 class WithTorchCheckpoint(programs.WithSharedFolder):
-    """`form` is a folder that torch wrote in that form, and `whole` what it is made of."""
+    """PyTorch writes a folder of the format `form`, and the whole tensors of the folder to a file."""
     form = None
 
     @classmethod

@@ -23,7 +23,7 @@ RANKS = 2
 
 
 class Net(nn.Module):
-    """Sizes that two does not divide."""
+    """The model of checkpoint_copy; 2 does not divide its sizes."""
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(11, 5)
@@ -49,7 +49,7 @@ def trained_state():
 
 
 def flat(state, prefix=""):
-    """Whole tensors by the names of a checkpoint."""
+    """Returns the whole tensors of model and optimizer by their names in a checkpoint."""
     if isinstance(state, dict):
         return {name: tensor for key in state for name, tensor in flat(state[key], f"{prefix}{key}.").items()}
     whole = state.full_tensor() if isinstance(state, DTensor) else state
@@ -60,7 +60,7 @@ def save(rank, kind, folder, file):
     dist.init_process_group("gloo", init_method=f"file://{file}.store", rank=rank, world_size=RANKS)
     state = trained_state()
     whole = flat(state)
-    if kind == "distcp":  # PyTorch's own form, with values that are no tensors
+    if kind == "distcp":  # PyTorch's own format, whose files also hold values that are no tensors
         model = {name: state[name] for name in state if name != "optimizer"}
         dcp.save({"model": model, "optim": state["optimizer"], "step": 3}, checkpoint_id=folder)
     else:
@@ -68,12 +68,12 @@ def save(rank, kind, folder, file):
     if rank == 0:
         save_file(whole, file)
     dist.destroy_process_group()
-    # A thread of libtorch that needs the interpreter while it ends aborts the process, now and then.
+    # Without this, a thread of libtorch sometimes aborts the process, because it needs the interpreter while that ends.
     os._exit(0)
 
 
 def save_by_hugging_face(state, kind, folder):
-    # PyTorch's consolidation makes zeros of scalars: the optimizer's steps.
+    # PyTorch's consolidation replaces scalars by zeros, such as the step counts of the optimizer.
     kept = state if kind == "sharded" else {name: state[name] for name in state if name != "optimizer"}
     dcp.save(kept, storage_writer=HuggingFaceStorageWriter(
         folder, save_distributed=True, enable_consolidation=kind == "consolidated"))

@@ -1,4 +1,4 @@
-"""The CUDA half of a build, where there is one."""
+"""The CUDA libraries of a build with CUDA, and the registers and the stack of their kernels."""
 import collections
 import dataclasses
 import pathlib
@@ -41,13 +41,13 @@ REGISTERS = {
     "square_sums_kernel": (32, 32, 32),
     "sum_kinds_kernel": (30, 30, 32),
 }
-# Those of another release of nvcc differ a little.
+# Other releases of nvcc give kernels slightly different numbers of registers.
 SLACK = 4
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="built without CUDA")
 
 
-# ---- What nvcc made of the kernels: registers and stack, by GPU. cuobjdump -res-usage, where there is none.
+# ---- Registers and stack of the kernels for each GPU, as cuobjdump -res-usage prints them, without cuobjdump.
 
 FATBIN_MAGIC = struct.pack("<IHH", 0xBA55ED50, 1, 16)
 ELF_KIND = 2
@@ -85,7 +85,7 @@ def text_at(table, offset):
 
 
 def sections(elf):
-    """By name: the bytes."""
+    """Returns the bytes of each section, by the section's name."""
     table, = struct.unpack_from("<Q", elf, 0x28)
     _, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, table + 64 * i) for i in range(count)]

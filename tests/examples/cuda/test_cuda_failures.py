@@ -20,7 +20,7 @@ def _folder():
 
 
 def train(folder, monkeypatch, fault="", timeout=4, flags=()):
-    """On dp=2 x tp=2; with a fault, with a time-out of `timeout` seconds."""
+    """Runs llama_train on dp=2 x tp=2. With a fault, the time-out is `timeout` seconds."""
     monkeypatch.setenv("TESSERA_TIMEOUT", str(timeout) if fault else "60")
     monkeypatch.setenv("TESSERA_WATCHDOG", "0")
     monkeypatch.setenv("TESSERA_DEBUG", "0")
@@ -31,7 +31,7 @@ def train(folder, monkeypatch, fault="", timeout=4, flags=()):
 
 
 def error_of(run, rank):
-    """The one line that says why the rank ended."""
+    """Returns the only line of standard error in which the rank says why it ended."""
     lines = [line for line in run.done.stderr.splitlines()
              if re.match(rf"\[rank {rank}\] (error|llama_train): ", line)]
     assert len(lines) == 1, run.done.stderr
@@ -39,7 +39,7 @@ def error_of(run, rank):
 
 
 def test_groups_are_split_from_one_and_end_in_the_opposite_order_of_their_making(folder, monkeypatch):
-    """Also where one rank is slow to end the last, when its peers are gone."""
+    """One rank is slow to end its last group, so that its peers have ended already."""
     run = train(folder, monkeypatch, fault="slow-end:4@0", timeout=60)
     assert run.done.returncode == 0, run.done.stderr
     assert "ended after" not in run.done.stderr
@@ -48,7 +48,7 @@ def test_groups_are_split_from_one_and_end_in_the_opposite_order_of_their_making
         assert [group["ended"] for group in communicators] == list(range(len(communicators)))[::-1]
         assert all(group["finalized"] and group["ended_by"] == "destroy" for group in communicators)
         assert not report["violations"]
-        # The groups of a mesh are split from one.
+        # NCCL splits the groups of a mesh from one communicator.
         assert made(report)[0] == ("init", 4)
         assert set(made(report)[1:]) == {("split", 2), ("split", 4)}
 
@@ -68,7 +68,7 @@ def traffic(report):
 
 
 def test_groups_whose_ranks_do_not_all_come_at_once_are_made_each_by_itself(folder, monkeypatch):
-    """Ranks 2 and 3 do not wait for rank 1 to split the groups of tp from one, and all is as if they had."""
+    """Ranks 2 and 3 do not wait for rank 1 to split the groups of tp. The traffic is that of groups that are split."""
     monkeypatch.setenv("TESSERA_TIMEOUT", "60")
     run = programs.run_on_fake_cuda(folder, [programs.BIN / "late_rank", 5], 4)
     assert run.done.returncode == 0, run.done.stderr
@@ -87,7 +87,7 @@ def test_groups_whose_ranks_do_not_all_come_at_once_are_made_each_by_itself(fold
 def test_a_set_up_that_hangs_ends_at_the_time_out(folder, monkeypatch):
     began = time.monotonic()
     run = train(folder, monkeypatch, fault="init:2@1", timeout=3)
-    # Besides the time-out the start and the end of four processes.
+    # Besides the time-out, four processes take time to start and to end.
     assert time.monotonic() - began < 3 + 8
     assert run.done.returncode == 1
     said = {}
@@ -96,7 +96,7 @@ def test_a_set_up_that_hangs_ends_at_the_time_out(folder, monkeypatch):
             said.setdefault(int(found[1]), []).append(found[2])
     assert all(len(lines) == 1 for lines in said.values()), run.done.stderr
     hung = r"set-up \(call 0 of group 'tp'\), rank {}: no rank is known to be missing, but the call did not end for 3.* s: rank 0 "
-    # The launcher ends all ranks after the first line, which may be that of a rank that waits for the others.
+    # The launcher ends all ranks after the first error line, which may be of a rank that waits for the others.
     assert any(re.match(hung.format(rank), said[rank][0]) for rank in {0, 1} & said.keys()) or any(
         "rank 0 waits in set-up (call 0 of group 'tp')" in said[rank][0] for rank in {2, 3} & said.keys()), run.done.stderr
     for rank in {2, 3} & said.keys():
@@ -104,7 +104,7 @@ def test_a_set_up_that_hangs_ends_at_the_time_out(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("fault, rank, said", [
-    # An error in the background, a collective that fails at once, one that is lost, a rank without memory.
+    # The faults are: an error in the background, a collective that fails at once, a lost collective, a rank without memory.
     ("async:40@1", 1, r"error: \w+ .*\(call \d+ of group '(dp|tp)'\).*, rank 1: NCCL met an error"),
     ("nccl:40@1", 1, r"\w+ .*in group '(dp|tp)' \(ranks .*\), rank 1: NCCL met an error"),
     ("lost:40@1", None, r"error: .*\(call \d+ of group '(dp|tp)'\).*, rank \d.* did not end for 4"),
@@ -117,7 +117,7 @@ def test_a_failure_is_said_in_a_line(folder, monkeypatch, fault, rank, said):
 
 @pytest.mark.parametrize("malloc, where", [(6, "the forward of unit 'model.layers"), (9, "the backward of ")])
 def test_a_step_without_memory_names_the_unit(folder, monkeypatch, malloc, where):
-    """What a larger batch asks of the device; the model itself fits into the first requests."""
+    """The request for memory that fails is one of the activations; the requests for the weights come first."""
     run = train(folder, monkeypatch, fault=f"malloc:{malloc}@1", timeout=60, flags=["--batch", 16, "--seq", 512])
     assert run.done.returncode == 1
     line = error_of(run, 1)

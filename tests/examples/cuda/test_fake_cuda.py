@@ -1,4 +1,4 @@
-"""llama_train on the fake CUDA, over the kinds of training: what no run on a CPU shows, without a GPU."""
+"""llama_train with many kinds of flags on the fake CUDA, which shows calls of CUDA and NCCL without a GPU."""
 import dataclasses
 import functools
 import itertools
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not programs.FAKE_CUDA.exists(),
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A kind of training. Pairs of features, not their product: each pair is in some case."""
+    """A kind of training. Each pair of features occurs in some case, but not every combination."""
     name: str
     dp: int = 1
     tp: int = 1
@@ -61,7 +61,7 @@ CASES = [
     Case("gloo", dp=2, tp=2, flags="--backend gloo --zero 2 --accumulate 2"),
 ]
 NCCL = [case for case in CASES if case.nccl]
-# Steps before which a step is like the ones before it: the first two are not, for the allocator and NCCL.
+# Numbers of steps. All steps after the first two are alike; in those, the allocator and NCCL do more.
 EARLY, LATE = 3, 5
 
 
@@ -72,7 +72,7 @@ def of_cases(cases):
 
 @functools.cache
 def home():
-    """Removed when the tests end."""
+    """Returns a temporary folder, which is removed when the tests end."""
     return tempfile.TemporaryDirectory(prefix="fake-cuda-")
 
 
@@ -99,7 +99,7 @@ def on_cuda(case, steps):
 
 @functools.cache
 def traffic_on_cpu(case):
-    """Bytes of a step by collective, for each mesh dimension."""
+    """Returns for each mesh dimension the bytes of a step, by collective."""
     folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
     programs.train(arguments(case, EARLY, folder), **case.mesh)
     dims = programs.read_metrics(folder / "m.jsonl")[-1]["comm"].values()
@@ -113,14 +113,14 @@ def train_config(case, changes, *flags, steps=EARLY):
 
 
 def reports(case, steps=LATE):
-    """By rank. A rank that was killed has none."""
+    """Returns the reports of all ranks. No rank may have been killed, because it would have no report."""
     found = on_cuda(case, steps).reports
     assert len(found) == case.ranks
     return [found[rank] for rank in range(case.ranks)]
 
 
 def a_step(case, count, rank=0):
-    """How much of what `count` finds in a rank's report one step adds."""
+    """Returns how much one step adds to the number that `count` returns for a rank's report."""
     early, late = (count(reports(case, steps)[rank]) for steps in (EARLY, LATE))
     return (late - early) / (LATE - EARLY)
 
@@ -142,7 +142,7 @@ def test_runs_to_its_end(case):
 
 
 def test_initial_weights_are_those_of_a_cpu():
-    """The kernel that fills at random runs on the host here; that which fills with ones, for the norms, does not."""
+    """The fake runs the kernel that fills matrices at random, but not the kernel that fills norms with ones."""
     folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
     flags = ["--config", inputs()[1], "--seed", 3, "--steps", 0, "--save-hf"]
     done = programs.train_on_fake_cuda(folder, [*flags, folder / "cuda"], dp=2, tp=2).done
@@ -157,7 +157,7 @@ def test_initial_weights_are_those_of_a_cpu():
 
 @of_cases(CASES)
 def test_makes_no_wrong_call_and_each_rank_uses_its_device_alone(case):
-    """A context of a thread on another device would take some hundred MiB there."""
+    """If a thread of a rank made a context on the device of another rank, that device would lose some hundred MiB."""
     for rank, report in enumerate(reports(case)):
         assert report["violations"] == []
         assert {row["device"] for row in report["streams"]} == {rank}
@@ -176,7 +176,7 @@ def test_groups_are_shut_down_in_one_order(case):
         assert [end for end in one if end in other] == [end for end in other if end in one]
 
 
-# As a CPU run counts them, by NCCL's names: of an all-to-all it has the parts alone.
+# The names of collectives in a CPU run, by NCCL's names. NCCL sends an all-to-all as separate parts.
 COLLECTIVES = {name: name for name in ("all_gather", "reduce_scatter", "all_reduce", "broadcast")}
 COLLECTIVES["send"] = "all_to_all"
 
@@ -205,7 +205,7 @@ def test_others_use_no_nccl(case):
 
 @of_cases(NCCL)
 def test_groups_share_no_stream(case):
-    """So that a gather over dp runs beside the collectives over tp, and beside kernels."""
+    """With a stream for each group, a gather over dp runs beside the collectives over tp and beside kernels."""
     report = reports(case)[0]
     streams = {}
     for row in report["collectives"]:
@@ -216,8 +216,8 @@ def test_groups_share_no_stream(case):
 
 @of_cases(NCCL)
 def test_nccl_moves_wide_packs_with_high_priority(case):
-    """From other addresses, and of elements of a byte, it moves single bytes, many times slower. A rank's part of a vector
-    may be of any size: it is gathered to its place, and short. The collectives of every layer have the priority."""
+    """NCCL moves single bytes, many times slower, from unaligned addresses or of types of one byte. A rank's part of a vector
+    is short and may be unaligned. The collectives of every layer have a high priority."""
     for row in reports(case)[0]["collectives"]:
         assert row["priority"] < 0 or row["collective"] not in ("all_gather", "reduce_scatter"), row
         assert row["unaligned"] == 0 and row["unaligned_part"] < 128 and row["type"] not in ("int8", "uint8"), row
@@ -232,7 +232,7 @@ def test_gradients_are_reduced_in_the_type_of_the_flag(case):
 
 @of_cases([case for case in CASES if not case.staged])
 def test_host_waits_once_a_step(case):
-    """For the metrics; loss scaling must know besides whether a gradient has overflowed. With offload the
+    """The host waits for the metrics; with loss scaling also for whether a gradient has overflowed. With offload, the
     gradients of each backward come to the host, and their norm goes to NCCL and back."""
     others = 1 if case.dtype == "fp16" else 0
     if "--offload" in case.flags:
@@ -266,23 +266,23 @@ def test_step_stays_within_its_budget():
 def test_memory_does_not_grow(case):
     for figure in ("allocations", "active"):
         assert a_step(case, lambda report: report["device_memory"][figure]) == 0
-    # What tensors take of it: the allocator has its memory in blocks of some MiB.
+    # The peak counts the memory of tensors; the allocator itself takes memory in blocks of some MiB.
     peaks = {row["peak_active_bytes"] for row in programs.read_metrics(on_cuda(case, LATE).metrics)[EARLY - 1:]}
-    # Attention keeps statistics for each document, and a batch has some more than another.
+    # Attention keeps statistics for each document, and batches differ in their number of documents.
     of_documents = 64 << 10 if "--document-mask" in case.flags else 0
     assert max(peaks) - min(peaks) <= of_documents, peaks
 
 
 @of_cases([case for case in CASES if case.name == "dp"])
 def test_pinned_memory_is_that_of_few_batches_and_events_are_reused(case):
-    """Inputs and targets of the batch in use, of one whose copy may still run, and of the next one. Lanes and collectives
+    """Three batches are pinned: the one in use, one that is being copied, and the next one. Lanes and collectives
     take their events from a pool; libtorch makes some events of its own."""
     early, late = (reports(case, steps)[0] for steps in (EARLY, 4 * LATE))
     assert late["pinned_memory"]["allocations"] - early["pinned_memory"]["allocations"] <= 4
     assert 2 * late["calls"]["cudaEventCreate"] < late["calls"]["cudaEventRecord"], late["calls"]
 
 
-# The kernels of each back end, or the products of attention by formula.
+# For each back end of attention, a part of its kernels' names; "math" computes batched products.
 KERNELS = {"flash": "flash_fwd", "efficient": "fmha", "math": "in a batch"}
 
 
@@ -301,13 +301,13 @@ def test_checkpointing_is_chosen_for_the_memory_of_the_device():
 
 
 def launches_of(*parts):
-    """How many launches a report has of kernels with one of these in their names."""
+    """Returns a function that counts a report's launches of kernels with one of `parts` in their names."""
     return lambda report: sum(count for name, count in report["launches"].items()
                               if any(part in name for part in parts))
 
 
 def launches(*parts):
-    """How many launches of such kernels a step adds in the case cp, which recomputes nothing."""
+    """Returns how many launches of such kernels a step has in the case cp, which recomputes nothing."""
     return a_step(next(case for case in CASES if case.name == "cp"), launches_of(*parts))
 
 
@@ -362,9 +362,9 @@ def test_deterministic_training_has_an_algorithm_for_every_operator():
 
 
 def test_fused_operators_are_one_launch_each():
-    """And none is a chain of libtorch's kernels: those of their formulas are not launched at all."""
+    """No fused operator runs as several kernels of libtorch."""
     layers = programs.SMALL["num_hidden_layers"]
-    # Backward computes the norms once more, and the products of silu_mul with their gradients.
+    # The backward computes the norms again, and computes the products of silu_mul together with their gradients.
     expected = {"silu_mul_kernel": layers, "silu_mul_backward_kernel": layers,
                 "rms_norm_kernel": 4 * layers + 2, "rms_norm_backward_kernel": 2 * layers + 1,
                 "rms_norm_weight_kernel": 2 * layers + 1,
@@ -376,7 +376,7 @@ def test_fused_operators_are_one_launch_each():
 
 
 def test_clipping_and_the_update_are_four_launches():
-    """No pass over the gradients multiplies them, and each unit's gradients are cast in one."""
+    """Clipping needs no pass that multiplies the gradients, and one launch casts the gradients of a unit."""
     for kernel in ("square_sums_kernel", "sum_kinds_kernel", "clip_norm_kernel", "adamw_kernel"):
         assert launches("::" + kernel) == 1, kernel
     assert launches("BinaryOpScalarTensorFunctor") == launches("FusedAdam") == 0
@@ -385,7 +385,7 @@ def test_clipping_and_the_update_are_four_launches():
 
 
 def test_every_exit_is_clean():
-    """An abort at exit that comes now and then: TESSERA_EXITS says how often it is looked for."""
+    """Runs end several times (TESSERA_EXITS), because an abort at exit would only happen sometimes."""
     count = int(os.environ.get("TESSERA_EXITS", 3))
     case = Case("exit", dp=2, tp=2)
     for _ in range(count):

@@ -29,7 +29,7 @@ def packed():
 
 
 def run(packed, out, *flags, **environment):
-    # Longer than the limits of the items together: they end it.
+    # The time limit is longer than those of all items together.
     done = programs.run([sys.executable, packed / "run", "--rehearse", "--out", out, *flags], timeout=1800,
                         env=os.environ | environment)
     results = out / "results.jsonl"
@@ -50,13 +50,13 @@ def test_every_stage_ends(packed, tmp_path):
     assert done.returncode == 0, done.stderr
     assert {stage for stage, _ in ends(rows)} == set(STAGES)
     assert {value for _, value in ends(rows)} == {"ended"}
-    # The most valuable first.
+    # The most valuable stages run first.
     assert [stage for stage, _ in ends(rows)][:5] == ["versions", "train", "compare", "gpu_test", "parity"]
     assert {(row["what"], row["unit"]) for row in of_stage(rows, "compare")} >= {
         (side, f"ms a step, {name}") for side in ("Tessera", "PyTorch", "PyTorch, FSDP2") for name in ("min", "median", "max")}
     # The fake fills norms with nothing: it computes no value that could be held against the CPU's.
     assert [row["ok"] for row in rows if row["what"] == "initial weights, GPU to CPU"] == [None]
-    # Our own kernels do compute on it.
+    # The kernels of this library compute values on the fake.
     assert [row["ok"] for row in of_stage(rows, "gpu_test")] == [True] * 5
     assert {row["unit"] for row in of_stage(rows, "train")} >= {"ms a step", "tokens/s", "MFU, %", "MFU, causal, %"}
     assert {row["unit"] for row in of_stage(rows, "peer")} >= {"ms a step", "GiB, peak"}
@@ -107,5 +107,5 @@ def test_batch_is_halved_until_it_fits(tmp_path, monkeypatch):
         shape = speeds.Shape("1b", batch, 4096)
         speeds.peer(stage_context.Context(results, "peer", rehearse=False), shape)
     values = [(row["what"].split()[1], row["value"]) for row in stage_context.read(results)]
-    # What the first has measured is not measured again.
+    # The second run does not measure again what the first run has measured.
     assert values == [("B=8", "out of memory"), ("B=4", "out of memory"), ("B=2", 1000.0), ("B=16", "out of memory")]

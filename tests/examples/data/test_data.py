@@ -23,7 +23,7 @@ class Data(programs.InFolder):
 class Mixtures(Data):
     def setUp(self):
         super().setUp()
-        # The smaller is used up within the run.
+        # The run uses up the smaller token file.
         self.small = programs.write_tokens(self.folder / "s.bin", [7, 8, 9] * 80)
         self.mixture = ["--tokens", self.tokens, "--weight", 0.7, "--tokens", self.small, "--weight", 0.3,
                         "--shuffle", 3]
@@ -52,7 +52,7 @@ class Mixtures(Data):
 
 
 def own_loss(model, rows):
-    """The mean over the targets of `rows`, lists of (input, target), each row by itself; None is no target."""
+    """Returns the mean loss of all targets. A row of `rows` is a list of (input, target); a target None does not count."""
     import torch
     losses = []
     for row in rows:
@@ -69,7 +69,7 @@ class LossesOfTransformers(Data):
         self.rng = random.Random(4)
 
     def model(self, config):
-        """Random weights, and the same model in transformers."""
+        """Writes a model with random weights. Returns the same model in transformers."""
         import torch
         import transformers
         self.config = programs.write_config(self.folder, config)
@@ -79,7 +79,7 @@ class LossesOfTransformers(Data):
                                                                  attn_implementation="eager")
 
     def check(self, flags, want):
-        """The first loss is `want`; those of a mesh are one rank's."""
+        """Expects that the first loss is `want`, and that a mesh has the losses of one rank."""
         one = self.losses(flags)
         self.assert_close(one[:1], [want])
         self.assertLess(one[-1], one[0])
@@ -90,7 +90,7 @@ class Documents(LossesOfTransformers):
     END = 10
 
     def packed(self, rows, sequence):
-        """A shard whose samples are made of whole documents, and these."""
+        """Writes a token file whose samples are whole documents. Returns the documents and the file."""
         documents, tokens = [], []
         for _ in range(rows):
             left = sequence
@@ -149,7 +149,7 @@ class Prompts(LossesOfTransformers):
 
     def test_prompt_tokens_are_ignored_in_the_loss(self):
         model = self.model(programs.SMALL)
-        # Most of the tokens are in few of the rows, so that ranks count differently many.
+        # Few rows have most of the target tokens, so that the ranks have different numbers of targets.
         pairs = [(self.text(0, 9), self.text(0, 6) if i % 4 else self.text(7, 7)) for i in range(12)]
         pairs[0] = ("", self.text(16, 16))
         flags = ["--jsonl", self.write_lines(pairs), "--eos-token", self.END]
@@ -194,7 +194,7 @@ class Prompts(LossesOfTransformers):
         self.assertEqual(losses[1:], losses[:1] * 2)
 
     def test_go_on_with_the_same_ends_alone(self):
-        """The token that is given is the one that the model's files name, or another one."""
+        """A run continues if --eos-token is the end token that the model's files name, and not otherwise."""
         model = programs.write_config(self.folder, programs.SMALL)
         ends = programs.write(self.folder / "generation_config.json", json.dumps({"eos_token_id": self.END}))
         flags = ["--config", model, "--tokens", self.tokens, "--batch", 12, "--seq", 16, "--document-mask",
@@ -215,7 +215,7 @@ TURNS = [{"role": "user", "content": "What is 2 + 2?\n"}, {"role": "assistant", 
          {"role": "user", "content": "And 'twice' \"that\"?"}, {"role": "assistant", "content": "8 <b>"}]
 CHATML = ("{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
           "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-# As templates that drop the reasoning of earlier turns.
+# A template that changes earlier turns, as templates do that drop the reasoning of earlier turns.
 LAST_ALONE = "{% for message in messages %}{% if loop.last %}{{ message['content'] }}{% else %}.{% endif %}{% endfor %}"
 
 

@@ -39,15 +39,15 @@ class Comparison(programs.WithSharedFolder):
             path.write_bytes(text)
 
     def compare(self, file, encode, decode):
-        """`encode` makes a text ids, `decode` ids a text."""
+        """Compares token_ids with `encode`, from text to ids, and `decode`, from ids to text."""
         programs.succeed([programs.BIN / "token_ids", file, *self.texts])
         for path in self.texts:
             with self.subTest(tokenizer=file.name, text=path.name):
                 ids = array.array("q", path.with_suffix(".ids").read_bytes()).tolist()
                 decoded = path.with_suffix(".decoded").read_bytes().decode(errors="replace")
-                # Broken bytes are U+FFFD to both.
+                # Both tokenizers read broken bytes as U+FFFD.
                 expected = encode(path.read_bytes().decode(errors="replace"))
-                # Lists of this length are not for a message.
+                # The message does not show the lists, which are too long.
                 agree = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ids, expected)))
                 self.assertTrue(ids == expected, f"of {len(ids)} and {len(expected)} ids the first {agree} agree")
                 self.assertTrue(decoded == decode(expected), "the texts differ")
@@ -67,8 +67,8 @@ class TrainedHere(Comparison):
 
 
 class SentencePiece(Comparison):
-    """Models with the options that the trainer takes by itself, which drop the spaces before a text."""
-    # Short: SentencePiece 0.1.97 adds the scores of a text in fp32, and newer versions choose differently in long texts.
+    """Models with the default options of SentencePiece's trainer, which drop the spaces before a text."""
+    # The texts are short: SentencePiece 0.1.97 adds scores in fp32, and newer versions choose other tokens in long texts.
     sizes = 20_000, 8_000, 5_000
 
     def test_special_tokens_have_no_text(self):
@@ -87,13 +87,13 @@ class SentencePiece(Comparison):
 
 
 class OfModels(Comparison):
-    """The files that are published, beside the package that each is made for."""
+    """Compares published tokenizer files with the packages that they are made for."""
     sizes = 200_000, 100_000, 50_000
 
     def test_llama3(self):
         from llama_models.llama3 import tokenizer
         theirs = tokenizer.Tokenizer.get_instance()
-        # They write special tokens out, which are no text to us.
+        # The package decodes special tokens to text, which token_ids leaves out.
         self.compare(pathlib.Path(tokenizer.__file__).with_name("tokenizer.model"),
                      lambda text: theirs.encode(text, bos=False, eos=False, allowed_special="all"),
                      lambda ids: theirs.decode([token for token in ids if token < theirs.bos_id]))
@@ -104,7 +104,7 @@ class OfModels(Comparison):
         data = pathlib.Path(importlib.util.find_spec("mistral_common").origin).parent / "data"
         for name in "tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3":
             theirs = sentencepiece.SentencePieceProcessor(model_file=str(data / name))
-            # It finds special tokens in a text.
+            # LlamaTokenizer finds special tokens in a text, which SentencePieceProcessor does not.
             tokenizer = transformers.LlamaTokenizer(str(data / name), legacy=True, add_bos_token=False)
             self.compare(data / name, tokenizer.encode, theirs.decode)
 
@@ -139,7 +139,7 @@ PATTERNS = [
 
 
 def categories():
-    """One name for each general category that some of the code points have."""
+    """Returns one name for each general category of Unicode that a code point of CODES has."""
     chosen = {}
     for name, value in regex._regex.get_properties()["GENERALCATEGORY"][1].items():
         if name.isalpha() and len(name) == 2 and regex.search(rf"\p{{{name}}}", ALL):
@@ -149,7 +149,7 @@ def categories():
 
 class Unicode(programs.WithSharedFolder):
     def ours(self, text, normalizer=None, pre_tokenizer=None):
-        """The text that is left: its tokens are bytes."""
+        """Returns the text after normalizer and pre-tokenizer, from a tokenizer whose tokens are bytes."""
         tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
         form = json.loads(tokenizer.to_str())
         bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -164,7 +164,7 @@ class Unicode(programs.WithSharedFolder):
         return source.with_suffix(".decoded").read_bytes().decode()
 
     def compare(self, got, want, what=""):
-        """Texts of this length are not for a message."""
+        """Compares two texts. The message shows only the place of the first difference."""
         if got != want:
             at = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b), min(len(got), len(want)))
             self.fail(f"{what[-300:]}: they differ at {at}: {got[at:at + 8]!r} for {want[at:at + 8]!r}, "
@@ -186,7 +186,7 @@ class Unicode(programs.WithSharedFolder):
         self.compare_normalizer(normalizers.NFC(), LINES)
 
     def test_nfc_of_many_marks(self):
-        """Order, composition and what hinders it, Hangul by its letters."""
+        """Random sequences of letters, marks and Hangul letters, which NFC orders and composes."""
         rng = random.Random(1)
         decomposed = [c for c in LINES.split("\n") if c and len(normalizers.NFD().normalize_str(c)) > 1]
         parts = sorted({part for c in decomposed for part in normalizers.NFD().normalize_str(c)})
@@ -195,7 +195,7 @@ class Unicode(programs.WithSharedFolder):
         self.compare_normalizer(normalizers.NFC(), "".join(rng.choice(rng.choice(kinds)) for _ in range(300_000)))
 
     def test_digits(self):
-        # Each is preceded by an "x", which remains if the step does not take the character.
+        # An "x" precedes each character, and remains if the step does not remove the character.
         self.compare_step(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
                                                    pre_tokenizers.Split(Regex("x$"), "removed")]),
                           "".join(f"x{c}" for c in ALL if c not in "x"))
@@ -205,7 +205,7 @@ class Unicode(programs.WithSharedFolder):
 
 TOKENIZE = programs.BIN / "llama_tokenize"
 PIECE = 1 << 20
-# Runs a command and prints its peak in KiB. From a small process: a child begins with the peak of the one that forks it.
+# Runs a command and prints its peak in KiB. The process is small, because a child begins with the peak of its parent.
 PEAK_OF = """
 import os, subprocess, sys
 _, status, used = os.wait4(subprocess.Popen(sys.argv[1:]).pid, 0)
@@ -215,7 +215,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def zstd(data, window=0x70):
-    """A frame of blocks that are not compressed (RFC 8878)."""
+    """Returns a zstd frame with `data` in blocks that are not compressed (RFC 8878)."""
     blocks = [data[i:i + 100_000] for i in range(0, len(data), 100_000)] or [b""]
     frame = struct.pack("<IBB", 0xFD2FB528, 0, window)
     for i, block in enumerate(blocks):
@@ -258,7 +258,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def expect(self, documents, shard_tokens=100_000_000, begin=(), end=None):
-        """What a writer in Python makes of lists of texts, each tokenized by itself."""
+        """Expects the shards that a writer in Python makes of `documents`, lists of texts that are tokenized separately."""
         end = [self.eos] if end is None else end
         tokens = [token for document in documents
                   for token in [*begin, *(t for text in document for t in self.ids(text)), *end]]
@@ -349,7 +349,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.refuse([path], "t_000000.bin", "exists", leaves=["t_000000.bin"])
 
     def test_takes_gzip_with_zeros_behind_it(self):
-        """As the gzip program, it ignores what follows the zeros."""
+        """Like the gzip program, llama_tokenize ignores bytes behind the zeros."""
         docs = self.documents(2)
         packed = [gzip.compress(doc.encode()) for doc in docs]
         self.tokenize(self.write("a.gz", packed[0] + b"\0" * 300_000),
@@ -357,7 +357,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.expect([[docs[0]], [docs[1]]])
 
     def test_reads_long_windows_of_zstd(self):
-        """Windows of 256 MiB, as with zstd --long=28."""
+        """The windows have 256 MiB, as those of zstd --long=28."""
         self.tokenize(self.write("a.zst", zstd(b"words and words", window=0x90)), "--no-eos")
         self.expect([["words and words"]], end=[])
 
@@ -385,7 +385,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         programs.fail(self.command(good), "names no token that ends a document")
 
     def test_takes_little_memory_for_much_text(self):
-        """A line of 25 MB, and compressed text of 60 MB."""
+        """The input has a line of 25 MB, and 60 MB of compressed text."""
         line = json.dumps({"text": "words and words again " * 1_200_000}) + "\n"
         path = self.write("a.jsonl.gz", gzip.compress((line + self.lines(["x" * 60]) * 400_000).encode(), 1))
         done = programs.succeed([sys.executable, "-c", PEAK_OF, *self.command(path, "--no-eos", "--threads", 2)])

@@ -18,13 +18,13 @@ PAGES = [*(programs.ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SE
 
 
 def flags(text):
-    """Long flags, without those that only negate another."""
+    """Returns the long flags in a text, without flags that negate other flags."""
     return {flag for flag in re.findall(r"--(?:\[no-\])?([a-z][a-z0-9-]+)", text)
             if not flag.startswith("no-")} - {"help", "help-all"}
 
 
 def anchors(page):
-    """What GitHub calls the headings of a page."""
+    """Returns the anchors that GitHub makes of the headings of a page."""
     headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", page.read_text()))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -113,7 +113,7 @@ class FromFilesToText(programs.InFolder):
 
 
 PLAN_OF_70B = programs.ROOT / "docs/programs/plan_a_70b_run.md"
-# The others of its commands only if asked, since each takes some seconds.
+# The numbers of the commands that always run. The others, which take some seconds each, run with TESSERA_ALL_PLANS.
 ALWAYS = (1, 3)
 
 
@@ -146,7 +146,7 @@ class TorchExport(programs.InFolder):
         programs.succeed([sys.executable, "-c", code], cwd=self.folder)
         exported = torch.export.load(self.folder / "run/exported.pt2").module()
         model = transformers.AutoModelForCausalLM.from_pretrained(self.folder / "run/model", dtype=torch.float32)
-        # Sizes other than those of the export.
+        # The sizes differ from those of the export.
         tokens = torch.tensor(programs.text_tokens(3 * 29, 256)).view(3, 29)
         with torch.no_grad():
             torch.testing.assert_close(exported(tokens), model(tokens).logits)
@@ -160,7 +160,7 @@ def losses_of(output):
 
 class Tutorials(unittest.TestCase):
     def run_tutorial(self, name, *arguments, on=(1, 4)):
-        """The outputs on these numbers of ranks."""
+        """Yields the output of a tutorial on each number of ranks in `on`."""
         for ranks in on:
             with self.subTest(name, ranks=ranks):
                 program = [programs.BIN / f"tutorial_{name}", *arguments]
@@ -175,7 +175,7 @@ class Tutorials(unittest.TestCase):
                                                 r"the gradients \[Shard\(1\)\] and \[Shard\(0\)\]"]),
                     ("06_fsdp", (), (4,), ["(?m)^up: ", "(?m)^down: "]),
                     ("11_experts", (), (2,), [r"one of \d+ alike", "(?m)^ +ep +all_gather "]),
-                    # A rank of ep has no experts.
+                    # With 3 experts on 4 ranks of ep, one rank has none.
                     ("11_experts", (3, 4), (4,), ["step 20 loss"]),
                     ("12_losses", (), (2, 4), [equal]),
                     ("13_own_parameters", (), (2, 4), [equal]),

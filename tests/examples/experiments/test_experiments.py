@@ -1,4 +1,4 @@
-"""examples/experiments: runs are compared, kept, judged and shown."""
+"""Tests of examples/experiments, which compares runs, keeps finished ones, and shows a report."""
 import importlib
 import json
 import os
@@ -33,7 +33,7 @@ tp = 2
 
 class Experiments(programs.InFolder):
     def write(self, body, steps=4, **names):
-        """An experiment on small data: `body` behind its flags, `names` before them."""
+        """Writes the file of an experiment on small data: `names`, some flags, and `body`."""
         names = {"perturbed": 1} | names
         top = "".join(f"{name} = {json.dumps(value)}\n" for name, value in names.items())
         file = self.folder / "some.toml"
@@ -68,7 +68,7 @@ class Experiments(programs.InFolder):
         page = (self.folder / "out/report.html").read_text()
         for part in ("<svg", "prefers-color-scheme:dark", "bytes that it puts in", "TP 2"):
             self.assertIn(part, page)
-        # One that did not finish, as far as the folder tells, and one with other flags.
+        # One run is made to look unfinished, and another run gets other flags.
         (self.folder / "out/runs" / jobs.folder_name("one rank") / "done.json").unlink()
         again = self.run_file(self.write(MESHES + "sp = false\n")).stdout
         for part in ("one rank: 4 steps in", "TP 2: 4 steps in", "one rank, last bits 1: 4 steps, kept"):
@@ -81,7 +81,7 @@ class Experiments(programs.InFolder):
         self.run_file(self.write(body, steps=1), 0)
         self.assertEqual(notes.read_text(), "mine")
         self.assertEqual(len(list((self.folder / "out/runs").iterdir())), 3 + 1)
-        # What is finished is kept only with its metrics.
+        # A finished run is kept only if its metrics exist.
         (self.folder / "out/runs" / jobs.folder_name("a b") / "metrics.jsonl").unlink()
         again = self.run_file(self.folder / "some.toml").stdout
         for part in ("a b: 1 steps in", "a-b: 1 steps, kept"):
@@ -106,7 +106,7 @@ class Experiments(programs.InFolder):
         self.assertIn("TP 2: different, expected same: ", self.run_file(file, 1).stdout)
         self.assertEqual(self.row("TP 2")["grad_norm"]["first_beyond"], 1)
         self.assertGreater(self.row("TP 2")["grad_norm"]["share"], 3)
-        # FSDP alone has no such sum.
+        # Without tensor parallelism, the gradient of the norm needs no such sum.
         self.write(MESHES + "[[run]]\nname = \"1-D\"\ndp = 2\n", program="llama_unsummed_norm")
         self.assertEqual(self.run_file(file).stdout.count("kept"), 3)
         self.assertEqual(self.row("1-D")["verdict"], "same")
@@ -119,7 +119,7 @@ class Experiments(programs.InFolder):
         self.assertIn("one rank, of seed 2", done.stdout)
         row = self.row("TP 2")
         self.assertEqual((row["rule"], row["verdict"], row["weak"]), ("bf16", "same", True))
-        # In bf16 the gradient norm is known to 3e-3, which is weak.
+        # The gradient norm of bf16 runs differs by up to 3e-3, so that the comparison is weak.
         self.assertTrue(results.WEAK < row["grad_norm"]["found_from"] < 1)
         self.assertIn("(weak: finds faults from ", done.stdout)
 
@@ -133,7 +133,7 @@ class Experiments(programs.InFolder):
         self.assertIn("batch 4, reshard bad: failed: ", done.stdout)
         self.assertIn("--reshard-last is given with --zero 2", self.row("batch 4, reshard bad")["error"])
         self.assertIn("2 of 6 runs are not as expected", done.stdout)
-        # What backward needs first is gathered again: the last block, final norm with head.
+        # With reshard-last, the last block and the final norm with the head are gathered again in backward.
         calls = {name: self.row(f"batch 4, reshard {name}")["comm"]["dp"]["all_gather"]["calls"] for name in ("all", "most")}
         self.assertEqual(calls["all"], calls["most"] + 2)
 

@@ -19,7 +19,7 @@ SCRIPT = programs.ROOT / "examples" / "launch" / "llama_train.sbatch"
 # Long options of sbatch(1) that a script may have.
 SBATCH = {"job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time", "output",
           "open-mode", "requeue", "signal", "mem", "account", "partition", "exclusive"}
-# One host is all nodes here. What is given to it that srun(1) does not have is an error.
+# A stand-in for srun that runs the tasks of all nodes on this host. It refuses options that srun(1) lacks.
 SRUN = '''#!{python}
 import argparse, os, subprocess, sys, time
 parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -48,7 +48,7 @@ echo "$@" >> "$SCONTROL_CALLS"
 
 
 def directives():
-    """What the script asks sbatch for; sbatch stops to read at the first command."""
+    """Returns the #SBATCH options of the script, which sbatch reads up to the first command."""
     found = {}
     for line in SCRIPT.read_text().splitlines()[1:]:
         if line.startswith("#SBATCH"):
@@ -73,7 +73,7 @@ class TestSbatch(programs.InFolder):
         make_program(self.place / "scontrol", SCONTROL)
 
     def sbatch(self, *arguments, **variables):
-        """As sbatch runs a script: a copy, in the folder of the submission, with the allocation's variables. Two nodes of
+        """Runs a copy of the script as sbatch does, with the variables of an allocation. The allocation has two nodes of
         one task each."""
         copy = self.folder / "slurm_script"
         copy.write_bytes(SCRIPT.read_bytes())
@@ -96,7 +96,7 @@ class TestSbatch(programs.InFolder):
         self.assertEqual((found["nodes"], found["ntasks-per-node"], found["signal"]), ("2", "8", "USR1@300"))
 
     def test_a_job_whose_time_is_over_is_queued_again(self):
-        # What Slurm sends, to each task when it gets to it.
+        # Each task gets the signal that Slurm sends when the time is over.
         make_program(self.place / "llama_train", '#!/bin/sh\n(until [ -s first.jsonl ]; do sleep 0.1; done; kill -USR1 $$) &\n'
                      f'exec {programs.BIN}/llama_train "$@"\n')
         done = self.train("--steps", 100000, "--checkpoint", "steps", "--resume", "auto", "--metrics", "first.jsonl",
@@ -135,7 +135,7 @@ MPI_RANKS = programs.BIN / "mpi_ranks"
 
 
 def environment():
-    """One thread, because the launchers set different numbers of threads; a free port, because Open MPI sets none."""
+    """Returns variables with one thread, since launchers set different numbers, and a free port, since Open MPI sets none."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

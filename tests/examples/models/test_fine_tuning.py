@@ -1,4 +1,4 @@
-"""Parts of a model are trained: adapters, and all but what is frozen."""
+"""Training of LoRA adapters, with frozen parameters, and with an average of the weights."""
 
 import programs
 
@@ -16,7 +16,7 @@ class FineTuning(programs.InFolder):
                      "--lr", 1e-2, "--seed", 5]
 
     def run_on(self, name, flags, dp=1, tp=1, steps=STEPS):
-        """The folder of a run, and its losses."""
+        """Trains on a mesh. Returns the folder of the run, the losses, and the output."""
         run = self.folder / name
         done = programs.train([*self.data, "--steps", steps, "--metrics", run / "metrics.jsonl", *flags,
                                "--save-hf", run / "model"], dp, tp)
@@ -88,7 +88,7 @@ class FineTuning(programs.InFolder):
             with self.subTest(message):
                 self.refuse([programs.BIN / "llama_train", *self.data, *flags], message)
         programs.train([*self.data, *load, *lora, "--lora-dropout", 0.1, "--steps", 1])
-        # Without the optimizer's state an average begins anew.
+        # If the optimizer state is excluded, the average of the weights begins anew.
         programs.train([*self.data, *lora[:4], *resume, "--exclude", "optimizer"])
 
     def test_frozen_parameters_stay_and_the_others_train_as_in_one_process(self):
@@ -107,7 +107,7 @@ class FineTuning(programs.InFolder):
     def test_the_average_is_that_of_the_weights_and_is_saved_and_resumed_on_a_mesh(self):
         import torch
         flags = ["--ema", 0.5, "--lr", 1e-3]
-        # By the rule, from the weights after each step.
+        # The expected average is computed from the weights after each step.
         average = self.weights(self.base / "model.safetensors")
         for step in range(1, STEPS + 1):
             run, _, _ = self.run_on(f"plain{step}", ["--lr", 1e-3], steps=step)
@@ -119,7 +119,7 @@ class FineTuning(programs.InFolder):
         self.assert_close(self.weights(resumed / "model/model.safetensors"), average, 2e-4)
 
     def test_outputs_that_cannot_be_written_end_all_ranks_by_that_reason(self):
-        """Rank 0 alone looks at them."""
+        """Only rank 0 checks the output folders."""
         folder = self.folder / "lora"
         folder.mkdir()
         (folder / "adapter_config.json").write_text("{}")

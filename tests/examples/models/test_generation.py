@@ -42,7 +42,7 @@ class Generation(programs.InFolder):
         return folder, programs.make_architecture(folder, programs.MODELS[name])
 
     def test_a_batch_has_each_prompts_greedy_text_on_any_mesh(self):
-        # Texts outgrow the window.
+        # The texts become longer than the sliding window.
         for name, meshes in (("llama1", (1,)), ("llama2_with_biases", (2,)), ("llama3", (4,)), ("linear", (1,)),
                              ("yarn", (1,)), ("mistral_with_window", (1, 4)), ("qwen2", (4,)), ("qwen3", (2,)),
                              ("mixtral_with_window", (4,)), ("qwen3_moe_with_dense", (1, 2)), ("olmoe", (1, 4))):
@@ -54,7 +54,7 @@ class Generation(programs.InFolder):
                     self.assertEqual(texts(batch, tp), theirs)
 
     def test_key_value_heads_are_shared_where_ranks_are_more(self):
-        """2 of them on 4 ranks: trained as on one, exported, and continued as transformers does."""
+        """A model with 2 key-value heads is trained on 4 ranks, exported, and generates the texts of transformers."""
         import torch
         import transformers
         folder = self.folder / "few"
@@ -97,7 +97,7 @@ class Generation(programs.InFolder):
             with self.subTest(name):
                 theirs = greedy_tokens(model.to(dtype), PROMPTS[0])
                 (ours, _), = texts(["--model", folder, "--prompt", PROMPTS[0], *GREEDY, "--dtype", name])
-                # Roundings differ: a near tie may part the texts, but not at once.
+                # Roundings differ, so that texts may differ after some tokens.
                 self.assertEqual(ours[:8], theirs[:8])
 
     def test_attention_dropout_is_of_training_alone(self):
@@ -155,7 +155,7 @@ class Generation(programs.InFolder):
 
     @unittest.skipUnless(programs.FAKE_CUDA.exists(), "built without CUDA's headers")
     def test_computes_on_the_device_alone(self):
-        """On a fake one, whose kernels compute nothing: an operator of tensors on two devices is an error."""
+        """The device is fake, and its kernels compute nothing. An operator of tensors on two devices would be an error."""
         folder, _ = self.make("qwen3")
         fake = dict(os.environ, LD_PRELOAD=str(programs.FAKE_CUDA))
         model = ["--model", folder, "--device", "cuda"]

@@ -1,11 +1,11 @@
-"""llama_train --ac auto: a run takes what its plan takes. test_plan_search.py has llama_plan's choice."""
+"""llama_train --ac auto takes as much memory as its plan says. test_plan_search.py tests the choice of llama_plan."""
 import json
 import re
 
 import programs
 
 RUN = ["--batch", 16, "--seq", 64]
-# Activations outweigh the weights, so that each kind takes another amount of memory.
+# Activations take more memory than weights, so that the peaks of all kinds of checkpointing differ.
 DEEP = programs.SMALL | {"num_hidden_layers": 6}
 
 

@@ -1,4 +1,4 @@
-"""The calls, bytes and peak memory of llama_plan are those of real runs. The memory-bound operators of a layer."""
+"""Compares calls, bytes and peak memory of llama_plan with real runs. Bounds the bytes of memory-bound operators."""
 
 import functools
 import json
@@ -12,7 +12,7 @@ import pytest
 import programs
 
 STEP = ["--batch", 24, "--seq", 16]
-# Fewer key-value heads than ranks.
+# A model with fewer key-value heads than tensor-parallel ranks.
 FEW_HEADS = programs.ODD | {"num_key_value_heads": 2}
 WINDOW = programs.SMALL | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 700,
                            "num_hidden_layers": 3, "num_key_value_heads": 2, "sliding_window": 10}
@@ -65,7 +65,7 @@ class Plan(programs.InFolder):
         return json.loads(file.read_text())
 
     def train(self, config, arguments, dp, tp, replicas, cp=1):
-        """The metrics of a real second step."""
+        """Returns the metrics of the second step of a real run."""
         flags = ["--config", programs.write_config(self.folder, config), "--tokens", self.tokens, "--steps", 2, *arguments]
         return programs.metrics_of(self.folder, flags, dp, tp, replicas, cp,
                                    env=dict(os.environ, TESSERA_COUNT_MEMORY="1", OMP_NUM_THREADS="1"))[0][-1]
@@ -126,7 +126,7 @@ class Plan(programs.InFolder):
 
     @staticmethod
     def sums(modules):
-        """Calls and bytes of all modules, as metrics have them."""
+        """Returns the sums of calls and bytes of all modules, in the form of metrics."""
         comm = {}
         for row in modules:
             entry = comm.setdefault(row["group"], {}).setdefault(row["collective"], {"calls": 0, "bytes": 0})
@@ -142,13 +142,13 @@ class Plan(programs.InFolder):
 
     def test_ranks_of_a_split_sequence_compute_as_much(self):
         kinds = self.plan(programs.SMALL, [*STEP, "--gpu", "h100"], cp=4)["kinds"]
-        # The first chunk has no keys before it, and the last rank's chunks are one.
+        # Kinds of ranks: the first chunk has no keys before it, and the two chunks of the last rank are adjacent.
         self.assertEqual([kind["ranks"] for kind in kinds], [1, 2, 1])
         self.assertEqual(len({kind["flops"] for kind in kinds}), 1)
         self.assertEqual(len({kind["parameters_bytes"] for kind in kinds}), 1)
 
     def test_split_sequences_make_no_masks(self):
-        """What a rank keeps grows with the tokens, not with their square: twice the tokens on twice the ranks are
+        """Activations grow with the tokens, not with their square: twice the tokens on twice the ranks are
         as many on each, and keys and values of all of them."""
         width = programs.SMALL["hidden_size"]
         peaks = [self.plan(programs.SMALL, ["--batch", 1, "--seq", seq, "--zero", 2], cp=cp)["kinds"][0]["activations_bytes"]
@@ -166,7 +166,7 @@ class Plan(programs.InFolder):
         self.assertLess(after.ru_maxrss << 10, 2e9)
 
     def machine(self, **numbers):
-        """A file of a machine that takes no time but for what `numbers` say."""
+        """Writes the file of a machine on which only what `numbers` say takes time."""
         fast = dict(memory_bytes=1e15, flops_half=1e30, flops_fp32=1e30, memory_bandwidth=1e30, link_bandwidth=1e30,
                     network_bandwidth=1e30, product_share=1, attention_share=1, attention_share_64=1, memory_share=1,
                     network_share=1, operator_latency_s=0, link_latency_s=0, network_latency_s=0, reserved_bytes=0) | numbers
@@ -176,7 +176,7 @@ class Plan(programs.InFolder):
         return file
 
     def test_frozen_weights_have_no_gradient(self):
-        # tflops is that of a rank, by the formula; in a step they are the same on any machine.
+        # A plan's tflops are of a rank; times the time of a step, they are the same on any machine.
         def per_token(config, *flags):
             plan = self.plan(config, [*STEP, *flags, "--gpu", "h100"])
             return plan["tflops"] * 1e12 * plan["step_time_s"] / (24 * 16)
@@ -196,7 +196,7 @@ class Plan(programs.InFolder):
         self.assertAlmostEqual(per_token(config, "--freeze", freeze) / last, 1)
 
     def test_collectives_take_their_bytes(self):
-        """The bytes are a ring's, whatever hides them. The few bytes of the hosts' agreement are not counted."""
+        """Times are those of a ring's bytes, also if they are hidden. The few bytes of the hosts' agreement are not counted."""
         plan = self.plan(programs.SMALL, [*STEP, "--gpu", self.machine(link_bandwidth=1e9, network_share=0.5)],
                          dp=2, tp=4)
         for group, ranks in (("dp", 2), ("tp", 4)):
@@ -242,7 +242,7 @@ def is_memory_bound(row):
 
 @functools.cache
 def bytes_of_step(layers, batch, flags):
-    """By operator. Products and attention are left out."""
+    """Returns the bytes of a step by operator, without products and attention."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         config = json.loads(LLAMA_1B.read_text()) | {"num_hidden_layers": layers}
@@ -258,7 +258,7 @@ def difference(more, less):
 
 
 def of_a_layer_and_token(flags):
-    """Bytes by operator, over the hidden size. What grows with layers alone is of parameters, and not counted."""
+    """Returns the bytes of a layer and token by operator, divided by the hidden size, without the bytes of parameters."""
     of_layers = [difference(bytes_of_step(6, batch, flags), bytes_of_step(4, batch, flags)) for batch in (2, 1)]
     counts = difference(*of_layers)
     return {name: count / 2 / 2048 / HIDDEN for name, count in counts.items() if count > 0}
@@ -272,7 +272,7 @@ def test_layer_moves_few_bytes(flags):
     assert 0 < sum(counts.values()) <= MOST[flags], f"{sum(counts.values()):.1f} H:\n{table}"
 
 
-# The least MFU that a plan may say, in %.
+# The smallest MFU, in percent, that the plan of a configuration may predict.
 PREDICTED = [("llama3.1-8b.json", "h100", 8, 57), ("llama3.2-1b.json", "h200", 1, 57)]
 
 

@@ -1,9 +1,9 @@
-"""llama_plan --search and --ac auto: what they find is what plans of the layouts say."""
+"""Compares the layouts that llama_plan --search and --ac auto find with plans of these layouts."""
 import json
 
 import programs
 
-# More layers than are planned to estimate them.
+# A search plans fewer layers than these, and estimates the others.
 DEEP = programs.SMALL | {"num_hidden_layers": 9}
 RUN = ["--batch", 16, "--seq", 64, "--param-dtype", "fp32"]
 MACHINE = '''like = "h100"
@@ -41,7 +41,7 @@ class PlanSearch(programs.InFolder):
         found, _, _ = self.search(8)
         self.assertEqual({(each["dp"], each["tp"]) for each in found["layouts"]}, {(8, 1), (4, 2), (2, 4)})
         self.assertEqual(len(found["layouts"]), 18)
-        # One of each kind of activations, and of ZeRO.
+        # The layouts have each kind of activation checkpointing, and each kind of ZeRO.
         for layout in [each for each in found["layouts"] if each["tp"] == 2][:3] + found["layouts"][-2:]:
             with self.subTest(layout):
                 plan, _ = self.plan(DEEP, RUN + self.flags(layout))
@@ -66,7 +66,7 @@ class PlanSearch(programs.InFolder):
         self.assertEqual(sum(each["fits"] for each in whole), sum(peak <= limit for peak in peaks))
         self.assertGreater(found["skipped"], 0)
         self.assertEqual(len(whole) + found["skipped"], 18)
-        self.assertTrue(plan["fits"])  # the fastest, in full
+        self.assertTrue(plan["fits"])  # the full plan of the fastest layout
         self.assertIn("It fits", text)
 
     def test_auto_checkpointing_is_the_least_that_fits(self):
@@ -101,7 +101,7 @@ class PlanSearch(programs.InFolder):
         self.assertIn("--dp or --tp", " ".join(plan["advice"]))
 
     def test_micro_batches_are_as_many_as_it_takes(self):
-        run = ["--dp", 2, "--ac", "full", "--zero", 3]  # 8 sequences a rank
+        run = ["--dp", 2, "--ac", "full", "--zero", 3]  # each rank has 8 sequences
         whole, half, parts = (self.plan(DEEP, [*RUN, *run, "--accumulate", count])[0]["kinds"][0] for count in (1, 2, 4))
         limit = (half["peak_bytes"] + parts["peak_bytes"]) / 2
         found, plan, text = self.search(2, *run, memory=limit)
@@ -115,7 +115,7 @@ class PlanSearch(programs.InFolder):
         self.assertNotIn("acc.", text)
 
     def test_sequences_are_split_where_nothing_fits_otherwise(self):
-        run = ["--batch", 2, "--seq", 64, "--ac", "full", "--zero", 3]  # 2 sequences for 8 ranks
+        run = ["--batch", 2, "--seq", 64, "--ac", "full", "--zero", 3]  # 8 ranks have 2 sequences together
         found, plan, text = self.search(8, *run, "--tp", 1)
         self.assertEqual({(each["dp"], each["cp"]) for each in found["layouts"]}, {(2, 4), (1, 8)})
         self.assertEqual([(each["dp"], each["cp"]) for each in found["refused"]], [(8, 1), (4, 2)])
@@ -126,7 +126,7 @@ class PlanSearch(programs.InFolder):
         planned = self.plan(DEEP, [*RUN, *run, "--dp", best["dp"], "--cp", best["cp"]])[0]["kinds"][0]
         self.assertLess(abs(best["peak_bytes"] / planned["peak_bytes"] - 1), 1e-3)
         self.assertLess(abs(best["step_time_s"] / planned["step_time_s"] - 1), 0.01)
-        whole, _, text = self.search(8)  # all fits without
+        whole, _, text = self.search(8)  # here all layouts fit without splitting sequences
         self.assertEqual({each["cp"] for each in whole["layouts"]}, {1})
         self.assertNotIn(" cp ", text.splitlines()[1])
 

@@ -12,7 +12,7 @@ import programs
 
 class BadInput(programs.InFolder):
     def refuse(self, arguments, *parts, dp=1, tp=1, nproc=None):
-        """Runs, and expects an exit code != 0 and one line that holds every part."""
+        """Runs llama_train, which must end with code 1, write no files, and print a line that has all parts."""
         before = set(self.folder.rglob("*"))
         command = [programs.BIN / "llama_train", "--dp", dp, "--tp", tp, *arguments]
         nproc = nproc or dp * tp
@@ -20,7 +20,7 @@ class BadInput(programs.InFolder):
         done = programs.fail(programs.on_ranks(nproc, command), timeout=60)
         lines = [line for line in done.stderr.splitlines() if all(p in line for p in parts)]
         self.assertTrue(lines, f"no line with {parts} in:\n{done.stderr}")
-        # The line, once unless a rank is late, and the launcher's report: no stack traces around it.
+        # Standard error has the line of one or more ranks and the launcher's report, but no stack traces.
         self.assertLessEqual(len(done.stderr.splitlines()), 3 + nproc, done.stderr)
         self.assertEqual(set(self.folder.rglob("*")), before)
         self.assertLess(time.monotonic() - start, 30)
@@ -59,7 +59,7 @@ class BadInput(programs.InFolder):
 
     def test_what_does_not_fit_the_model_is_found_before_the_ranks_meet(self):
         config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
-        # A rank whose rank 0 never comes.
+        # The program is rank 1, and no rank 0 is started.
         alone = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
         for flags, message in ((["--tp", 3], "num_key_value_heads 2 can't be shared out at a tensor-parallel degree of 3"),
                                (["--dp", 3, "--batch", 3, "--lora-rank", 2, "--lora-targets", "model.norm"],
@@ -77,7 +77,7 @@ class BadInput(programs.InFolder):
             programs.fail([programs.BIN / "llama_train", *self.data(), "--dp", 2], port, timeout=60, env=os.environ | rank)
 
     def test_failure_and_difference_of_one_rank_end_all(self):
-        """Rank 1 has other files or flags, in $MORE or a folder of its number."""
+        """Rank 1 has other flags, or other files in a folder that is named by the rank."""
         others = self.folder / "others" / self.tokens.name
         others.parent.mkdir()
         programs.write_tokens(others, [1] * (self.tokens.stat().st_size // 2))
@@ -97,7 +97,7 @@ class BadInput(programs.InFolder):
                 ("--dp", {}, "", "--resume auto --checkpoint here", "rank 1 has --checkpoint FILE, but rank 0 has no --checkpoint"),
                 ("--dp", {"config": f"{self.folder}/epsilons/$RANK/config.json"}, "", "",
                  "rank 1 has config.json with rms_norm_eps 1e-06, but rank 0 has config.json with rms_norm_eps 1e-05"),
-                # generation_config.json, which config.json does not show.
+                # The end tokens differ in generation_config.json, while config.json is equal.
                 ("--tp", {"config": f"{self.folder}/ends/$RANK/config.json"}, "--document-mask", "--document-mask",
                  f"{data}training.samples.end[0] is 9 instead of 7"),
                 ("--dp", {}, f"--eval-text {self.folder}/texts/$RANK/text", f"--eval-text {self.folder}/texts/$RANK/text",

@@ -30,7 +30,7 @@ class BenchMfu(programs.InFolder):
         matrices = layers * block + hidden * c["vocab_size"]
         norms = (2 * layers + 1) * hidden
         attention = layers * hidden * SEQ
-        # FLOPs a token. Flash attention's backward makes the scores again: five products, not four.
+        # FLOPs of a token. The backward of flash attention computes the scores again, and so has five products, not four.
         titan = 6 * (matrices + norms) + 12 * attention
         hardware = 6 * matrices + 7 * attention
         again = 2 * layers * (block - hidden * inner) + 2 * attention  # without the last product
@@ -68,7 +68,7 @@ class BenchMfu(programs.InFolder):
 
     def test_published_shapes_have_their_sizes(self):
         parameters = {"llmq-1.5b": 1.54e9, "llmq-7b": 7.62e9, "torchtitan-8b": 8.03e9}
-        # No run begins: a CPU has no use for models of this size.
+        # No run begins, because models of this size are too large for a CPU.
         done = programs.fail([programs.BIN / "bench_mfu", "--shape", ",".join(parameters), "--mesh", "2x1", "--out",
                               self.folder / "out", "--flags=--no-such-flag"])
         self.assertEqual([(run["model"], run["batch"], run["seq"]) for run in self.runs()],

@@ -12,7 +12,7 @@ class Evaluation(programs.InFolder):
         self.held_out = programs.write_tokens(self.folder / "held_out.bin", programs.text_tokens(700, 250))
 
     def run_with(self, name, flags, dp=1, tp=1, steps=STEPS):
-        """(metrics, exported weights, held-out loss that is printed at the end)"""
+        """Trains a model. Returns the file of metrics, the exported weights, and the held-out loss that is printed."""
         run = self.folder / name
         done = programs.train(["--config", self.config, "--tokens", self.tokens, "--steps", steps, "--batch", 4,
                                "--seq", 16, "--dropout", 0.1, "--metrics", run / "m.jsonl", "--save-hf",
@@ -57,7 +57,7 @@ class Evaluation(programs.InFolder):
         self.run_with("run", [], steps=1)
         model, name = self.folder / "run/model", "model.layers.1.mlp.up_proj.weight"
         weights = load_file(model / "model.safetensors")
-        weights[name][-1] = numpy.nan  # of the last rank
+        weights[name][-1] = numpy.nan  # the last rank has these elements
         save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
         for dp in 1, 2:
             with self.subTest(dp=dp):

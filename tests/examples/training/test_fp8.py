@@ -4,7 +4,7 @@ import json
 import programs
 
 
-# 16 x 4 divides all sizes but the vocabulary's.
+# A model of which 64 divides all sizes but the vocabulary.
 CONFIG = programs.SMALL | {"intermediate_size": 192, "vocab_size": 250}
 LAYERS = 14
 

@@ -9,12 +9,12 @@ FP32 = 4
 
 
 def pieces(size, parts):
-    """The largest piece of `size` rows over `parts` ranks, which the others are padded to."""
+    """Returns the rows of the largest piece if `size` rows are split over `parts` ranks, to which other pieces are padded."""
     return -(-size // parts)
 
 
 def unit_shapes(config, tp):
-    """Shapes of rank 0's tensor-parallel parameters: a block's; the embedding's, final norm's and head's."""
+    """Returns the shapes of rank 0's tensor-parallel parameters: of a block, and of embedding, final norm and head."""
     c, heads = config, config["num_attention_heads"]
     head = c.get("head_dim", c["hidden_size"] // heads)
     hidden, inner = c["hidden_size"], pieces(c["intermediate_size"], tp)
@@ -26,17 +26,17 @@ def unit_shapes(config, tp):
 
 
 def shard(shapes, dp):
-    """Elements of a rank's shard of a unit."""
+    """Returns the elements of a rank's shard of a unit with parameters of these shapes."""
     return sum(pieces(rows, dp) * (rest[0] if rest else 1) for rows, *rest in shapes)
 
 
 def packed(shapes, dp):
-    """The same in a flat buffer: each parameter begins at a multiple of 64 bytes."""
+    """Returns the elements of the shard in a flat buffer, where each parameter begins at a multiple of 64 bytes."""
     return sum(pieces(shard([shape], dp), 64 // FP32) * 64 // FP32 for shape in shapes)
 
 
 def reduced(shapes, dp):
-    """Elements of a rank's part of a unit's reduce-scatter: in place where all rows divide."""
+    """Returns the elements of a rank's part of a unit's reduce-scatter, which is in place if dp divides all rows."""
     return (packed if any(rows % dp for rows, *_ in shapes) else shard)(shapes, dp)
 
 
@@ -50,11 +50,11 @@ class Communication(programs.InFolder):
         comm, layers = second["comm"], config["num_hidden_layers"]
         shapes = unit_shapes(config, tp)
         block, root = (shard(each, dp) for each in shapes)
-        # Blocks that are gathered twice: all but the last.
+        # ZeRO-3 gathers all blocks but the last one twice.
         twice = layers - 1 if zero == 3 else 0
         # ZeRO-2 gathers and reduces once a step, ZeRO-3 once a micro-batch.
         rounds = accumulate if zero == 3 else 1
-        # The blocks, the embedding, and the final norm with the head.
+        # The units are the blocks, the embedding, and the final norm with the head.
         calls, elements = layers + 2, layers * block + root
         reductions, flat = (layers * size(shapes[0], dp) + size(shapes[1], dp) for size in (reduced, packed))
         if dp > 1:
@@ -93,7 +93,7 @@ class Communication(programs.InFolder):
 
 
 EQUAL = r"verify: 29 modules and 21 parameters equal one rank's \(largest difference (\S+) of the largest value\)"
-ADAPTERS = "verify: 57 modules and 28 parameters equal"  # these alone, where they alone are trained
+ADAPTERS = "verify: 57 modules and 28 parameters equal"  # only adapters are compared if only adapters are trained
 LOSS = "verify: the loss and 21 parameters equal one rank's"
 
 

@@ -1,4 +1,4 @@
-"""The same numbers on every mesh: tensor, data and context parallelism, initial weights, fp16 and bf16."""
+"""Losses and norms are equal on all meshes: tensor, data and context parallelism, initial weights, fp16 and bf16."""
 import hashlib
 import os
 import re
@@ -7,7 +7,7 @@ import programs
 
 
 def assert_equal_curves(got, want, loss=2e-4, norm=1e-3):
-    """Losses and gradient norms are equal but for rounding."""
+    """Expects that the losses and gradient norms of two runs differ only by rounding."""
     assert len(got) == len(want)
     for ours, theirs in zip(got, want):
         assert abs(ours["loss"] / theirs["loss"] - 1) < loss, f"loss of step {ours['step']}"
@@ -15,7 +15,7 @@ def assert_equal_curves(got, want, loss=2e-4, norm=1e-3):
 
 
 class Parity(programs.InFolder):
-    """Losses and gradient norms are PyTorch's. Each flag is in a row, beside others."""
+    """Compares losses and gradient norms with PyTorch's. Each flag occurs in some row, together with others."""
 
     def run_case(self, config, sequence, meshes, steps, batch=4):
         """meshes: the arguments of programs.train() for a mesh, and flags. The run of the first mesh ends a step earlier and
@@ -35,7 +35,7 @@ class Parity(programs.InFolder):
                 export = [] if number else ["--save-hf", exported]
                 programs.train([*data, "--steps", count, "--metrics", out, *export, *flags], **mesh)
                 assert_equal_curves(programs.read_metrics(out), want[:count])
-        # The loss of the last step is that of the weights before it.
+        # The loss of the last step depends on the weights before this step.
         first = (steps - 1) * batch
         rows = [n % (len(text) // sequence) * sequence for n in range(first, first + batch)]
         loss = self.loss_of_transformers(exported, [text[at:at + sequence + 1] for at in rows])
@@ -69,7 +69,7 @@ class Parity(programs.InFolder):
 
 
 class Optimizers(programs.InFolder):
-    """Every mesh trains as one rank does, and each flag changes something."""
+    """Compares training on a mesh with one rank. Each set of flags must give other losses."""
     FLAGS = [["--optimizer", "sgd", "--momentum", 0.8, "--z-loss", 0.1, "--label-smoothing", 0.2],
              ["--optimizer", "muon", "--decay-matrices-only", "--weight-decay", 10, "--shuffle", 3, "--dropout", 0.3,
               "--accumulate", 2],

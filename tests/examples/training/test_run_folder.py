@@ -13,7 +13,7 @@ class RunFolder(programs.InFolder):
     def setUp(self):
         super().setUp()
         self.run = self.folder / "run"
-        # Relative, as a user gives them.
+        # The paths are relative, as users give them.
         self.flags = ["--config", self.config.name, "--tokens", "t*.bin", "--steps", 6, "--batch", 4, "--seq", 16,
                       "--dropout", 0.1, "--shuffle", 5, "--lr", "1.2345678901234567e-3", "--schedule", "cosine",
                       "--betas", "0.8,0.99", "--ema", 0.5, "--zero", 2, "--no-sp", "--eval-tokens", self.tokens.name,
@@ -39,11 +39,11 @@ class RunFolder(programs.InFolder):
         self.assertEqual(json.loads((self.run / "run.json").read_text())["configuration"]["--weight-decay"], "0.1")
 
     def contents(self):
-        """What the run has written; --resume makes a folder for checkpoints."""
+        """Returns the files of the run, without checkpoints, for which --resume makes a folder."""
         return {path: path.read_bytes() for path in self.run.rglob("*") if path.is_file() and path.parent.name != "checkpoints"}
 
     def test_another_run_leaves_it_alone(self):
-        """Also with --resume auto in the folder of a run without checkpoints: that run again, or an error."""
+        """In the folder of a run without checkpoints, --resume auto repeats the run, or is refused for other flags."""
         one = ["--config", self.config, "--tokens", self.tokens, "--steps", 2, "--output-dir", self.run]
         self.start(*one, ranks=1)
         before = self.contents()

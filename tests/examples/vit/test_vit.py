@@ -1,4 +1,4 @@
-"""vit_train is PyTorch's training of the same model, on every mesh; it resumes, exports and plans."""
+"""Compares vit_train with PyTorch's training of the same model on all meshes, and tests resuming, exports and plans."""
 import json
 import shutil
 
@@ -58,7 +58,7 @@ class VisionTransformer(nn.Module):
 
 
 def stripes(c, step, batch):
-    """The images of examples/vit/vit_train.cpp, one by one."""
+    """Returns the images and labels of a step of examples/vit/vit_train.cpp."""
     images, labels = torch.empty(batch, c["channels"], c["image_size"], c["image_size"]), []
     y, x = torch.meshgrid(torch.arange(c["image_size"]), torch.arange(c["image_size"]), indexing="ij")
     for row in range(batch):
@@ -72,14 +72,14 @@ def stripes(c, step, batch):
 
 
 def load(folder):
-    """The exported model in PyTorch. Names and sizes must be those of its state dict."""
+    """Returns an exported model in PyTorch, whose state dict must have the names and sizes of the export."""
     model = VisionTransformer(json.loads((folder / "config.json").read_text()))
     model.load_state_dict(load_file(folder / "model.safetensors"))
     return model
 
 
 class VitRuns(programs.WithSharedFolder, programs.WithFolder):
-    """Runs of a class that are alike are made once."""
+    """The tests of a class share runs with equal flags."""
     @staticmethod
     def command(folder, dp, tp, batch, steps, flags, changes):
         return programs.on_ranks(dp * tp, [
@@ -87,7 +87,7 @@ class VitRuns(programs.WithSharedFolder, programs.WithFolder):
             "--tp", tp, "--batch", batch, "--steps", steps, "--lr", 0.03, *flags])
 
     def run_into(self, run, *flags, dp=1, tp=1, batch=5, steps=6, **changes):
-        """A run that ends well, and writes all that it can."""
+        """Makes a run with all outputs in the folder `run`, which must succeed."""
         run.mkdir(exist_ok=True)
         outputs = ["--metrics", run / "metrics.jsonl", "--save-hf", run / "model", "--checkpoint", run / "steps",
                    "--checkpoint-every", EVERY]
@@ -136,7 +136,7 @@ class Training(VitRuns):
                 self.assert_close(self.figures(run), figures)
                 trained = load(run / "model").state_dict()
                 for name, tensor in model.state_dict().items():
-                    # It adds the same to a query's products with all keys: its gradient is rounding.
+                    # This bias adds the same number to all scores of a query, so that its gradient is only rounding.
                     if not name.endswith("k_norm.bias"):
                         torch.testing.assert_close(trained[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
 
@@ -165,7 +165,7 @@ class Resuming(VitRuns):
     def test_is_bit_equal_on_the_same_mesh_and_equal_but_for_rounding_on_another(self):
         run = self.run_once(dp=2, tp=2, dropout=0.1)
         for dp, tp in (2, 2), (1, 2):
-            copy = self.folder / f"{dp}"  # as if it had been killed after its first save
+            copy = self.folder / f"{dp}"  # like a run that was killed after its first save
             shutil.copytree(run / f"steps/step-0000000{EVERY}", copy / f"steps/step-0000000{EVERY}")
             shutil.copy(run / "metrics.jsonl", copy)
             self.run_into(copy, "--resume", dp=dp, tp=tp, dropout=0.1)
@@ -194,7 +194,7 @@ class Planning(VitRuns):
 
 
 class Refusals(VitRuns):
-    """Each is one line on a rank, with the file or the flag, what it has, and what to give instead."""
+    """Each refusal is one line with the file or flag, the value, and the values that are accepted."""
     def refuse_line(self, part, *arguments):
         done = programs.fail([programs.BIN / "vit_train", *arguments, "--plan"], part)
         self.assertEqual((done.stdout, done.stderr.count("\n")), ("", 1), done.stderr)
