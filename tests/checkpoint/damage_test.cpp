@@ -296,7 +296,7 @@ TEST(ComparedSteps, DifferByLargeIntegersAndImaginaryParts) {
   };
   using Lines = std::vector<std::string>;
   EXPECT_EQ(line(at::tensor({kLarge}), at::tensor({kLarge + 3})),
-            Lines{"count: largest difference 0, relative 0"});  // the doubles are equal
+            Lines{"count: largest difference 0, relative 0"});  // as doubles, the numbers are equal
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers * 3)),
             Lines{"count: largest difference 2, relative 0.632456"});
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers)), Lines{});

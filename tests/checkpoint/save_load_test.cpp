@@ -466,7 +466,7 @@ TEST(DropoutCalls, ContinueFromACheckpoint) {
       whole.train(2, 4);
       DroppingRun resumed(mesh);
       load(*rank.world(), dir.path(), resumed.dict());
-      EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);  // 2 per forward
+      EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);  // 2 calls per step
       resumed.train(2, 4);
       ExpectEqual(LocalValues(resumed.model), LocalValues(whole.model));
     });

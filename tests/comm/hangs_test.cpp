@@ -198,7 +198,7 @@ void for_each_backend(const std::string& body, Expect&& expect) {
   std::vector<std::thread> threads;
   for (const char* backend : {"shm", "gloo", "nccl"}) {
     if (backend == std::string("nccl") && !std::filesystem::exists(fake_cuda())) {
-      continue;  // a build without CUDA headers
+      continue;  // builds without CUDA headers lack fake_cuda()
     }
     Job& job = jobs.emplace_back();
     job.backend = backend;

@@ -37,13 +37,13 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
   EXPECT_FALSE(batch.positions.defined());
   EXPECT_FALSE(loader.ignores_targets());
   EXPECT_EQ(loader.load(0, {{1, 1}}).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
-  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // a 4th lacks its last target
+  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // a 4th sample lacks a target
   EXPECT_EQ(Loader(Positions(13), 1, 3, 100).samples(), 4);
 }
 
 TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
   const BatchLoader loader = Loader(Positions(11), 2, 2, 100);  // 11 tokens make 5 samples
-  const auto batch = loader.load(2, {{0, 2}});                  // has the samples 4 and 0
+  const auto batch = loader.load(2, {{0, 2}});                  // step 2 has the samples 4 and 0
   EXPECT_TRUE(at::equal(batch.inputs[0], at::arange(8, 10)));
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
 }

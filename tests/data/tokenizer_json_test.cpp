@@ -272,7 +272,7 @@ class FilesBesideJson : public ::testing::Test {
 
 TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
   WithoutTemplate();
-  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);  // no other files
+  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);  // without other files
   const json llama = {{"tokenizer_class", "LlamaTokenizerFast"}, {"eos_token", "abc"}};
   json config = llama;
   EXPECT_EQ(OpenWith(config)->begins_texts(), true);

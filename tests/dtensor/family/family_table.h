@@ -39,7 +39,7 @@ struct Operation {
   std::function<Tensors(const Tensors&)> run;
   std::vector<LayoutCase> layouts;  ///< on 4 ranks; with commas, on 2 x 2 ranks
   bool differentiable;
-  bool random = false;  ///< the oracle is the same operation on replicated operands
+  bool random = false;  ///< if true, the oracle is the operation on replicated operands
 };
 
 struct Family {

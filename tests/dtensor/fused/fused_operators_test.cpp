@@ -147,7 +147,7 @@ TEST(FusedOperators, HaveShapesWithoutValues) {
     }
     for (const Tensors& inputs : {meta, spread(meta, comm::meta_world(1, 2)), function.inputs}) {
       const Tensors leaves = leaves_of(function, inputs);
-      std::optional<kernels::FakeMode> fake;  // gives CPU tensors no values
+      std::optional<kernels::FakeMode> fake;  // computes no values of CPU tensors
       if (!inputs[0].is_meta()) {
         fake.emplace();
       }

@@ -16,7 +16,7 @@ namespace tessera::testing {
 /// A function of tensors of doubles. Tests compare its distributed result with that of one rank.
 struct OperatorCase {
   std::string name;
-  std::vector<std::vector<std::int64_t>> inputs;  ///< sizes; all elements have different values
+  std::vector<std::vector<std::int64_t>> inputs;  ///< sizes; all elements differ
   std::function<at::Tensor(const std::vector<at::Tensor>&)> run;
   bool differentiable = true;
 };

@@ -301,7 +301,7 @@ INSTANTIATE_TEST_SUITE_P(KnownDefects, Operators, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {
-  const StrictScope strict;  // which allows reading one value
+  const StrictScope strict;  // strict scopes allow reading one value
   const at::Tensor split = distribute_tensor(at::arange(7, at::kDouble), mesh, {Shard{0}});
   EXPECT_EQ(split.sum().item<double>(), 21);
   EXPECT_EQ(split.max().item<double>(), 6);

@@ -196,7 +196,7 @@ TEST_ON_MESH(RandomOperators, DrawFromTheGeneratorThatIsPassed, {2}, {"x"}) {
   const at::Tensor bits = at::bernoulli(half, generator());
   EXPECT_EQUAL(at::bernoulli(x, generator()), bits);
   EXPECT_EQUAL(x.clone().bernoulli_(x, generator()), bits);
-  x.uniform_();  // has another call plan than the next call
+  x.uniform_();  // this call has another plan than the next call
   EXPECT_EQUAL(x.uniform_(0, 1, generator()), at::empty(kSizes).uniform_(0, 1, generator()));
 }
 

@@ -80,7 +80,7 @@ namespace {
 
 using testing::Indices;
 using testing::pos;
-using Tensors = std::vector<at::Tensor>;  // a tensor of each rank
+using Tensors = std::vector<at::Tensor>;  // one tensor for each rank
 
 struct Case {
   Indices sizes;
@@ -177,7 +177,7 @@ double sent(const comm::TrafficTable& table, const Indices& mesh) {
 struct Outcome {
   Tensors moved, back, gradient;
   LayoutPtr gradient_layout = nullptr;
-  std::vector<comm::TrafficTable> there, home;  // for each rank, in both directions
+  std::vector<comm::TrafficTable> there, home;  // the traffic of each rank
 };
 
 void execute(const Case& c, const DeviceMesh& mesh, std::size_t rank, Outcome& outcome) {
