@@ -235,8 +235,7 @@ struct Counter : torch::nn::Module {
 };
 
 /// A module with buffers of two types, and a child with such buffers.
-class Buffered : public nn::Module<Buffered> {
- public:
+struct Buffered : nn::Module<Buffered> {
   explicit Buffered(bool leaf = false) {
     mask = register_buffer_slot("mask", {3});
     steps = register_buffer_slot("steps", {2});

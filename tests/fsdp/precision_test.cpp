@@ -70,8 +70,7 @@ TEST_ON_RANKS(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBat
 }
 
 /// Records the dtypes of the tensors that its forward receives.
-class Looking : public nn::Module<Looking> {
- public:
+struct Looking : nn::Module<Looking> {
   Looking() {
     weight = register_slot("weight", at::ones({3}));
     table = register_buffer_slot("table", {3});

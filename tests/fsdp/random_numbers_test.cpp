@@ -19,8 +19,7 @@ using drawing::token_ids;
 
 // A weight is the same on all data-parallel ranks, and so must be its dropout mask.
 TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
-  class DropConnect : public nn::Module<DropConnect> {
-   public:
+  struct DropConnect : nn::Module<DropConnect> {
     DropConnect() { weight = register_slot("weight", {6, kSequence}); }
     at::Tensor forward(const at::Tensor& x) {
       return at::linear(x, at::dropout(*weight, 0.5, true));

@@ -60,8 +60,7 @@ enum class Use : std::uint8_t {
 using Uses = std::vector<Use>;
 constexpr std::array kUses{Use::kSequence, Use::kWhole, Use::kNoTokens, Use::kUnused};
 
-class ScaleOfTokens : public nn::Module<ScaleOfTokens> {
- public:
+struct ScaleOfTokens : nn::Module<ScaleOfTokens> {
   explicit ScaleOfTokens(const DeviceMesh& tp) : tp_(tp) {
     weight = register_slot("weight", at::ones({3}));
     nn::distribute_module(*this, tp);

@@ -203,8 +203,7 @@ TEST_ON_RANKS(Unshard, SurvivesItsModule, 2) {
 
 // Direct calls of forward(), without the hooks that gather and reduce.
 
-class OwnLayer : public nn::Module<OwnLayer> {
- public:
+struct OwnLayer : nn::Module<OwnLayer> {
   explicit OwnLayer(std::int64_t size) {
     weight = register_slot("weight", at::ones({size, size}));
     bias = register_slot("bias", at::ones({size}));
@@ -300,8 +299,7 @@ TEST_ON_RANKS(UnfilledStorage, IsRefusedBeforeAnythingIsGathered, 2) {
 /// What a unit computes of its argument, which it may change in place.
 using Act = at::Tensor (*)(at::Tensor& x);
 
-class Changing : public nn::Module<Changing> {
- public:
+struct Changing : nn::Module<Changing> {
   explicit Changing(Act act) : act_(act) { bias = register_slot("bias", at::ones({kDim})); }
   at::Tensor forward(at::Tensor x) {
     const at::Tensor y = act_(x);
@@ -314,8 +312,7 @@ class Changing : public nn::Module<Changing> {
 };
 
 /// Returns y + h, where y is the unit's result for h. `act_later` changes both after the unit.
-class Net : public nn::Module<Net> {
- public:
+struct Net : nn::Module<Net> {
   explicit Net(Act act, bool act_later = false) : act_later_(act_later) {
     first = register_module("first", std::make_shared<nn::Linear>(kDim, kDim));
     unit = register_module("unit", std::make_shared<Changing>(act));

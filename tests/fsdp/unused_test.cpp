@@ -6,8 +6,7 @@
 namespace tessera::fsdp::unused {
 
 /// A model of two layers. Each call uses one of them.
-class Branches : public nn::Module<Branches> {
- public:
+struct Branches : nn::Module<Branches> {
   explicit Branches(std::int64_t in = 3, std::int64_t out = 2) {
     left = register_module("left", std::make_shared<nn::Linear>(in, out));
     right = register_module("right", std::make_shared<nn::Linear>(in, out));

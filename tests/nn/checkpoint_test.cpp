@@ -29,8 +29,7 @@ struct Block : Module<Block> {
   Child<Dropout> dropout{*this, "dropout", 0.3};
 };
 
-class Stack : public Module<Stack> {
- public:
+struct Stack : Module<Stack> {
   explicit Stack(int depth) {
     auto list = register_module("layers", std::make_shared<ModuleList>());
     for (int i = 0; i < depth; ++i) {
@@ -75,8 +74,7 @@ TEST(ActivationCheckpointing, TakesModulesByAPattern) {
 }
 
 /// Calls one block that is registered under two names.
-class Twice : public Module<Twice> {
- public:
+struct Twice : Module<Twice> {
   Twice() {
     block = register_module("first", std::make_shared<Block>());
     register_module("second", block);

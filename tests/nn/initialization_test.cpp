@@ -136,8 +136,7 @@ TEST(InitBuffers, LeavesParametersAlone) {
 }
 
 TEST(InitBuffers, LeavesPersistentBuffersThatWereLoaded) {
-  class Counts : public Module<Counts> {
-   public:
+  struct Counts : Module<Counts> {
     Counts() { counts = register_buffer_slot("counts", {3}); }
     void reset_parameters(const InitContext& init) override {
       init.set_buffer(counts, at::zeros({3}));
@@ -191,8 +190,7 @@ TEST(InitWeights, IsBitEqualOnMeshes) {
 }
 
 /// A module with a parameter in a slot, and one that libtorch's register_parameter() registers.
-class HalfIn : public Module<HalfIn> {
- public:
+struct HalfIn : Module<HalfIn> {
   HalfIn() : stray(register_parameter("stray", at::ones({2}))) {
     weight = register_slot("weight", at::ones({2}));
   }
@@ -203,8 +201,7 @@ class HalfIn : public Module<HalfIn> {
 };
 
 /// A module with an undefined parameter, as libtorch's own modules register a missing bias.
-class WithoutBias : public Module<WithoutBias> {
- public:
+struct WithoutBias : Module<WithoutBias> {
   WithoutBias() {
     weight = register_slot("weight", at::ones({2}));
     register_parameter("bias", {}, /*requires_grad=*/false);
@@ -214,16 +211,14 @@ class WithoutBias : public Module<WithoutBias> {
 };
 
 /// A module that holds a libtorch module, which has no storage under MetaDevice.
-class HoldsStock : public Module<HoldsStock> {
- public:
+struct HoldsStock : Module<HoldsStock> {
   HoldsStock() : fc(register_module("fc", torch::nn::Linear(2, 2))) {}
   at::Tensor forward(const at::Tensor& x) { return fc(x); }
   torch::nn::Linear fc;
 };
 
 /// A module whose first forward after `known` was set registers a child.
-class Forgets : public Module<Forgets> {
- public:
+struct Forgets : Module<Forgets> {
   explicit Forgets(std::shared_ptr<Linear> child) : fc(std::move(child)) {}
   at::Tensor forward(const at::Tensor& x) {
     if (known) {
@@ -236,8 +231,7 @@ class Forgets : public Module<Forgets> {
   bool known = false;
 };
 
-class WithBuffers : public Module<WithBuffers> {
- public:
+struct WithBuffers : Module<WithBuffers> {
   WithBuffers() { table = register_buffer_slot("table", {2}); }
   at::Tensor forward(const at::Tensor& x) { return x + *table; }
   Parameter table;
@@ -372,8 +366,7 @@ TEST(CallChecks, AModuleMayBeRegisteredInTheForwardThatCallsIt) {
 
 TEST(CallChecks, AFrozenModuleMayBeApart) {
   const auto teacher = std::make_shared<Sequential>(std::make_shared<Linear>(2, 2));
-  class Teaches : public Module<Teaches> {
-   public:
+  struct Teaches : Module<Teaches> {
     at::Tensor forward(const at::Tensor& x) { return (*teacher)(x); }
     std::shared_ptr<Sequential> teacher;
   };

@@ -14,8 +14,7 @@ namespace tessera::nn {
 namespace {
 
 /// Takes and returns tensors in a pair, a vector and an optional, which hooks must find.
-class Doubler : public Module<Doubler> {
- public:
+struct Doubler : Module<Doubler> {
   std::pair<at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& x, int times,
                                                          std::optional<at::Tensor> y) {
     if (times < 0) {
@@ -29,14 +28,12 @@ class Doubler : public Module<Doubler> {
   }
 };
 
-class Silent : public Module<Silent> {
- public:
+struct Silent : Module<Silent> {
   void forward(const at::Tensor& x) { seen = x; }
   at::Tensor seen;
 };
 
-class Affine : public Module<Affine> {
- public:
+struct Affine : Module<Affine> {
   Affine() {
     weight = register_slot("weight", at::full({3}, 2.0));
     bias = register_slot("bias", at::ones({3}));
@@ -45,8 +42,7 @@ class Affine : public Module<Affine> {
   Parameter weight, bias;
 };
 
-class Parent : public Module<Parent> {
- public:
+struct Parent : Module<Parent> {
   at::Tensor forward(const at::Tensor& x) { return second(first(x)); }
   Child<Affine> first{*this, "first"}, second{*this, "second"};
 };
@@ -122,8 +118,7 @@ TEST(Module, MayAddAHookFromAHook) {
 }
 
 /// A module with a parameter, a floating-point buffer and a buffer of integers.
-class Buffered : public Module<Buffered> {
- public:
+struct Buffered : Module<Buffered> {
   Buffered() {
     weight = register_slot("weight", at::ones({2}));
     table = register_buffer_slot("table", {2});
@@ -148,10 +143,9 @@ TEST(Slot, SwapReachesEveryName) {
   const at::Tensor bias = at::full({3}, 7.0).requires_grad_();
   module.slot("weight")->set(weight);
   module.slot("bias")->set(bias);
-  EXPECT_TRUE((*module.weight).is_same(weight));
-  EXPECT_TRUE((*module.bias).is_same(bias));
-  EXPECT_TRUE(module.named_parameters()["weight"].is_same(weight));
-  EXPECT_TRUE(module.named_parameters()["bias"].is_same(bias));
+  EXPECT_TRUE((*module.weight).is_same(weight) && (*module.bias).is_same(bias));
+  auto names = module.named_parameters();
+  EXPECT_TRUE(names["weight"].is_same(weight) && names["bias"].is_same(bias));
   EXPECT_EQ(module(at::ones({3}))[0].item<double>(), 12.0);
 }
 
@@ -206,8 +200,7 @@ TEST(Slot, Refusals) {
 }
 
 TEST(Module, TrainsParametersOfEveryTypeThatCanHaveAGradient) {
-  class Complex : public Module<Complex> {
-   public:
+  struct Complex : Module<Complex> {
     Complex() {
       filter = register_slot("filter", at::ones({3}, at::kComplexFloat));
       wide = register_slot("wide", at::ones({3}, at::kComplexDouble));
@@ -263,15 +256,12 @@ TEST(Module, IsNamedInAnErrorOfTheLibrary) {
 
 /// Types as in an FSDP unit with mixed precision: the parameter is gathered in bf16, the buffer is
 /// fp32.
-class Scaled : public Module<Scaled> {
- public:
-  class Product : public Module<Product> {
-   public:
+struct Scaled : Module<Scaled> {
+  struct Product : Module<Product> {
     at::Tensor forward(const at::Tensor& x, const at::Tensor& weight) { return x.mm(weight); }
   };
   explicit Scaled(bool of_libtorch) {
     weight = register_slot("weight", at::ones({3, 3}, at::kBFloat16));
-    product = register_module("product", std::make_shared<Product>());
     if (of_libtorch) {
       table = register_buffer("table", at::ones({3}));
     } else {
@@ -280,22 +270,19 @@ class Scaled : public Module<Scaled> {
     }
   }
   at::Tensor forward(const at::Tensor& x) {
-    return (*product)(x * (table.defined() ? table : *slot_table), *weight);
+    return product(x * (table.defined() ? table : *slot_table), *weight);
   }
+  Child<Product> product{*this, "product"};
   Parameter weight, slot_table;
   at::Tensor table;
-  std::shared_ptr<Product> product;
 };
 
 TEST(Module, NamesABufferOfAnotherTypeInAnErrorOfLibtorch) {
   for (const bool of_libtorch : {true, false}) {
-    class Root : public Module<Root> {
-     public:
-      explicit Root(bool of_libtorch) {
-        scaled = register_module("scaled", std::make_shared<Scaled>(of_libtorch));
-      }
-      at::Tensor forward(const at::Tensor& x) { return (*scaled)(x); }
-      std::shared_ptr<Scaled> scaled;
+    struct Root : Module<Root> {
+      explicit Root(bool of_libtorch) : scaled(*this, "scaled", of_libtorch) {}
+      at::Tensor forward(const at::Tensor& x) { return scaled(x); }
+      Child<Scaled> scaled;
     };
     Root root(of_libtorch);
     EXPECT_THROWN(c10::Error, root(at::ones({2, 3}, at::kBFloat16)), "in module 'scaled.product'",
@@ -375,15 +362,11 @@ TEST(Dropout, DrawsByItsNameInTheWholeModelAlsoAfterAPartWasAskedForNames) {
 }
 
 TEST(Dropout, Refusals) {
-  {
-    class Makes : public Module<Makes> {
-     public:
-      at::Tensor forward(const at::Tensor& x) { return Dropout(0.5)(x); }
-    };
-    Makes module;
-    EXPECT_ERROR(module(at::ones({4})), "no module has it registered",
-                 "give it to register_module");
-  }
+  struct Makes : Module<Makes> {
+    at::Tensor forward(const at::Tensor& x) { return Dropout(0.5)(x); }
+  };
+  Makes module;
+  EXPECT_ERROR(module(at::ones({4})), "no module has it registered", "give it to register_module");
   EXPECT_ERROR(Dropout(1.0), "probability 1 was asked for");
 }
 
@@ -466,10 +449,8 @@ using Names = std::vector<std::string>;
 class StockModule : public torch::nn::Module {};
 
 /// "again" is another name of "block"; "stock" is a libtorch module that contains a Module.
-class Tree : public Module<Tree> {
- public:
+struct Tree : Module<Tree> {
   Tree() {
-    block = register_module("block", std::make_shared<ModuleList>());
     block->push_back(std::make_shared<Linear>(1, 1));
     register_module("again", block);
     const auto stock = register_module("stock", std::make_shared<StockModule>());
@@ -477,7 +458,7 @@ class Tree : public Module<Tree> {
   }
   void forward() {}
 
-  std::shared_ptr<ModuleList> block;
+  std::shared_ptr<ModuleList> block = register_module("block", std::make_shared<ModuleList>());
 };
 
 Names visited(Tree& tree, const detail::ModuleWalk& walk = {}) {

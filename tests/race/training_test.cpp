@@ -196,8 +196,7 @@ std::function<void(CheckedRank&)> llama_training(const LlamaTraining& how) {
 }
 
 /// Attention over a sequence that is split over ranks: (tokens, 8) -> (tokens, 8).
-class SplitMixer : public nn::Module<SplitMixer> {
- public:
+struct SplitMixer : nn::Module<SplitMixer> {
   explicit SplitMixer(const DeviceMesh& mesh) : split_(mesh) {}
   at::Tensor forward(const at::Tensor& x) {
     const auto parts = (*in)(x).view({1, x.size(0), 6, 4}).transpose(1, 2).chunk(3, 1);

@@ -19,8 +19,7 @@ struct Layer : nn::Module<Layer> {
   nn::Child<nn::Linear> up{*this, "up", 4, 6}, down{*this, "down", 6, 4};
 };
 
-class Tree : public nn::Module<Tree> {
- public:
+struct Tree : nn::Module<Tree> {
   Tree() {
     for (int i = 0; i < 3; ++i) {
       layers->push_back(std::make_shared<Layer>());

@@ -199,8 +199,7 @@ struct Heads {
 };
 
 /// Maps (tokens, kWidth) to the same sizes; keys are normed for each head.
-class GroupedAttention : public nn::Module<GroupedAttention> {
- public:
+struct GroupedAttention : nn::Module<GroupedAttention> {
   explicit GroupedAttention(const Heads& heads) {
     q = register_module("q", std::make_shared<nn::Linear>(kWidth, heads.queries * kHeadSize));
     k = register_module("k", std::make_shared<nn::Linear>(kWidth, heads.keys * kHeadSize));

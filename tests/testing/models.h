@@ -112,8 +112,7 @@ inline constexpr std::array tessera::nn::kSlotMembers<tessera::testing::TorchSca
 namespace tessera::testing {
 
 /// A module with a buffer, and with parameters filled by their module, the parent and a table.
-class LayersOfEachKind : public nn::Module<LayersOfEachKind> {
- public:
+struct LayersOfEachKind : nn::Module<LayersOfEachKind> {
   LayersOfEachKind() {
     for (int i = 0; i < 2; ++i) {
       layers->push_back(std::make_shared<nn::Linear>(6, 6));

@@ -38,8 +38,7 @@ inline std::vector<at::Tensor> products_of(
 }
 
 /// Replaces a Llama's attention: three projections, a local operator, and one projection back.
-class Mixer : public nn::Module<Mixer> {
- public:
+struct Mixer : nn::Module<Mixer> {
   explicit Mixer(const SmallLlamaConfig& c) : config(c) {
     const nn::LinearOptions options{.bias = c.bias};
     q = register_module("q", std::make_shared<nn::Linear>(c.dim, c.inner, options));
@@ -55,8 +54,7 @@ class Mixer : public nn::Module<Mixer> {
   std::shared_ptr<nn::Linear> q, k, v, o;
 };
 
-class GatedMlp : public nn::Module<GatedMlp> {
- public:
+struct GatedMlp : nn::Module<GatedMlp> {
   explicit GatedMlp(const SmallLlamaConfig& c) : config(c) {
     const nn::LinearOptions options{.bias = c.bias};
     gate = register_module("gate", std::make_shared<nn::Linear>(c.dim, c.hidden, options));
@@ -71,8 +69,7 @@ class GatedMlp : public nn::Module<GatedMlp> {
   std::shared_ptr<nn::Linear> gate, up, down;
 };
 
-class LlamaBlock : public nn::Module<LlamaBlock> {
- public:
+struct LlamaBlock : nn::Module<LlamaBlock> {
   explicit LlamaBlock(const SmallLlamaConfig& c) {
     first_norm = register_module("first_norm", std::make_shared<nn::RMSNorm>(c.dim));
     mixer = register_module("mixer", std::make_shared<Mixer>(c));
@@ -89,8 +86,7 @@ class LlamaBlock : public nn::Module<LlamaBlock> {
 };
 
 /// A small Llama without attention: token ids (tokens) -> logits (tokens, vocabulary).
-class SmallLlama : public nn::Module<SmallLlama> {
- public:
+struct SmallLlama : nn::Module<SmallLlama> {
   explicit SmallLlama(const SmallLlamaConfig& c = {}) {
     embed = register_module("embed", std::make_shared<nn::Embedding>(c.vocabulary, c.dim));
     for (int i = 0; i < c.depth; ++i) {

@@ -32,8 +32,7 @@ struct Draws {
   int quiet_forwards = 0;    ///< the number of first forwards that draw nothing
 };
 
-class DrawingBlock : public nn::Module<DrawingBlock> {
- public:
+struct DrawingBlock : nn::Module<DrawingBlock> {
   explicit DrawingBlock(Draws d) : draws(std::move(d)) {}
 
   at::Tensor forward(const at::Tensor& x, std::int64_t batch) {
@@ -78,8 +77,7 @@ class DrawingBlock : public nn::Module<DrawingBlock> {
 };
 
 /// A model that maps token ids (batch, sequence) to logits (tokens, vocabulary).
-class DrawingModel : public nn::Module<DrawingModel> {
- public:
+struct DrawingModel : nn::Module<DrawingModel> {
   explicit DrawingModel(const Draws& draws) {
     embed = register_module("embed", std::make_shared<nn::Embedding>(kVocabulary, kDim));
     for (int i = 0; i < 2; ++i) {

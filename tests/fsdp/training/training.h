@@ -36,8 +36,7 @@ constexpr std::int64_t packed_numel(std::initializer_list<std::int64_t> shards) 
 }
 
 /// A block that computes x + down(silu(up(x))).
-class Block : public nn::Module<Block> {
- public:
+struct Block : nn::Module<Block> {
   Block(std::int64_t dim, std::int64_t hidden) {
     up = register_module("up", std::make_shared<nn::Linear>(dim, hidden));
     down = register_module("down", std::make_shared<nn::Linear>(hidden, dim));
@@ -47,8 +46,7 @@ class Block : public nn::Module<Block> {
 };
 
 /// Blocks and a head, which map (rows, dim) to (rows, classes).
-class SmallModel : public nn::Module<SmallModel> {
- public:
+struct SmallModel : nn::Module<SmallModel> {
   SmallModel(std::int64_t dim, std::int64_t hidden, std::int64_t classes, int depth = 3) {
     for (int i = 0; i < depth; ++i) {
       blocks.push_back(
