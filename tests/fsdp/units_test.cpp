@@ -313,9 +313,7 @@ struct Changing : nn::Module<Changing> {
 
 /// Returns y + h, where y is the unit's result for h. `act_later` changes both after the unit.
 struct Net : nn::Module<Net> {
-  explicit Net(Act act, bool act_later = false) : act_later_(act_later) {
-    first = register_module("first", std::make_shared<nn::Linear>(kDim, kDim));
-    unit = register_module("unit", std::make_shared<Changing>(act));
+  explicit Net(Act act, bool act_later = false) : unit(*this, "unit", act), act_later_(act_later) {
     testing::fill(*this);
   }
   at::Tensor forward(const at::Tensor& x) {
@@ -326,8 +324,8 @@ struct Net : nn::Module<Net> {
     }
     return y + h;
   }
-  std::shared_ptr<nn::Linear> first;
-  std::shared_ptr<Changing> unit;
+  nn::Child<nn::Linear> first{*this, "first", kDim, kDim};
+  nn::Child<Changing> unit;
 
  private:
   bool act_later_;

@@ -7,13 +7,12 @@ namespace tessera::fsdp::unused {
 
 /// A model of two layers. Each call uses one of them.
 struct Branches : nn::Module<Branches> {
-  explicit Branches(std::int64_t in = 3, std::int64_t out = 2) {
-    left = register_module("left", std::make_shared<nn::Linear>(in, out));
-    right = register_module("right", std::make_shared<nn::Linear>(in, out));
+  explicit Branches(std::int64_t in = 3, std::int64_t out = 2)
+      : left(*this, "left", in, out), right(*this, "right", in, out) {
     testing::fill(*this);
   }
   at::Tensor forward(const at::Tensor& x, bool go_left) { return (go_left ? *left : *right)(x); }
-  std::shared_ptr<nn::Linear> left, right;
+  nn::Child<nn::Linear> left, right;
 };
 
 // Gradients with even shards are reduced from autograd's gradient or from zeros; others are packed

@@ -75,12 +75,9 @@ TEST(ActivationCheckpointing, TakesModulesByAPattern) {
 
 /// Calls one block that is registered under two names.
 struct Twice : Module<Twice> {
-  Twice() {
-    block = register_module("first", std::make_shared<Block>());
-    register_module("second", block);
-  }
+  Twice() { register_module("second", block); }
   at::Tensor forward(const at::Tensor& x) { return (*block)((*block)(x)); }
-  std::shared_ptr<Block> block;
+  std::shared_ptr<Block> block = register_module("first", std::make_shared<Block>());
 };
 
 TEST(ActivationCheckpointing, FindsASharedModuleByEachOfItsNames) {

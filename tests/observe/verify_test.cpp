@@ -76,12 +76,10 @@ nn::AttentionOptions gpt_attention() {
 struct GptBlock : nn::Module<GptBlock> {
   explicit GptBlock(const GptOptions& o) : options(o) {}
   at::Tensor forward(const at::Tensor& x) {
-    if (options.skips_drop(x)) {
-      const at::Tensor h = x + (*attn)((*first_norm)(x));
-      return h + (*mlp)((*second_norm)(h));
-    }
-    const at::Tensor h = x + (*drop)((*attn)((*first_norm)(x)));
-    return h + (*drop)((*mlp)((*second_norm)(h)));
+    const bool skips = options.skips_drop(x);
+    const auto dropped = [&](const at::Tensor& y) { return skips ? y : (*drop)(y); };
+    const at::Tensor h = x + dropped((*attn)((*first_norm)(x)));
+    return h + dropped((*mlp)((*second_norm)(h)));
   }
   GptOptions options;
   nn::Child<nn::LayerNorm> first_norm{*this, "first_norm", kGptHidden};

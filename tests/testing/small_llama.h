@@ -70,19 +70,16 @@ struct GatedMlp : nn::Module<GatedMlp> {
 };
 
 struct LlamaBlock : nn::Module<LlamaBlock> {
-  explicit LlamaBlock(const SmallLlamaConfig& c) {
-    first_norm = register_module("first_norm", std::make_shared<nn::RMSNorm>(c.dim));
-    mixer = register_module("mixer", std::make_shared<Mixer>(c));
-    second_norm = register_module("second_norm", std::make_shared<nn::RMSNorm>(c.dim));
-    mlp = register_module("mlp", std::make_shared<GatedMlp>(c));
-  }
+  explicit LlamaBlock(const SmallLlamaConfig& c) : config(c) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor h = x.add((*mixer)((*first_norm)(x)));
     return h.add((*mlp)((*second_norm)(h)));
   }
-  std::shared_ptr<nn::RMSNorm> first_norm, second_norm;
-  std::shared_ptr<Mixer> mixer;
-  std::shared_ptr<GatedMlp> mlp;
+  SmallLlamaConfig config;
+  nn::Child<nn::RMSNorm> first_norm{*this, "first_norm", config.dim};
+  nn::Child<Mixer> mixer{*this, "mixer", config};
+  nn::Child<nn::RMSNorm> second_norm{*this, "second_norm", config.dim};
+  nn::Child<GatedMlp> mlp{*this, "mlp", config};
 };
 
 /// A small Llama without attention: token ids (tokens) -> logits (tokens, vocabulary).

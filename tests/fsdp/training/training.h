@@ -37,12 +37,10 @@ constexpr std::int64_t packed_numel(std::initializer_list<std::int64_t> shards) 
 
 /// A block that computes x + down(silu(up(x))).
 struct Block : nn::Module<Block> {
-  Block(std::int64_t dim, std::int64_t hidden) {
-    up = register_module("up", std::make_shared<nn::Linear>(dim, hidden));
-    down = register_module("down", std::make_shared<nn::Linear>(hidden, dim));
-  }
+  Block(std::int64_t dim, std::int64_t hidden)
+      : up(*this, "up", dim, hidden), down(*this, "down", hidden, dim) {}
   at::Tensor forward(const at::Tensor& x) { return x + (*down)(at::silu((*up)(x))); }
-  std::shared_ptr<nn::Linear> up, down;
+  nn::Child<nn::Linear> up, down;
 };
 
 /// Blocks and a head, which map (rows, dim) to (rows, classes).
