@@ -373,23 +373,10 @@ CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
 using tessera::detail::RandomRegion;
 using tessera::detail::RandomRegionScope;
 
-/// Undoes the replication of a parameter that an earlier plan did not name: makes it plain again.
-void make_plain(nn::ParameterSlot& slot) {
-  const at::Tensor before = slot.get();
-  slot.swap(local_tensor(before).detach().requires_grad_(before.requires_grad()));
-  slot.role.replicated_by_default = false;
-  if (before.requires_grad()) {
-    nn::retire_parameter(before, slot.get(), "parallelize_module");
-  }
-}
-
 void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   for (const auto& [slot, placement] : plan.parameters) {
-    if (slot->role.replicated_by_default) {
-      make_plain(*slot);
-    }
     // Skips a tied parameter that an earlier call has distributed.
-    if (!tessera::is_distributed(slot->get())) {
+    if (slot->role.replicated_by_default || !tessera::is_distributed(slot->get())) {
       nn::distribute_parameter(*slot, mesh, {placement}, "parallelize_module");
     }
   }

@@ -13,6 +13,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/experts.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/kernels/detail/fake_state.h"
@@ -172,22 +173,49 @@ MixtureOfExperts::MixtureOfExperts(const ExpertsOptions& options) : options_(opt
   }
 }
 
+namespace {
+
+/// Whether the last dimension of a distributed tensor's mesh is `mesh`.
+bool has_last_dim(const at::Tensor& tensor, const DeviceMesh& mesh) {
+  if (!tessera::is_distributed(tensor)) {
+    return false;
+  }
+  const DeviceMesh all = sharding_spec(tensor).mesh;
+  return all == mesh || all[all.shape().names().back()] == mesh;
+}
+
+}  // namespace
+
 at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
   check_called();
   const bool distributed = tessera::is_distributed(input);
-  TESSERA_CHECK(!distributed || tessera::is_distributed(*experts_->gate->weight),
-                "a MixtureOfExperts was given a distributed input, but its experts are not "
-                "distributed; call nn::apply_expert_parallel with the ranks of the input");
+  const DeviceMesh over = distributed ? sharding_spec(input).mesh : DeviceMesh();
+  TESSERA_CHECK(!distributed || has_last_dim(*experts_->gate->weight, over),
+                "a MixtureOfExperts was given an input on ", to_string(over),
+                ", but its experts are on no mesh whose last dimension is the input's; call "
+                "nn::apply_expert_parallel with such a mesh");
+  TESSERA_CHECK(distributed || !ep_ || !tessera::detail::plain_is_replicated_on(ep_),
+                "a MixtureOfExperts that is split over ", to_string(ep_),
+                " was given a plain input, which is the same on all of these ranks; give it a "
+                "distributed input, for example by prepare_module_input");
   at::Tensor rows = input.dim() == 2 ? input : input.flatten(0, -2);
   if (distributed) {
     rows = DistributedTensor(rows).redistribute(Placements{Shard{0}});
   }
-  const auto local = [](const at::Tensor& tensor) {
-    return tessera::is_distributed(tensor) ? DistributedTensor(tensor).to_local() : tensor;
+  // The router's logits have another layout than the rows if a plan splits the router's weight.
+  const auto local = [distributed](const at::Tensor& tensor) {
+    const Placement rows_of = distributed ? Placement(Shard{0}) : Replicate{};
+    return tessera::is_distributed(tensor)
+               ? DistributedTensor(tensor).redistribute(Placements{rows_of}).to_local()
+               : tensor;
   };
   const at::Tensor logits = local((*gate_)(rows)), x = local(rows);
+  TESSERA_CHECK(logits.size(0) == x.size(0) && logits.size(1) == options_.experts,
+                "the router of a mixture of ", options_.experts, " experts returned ",
+                logits.sizes(), " for ", x.size(0),
+                " rows of this rank; give it a style that returns distributed results");
   const Routing routing = route(logits);
-  record(logits, routing, distributed ? sharding_spec(rows).mesh : DeviceMesh());
+  record(logits, routing, over);
   at::Tensor result = mix(x, routing, distributed);
   if (distributed) {
     const DistributedTensor split(rows);

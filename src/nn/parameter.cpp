@@ -14,6 +14,7 @@
 #include <atomic>
 #include <iterator>
 #include <unordered_set>
+#include <utility>
 
 #include "tessera/comm/agreement.h"
 #include "tessera/core/detail/environment.h"
@@ -403,12 +404,13 @@ void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
 
 /// With TESSERA_DEBUG=1: compares the parameter's values between ranks. An unfilled parameter has
 /// arbitrary bytes, so it is compared as an undefined tensor.
-void compare_values(const ParameterSlot& slot, const DeviceMesh& mesh, const std::string& by) {
+void compare_values(const ParameterSlot& slot, const at::Tensor& whole, const DeviceMesh& mesh,
+                    const std::string& by) {
   if (tessera::detail::debug_checks()) {
-    tessera::detail::check_replicas(
-        tessera::detail::peers_of(mesh),
-        {{"the parameter", slot.initialized() ? slot.get().detach() : at::Tensor()}},
-        tessera::detail::Equality::kBitwise, by, "give it the same values on every rank");
+    tessera::detail::check_replicas(tessera::detail::peers_of(mesh),
+                                    {{"the parameter", slot.initialized() ? whole : at::Tensor()}},
+                                    tessera::detail::Equality::kBitwise, by,
+                                    "give it the same values on every rank");
   }
 }
 
@@ -419,8 +421,13 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   TESSERA_CHECK(!slot.has_persistent(), by,
                 ": the parameter belongs to an FSDP unit; distribute it before fully_shard");
   const c10::AutoGradMode no_grad(false);
-  compare_values(slot, mesh, by);
-  const at::Tensor whole = slot.get().detach();
+  // A parameter that parallelize_module() replicated because no entry names the parameter may still
+  // get another layout.
+  const bool undone = std::exchange(slot.role.replicated_by_default, false);
+  TESSERA_CHECK(undone || !tessera::is_distributed(slot.get()), by,
+                ": the parameter is already distributed; distribute it once");
+  const at::Tensor whole = (undone ? local_tensor(slot.get()) : slot.get()).detach();
+  compare_values(slot, whole, mesh, by);
   const auto replicated = Layout::replicated(mesh.shape().sizes(), static_cast<int>(whole.dim()));
   const DistributedTensor split =
       DistributedTensor(make_distributed(whole, {mesh, replicated}, whole.sizes().vec()))

@@ -119,7 +119,13 @@ MlpSpec draw_mlp(Choices& choices) {
   MlpSpec spec;
   spec.kind = choices.pick_as<MlpKind>(
       "mlp.kind",
-      {{"plain", 40}, {"gated", 25}, {"fused_kernel", 20}, {"fused_weight", 8}, {"experts", 8}});
+      {{"plain", 40}, {"gated", 25}, {"fused_kernel", 20}, {"fused_weight", 8}, {"experts", 25}});
+  spec.experts = {.experts = choices.number("experts", {4, 3, 6}),
+                  .top_k = choices.number("experts.top_k", {2, 1, 3}),
+                  .sigmoid = choices.chance("experts.sigmoid", 30),
+                  .not_normalized = choices.chance("experts.not_normalized", 30),
+                  .selection_bias = choices.chance("experts.selection_bias", 20),
+                  .shared = choices.chance("experts.shared", 30)};
   spec.inner = choices.number("mlp.inner", {12, 8, 10, 24});
   spec.bias = choices.chance("mlp.bias", 40);
   spec.linear = choices.chance("mlp.stock_linear", 4) ? LinearKind::kStock : LinearKind::kOwn;
@@ -128,13 +134,15 @@ MlpSpec draw_mlp(Choices& choices) {
   spec.along = choices.pick_as<Along>(
       "mlp.along", {{"none", 86}, {"softmax", 2}, {"cumsum", 2}, {"exchanged_halves", 2}});
   spec.inner_bias = choices.chance("mlp.inner_bias", 6);
-  spec.auxiliary_loss = choices.chance("mlp.auxiliary_loss", 8);
+  spec.auxiliary_loss =
+      choices.chance("mlp.auxiliary_loss", spec.kind == MlpKind::kExperts ? 60 : 8);
   spec.middle_norm = draw_norm(choices, "mlp.middle_norm", 700);
   spec.dropout = draw_dropout(choices, "mlp.dropout");
   spec.adapter = choices.chance("mlp.adapter", 12);
   spec.calls_forward = choices.chance("mlp.calls_forward", 2);
   spec.checkpoint_call = choices.chance("mlp.checkpoint_call", 8);
-  spec.skips_empty = choices.chance("mlp.skips_empty", 8);
+  // The ranks of split experts wait for each other, so that none may skip them.
+  spec.skips_empty = spec.kind != MlpKind::kExperts && choices.chance("mlp.skips_empty", 8);
   return spec;
 }
 
@@ -177,10 +185,14 @@ MeshSpec draw_mesh(Choices& choices) {
          s.weight});
   }
   const Shape shape = shapes[choices.pick("mesh", options)];
+  const auto experts = choices.pick(
+      "mesh.experts", {{"whole", 25}, {"half", shape.data == 4 ? 40 : 0}, {"all", 60}});
+  const std::int64_t ranks[] = {1, 2, shape.data};
   return {.replicas = shape.replicas,
           .data = shape.data,
           .tensor = shape.tensor,
-          .tensor_first = choices.chance("mesh.tensor_first", 10)};
+          .tensor_first = choices.chance("mesh.tensor_first", 10),
+          .experts = ranks[experts]};
 }
 
 FsdpSpec draw_fsdp(Choices& choices, const MeshSpec& mesh) {
@@ -270,17 +282,25 @@ StyleSpec rowwise(Placement output, bool local = false) {
 /// Whether each rank's local tensor is the whole result. Only then can the output be local.
 bool is_whole(const StyleSpec& style) {
   return style.kind != StyleKind::kSequence && style.kind != StyleKind::kFusedColwise &&
-         style.kind != StyleKind::kExperts && std::holds_alternative<Replicate>(style.output);
+         std::holds_alternative<Replicate>(style.output);
+}
+
+Between draw_between(Choices& choices) {
+  // "plain" is the default of PyTorch's styles, which return whole results as plain tensors.
+  return choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
+}
+
+/// Whether attention and MLP return whole results as plain tensors.
+bool draw_local(Choices& choices) {
+  return draw_between(choices) == Between::kWhole && choices.chance("plan.local", 40);
 }
 
 class PlanDraft {
  public:
   PlanDraft(const Case& c, Choices& choices)
       : model_(c.model), train_(c.train), ranks_(c.mesh.tensor), choices_(choices) {
-    // "plain" is the default of PyTorch's styles, which return whole results as plain tensors.
-    between_ =
-        choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
-    local_ = between_ == Between::kWhole && choices.chance("plan.local", 40);
+    between_ = draw_between(choices);
+    local_ = draw_local(choices);
     sequence_dim_ = model_.folded ? 0 : 1;
     if (between_ == Between::kSequence) {
       stream_ = Shard{sequence_dim_};
@@ -443,7 +463,7 @@ class PlanDraft {
     add_norm("blocks.*.norm2", model_.norm);
     add_gather(name);
     if (spec.kind == MlpKind::kExperts) {
-      add_experts(name + ".experts");
+      add_experts(name + ".mixture");
     } else {
       add_projections(name);
     }
@@ -453,12 +473,15 @@ class PlanDraft {
   }
 
   void add_experts(const std::string& name) {
-    const auto kind = choices_.pick("plan.experts", {{"none", 30}, {"inner", 40}, {"whole", 30}});
-    if (kind != 0) {
-      add_other(name, Fits::kHooksOnly,
-                StyleSpec{.kind = StyleKind::kExperts, .dim = kind == 2 ? 0 : 1});
+    add(name + ".gate",
+        local_ || choices_.chance("plan.router", 50)
+            ? std::nullopt
+            : std::optional<StyleSpec>(StyleSpec{.kind = StyleKind::kSequence, .dim = 0}));
+    if (model_.feed.experts.shared) {
+      add_into(name + ".shared_experts.gate_proj", false, false);
+      add_into(name + ".shared_experts.up_proj", false, false);
+      add_out_of(name + ".shared_experts.down_proj", false, false);
     }
-    add(name + ".router");
   }
 
   void add_projections(const std::string& name) {
@@ -501,7 +524,7 @@ class PlanDraft {
   std::int64_t ranks_;
   Choices& choices_;
   Between between_ = Between::kWhole;
-  bool local_ = false;  ///< attention and MLP return whole results as plain tensors
+  bool local_ = false;
   std::int64_t sequence_dim_ = 1;
   Placement stream_ = Replicate{};
   std::vector<Candidate> candidates_;
@@ -595,10 +618,18 @@ Case draw_case(std::uint64_t seed, Choices& choices) {
   result.seed = seed;
   result.model = draw_model(choices);
   result.mesh = draw_mesh(choices);
+  if (!result.model.mlp || result.model.feed.kind != MlpKind::kExperts) {
+    result.mesh.experts = 1;
+  }
   result.fsdp = draw_fsdp(choices, result.mesh);
   result.train = draw_train(choices, result.fsdp);
   if (result.mesh.tensor > 1) {
     result.plan = draw_plan(result, choices);
+  }
+  if (!result.plan.empty()) {
+    // Experts on tensor-parallel ranks need a distributed input.
+    result.mesh.experts_on_tensor =
+        choices.chance("mesh.experts_on_tensor", draw_local(choices) ? 10 : 90);
   }
   result.planted = choices.pick_as<Planted>("planted", {{"nothing", 1}, {"wrong_gradient", 0}});
   return result;

@@ -88,21 +88,30 @@ enum class MlpKind {
   kGated,
   kGatedFusedKernel,
   kFusedWeight,
-  kExperts,  ///< two of four experts for each token; the experts' weights are stacked
+  kExperts,  ///< an nn::MixtureOfExperts
 };
 
 /// An operator on the whole feature dimension, which a column-wise projection shards.
 enum class Along { kNone, kSoftmax, kCumsum, kExchangedHalves };
 
+struct ExpertsSpec {
+  std::int64_t experts = 4, top_k = 2;
+  bool sigmoid = false;         ///< whether the router's scores are sigmoids, not a softmax
+  bool not_normalized = false;  ///< whether a token's weights keep their sum
+  bool selection_bias = false;
+  bool shared = false;  ///< whether one more expert computes every token
+};
+
 struct MlpSpec {
   MlpKind kind = MlpKind::kPlain;
+  ExpertsSpec experts{};
   std::int64_t inner = 0;
   bool bias = false;
   LinearKind linear = LinearKind::kOwn;
   Activation activation = Activation::kGelu;
   Along along = Along::kNone;   ///< the operator after the activation
   bool inner_bias = false;      ///< a parameter of the MLP itself is added between the projections
-  bool auxiliary_loss = false;  ///< auxiliary loss of the inner features, or of the experts' router
+  bool auxiliary_loss = false;  ///< auxiliary loss of the inner features, or of the router
   NormKind middle_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
   bool adapter = false;          ///< a low-rank adapter of the last projection
@@ -139,7 +148,6 @@ enum class StyleKind {
   kPrepareInput,
   kPrepareOutput,
   kFusedColwise,
-  kExperts,  ///< a style that a user has written
 };
 
 struct StyleSpec {
@@ -147,7 +155,7 @@ struct StyleSpec {
   Placement output = Replicate{};
   bool local = false;
   bool takes_part = false;  ///< for kRowwise: a plain input is this rank's shard of the features
-  std::int64_t dim = 1;     ///< the sharded dimension for kSequence; for kExperts, 0: whole experts
+  std::int64_t dim = 1;     ///< the sharded dimension for kSequence
   std::int64_t parts = 1;   ///< for kFusedColwise: number of parts
 };
 
@@ -159,6 +167,8 @@ struct PlanEntry {
 struct MeshSpec {
   std::int64_t replicas = 1, data = 1, tensor = 1;
   bool tensor_first = false;
+  std::int64_t experts = 1;        ///< how many ranks of the data dimension split the experts
+  bool experts_on_tensor = false;  ///< whether the mesh of the experts has the tensor dimension
 
   int ranks() const { return static_cast<int>(replicas * data * tensor); }
 };

@@ -4,7 +4,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/einsum.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -15,7 +14,6 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/triu.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros_like.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -260,32 +258,6 @@ at::Tensor Attention::attend_by_hand(const at::Tensor& q, at::Tensor k, at::Tens
   return at::matmul(weights, v);
 }
 
-namespace {
-
-constexpr std::int64_t kExperts = 4;
-constexpr std::int64_t kChosen = 2;
-
-}  // namespace
-
-Experts::Experts(std::int64_t dim, std::int64_t inner, Activation activation)
-    : activation_(std::move(activation)),
-      router_(added(*this, "router", linear_layer(LinearKind::kOwn, dim, kExperts, false))) {
-  up_ = register_slot("up", {kExperts, dim, inner});
-  down_ = register_slot("down", {kExperts, inner, dim});
-}
-
-std::vector<at::Tensor> Experts::forward(const at::Tensor& x) {
-  const at::Tensor tokens = x.dim() == 3 ? x.flatten(0, 1) : x;
-  const at::Tensor scores = router_(tokens);
-  const auto [best, chosen] = scores.softmax(-1).topk(kChosen, -1);
-  const at::Tensor gates = at::zeros_like(scores).scatter(-1, chosen, best);
-  // The tokens are in the first dimension, which random operators require.
-  const at::Tensor inner = activation_(at::einsum("td,edi->tei", {tokens, *up_}));
-  const at::Tensor each = at::einsum("tei,eid->ted", {inner, *down_});
-  const at::Tensor y = (each * gates.unsqueeze(-1)).sum(1);
-  return {y.view(x.sizes()), scores.logsumexp(-1).square().sum()};
-}
-
 // The MLP of a block. The operators between its projections do not use the mesh.
 namespace {
 
@@ -316,8 +288,17 @@ Mlp::Mlp(const ModelSpec& spec) : spec_(spec.feed) {
     inner_bias_ = register_slot("inner_bias", {spec_.inner});
   }
   if (spec_.kind == MlpKind::kExperts) {
-    const auto act = [this](const at::Tensor& x) { return between(activate(x)); };
-    experts_ = register_module("experts", std::make_shared<Experts>(dim, spec_.inner, act));
+    const ExpertsSpec& e = spec_.experts;
+    mixture_ = register_module("mixture", std::make_shared<nn::MixtureOfExperts>(nn::ExpertsOptions{
+                                              .hidden = dim,
+                                              .inner = spec_.inner,
+                                              .experts = e.experts,
+                                              .top_k = e.top_k,
+                                              .scores = e.sigmoid ? nn::RouterScores::kSigmoid
+                                                                  : nn::RouterScores::kSoftmax,
+                                              .normalize = !e.not_normalized,
+                                              .selection_bias = e.selection_bias,
+                                              .shared_inner = e.shared ? spec_.inner : 0}));
     return;
   }
   if (spec_.kind == MlpKind::kFusedWeight) {
@@ -372,14 +353,11 @@ at::Tensor Mlp::between(const at::Tensor& x) const {
 }
 
 std::vector<at::Tensor> Mlp::forward(const at::Tensor& x) {
-  std::vector<at::Tensor> results;
-  if (experts_ != nullptr) {
-    results = (*experts_)(x);
-    results.resize(spec_.auxiliary_loss ? 2 : 1);
-    return results;
+  if (mixture_ != nullptr) {
+    return {(*mixture_)(x)};
   }
   const at::Tensor h = between(inner(x));
-  results.push_back(down_(dropout_(middle_norm_(h))));
+  std::vector<at::Tensor> results{down_(dropout_(middle_norm_(h)))};
   if (spec_.auxiliary_loss) {
     results.push_back(h.square().mean(-1).sum());
   }

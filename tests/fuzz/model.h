@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fuzz/case.h"
+#include "tessera/nn/experts.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 
@@ -31,21 +32,6 @@ template <class M>
 Layer layer(std::shared_ptr<M> module) {
   return {module, [module](const at::Tensor& x) { return (*module)(x); }};
 }
-
-/// Four experts with stacked weights, (experts, in, out). A router sends each token to two experts.
-class Experts : public nn::Module<Experts> {
- public:
-  using Activation = std::function<at::Tensor(const at::Tensor&)>;
-
-  Experts(std::int64_t dim, std::int64_t inner, Activation activation);
-  /// Returns the result, with the sizes of x, and the router's loss, summed over the tokens.
-  std::vector<at::Tensor> forward(const at::Tensor& x);
-
- private:
-  Activation activation_;
-  Layer router_;
-  nn::Parameter up_, down_;
-};
 
 /// Batch and sequence sizes of this data-parallel rank's tokens. A module cannot always derive
 /// these sizes from its input.
@@ -75,7 +61,8 @@ class Attention : public nn::Module<Attention> {
 class Mlp : public nn::Module<Mlp> {
  public:
   explicit Mlp(const ModelSpec& spec);
-  /// Returns the result and, if the MLP has one, the auxiliary loss, summed over the tokens.
+  /// Returns the result and, if the MLP has one, the auxiliary loss of the inner features, summed
+  /// over the tokens.
   std::vector<at::Tensor> forward(const at::Tensor& x);
 
  private:
@@ -84,7 +71,7 @@ class Mlp : public nn::Module<Mlp> {
   at::Tensor between(const at::Tensor& x) const;
 
   MlpSpec spec_;
-  std::shared_ptr<Experts> experts_;
+  std::shared_ptr<nn::MixtureOfExperts> mixture_;
   nn::Parameter inner_bias_;
   Layer up_, gate_, fused_, middle_norm_, dropout_, down_;
 };

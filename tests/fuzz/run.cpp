@@ -28,6 +28,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/experts.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
@@ -40,24 +41,6 @@ namespace tessera::fuzz {
 namespace {
 
 // The functions below translate a case's options to options of the library.
-
-/// Shards the stacked weights of experts. Adds no hooks: operators propagate the shards.
-class ExpertsParallel final : public tensor_parallel::ParallelStyle {
- public:
-  explicit ExpertsParallel(bool whole_experts) : whole_experts_(whole_experts) {}
-
-  std::string name() const override { return "experts_parallel"; }
-  std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
-      const nn::ModuleBase& module) const override {
-    // Weights are (experts, in, out); the sharded dimension is the experts or the inner features.
-    return {{module.slot("up"), Shard{whole_experts_ ? 0 : 2}},
-            {module.slot("down"), Shard{whole_experts_ ? 0 : 1}}};
-  }
-  void apply(nn::ModuleBase&, const DeviceMesh&) const override {}
-
- private:
-  bool whole_experts_;
-};
 
 /// Makes the style for a plan entry of a case.
 tensor_parallel::StylePtr make_style(const StyleSpec& s) {
@@ -84,27 +67,23 @@ tensor_parallel::StylePtr make_style(const StyleSpec& s) {
                                     .use_local_output = s.local});
     case StyleKind::kFusedColwise:
       return fused_colwise_parallel({.parts = s.parts, .use_local_output = s.local});
-    case StyleKind::kExperts:
-      return std::make_shared<ExpertsParallel>(s.dim == 0);
   }
   return nullptr;
 }
 
 DeviceMesh make_mesh(const MeshSpec& spec, const testing::Rank& rank) {
-  std::vector<std::int64_t> sizes{spec.data};
-  std::vector<std::string> names{"dp"};
-  if (spec.replicas > 1) {
-    sizes.insert(sizes.begin(), spec.replicas);
-    names.insert(names.begin(), "replicas");
-  }
+  std::vector<std::int64_t> sizes{spec.replicas, spec.data / spec.experts, spec.experts};
+  std::vector<std::string> names{"replicas", "dp", "ep"};
   sizes.insert(spec.tensor_first ? sizes.begin() : sizes.end(), spec.tensor);
   names.insert(spec.tensor_first ? names.begin() : names.end(), "tp");
   return rank.mesh(sizes, names);
 }
 
-/// Returns the submesh of make_mesh() whose ranks have different rows of the batch.
-DeviceMesh data_mesh(const MeshSpec& spec, const DeviceMesh& mesh) {
-  return spec.replicas > 1 ? mesh[{"replicas", "dp"}] : mesh["dp"];
+/// Returns the submesh of make_mesh() over which FSDP shards the experts or, for `experts` = false,
+/// all other parameters.
+DeviceMesh data_mesh(const MeshSpec& spec, const DeviceMesh& mesh, bool experts = false) {
+  const DeviceMesh data = experts || spec.experts == 1 ? mesh["dp"] : mesh[{"dp", "ep"}].flatten();
+  return spec.replicas > 1 ? DeviceMesh::concatenate({mesh["replicas"], data}) : data;
 }
 
 fsdp::Options fsdp_options(const FsdpSpec& spec) {
@@ -192,6 +171,7 @@ class Training {
       trace.grad_norms.push_back(grad_norm());
       step_();
       zero_grad_();
+      nn::update_selection_bias(*net_, 0.02);
       if (case_.train.evaluate) {
         trace.losses.push_back(evaluate());
       }
@@ -263,8 +243,10 @@ class Training {
   void distribute(const DeviceMesh& mesh) {
     const MeshSpec& spec = case_.mesh;
     const std::int64_t replica = spec.replicas > 1 ? mesh.local_rank("replicas") : 0;
-    parts_ = {replica * spec.data + mesh.local_rank("dp"), spec.replicas * spec.data};
-    const auto shard = [&] { shard_parameters(data_mesh(spec, mesh)); };
+    parts_ = {replica * spec.data + mesh.local_rank("dp") * spec.experts + mesh.local_rank("ep"),
+              spec.replicas * spec.data};
+    data_ = data_mesh(spec, mesh);
+    const auto shard = [&] { shard_parameters(mesh); };
     if (case_.fsdp.before_tensor_parallel) {
       shard();
     }
@@ -275,11 +257,21 @@ class Training {
       }
       tensor_parallel::parallelize_module(*net_, mesh["tp"], plan);
     }
+    split_experts(mesh);
     checkpoint();
     if (!case_.fsdp.before_tensor_parallel) {
       shard();
     }
     sharded_ = wrapped_ || !case_.plan.empty();
+  }
+
+  void split_experts(const DeviceMesh& mesh) {
+    const MeshSpec& spec = case_.mesh;
+    if (spec.experts > 1 || spec.experts_on_tensor) {
+      nn::apply_expert_parallel(*net_, spec.experts == 1         ? mesh["tp"]
+                                       : !spec.experts_on_tensor ? mesh["ep"]
+                                                                 : mesh[{"ep", "tp"}]);
+    }
   }
 
   /// Applies activation checkpointing, also on one rank, because recomputation must not change
@@ -308,10 +300,17 @@ class Training {
       return;
     }
     wrapped_ = true;
-    const fsdp::Options options = fsdp_options(spec);
+    fsdp::Options options = fsdp_options(spec);
+    if (case_.mesh.experts > 1) {
+      const DeviceMesh experts = data_mesh(case_.mesh, mesh, /*experts=*/true);
+      options.parameter_mesh = [experts](const std::string& name, const at::Tensor&) {
+        return name.find("mixture.experts.") != std::string::npos ? std::optional(experts)
+                                                                  : std::nullopt;
+      };
+    }
     const auto wrap = [&](nn::ModuleBase& module) {
-      spec.kind == DataParallel::kReplicate ? fsdp::replicate(module, mesh, options)
-                                            : fsdp::fully_shard(module, mesh, options);
+      spec.kind == DataParallel::kReplicate ? fsdp::replicate(module, data_, options)
+                                            : fsdp::fully_shard(module, data_, options);
     };
     std::vector<nn::ModuleBase*> units = inner_units();
     for (nn::ModuleBase* unit : units) {
@@ -421,9 +420,18 @@ class Training {
     }
     const at::Tensor inputs = ids.narrow(1, 0, sequence).contiguous();
     const at::Tensor targets = ids.narrow(1, 1, sequence).flatten();
-    return whole(sum_of_losses(inputs, targets)) *
-           (static_cast<double>(parts_.count) / static_cast<double>(all.count * sequence));
+    const at::Tensor loss =
+        whole(sum_of_losses(inputs, targets)) *
+        (static_cast<double>(parts_.count) / static_cast<double>(all.count * sequence));
+    const MlpSpec& feed = case_.model.feed;
+    if (!has_experts() || !net_->is_training()) {
+      return loss;
+    }
+    const nn::RouterLosses router = nn::take_router_losses(*net_, data_);
+    return feed.auxiliary_loss ? loss + router.load_balancing * 0.1 + router.z * 0.01 : loss;
   }
+
+  bool has_experts() const { return case_.model.mlp && case_.model.feed.kind == MlpKind::kExperts; }
 
   at::Tensor sum_of_losses(const at::Tensor& inputs, const at::Tensor& targets) const {
     if (case_.train.loss_in_forward) {
@@ -453,6 +461,7 @@ class Training {
   std::uint64_t flips_;
   std::shared_ptr<Net> net_;
   Part parts_;
+  DeviceMesh data_;       ///< the ranks with different rows; undefined on one rank
   bool wrapped_ = false;  ///< whether FSDP is applied
   bool sharded_ = false;  ///< whether FSDP or tensor parallelism is applied
   std::function<void()> step_, zero_grad_;

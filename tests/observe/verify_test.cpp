@@ -8,6 +8,7 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/blocks.h"
+#include "tessera/nn/experts.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
@@ -646,6 +647,107 @@ TEST(VerifyFaults, NameTheModuleOrTheStep) {
     const VerifyReport report = found(fault.run);
     EXPECT_TRUE(testing::Throws<Error>([&] { report.check(); }, fault.words));
   }
+}
+
+// Models with experts, on meshes (replicas, dp, ep, tp).
+
+const nn::ExpertsOptions kExperts{
+    .hidden = kGptHidden, .inner = 10, .experts = 6, .shared_inner = 8, .init_std = 0.3};
+
+struct ExpertsNet : nn::Module<ExpertsNet> {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor h = into(x);
+    return out(h + mixture(h));
+  }
+  nn::Child<nn::Linear> into{*this, "into", 5, kGptHidden};
+  nn::Child<nn::MixtureOfExperts> mixture{*this, "mixture", kExperts};
+  nn::Child<nn::Linear> out{*this, "out", kGptHidden, 5};
+};
+
+std::shared_ptr<ExpertsNet> make_experts(const DeviceMesh& mesh) {
+  auto model = std::make_shared<ExpertsNet>();
+  nn::init_weights(*model, /*seed=*/1);
+  const bool tp = mesh.size("tp") > 1, ep = mesh.size("ep") > 1;
+  if (tp) {
+    using namespace tensor_parallel;
+    parallelize_module(*model, mesh["tp"],
+                       joined({{{"into", colwise_parallel({.output_layouts = Replicate{},
+                                                           .use_local_output = false})}},
+                               experts_plan("mixture", kExperts),
+                               {{"out", colwise_parallel({.output_layouts = Replicate{}})}}}));
+  }
+  nn::apply_expert_parallel(*model, !ep ? mesh["tp"] : tp ? mesh[{"ep", "tp"}] : mesh["ep"]);
+  fsdp::Options options;
+  options.parameter_mesh = [=](const std::string& name, const at::Tensor&) {
+    return name.starts_with("mixture.experts.") ? std::optional(mesh[{"replicas", "dp"}])
+                                                : std::nullopt;
+  };
+  fsdp::fully_shard(
+      *model, DeviceMesh::concatenate({mesh["replicas"], mesh[{"dp", "ep"}].flatten()}), options);
+  return model;
+}
+
+/// `losses_of`: the mesh for take_router_losses(); nullptr: the loss has no auxiliary losses.
+VerifyReport verify_experts(ExpertsNet& model, const DeviceMesh& mesh,
+                            const DeviceMesh* losses_of = nullptr) {
+  constexpr std::int64_t kTokens = 6;
+  const DeviceMesh batch = mesh[{"replicas", "dp", "ep"}];
+  const std::int64_t ranks = batch.size();
+  const std::int64_t rank =
+      (mesh.local_rank("replicas") * mesh.size("dp") + mesh.local_rank("dp")) * mesh.size("ep") +
+      mesh.local_rank("ep");
+  const at::Tensor all = uniform_values({ranks * kTokens, 5}, 0.7);
+  const at::Tensor own = all.narrow(0, rank * kTokens, kTokens);
+  ExpertsNet reference;
+  return verify(model, reference, mesh,
+                [&](ExpertsNet& net) {
+                  const bool whole = losses_of != nullptr && &net != &model;
+                  const at::Tensor loss = net(whole ? all : own).square().mean();
+                  if (losses_of == nullptr) {
+                    return loss;
+                  }
+                  const nn::RouterLosses router =
+                      nn::take_router_losses(net, whole ? DeviceMesh() : *losses_of);
+                  return loss + router.load_balancing + router.z;
+                },
+                {.batch_dims = {"replicas", "dp", "ep"}, .splits_samples = losses_of != nullptr});
+}
+
+TEST(Verify, FindsExpertsEqual) {
+  for (const std::vector<std::int64_t>& sizes : std::vector<std::vector<std::int64_t>>{
+           {1, 2, 2, 1}, {1, 1, 4, 1}, {1, 1, 1, 2}, {1, 1, 2, 2}, {1, 2, 2, 2}, {2, 1, 2, 1}}) {
+    RunOnMesh(sizes, {"replicas", "dp", "ep", "tp"}, [&](const DeviceMesh& mesh) {
+      const auto model = make_experts(mesh);
+      const VerifyReport report = verify_experts(*model, mesh);
+      EXPECT_TRUE(report.ok()) << ::testing::PrintToString(sizes) << report.text();
+      EXPECT_EQ(report.modules, 9U);
+      EXPECT_EQ(report.parameters, 11U);
+      const DeviceMesh batch = mesh[{"replicas", "dp", "ep"}];
+      const VerifyReport auxiliary = verify_experts(*model, mesh, &batch);
+      EXPECT_TRUE(auxiliary.ok()) << ::testing::PrintToString(sizes) << auxiliary.text();
+    });
+  }
+}
+
+TEST_ON_MESH(VerifyFaults, AnExpertThatOneReplicaHasChanged, {2, 1, 2, 1},
+             {"replicas", "dp", "ep", "tp"}) {
+  const auto model = make_experts(mesh);
+  if (rank.rank() == 3) {
+    const c10::NoGradGuard no_grad;
+    for (const auto& [name, slot] : model->named_slots()) {
+      if (name == "mixture.experts.up_proj.weight") {
+        local_tensor(slot->persistent())[1].mul_(1.01);
+      }
+    }
+  }
+  EXPECT_ERROR(verify_experts(*model, mesh).check(), "mixture.experts.up_proj.weight");
+}
+
+TEST_ON_MESH(VerifyFaults, RouterLossesOfOneRanksTokens, {1, 1, 4, 1},
+             {"replicas", "dp", "ep", "tp"}) {
+  const auto model = make_experts(mesh);
+  const DeviceMesh none;
+  EXPECT_ERROR(verify_experts(*model, mesh, &none).check(), "the loss");
 }
 
 }  // namespace
