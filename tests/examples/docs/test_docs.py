@@ -174,7 +174,7 @@ class Tutorials(unittest.TestCase):
                     ("04_operators", (), (4,), [r"the product is \[Partial\(sum\)\], the softmax \[Shard\(1\)\], "
                                                 r"the gradients \[Shard\(1\)\] and \[Shard\(0\)\]"]),
                     ("06_fsdp", (), (4,), ["(?m)^up: ", "(?m)^down: "]),
-                    ("11_experts", (), (2,), [r"one of \d+ alike", "(?m)^ +ep +all_gather "]),
+                    ("11_experts", (), (2,), [r"one of \d+ alike", "(?m)^ +ep +all_to_all "]),
                     # With 3 experts on 4 ranks of ep, one rank has none.
                     ("11_experts", (3, 4), (4,), ["step 20 loss"]),
                     ("12_losses", (), (2, 4), [equal]),
