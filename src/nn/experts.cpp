@@ -194,7 +194,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
                 "a MixtureOfExperts was given an input on ", to_string(over),
                 ", but its experts are on no mesh whose last dimension is the input's; call "
                 "nn::apply_expert_parallel with such a mesh");
-  TESSERA_CHECK(distributed || !ep_ || !tessera::detail::plain_is_replicated_on(ep_),
+  const auto& region = tessera::detail::random_region();
+  TESSERA_CHECK(distributed || !ep_ || region == nullptr || !region->replicates_on(ep_),
                 "a MixtureOfExperts that is split over ", to_string(ep_),
                 " was given a plain input, which is the same on all of these ranks; give it a "
                 "distributed input, for example by prepare_module_input");
