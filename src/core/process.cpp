@@ -101,14 +101,14 @@ void keep_freed_memory() {
   if (chosen_by_user()) {
     return;
   }
-  // glibc then keeps free memory at the end of the heap, and allocates large blocks in the heap.
-  // Setting one of the two limits ends glibc's automatic adjustment of both limits.
+  // With these limits glibc keeps free memory at the end of the heap, and allocates large blocks in
+  // the heap. Setting one of the two limits ends glibc's automatic adjustment of both limits.
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
 #endif
 }
 
-/// The message is written by a single call, so that lines of several ranks do not mix.
+/// end_program() writes its message by a single call, so that lines of several ranks do not mix.
 void end_program(const std::string& who, std::string message) {
   message.resize(std::min(message.find("\nException raised from "), message.size()));
   std::ranges::replace(message, '\n', ' ');

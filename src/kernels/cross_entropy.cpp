@@ -32,7 +32,7 @@ void for_each_row_block(const at::Tensor& matrix, Body&& body) {
   }
 }
 
-/// For each target, its column in this rank's vocabulary shard. If another shard has the target,
+/// The column of each target in this rank's vocabulary shard. If another shard has the target,
 /// `is_here` is false and the column is any valid column. Sizes: (rows, 1).
 struct TargetColumns {
   explicit TargetColumns(const LossRows& rows)

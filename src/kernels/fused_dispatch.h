@@ -40,7 +40,7 @@ void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
   }
 }
 
-/// Like run_cuda_kernel() with an argument `like`, which is here the first result.
+/// Like the other run_cuda_kernel(); the first result selects the kernel.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, std::initializer_list<at::Tensor> inputs,
                      std::initializer_list<at::Tensor> results) {

@@ -267,7 +267,7 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 namespace {
 
 /// Minimum number of elements for a thread in silu_mul.
-constexpr std::int64_t kSiluGrain = 16384;  // a multiple of the vector width
+constexpr std::int64_t kSiluGrain = 16384;  // must be a multiple of the vector width
 
 /// Uses silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Forward does not save silu(g),
 /// because recomputing silu(g) is cheaper than reading it.

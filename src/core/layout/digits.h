@@ -21,8 +21,8 @@ std::int64_t mesh_size(const Sizes& mesh_sizes, int mesh_dim) {
 std::int64_t mesh_product(const std::vector<std::int64_t>& mesh_sizes,
                           const std::vector<int>& mesh_dims);
 
-/// Returns the canonical form of `digits` (see Layout). Neighbouring Digits that shard like a
-/// single Digit are merged: [2 over dp][8] is [16 over dp] for dp=2.
+/// Returns the canonical form of `digits` (see Layout). Neighbouring Digits (sub-dimensions) that
+/// shard like a single Digit are merged: [2 over dp][8] is [16 over dp] for dp=2.
 std::vector<Digit> canonical_digits(const std::vector<std::int64_t>& mesh_sizes,
                                     std::vector<Digit> digits);
 

@@ -14,9 +14,9 @@
 
 namespace tessera::detail {
 
-// The canonical form of the Digits of a tensor dimension (see Layout). Layouts are interned by
-// content, so all descriptions of one sharding must get one form. Otherwise equal layouts would be
-// different objects, and tensors would be redistributed between equal layouts.
+// The canonical form of a tensor dimension's Digits (sub-dimensions, see Layout). Layouts are
+// interned by content, so all descriptions of one sharding must get one form. Otherwise equal
+// layouts would be different objects, and tensors would be redistributed between equal layouts.
 
 namespace {
 
@@ -75,7 +75,7 @@ std::int64_t mesh_product(const MeshSizes& mesh_sizes, const std::vector<int>& m
 std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Digit> digits) {
   std::vector<Digit> out;
   for (auto& digit : digits) {
-    // A Digit of one position that is not sharded is kept only if its dimension has no other Digit.
+    // Drops sub-dimensions of one position that are not sharded, unless no other one exists.
     if (digit.extent == 1 && digit.mesh_dims.empty() && digits.size() > 1) {
       continue;
     }

@@ -107,7 +107,7 @@ struct Run {
 
 /// The chunk of a Digit (sub-dimension) that the rank at one mesh coordinate stores.
 struct Chunk {
-  std::int64_t extent = 0;  ///< number of positions of the whole Digit
+  std::int64_t extent = 0;  ///< number of positions on all ranks together
   std::int64_t offset = 0;
   std::int64_t size = 0;
 };
@@ -170,7 +170,7 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
       return {};
     }
     // If the rank has all positions of the later Digits (sub-dimensions), neighbouring ranges merge
-    // into one range. Otherwise each position of the current Digit has separate ranges.
+    // into one range. Otherwise each position of the current Digit begins a new range.
     if (local_stride == global_stride) {
       out = {{chunk.offset * global_stride, 0, chunk.size * local_stride}};
     } else {

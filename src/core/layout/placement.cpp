@@ -170,8 +170,8 @@ std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<
   return order;
 }
 
-/// A DigitCutter applies the cuts of one tensor dimension in mesh order. It stores the Digits (see
-/// Layout) of the tensor dimension after each cut.
+/// A DigitCutter applies the cuts of one tensor dimension in mesh order. It stores the tensor
+/// dimension's Digits (sub-dimensions) after each cut.
 class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
@@ -211,8 +211,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// Returns the index of the first Digit (sub-dimension) after those Digits whose numbers of
-  /// positions on a rank multiply to `factor`. Splits a Digit in two if necessary.
+  /// Returns the index i for which a rank has `factor` positions of the first i Digits
+  /// (sub-dimensions) together. Splits a Digit in two if necessary.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -345,8 +345,8 @@ Placement placement_of(const Layout& layout, int mesh_dim) {
   return StridedShard{dim, factor};
 }
 
-/// Whether a tensor dimension of a layout has several Digits (sub-dimensions). Only a layout with
-/// such a dimension may have no equivalent list of placements.
+/// Whether a tensor dimension of a layout has several Digits (sub-dimensions). A layout without
+/// such a dimension has an equivalent list of placements.
 bool has_several_digits(const Layout& layout) {
   return std::any_of(layout.dims().begin(), layout.dims().end(),
                      [](const auto& digits) { return digits.size() > 1; });

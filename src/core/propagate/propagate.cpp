@@ -21,12 +21,12 @@ using detail::ceil_div;
 using detail::mesh_size;
 
 // Sharding rules split a tensor dimension into factors (einsum index letters); layouts split a
-// tensor dimension into Digits (see layout.h). If the boundaries of factors and Digits disagree,
+// tensor dimension into Digits (sub-dimensions). If the boundaries of factors and Digits disagree,
 // the dimension cannot stay sharded.
 
 /// Unflattens `digit` into a major Digit of `extent` positions, which is returned, and a minor
-/// Digit, which remains in `digit`. Outer mesh dimensions divide the major Digit until its chunks
-/// are single positions; the remaining mesh dimensions divide the minor Digit.
+/// Digit, which remains in `digit`. A Digit is a sub-dimension. Outer mesh dimensions divide the
+/// major Digit into single positions; the remaining mesh dimensions divide the minor Digit.
 std::optional<Digit> cut(Digit& digit, std::int64_t extent,
                          std::span<const std::int64_t> mesh_sizes) {
   if (digit.extent % extent != 0) {
@@ -34,7 +34,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  // The number of positions of the major Digit in a chunk of the mesh dimensions visited so far.
+  // Positions of the major Digit (sub-dimension) in a chunk of the mesh dimensions visited so far.
   std::int64_t left = extent;
   // Whether a mesh dimension has divided the Digit (sub-dimension) unevenly. Later mesh dimensions
   // would then divide chunks of different sizes, which a Digit cannot express.
@@ -50,7 +50,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
       minor.mesh_dims.push_back(mesh_dim);
       continue;
     }
-    // Chunks of the whole Digit must end where blocks of `minor.extent` positions end.
+    // Each chunk of the unsplit Digit must consist of whole blocks of `minor.extent` positions.
     if (ceil_div(left * minor.extent, parts) != ceil_div(left, parts) * minor.extent) {
       return std::nullopt;
     }
@@ -62,9 +62,9 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   return major;
 }
 
-/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Full and
-/// last chunks are checked: 7 over 2 ranks gives 4 and 3. Then 3 over 3 ranks leaves no rank
-/// without a position, but 4 over 3 ranks gives 2, 2 and 0.
+/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Example:
+/// 7 over 2 ranks gives 4 and 3. Over 3 more ranks, 3 gives 1, 1 and 1, but 4 gives 2, 2 and 0. So
+/// both full and last chunks are checked.
 bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
                     std::span<const std::int64_t> mesh_sizes) {
   // The extent is 0 if an outer mesh dimension has left a rank without positions.
@@ -78,7 +78,7 @@ bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
   return leaves_nothing(last, inner, mesh_sizes) || leaves_nothing(chunk, inner, mesh_sizes);
 }
 
-/// The Digits of each factor (index letter) of a tensor dimension, the major Digit first.
+/// The Digits (sub-dimensions) of each factor (einsum index letter), the major Digit first.
 using FactorDigits = std::vector<std::vector<Digit>>;
 
 /// Distributes the Digits (sub-dimensions) of a tensor dimension over its factors (einsum index
@@ -96,7 +96,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
   FactorDigits result(factor_sizes.size());
   auto digit = digits.begin();
   for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
-    std::int64_t left = size;  // positions of the factor that no Digit covers yet
+    std::int64_t left = size;  // remaining positions of the factor
     while (left > 1 && digit != digits.end()) {
       // The Digit (sub-dimension) belongs to this factor (index letter) and to the next one.
       if (digit->extent > left) {
@@ -115,7 +115,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
       of_factor.push_back(std::move(*digit++));
     }
   }
-  // Remaining Digits would belong to no factor (index letter), so the result is then nullopt.
+  // Remaining Digits (sub-dimensions) would belong to no factor (einsum index letter).
   return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
 }
 
@@ -282,7 +282,7 @@ class TensorGroupPropagation {
     bool plain = false;  // whether the input is not distributed
     bool inplace = false;
     std::int64_t bytes = 0;                        // number of bytes of the global tensor
-    std::vector<FactorPlacement> placements = {};  // for each mesh dimension
+    std::vector<FactorPlacement> placements = {};  // one for each mesh dimension
     // The sharded factors (einsum index letters) of the input, and the Digits of each factor.
     std::vector<std::pair<int, std::vector<Digit>>> digits = {};
   };
@@ -604,10 +604,10 @@ class TensorGroupPropagation {
     return total;
   }
 
-  /// Makes the choices for all mesh dimensions. Only after all choices is known whether a factor
-  /// (einsum index letter) would be divided in a way that the rule forbids (unevenly, with an empty
-  /// shard, in several ranges). If so, the choices are made again without sharding this factor, at
-  /// most once for each factor.
+  /// Makes the choices for all mesh dimensions. The choices together may divide a factor (einsum
+  /// index letter) in a way that the rule forbids: unevenly, with an empty shard, or in several
+  /// ranges. Then all choices are made again without sharding this factor, at most once for each
+  /// factor.
   void decide() {
     std::set<int> unsharded;
     for (bool done = false; !done;) {
@@ -729,7 +729,7 @@ class TensorGroupPropagation {
   LayoutPtr input_layout(int input) const {
     const auto index = static_cast<std::size_t>(input);
     LayoutPtr own = layouts_[index];
-    // An input whose values are not read need not be reduced; at most its local sizes matter.
+    // An input whose values are not read need not be reduced; only its local sizes may matter.
     const bool unread = is_unread(input);
     const auto& factors = rule_.inputs[index];
     const bool has_factors =
@@ -757,7 +757,7 @@ class TensorGroupPropagation {
   std::vector<int> linear_;    // indices of the group's entries in ShardingRule::linear
   std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size
   std::vector<Choice> choices_;  // a Choice for each mesh dimension, the outermost first
-  // How each sharded factor (einsum index letter) is divided, by the factor's index.
+  // For each sharded factor (einsum index letter), by its index: how mesh dimensions divide it.
   std::map<int, std::vector<Digit>> digits_;
 };
 

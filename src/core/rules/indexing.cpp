@@ -54,8 +54,8 @@ void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
   }
 }
 
-/// Declares the output of an operator that writes `source` (a number if negative) into tensor
-/// `self`, and the operator's linearity. If values are added, `self` is one term of the sum.
+/// Declares the output and the linearity of an operator that writes tensor `source` (a number, if
+/// negative) into tensor `self`. If values are added, `self` is one term of the sum.
 void add_written(ShardingRule& rule, int self, int source, Write write) {
   rule.outputs.push_back(input_of(rule, self));
   if (write == Write::kAdd) {
@@ -484,7 +484,7 @@ ShardingRule select_rule(const OpCall& call, std::size_t dim) {
   return split_along(call, dim, {-1});
 }
 
-/// The rule of slice(self, dim, start, end, step). A slice of a whole dimension keeps it sharded.
+/// The rule of slice(self, dim, start, end, step). A slice of a whole dimension may be sharded.
 std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   const std::int64_t size = call.tensor(0).sizes[dim], step = call.integer_or(4, 1);
   const auto clamp = [&](std::int64_t at) {

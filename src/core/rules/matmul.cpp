@@ -16,7 +16,7 @@ namespace tessera::rules {
 
 namespace {
 
-/// An einsum equation: "mk,kn->mn". A "+" is an added operand: "+,mk,kn->mn" is addmm.
+/// An einsum equation: "mk,kn->mn". The "+" in "+,mk,kn->mn" (addmm) is an added operand.
 struct Einsum {
   std::vector<std::string> operands;
   std::string result;
@@ -153,7 +153,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   }
   const int a_matrix = std::min(a_ndim, 2), b_matrix = std::min(b_ndim, 2);
 
-  OpCall batch = call;  // the call, with the batch dimensions of both tensors only
+  OpCall batch = call;  // the call with only the batch dimensions
   batch.tensors[static_cast<std::size_t>(a)].sizes.resize(
       static_cast<std::size_t>(a_ndim - a_matrix));
   batch.tensors[static_cast<std::size_t>(b)].sizes.resize(

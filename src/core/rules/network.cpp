@@ -168,7 +168,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
   const int input = call.tensor_index(0), weight = call.tensor_index(1);
   ShardingRule rule = start(call);
   ConvolutionFactors factors(rule, call.tensor(0), call.tensor(1), call.integer(8));
-  // The factor (index letter) of the batch needs no reduction, because the result has the batch.
+  // The factor (index letter) of the batch needs no reduction, because the result has a batch too.
   rule.factors[static_cast<std::size_t>(factors.batch[0])].reduction.reset();
   input_of(rule, input) = factors.input;
   input_of(rule, weight) = factors.weight;
@@ -213,8 +213,8 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   for (std::size_t i : {1, 2}) {
     TensorFactors& output = rule.outputs.emplace_back(i == 1 ? factors.input : factors.weight);
     for (std::size_t dim = 0; dim < output.size(); ++dim) {
-      // A dimension without a factor (einsum index letter) in the forward is unsharded. The
-      // gradient is an output of the backward, so each dimension needs a factor with its size.
+      // In the forward, an unsharded dimension has no factor (einsum index letter). The gradient is
+      // an output of the backward, and each dimension of an output needs a factor with its size.
       if (output[dim].empty()) {
         output[dim] = {add_unsharded(rule, call.tensor(i).sizes[dim])};
       }

@@ -91,7 +91,7 @@ std::string kind_of(const Replica& replica) {
                                  : "none";
 }
 
-/// For each replica, a hash of the replica's name and kind, and a hash of its values.
+/// Returns two hashes for each replica: of its name and kind, and of its values.
 Numbers hashes_of(const std::vector<Replica>& replicas) {
   Numbers hashes;
   for (const Replica& replica : replicas) {

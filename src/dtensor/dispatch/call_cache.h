@@ -142,7 +142,7 @@ class CallKey {
   void begin_list(std::size_t size) { push(tagged(size, kList)); }
   void add_type(NumberType type) { push(tagged(static_cast<std::uint64_t>(type), kValue)); }
   void add_none(Kind kind) { kind == Kind::kScalar ? add_type(NumberType::kNone) : push(kNone); }
-  /// Adds a number's type to the cache key. Returns whether the key must contain its value too.
+  /// Adds a number's type to the cache key. Returns whether the key also needs the number's value.
   template <class T>
   bool begin_number(Kind kind, T value, NumberType type) {
     add_type(kind == Kind::kScalar ? number_type(value) : type);
@@ -207,9 +207,9 @@ class CallCache {
   void clear();
 
  private:
-  // A cache key may be stored in a few consecutive entries of the hash table, starting from its
-  // hash. The entries are filled in order, and a plan is replaced but never removed. So look_up may
-  // stop at the first empty entry.
+  // A cache key may be stored in a few consecutive entries of the hash table, from the entry that
+  // its hash selects. The entries are filled in order, and a plan is replaced but never removed. So
+  // look_up may stop at the first empty entry.
   static constexpr std::size_t kSlots = 8192;
   static constexpr std::size_t kNeighbourhood = 8;
 
@@ -254,7 +254,7 @@ class CallCache {
 /// operator on kDistributedKey is run by this function. Collective if inputs must be redistributed.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-/// Like dispatch(), after a look-up of the call's cache key. OperatorModes do not see the call.
+/// Like dispatch(), for a call whose cache key was looked up. OperatorModes do not see the call.
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup);
 

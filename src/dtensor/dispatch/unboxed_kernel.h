@@ -66,8 +66,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return op;
   }
 
-  /// The function that the dispatcher calls. A call with an OperatorMode, or whose plan is not
-  /// is_ready, is boxed; the boxed path saves results, redistributes arguments and makes plans.
+  /// The function that the dispatcher calls. Boxes the call if an OperatorMode is active, or if no
+  /// cached plan is_ready; boxed calls save results, redistribute arguments and make plans.
   static Result call(Arguments... arguments) {
     static const OperatorInfo& info = operator_info(handle());
     if (active_operator_mode() != nullptr) [[unlikely]] {
@@ -92,8 +92,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return cache.look_up();
   }
 
-  /// Whether the plan has the specs of all outputs. The first call with a plan determines these
-  /// specs.
+  /// Whether the plan has kind kDirect and the specs of all outputs. The first call with a plan
+  /// determines these specs.
   static bool is_ready(const CallPlan& plan) {
     if (plan.kind != CallKind::kDirect ||
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
@@ -152,7 +152,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
   /// Calls the backend's kernel directly, because the call has already passed all keys above the
   /// backend's key. In a FakeMode, and for lazy conjugation or negation, dispatches by all keys
-  /// instead: the keys for these are between kDistributedKey and the backend's key.
+  /// instead: the keys of these three features are between kDistributedKey and the backend's key.
   template <class Locals>
   static Result run_kernel(Locals& locals) {
     BelowAutograd guard;

@@ -364,8 +364,8 @@ class ResultWrapper {
     TESSERA_CHECK(output_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
                   " names too few outputs");
     CallPlan::Output& output = plan_.outputs[output_];
-    // For this output, the sharding rule only declares that the output is the same on all ranks
-    // (such as the random seeds of attention).
+    // For some outputs (such as the random seeds of attention) the sharding rule only declares that
+    // the output is equal on all ranks.
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }

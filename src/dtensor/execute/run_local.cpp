@@ -153,8 +153,8 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const TensorSpecPtr left =
       intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
   const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
-  // A shard that is a slice of the new value may share the memory of the tensor with other strides.
-  // The intermediate copy prevents reads of overwritten values.
+  // `value` may share memory with `own` but have other strides. Then a direct copy would overwrite
+  // elements before they are read, so `value` is cloned first.
   copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
 }
 

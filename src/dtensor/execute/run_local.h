@@ -21,7 +21,7 @@ struct LocalRun {
   explicit LocalRun(PlannedCall& call);
 
   PlannedCall& call;
-  /// the written arguments as the caller passed them, which are returned as results
+  /// the arguments that the operator writes, as the caller passed them, and returns as results
   c10::SmallVector<c10::IValue, 2> returned;
   at::Tensor viewed;  ///< the base of the operator's results, if the operator is a view operator
 
@@ -32,11 +32,11 @@ struct LocalRun {
     std::size_t input;    ///< the written tensor's number among the call's tensors
   };
   c10::SmallVector<Written, 2> written;
-  /// Written views that have their own copy of their base's elements. The base must be written too.
+  /// Written views that have their own copy of their base's elements. Their bases are written too.
   std::vector<at::Tensor> written_views;
-  std::vector<at::Tensor> locals;  ///< local tensors of all arguments, if a local call uses them
+  std::vector<at::Tensor> locals;  ///< local tensors of all arguments, for CallPlan::LocalCall
   c10::Device device = c10::kCPU;  ///< device on which the operator draws random numbers
-  std::vector<c10::IValue> view_arguments;  ///< the view operator's arguments, to make a view again
+  std::vector<c10::IValue> view_arguments;  ///< arguments of the view operator, to run it again
 
   /// Whether the base of a view was redistributed before the view operator ran. The result is then
   /// a view of a copy of the base.

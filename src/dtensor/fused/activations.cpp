@@ -33,7 +33,7 @@ struct SiluMulBackward
       "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)";
 };
 
-/// The operator that recomputes silu_mul and computes the gradients of silu_mul, for backwards.
+/// The operator that recomputes silu_mul and computes the gradients of silu_mul, in backward.
 struct SiluMulWithGradients
     : FusedOperator<SiluMulWithGradients,
                     ThreeTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&)> {
@@ -467,7 +467,7 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
-  /// Saves those inputs of compute() that are needed besides x.
+  /// Saves the inputs of compute() other than x.
   void take(const at::Tensor& weight, double eps) {
     eps_ = eps;
     weight_ = weight;
@@ -475,8 +475,8 @@ struct RmsNormNode final : RecomputableNode {
   }
 
  private:
-  /// In forward, copies the weight if another node relies on this node's recomputation. In
-  /// backward, FSDP may not have gathered the norm's weight yet.
+  /// Copies the weight, if another node will recompute the norm by this node in its backward. FSDP
+  /// may have freed the gathered weight by then.
   bool prepare() override {
     if (!weight_.defined() || copied_) {
       return true;
@@ -499,7 +499,7 @@ struct RmsNormNode final : RecomputableNode {
     return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional_tensor(weight_), eps_));
   }
 
-  /// add_rms_norm has a second gradient, which belongs to its result x + residual.
+  /// add_rms_norm has two gradients: of the normalised result, and of the result x + residual.
   variable_list differentiate(const variable_list& gradients) override {
     const bool adds = gradients.size() == 2;
     const at::Tensor of_sum = adds ? gradients[1] : at::Tensor();

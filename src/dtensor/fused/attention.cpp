@@ -267,8 +267,8 @@ void merge(AttentionPart& merged, const AttentionPart& part) {
 
 namespace {
 
-/// A plain tensor with the global sizes of `tensor`, which libtorch gets to choose a kernel, so
-/// that all ranks choose the same kernel. libtorch cannot choose for a distributed tensor.
+/// Returns a plain tensor with the global sizes of `tensor`. libtorch chooses a kernel by this
+/// tensor, because libtorch cannot choose by a distributed tensor. All ranks get the same kernel.
 at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return tensor;
@@ -518,7 +518,7 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
     check_documents(k, documents);
   }
   const bool whole_sequences =
-      // Either there is one document per sequence, or documents are not used.
+      // True if each sequence is one document, or if documents are not used.
       std::ssize(documents) <= q.size(0) + 1;
   const std::int64_t length = q.size(kTokensDim) / count, sequence = k.size(kTokensDim);
   std::vector<Piece> pieces;
@@ -624,7 +624,7 @@ AttentionGradients run_chunked_attention_backward(const at::Tensor& grad, const 
 }
 
 /// The index letters (as in einsum) of the sharding rule of chunked attention. Batch and heads may
-/// be sharded; with documents not the batch, because the offsets refer to the whole batch. With
+/// be sharded; with documents the batch may not, because the offsets refer to the whole batch. With
 /// fewer kv heads than heads (Ainslie et al. 2023), the heads have two letters: (kv heads, group).
 struct ChunkFactors {
   rules::TensorFactors queries, keys, statistics;

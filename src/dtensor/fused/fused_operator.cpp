@@ -91,15 +91,15 @@ RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gra
 at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   const int backward = backward_id();
   const std::lock_guard lock(mutex_);
-  // Outside of a backward, the recomputed result is not cached, because no event would end the
-  // lifetime of the cached result.
+  // Outside of a backward the recomputed result is not cached, because nothing would free the
+  // cached result.
   if (backward < 0) {
     return compute();
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // Releases the cached result at the end of the backward, for the case that this node's backward
-    // does not run: the requested gradients may not depend on this node.
+    // At the end of the backward, frees the cached result. Autograd does not run this node, which
+    // would free the result, if no requested gradient depends on this node.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};

@@ -115,7 +115,7 @@ class FusedNode : public Node {
   const char* op_;
   const char* name_;
   c10::SmallVector<SavedVariable, 4> saved_;
-  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< specs of the results; nullptr for plain ones
+  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< specs of results; nullptr for plain results
 };
 
 /// The autograd node of an operator whose first result is recomputed from the node's saved tensors
@@ -131,8 +131,8 @@ class RecomputableNode : public FusedNode {
   at::Tensor recompute() { return recompute_for({}); }
   /// Whether compute_with(), which also computes the gradients of the inputs, is implemented.
   virtual bool takes_gradient() const { return false; }
-  /// Like recompute(), for a caller that has a gradient of the result. Also computes the inputs'
-  /// gradients for this gradient, which the node's backward uses if it receives the same gradient.
+  /// Like recompute(), but also computes the inputs' gradients from `gradient`, a gradient of the
+  /// result. The node's backward uses these gradients if it receives an equal gradient.
   at::Tensor recompute_for(const at::Tensor& gradient);
   variable_list apply(variable_list&& gradients) final;
 

@@ -133,8 +133,8 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
 
 // The fp8 matrix product of a linear layer, and its two gradients. Each rank computes the scale of
 // a sharded row from its shard of the row, without communication. Scales are powers of two, so a
-// shard's scale changes only the rounding of elements that are subnormal with the whole row's scale
-// (kernels/detail/fused.h). Rounding is not linear, so Partial inputs are reduced first.
+// scale from a shard only changes how elements are rounded that the whole row's scale makes
+// subnormal (kernels/detail/fused.h). Rounding is not linear, so Partial inputs are reduced first.
 
 namespace {
 
@@ -168,7 +168,7 @@ at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   return kernels::fp8_linear(x, weight);
 }
 
-/// Index letters (as in einsum) of the rows. `reduced`: whether the fp8 product sums over rows.
+/// Adds factors (einsum index letters) for the rows. `reduced`: whether the product sums over rows.
 rules::TensorFactors row_factors(ShardingRule& rule, const rules::Sizes& sizes, bool reduced) {
   rules::TensorFactors factors;
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {

@@ -278,7 +278,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   }
   const auto sizes = tensor.sizes().vec();
   // Checks the arguments on all ranks before the scatter, because ranks that disagree would wait
-  // for one another in the scatter. The empty tensor only gives the layout and sizes.
+  // for one another. make_agreed() makes an empty tensor, of which only layout and sizes are used.
   const auto empty = make_agreed(mesh, [&] {
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
@@ -294,8 +294,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   return DistributedTensor(make_distributed(part, empty.spec(), sizes));
 }
 
-/// Marks a leaf tensor as if the hook that redistributes the leaf's gradient were installed. The
-/// first decision for a leaf, by this function or by a use of the leaf, is final.
+/// Prevents the hook that redistributes a leaf's gradient to the leaf's layout. Returns false,
+/// without effect, if `leaf` was used before, or if this function was called for `leaf` before.
 bool leave_gradient_pending(const at::Tensor& leaf) {
   detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
   TESSERA_CHECK(impl != nullptr, "leave_gradient_pending was asked for a plain tensor");

@@ -83,7 +83,7 @@ double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double element
   for (const int m : sharding_mesh_dims(layout, dims)) {
     ranks *= static_cast<double>(layout->mesh_sizes()[static_cast<std::size_t>(m)]);
   }
-  // For the count of bytes, an all-reduce is a reduce-scatter and an all-gather.
+  // An all-reduce sends as many bytes as a reduce-scatter and an all-gather.
   return 2 * elements * static_cast<double>(c10::elementSize(spec.dtype)) * (ranks - 1) / ranks;
 }
 

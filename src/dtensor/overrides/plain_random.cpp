@@ -109,7 +109,7 @@ void note_source(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// Whether this call draws random numbers: not with dropout probability 0, or in evaluation.
+/// Whether a dropout call draws random numbers: only in training, with a probability above 0.
 bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   const auto& schema = op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {

@@ -43,7 +43,7 @@ struct CallPlan {
     /// The layout to which the tensor is redistributed; nullptr: the tensor keeps its layout.
     LayoutPtr target = nullptr;
     RedistributionPlanPtr plan;  ///< the steps of the tensor's redistribution to `target`
-    /// The layout of the new value that must be copied to a written tensor; nullptr if none must.
+    /// The layout of the new value that must be copied to a written tensor, or nullptr.
     LayoutPtr written = nullptr;
     bool updated = false;   ///< whether the tensor is a running statistic that the operator writes
     bool detached = false;  ///< whether the tensor is a view with its own copy (distributed_impl.h)
@@ -99,8 +99,7 @@ struct PlannedCall {
               torch::jit::Stack& stack)
       : op(op), info(info), plan(plan), stack(stack), first(stack.size() - info.arguments.size()) {}
 
-  // PlannedCall has references to the operator and the plan: it ends before the dispatch() that
-  // made it.
+  // A PlannedCall refers to the operator and the plan, and ends before its dispatch() returns.
   const c10::OperatorHandle& op;
   const OperatorInfo& info;
   CallPlan& plan;
@@ -136,8 +135,8 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
 /// if there is a tensor to compare; the exchange uses CPU memory.
 void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at::Tensor> tensors);
 
-/// Advice for error messages, if one of `tensors` is a distributed parameter that the program uses
-/// although the hooks of the parameter's module have not run; otherwise empty.
+/// Returns advice for an error message if one of `tensors` is a distributed parameter, used before
+/// the hooks of the parameter's module have run. Otherwise returns an empty text.
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail

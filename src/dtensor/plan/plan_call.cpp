@@ -169,8 +169,8 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
       plan.rewritten.push_back({argument, std::get<std::int64_t>(value), std::nullopt});
       continue;
     }
-    // Local sizes are stored in two forms: as a value for the stack, and as a list that a kernel
-    // with unboxed arguments borrows.
+    // Local sizes are stored in two forms: as a value for the stack, and as a list for kernels with
+    // unboxed arguments.
     plan.rewritten.push_back({argument, sizes, sizes});
     // A stride argument is replaced too, because local sizes with global strides would describe
     // memory with gaps.
@@ -193,8 +193,8 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether output number `o` is a new tensor. The plan's outputs after the operator's results are
-/// written arguments.
+/// Whether output number `o` is a new tensor. False for written arguments, which follow the
+/// operator's results among the plan's outputs.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
@@ -221,9 +221,9 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   }
 }
 
-/// Returns the sharding rule of the call's operator, for the types and numbers of this call:
-/// without reductions that a type does not support, and sums whose terms would be rounded one by
-/// one or scaled to infinity. nullopt if no rule covers the call. Depends only on the cache key.
+/// Returns the sharding rule for the call, or nullopt. Removes from the rule sums whose terms would
+/// be rounded one by one or scaled to infinity, and reductions that a type does not support.
+/// Depends only on the cache key.
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          Values arguments) {
   // A rule reads only real numbers, so a call with complex numbers has no rule.
@@ -266,9 +266,9 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   input.plan = std::move(steps);
 }
 
-/// Sets, for each written tensor, the layout of the new value that the operator writes, unless it
-/// is the tensor's own layout and the tensor was not redistributed. An operator that changes shapes
-/// is skipped: its result replaces the local tensor (ResultWrapper::give_back).
+/// For each written tensor whose new value must be copied back, sets the layout of this value. An
+/// operator that writes directly to the tensor needs no copy; nor does an operator that changes
+/// shapes, whose result replaces the local tensor (ResultWrapper::give_back).
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace) {
   if (info.changes_shape) {
@@ -445,8 +445,8 @@ bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
 
-/// Whether the call needs no other steps of run_local than to run the operator on the local tensors
-/// and to wrap the results. UnboxedKernel::run omits all other steps.
+/// Whether run_local would only run the operator on the local tensors and wrap the results.
+/// UnboxedKernel::run does only these two steps.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.compares_plain || plan.local_call || info.changes_shape) {
     return false;

@@ -162,8 +162,8 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
 }
 
-/// Whether a call has plain arguments other than numbers without gradient. libtorch's composed
-/// operators make plain numbers without gradient, which ranks compare.
+/// Whether a plain argument has several elements, or is a number that requires a gradient. All
+/// other plain numbers, which libtorch's composed operators make, are compared between ranks.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);

@@ -29,7 +29,7 @@ namespace tessera {
 
 namespace {
 
-/// Describes the rows `part` of `whole`, by indices in a separate tensor of only these rows.
+/// Restricts `whole` to the rows `part`. Local indices then count only these rows.
 detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRows& part) {
   detail::RandomPlace place = whole;
   place.elements.sizes[0] = part.run * part.groups;

@@ -103,15 +103,15 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // Reads a dimension with a digit (factor of its size) from that digit's own layout: an
-    // all-to-all splits one of its two digits only after the step. Extents before the digit are
-    // multiplied into the current product, extents after the digit into the next product.
+    // Reads the dimension of a digit (factor of its size) in the digit's own layout: in an
+    // all-to-all, one digit is split before the step, the other digit after it. Extents before the
+    // digit belong to the current product, extents after the digit to the next product.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
     for (const auto& [i, extent] : ranges::views::enumerate(extents)) {
       if (has_digit && next->digit == i) {
-        products.push_back(1);  // a digit's extent is in no product; the next product begins
+        products.push_back(1);  // the extent of a StepDigit is in no product
       } else {
         products.back() *= extent;
       }
@@ -149,8 +149,8 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   return chunks;
 }
 
-/// Whether all chunks except the last chunks have the size of the first chunk. If such chunks are
-/// padded to this size, their positions are in order and without gaps.
+/// Whether all chunks have the size of the first chunk, except chunks at the end. If such chunks
+/// are padded to this size, their positions are in order and without gaps.
 bool only_last_are_short(const std::vector<Chunk>& chunks) {
   const auto full = chunks.front().size;
   for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
@@ -345,7 +345,7 @@ class AllToAll {
 
   bool gather_first_;
   std::size_t me_;
-  std::int64_t scattered_ = 0;  // extent of the scattered digit before the all-to-all
+  std::int64_t scattered_ = 0;  // positions of the scattered digit before the all-to-all
   std::vector<std::int64_t> around_;
   // Chunks of the view's gathered dimension (from_) and of the view's scattered dimension (to_).
   std::vector<Chunk> from_, to_;

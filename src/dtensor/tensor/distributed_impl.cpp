@@ -51,7 +51,7 @@ std::string running_backward() {
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// The error message for data_ptr() of a distributed tensor, for programs that print or compute.
+/// Returns the error message for data_ptr() of a distributed tensor, with advice for the program.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was asked for", running_backward(),
@@ -135,8 +135,8 @@ void DistributedTensorImpl::release_resources() {
   TensorWrapper::release_resources();
 }
 
-// Makes the message of the error that follows when the caller reads memory. Not made for every
-// distributed tensor in advance, because the message allocates memory.
+// Sets the error message for a caller that reads the tensor's memory after has_storage(). The
+// message allocates memory, so it is not made for every distributed tensor in advance.
 bool DistributedTensorImpl::has_storage() const {
   // The const_cast is needed because the base class declares has_storage() const. The message is
   // not part of the tensor's value.
@@ -154,7 +154,7 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
-  replay_views();  // called for every wrapper, because libtorch's guards restore a thread's keys
+  replay_views();  // repeated for each wrapper, because libtorch's guards reset a thread's keys
   // A view of an ordinary tensor is not an inference tensor, even if made in inference mode.
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
@@ -346,7 +346,7 @@ class SpecTable {
   std::unordered_multimap<std::size_t, Entry> specs_;
 };
 
-/// The different numbers of positions of a digit (factor of a dimension) that the ranks have.
+/// Returns the numbers of positions of a digit (factor of a dimension) that ranks may have.
 std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std::int64_t size) {
   std::set<std::int64_t> parts{digit.extent == 0 ? size : digit.extent};
   for (const int mesh_dim : digit.mesh_dims) {
@@ -405,8 +405,8 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
   return strides;
 }
 
-// A dimension that is not sharded has one size on all ranks. All ranks order such a dimension in
-// the same way, and also a dimension with equal shards, or with shards of at least two positions.
+// Ranks agree on the order of dimensions that are not sharded, that have equal shards, or whose
+// shards all have at least two positions.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto index = static_cast<int>(dim);

@@ -90,7 +90,7 @@ TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
 }
 
 /// Returns the address of a row of logits. A tensor without columns has no memory; on a CPU,
-/// arithmetic on its null pointer would be undefined. On a GPU the comparison would cost registers.
+/// arithmetic on its null pointer would be undefined. On a GPU a null check would cost registers.
 template <class T>
 TESSERA_HOST_DEVICE T* row_of(T* data, std::int64_t row, std::int64_t stride) {
 #ifndef __CUDA_ARCH__

@@ -72,8 +72,8 @@ TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float 
   return values;
 }
 
-/// Reads the cos and sin tables at position `place`. The rotation takes the sine from the half of
-/// the result, and the transposed rotation takes the sine from the half of the input.
+/// Reads the cos and sin tables at position `place`. The sine for an output element is read at the
+/// output element's index, in the transposed rotation at the index of the paired input element.
 template <int N>
 TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t place, std::int64_t i) {
   const float* cos = p.cos + place * 2 * p.half;

@@ -61,7 +61,7 @@ TESSERA_HOST_DEVICE void silu_mul_row(const SiluMul& p, std::int64_t row, std::i
 }
 
 /// Computes silu_mul's gradients of a row, with silu'(g) = s * (1 + g * (1 - s)) and s =
-/// sigmoid(g). Large factors are multiplied last, so that no product overflows too early.
+/// sigmoid(g). Large factors are multiplied last, so that no intermediate product overflows.
 template <class T, int N>
 TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::int64_t row,
                                                std::int64_t first, std::int64_t step) {
