@@ -150,7 +150,7 @@ TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4
   // needs.
   EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
   EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);
-  // If the halves are units, the unit's node lies between the gather and the products.
+  // A unit's node lies between the gather and the products if the halves are units.
   const Step halves = llama_step(rank, 2, nullptr, true);
   EXPECT_EACH(llama_step(rank, 2, &full, true).second, halves.second);
   EXPECT_EACH(llama_step(rank, 2, &selective, true).second, halves.second);

@@ -25,7 +25,7 @@ at::Tensor inputs(std::int64_t rows = kLossRows) {
   return uniform_values({rows, kFeatures}, 0.7);
 }
 
-/// Of the first six rows only one counts; all later rows count.
+/// One of the first six rows and all later rows have a target that counts.
 at::Tensor targets_of_rows() {
   const at::Tensor targets = at::arange(kLossRows, at::kLong).remainder(7);
   targets.narrow(0, 1, 5).fill_(-100);

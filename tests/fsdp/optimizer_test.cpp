@@ -152,8 +152,8 @@ std::vector<at::Tensor> reference_parameters() {
   return parameters_of(model);
 }
 
-// Trains fp32 parameters that are gathered in fp16, and parameters and gradients in fp16, whose
-// rounding remains. A step changes a parameter by 0.01.
+// Trains fp32 parameters that are gathered in fp16, and parameters and gradients in fp16, which are
+// rounded. A step changes a parameter by 0.01.
 TEST(LossScaling, TrainsInFp16AsInFp32) {
   const std::vector<at::Tensor> expected = reference_parameters();
   for (const bool memory_efficient : {false, true}) {

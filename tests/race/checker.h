@@ -97,7 +97,7 @@ class MemoryMap {
 
   Pieces pieces_;
   std::map<std::uintptr_t, Block> blocks_;
-  std::map<std::size_t, std::vector<Use>> freed_;  ///< by the queue that owned the memory
+  std::map<std::size_t, std::vector<Use>> freed_;  ///< what the owner's queue had done
 };
 
 /// What is done when an event is recorded, or when a collective ends.
@@ -149,7 +149,7 @@ class RaceChecker final : public testing::AllocationWatcher {
               const std::vector<Range>& writes);
   void report(const MemoryMap::Faults& faults);
 
-  std::recursive_mutex mutex_;  ///< needed because other threads free memory
+  std::recursive_mutex mutex_;  ///< other threads free memory, too
   comm::Lane lane_ = comm::Lane::kCompute;
   std::string note_;
   std::vector<VectorClock> clocks_;

@@ -14,7 +14,7 @@ namespace {
 
 thread_local RaceChecker* watching = nullptr;
 
-/// Whether the name has one of these parts. Schemas lack the properties that are found in this way.
+/// Whether the name has one of these parts, which name properties that schemas lack.
 bool any_in(std::string_view name, std::initializer_list<std::string_view> parts) {
   return std::ranges::any_of(
       parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });

@@ -94,7 +94,7 @@ TEST(Memory, Zero3StaysWithinItsBound) {
   }
 }
 
-// With several streams no gather reuses the memory that backward releases: it is freed.
+// With several streams no gather reuses the memory that backward releases, which is freed.
 TEST(Memory, Zero2StaysWithinItsBound) {
   for (const auto prepare : {+[](SmallModel&) {}, with_lanes}) {
     const Peaks p = peaks({.reshard_after_forward = false}, prepare);
