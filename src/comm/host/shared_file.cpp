@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <sstream>
+#include <system_error>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -40,14 +42,21 @@ SharedFile map_file(int fd, bool keeps_open) {
 }
 
 std::string handle_of_file(int fd) {
-  return detail::concat(identity_of(fd), " /proc/", getpid(), "/fd/", fd);
+  const std::string link = detail::concat("/proc/", getpid(), "/fd/", fd);
+  struct stat status {};
+  std::error_code error;
+  // A file that has a name can be opened even after this process has ended.
+  const bool has_name = fstat(fd, &status) == 0 && status.st_nlink > 0;
+  const std::string path = has_name ? std::filesystem::read_symlink(link, error).string() : link;
+  return detail::concat(identity_of(fd), ' ', path);
 }
 
 SharedFile open_file(const std::string& handle) {
   std::istringstream text(handle);
   std::string identity;
   std::string path;
-  text >> identity >> path;
+  text >> identity >> std::ws;
+  std::getline(text, path);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   // If the identity differs, the path is of another pid namespace, and here it names another file.
   const bool is_same = identity_of(fd) == identity;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -295,7 +296,7 @@ std::string PeerWait::lateness(const std::vector<int>& missing) const {
   const std::chrono::duration<double> waited = Clock::now() - begun_;
   std::string text = (missing.empty() ? "no rank is known to be missing, but the call did not end"
                                       : "rank(s) " + join(missing) + " did not arrive") +
-                     detail::concat(" for ", waited.count(), " s");
+                     detail::concat(" for ", std::round(10 * waited.count()) / 10, " s");
   const auto described = missing.empty() ? flight::ranks_of(world_.own(), call_.group) : missing;
   for (std::size_t i = 0; i < std::min(kMost, described.size()); ++i) {
     text += (i == 0 ? ": " : "; ") + world_.what_it_does(described[i]);
