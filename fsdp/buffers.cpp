@@ -186,7 +186,7 @@ FlatBufferLayout::FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::S
       // As in FSDP2, a reduction uses the compute type if reduce_dtype is not set.
       reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
                                                : compute_dtype_),
-      // The shards have the same layout in a flat buffer as their copy in the compute type.
+      // Offsets fit both types: shards and their copies in the compute type have equal segments.
       segments_(segments_of(shapes, narrower(dtype_, compute_dtype_))),
       home_(home),
       device_(device) {}
@@ -204,7 +204,7 @@ void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
   for (std::size_t i = 0; i < segments.size(); ++i) {
     std::vector<Piece> pieces = pieces_of(unsharded[i], gathered, segments[i]);
     if (!segments[i].shape.dim && !pieces.empty()) {
-      pieces.erase(pieces.begin() + 1, pieces.end());  // all ranks have equal values
+      pieces.erase(pieces.begin() + 1, pieces.end());
     }
     for (Piece& piece : pieces) {
       to.push_back(std::move(piece.unsharded));
@@ -341,8 +341,8 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
   std::vector<std::int64_t> numels;
   std::int64_t bytes = 0;
   for (const Segment& segment : segments) {
-    // With `padded`, each tensor is the beginning of its padded memory, so that an all-gather of
-    // rows writes directly into the tensors.
+    // With `padded`, the memory of a tensor ends with room for padding, so that an all-gather of
+    // equally sized shards writes directly into the tensors.
     numels.push_back(padded ? segment.shape.ranks * segment.shape.padded_numel()
                             : c10::multiply_integers(segment.shape.sizes));
     bytes += round_up(itemsize * numels.back(), kTensorAlignment);

@@ -125,8 +125,8 @@ bool IterationState::backward_failed() const {
 }
 
 bool IterationState::begin_forward() {
-  // `abandons` is read before the phase changes. A failed backward also sets `abandons`, because a
-  // failed backward's gathered memory and gradients are dropped, too.
+  // `abandons` is read before the phase changes. `abandons` is also true after a failed backward,
+  // whose gathered memory and gradients are dropped.
   const bool abandons = is_open();
   if (backward_failed()) {
     forget_reductions();
@@ -161,7 +161,7 @@ void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // frees parts that the last backward did not use
+    gathered.drop_piece();  // frees the parameters' cached part if backward did not use the part
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }
@@ -210,7 +210,7 @@ void IterationState::end_forward(bool backward_comes) {
   // units, all ranks throw, and no rank waits forever in backward.
   agree_on_gathers();
   gather_order_.end();
-  if (phase() == IterationPhase::kBackward) {  // a backward within the forward has failed
+  if (phase() == IterationPhase::kBackward) {  // a backward that forward called has failed
     forget_reductions();
   }
   if (backward_comes) {
@@ -273,7 +273,7 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
   if (ran == forward_order_.rend()) {
     return nullptr;
   }
-  // Backward runs in reverse order of forward, so the units that ran later are finished.
+  // Backward reverses forward's order, so units that ran after `unit` in forward are finished.
   forward_order_.erase(ran.base() - 1, forward_order_.end());
   // An expired token means that the graph of the earlier forward was dropped, so gathering that
   // unit would be useless. A token that has not expired also keeps its unit alive.
@@ -283,12 +283,12 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
 
 void IterationState::end_backward() {
   const std::vector<std::shared_ptr<Unit>> all = units();
-  // The backward of units ends in reverse order of forward, like backward itself.
+  // The units end their backward in reverse order of forward.
   std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
   // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
   if (last) {
-    comm_context().finish_reductions();  // this call includes the all-reduce over replicas
+    comm_context().finish_reductions();  // finish_reductions() also all-reduces over replicas
   }
   agree_on_gradients();
   // If more backwards follow, the last reduction stays in progress and overlaps the next

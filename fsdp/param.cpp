@@ -140,9 +140,9 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 }
 
 // Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
-// tensor-parallel ranks. The sum is computed after the reduction, on shards. But a rank without
-// tokens gets a zero gradient in any layout, and a rank that skipped the module gets none. Unless
-// the ranks agree, such a rank would not sum its shard, which contains other ranks' terms.
+// tensor-parallel ranks. The sum is computed after the reduction, on shards. A rank without tokens
+// gets a zero gradient in any layout, and a rank that skipped the module gets no gradient. The
+// ranks agree, because such a rank must sum its shard, too: the shard contains other ranks' terms.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype) {
@@ -179,7 +179,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
   sum = converted(std::move(sum), pending, dtype);
   const at::Tensor term = converted(gradient, pending, dtype).local;
   if (!sum.local.defined()) {
-    sum.local = term.to(dtype);  // the old sum is complete, and only rank 0 stores the old sum
+    sum.local = term.to(dtype);  // rank 0 adds the earlier sum, which was complete
     sum.divisor = gradient.divisor;
   } else if (term.defined()) {
     sum.local.add_(term, gradient.divisor / sum.divisor);

@@ -299,7 +299,7 @@ class ShardedParameter {
   ShardingSpec sharding_;
   std::optional<ShardingSpec> unsharded_spec_;  ///< spec of unsharded_; nullopt for a plain tensor
   PartialGradGroup partial_group_;
-  bool comes_complete_;  ///< whether gradients of the unsharded tensor are never pending sums
+  bool comes_complete_;  ///< whether no gradient of the unsharded tensor is a pending sum
   at::Tensor sharded_;
   at::Tensor unsharded_;
   MakeStandIn make_stand_in_;
@@ -309,7 +309,7 @@ class ShardedParameter {
   std::uint64_t counted_version_ = 0;  ///< the shard's version at the last count_writes()
   std::uint64_t used_version_ = 0;     ///< the unsharded tensor's version at begin_use()
   int expected_ = 0;                   ///< number of reductions of the gradient in progress
-  /// The number of the oldest reductions in progress whose results the program has dropped.
+  /// The number of reductions in progress, from the oldest, whose results the program has dropped.
   int discarded_ = 0;
   /// The placeholder that mark_expected() put into `.grad`; nullptr without a placeholder.
   const UnreducedGradient* marked_expected_ = nullptr;

@@ -118,8 +118,8 @@ bool ParameterGroupShards::any_replaced() const {
 }
 
 void ParameterGroupShards::check_devices() const {
-  // The message lists all parameters on the meta device, because usually several parameters are not
-  // filled.
+  // The message lists all parameters on the meta device, because usually several parameters have no
+  // values.
   std::string meta;
   for (const ShardedParameter& parameter : parameters_) {
     // On the mesh of a comm::meta_world, parameters may stay on the meta device.
@@ -177,8 +177,8 @@ void gathering(Act&& act) {
 }  // namespace
 
 // In phase kGathering an all-gather is in progress, or its results are not unpacked yet. In phase
-// kUnsharded the unsharded tensors are filled. The way in which the group is gathered decides which
-// buffers exist.
+// kUnsharded the unsharded tensors have their values. The way in which the group is gathered
+// decides which buffers exist.
 GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_forward_mesh_size,
                              std::shared_ptr<const Settings> settings)
     : shards_(&shards),

@@ -277,7 +277,7 @@ class GradientState {
   /// wait for the sum over replicas. The result is the same on all ranks, whichever parameters each
   /// rank used.
   bool awaits_reduction() const;
-  /// To be called when a backward has ended that may have left reductions in progress
+  /// To be called at the end of a backward after which reductions may still be in progress
   /// (ShardedParameter::mark_expected).
   void mark_expected();
 
@@ -308,7 +308,7 @@ class GradientState {
   std::optional<std::int64_t> batch_ranks_;
   std::optional<GradientReduction> reduction_;
   nn::SlotPtr sampled_;  ///< the parameter whose gradient is sample_
-  at::Tensor sample_;    ///< an unreduced gradient; undefined if all were too large
+  at::Tensor sample_;    ///< the smallest unreduced gradient; undefined above a size limit
 };
 
 /// Parameters of one type and one mesh, which share one all-gather and one reduce-scatter. A

@@ -30,10 +30,10 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       // Transition when the root's forward ends after an inner backward has ended the iteration.
       {kIdle, kAwaitingBackward},
       // Transition when backward reaches a unit that was called without the root, or a forward of
-      // an earlier micro-batch (a pipeline), or the same forward again (create_graph,
+      // an earlier micro-batch (a pipeline), or a forward for a second time (create_graph,
       // retain_graph).
       {kIdle, kBackward},
-      // Transition when the root's forward begins again, after a failed forward or within itself.
+      // Transition when the root's forward begins after a failed forward, or calls itself.
       {kForward, kForward},
       // Transition when the root's forward ends, and no result needs a gradient.
       {kForward, kIdle},
@@ -41,14 +41,14 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       {kForward, kAwaitingBackward},
       // Transition when the root's forward runs a backward.
       {kForward, kBackward},
-      // Transition when the root's forward begins without a backward: the iteration is abandoned.
+      // Transition when the root's forward begins and no backward followed the previous forward.
       {kAwaitingBackward, kForward},
-      // Transition when a method of the root that called the root's forward ends.
+      // Transition at the end of a method of the root that has called the root's forward.
       {kAwaitingBackward, kAwaitingBackward},
       // Transition when backward reaches the first unit.
       {kAwaitingBackward, kBackward},
-      // Transition when backward ends, even if the ranks turn out to disagree; or the root's next
-      // forward begins after a failed backward.
+      // Transition when backward ends (also if the ranks disagree), or when the root's next forward
+      // begins after a failed backward.
       {kBackward, kIdle},
       // Transition when the root's forward ends, after a backward within this forward has failed.
       {kBackward, kAwaitingBackward},
@@ -64,15 +64,15 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       {kNew, kIdle},
       // Transition when the first of the unit's modules is called.
       {kIdle, kForward},
-      // Transition when backward reaches the unit again: the unit ran more than once, or a graph is
-      // kept (retain_graph) or made (create_graph).
+      // Transition when backward reaches the unit a second time: the unit ran more than once, or a
+      // graph is kept (retain_graph) or made (create_graph).
       {kIdle, kBackward},
       // Transition when the unit's modules have run and no result needs a gradient, or the root's
       // forward begins after the unit's forward has failed.
       {kForward, kIdle},
       // Transition when autograd has recorded a result that needs a gradient.
       {kForward, kForwardRecorded},
-      // Transition when a backward runs within the unit's forward or after its failure.
+      // Transition when a backward runs within the unit's forward or after the forward failed.
       {kForward, kBackward},
       // Transition when the root's forward begins after a later module of the unit has failed.
       {kForwardRecorded, kIdle},
@@ -80,11 +80,11 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       {kForwardRecorded, kAwaitingBackward},
       // Transition when a backward runs between two modules of the unit.
       {kForwardRecorded, kBackward},
-      // Transition when the root's forward begins without a backward and abandons the iteration.
+      // Transition when the root's forward begins and no backward followed the previous forward.
       {kAwaitingBackward, kIdle},
       // Transition when the unit is called again.
       {kAwaitingBackward, kForward},
-      // Transition when a method that called the unit's forward ends.
+      // Transition at the end of a method that has called the unit's forward.
       {kAwaitingBackward, kForwardRecorded},
       // Transition when backward reaches a result of the unit, or the unit's forward is recomputed.
       {kAwaitingBackward, kBackward},

@@ -35,14 +35,14 @@ enum class UnitPhase : std::uint8_t {
   /// backward will follow.
   kForwardRecorded,
   kAwaitingBackward,  ///< the unit's modules have run, and a backward will follow
-  kBackward,          ///< backward has reached the unit and has not passed the unit
+  kBackward,          ///< backward has reached the unit's results but not yet its inputs
 };
 
 /// Phases of the parameters of one parameter group.
 enum class GatherPhase : std::uint8_t {
   kSharded,    ///< the parameter slots contain the shards; no other memory is used
   kGathering,  ///< an all-gather has started; no stream has waited for it yet
-  kUnsharded,  ///< the unsharded tensors are filled; the module uses them while it computes
+  kUnsharded,  ///< the unsharded tensors have values, with which the module computes
 };
 
 const char* to_string(IterationPhase phase);
@@ -87,15 +87,15 @@ class TESSERA_API Unit;
 /// A unit's settings that may change between iterations. A unit and its parameter groups share one
 /// Settings object. The setters in fully_shard.h document the fields.
 struct Settings {
-  std::string label;                          ///< the unit's name in messages: "unit 'layers.3'"
-  std::optional<bool> reshard_after_forward;  ///< nullopt: true, but false for the root
+  std::string label;  ///< the unit's name in messages: "unit 'layers.3'"
+  std::optional<bool> reshard_after_forward;
   bool reshard_after_backward = true;
   bool gradient_sync = true;
-  bool all_reduce = true;  ///< false: reductions do not include replicas (HSDP)
+  bool all_reduce = true;  ///< whether reductions include replicas (HSDP)
   bool last_backward = true;
   bool unshard_in_backward = true;
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
-  std::optional<double> gradient_divisor;  ///< nullopt: the number of the mesh's ranks
+  std::optional<double> gradient_divisor;  ///< divisor of gradients; nullopt: the number of ranks
   /// The event for which the all-gathers of the next forward wait. By default, all-gathers wait for
   /// all earlier work of the compute stream.
   std::optional<comm::StreamEventPtr> post_optim_event;

@@ -387,7 +387,7 @@ void Unit::begin_forward(nn::TensorList inputs) {
   // and run on the same stream.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // a backward between two modules empties to_run_, too
+  if (to_run_.empty()) {  // a backward between two of the unit's modules also empties to_run_
     to_run_.insert(modules_.begin(), modules_.end());
   }
   // The hook on the inputs reduces the unit's gradients in backward. Without gradient recording no
@@ -574,8 +574,8 @@ void Unit::begin_buckets() {
   buckets_backward_ = early ? backward : -1;
 }
 
-/// A parameter's gradient is added to `.grad` after its hook, but before the hook of the next
-/// parameter. So `parameter` joins noted_ after the reductions.
+/// Autograd adds the gradient of `parameter` to `.grad` only after this hook. So `parameter` joins
+/// noted_ last, and its bucket is reduced in a later call.
 void Unit::note_gradient(const ShardedParameter& parameter) {
   if (phase_ != UnitPhase::kBackward || !settings_->gradient_sync || buckets_backward_ < 0 ||
       buckets_backward_ != tessera::detail::backward_id()) {
@@ -627,8 +627,8 @@ void Unit::end_backward() {
     enter(UnitPhase::kIdle);
   }
   const bool awaited_call = std::exchange(awaits_call_, false);
-  // `late` is true for a unit whose inputs need no gradient, or whose parameters got gradients
-  // after the inputs got gradients.
+  // `late` is true if the unit's inputs need no gradient, or if parameters of the unit got
+  // gradients after the inputs.
   const bool late = any(&GradientState::any_unsharded);
   // `awaits` is also true for a unit that only an earlier micro-batch used.
   const bool awaits = settings_->gradient_sync && any(&GradientState::awaits_reduction);

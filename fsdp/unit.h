@@ -107,7 +107,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   ~IterationState();
 
   IterationPhase phase() const { return phase_.now(); }
-  /// Whether an iteration has begun, and has not ended or was ended by an error.
+  /// Whether an iteration has begun. After an error: until the next iteration.
   bool is_open() const;
   /// Whether the backward of this iteration has thrown. The phase then stays kBackward until the
   /// root's next forward.
@@ -165,7 +165,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   CommContext& comm_context() const;
 
   std::vector<std::weak_ptr<Unit>> units_;
-  std::vector<Ran> forward_order_;  ///< forwards for which a backward may follow
+  std::vector<Ran> forward_order_;  ///< unit forwards, in order, whose backward may still run
   GatherOrder gather_order_;
   std::weak_ptr<Unit> ahead_;  ///< the last unit that forward prefetched
   /// A token that lives as long as autograd's callback for the end of the running backward.
@@ -323,7 +323,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
-  bool in_buckets_;  ///< initialized before groups_, which changes parameters
+  bool in_buckets_;  ///< whether gradients use buckets; precedes groups_, which shards parameters
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
   DataMesh mesh_;
@@ -343,11 +343,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int buckets_backward_ = -1;  ///< id of the backward that may reduce buckets early; -1: none
   /// The parameters whose gradients the backward with id buckets_backward_ has computed.
   std::unordered_set<const ShardedParameter*> noted_;
-  bool awaits_call_ = false;  ///< whether backward must first pass another call of the unit
+  bool awaits_call_ = false;  ///< whether the reduction waits for the backward of another call
   bool warned_ = false;       ///< whether a warning about modules that did not run was printed
   /// The random-number scopes of nested forward calls; nullptr for a call in an outer call's scope.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
-  RandomAgreement random_agreement_;  ///< used only if this unit is the root
+  RandomAgreement random_agreement_;  ///< the root unit's comparison of random-number counts
   bool warned_of_rows_ = false;
   /// In the root unit: a hash of all nn::ParameterSlots at the last check_all_in_units().
   std::optional<std::uint64_t> checked_slots_;

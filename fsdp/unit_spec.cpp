@@ -41,7 +41,7 @@ DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMe
   return own ? DataMesh(*own) : mesh;
 }
 
-/// Returns the tensor dimension on which a parameter is sharded; nullopt: it is replicated.
+/// Returns the tensor dimension on which a parameter is sharded; nullopt for Replicate.
 std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor& tensor,
                                       const Placement& placement) {
   if (is_replicate(placement)) {

@@ -44,12 +44,12 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
   return result;
 }
 
-/// The ranks of the mesh that has the submeshes `parts` as dimensions, row-major. `parts` are lists
-/// of ranks of `root`, each of which contains the rank `own`. The mesh has every rank that is
-/// reached from `own` by one move along each list. The result is empty if the lists span no mesh:
-/// if moves lead out of the root, or different moves lead to one rank. Uses positions in the list
-/// of the root's ranks instead of coordinates, because the parts need not be dimensions of the root
-/// (flattened dimensions, slices of slices).
+/// Returns the ranks, in row-major order, of the mesh whose dimensions are the submeshes `parts`.
+/// Each part is a list of ranks of `root` that contains the rank `own`. A rank's position in `root`
+/// is the position of `own` plus one offset from `own` for each part. The result is empty if the
+/// parts span no mesh: if a position is outside of `root`, or two positions are equal. Coordinates
+/// are not used, because a part need not be a dimension of the root (a flattened dimension, a slice
+/// of a slice).
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
   const auto position = [&](int rank) {
@@ -60,7 +60,7 @@ std::vector<int> product_through(const std::vector<int>& root,
                                                     : std::ranges::find(root, rank) - root.begin();
   };
   // A rank's position in the root mesh is the sum of coordinate times stride over the root's
-  // dimensions. So the offsets of moves along different dimensions can be added.
+  // dimensions. So offsets along different dimensions can be added.
   const std::ptrdiff_t own_position = position(own);
   std::vector<std::ptrdiff_t> positions = {own_position};
   for (const std::vector<int>& part : parts) {

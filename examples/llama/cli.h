@@ -57,8 +57,8 @@ using tessera::nearest;
 /// A flag of a program after parsing, given or not.
 struct ResolvedFlag {
   std::string name;                   ///< the flag's name without dashes
-  std::string section;                ///< the flag's group; a configuration file's section
-  std::vector<std::string> values{};  ///< the flag's values; empty: no value given, no default
+  std::string section;                ///< the flag's group, its section in a configuration file
+  std::vector<std::string> values{};  ///< the flag's values; empty without a value or default
   std::string note{};  ///< reason to omit the flag from a configuration file; "": none
   bool is_list = false, is_number = false, is_switch = false, is_path = false;
 };

@@ -175,7 +175,7 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
     if (options.sequence_parallel) {
       plan.emplace_back("pos_drop", sequence_parallel());
       plan.emplace_back("norm",
-                        replicate_parallel());  // forward selects one of all tokens
+                        replicate_parallel());  // forward selects the class token from all tokens
     }
     return plan;
   }
@@ -214,7 +214,7 @@ std::shared_ptr<VisionTransformer> make_model(const Config& config, const Device
 /// The images and labels of one rank in one training step.
 struct Images {
   at::Tensor pixels;  ///< images (rows, channels, height, width), fp32, in [-1, 1)
-  at::Tensor labels;  ///< (rows), int64
+  at::Tensor labels;  ///< class indices, (rows) int64
 };
 
 /// Returns the samples of rank `rank` of `ranks` in step `step` (from 0) of an endless data set of

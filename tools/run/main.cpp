@@ -188,7 +188,7 @@ class Job {
     for (const int number : {SIGCHLD, SIGUSR1, SIGUSR2, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
       struct sigaction now {};
       sigaction(number, nullptr, &now);
-      if (now.sa_handler != SIG_IGN) {  // nohup ignores SIGHUP
+      if (now.sa_handler != SIG_IGN) {  // ignored signals stay ignored, such as SIGHUP under nohup
         sigaddset(&set, number);
       }
     }
@@ -261,7 +261,7 @@ class Job {
     signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
     execvp(program_[0], program_);
-    const int code = errno == ENOENT ? 127 : 126;  // a shell returns the same exit codes
+    const int code = errno == ENOENT ? 127 : 126;  // a shell returns 127 and 126 in these cases
     dprintf(STDERR_FILENO, "%s cannot be run: %s%s\n", program_[0], strerror(errno),
             strchr(program_[0], '/') == nullptr ? " in PATH (write ./NAME for one in this folder)"
                                                 : "");

@@ -187,8 +187,8 @@ TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
   return options;
 }
 
-/// Plans one rank of each kind of rank. Replaces --ac auto by the least recomputation with which
-/// the run fits the machine, for example of some blocks only, or by "full" if nothing fits. Throws
+/// Plans one rank of each planning::RankKind. Replaces --ac auto by the least recomputation with
+/// which the run fits the machine (maybe of some blocks only), or by "full" if nothing fits. Throws
 /// tessera::Error for options that llama_train rejects.
 planning::RunPlan plan_llama(TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
@@ -256,11 +256,11 @@ std::string to_text(const std::vector<ModuleTraffic>& modules) {
 /// What a plan says about the experts of each layer.
 struct ExpertPlan {
   models::ParameterCount parameters;
-  /// The rows of an expert in a micro-batch: the mean, with --expert-load, and if all tokens of the
-  /// ranks that share the experts chose the same expert.
+  /// The rows (tokens) of an expert in a micro-batch: the mean, the maximum by --expert-load, and
+  /// the maximum if all tokens of the ranks that share the experts chose one expert.
   double mean_rows = 0, largest_rows = 0, most_rows = 0;
-  /// The bytes of features that rank 0, which has the most experts, sends in a layer's all-to-alls
-  /// for a micro-batch, forward and backward, without recomputation.
+  /// The bytes of features that rank 0, which has the most experts, sends for a micro-batch in one
+  /// layer: in the all-to-alls of forward and backward, without recomputation.
   std::int64_t all_to_all_bytes = 0;
 };
 
@@ -275,8 +275,8 @@ std::optional<ExpertPlan> plan_experts(const TrainOptions& o) {
   const std::int64_t tokens = sequences * o.seq / o.cp, own = (tokens + o.tp - 1) / o.tp;
   const auto shared = static_cast<double>(o.ep > 1 ? o.ep * own : tokens);
   const double mean = shared * static_cast<double>(k) / static_cast<double>(config.num_experts);
-  // Rank 0 sends the rows of its tokens to the experts, and the results of its experts back; in
-  // backward too.
+  // Rank 0 sends the rows of its tokens to the experts, and the results of its experts back.
+  // Backward sends gradients in the same way.
   const std::int64_t parts = o.ep > 1 ? o.ep : o.tp;
   const auto others = static_cast<double>((config.num_experts + parts - 1) / parts - 1);
   const double experts = static_cast<double>(config.num_experts);

@@ -412,7 +412,7 @@ std::string nonfinite_parameter(LlamaRun& run) {
 /// Returns the mean loss of the held-out data with the current weights; nullopt if `stop`, which is
 /// called after each batch, returns true. Collective.
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // targets with a loss per rank; 0 if no targets are ignored
+  double counted = 0;  // mean number of targets per rank; 0 if no target is ignored
   const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));

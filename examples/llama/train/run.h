@@ -124,7 +124,7 @@ struct LlamaRun {
   at::Tensor with_router_losses(const at::Tensor& loss);
 
   tessera::training::StepOptions step_options_;
-  std::optional<tessera::observe::ExpertMetrics> experts_;  ///< of the step; nullopt: no experts
+  std::optional<tessera::observe::ExpertMetrics> experts_;  ///< expert metrics of the current step
   tessera::training::StepMeter meter_;
 };
 

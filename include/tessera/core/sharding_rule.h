@@ -36,7 +36,7 @@ struct OpCall {
   std::vector<Argument> args;
   std::vector<TensorMeta> tensors;
 
-  bool has_tensor(std::size_t arg) const;  ///< whether the argument is a tensor, and not None
+  bool has_tensor(std::size_t arg) const;  ///< whether argument `arg` is a tensor
   /// Returns the index in `tensors` of tensor argument `arg`.
   int tensor_index(std::size_t arg) const;
   const TensorMeta& tensor(std::size_t arg) const;
@@ -91,10 +91,10 @@ struct ShardingRule : detail::LocalExecution {
     /// Whether a shard must be a contiguous range of the factor's positions (see offset_arguments).
     bool contiguous = false;
   };
-  /// The factors (einsum index letters) of one tensor dimension. Empty for a dimension of size 1,
-  /// which broadcasts, and for a dimension of one input that must stay unsharded.
-  using Factors = std::vector<int>;            ///< indices in ShardingRule::factors
-  using TensorFactors = std::vector<Factors>;  ///< the factors of each dimension of a tensor
+  /// The indices in ShardingRule::factors for one tensor dimension. Empty for a dimension of size
+  /// 1, which broadcasts, and for a dimension of one input that must stay unsharded.
+  using Factors = std::vector<int>;
+  using TensorFactors = std::vector<Factors>;  ///< the factors (index letters) of each dimension
 
   std::vector<Factor> factors;
   /// Factors (einsum index letters) of each input tensor, one entry for each of OpCall::tensors.

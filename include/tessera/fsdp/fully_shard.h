@@ -155,7 +155,7 @@ class UnshardScope : tessera::detail::NoCopy {
   ~UnshardScope();
 
  private:
-  std::shared_ptr<Unit> unit_;  ///< the FSDP unit; nullptr if unsharded before the scope
+  std::shared_ptr<Unit> unit_;  ///< nullptr if the unit was unsharded before the scope
   bool was_unsharded_;          ///< whether parameters were gathered before, for a later backward
 };
 

@@ -82,7 +82,7 @@ std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp
 struct ParameterCount {
   std::int64_t total = 0;
   std::int64_t embedding = 0;
-  std::int64_t active = 0;  ///< parameters that compute a token: `total` without other experts
+  std::int64_t active = 0;  ///< number of parameters that take part in computing one token
 };
 /// Whether layer number `layer` has a mixture of experts.
 bool has_experts(const LlamaConfig& config, std::int64_t layer);

@@ -18,11 +18,10 @@ namespace tessera::models {
 /// tokenizer's file in this folder. If `file` is "", the tokenizer's file in the model's folder, or
 /// "" if there is none.
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder);
-/// Opens the tokenizer of `file`, or of the model's folder if `file` is "". If the folder has no
-/// tokenizer, or `folder` is "", returns the tokenizer with one token per byte. `new_to_text`:
-/// whether the model is untrained, so that any tokenizer is acceptable. Throws Error if the folder
-/// has no tokenizer and the model was trained on other tokens than bytes. If the tokenizer has more
-/// tokens than the model, encode() throws Error for a text with such a token.
+/// Opens the tokenizer of `file`, or of the model's folder if `file` is "". If there is no
+/// tokenizer, returns the tokenizer with one token per byte for a model with 256 tokens, and for an
+/// untrained model (`new_to_text`); otherwise throws Error. If the tokenizer has more tokens than
+/// the model, encode() throws Error for a text with a token that the model lacks.
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text);
 

@@ -112,9 +112,9 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   const NamedSlots& slots() const { return slots_; }
   /// Returns this module's own buffers, by name, in order of registration.
   const NamedSlots& buffer_slots() const { return buffer_slots_; }
-  /// Returns the parameters of this module and of all modules below it, each parameter once, with
-  /// its first FQN. Throws Error for a parameter without a ParameterSlot: of a libtorch module (use
-  /// nn::Hooked), or from libtorch's register_parameter (use register_slot).
+  /// Returns the parameters of this module and of all modules below it, each once, with its first
+  /// FQN. Throws Error for a parameter without a ParameterSlot. To avoid the Error, wrap libtorch's
+  /// modules by nn::Hooked, and call register_slot instead of libtorch's register_parameter.
   NamedSlots named_slots() const;
   /// Returns the buffers of this module and of all modules below it, each once, with its first FQN.
   NamedSlots named_buffer_slots() const;
@@ -189,7 +189,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
   /// A scope around a module call. A thread's outermost call throws Error for a parameter without a
-  /// ParameterSlot, and for a parameter or buffer that is not filled, in the module or below it. An
+  /// ParameterSlot, and for a parameter or buffer without values, in the module or below it. An
   /// inner call throws Error for a module with trainable parameters that was never registered with
   /// register_module.
   class CallScope : tessera::detail::NoCopy {
@@ -374,9 +374,9 @@ class Module : public ModuleBase {
   }
 };
 
-/// Throws Error, with some of the names, if parameters or buffers have never been filled or have no
-/// storage (meta device). The outermost call of a module makes the same check. `caller`: the
-/// caller's name, for messages.
+/// Throws Error, with some of the names, if parameters or buffers have no values yet or no storage
+/// (meta device). The outermost call of a module makes the same check. `caller`: the caller's name,
+/// for messages.
 void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
 namespace detail {

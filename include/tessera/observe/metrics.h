@@ -18,7 +18,7 @@ namespace tessera::observe {
 
 /// FLOPs per token of forward and backward, without recomputation.
 struct ModelFlops {
-  double per_token = 0;         ///< 6 (N - N_embedding) + 12 L hidden S: torchtitan's formula
+  double per_token = 0;         ///< FLOPs by torchtitan: 6 (N - N_embedding) + 12 L hidden S
   double per_token_causal = 0;  ///< per_token minus the FLOPs of attention's masked half
 };
 /// The FLOPs per token of a decoder model with `layers` layers. `hidden` is heads * head_dim.
@@ -72,10 +72,10 @@ double measure_peak_flops(comm::World& world, c10::ScalarType type);
 /// The metrics of a model's experts in one training step: means over the micro-batches of the
 /// losses, and the largest load.
 struct ExpertMetrics {
-  double load_balancing_loss = 0;  ///< without its coefficient
-  double z_loss = 0;               ///< without its coefficient
-  /// The tokens of the expert with most tokens divided by the mean, in the layer where this is
-  /// most.
+  double load_balancing_loss = 0;  ///< load-balancing loss, not multiplied by its coefficient
+  double z_loss = 0;               ///< router z-loss, not multiplied by its coefficient
+  /// The largest number of tokens of an expert divided by the mean number, in the layer where the
+  /// quotient is highest.
   double largest_over_mean = 0;
 };
 
@@ -99,7 +99,7 @@ struct StepMetrics {
   /// Seconds that a checkpoint blocked training between the previous step and this step.
   std::optional<double> checkpoint_stall_s{};
   std::optional<double> eval_loss{};       ///< loss on held-out data, if evaluated after this step
-  std::optional<ExpertMetrics> experts{};  ///< nullopt for a model without experts
+  std::optional<ExpertMetrics> experts{};  ///< metrics of the experts; nullopt without experts
   comm::TrafficTable comm{};               ///< this rank's communication traffic in this step
 };
 

@@ -17,8 +17,8 @@ struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;          ///< decay factor of the running mean of the gradients
   double beta2 = 0.999;        ///< decay factor of the running mean of the squared gradients
-  double eps = 1e-8;           ///< added to the square root of the mean of squared gradients
-  double weight_decay = 1e-2;  ///< decoupled: parameters are multiplied by 1 - lr * weight_decay
+  double eps = 1e-8;           ///< term added to the root of the mean of squared gradients
+  double weight_decay = 1e-2;  ///< weight decay: parameters are multiplied by 1 - lr * weight_decay
   /// The type of both running means: kFloat or kBFloat16. Running means in bf16 need half the
   /// memory, and are rounded stochastically, without bias. The means of fp64 and complex parameters
   /// keep the parameter's type. Must not be changed after the first step.
@@ -33,18 +33,18 @@ struct AdamWOptions {
 /// AdamW (Loshchilov & Hutter 2019) over local shards. One fused kernel call updates all parameters
 /// of a group with the same type and device; shards that are adjacent in memory are updated as one
 /// tensor. On CUDA the library's own kernel handles all types except fp64. This kernel reads the
-/// learning rate, the step and the gradient factor on the device. State: "exp_avg", "exp_avg_sq",
-/// "step".
+/// learning rate, the step and the factor of step(factor) on the device. State: "exp_avg",
+/// "exp_avg_sq", "step".
 ///
 /// Parameters narrower than fp32 have fp32 state, unless moment_dtype sets another type. Such
 /// parameters are updated in fp32 and rounded. No fp32 copy is stored between steps (fairseq's
 /// memory-efficient fp16).
 ///
 /// step() is collective only if a gradient's layout differs from its parameter's (a pending sum);
-/// such gradients are redistributed. Parameters without a gradient are skipped.
-/// Throws Error, before any parameter changes, for a parameter that is not filled, and for a
-/// parameter whose local shard has changed its sizes or device since the parameter's first step.
-/// Thread safety: one thread at a time.
+/// such gradients are redistributed. Parameters without a gradient are skipped. Throws Error,
+/// before any parameter changes, for a parameter without values, and for a parameter whose local
+/// shard has changed its sizes or device since the parameter's first step. Thread safety: one
+/// thread at a time.
 class AdamW : public GroupedOptimizer<AdamWOptions> {
  public:
   /// The constructor throws Error for invalid options.
@@ -76,7 +76,7 @@ struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0.0;
   bool nesterov = false;      ///< whether to use Nesterov momentum, which requires momentum
-  double weight_decay = 0.0;  ///< L2: weight_decay * parameter is added to the gradient
+  double weight_decay = 0.0;  ///< L2 penalty: weight_decay * parameter is added to the gradient
 };
 
 /// Stochastic gradient descent over local shards, with fused kernel calls and fp32 updates of

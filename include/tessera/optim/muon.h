@@ -16,7 +16,7 @@ namespace tessera::optim {
 
 /// The factor of the learning rate for a matrix with A rows and B columns.
 enum class MuonRate : std::uint8_t {
-  kOriginal,  ///< sqrt(max(1, A / B)), by Keller Jordan
+  kOriginal,  ///< the factor sqrt(max(1, A / B)), by Keller Jordan
   /// The factor 0.2 sqrt(max(A, B)), by Moonshot AI; for learning rates and weight decay that were
   /// tuned for AdamW.
   kMatchRmsAdamW,

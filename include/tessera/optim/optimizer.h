@@ -60,7 +60,7 @@ class Optimizer : tessera::detail::NoCopy {
   virtual void scale_lr(double factor) = 0;
   /// Returns the optimizer state, for a checkpoint to save or to load into. Missing state is
   /// created as zeros. Frozen parameters have no state. Not collective. Throws Error for parameters
-  /// that were never filled.
+  /// without values.
   virtual std::vector<StateTensor> state() = 0;
 
  private:

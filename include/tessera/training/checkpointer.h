@@ -154,7 +154,7 @@ class Checkpointer : tessera::detail::NoCopy {
   std::filesystem::path source_;
   bool resumes_ = false;
   std::string run_id_;        ///< the run_id of all steps in `folder`
-  std::int64_t newest_ = -1;  ///< the step number of source(); -1: not in `folder`
+  std::int64_t newest_ = -1;  ///< step number of source(); -1 if source() is not in `folder`
   /// Numbers of damaged checkpoints after source(), which the first save removes.
   std::vector<std::int64_t> damaged_;
   int lock_ = -1;             ///< the file descriptor of the folder's lock file

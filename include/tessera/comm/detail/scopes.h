@@ -23,7 +23,7 @@ class LaneScope : tessera::detail::NoCopy {
 };
 
 /// Sets the streams that make_streams() returns for the CPU in this process, for example to record
-/// the lane in which work is issued. nullptr restores the default streams.
+/// the stream in which work is issued. nullptr restores the default streams.
 void set_host_streams(StreamsPtr streams);
 
 /// While a PurposeScope exists, the calls of a process group have a purpose (set_purpose()).

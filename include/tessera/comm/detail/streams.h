@@ -24,8 +24,8 @@ const char* to_string(Lane lane);
 ///
 /// Memory belongs to the lane in which the memory was allocated. Before memory that another lane
 /// has used is freed, the lane of the memory must wait for an event of the other lane.
-/// record_stream is not used. Thread safety: one thread at a time. The forward thread waits, for
-/// example, while the backward thread calls. A LaneScope throws Error if another thread has one.
+/// record_stream is not used. Thread safety: one thread at a time (forward waits for backward). A
+/// LaneScope throws Error if another thread has a LaneScope.
 class Streams {
  public:
   virtual ~Streams() = default;

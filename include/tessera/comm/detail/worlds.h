@@ -16,8 +16,8 @@ namespace tessera::comm {
 
 /// A collective call in a process group of a fake world (fake_world()).
 struct FakeCollective {
-  const std::string& group;       ///< the group's name
-  const std::vector<int>& ranks;  ///< world ranks
+  const std::string& group;       ///< name of the process group
+  const std::vector<int>& ranks;  ///< world ranks of the process group
   std::string collective;
   std::int64_t bytes = 0;  ///< bytes of this rank's input
 };

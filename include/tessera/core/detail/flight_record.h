@@ -62,8 +62,8 @@ struct GroupSlot {
   std::atomic<std::uint64_t> begun{0};
   /// The collective in which the rank waits, or the rank's last collective, in words.
   SharedText call;
-  std::atomic<std::uint64_t> number{0};  ///< number of this collective in the group, from 0
-  std::atomic<bool> waits{false};  ///< whether a CPU thread or the GPU waits for this collective
+  std::atomic<std::uint64_t> number{0};  ///< number of the collective in the process group, from 0
+  std::atomic<bool> waits{false};      ///< whether a CPU thread or the GPU waits for the collective
   std::atomic<std::int64_t> since{0};  ///< time at which `number` or `waits` last changed
 };
 

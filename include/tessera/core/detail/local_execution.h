@@ -61,7 +61,7 @@ struct LocalExecution {
       /// shards. An index outside of [0, rows) is an error.
       kEmbeddingRows,
       /// Gather with arguments (self, dim, index, first, size): `self` is a shard of `size`
-      /// positions of `dim`, from position `first` on. Zeros and errors are as for kEmbeddingRows.
+      /// positions of `dim`, from position `first` on. Zeros and errors: as for kEmbeddingRows.
       kGatherPart,
     };
     /// The full name of an operator ("aten::sum"), or a PartOperator.
@@ -94,7 +94,7 @@ struct LocalExecution {
   bool random = false;
 
   /// An argument of `local_call` that is a global index: where this rank's shard of input `input`
-  /// begins along dimension `dim`. The dimension's factor must have Factor::contiguous.
+  /// begins along dimension `dim`. Factor::contiguous must be set for `dim`.
   struct OffsetArgument {
     int arg = 0;
     int input = 0;

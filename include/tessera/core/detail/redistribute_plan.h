@@ -14,16 +14,16 @@ namespace tessera {
 
 /// The operation of a redistribution step.
 enum class StepKind : std::uint8_t {
-  kAllGather,      ///< Shard(`dim`) over `mesh_dims` becomes Replicate
-  kReduceScatter,  ///< Partial over `mesh_dims` becomes Shard(`dim`)
-  kAllReduce,      ///< Partial over `mesh_dims` becomes Replicate
-  kAllToAll,       ///< Shard(`dim`) becomes Shard(`to_dim`)
-  kSlice,          ///< Replicate becomes Shard(`dim`); not collective
-  /// Replicate becomes Partial over one mesh dimension. The rank at coordinate 0 keeps the value;
-  /// the other ranks get the identity of `op`, or the value if `op` is kAvg, kMax or kMin. Not
-  /// collective.
+  kAllGather,      ///< redistributes from Shard(`dim`) over `mesh_dims` to Replicate
+  kReduceScatter,  ///< redistributes from Partial over `mesh_dims` to Shard(`dim`)
+  kAllReduce,      ///< redistributes from Partial over `mesh_dims` to Replicate
+  kAllToAll,       ///< redistributes from Shard(`dim`) to Shard(`to_dim`)
+  kSlice,          ///< redistributes from Replicate to Shard(`dim`), without communication
+  /// Redistributes from Replicate to Partial over one mesh dimension, without communication. The
+  /// rank at coordinate 0 keeps the value; the other ranks get the identity of `op`, or the value
+  /// if `op` is kAvg, kMax or kMin.
   kMakePartial,
-  kRelabel,  ///< the layouts differ only on mesh dimensions of size 1; not collective
+  kRelabel,  ///< a step without communication: layouts differ on mesh dimensions of size 1 only
 };
 
 /// One step of a redistribution: at most one collective, always over the last (innermost) mesh
@@ -35,7 +35,7 @@ struct Step {
   /// of their sizes divides the number of positions, and the group shards `dim` like one mesh
   /// dimension of that size. Ascending for kAllReduce. No dimension has size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
-  int dim = -1;     ///< the tensor dimension `dim` of StepKind; -1 if unused
+  int dim = -1;     ///< tensor dimension that is sharded before or after the step; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused
   ReduceOp op = ReduceOp::kSum;
   LayoutPtr from = nullptr;

@@ -91,7 +91,7 @@ namespace tessera::rules {
 // index letters) as indices in ShardingRule::factors.
 
 using Sizes = std::vector<std::int64_t>;  ///< the sizes of a tensor, one for each dimension
-using Factors = ShardingRule::Factors;    ///< a dimension's factors: indices in rule.factors
+using Factors = ShardingRule::Factors;
 /// The factors (einsum index letters) of a tensor, one list for each dimension.
 using TensorFactors = ShardingRule::TensorFactors;
 

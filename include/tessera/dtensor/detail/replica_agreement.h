@@ -35,7 +35,7 @@ namespace tessera::detail {
 /// A process group whose ranks must have equal copies of tensors.
 struct Peers {
   comm::Communicator* group = nullptr;  ///< process group of the ranks that must have equal copies
-  std::vector<int> ranks;               ///< world ranks, in the order of the group
+  std::vector<int> ranks;               ///< world ranks of the process group, in its order
   c10::Device device;                   ///< device of the group's tensors
 };
 

@@ -27,7 +27,7 @@ comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 /// Lets the gradient of `leaf` keep the layout that backward computes, which may be Partial. The
 /// gradient is then not redistributed to the layout of the leaf, so that the caller can reduce many
 /// gradients together. Returns false, without effect, if an earlier call or use of the leaf has
-/// already fixed this. Not collective. Throws Error for a plain tensor.
+/// already fixed the gradient's layout. Not collective. Throws Error for a plain tensor.
 bool leave_gradient_pending(const at::Tensor& leaf);
 
 }  // namespace tessera

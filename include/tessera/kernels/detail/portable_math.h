@@ -44,7 +44,7 @@ TESSERA_HOST_DEVICE inline double portable_log(double x) {
                       1.479819860511658591e-01};
   const double r = z * polynomial(c, z);
   const double half_square = 0.5 * f * f;
-  const double ln2_high = 6.93147180369123816490e-01;  // has 32 bits, so k * ln2_high is exact
+  const double ln2_high = 6.93147180369123816490e-01;  // k * ln2_high is exact (32 bits)
   const double ln2_low = 1.90821492927058770002e-10;
   return k * ln2_high - ((half_square - (s * (half_square + r) + k * ln2_low)) - f);
 }

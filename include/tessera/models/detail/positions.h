@@ -19,7 +19,7 @@ struct RopeScaling {
   enum class Kind {
     kNone,
     kLinear,  ///< divides all frequencies by `factor` (Chen et al. 2023)
-    kLlama3,  ///< divides low frequencies by `factor`, with a ramp to high ones (Llama 3.1)
+    kLlama3,  ///< divides low frequencies by `factor`, with a ramp to high frequencies (Llama 3.1)
     kYarn,    ///< YaRN (Peng et al. 2023), with an attention temperature
   };
   Kind kind = Kind::kNone;
@@ -27,7 +27,7 @@ struct RopeScaling {
   /// The context length of pretraining, in tokens: kLlama3 and kYarn count the rotations within
   /// this length.
   std::int64_t original_positions = 0;
-  double low_freq_factor = 1, high_freq_factor = 4;  ///< kLlama3: the ramp's rotation counts
+  double low_freq_factor = 1, high_freq_factor = 4;  ///< kLlama3: bounds of the ramp, in rotations
   double beta_fast = 32, beta_slow = 1;              ///< kYarn: rotation counts that bound the ramp
   bool truncate = true;         ///< kYarn: whether the ramp's bounds are rounded to integers
   double attention_factor = 1;  ///< kYarn: factor that multiplies cos and sin

@@ -76,7 +76,7 @@ void ask_stand_ins();
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 
-/// Like check_initialized(), with `remedy`, a text on how to fill the unfilled parameters.
+/// Like check_initialized(), with `remedy`, a text on how to give the parameters values.
 void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
 
 /// Throws Error for a buffer on the meta device that was registered with libtorch's
@@ -95,8 +95,8 @@ std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);
 
-/// Returns a counter that increases whenever a parameter gets unfilled storage. After an increase,
-/// the next call of each module checks the module's parameters again.
+/// Returns a counter that increases whenever a parameter gets storage without values. After an
+/// increase, the next call of each module checks the module's parameters again.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail

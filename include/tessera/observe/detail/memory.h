@@ -61,12 +61,12 @@ const char* to_string(MemoryPhase phase);
 
 /// The purpose of a block of memory, derived from when and where the block was allocated and freed.
 enum class MemoryKind : std::uint8_t {
-  kParameters,   ///< allocated in setup: this rank's shards, and buffers
-  kOptimizer,    ///< allocated in the first update and not freed
-  kGradients,    ///< allocated in a backward and used after that backward
+  kParameters,   ///< memory allocated in setup: this rank's shards, and buffers
+  kOptimizer,    ///< memory allocated in the first update and not freed
+  kGradients,    ///< memory allocated in a backward and used after that backward
   kGathered,     ///< all-gather buffers and gathered parameters
   kReduced,      ///< buffers for reducing gradients
-  kActivations,  ///< allocated in a forward and used afterwards, also in later steps (masks)
+  kActivations,  ///< memory allocated in a forward and used afterwards, also in later steps (masks)
   kTemporary,    ///< all other memory of tensors
 };
 
@@ -85,7 +85,7 @@ using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 struct MomentMemory {
   std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
-  BytesByKind live{};  ///< bytes of each kind, with offloaded kinds, unlike `bytes`
+  BytesByKind live{};  ///< bytes of each kind; unlike `bytes`, includes offloaded memory
 };
 
 /// A rank's memory in one step.
@@ -141,7 +141,7 @@ class MemoryLog final : tessera::detail::NoCopy {
   struct Event {
     std::uint64_t number;
     bool freed;
-    std::size_t moment;  ///< index into moments_
+    std::size_t moment;  ///< index of the event's moment in moments_
   };
 
   void note(const TensorBlock& block);
