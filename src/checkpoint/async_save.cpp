@@ -63,7 +63,7 @@ class BackgroundSave : tessera::detail::NoCopy {
     }
   }
 
-  /// Like wait(), but throws the save's error only if no call has thrown this error yet.
+  /// Like wait(), but throws the save's error only if no earlier call has thrown this error.
   void wait_once() {
     join();
     if (!error_thrown_) {
@@ -252,7 +252,7 @@ void finish_pending_save(comm::Communicator& hosts) {
       save->wait_once();
     }
   } catch (const comm::PeerError&) {
-    throw;  // all ranks fail, because the process group is aborted
+    throw;  // all ranks throw PeerError, because the process group is aborted
   } catch (...) {
     error = std::current_exception();
   }

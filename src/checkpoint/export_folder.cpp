@@ -232,7 +232,7 @@ void ExportFolder::publish() {
   }
   if (writers_.size() > 1) {
     files::write_file(folder_ / kIndexFile, index_json());
-    remove(kSingleFile);  // readers would prefer a single file to the index
+    remove(kSingleFile);  // readers prefer a single file to the index
   } else {
     remove(kIndexFile);
   }
@@ -248,7 +248,7 @@ void ExportFolder::publish() {
 /// random number for later models.
 std::string ExportFolder::shard_prefix() const {
   bool first = true;
-  std::error_code ignored;  // errors are ignored: opening the first file reports them
+  std::error_code ignored;  // opening the first file reports errors
   for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
     first &= !entry.path().filename().string().starts_with("model-");
   }

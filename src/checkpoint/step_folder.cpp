@@ -314,7 +314,7 @@ void StepFolder::discard() const noexcept {
 }
 
 void StepFolder::clean_up_others(int keep) const {
-  int kept = 1;  // the step being saved always counts
+  int kept = 1;  // counts the step that is being saved
   for (const auto& [step, folder] : steps_in(dir_)) {
     std::error_code ignored;
     // A symbolic link is not removed, because its target may belong to another run.

@@ -186,7 +186,7 @@ class PromptCompletions final : public SampleSource {
   Sample encode_conversation(const Tokenizer& tokenizer, const std::vector<std::string>& prompts,
                              const std::vector<std::string>& completions) const {
     std::string text;
-    // The byte ranges of the completions in `text`.
+    // The byte ranges in `text` of the completions, which are targets.
     std::vector<std::pair<std::size_t, std::size_t>> learned;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       text += prompts[i];
@@ -337,7 +337,7 @@ class Mixture {
 
   struct Place {
     std::size_t source;
-    std::int64_t index;  ///< index of the sample in its source
+    std::int64_t index;  ///< index of the sample within its source
   };
   Place operator()(std::int64_t n) const {
     Node at = root();

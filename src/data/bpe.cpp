@@ -267,7 +267,7 @@ class Bpe {
   Merges merges_;
   std::array<std::optional<TokenId>, 256> fallback_;  ///< ids of the byte-fallback tokens <0xHH>
   bool divisible_ = false;                       ///< whether words may be cut before space symbols
-  std::unordered_set<std::string> before_mark_;  ///< characters before a space symbol in a token
+  std::unordered_set<std::string> before_mark_;  ///< characters before a space in a token
 };
 
 /// A tokenizer with a BPE model. Encoding has four steps: added tokens, normalization, splitting

@@ -452,7 +452,7 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
     // first template to the second template as a pair of texts.
     field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
     tokens = read_template(field, vocabulary);
-  } else if (type != "ByteLevel") {  // ByteLevel changes only offsets into the text
+  } else if (type != "ByteLevel") {  // ByteLevel changes no tokens
     field.at("type").refuse();
   }
 }

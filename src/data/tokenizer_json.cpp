@@ -96,7 +96,7 @@ void add_special_tokens(const JsonField& root, TokenizerSettings& files) {
       field.for_each(
           [&](const JsonField& entry) { add_special_token(read_token(entry, true), files); });
     } else if (key == kExtraTokens && field.json().is_object()) {
-      field.only({});  // refuses tokens by name, because their ids depend on the order
+      field.only({});  // token ids depend on the order, which a JSON object lacks
     } else if (auto token = special_token_of(field)) {
       add_special_token(std::move(*token), files);
     }

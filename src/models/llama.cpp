@@ -55,7 +55,7 @@ at::Tensor yarn_frequencies(const Rope& rope, std::int64_t head_dim, const at::T
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(head_dim - 1));
   if (low == high) {
-    high += 0.001;  // prevents a division by 0; the interpolation ramp becomes a step
+    high += 0.001;  // avoids a division by 0 in the interpolation
   }
   const at::Tensor divided =
       ((at::arange(head_dim / 2, plain.options()) - low) / (high - low)).clamp(0, 1);

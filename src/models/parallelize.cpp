@@ -36,8 +36,8 @@ DeviceMesh with_replicas(const DeviceMesh& mesh, const std::vector<std::string>&
                                        : flat;
 }
 
-/// Returns the mesh of the experts' weights. The mesh's first dimension splits the experts; the
-/// ranks of a second dimension have other tokens.
+/// Returns the mesh of the experts' weights. The mesh's first dimension splits the experts; ranks
+/// along a second dimension have different tokens.
 DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   if (!has_dim(mesh, "ep") || mesh.size("ep") == 1) {
     return mesh["tp"];
@@ -57,7 +57,7 @@ fsdp::Options with_experts(const DeviceMesh& mesh, fsdp::Options options) {
   options.parameter_mesh = [=](const std::string&, const at::Tensor& parameter) {
     return is_expert(parameter) ? std::optional(own) : std::nullopt;
   };
-  // Experts are split whole if all ranks get equally many, otherwise each is split by features.
+  // Distributes whole experts if all ranks get equally many; otherwise splits each by features.
   options.shard_placement = [=, others = options.shard_placement](const std::string& name,
                                                                   const at::Tensor& parameter) {
     const bool whole = parameter.dim() == 0 || (parameter.size(0) + ep - 1) / ep % shards == 0;

@@ -142,8 +142,8 @@ struct LinearNode final : tessera::detail::Node {
       results[0] = weight_ ? gradient_of_input(gradient, rows) : gradient;
     }
     if (task_should_compute_output(2)) {
-      // Autograd's engine can sum the gradient over the rows, to the size of the bias. LinearNode
-      // sums it if `gradient` is read later, because the engine does not copy a single row.
+      // Autograd's engine can sum the gradient over the rows, to the size of the bias. The engine
+      // would not copy a single row, so LinearNode sums if results[0] is `gradient` too.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;

@@ -125,7 +125,7 @@ struct ThreadState {
   RandomSnapshot random;
 };
 
-/// A scope in which this thread has the saved state of the forward again and records gradients.
+/// A scope in which this thread has the state that was saved in forward, and records gradients.
 class RestoredThread : tessera::detail::NoCopy {
  public:
   explicit RestoredThread(const ThreadState& then)
@@ -192,7 +192,7 @@ Results call_next(OperatorMode* outer, const OperatorMode::Operator& op,
 
 class OperatorLog {
  public:
-  /// Saves results of an operator call. `packed`: how many tensors autograd had saved before it.
+  /// Saves results of an operator call. `packed`: how many tensors autograd saved before the call.
   void keep(const std::string& name, std::size_t index, const Results& results, std::size_t packed,
             std::optional<RandomSnapshot> random_after) {
     kept_[name][index] = {unrecorded_all(results), versions_of(results), packed,
@@ -296,7 +296,7 @@ class ReplayOperators final : public OperatorMode {
  public:
   ReplayOperators(OperatorLog& log, CheckpointCounts* counts) : log_(log), counts_(counts) {}
   Results call(const Operator& op, const std::function<Results()>& run) override {
-    // True unless this backward retains its graph, because another backward is then possible.
+    // Results are freed after use, unless this backward retains its graph for another backward.
     const bool last = !tessera::detail::keeps_graph();
     const std::size_t index = calls_[op.name]++;
     std::optional<Results> kept = log_.replay(op.name, index, last);
@@ -327,7 +327,7 @@ class SavedTensor {
       sharding_ = sharding_spec(tensor);
     }
   }
-  /// Throws Error if `again`, recomputed saved tensor number `index`, differs in type or layout.
+  /// Throws Error if `again` differs in type or layout from the saved tensor number `index`.
   void check(const at::Tensor& again, std::size_t index) const {
     const SavedTensor found(again);
     TESSERA_CHECK(found == *this, "checkpoint: the recomputation saved tensor ", index,
@@ -442,7 +442,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 at::Tensor Frame::unpack(std::size_t index) {
   const std::lock_guard lock(mutex_);
   const int graph_task = tessera::detail::backward_id();
-  // Outside of a backward other recomputed tensors are not stored: no event would free them.
+  // Outside of a backward recomputed tensors are not stored, because no event would free them.
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
@@ -453,7 +453,7 @@ at::Tensor Frame::unpack(std::size_t index) {
     forget_after_backward(graph_task);
   }
   RecomputedTensors& tensors = run->second;
-  // Recomputes the tensors again if a node unpacks a tensor for the second time.
+  // A node that unpacks a tensor for the second time causes another recomputation.
   if (tensors.empty() || !tensors[index]) {
     tensors = recompute();
   }

@@ -36,10 +36,9 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
          std::ranges::all_of(part.ranks(), [&](int rank) { return contains(mesh, rank); });
 }
 
-/// Decides which rank includes a local gradient in the norm. A parameter on a submesh may have
-/// copies on parallel submeshes (data parallelism over a TP submesh), which must not be counted
-/// again; or parallel submeshes have different parameters (experts, pipeline stages), which must be
-/// counted.
+/// Decides which rank includes a local gradient in the norm. If parallel submeshes have copies of a
+/// parameter (data parallelism over a TP submesh), only one copy is counted. If they have different
+/// parameters (experts, pipeline stages), each parameter is counted.
 class Counting {
  public:
   /// Whether this rank includes its local tensor in the gradient norm: this rank must be the first
@@ -78,12 +77,11 @@ class Counting {
     std::vector<bool> skipped = nn::detail::dims_in_root(distinct);
     const std::vector<bool> own = nn::detail::dims_in_root(mesh);
     for (std::size_t d = 0; d < own.size(); ++d) {
-      // Along the dimensions of `mesh` itself, first_rank() uses coordinate 0 instead of this
-      // rank's coordinate.
+      // Along the dimensions of `mesh`, first_rank() must use coordinate 0, so none is skipped.
       skipped[d] = skipped[d] && !own[d];
     }
-    // The second condition is for a `mesh` that contains only some of the coordinates along a
-    // dimension of the mesh `base`: first_rank() may then be outside of `mesh`.
+    // If `mesh` has only some coordinates along a dimension of `base`, first_rank() may be outside
+    // of `mesh`; the second condition handles this case.
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
@@ -266,7 +264,7 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
   kernels::NormAndFactor total{
       .norm = norm, .factor = {}, .of_step = {}, .rounded = norm.to(c10::ScalarType::Float)};
   if (max_norm) {
-    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // as PyTorch, adds 1e-6
+    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // adds 1e-6, as PyTorch does
     total.of_step = total.factor + (norm - norm);
   }
   return total;

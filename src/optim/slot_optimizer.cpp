@@ -402,13 +402,13 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // `rounded` receives the new values. It is in a narrower type than that of the update, or is not
-  // contiguous.
+  // `rounded` receives the new values. Its type is narrower than the type of the update, or its
+  // memory is not contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
   if (factor.tensor.defined()) {
-    // The gradient is multiplied by the factor in its own type, as if it had been clipped before.
+    // The gradient is multiplied in its own type, as clip_grad_norm_() would multiply it.
     scale_by({batch.gradients[0]}, factor.tensor);
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();

@@ -29,7 +29,7 @@ std::int64_t most_tp(const SearchSpace& s) {
 }
 
 /// Returns the possible meshes (dp and tp) for context-parallel degree `cp` and `accumulate`
-/// micro-batches. `accumulate` must divide each rank's samples, unless it is s.first.accumulate.
+/// micro-batches. `accumulate` must divide each rank's samples, unless it is the value in s.first.
 std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
   std::vector<TrainingLayout> meshes;
   for (std::int64_t tp = s.fixed.contains("tp") ? s.first.tp : 1; tp <= most_tp(s); ++tp) {

@@ -116,7 +116,7 @@ std::string first_difference(const CallHistory& history, Communicator& group,
     return "";
   }
   const std::size_t position = first_difference_of(calls);
-  // If the hashes differ and the stored texts do not, the first different call was not stored.
+  // If the hashes differ and the stored texts do not, the first call that differs was not stored.
   if (position == kStoredCalls) {
     return detail::concat("those after the first ", kStoredCalls);
   }
@@ -335,7 +335,7 @@ class CheckedCommunicator final : public Communicator {
     if (!local_error.empty()) {
       history_.add("an error (" + local_error + ")");
     }
-    // The history is emptied even if comparing throws, because the process group stays usable.
+    // The history is emptied even if the comparison throws, because the process group stays usable.
     const CallHistory history = std::exchange(history_, {});
     std::string difference;
     const CallerScope caller("agree_on_calls");

@@ -31,7 +31,7 @@ class LazyHostGroup {
 
   /// The first call of get() makes the process group and is collective. Throws what `make` throws.
   Communicator& get();
-  /// Makes ranks that wait in the process group fail. Thread safe.
+  /// Aborts the process group, so that ranks that wait in the group throw. Thread safe.
   void abort();
 
  private:

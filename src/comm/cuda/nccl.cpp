@@ -124,7 +124,7 @@ class NcclGroup {
     leave_errors_to_the_watchdog();
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
     process_group_ = detail::make_nccl_group(store, place_of(info_, parent));
-    // The GPUs are connected now, so that a failure does not occur in the first collective.
+    // Connects the GPUs, so that a failed connection throws before the first collective.
     detail::connect_gpu(*process_group_,
                         at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
     health_->set_communicator(detail::communicator_of(*process_group_));

@@ -17,7 +17,7 @@ struct SharedFile {
 /// Maps a whole file and takes ownership of its descriptor, which may be invalid. `keeps_open`:
 /// whether the descriptor stays open as long as the file is mapped.
 SharedFile map_file(int fd, bool keeps_open = true);
-/// A text with which other processes open this process's file, while the descriptor is open.
+/// Returns a text by which other processes can open the file, while this process has `fd` open.
 std::string handle_of_file(int fd);
 /// Maps the file of handle_of_file(), called by another process. Fails if this process cannot reach
 /// the file.

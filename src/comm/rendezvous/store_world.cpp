@@ -80,7 +80,7 @@ class StoreWorld final : public World {
       const GroupInfo info = watched(members, *job_);
       CommunicatorPtr backend =
           set_up(*job_, info, "", [&](const BegunCall& call) { return make_backend(info, call); });
-      // `hosts` compares the ranks' calls. The process group is made only at its first use.
+      // The CPU group `hosts` compares the calls of ranks, and is made only at its first use.
       auto hosts = backend->compares_calls() ? nullptr : make_agreement_group(job_, info);
       return make_checked_communicator(std::move(backend), info, traffic_, std::move(hosts));
     });

@@ -32,7 +32,7 @@ using flight::RankState;
 using flight::Record;
 using std::chrono::milliseconds;
 
-/// The topic of the announcement that a rank has ended. Of a wait, the topic is the group's id.
+/// The topic of announcements that a rank has ended. For a wait, the topic is the group's id.
 constexpr auto kEnd = "end";
 constexpr auto kAnnouncements = "announcements";
 
@@ -46,8 +46,8 @@ RecordPtr make_record(const WatchSettings& settings, int size, const std::string
   constexpr mode_t kMode = 0644;
   const std::string path =
       folder.empty() ? "" : folder + "/" + flight::record_name(settings.world, settings.rank);
-  // An older file is unlinked: truncating it would end a process that still maps the file, with
-  // SIGBUS.
+  // An older file is unlinked and not truncated: truncation would end a process that still maps the
+  // file, with SIGBUS.
   unlink(path.c_str());
   const int fd = path.empty() ? memfd_create("tessera-record", MFD_CLOEXEC)
                               : ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
@@ -79,7 +79,7 @@ RecordPtr open_record(const std::string& handle) {
              : nullptr;
 }
 
-/// Records how this rank ends. Only the first call counts, because it causes the later failures.
+/// Records how this rank ends. Only the first call counts: the first failure causes the others.
 void WorldWatch::note_end(RankState state) {
   auto running = RankState::kRunning;
   std::int64_t never = 0;
@@ -111,7 +111,7 @@ void WorldWatch::note(const BegunCall& call, bool waits) {
   const std::lock_guard lock(writes_);
   flight::GroupSlot* const slot = flight::find_group(own(), call.group);
   const bool is_last = slot != nullptr && slot->begun != 0 && slot->number == call.number;
-  // The end of a call is not recorded if the record is of another call of the group by now.
+  // The end of a call is not recorded if the group's record already describes a later call.
   if (slot == nullptr || (is_last ? slot->waits == waits : !waits)) {
     return;
   }
@@ -153,7 +153,7 @@ std::vector<int> WorldWatch::not_in(const BegunCall& call) {
 std::optional<int> WorldWatch::first_to_end(std::vector<int> ranks) {
   read_announcements();
   std::erase_if(ranks, [this](int rank) { return !has_ended(rank); });
-  // A killed process has `ended` == 0 and so counts as first: other ranks did not cause its end.
+  // A killed process has `ended` == 0 and is the first to end: no other rank caused its end.
   const auto first = std::ranges::min_element(ranks, {}, [this](int rank) {
     const RecordPtr& record = record_of(rank);
     return record == nullptr ? std::numeric_limits<std::int64_t>::max() : record->ended.load();
@@ -188,7 +188,7 @@ void WorldWatch::announce(int rank, const std::string& topic, const std::string&
   ask(store_, [bytes = std::vector<std::uint8_t>(line.c_str(), line.c_str() + line.size() + 1)](
                   detail::Store& store) {
     store.append(kAnnouncements, bytes);
-    return store.check({kAnnouncements});  // waits until the store has the bytes
+    return store.check({kAnnouncements});  // returns when the store has the bytes
   }).wait_for(kPatience);
 }
 
@@ -268,7 +268,7 @@ void PeerWait::check(std::optional<std::vector<int>> given) {
   const auto now = Clock::now();
   const auto waited = now - begun_;
   const auto ended = world_.first_to_end(missing);
-  // What a rank sent before it ended may still arrive, so the rank must be missing for a while.
+  // Data that a rank sent before its end may still arrive, so check() waits for kGrace.
   lost_since_ = ended ? lost_since_.value_or(now) : std::optional<Clock::time_point>();
   if (ended && now - *lost_since_ >= kGrace) {
     const std::string why = world_.what_it_does(*ended);
@@ -383,14 +383,14 @@ void WorldWatch::look_at_device() {
       // that call.
       wait_.reset();
     }
-    // If this rank has aborted, it has already reported why.
+    // A rank that has aborted has already reported the reason.
     if (!calls_.empty() && own().state == RankState::kRunning) {
       const BegunCall& call = calls_.front().call;
       note(call, true);
       if (!wait_) {
         wait_.emplace(*this, call, settings_.timeout, call.text + self);
       }
-      beginning.clear();  // check() throws the whole message
+      beginning.clear();  // check() throws a complete message
       wait_->check();
     }
   } catch (const std::exception& error) {
@@ -405,7 +405,7 @@ void WorldWatch::look_at_device() {
 
 namespace {
 
-/// Asks the store, and asks again until `question`, a function of the store, returns a value.
+/// Calls `question`, a function of the store, repeatedly until the result has a value.
 template <class Question>
 auto answer_of(const detail::StorePtr& store, const GroupInfo& group, const Question& question) {
   constexpr std::chrono::microseconds kLongestNap{100'000};
@@ -438,7 +438,7 @@ void meet(const detail::StorePtr& store, const GroupInfo& group) {
 bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
                       const GroupInfo& group, int world_size, const std::string& meeting) {
   constexpr auto kAnswer = "answer";
-  // The first rank of each group asks. The first decision applies to all groups.
+  // Only the first rank of each group calls decide(). The first decision applies to all groups.
   const auto decide = [size = group.size(), world_size, meeting](detail::Store& store) {
     const std::string decision = meeting + "/decision";
     // The groups are disjoint, because each rank takes part with only one group at a time. So the

@@ -63,12 +63,12 @@ class PeerWait {
   /// for the group's last call.
   PeerWait(const GroupInfo& group, const std::string& collective,
            std::optional<std::uint64_t> number = std::nullopt);
-  /// `beginning`: the beginning of messages.
+  /// `beginning`: the first words of each message.
   PeerWait(WorldWatch& world, BegunCall call, std::chrono::milliseconds timeout,
            std::string beginning);
 
-  /// To be called repeatedly. Throws PeerError if the call cannot complete, because a missing rank
-  /// has ended, and at the time-out. At the watchdog's limit, prints a line about the wait.
+  /// To be called repeatedly. Throws PeerError at the time-out, and if a missing rank has ended, so
+  /// that the call cannot complete. At the watchdog's limit, prints a line about the wait.
   /// `missing`: the ranks that have not arrived; by default those of WorldWatch::not_in().
   void check(std::optional<std::vector<int>> missing = std::nullopt);
 
@@ -112,20 +112,20 @@ class WorldWatch : tessera::detail::NoCopy {
   /// Records that a thread or the device waits for the end of `call`, or no longer waits.
   void note(const BegunCall& call, bool waits);
 
-  /// Those of `ranks` that are on other machines.
+  /// Returns those of `ranks` that are on other machines.
   std::vector<int> away(std::vector<int> ranks) const;
   /// The ranks of the call's group that are known not to take part in `call`: ranks on this machine
   /// that have not begun the call or have failed, and ranks on other machines that have ended.
   std::vector<int> not_in(const BegunCall& call);
   /// Returns which of `ranks` ended first; nullopt if none has ended.
   std::optional<int> first_to_end(std::vector<int> ranks);
-  /// What a rank does, and what the user can do if the rank has ended: "rank 1 waits in ...".
+  /// Says what a rank does, and what the user can do if the rank has ended: "rank 1 waits in ...".
   std::string what_it_does(int rank);
 
   /// Tells the other machines the news `text` about a rank of this machine. `topic`: one word.
   void announce(int rank, const std::string& topic, const std::string& text);
-  /// The ranks of the call's group on other machines that neither have ended nor have announced a
-  /// wait in `call` or a later call of the group, as far as the store has answered.
+  /// The ranks of the call's group on other machines that may not have begun `call`: according to
+  /// the store, such a rank has not ended and has announced no wait in `call` or in a later call.
   std::vector<int> not_waiting(const BegunCall& call);
 
   /// Watches a collective on the GPU until `is_done` returns true. The program does not wait for
@@ -171,7 +171,7 @@ class WorldWatch : tessera::detail::NoCopy {
 };
 using WorldWatchPtr = std::shared_ptr<WorldWatch>;
 
-/// GroupWatch records a process group's calls in this rank's flight record. One thread at a time.
+/// GroupWatch records a process group's calls in this rank's flight record. Not thread safe.
 class GroupWatch {
  public:
   GroupWatch(WorldWatchPtr world, std::string name, const std::vector<int>& ranks)
@@ -226,8 +226,8 @@ auto ask(detail::StorePtr store, Question question) {
 // Questions to the job's store, by which the ranks of a group find each other. The functions throw
 // PeerError as PeerWait does.
 
-/// Waits until all ranks of a group have called meet(). Only this call may use `store`. The making
-/// of a back end must not begin before, because it would wait for a dead rank until the time-out.
+/// Waits until all ranks of a group have called meet(). Only this call may use `store`. A back end
+/// is made only after this call, because making it would wait for a dead rank until the time-out.
 void meet(const detail::StorePtr& store, const GroupInfo& group);
 
 /// Whether every rank of the World calls this function within 2 s, each rank for one group. All

@@ -28,7 +28,7 @@ enum class CallKind : std::uint8_t {
   kDirect,         ///< the operator runs on the local tensors, and its results are wrapped
   kLocal,          ///< like kDirect, but arguments are changed or written values are copied back
   kFailTogether,   ///< like kLocal, but if the operator throws on one rank, all ranks throw
-  kLowering,       ///< a lowering runs, which sends less data than the rule's plan (lowering.h)
+  kLowering,       ///< a lowering (alternative implementation) runs, which sends less data
   kRandomInplace,  ///< random numbers, each drawn by its element's global index, fill a tensor
   kNativeDropout,  ///< dropout runs with a mask drawn by each element's global index
 };
@@ -90,7 +90,7 @@ struct CallPlan {
   std::vector<Output> outputs;  ///< plans for the results, in the order of ShardingRule::outputs
   std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
-  const Lowering* lowering = nullptr;  ///< the lowering that a kLowering call runs
+  const Lowering* lowering = nullptr;  ///< the lowering of a kLowering call
 };
 
 /// A call with its plan. The stack has the operator's arguments; the results replace the arguments.
