@@ -268,9 +268,11 @@ class Training {
   void split_experts(const DeviceMesh& mesh) {
     const MeshSpec& spec = case_.mesh;
     if (spec.experts > 1 || spec.experts_on_tensor) {
-      nn::apply_expert_parallel(*net_, spec.experts == 1         ? mesh["tp"]
-                                       : !spec.experts_on_tensor ? mesh["ep"]
-                                                                 : mesh[{"ep", "tp"}]);
+      // The mesh of the experts ends with the dimension of the input's layout.
+      const DeviceMesh tp = mesh["tp"], ep = mesh["ep"];
+      nn::apply_expert_parallel(*net_, spec.experts == 1        ? tp
+                                       : spec.experts_on_tensor ? DeviceMesh::concatenate({ep, tp})
+                                                                : ep);
     }
   }
 
