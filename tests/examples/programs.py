@@ -185,6 +185,7 @@ def scaled(kind, **values):
     return LLAMA | {"rope_scaling": {"rope_type": kind, "factor": 4.0, **values}}
 
 
+MIXTRAL = COMMON | {"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2}
 QWEN3_MOE = COMMON | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3,
                       "moe_intermediate_size": 40}
 MODELS = {
@@ -201,9 +202,9 @@ MODELS = {
     "mistral_with_window": COMMON | {"model_type": "mistral", "sliding_window": 20},
     "qwen2": COMMON | {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": COMMON | {"model_type": "qwen3"},
-    "mixtral": COMMON | {"model_type": "mixtral", "num_local_experts": 6},
-    "mixtral_with_window": COMMON | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 20,
-                                     "output_router_logits": True, "router_aux_loss_coef": 0.02},
+    "mixtral": MIXTRAL,
+    "mixtral_with_window": MIXTRAL | {"num_local_experts": 8, "sliding_window": 20, "output_router_logits": True,
+                                      "router_aux_loss_coef": 0.02},
     "qwen3_moe": QWEN3_MOE | {"norm_topk_prob": True, "attention_bias": True},
     "qwen3_moe_with_dense": QWEN3_MOE | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
     "olmoe": {key: value for key, value in COMMON.items() if key != "head_dim"}
