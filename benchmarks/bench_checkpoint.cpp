@@ -192,8 +192,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   const auto writing = medians(
       {{"plain", [&] { write_plainly(dir / "plain", mib); }},
        {"save", [&] { checkpoint::save(*world, dir / "run", ++step, {model}, {.keep = 2}); }}});
-  // Copies of all tensors stay allocated at the same time, as in async_save(), because copying to
-  // memory that is new to the process takes longer.
+  // The copies of all tensors exist at the same time, as in async_save(). A copy into reused memory
+  // would be faster, because the process already has the memory.
   const auto copying = medians(
       {{"copy", [&] { copied(); }},
        {"async", [&] {

@@ -193,8 +193,8 @@ UnshardScope::UnshardScope(nn::ModuleBase& module)
   unit_->await_compute();
   unit_->unshard();
   if (was_installed) {
-    // An outer scope, or a running forward, frees the parameters, so the destructor of this scope
-    // must not free them.
+    // An outer UnshardScope or a running forward frees the parameters, so the destructor of this
+    // UnshardScope must not free the parameters.
     unit_.reset();
   }
 }

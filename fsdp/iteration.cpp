@@ -54,8 +54,8 @@ IterationState::~IterationState() {
   }
 }
 
-/// Also returns false if a second root unit has an iteration in progress: both roots may share one
-/// backward, and their collectives then use the same process groups.
+/// is_alone() also returns false if a second root unit has an iteration in progress, because both
+/// roots may share one backward, in which their collectives use the same process groups.
 bool IterationState::is_alone() const {
   return units().size() == 1 && OpenIterations::instance().add(rank_, 0) == 1;
 }

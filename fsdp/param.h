@@ -74,8 +74,8 @@ class PartialGradGroup {
   explicit PartialGradGroup(const std::optional<ShardingSpec>& spec);
 
   /// The process group over which gradients must still be summed; nullptr if no sum is needed.
-  /// Before the ranks have agreed, a process group that may be needed: summing a complete gradient
-  /// over that group is correct, too.
+  /// Until the ranks have agreed, a process group that may be needed; a sum over this group is
+  /// correct for a complete gradient, too.
   comm::Communicator* group() const { return group_; }
   /// Records the process group over which this rank's `gradient` must be summed.
   void note(const UnshardedGradient& gradient);

@@ -495,7 +495,7 @@ void Unit::free_after_forward() {
   }
 }
 
-/// Whether the running backward will reach another call of this unit, too. Autograd then
+/// Whether the running backward will also reach another call of this unit. Autograd then
 /// accumulates the gradients of all calls and makes the sums available after the last of these
 /// calls.
 bool Unit::is_called_again() const {

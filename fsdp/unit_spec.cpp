@@ -127,7 +127,7 @@ void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
 }
 
 /// Whether `module` is a batch norm that uses statistics of the batch. In eval mode a batch norm
-/// with running statistics uses these instead.
+/// that has running statistics uses the running statistics.
 template <class Norm>
 bool is_batch_norm(const torch::nn::Module& module) {
   const auto* norm = module.as<Norm>();

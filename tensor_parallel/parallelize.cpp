@@ -506,7 +506,7 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
   }
   if (o.qk_norm) {
     // The norm of each head gets (batch, tokens, heads, head_dim). A norm over all heads gathers
-    // them.
+    // the heads.
     const StylePtr norm =
         o.qk_norm_over_heads ? replicate_parallel() : sequence_parallel({.sequence_dim = 2});
     plan.emplace_back(below("q_norm"), norm);

@@ -24,7 +24,7 @@ namespace {
 
 constexpr double kRefused = -std::numeric_limits<double>::infinity();
 
-/// Keeps only the scores of the k most likely tokens, and of all tokens as likely as the k-th one.
+/// Keeps only the scores of the k most likely tokens, and of tokens as likely as the k-th token.
 at::Tensor keep_top_k(const at::Tensor& scores, std::int64_t k) {
   if (k == 0 || k >= scores.size(-1)) {
     return scores;

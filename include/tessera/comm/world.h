@@ -28,7 +28,7 @@ struct WorldOptions {
   std::chrono::milliseconds watchdog = std::chrono::seconds(30);
 };
 
-/// The ranks of a job, as one of the ranks sees them. There is no process-wide rank. All
+/// Describes the ranks of a job to one of the ranks. There is no process-wide rank. All
 /// communication starts from a World, so that one process can contain several ranks. World is
 /// thread safe; its communicators are not.
 class World {

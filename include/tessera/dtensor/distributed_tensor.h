@@ -56,7 +56,7 @@ class DistributedTensor {
   /// collective. `grad_placements`: the placements of the local gradient in backward; by default
   /// this tensor's placements, with Replicate in place of Partial. The `.grad` of a leaf is
   /// redistributed to the leaf's placements. Throws Error, on all ranks, if `grad_placements` split
-  /// the tensor in another way.
+  /// the tensor into other shards than the tensor's placements.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
   /// Returns this tensor with other placements, or another layout, on the same mesh. Collective if
   /// data must move. The result does not share memory with this tensor. Throws Error for placements

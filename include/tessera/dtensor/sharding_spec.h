@@ -22,8 +22,8 @@ struct ShardingSpec {
 struct RedistributeOptions {
   /// Whether redistribute() may return before the last collective has finished. The first use of
   /// the values waits for this collective, and throws if the collective failed. On a CPU the next
-  /// synchronous redistribution waits for the collective, too. In backward the gradient is
-  /// redistributed asynchronously, too.
+  /// synchronous redistribution also waits for this collective. In backward the gradient is
+  /// redistributed asynchronously.
   bool async = false;
 };
 

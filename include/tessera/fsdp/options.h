@@ -80,7 +80,7 @@ struct Options {
   PlacementFunction shard_placement{};
   /// Chooses a mesh for single parameters. Parameters with their own mesh are gathered and reduced
   /// over that mesh. If that mesh is a part of the unit's mesh, other parts of the unit's mesh have
-  /// other parameters, and gradient norms include all of these. The sums of gradients are divided
+  /// other parameters, and gradient norms include all parameters. The sums of gradients are divided
   /// by the number of ranks of the root's mesh, because the loss is the mean over these ranks.
   MeshFunction parameter_mesh{};
   /// Parameters and buffers that stay unchanged: not moved, sharded, gathered, cast or reduced.
@@ -89,10 +89,10 @@ struct Options {
   std::unordered_set<nn::SlotPtr> ignored{};
   /// For replicate, and for HSDP with one rank in the shard dimension: gradients are all-reduced in
   /// buckets (DDP's bucket_cap_mb). A bucket takes parameters, beginning with the last, until the
-  /// bucket has bucket_cap_mb MiB; the first bucket, until it has 1 MiB. A bucket is reduced while
-  /// backward still computes the gradients of earlier parameters, if the whole model is one unit
-  /// without parameter hooks and no other FSDP model takes part in the same backward. The program
-  /// must then not call collectives of the same process group in backward.
+  /// bucket has bucket_cap_mb MiB; the first bucket takes parameters until it has 1 MiB. A bucket
+  /// is reduced while backward still computes the gradients of earlier parameters, if the whole
+  /// model is one unit without parameter hooks and no other FSDP model takes part in the same
+  /// backward. The program must then not call collectives of the same process group in backward.
   std::int64_t bucket_cap_mb = 25;
 };
 

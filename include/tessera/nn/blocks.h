@@ -80,8 +80,8 @@ struct AttentionInputs {
 /// rank computes its own heads with plain tensors; forward itself does not communicate.
 class Attention : public Module<Attention> {
  public:
-  /// Throws Error if sizes are not divisible or are negative, if a window is set without `causal`,
-  /// and unless 0 <= dropout < 1.
+  /// Throws Error for sizes that are not divisible or are negative, for a window without `causal`,
+  /// and for a dropout outside [0, 1).
   explicit Attention(const AttentionOptions& options);
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;

@@ -35,7 +35,7 @@ struct OperatorCall {
 /// return the same value on every rank.
 using OperatorPolicy = std::function<bool(const OperatorCall& call)>;
 
-/// Returns a policy that saves the results of the operators in `names` and recomputes others.
+/// Returns a policy that saves only the results of the operators in `names`.
 OperatorPolicy save_operators(std::vector<std::string> names);
 /// Returns a policy that saves the results of matrix multiplications, convolutions and fused
 /// attention. Cheap operators (norms, activations, rotary embedding) are recomputed.

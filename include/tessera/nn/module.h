@@ -34,8 +34,8 @@ class Module;
 
 namespace detail {
 
-// A base class to test whether M has a member called forward. If M has one, the name `forward` is
-// ambiguous in a class derived from M and OtherForward. The test finds templates and overloads too.
+// A base class to test whether M has a member `forward`: in a class that is derived from M and
+// OtherForward, the name `forward` is then ambiguous. The test finds templates and overloads too.
 struct OtherForward {
   int forward;
 };

@@ -23,7 +23,7 @@ namespace detail {
 /// The state of a ParameterSlot that FSDP, tensor parallelism and modules change.
 class SlotState : tessera::detail::NoCopy {
  public:
-  /// A module that has the parameter or buffer of a ParameterSlot, and its name in the module.
+  /// A module with the parameter or buffer of a ParameterSlot, and the name in this module.
   struct Owner {
     ModuleBase* module;
     std::string name;

@@ -172,9 +172,9 @@ class LrSchedule {
   /// Throws Error for negative steps and for fractions outside [0, 1]. A warm-up of at least
   /// `steps` never ends.
   explicit LrSchedule(const LrScheduleOptions& options);
-  /// Returns the factor at a step. At and beyond step N, the end of the run, the factor is
-  /// min_factor, unless the schedule is constant or in the warm-up. Throws Error for a step below
-  /// 0, and if LrScheduleOptions::steps is missing for a schedule that is not constant.
+  /// Returns the factor at a step. From step N (the end of the run) on, the factor is min_factor,
+  /// except for a constant schedule and in the warm-up. Throws Error for a step below 0, and for a
+  /// schedule that is not constant if LrScheduleOptions::steps is 0.
   double factor(std::int64_t step) const;
 
  private:

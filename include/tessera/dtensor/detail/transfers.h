@@ -19,8 +19,8 @@ class Communicator;
 /// Finishes this rank's asynchronous redistributions (RedistributeOptions::async), including
 /// redistributions in its backward, and returns `group`. Call this function before a collective
 /// that is waited for at once: ranks may use asynchronous results in different orders, and would
-/// otherwise deadlock. Only a CPU needs this; on a GPU the streams preserve the order. Does not
-/// throw: a failed redistribution throws when its result is used. Not collective. Example:
+/// otherwise deadlock. The call is needed only on a CPU; on a GPU the streams preserve the order.
+/// Does not throw: a failed redistribution throws when its result is used. Not collective. Example:
 /// flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
 comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 

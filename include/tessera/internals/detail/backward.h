@@ -18,7 +18,7 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 // Functions that describe the backward that runs on this thread. libtorch's public functions start
-// a backward, but do not describe a running one.
+// a backward, but do not describe a running backward.
 //
 // Canary: RunningBackwardCanary, a test of libtorch itself.
 

@@ -73,7 +73,7 @@ struct AdamWNumbers {
   at::Tensor gradient_factor = {};
 };
 
-/// Whether adamw() has a kernel for fp32 moments on the device of `parameter`. Only GPUs have one.
+/// Whether adamw() has a kernel for fp32 moments on the device of `parameter`, as on GPUs.
 bool has_adamw_kernel(const at::Tensor& parameter);
 
 /// Does one step of AdamW (Loshchilov & Hutter 2019), in fp32. All moments have one type. On CUDA

@@ -61,7 +61,7 @@ struct FoundLayout {
   TrainingLayout layout{};
   Estimate estimate{};
   bool fits = false;
-  /// Whether the layout fits, and every other layout needs more time or at least as much memory.
+  /// Whether the layout fits and is Pareto-optimal in time and memory.
   bool frontier = false;
 };
 
