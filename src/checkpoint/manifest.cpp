@@ -50,7 +50,7 @@ std::size_t widest_dim(const ManifestTensor& tensor) {
 /// chunk can overlap only later chunks that begin before it ends. Chunks without overlaps cover the
 /// tensor exactly if they have as many elements as the tensor.
 void check_tiling(const ManifestTensor& tensor) {
-  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if the number of bytes overflows
+  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // tensor_bytes() throws on overflow
   const std::int64_t all = product(tensor.sizes);
   std::int64_t elements = 0;
   for (const ManifestChunk& chunk : tensor.chunks) {

@@ -195,7 +195,7 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
 }
 
 /// Returns the saved steps above `after`, highest first. A run that continues from `after`
-/// withdraws these steps.
+/// withdraws these steps: marks them as unfinished.
 std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
                                                const std::string& run_id) {
   std::vector<std::int64_t> found;
@@ -267,7 +267,7 @@ void StepFolder::claim() const {
   TESSERA_CHECK(marker_of(path_) == run_id_, "'", path_.string(),
                 "' is the unfinished save of another run: remove it first");
   remove_under_marker(path_);
-  files::sync_folder(path_);  // a killed save may not have synced its marker file
+  files::sync_folder(path_);  // a killed save has perhaps not synced its marker file
 }
 
 void StepFolder::check_not_there() const {

@@ -150,13 +150,13 @@ void AtomicFile::reserve(std::uint64_t bytes) {
   }
 }
 
-/// The loop is needed, because pwrite() may write fewer bytes than requested, always above 2 GiB.
+/// The loop is needed: pwrite() may write fewer bytes than requested, and never more than 2 GiB.
 void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const auto written = uninterrupted(
         [&] { return pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (written <= 0) {
-      // If pwrite() returns 0, the error is EIO, because repeating the call might never end.
+      // If pwrite() returns 0, reports EIO, because repeating the call might never end.
       errno = written == 0 ? EIO : errno;
       fail_system("cannot write");
     }

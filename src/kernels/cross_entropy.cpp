@@ -153,7 +153,7 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
     const auto column = [&](const at::Tensor& values) {
       return values.narrow(0, row, count).unsqueeze(1);
     };
-    // Makes a copy, even for an equal type: `gradient` and `logits` may be the same tensor.
+    // to() may return `logits` itself; sub() then makes a copy, because `gradient` may be `logits`.
     at::Tensor block = logits.narrow(0, row, count)
                            .to(type)
                            .sub(column(high))

@@ -588,7 +588,7 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
     for (std::int64_t i = 0; i < count; ++i) {
       of_arguments.push_back(own.select(0, i));
     }
-    of_arguments.emplace_back();  // undefined, because `sequence` has no gradient
+    of_arguments.emplace_back();  // an undefined gradient, for the argument `sequence`
     return of_arguments;
   }
 };

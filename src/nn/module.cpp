@@ -17,7 +17,7 @@
 
 namespace tessera::nn {
 
-// visit_modules(): collectives that run once per module depend on the order of the visits.
+// visit_modules() has a fixed order, because a collective may run for each visited module.
 
 namespace {
 
@@ -322,8 +322,8 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   if (current == slot) {
     return;
   }
-  // Types and placements of the two tensors need not be equal, because from now on both modules use
-  // the tensor in `slot`.
+  // The tied tensors may differ in type and placement: from now on both modules use the tensor in
+  // `slot`.
   TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
                 current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
   current->remove_owner(this, name);

@@ -34,7 +34,7 @@ using tessera::detail::writes_of;
 
 namespace {
 
-// One fill_epoch() counter suffices for all threads, which only check whether it has changed.
+// One counter suffices for all threads, which only test whether fill_epoch() has changed.
 std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace

@@ -629,7 +629,7 @@ class CheckpointedForward final : public CheckpointedRegion {
     explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
     ~Placeholder() override {
       if (index_) {
-        // A destroyed graph node needs no saved tensor, so recomputations need not save it again.
+        // A destroyed graph node no longer needs the tensor, so recomputations need not store it.
         frame_->release(*index_);
       }
     }

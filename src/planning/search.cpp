@@ -110,8 +110,8 @@ class MeshSearch {
     }
   }
 
-  /// Whether to estimate a layout without activation checkpointing only as a basis for the
-  /// estimates of layouts that checkpoint some blocks.
+  /// Whether the layout without activation checkpointing must be estimated although it does not
+  /// fit: the estimates of layouts that checkpoint some blocks need it.
   bool may_fit_in_part(std::size_t ac, std::size_t zero) const {
     const auto fits = [&](const FoundLayout& all) {
       return all.fits && all.layout.zero == kZero[zero];

@@ -109,8 +109,8 @@ Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
   }
 }
 
-/// Sets the steps to profile, after the first `done` steps, which an earlier part of the run has
-/// made.
+/// Sets which steps are profiled. An earlier part of the run has already made the first `done`
+/// steps.
 void Recording::choose_steps(std::int64_t done, bool is_main) {
   std::tie(first_, last_) = options_.profile_steps;
   if (first_ == 0) {

@@ -48,7 +48,7 @@ constexpr Launcher kLaunchers[] = {
     // has SLURM_PROCID and SLURM_NTASKS.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
-/// The port of rank 0's store if MASTER_PORT is not set, as torchrun's default.
+/// The port of rank 0's store if MASTER_PORT is not set; equal to torchrun's default.
 constexpr int kDefaultPort = 29500;
 // Slurm assigns no port for a store, so the port is derived from the job id. Two jobs on one
 // machine rarely have ids with the same last four digits.

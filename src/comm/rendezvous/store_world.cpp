@@ -144,8 +144,8 @@ class StoreWorld final : public World {
   template <class Make>
   CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,
                                 const std::string& name, const Make& make) {
-    // The lock is held while the process group is made, because this is collective, and two threads
-    // of this rank must not make the group twice. abort() also waits for the lock.
+    // The lock is held while the process group is made, because making a group is collective: two
+    // threads of this rank must not make the group twice. abort() also waits for the lock.
     const std::lock_guard lock(mutex_);
     const auto key = std::make_pair(ranks, name);
     if (const auto known = groups.find(key); known != groups.end()) {

@@ -103,7 +103,7 @@ std::string arguments_of(const ShmCall& call) {
     case ShmKind::kBroadcast:
       return detail::concat(elements, ", root ", call.root);
     case ShmKind::kAllToAll:
-      return type;  // the sizes may differ between ranks
+      return type;  // in an all-to-all, ranks' sizes differ
     case ShmKind::kBarrier:
       return "";
     case ShmKind::kAllGather:

@@ -90,7 +90,7 @@ void WorldWatch::note_end(RankState state) {
 }
 
 std::uint64_t WorldWatch::add_group(const std::string& name, const std::vector<int>& ranks) {
-  // The id is at least 1, because 0 marks a free entry.
+  // The group's id is at least 1, because 0 marks a free entry of `groups`.
   const auto id = std::max<std::uint64_t>(hash_of(name + " of " + join(ranks)), 1);
   const std::lock_guard lock(writes_);
   auto* const slot = std::ranges::find_if(

@@ -162,9 +162,9 @@ class WorldWatch : tessera::detail::NoCopy {
   std::mutex device_mutex_;  ///< protects the members from here to `device_thread_`
   std::condition_variable ends_thread_;
   bool ended_ = false;
-  std::list<DeviceCall> added_;  ///< new collectives, not yet moved to calls_ by the thread
+  std::list<DeviceCall> added_;  ///< new collectives, which device_thread_ has not moved to calls_
   std::thread device_thread_;
-  // Only the thread uses the following members.
+  // Only `device_thread_` uses the following members.
   std::list<DeviceCall> calls_;  ///< collectives on the GPU that have not ended, in order
   /// The wait for the first of calls_; it begins when the previous collective has completed.
   std::optional<PeerWait> wait_;

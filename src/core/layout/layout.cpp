@@ -150,7 +150,7 @@ void check_mesh_dim(std::vector<bool>& used, int dim) {
 
 }  // namespace
 
-/// Throws Error for invalid content. Must be called before canonical_digits(), which uses mesh
+/// Throws Error for an invalid layout. Must be called before canonical_digits(), which uses mesh
 /// dimensions as indices.
 void Layout::Content::check() const {
   std::vector<bool> used(mesh_sizes.size(), false);
@@ -172,8 +172,8 @@ void Layout::Content::canonicalise() {
   for (auto& digits : dims) {
     digits = detail::canonical_digits(mesh_sizes, std::move(digits));
   }
-  // The order of `partial` has no meaning, because reductions always run from inner to outer mesh
-  // dimensions. Sorting makes equal layouts equal lists.
+  // The order of the partial mesh dimensions has no meaning, because reductions always run from
+  // inner to outer mesh dimensions. Sorting makes equal layouts equal lists.
   std::sort(partial.begin(), partial.end(),
             [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
 }

@@ -107,7 +107,7 @@ struct Run {
 
 /// The chunk of a Digit (sub-dimension) that the rank at one mesh coordinate stores.
 struct Chunk {
-  std::int64_t extent = 0;  ///< number of positions on all ranks together
+  std::int64_t extent = 0;  ///< number of positions of the whole sub-dimension
   std::int64_t offset = 0;
   std::int64_t size = 0;
 };

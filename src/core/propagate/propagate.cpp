@@ -96,7 +96,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
   FactorDigits result(factor_sizes.size());
   auto digit = digits.begin();
   for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
-    std::int64_t left = size;  // remaining positions of the factor
+    std::int64_t left = size;  // positions of the factor that no Digit covers yet
     while (left > 1 && digit != digits.end()) {
       // The Digit (sub-dimension) belongs to this factor (index letter) and to the next one.
       if (digit->extent > left) {
@@ -115,7 +115,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
       of_factor.push_back(std::move(*digit++));
     }
   }
-  // Remaining Digits (sub-dimensions) would belong to no factor (einsum index letter).
+  // Returns nullopt if Digits (sub-dimensions) remain that belong to no factor (index letter).
   return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
 }
 
@@ -287,7 +287,7 @@ class TensorGroupPropagation {
     std::vector<std::pair<int, std::vector<Digit>>> digits = {};
   };
 
-  /// Returns a Choice for each mesh dimension. Does not shard the factors in `unsharded`.
+  /// Returns a Choice for each mesh dimension. `unsharded`: factors (index letters) not to shard.
   std::vector<Choice> choose(const std::set<int>& unsharded) const {
     std::vector<Choice> choices;
     for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
@@ -416,7 +416,7 @@ class TensorGroupPropagation {
     if (digits.empty()) {
       return;
     }
-    // A single Digit has extent 0 in the canonical form (see Layout), but the size is needed here.
+    // A single Digit (sub-dimension) has extent 0 in the canonical form; here the size is needed.
     if (digits.size() == 1) {
       digits.front().extent = size;
     }
@@ -689,7 +689,7 @@ class TensorGroupPropagation {
     if (!sharded) {
       return {};
     }
-    // For a dimension of size 0, a single Digit (sub-dimension) over all mesh dimensions is enough.
+    // A dimension of size 0 gets a single Digit (sub-dimension) over all its mesh dimensions.
     if (rules::size_of(rule_, factors) == 0) {
       for (Digit& digit : std::span(result).subspan(1)) {
         auto& major = result.front().mesh_dims;

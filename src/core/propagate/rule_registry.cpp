@@ -74,7 +74,7 @@ struct Registry {
     families.push_back({"of this library", {}});
   }
 
-  /// Adds a rule to the last family of rules.
+  /// Adds a rule to the family (group of similar operators) that was added last.
   void add(const std::string& name, RuleFunction::Entry entry) {
     const auto [at, is_new] = entries.emplace(name, std::move(entry));
     TESSERA_CHECK(is_new, "rule table: two rules for ", name);

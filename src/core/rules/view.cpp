@@ -137,7 +137,7 @@ std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   return std::move(view).moved(output);
 }
 
-/// Only sums and averages stay Partial, because complex numbers have no maximum.
+/// The rule of view_as_real. Only sums and averages stay Partial: complex numbers have no maximum.
 std::optional<ShardingRule> view_as_real_rule(const OpCall& call) {
   UnaryRule view(call);
   TensorFactors output = view.input;

@@ -30,7 +30,7 @@ bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
   return true;
 }
 
-/// Expands a gathered tensor again, so that its stride is 0 where `strides` are 0.
+/// Expands a gathered tensor, so that its stride is 0 where `strides` are 0.
 at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
   // Copies only the elements that exist in memory; contiguous() on the expanded tensor would
   // allocate the full expanded size.

@@ -62,8 +62,8 @@ std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   return arguments;
 }
 
-/// Runs the plan's local call instead of the called operator. The called operator's arguments are
-/// removed from the stack unread, because their tensors are in run.locals.
+/// Runs the plan's local call (CallPlan::LocalCall) instead of the called operator. The called
+/// operator's arguments are removed from the stack unread: their tensors are in run.locals.
 void run_local_call(LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   torch::jit::Stack& stack = run.call.stack;
@@ -126,7 +126,7 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
                 c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
                 ": pass one of the result's sizes");
   original.give_count_to(local);
-  // The placements of the empty tensor may not be valid for the new sizes.
+  // The tensor was empty, and its placements can be invalid for the new sizes.
   original.replace(local, replicated_spec(run.call.plan, local));
 }
 
@@ -285,7 +285,7 @@ void check_rows_together(const PlannedCall& call) {
 void run_random_inplace(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DistributedTensorImpl& impl = *as_distributed(self);
-  // This check is the first step, because a refused call must change nothing.
+  // check_writable() is the first step, because a refused call must change nothing.
   if (impl.detached_view()) {
     check_writable(impl, call.info.name);
   }

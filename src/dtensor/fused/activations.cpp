@@ -350,7 +350,7 @@ struct AddRmsNorm : FusedOperator<AddRmsNorm, ThreeTensors(const at::Tensor&, co
       "(Tensor out, Tensor sum, Tensor rstd)";
 };
 
-/// For add_rms_norm, `x` is the normalised sum; `sum_grad` is the gradient of the sum as a result.
+/// For add_rms_norm, `x` is the normalised sum, and `sum_grad` the gradient of the result `sum`.
 struct RmsNormBackward
     : FusedOperator<RmsNormBackward,
                     TwoTensors(const at::Tensor&, const at::Tensor&, const OptionalTensor&,

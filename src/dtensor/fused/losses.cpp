@@ -129,10 +129,10 @@ void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
   kernels::logits_gradient(rows_of(logits, targets, shard, options), log_sum_exp, of_row, gradient);
 }
 
-// The cross entropy of each row of logits; with a sharded vocabulary, Megatron-LM's algorithm. The
-// lowering (lowering.h) of the operator makes two all-reduces. Cross entropy is one operator,
-// because several operators would each save a copy of the logits. Autograd saves the logits and a
-// few numbers per row; backward recomputes the softmax without communication.
+// Computes the cross entropy of each row of logits, by Megatron-LM's algorithm if the vocabulary is
+// sharded: the lowering (lowering.h) makes two all-reduces. Cross entropy is one operator, because
+// several operators would each save a copy of the logits. Autograd saves the logits and a few
+// numbers per row; backward recomputes the softmax without communication.
 
 namespace {
 

@@ -28,7 +28,7 @@ enum class CallKind : std::uint8_t {
   kDirect,         ///< the operator runs on the local tensors, and its results are wrapped
   kLocal,          ///< like kDirect, but arguments are changed or written values are copied back
   kFailTogether,   ///< like kLocal, but if the operator throws on one rank, all ranks throw
-  kLowering,       ///< a lowering (alternative implementation) runs, which sends less data
+  kLowering,       ///< a lowering (another implementation) runs, which sends less than the rule
   kRandomInplace,  ///< random numbers, each drawn by its element's global index, fill a tensor
   kNativeDropout,  ///< dropout runs with a mask drawn by each element's global index
 };

@@ -436,7 +436,7 @@ void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound)
   }
 }
 
-/// Whether the operator gets a copy instead of the input tensor itself.
+/// Whether the operator gets a copy of the input tensor instead of the tensor itself.
 bool is_copied(const CallPlan::Input& input) {
   return input.plan || input.written != nullptr || input.detached;
 }

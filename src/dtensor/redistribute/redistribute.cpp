@@ -285,7 +285,7 @@ class AllToAll {
   std::int64_t own_gathered_extent() const { return from_[me_].size; }
   std::int64_t scattered_extent() const { return scattered_; }
 
-  /// The five sizes of the view, for given extents of its gathered and its scattered dimension.
+  /// The five sizes of the viewed local tensor; `gathered` and `scattered` are two of these sizes.
   std::vector<std::int64_t> shape(std::int64_t gathered, std::int64_t scattered) const {
     return {around_[0], gather_first_ ? gathered : scattered, around_[1],
             gather_first_ ? scattered : gathered, around_[2]};
@@ -304,7 +304,7 @@ class AllToAll {
     return at::cat(blocks);
   }
 
-  /// Joins the elements from all ranks along the gathered dimension of the view.
+  /// After the all-to-all, joins the elements from all ranks along the gathered dimension.
   at::Tensor unpack(const at::Tensor& received) const {
     if (gather_dim() == 1 && around_[0] == 1) {
       return received;

@@ -105,7 +105,7 @@ TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot
   }
 }
 
-/// Sums elements i, ..., i + N - 1 of the rows' gradients in one tile.
+/// Sums elements i, ..., i + N - 1 of the rows' gradients in one tile (kTileSlots sorted indices).
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std::int64_t tile,
                                                  std::int64_t i) {
@@ -143,7 +143,7 @@ TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std
   }
 }
 
-/// If a row's indices begin in this tile and continue in later tiles, adds the tiles' partial sums.
+/// If the sorted indices of a row begin in this tile and continue, adds the partial sums of tiles.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std::int64_t tile,
                                                 std::int64_t i) {

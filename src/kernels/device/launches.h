@@ -23,7 +23,7 @@ void launch(const Embedding& call, Element type, cudaStream_t stream);
 void launch(const EmbeddingBackward& call, Element type, cudaStream_t stream);
 void launch(const CheckIndices& call, cudaStream_t stream);
 void launch(const RmsNorm& call, Element type, cudaStream_t stream);
-/// Launches the backward of RMSNorm: a second kernel if the weight's gradient is needed.
+/// Launches the backward of RMSNorm, and a second kernel if the weight's gradient is needed.
 void launch(const RmsNormBackward& call, Element type, cudaStream_t stream);
 void launch(const Rotary& call, Element type, cudaStream_t stream);
 void launch(const SiluMul& call, Element type, cudaStream_t stream);
