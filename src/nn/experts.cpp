@@ -305,37 +305,42 @@ Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& 
 
 }  // namespace
 
-/// Sorts the tokens' features by expert, sends the features to the experts' ranks, computes the
-/// experts, and sends the results back. `rows_are_split`: see GroupedLinear::forward().
+/// Sends the rows, which are sorted by expert, to the ranks of the experts, computes the experts,
+/// and returns the results in the order of the rows. `counts`: the number of rows for each expert.
+at::Tensor MixtureOfExperts::compute_on_ranks(const at::Tensor& rows, const at::Tensor& counts,
+                                              bool rows_are_split) {
+  // Ranks may have fewer experts than `most`, so the counts are padded to `most` for each rank.
+  const std::int64_t ranks = ep_.size(), most = (options_.experts + ranks - 1) / ranks;
+  const at::Tensor padded = at::constant_pad_nd(counts, {0, ranks * most - options_.experts});
+  const ExchangedCounts exchanged = exchange_counts(padded, ep_);
+  const RowCounts there{sums_of_parts(exchanged.sent, ranks),
+                        sums_of_parts(exchanged.received, ranks)};
+  const at::Tensor received = all_to_all_uneven(rows, there, ep_);
+  const auto [sorted, unsorted] = by_expert(exchanged.received, most, received);
+  // If this rank has fewer experts than others, the counts of the missing experts are 0.
+  Counts own(static_cast<std::size_t>(most));
+  for (std::size_t i = 0; i < exchanged.received.size(); ++i) {
+    own[i % own.size()] += exchanged.received[i];
+  }
+  own.resize(static_cast<std::size_t>(
+      std::clamp<std::int64_t>(options_.experts - ep_.local_rank() * most, 0, most)));
+  const at::Tensor results = experts_->forward(
+      tessera::detail::permute_rows(received, sorted, unsorted), own, rows_are_split);
+  return all_to_all_uneven(tessera::detail::permute_rows(results, unsorted, sorted),
+                           {there.received, there.sent}, ep_);
+}
+
+/// Returns the weighted sums of the experts' results for the tokens x. `rows_are_split`: see
+/// GroupedLinear::forward().
 at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bool rows_are_split) {
   const std::int64_t k = options_.top_k;
   const auto [order, inverse] = sorting(routing.experts.flatten());
-  at::Tensor rows = tessera::detail::permute_rows(x, order, inverse, k);
-  if (!ep_) {
-    rows = experts_->forward(rows, to_vector(routing.counts), rows_are_split);
-  } else {
-    // Ranks may have fewer experts than `most`, so the counts are padded to `most` for each rank.
-    const std::int64_t ranks = ep_.size(), most = (options_.experts + ranks - 1) / ranks;
-    const at::Tensor padded =
-        at::constant_pad_nd(routing.counts, {0, ranks * most - options_.experts});
-    const ExchangedCounts counts = exchange_counts(padded, ep_);
-    const RowCounts there{sums_of_parts(counts.sent, ranks), sums_of_parts(counts.received, ranks)};
-    const at::Tensor received = all_to_all_uneven(rows, there, ep_);
-    const auto [sorted, unsorted] = by_expert(counts.received, most, received);
-    // If this rank has fewer experts than others, the counts of the missing experts are 0.
-    Counts own(static_cast<std::size_t>(most));
-    for (std::size_t i = 0; i < counts.received.size(); ++i) {
-      own[i % own.size()] += counts.received[i];
-    }
-    own.resize(static_cast<std::size_t>(
-        std::clamp<std::int64_t>(options_.experts - ep_.local_rank() * most, 0, most)));
-    const at::Tensor results = experts_->forward(
-        tessera::detail::permute_rows(received, sorted, unsorted), own, rows_are_split);
-    rows = all_to_all_uneven(tessera::detail::permute_rows(results, unsorted, sorted),
-                             {there.received, there.sent}, ep_);
-  }
+  const at::Tensor rows = tessera::detail::permute_rows(x, order, inverse, k);
+  const at::Tensor results =
+      ep_ ? compute_on_ranks(rows, routing.counts, rows_are_split)
+          : experts_->forward(rows, to_vector(routing.counts), rows_are_split);
   const at::Tensor of_tokens =
-      tessera::detail::permute_rows(rows, inverse, order).unflatten(0, {-1, k});
+      tessera::detail::permute_rows(results, inverse, order).unflatten(0, {-1, k});
   return (of_tokens * routing.weights.to(x.scalar_type()).unsqueeze(2)).sum(1);
 }
 
@@ -418,54 +423,70 @@ std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh) {
   return std::ssize(mixtures);
 }
 
+namespace {
+
+/// The sums of the records of several mixtures over this rank's tokens.
+struct RouterSums {
+  at::Tensor probabilities;        ///< (experts)
+  at::Tensor z;                    ///< ()
+  std::vector<at::Tensor> counts;  ///< RouterRecord::choices of each mixture, then {tokens}
+  std::int64_t tokens = 0;         ///< the number of tokens, once for each mixture
+  DeviceMesh token_mesh;           ///< see RouterRecord
+};
+
+/// Adds a record, and removes it from the mixture.
+void take_record(RouterSums& sums, MixtureOfExperts& mixture) {
+  const detail::RouterRecord record = std::exchange(mixture.router_state().record, {});
+  TESSERA_CHECK(record.choices.defined(),
+                "take_router_losses: a mixture has no forward since the "
+                "last call; call it once after each forward of the model, in training and with "
+                "gradients");
+  const bool is_first = sums.counts.empty();
+  TESSERA_CHECK(is_first || sums.probabilities.numel() == record.choices.numel(),
+                "take_router_losses: mixtures of ", sums.probabilities.numel(), " and of ",
+                record.choices.numel(), " experts; pass modules with equal mixtures, one by one");
+  sums.probabilities = is_first ? record.probabilities : sums.probabilities + record.probabilities;
+  sums.z = is_first ? record.z : sums.z + record.z;
+  sums.counts.push_back(record.choices);
+  sums.tokens += record.tokens;
+  sums.token_mesh = record.token_mesh;
+}
+
+/// Returns how many times the mean the largest count of each row of `load` is.
+std::vector<double> largest_over_mean(const at::Tensor& load) {
+  const at::Tensor counts = load.to(at::kDouble).cpu();
+  const at::Tensor ratios = at::amax(counts, 1) / counts.mean(1).clamp_min(1e-9);
+  const double* values = ratios.const_data_ptr<double>();
+  return {values, values + ratios.numel()};
+}
+
+}  // namespace
+
 RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh) {
-  std::vector<at::Tensor> choices;
-  at::Tensor probabilities, z;
-  std::int64_t tokens = 0, mixtures = 0;
-  DeviceMesh token_mesh;
-  const std::vector<MixtureOfExperts*> all = mixtures_of(module);
-  for (MixtureOfExperts* mixture : all) {
-    const detail::RouterRecord record = std::exchange(mixture->router_state().record, {});
-    TESSERA_CHECK(record.choices.defined(), "take_router_losses: a mixture of ", module.name(),
-                  " has no forward since the last call; call it once after each forward of the "
-                  "model, in training and with gradients");
-    TESSERA_CHECK(choices.empty() || choices.front().numel() == record.choices.numel(),
-                  "take_router_losses: mixtures of ", choices.front().numel(), " and of ",
-                  record.choices.numel(), " experts; pass modules with equal mixtures, one by one");
-    probabilities = mixtures == 0 ? record.probabilities : probabilities + record.probabilities;
-    z = mixtures == 0 ? record.z : z + record.z;
-    choices.push_back(record.choices);
-    tokens += record.tokens;
-    token_mesh = record.token_mesh;
-    ++mixtures;
-  }
-  TESSERA_CHECK(mixtures > 0, "take_router_losses: ", module.name(),
+  const std::vector<MixtureOfExperts*> mixtures = mixtures_of(module);
+  TESSERA_CHECK(!mixtures.empty(), "take_router_losses: ", module.name(),
                 " has no MixtureOfExperts; call it only for models with experts");
-  const auto options = choices.front().options();
-  const std::int64_t experts = choices.front().numel();
-  choices.push_back(at::full({1}, tokens, options));
-  const at::Tensor counts = at::cat(choices);
+  RouterSums sums;
+  for (MixtureOfExperts* mixture : mixtures) {
+    take_record(sums, *mixture);
+  }
+  const std::int64_t experts = sums.probabilities.numel(), rows = std::ssize(mixtures);
+  sums.counts.push_back(at::full({1}, sums.tokens, sums.counts.front().options()));
+  const at::Tensor counts = at::cat(sums.counts);
   sum_over(counts, mesh);
-  sum_over(counts, token_mesh);
-  const at::Tensor load = counts.narrow(0, 0, mixtures * experts).view({mixtures, experts});
-  for (std::int64_t i = 0; i < mixtures; ++i) {
-    at::Tensor& sum = all[static_cast<std::size_t>(i)]->router_state().load;
+  sum_over(counts, sums.token_mesh);
+  const at::Tensor load = counts.narrow(0, 0, rows * experts).view({rows, experts});
+  for (std::int64_t i = 0; i < rows; ++i) {
+    at::Tensor& sum = mixtures[static_cast<std::size_t>(i)]->router_state().load;
     sum = sum.defined() ? sum + load[i] : load[i];
   }
-  // The number `tokens` counts a token once for each mixture of experts.
-  const at::Tensor all_tokens = counts.narrow(0, mixtures * experts, 1).to(probabilities.options());
-  const at::Tensor own_tokens = all_tokens / (mesh ? mesh.size() : 1);
-  const at::Tensor share = load.sum(0).to(probabilities.options()) / all_tokens;
-  RouterLosses losses;
-  losses.load_balancing = (share * summed(probabilities, token_mesh) / own_tokens).sum() * experts;
-  losses.z = (summed(z, token_mesh) / own_tokens).squeeze(0);
-  const at::Tensor numbers = load.cpu();  // integers, which a memory plan has, too
-  for (std::int64_t i = 0; i < mixtures; ++i) {
-    const auto most = static_cast<double>(numbers[i].max().item<std::int64_t>());
-    const auto mean = numbers[i].sum().item<double>() / static_cast<double>(experts);
-    losses.largest_over_mean.push_back(most / std::max(mean, 1e-9));
-  }
-  return losses;
+  const at::Tensor tokens = counts.narrow(0, rows * experts, 1).to(sums.probabilities.options());
+  const at::Tensor of_rank = tokens / (mesh ? mesh.size() : 1);
+  const at::Tensor share = load.sum(0).to(sums.probabilities.options()) / tokens;
+  const at::Tensor probabilities = summed(sums.probabilities, sums.token_mesh) / of_rank;
+  return {.load_balancing = (share * probabilities).sum() * experts,
+          .z = (summed(sums.z, sums.token_mesh) / of_rank).squeeze(0),
+          .largest_over_mean = largest_over_mean(load)};
 }
 
 void update_selection_bias(ModuleBase& module, double rate) {

@@ -149,6 +149,8 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
   struct Routing;
   Routing route(const at::Tensor& logits);
   at::Tensor choose(const at::Tensor& scores) const;
+  at::Tensor compute_on_ranks(const at::Tensor& rows, const at::Tensor& counts,
+                              bool rows_are_split);
   at::Tensor mix(const at::Tensor& x, const Routing& routing, bool rows_are_split);
   void record(const at::Tensor& logits, const Routing& routing, const DeviceMesh& token_mesh);
   void reset_parameters(const InitContext& init) override;
