@@ -61,7 +61,7 @@ class Matrices : public nn::Module<Matrices> {
 
 struct Seconds {
   double passed = 0;
-  double of_processor = 0;  ///< CPU time of all threads of the process
+  double of_processor = 0;  ///< CPU seconds of all threads of the process
 };
 
 double processor_seconds() {

@@ -353,10 +353,11 @@ class ParameterGroup {
 // step: which collectives the ranks called, which gathered values are current, and which parameters
 // the ranks used. The exchanges send only CPU values and wait for no GPU.
 
-/// Checks that the ranks of each process group called the same collectives. Visits each process
-/// group once: `sharding` before `replicating`, small before large, so that later groups learn what
-/// earlier groups found. Throws the first Error after the last group, but a PeerError (another rank
-/// failed) at once. Collective over all these groups, which must have the same order on all ranks.
+/// Checks that the ranks of each process group called the same collectives. Each process group
+/// compares once: first `sharding`, then `replicating`, smaller groups first, so that larger groups
+/// learn of errors in smaller groups. Throws the first Error after the last group, but a PeerError
+/// (another rank failed) at once. Collective over all these groups, which must have the same order
+/// on all ranks.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating);
 

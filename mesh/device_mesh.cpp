@@ -94,8 +94,8 @@ std::vector<std::int64_t> coordinate_of(int rank, const std::vector<int>& ranks,
   return self == ranks.end() ? std::vector<std::int64_t>{} : shape.coordinate(self - ranks.begin());
 }
 
-/// Maps each World to its mesh family, a T. Registry is a template, because DeviceMesh::Family is
-/// private: only members of DeviceMesh can name this class.
+/// Maps each World to its mesh family. Registry is a template (T is DeviceMesh::Family), because
+/// only members of DeviceMesh can name its private class.
 template <class T>
 struct Registry {
   std::mutex mutex;

@@ -40,7 +40,7 @@ struct TrainOptions {
   /// Coefficient of the load-balancing loss; nullopt: that of the model's configuration.
   std::optional<double> router_aux_loss;
   double router_z_loss = 0;
-  std::optional<std::int64_t> loss_chunks;  ///< number of loss chunks; nullopt: by the logits' size
+  std::optional<std::int64_t> loss_chunks;  ///< number of loss chunks; nullopt: chosen by size
   std::string optimizer = "adamw";
   double lr = 1e-3, min_lr = 0, clip = 1.0, weight_decay = 0.1;
   std::vector<double> betas{0.9, 0.95};  // usual values of beta1 and beta2 for language models

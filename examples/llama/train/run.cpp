@@ -119,7 +119,7 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& conf
     model = std::make_shared<Llama>(config, o.seq, o.dropout);
   }
   if (o.fp8) {
-    // The output head stays unconverted, as usual, and so do adapters, which are added later.
+    // The output head and the adapters, which are added later, are not converted to fp8.
     const std::vector<std::string> converted =
         nn::convert_to_fp8(*model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
     TESSERA_CHECK(!converted.empty(), "--fp8 is given for a model without linear layers that ",
@@ -446,8 +446,8 @@ data::BatchLoader::Batch LlamaRun::own_rows(data::BatchLoader::Batch batch) cons
   return tokens_of_rank(*model, batch.to(c10::Device(options.device)));
 }
 
-/// The sum of a step's losses over micro-batches or, if StepOptions says so, their mean is the loss
-/// of the step. The auxiliary losses are always a mean.
+/// A step's loss is the sum of the micro-batches' losses or, if StepOptions says so, their mean.
+/// The auxiliary losses are always a mean.
 at::Tensor LlamaRun::with_router_losses(const at::Tensor& loss) {
   const nn::RouterLosses router = nn::take_router_losses(*model, data_ranks);
   const auto parts = static_cast<double>(options.accumulate);

@@ -41,7 +41,7 @@ class Work {
   virtual void wait() = 0;
   /// Called after wait(). Returns a function that tells whether the device has finished the
   /// collective; an empty function if the device has finished already. The watchdog's thread calls
-  /// the function, which should not own tensors.
+  /// the function. The function should not own tensors.
   virtual std::function<bool()> device_progress() { return nullptr; }
 };
 /// A shared pointer to a running collective.

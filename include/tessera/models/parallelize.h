@@ -34,9 +34,9 @@ class DeclaresUnits {
 
 /// Which activations of a block are saved for backward.
 enum class ActivationMemory {
-  kAll,      ///< saves all activations that backward needs
-  kMatmuls,  ///< saves attention and half of the matrix products; recomputes other activations
-  kInputs,   ///< saves only the block's input; recomputes all other activations
+  kAll,      ///< all activations that backward needs are saved
+  kMatmuls,  ///< attention and half of the matrix products are saved, not recomputed
+  kInputs,   ///< only the block's input is saved; all other activations are recomputed
 };
 
 /// Options of parallelize().
@@ -69,17 +69,17 @@ DeviceMesh batch_mesh(const DeviceMesh& mesh);
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
 /// Parallelizes the model over a mesh ("dp", "tp"). Optional dimensions are "dp_replicate" in front
-/// and, between "dp" and "tp", "ep" and "cp". Applies in this order: tensor and sequence parallelism over tp,
-/// by the tensor-parallel plan that the model declares, if tp has more than one rank; context
-/// parallelism over cp; expert parallelism over ep or, without ep, over tp; activation checkpointing of the blocks; FSDP over dp, ep and cp (experts: dp and cp), with gradients
-/// all-reduced over dp_replicate. A unit with only embeddings is not gathered for backward. Throws
-/// Error for a model that does not implement DeclaresUnits, and the errors of the functions that
-/// parallelize() calls. Not collective.
+/// and, between "dp" and "tp", "ep" and "cp". Applies in this order: tensor and sequence
+/// parallelism over tp, by the tensor-parallel plan that the model declares, if tp has more than
+/// one rank; context parallelism over cp; expert parallelism over ep or, without ep, over tp;
+/// activation checkpointing of the blocks; FSDP over dp, ep and cp (experts: dp and cp), with
+/// gradients all-reduced over dp_replicate. A unit with only embeddings is not gathered for
+/// backward. Throws Error for a model that does not implement DeclaresUnits, and the errors of the
+/// functions that parallelize() calls. Not collective.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
-/// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`, and splits
-/// experts over the same ranks. Does
-/// nothing on one rank. Not collective.
+/// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`, and
+/// splits experts over the same ranks. Does nothing on one rank. Not collective.
 void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
                            const ParallelOptions& options);
 

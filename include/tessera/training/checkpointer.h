@@ -40,9 +40,9 @@ bool stop_requested(bool own, const DeviceMesh& mesh);
 
 /// Whether a run continues from the newest checkpoint in its folder.
 enum class Resume : std::uint8_t {
-  kNever,   ///< starts a new run; a folder with checkpoints is an error
-  kNewest,  ///< continues the run; a folder without checkpoints is an error
-  kAuto,    ///< continues the run, or starts a new run if there is no checkpoint
+  kNever,   ///< a new run starts; a folder with checkpoints is an error
+  kNewest,  ///< the run continues; a folder without checkpoints is an error
+  kAuto,    ///< the run continues, or a new run starts if there is no checkpoint
 };
 
 /// Options of a Checkpointer: from which state a run starts, and after which steps the run saves.

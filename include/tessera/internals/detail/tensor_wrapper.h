@@ -120,8 +120,7 @@ class TensorWrapper : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<TensorImpl> copy_with(Version&& version, bool allow_change) const {
     c10::intrusive_ptr<TensorWrapper> result = copy();
-    // If this tensor is no inference tensor, the copy must not be an inference tensor, even in
-    // inference mode.
+    // The copy of an ordinary tensor must be an ordinary tensor, even in inference mode.
     if (key_set_.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView)) {
       result->key_set_ = key_set_;
     }

@@ -27,9 +27,9 @@ void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& 
 bool has_norm_kernels(const std::vector<at::Tensor>& tensors, c10::Device device);
 
 /// Returns two fp64 numbers. The first is the sum of squares of `owned`, which the caller must add
-/// over the ranks; this sum is not finite if a value in `plain` or `copies` is not finite. The
-/// second is the sum of squares of `plain`, which all ranks have. The bits depend only on values
-/// and sizes. A hundred tensors of one type take two launches.
+/// over the ranks; the sum is not finite if a value in `plain` or `copies` is not finite. The
+/// second is the sum of squares of `plain`, the tensors that all ranks have. The bits depend only
+/// on values and sizes. A hundred tensors of one type take two launches.
 at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
                            const std::vector<at::Tensor>& plain,
                            const std::vector<at::Tensor>& copies, c10::Device device);

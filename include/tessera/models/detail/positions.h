@@ -18,8 +18,8 @@ namespace tessera::models {
 struct RopeScaling {
   enum class Kind {
     kNone,
-    kLinear,  ///< divides all frequencies by `factor` (Chen et al. 2023)
-    kLlama3,  ///< divides low frequencies by `factor`, with a ramp to high frequencies (Llama 3.1)
+    kLinear,  ///< all frequencies are divided by `factor` (Chen et al. 2023)
+    kLlama3,  ///< low frequencies are divided by `factor`, with a smooth transition (Llama 3.1)
     kYarn,    ///< YaRN (Peng et al. 2023), with an attention temperature
   };
   Kind kind = Kind::kNone;
