@@ -234,8 +234,8 @@ class OperatorLog {
                   " of its region, was saved and then modified in place; let the "
                   "policy recompute it, or write to a copy");
     if (kept.random_after) {
-      // In the recomputation, an operator whose results were saved does not run again. Restoring
-      // its final generator state makes later operators draw the same random numbers as in forward.
+      // The recomputation does not run an operator with saved results, but sets the generators to
+      // their state after the operator in forward, so that later operators draw the same numbers.
       kept.random_after->restore();
     }
     Results results = unrecorded_all(kept.results);

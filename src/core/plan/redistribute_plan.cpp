@@ -105,7 +105,7 @@ class SearchState {
   /// Returns the lists of mesh dimensions (Tail) that one collective may remove from a tensor
   /// dimension. A list begins with the innermost mesh dimension and extends outwards over mesh
   /// dimensions that do not shard as in the target. A collective over several mesh dimensions uses
-  /// one flattened process group. If a list cannot be one group, no longer list can.
+  /// one flattened process group. A list that cannot be one group is not extended further.
   std::vector<Tail> tails() const {
     std::vector<Tail> out;
     for (int d = 0; d < layout_->tensor_ndim(); ++d) {

@@ -353,8 +353,8 @@ class TensorGroupPropagation {
     bool inplace = false;
     for (const Input& input : inputs_) {
       for (const auto& [held, digits] : input.digits) {
-        // An input that is written in place cannot be redistributed, so the Digits of this input
-        // are used, and other inputs are ignored.
+        // An input that is written in place cannot be redistributed, so the Digits (sub-dimensions)
+        // of this input are used, and other inputs are ignored.
         if (held != factor || inplace) {
           continue;
         }
@@ -659,7 +659,8 @@ class TensorGroupPropagation {
                     [&](int m) { return !shards(static_cast<std::size_t>(m), factor); });
       present.insert(digit.mesh_dims.begin(), digit.mesh_dims.end());
     }
-    // If no input shards the factor (index letter), it becomes a single Digit.
+    // If no input shards the factor (index letter), the factor becomes a single Digit
+    // (sub-dimension).
     if (digits.empty()) {
       digits.push_back({rule_.factors[static_cast<std::size_t>(factor)].size, {}});
     }

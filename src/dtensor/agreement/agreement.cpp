@@ -309,8 +309,8 @@ std::string in_module() {
                                 : " in '" + names.back() + "'";
 }
 
-// agreed_sizes() computes the global sizes of a tensor from the local sizes on all ranks. From
-// uneven shards, ranks would infer different global sizes without communication.
+// agreed_sizes() computes the global sizes of a tensor from the local sizes on all ranks. Without
+// communication, ranks with uneven shards would infer different global sizes.
 
 namespace {
 

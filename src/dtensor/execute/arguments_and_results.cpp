@@ -143,7 +143,7 @@ class Localizer {
   }
 
   /// Returns the local tensor that the operator gets for `tensor`, the next tensor of the call.
-  /// Records written tensors, and the tensors for a local call, in the LocalRun for later steps.
+  /// Records in the LocalRun the written tensors, and the tensors for CallPlan::LocalCall.
   at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
     const CallPlan::Input& input = plan_.inputs[next_input_];
     DistributedTensorImpl* impl = as_distributed(tensor);

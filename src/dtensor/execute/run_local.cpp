@@ -93,7 +93,7 @@ void keep_view_arguments(LocalRun& run) {
                            : std::vector<c10::IValue>(arguments.begin(), arguments.end());
 }
 
-/// Runs the operator, or the local call that replaces the operator. Not collective.
+/// Runs the operator, or the operator that replaces it (CallPlan::LocalCall). Not collective.
 void run_operator(LocalRun& run) {
   if (run.call.plan.local_call) {
     return run_local_call(run);
@@ -148,7 +148,7 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   if (in_place) {
     return;
   }
-  // This copy to the caller's tensor is never collective: the layout of the new value is the layout
+  // The copy to the caller's tensor is never collective: the layout of the new value is the layout
   // of the caller's tensor, or replicated.
   const TensorSpecPtr left =
       intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});

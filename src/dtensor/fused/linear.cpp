@@ -133,7 +133,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
 
 // The fp8 matrix product of a linear layer, and its two gradients. Each rank computes the scale of
 // a sharded row from its shard of the row, without communication. Scales are powers of two, so a
-// scale from a shard only changes how elements are rounded that the whole row's scale makes
+// scale from a shard changes only the rounding of elements that the whole row's scale would make
 // subnormal (kernels/detail/fused.h). Rounding is not linear, so Partial inputs are reduced first.
 
 namespace {

@@ -104,7 +104,8 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
 namespace {
 
 /// The mutex of the process's default generators, which ranks that are threads of one process
-/// share. A rank locks it for one operator on local tensors, which does not wait for another rank.
+/// share. A rank holds the mutex for one operator on local tensors, without waiting for other
+/// ranks.
 std::mutex& turns() {
   static std::mutex mutex;
   return mutex;

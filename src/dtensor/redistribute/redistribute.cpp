@@ -219,8 +219,8 @@ struct ChunkedView {
   bool is_in_order() const { return before == 1 && only_last_are_short(chunks); }
 };
 
-/// Argument `sharded`: the layout, before or after the step, in which the mesh dimensions
-/// Step::mesh_dims shard tensor dimension Step::dim.
+/// Argument `sharded`: of the layouts before and after the step, the layout in which the mesh
+/// dimensions Step::mesh_dims shard tensor dimension Step::dim.
 ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
                          c10::IntArrayRef sizes) {
   const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());

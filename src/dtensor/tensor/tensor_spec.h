@@ -16,7 +16,7 @@ namespace tessera::detail {
 
 /// Geometry: properties of a spec's sizes and strides, computed once per spec.
 struct Geometry : ShapeGeometry {
-  /// Always true for two geometries, because they are compared only as parts of equal specs.
+  /// Two geometries always compare equal, because they are compared only as parts of equal specs.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
 };
 

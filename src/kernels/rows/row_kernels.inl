@@ -197,7 +197,7 @@ TESSERA_INLINE Floats load_scaled(const T* x, std::int64_t n, float scale) {
 template <bool kHuge, class T>
 void rms_norm_backward_row(const T* grad, const T* sum_grad, const T* x, const float* weight,
                            float scale, T* x_grad, float* weight_grad, std::int64_t dim) {
-  const float later = kHuge ? 1.0F : scale;  // factor that load_scaled() omits
+  const float later = kHuge ? 1.0F : scale;  // 1 if load_scaled() applies `scale`
   Floats dots{};
   for (std::int64_t i = 0; i < dim; i += kLanes) {
     const Floats gx = load(grad + i, dim - i) * load_scaled<kHuge>(x + i, dim - i, scale);
