@@ -243,7 +243,7 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
 namespace {
 
 /// A reused buffer may be at most kWaste times larger than the requested size. The units of one
-/// model differ little in size, so a much larger buffer is better freed than reused.
+/// model differ little in size, so a much larger buffer is freed instead of reused.
 constexpr std::int64_t kWaste = 2;
 
 }  // namespace

@@ -13,8 +13,8 @@
 namespace tessera::fsdp {
 
 // CommContext has the communication state that a model's units share. Two rules limit the memory of
-// a step: gradients are reduced for one unit at a time, and before a tensor that another stream
-// reads is freed, the compute stream waits for that stream.
+// a step: gradients are reduced for one unit at a time, and the compute stream frees a tensor only
+// after it has waited for all streams that read the tensor.
 
 using comm::Lane;
 

@@ -152,8 +152,8 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
 }
 
 // The hooks of a unit gather, prefetch, free and reduce before and after the forward and backward
-// of its modules. Each hook first checks UnitPhase, because the same hook is called in forward, in
-// a recomputation and in a backward of a backward.
+// of the unit's modules. Each hook first checks UnitPhase, because the same hook is called in
+// forward, in a recomputation and in a backward of a backward.
 
 /// Prefetches units: starts the units' all-gathers without waiting. Skips units that have been
 /// destroyed.

@@ -313,7 +313,7 @@ class ReplicatedHeads final : public ParallelStyle {
 // input features or of the vocabulary. The redistribution to output_layouts adds the partial sums:
 // by an all-reduce, or with sequence parallelism by a reduce-scatter.
 
-/// Returns the placement that a plain input is assumed to have.
+/// Returns the placement that the row-wise style assumes for a plain input.
 Placement placement_of_plain(const RowwiseOptions& options) {
   return options.input_layouts.value_or(Replicate{});
 }

@@ -37,7 +37,7 @@ template <class... Parts>
 }
 
 /// Returns the candidate with the smallest Levenshtein distance from `word` (the first of equally
-/// near ones), for a message about an unknown name. Returns "" if there are no candidates.
+/// near candidates), for a message about an unknown name. Returns "" if there are no candidates.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace tessera

@@ -179,7 +179,8 @@ void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recur
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
 /// With `all_reduce` false (HSDP), backward sums gradients over the shard dimension of the mesh
 /// only and stores the sums, in reduce_dtype. The next backward with `all_reduce` true adds the
-/// stored sums to its own and sums over replicas. Micro-batches may use different parameters.
+/// stored sums to its sums, and all-reduces over replicas. Micro-batches may use different
+/// parameters.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
 /// With `last` false, reductions may still be in progress when a backward returns. Gradients are
 /// complete after a later backward with `last` true. Until then `.grad` of a parameter whose
