@@ -91,7 +91,7 @@ namespace tessera::rules {
 // index letters) as indices in ShardingRule::factors.
 
 using Sizes = std::vector<std::int64_t>;  ///< the sizes of a tensor, one for each dimension
-using Factors = ShardingRule::Factors;
+using Factors = ShardingRule::Factors;    ///< the factors (index letters) of one dimension
 /// The factors (einsum index letters) of a tensor, one list for each dimension.
 using TensorFactors = ShardingRule::TensorFactors;
 
