@@ -112,7 +112,7 @@ TEST(AsyncSave, ContinuesOnceEveryRankHasSeenTheError) {
 TEST(AsyncSave, CompletesOrFailsOnEachRankWhenTheWorldEnds) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
-  for (const int begun : {0, 3}) {  // `begun`: calls of pwrite() before the world ends
+  for (const int begun : {0, 3}) {  // `begun`: number of pwrite() calls before the world ends
     std::vector<std::string> at_wait(2);
     const SystemCallFault fault(dir.path().string() + "/step-00000002/.shard", "pwrite:3:stall");
     RunRanks(2, [&](Rank& rank) {
@@ -201,7 +201,7 @@ TEST(SlowDisk, IsWrittenToInPieces) {
   EXPECT_GE(SystemCallFault::calls("fsync"), 3);
 }
 
-/// Saves and loads the running statistics of a BatchNorm1d in an adopted model, and a model buffer.
+/// Tests that a checkpoint has the running statistics of a libtorch BatchNorm1d, and a buffer.
 TEST(AdoptedModel, HasBuffersUnderTheirNamesInLibtorch) {
   const auto make = [](Rank& rank) {
     auto model = nn::adopt(std::make_shared<testing::TorchWithBuffers>());

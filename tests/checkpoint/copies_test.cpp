@@ -1,5 +1,5 @@
-// Tests parameters that are replicated along a mesh dimension over which no call reduces gradients.
-// The first step, the first clipping and every save throw if the replicas differ.
+// Tests parameters that must be equal on all ranks of a mesh dimension, but whose gradients no call
+// reduces. The first step, the first clipping and every save throw if the values differ.
 
 #include "checkpoint/known_model.h"
 #include "tessera/comm/agreement.h"
@@ -35,7 +35,7 @@ struct Program {
   std::string name;
   std::function<void(Mlp&, const DeviceMesh&)> apply;
   std::vector<std::string> batch_dims;
-  std::vector<std::string_view> error;  ///< expected in the error; empty for a correct program
+  std::vector<std::string_view> error;  ///< expected parts of the error; empty: no error
 };
 
 std::vector<Program> programs() {
@@ -67,7 +67,7 @@ std::vector<Program> programs() {
           {"a module forgotten", shard_up, {"dp", "tp"}, {"down.weight", "fully_shard"}}};
 }
 
-/// Returns this rank's rows of a batch of 4 rows, which the mesh dimensions `dims` split.
+/// Returns this rank's rows of a batch of 4 rows, which is split over the mesh dimensions `dims`.
 at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
   const at::Tensor all = at::sin(at::arange(24, at::kFloat)).view({4, 6});
   if (dims.empty()) {
@@ -80,7 +80,7 @@ at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims
 
 using Use = std::function<void(Rank&, Mlp&, optim::Optimizer&, const DeviceMesh&)>;
 
-/// Runs forward, backward and `use` for each program of programs(), and checks the error.
+/// For each program of programs(): runs forward, backward and then `use`, and checks the error.
 void expect_of_programs(const Use& use) {
   for (const Program& program : programs()) {
     SCOPED_TRACE(program.name);
@@ -147,8 +147,8 @@ TEST(Copies, AreComparedByEachStepIfAskedTo) {
   EXPECT_CONTAINS(errors, "along dp");
 }
 
-// Between ranks, values may differ of parameters that are declared distinct, of buffers, of frozen
-// parameters, and of parameters that other FSDP roots manage.
+// These values may differ between ranks: buffers, frozen parameters, parameters that are declared
+// distinct, and parameters that other FSDP roots manage.
 TEST(Copies, MayDifferWhereTheyAreNone) {
   const TemporaryFolder dir;
   RunRanks(4, [&](Rank& rank) {

@@ -124,7 +124,7 @@ TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
   SaveStep(dir.path(), 1);
   const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
   std::filesystem::remove(path);
-  std::filesystem::create_symlink(path, path);  // a link to itself exists, but cannot be opened
+  std::filesystem::create_symlink(path, path);  // a symbolic link to itself cannot be opened
   for (const std::string& error : ErrorsOfRanks(1, [&](Rank& rank) {
          SavedState state(rank, {1, 1});
          try {
@@ -296,7 +296,7 @@ TEST(ComparedSteps, DifferByLargeIntegersAndImaginaryParts) {
   };
   using Lines = std::vector<std::string>;
   EXPECT_EQ(line(at::tensor({kLarge}), at::tensor({kLarge + 3})),
-            Lines{"count: largest difference 0, relative 0"});  // as doubles, the numbers are equal
+            Lines{"count: largest difference 0, relative 0"});  // equal as doubles
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers * 3)),
             Lines{"count: largest difference 2, relative 0.632456"});
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers)), Lines{});
@@ -367,7 +367,7 @@ void save_two(const fs::path& dir) {
   save_alone(dir, 2, 2);
 }
 
-/// Checks at any time of save_third() that the newest and the older steps are complete.
+/// At any system call of save_third(), the newest step and the older steps must be complete.
 void expect_whole_steps(const fs::path& dir, const std::string& when) {
   const bool third = fs::exists(dir / kManifestOf3);
   EXPECT_EQ(ExpectLoads(dir, third ? 3 : 2), third ? 3 : 2) << when;
@@ -480,7 +480,7 @@ TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   for (const Change& change : list) {
     disk.apply(change);
     if (change.kind == Change::kWrite) {
-      continue;  // without fsync(), the simulated disk keeps nothing of a write
+      continue;  // without fsync(), the simulated disk loses every write
     }
     for (const Lost lost : {Lost::kAll, Lost::kBytes}) {
       disk.write_after_power_cut(out, lost);

@@ -26,7 +26,6 @@ using testing::ReadFile;
 using testing::TemporaryFolder;
 using testing::WriteFile;
 
-/// A model whose sizes 2 and 4 do not divide.
 struct Net : nn::Module<Net> {
   explicit Net(bool tied = false) {
     if (tied) {
@@ -91,7 +90,7 @@ inline Tensors LocalValues(const nn::ModuleBase& module) {
   return values;
 }
 
-/// Distributes the parameters of a Net over a mesh of two dimensions, each with other placements.
+/// Distributes the parameters of a Net over a two-dimensional mesh, in different placements.
 inline void Distribute(Net& net, const DeviceMesh& mesh, const Tensors& values) {
   const std::map<std::string, Placements> placements = {{"embed.weight", {Shard{0}, Shard{0}}},
                                                         {"middle.weight", {Shard{0}, Shard{1}}},
@@ -146,8 +145,8 @@ inline Tensors LocalValues(const SavedState& state) {
   return state.local();
 }
 
-/// Expects that an Error of `call` leaves the local values of a module or SavedState as they were.
-/// Passes the error on.
+/// Expects that an Error of `call` leaves the local tensors of `state` unchanged, and throws the
+/// Error to the caller. `state` is a module or a SavedState.
 template <class State, class Call>
 void ExpectUnchangedByError(const State& state, const Call& call) {
   const Tensors before = LocalValues(state);

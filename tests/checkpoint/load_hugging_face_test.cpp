@@ -88,7 +88,7 @@ TEST(LoadHuggingFace, ConvertsFloatingPointTypes) {
       tensor = (tensor / 3).to(type);
     }
     auto in_file = stored;
-    in_file["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({4});  // from old files
+    in_file["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({4});  // in old models
     WriteModel(folder / "model.safetensors", in_file);
     Net net;
     load_hugging_face(net, folder.path());
@@ -163,7 +163,7 @@ TEST(LoadHuggingFace, ListsTensorsThatAreMissingUnexpectedOrDifferent) {
   }
 }
 
-/// Returns the values of a Net under names of timm's ViT, and a tensor that no Net has.
+/// Returns the values of a Net under the names of timm's ViT, and a tensor that Net does not have.
 Tensors ForeignValues() {
   Tensors foreign;
   foreign["visual.patch_embed.proj.weight"] = Values().at("embed.weight");
@@ -200,7 +200,7 @@ TEST(LoadNames, FillsAModelFromFilesWithOtherNames) {
   load_hugging_face(tied, folder.path(), name_in_net);
   EXPECT_TRUE(tied.head->weight->equal(Values().at("embed.weight")));
   WriteModel(folder / "model.safetensors", Values());
-  load_hugging_face(same, folder.path(), name_in_net);  // name_in_net() keeps the names
+  load_hugging_face(same, folder.path(), name_in_net);
   ExpectEqual(LocalValues(same), Values());
 }
 

@@ -307,7 +307,7 @@ std::string BytesOf(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-/// Returns a safetensors file with a tensor "w" of these sizes and the F32 values 0, 1, 2, ...
+/// Returns a safetensors file with one tensor "w" of the F32 values 0, 1, 2, ... in `sizes`.
 std::string RangeBytes(const Sizes& sizes) {
   const auto values = at::arange(c10::multiply_integers(sizes), at::kFloat);
   std::string shape;
@@ -411,7 +411,7 @@ TEST(SafetensorsFile, RefusesAPartOfAMibOfWhichAByteIsDamaged) {
   TemporaryFolder folder;
   const std::string bytes = RangeBytes({600000});
   const auto sums = SumsOf(bytes);
-  // Damages one byte of the second MiB: before, in or behind the part that is read.
+  // Flips one byte of the second MiB, which is before, in or behind the part that is read.
   for (const std::size_t damaged : {1048576, 1202000, 2097151}) {
     std::string other = bytes;
     other[damaged] ^= 1;
@@ -461,7 +461,7 @@ TEST(SafetensorsFile, FillsBlocksOfAnyTypeAndStrides) {
     file.read_into("w", Sizes{1, 2}, block);
     EXPECT_TRUE(block.to(at::kFloat).equal(expected)) << block;
   }
-  EXPECT_GT(same._version(), version);  // autograd must detect that `same` was written
+  EXPECT_GT(same._version(), version);  // autograd must see the write
   EXPECT_ERROR(file.read_into("w", Sizes{3, 0}, same),
                "positions [3, 3 + 2) are outside of dimension 0, which has 4");
 }
@@ -470,7 +470,7 @@ TEST(SafetensorsFile, ReadsTheBytesOfABlockOnly) {
   TemporaryFolder folder;
   WriteFile(folder / "m", RangeBytes({16, 1 << 16}));
   const SafetensorsFile file(folder / "m");
-  constexpr std::int64_t kOwnReads = 1024;  // bytes that BytesRead() reads
+  constexpr std::int64_t kOwnReads = 1024;  // bytes that a call of BytesRead() itself reads
   const auto before = BytesRead();
   file.read("w", Sizes{4, 0}, Sizes{4, 1 << 16});
   const auto between = BytesRead();

@@ -117,7 +117,7 @@ TEST(SaveHuggingFace, EndsOnAllRanksWhereOneFailsWhileGathering) {
     testing::WrappedWorld world(rank.world(), [&](comm::CommunicatorPtr group, const auto&) {
       return rank.rank() == 1 ? std::make_shared<FailingGather>(std::move(group)) : group;
     });
-    // Rank 1 continues after its error, so that its peers cannot notice the failure by its end.
+    // Rank 1 does not end after its error, so the other ranks must get the error in another way.
     EXPECT_THROWN(std::exception, save_hugging_face(net, world, folder.path(), "{}"),
                   rank.rank() == 1 ? "out of memory" : "rank 1");
   });
@@ -272,7 +272,7 @@ void export_model(const std::filesystem::path& folder, std::int64_t max_shard_by
   files.publish();
 }
 
-/// Returns the number that is added to all of Values() in `files`; nullopt if the numbers differ.
+/// Returns the number that was added to all of Values() in `files`; nullopt if numbers differ.
 std::optional<int> added(const ModelFiles& files) {
   std::optional<int> all;
   for (const auto& [name, tensor] : Values()) {
@@ -286,7 +286,7 @@ std::optional<int> added(const ModelFiles& files) {
   return all;
 }
 
-/// Kills the second of two exports to a folder at each system call. The arguments are shard sizes.
+/// Kills the second of two exports (of shard sizes `older`, `newer`) at each of its system calls.
 void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
   int calls = 0;
   int found_new = 0;

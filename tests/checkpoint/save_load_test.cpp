@@ -79,7 +79,7 @@ TEST(ShardedCheckpoint, HasTiedParametersOnceUnderAnyOfTheirNames) {
     SavedState loaded(rank, {2, 1}, -1, /*tied=*/true);
     load(*rank.world(), dir.path(), loaded.dict());
     ExpectEqual(loaded.local(), tied.local());
-    // Untied parameters both get the values that were saved of a tied parameter.
+    // A checkpoint of two tied parameters is loaded into two untied parameters.
     Net apart;
     Distribute(apart, rank.mesh({2, 1}, {"dp", "tp"}), Zeros());
     load(*rank.world(), dir.path(), {apart}, {.exclude = {"optimizer.**"}});
@@ -142,7 +142,7 @@ TEST(ShardedCheckpoint, RefusesOptionsAndEntriesThatCannotBeSavedOrMatched) {
     save(*rank.world(), dir.path(), 1, {state.net});
     EXPECT_ERROR(load(*rank.world(), dir.path(), {state.net}, {.exclude = {"heads.**"}}), "exclude",
                  "'heads.**'", "4 names");
-    // "optimizer.**" may match nothing, because a step need not have optimizer state.
+    // "optimizer.**" may match no tensor, because a checkpoint need not have optimizer state.
     load(*rank.world(), dir.path(), {state.net}, {.exclude = {"optimizer.**", "head.**"}});
   });
 }
@@ -214,7 +214,7 @@ TEST(ShardedCheckpoint, ReportsWhatAPartialLoadLeftOut) {
   });
 }
 
-// The step has optimizer state of embed.weight, which the run has frozen in the meantime.
+// The checkpoint has optimizer state of embed.weight, which the loading run has frozen.
 TEST(ShardedCheckpoint, LoadsNamesThatMayDifferPartially) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 3);
@@ -352,7 +352,7 @@ void count(WithBuffers& model) {
   model.stock->mean.fill_(0.5);
 }
 
-/// Expects that persistent buffers have the values of count(), and other buffers the initial ones.
+/// Expects that persistent buffers have the values of count(), and that others are unchanged.
 void expect_counted(const WithBuffers& model) {
   EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
   EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
@@ -401,7 +401,7 @@ TEST(Buffers, GoThroughAHuggingFaceFolder) {
     load_hugging_face(model, *rank.world(), dir / "saved");
     expect_counted(model);
   });
-  // Buffers that a folder lacks, as folders of older programs do, keep their values.
+  // A buffer that the loaded folder lacks keeps its value. Older programs save no buffers.
   WriteModel(dir / "model.safetensors",
              {{"linear.weight", at::ones({3, 2})}, {"linear.bias", at::ones({3})}});
   WithBuffers model;
@@ -466,7 +466,7 @@ TEST(DropoutCalls, ContinueFromACheckpoint) {
       whole.train(2, 4);
       DroppingRun resumed(mesh);
       load(*rank.world(), dir.path(), resumed.dict());
-      EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);  // 2 calls per step
+      EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);
       resumed.train(2, 4);
       ExpectEqual(LocalValues(resumed.model), LocalValues(whole.model));
     });

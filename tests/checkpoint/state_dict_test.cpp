@@ -95,12 +95,12 @@ TEST_ON_RANKS(StateDicts, LeaveFrozenParametersOut, 2) {
   EXPECT_EQ(trained.size(), 2U);
   EXPECT_TRUE(trained.contains("middle.bias"));
   zero(net);
-  set_model_state_dict(*rank.world(), net, all, options);  // `options` leaves frozen parameters out
+  set_model_state_dict(*rank.world(), net, all, options);
   ExpectEqual(get_model_state_dict(*rank.world(), net, options), trained);
   EXPECT_EQ(local_tensor(net.head->slot("weight")->persistent()).abs().max().item<float>(), 0.0F);
 }
 
-/// Returns the error of both ranks if rank 1 passes `state` and rank 0 Values().
+/// Calls set_model_state_dict() with Values() on rank 0, `state` on rank 1. Returns the errors.
 std::string error_of(const TensorDict& state, const StateDictOptions& options = kFull) {
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     Net net;
@@ -127,7 +127,7 @@ TEST(StateDicts, ChangeNothingOnAnyRankWhenTheyDoNotFit) {
   EXPECT_CONTAINS(error_of(with_bias(at::zeros({7}, at::kLong))), "'middle.bias'", "Long", "Float");
   EXPECT_CONTAINS(error_of(Values(), {}), "set full_state_dict");
   EXPECT_CONTAINS(error_of(Values(), {.broadcast_from_rank0 = true}), "set full_state_dict too");
-  // With broadcast_from_rank0, rank 1's wrong state dict is not read.
+  // With broadcast_from_rank0, the wrong state dict of rank 1 is ignored.
   EXPECT_EQ(error_of(other, kFromRank0), "");
   RunRanks(1, [&](Rank& rank) {
     Net net;
@@ -227,7 +227,7 @@ at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   return at::cat(rows);
 }
 
-/// Layouts of a dimension on a 2 × 2 mesh: split by both mesh dimensions, by one, and strided.
+/// Layouts of one tensor dimension on a 2 × 2 mesh: on both mesh dimensions, on one, and strided.
 std::vector<LayoutPtr> row_layouts() {
   return {Layout::intern({2, 2}, {{Digit{0, {0, 1}}}}), Layout::intern({2, 2}, {{Digit{0, {1}}}}),
           Layout::intern({2, 2}, {{Digit{2, {}}, Digit{8, {1, 0}}}})};

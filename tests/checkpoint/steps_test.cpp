@@ -58,7 +58,7 @@ TEST(ShardedCheckpoint, TellsAFolderOfStepsFromTheRemainsOfASave) {
   WriteFile(killed / "shard-00000-model-00001-of-00001.safetensors", "");
   EXPECT_FALSE(has("killed"));
   std::filesystem::remove(killed / "INCOMPLETE");
-  EXPECT_TRUE(has("killed"));  // the folder is like a copy of a step that lacks the manifest
+  EXPECT_TRUE(has("killed"));  // the folder has no manifest, as if its copy were incomplete
 }
 
 TEST(Runs, AreOneInAFolder) {
@@ -205,7 +205,7 @@ TEST(StoredStep, IsLoadedAFileAfterAnother) {
 
 constexpr std::int64_t kMebibyte = std::int64_t{1} << 20;
 
-/// Saves a step with one parameter, "weight", of these values. Returns the folder of the step.
+/// Saves a checkpoint whose parameter "weight" has the given values. Returns the step's folder.
 std::filesystem::path save_weight(const TemporaryFolder& dir, const at::Tensor& values) {
   RunRanks(1, [&](Rank& rank) {
     nn::Linear net(values.size(1), values.size(0), nn::LinearOptions{false});
@@ -239,7 +239,7 @@ TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
   }
 }
 
-/// The step reads half of the columns, so that each thread reads parts of many checksummed MiBs.
+/// Only half of each row is read, so each thread reads parts of many MiBs that have a checksum.
 TEST(StoredStep, IsReadByItsThreadsAtOnce) {
   const TemporaryFolder dir;
   const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view({3072, 2048});
@@ -251,7 +251,7 @@ TEST(StoredStep, IsReadByItsThreadsAtOnce) {
   const auto begin = std::chrono::steady_clock::now();
   step.read({.threads = 3, .piece_bytes = 4 * kMebibyte});
   const auto took = std::chrono::steady_clock::now() - begin;
-  // Each call of pread() takes 0.2 s; at 0.12 s per call, some calls must overlap.
+  // Each pread() takes 0.2 s. The read must take less than 0.12 s per pread(), so calls overlap.
   EXPECT_GT(testing::SystemCallFault::calls("pread"), 20);
   EXPECT_LT(took, std::chrono::milliseconds(120) * testing::SystemCallFault::calls("pread"));
   EXPECT_TRUE(target.equal(values.narrow(1, 1024, 1024)));
@@ -259,7 +259,7 @@ TEST(StoredStep, IsReadByItsThreadsAtOnce) {
 
 TEST(StepFolder, IsWrittenWithinABoundOfMemory) {
   const TemporaryFolder dir;
-  // The rows of these tensors are not contiguous, so they are copied before they are written.
+  // Tensors whose rows are not contiguous are copied before they are written.
   for (const at::Tensor& values :
        {at::zeros({2048, 6144}).t(), at::zeros({12 * kMebibyte, 2}).t().narrow(0, 1, 1)}) {
     const std::vector<ShardFile> files = {
@@ -393,7 +393,7 @@ struct Schedule final : Stateful {
   double factor;
 };
 
-/// An integer. If a checkpoint is loaded on other ranks, rank 0 gets the sum over the saved ranks.
+/// A number that each rank saves. If a load has other ranks than the save, rank 0 gets the sum.
 struct Count final : RankState {
   explicit Count(int value) : value(value), initial(value) {}
   nlohmann::json state_dict() const override { return value; }
@@ -429,7 +429,7 @@ TEST(Objects, AreSavedByRank0AndLoadedOnAllRanks) {
     Schedule schedule(0.25 + rank.rank());
     SaveFuture pending =
         async_save(*rank.world(), dir.path(), 1, with_objects(*net, {{"schedule", &schedule}}));
-    schedule.factor = 7;  // as the next training step does during the save
+    schedule.factor = 7;  // the next training step may change the object during the save
     pending.wait();
     load(*rank.world(), dir.path(), with_objects(*net, {{"schedule", &schedule}}));
     EXPECT_EQ(schedule.factor, 0.25);
@@ -517,7 +517,7 @@ TEST(RankStates, AreLoadedOnTheirRanksOrMergedOnRank0) {
 
 TEST(RankStates, AreResetWhereNotSaved) {
   const TemporaryFolder dir;
-  SaveStep(dir.path(), 1);  // the step has no rank_states, like steps of older versions
+  SaveStep(dir.path(), 1);
   EXPECT_FALSE(testing::Contains(ReadFile(dir / "step-00000001/manifest.json"), {"rank_states"}));
   RunRanks(2, [&](Rank& rank) {
     Count count(3), excluded(3);

@@ -90,7 +90,7 @@ TEST_P(Collectives, MaximumAndMinimumOfBoolsAndNegativeNumbers) {
 
 TEST_P(Collectives, AllReduceOfManySizes) {
   run([](Rank& rank) {
-    // The counts are 0, less than the ranks, and enough for 1, 2 and more rounds of transfers.
+    // Element counts: 0, fewer than ranks, and enough for one, two or more rounds of transfers.
     for (const std::int64_t count : {0, 1, 3, 8192, 8193, 100'003, 3'000'017}) {
       const at::Tensor tensor = at::arange(count, at::kFloat) + rank.rank();
       group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kMax)->wait();
@@ -148,7 +148,7 @@ TEST_P(Collectives, SixteenBitSumsAreRoundedOnce) {
   });
 }
 
-/// The number of elements that `from` sends to `to`: 0, `scale` or 2 * `scale`.
+/// Returns the number of elements that rank `from` sends to rank `to`: 0, `scale` or 2 * `scale`.
 std::int64_t count_between(int from, int to, std::int64_t scale) {
   return scale * ((from + 2 * to) % 3);
 }

@@ -1,4 +1,4 @@
-// Tests the example in tessera/comm/communicator.h: a communication back end written by a user.
+// Tests the example in tessera/comm/communicator.h: a Communicator that a user has written.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

@@ -21,9 +21,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A function that returns whether the device has finished a collective.
+/// A function that returns whether the device has finished one certain collective.
 using Progress = std::function<bool()>;
-/// A function that begins a collective on the device.
+/// A function that starts a collective on the device. Returns the function that tests its progress.
 using Begin = std::function<Progress()>;
 
 /// A collective whose wait() returns while the device still works.
@@ -128,7 +128,7 @@ TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   EXPECT_EQ(released, 2);
 }
 
-/// Calls after a blocking call must have a time-out of their own.
+/// After a blocking call has returned, the time-out of the next call begins anew.
 TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   constexpr milliseconds kTimeout{600};
   const TwoRanks ranks(never, milliseconds(0), kTimeout);
@@ -143,13 +143,12 @@ TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   std::this_thread::sleep_for(2 * kTimeout);
 }
 
-/// A test body that a process runs, and the process's expected end.
+/// The body of a test, which a separate process runs, and how the process is expected to end.
 struct Case {
   const char* body;
   int exit_code;
-  std::vector<const char*> words;  ///< words that the output must contain
+  std::vector<const char*> words;  ///< must be in the output
 
-  // GoogleTest calls PrintTo() for the names of tests.
   friend void PrintTo(const Case& one, std::ostream* out) { *out << one.body; }
 };
 

@@ -44,7 +44,7 @@ TEST_P(Failures, AnErrorOnOneRankEndsTheOthers) {
   };
   const auto failed = HasSubstr("all_reduce in group 'all'");
   EXPECT_THAT(ErrorsOfRanks(3, body, patient()), ElementsAre(failed, "the cause", failed));
-  // RunRanks() throws the exception of the failed rank, not the PeerErrors that follow from it.
+  // RunRanks() throws the exception of the failed rank, not the PeerErrors of the other ranks.
   EXPECT_THROWN(std::out_of_range, RunRanks(3, body, patient()), "the cause");
 }
 

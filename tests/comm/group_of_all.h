@@ -20,8 +20,8 @@ inline CommunicatorPtr group_of_all(World& world) {
   return world.group(ranks, "all");
 }
 
-/// Options for RunRanks() with simulated hosts: `letters` has a letter for each rank, which names
-/// the host of the rank. A world with fewer ranks uses the first letters.
+/// Options for RunRanks() with simulated hosts. Letter i of `letters` names the host of rank i. A
+/// world with fewer ranks uses the first letters.
 inline testing::RanksOptions on_hosts(const std::string& letters) {
   return {.make_worlds = [letters](int size, const WorldOptions& options) {
     std::vector<std::string> hosts;
@@ -32,7 +32,7 @@ inline testing::RanksOptions on_hosts(const std::string& letters) {
   }};
 }
 
-/// Calls RunRanks() with one rank for each letter of `letters`, which names the host of the rank.
+/// Calls RunRanks() with one rank for each letter of `letters`. The letter names the rank's host.
 inline void run_on_hosts(const std::string& letters, const testing::Body& body) {
   testing::RunRanks(static_cast<int>(letters.size()), body, on_hosts(letters));
 }
@@ -40,7 +40,7 @@ inline void run_on_hosts(const std::string& letters, const testing::Body& body) 
 /// A communication back end and the simulated hosts of the ranks.
 struct BackendCase {
   const char* backend;
-  std::string hosts;  ///< a letter for each rank, as in on_hosts()
+  std::string hosts;  ///< one letter for each rank; equal letters: one host
 
   std::string name() const { return backend + ("_" + hosts); }
 };

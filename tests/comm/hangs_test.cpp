@@ -44,7 +44,7 @@ at::Tensor zeros(const World& world, std::int64_t count) {
 void sum(const World& world, Communicator& group) {
   const at::Tensor tensor = zeros(world, 4);
   group.all_reduce(tensor, ReduceOp::kSum)->wait();
-  tensor.cpu();  // cpu() waits for the device
+  tensor.cpu();
 }
 
 /// Makes three steps of one all-reduce each. Collective.
@@ -76,8 +76,8 @@ void expect_peer_error(Call&& call) {
 struct Fault {
   const char* name;
   enum When { kAtOnce, kAtTheTimeOut } when;
-  std::vector<const char*> report;  ///< expected in the report of the watchdog
-  std::vector<const char*> errors;  ///< expected in the errors of ranks 0 and 2
+  std::vector<const char*> report;  ///< expected parts of the watchdog's report
+  std::vector<const char*> errors;  ///< expected parts of the errors of ranks 0 and 2
   void (*act)(World& world);
 };
 
@@ -96,7 +96,7 @@ const std::vector<Fault>& faults() {
        {"rank 1 gave up", "after step 3"},
        [](World& world) {
          world.abort();
-         std::this_thread::sleep_for(seconds(2));  // the process continues without its world
+         std::this_thread::sleep_for(seconds(2));
        }},
       {"CallsAnother",
        kAtTheTimeOut,
@@ -166,8 +166,8 @@ struct Job {
   std::vector<Ended> ranks;
 
   bool on_device() const { return backend == "nccl"; }
-  /// On NCCL, the time-out is longer than the start of CUDA, and longer than a rank that ends waits
-  /// for its peers.
+  /// On NCCL, the time-out is longer, because CUDA needs time to start, and because a rank waits
+  /// for its peers when it ends.
   milliseconds timeout() const { return milliseconds(on_device() ? 5000 : 3200); }
   std::vector<std::string> explanation() const { return flight::explain_records(folder.path()); }
 };
@@ -247,7 +247,7 @@ std::string report_of(const Ended& ended) {
 /// The watchdog reports after 1 s. The bound allows two more seconds.
 constexpr milliseconds kAfterTheLimit{3000};
 
-/// A time much shorter than the time-out. Processes with sanitizers start and end more slowly.
+/// A time much shorter than the time-out. A process with a sanitizer starts and ends slowly.
 #ifdef TESSERA_SANITIZED
 constexpr milliseconds kSoon{2000};
 #else
@@ -273,7 +273,7 @@ TEST_P(HangsOfRank1, NamesRank1) {
     for (const char* word : fault.report) {
       EXPECT_CONTAINS(report_of(job.ranks[0]), word);
     }
-    // If two ranks fail at the same time, the error of each may name the other.
+    // If two ranks fail at the same time, the error of either rank may name the other rank.
     for (const char* word : fault.errors) {
       EXPECT_CONTAINS(error + error_2, word);
     }

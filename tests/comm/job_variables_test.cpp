@@ -30,7 +30,7 @@ const Map kTorchrun = {{"RANK", "3"},
                        {"MASTER_ADDR", "a"},
                        {"MASTER_PORT", "1234"}};
 
-/// A job's rank, size, local rank, address and port.
+/// The rank, size, local rank, address and port of a process of a job.
 using Place = std::tuple<int, int, int, std::string, int>;
 
 Place place_of(const Map& map) {

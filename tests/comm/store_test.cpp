@@ -57,7 +57,6 @@ TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
     WatchSettings settings;
     settings.rank = rank;
     const RecordPtr own = make_record(settings, size, "");
-    // Rank 0 or rank 1 may be the first to detect the other job size.
     EXPECT_ERROR(await_all_ranks(*store, job, {.timeout = std::chrono::seconds(20)}, own),
                  " at host:7; start all nodes with the same number of nodes and of ranks on each");
   };
@@ -81,7 +80,7 @@ WorldWatchPtr watch_of(int rank, int world_size, const StorePtr& store = nullptr
   return std::make_shared<WorldWatch>(settings, std::move(records), store);
 }
 
-/// Calls all_come_at_once() for a new group. The rank has made `earlier` groups of this name.
+/// Calls all_come_at_once() for a new group, after `earlier` groups with the same name.
 bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::vector<int>& ranks,
                     int earlier) {
   const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
@@ -101,7 +100,7 @@ TEST(AllComeAtOnce, HoldsWhereTheGroupsTogetherHoldAllRanks) {
   });
 }
 
-// Rank 2 makes its first group named "tp" while rank 1 makes its second group of this name.
+// Rank 2 makes its first group named "tp" while rank 1 makes its second group named "tp".
 TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   RunRanks(3, [&](Rank& rank) {
@@ -115,7 +114,7 @@ TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
   });
 }
 
-/// A store like the store of a stopped process: no call returns until `end`.
+/// A store whose server is stopped: no call returns until `end`.
 class SilentStore final : public c10d::HashStore {
  public:
   explicit SilentStore(std::shared_future<void> end) : end_(std::move(end)) {}

@@ -18,7 +18,7 @@ TEST_ON_RANKS(WorldEnd, ShutdownEndsTheGroups, 2) {
   const CommunicatorPtr group = group_of_all(*rank.world());
   const at::Tensor value = at::zeros({4});
   group->all_reduce(value, ReduceOp::kSum)->wait();
-  group->barrier();  // the other rank must not need this rank after shutdown()
+  group->barrier();  // no rank needs another rank after shutdown()
   rank.world()->shutdown();
   const char* const said = "its world has ended; keep the world, and make this call before";
   EXPECT_ERROR(group->all_reduce(value, ReduceOp::kSum), "all_reduce in group 'all'", said);
@@ -26,7 +26,7 @@ TEST_ON_RANKS(WorldEnd, ShutdownEndsTheGroups, 2) {
   EXPECT_ERROR(group->allocate(4, value.options()), "allocate in group 'all'", said);
   EXPECT_ERROR(rank.world()->group({rank.rank()}, "late"),
                "group 'late': this rank's world has ended");
-  rank.world()->shutdown();  // a second shutdown() does nothing
+  rank.world()->shutdown();
 }
 
 TEST(WorldEnd, AMeshOutlivesItsWorld) {

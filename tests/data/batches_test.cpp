@@ -37,13 +37,13 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
   EXPECT_FALSE(batch.positions.defined());
   EXPECT_FALSE(loader.ignores_targets());
   EXPECT_EQ(loader.load(0, {{1, 1}}).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
-  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // a 4th sample lacks a target
+  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // 12 tokens: sample 4 has no target
   EXPECT_EQ(Loader(Positions(13), 1, 3, 100).samples(), 4);
 }
 
 TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
   const BatchLoader loader = Loader(Positions(11), 2, 2, 100);  // 11 tokens make 5 samples
-  const auto batch = loader.load(2, {{0, 2}});                  // step 2 has the samples 4 and 0
+  const auto batch = loader.load(2, {{0, 2}});                  // samples 4 and 0
   EXPECT_TRUE(at::equal(batch.inputs[0], at::arange(8, 10)));
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
 }
@@ -105,7 +105,7 @@ TEST(BatchLoader, EveryPrefixOfAMixtureHasItsWeights) {
     const double bound = 0.5 * std::ceil(std::log2(weights.size())) + 1e-9;
     const auto tokens = FirstTokens(loader, 4, 0, 900);
     for (std::size_t n = 0; n < tokens.size(); ++n) {
-      // Each source gives its samples in their order.
+      // Each of several sources gives its samples in ascending order.
       const auto source = static_cast<std::size_t>(tokens[n] / 1000);
       EXPECT_EQ(tokens[n] % 1000, taken[source]++);
       for (std::size_t k = 0; k < weights.size(); ++k) {
@@ -204,7 +204,7 @@ TEST(BatchLoader, PositionsBeginAnewBehindTheEndOfADocument) {
   EXPECT_TRUE(at::equal(row.host_positions, batch.positions.narrow(0, 1, 1)));
 }
 
-/// A source of 2^26 valid tokens and 9 invalid tokens, computed without memory.
+/// A source of 2^26 valid tokens and 9 invalid tokens, which are computed and not stored.
 class LateFault : public TokenSource {
  public:
   std::int64_t size() const override { return kGood + 9; }
@@ -254,7 +254,7 @@ TEST(PrefetchLoader, LoadsTheNextStepAheadOnAnotherThreadOrOnTheCallersThread) {
       EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
       EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
     }
-    ASSERT_EQ(tokens->reads.size(), 3U);  // step 2 was read in advance
+    ASSERT_EQ(tokens->reads.size(), 3U);  // the third read was in advance
     for (std::size_t i = 0; i < 3; ++i) {
       const auto& [begin, thread] = tokens->reads[i];
       EXPECT_EQ(begin, static_cast<std::int64_t>(2 * i));

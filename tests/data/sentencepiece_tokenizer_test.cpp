@@ -72,7 +72,7 @@ TEST_F(SentencePieceTokenizer, FindsSpecialTokensInAText) {
   EXPECT_ERROR(ids("a"), "\"add_prefix_space\": false", "is not implemented");
 }
 
-/// Returns SmallModel() with a piece that is only the mark of a word's begin. Its id is 6.
+/// Returns SmallModel() with one more piece, id 6: the mark of a word's begin, without letters.
 std::string ModelWithSpace() {
   return SmallModel() + Piece("\xe2\x96\x81", -4, 1);
 }

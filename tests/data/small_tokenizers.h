@@ -71,7 +71,7 @@ inline data::TokenizerPtr Open(const nlohmann::json& json) {
 
 namespace tessera::data {
 
-/// Returns a protobuf field with these bytes, of which there must be fewer than 128.
+/// Returns a protobuf field with the given bytes, at most 127.
 inline std::string Field(char number, const std::string& bytes) {
   return std::string{static_cast<char>(number << 3 | 2), static_cast<char>(bytes.size())} + bytes;
 }

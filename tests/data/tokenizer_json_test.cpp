@@ -24,7 +24,7 @@ TEST(HuggingFaceTokenizer, EncodesAndDecodes) {
   EXPECT_EQ(tokenizer->decode({0, 4, 3, 5}), "abc ab");
   EXPECT_EQ(tokenizer->encode(""), Ids{});
   EXPECT_EQ(tokenizer->encode("a<s>b"), (Ids{0, 7, 1}));
-  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");  // decode() gives special tokens no text
+  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");  // special tokens have no text
   EXPECT_ERROR(tokenizer->encode("d"), "has no token for 'd'");
   EXPECT_ERROR(tokenizer->decode({8}), "token 8 is outside");
   EXPECT_ERROR(tokenizer->decode({-1}), "token -1 is outside");
@@ -88,7 +88,7 @@ TEST(HuggingFaceTokenizer, BeginsAndEndsATextWithSeveralTokens) {
   EXPECT_EQ(Open(ByteFallbackJson())->begin_tokens(), Ids{});
   Json json = WithTemplate(Json::array({TextPiece()}));
   EXPECT_EQ(Open(json)->begins_texts(), false);
-  // A second post-processor applies if the template of the first one adds no tokens.
+  // If the first post-processor adds no tokens, the second post-processor may add tokens.
   json["post_processor"] = {
       {"type", "Sequence"},
       {"processors",
@@ -123,7 +123,7 @@ TEST(HuggingFaceTokenizer, ServesSeveralThreads) {
   }
 }
 
-/// A value that replaces the value at `place` of ByteLevelJson(), and the expected message.
+/// A wrong `value` at `place` of ByteLevelJson(), and the message of the error.
 struct WrongValue {
   const char* place;
   Json value;
@@ -272,7 +272,7 @@ class FilesBesideJson : public ::testing::Test {
 
 TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
   WithoutTemplate();
-  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);  // without other files
+  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);
   const json llama = {{"tokenizer_class", "LlamaTokenizerFast"}, {"eos_token", "abc"}};
   json config = llama;
   EXPECT_EQ(OpenWith(config)->begins_texts(), true);
@@ -281,7 +281,7 @@ TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
   config["add_bos_token"] = false;
   config["add_eos_token"] = true;
   EXPECT_EQ(OpenWith(config)->begins_texts(), false);
-  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{7});  // for callers that add the token
+  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{7});
   EXPECT_EQ(OpenWith(config)->end_tokens(), Ids{6});
   config["bos_token"] = {{"__type", "AddedToken"}, {"content", "a"}, {"normalized", true}};
   EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{0});
@@ -319,7 +319,7 @@ TEST_F(FilesBesideJson, HaveToAgreeWithTheSpaceBeforeAText) {
   EXPECT_EQ(OpenWith(gpt2)->encode("a"), (Ids{0}));
   EXPECT_ERROR(OpenWith({{"add_prefix_space", true}}), "pre_tokenizer is false, but",
                "has true: make them agree");
-  // The option of tokenizer_config.json has no effect on a sequence of pre-tokenizers.
+  // If tokenizer.json has a sequence of pre-tokenizers, add_prefix_space has no effect.
   WriteTokenizer(testing::ByteLevelJson());
   EXPECT_EQ(OpenWith({{"add_prefix_space", true}})->encode("a"), (Ids{0}));
 }
@@ -330,7 +330,7 @@ TEST_F(FilesBesideJson, AddTokens) {
                          {"6", {{"content", "abc"}, {"special", false}, {"normalized", false}}}}},
                        {"pad_token", "<pad>"}};
   const TokenizerPtr tokenizer = OpenWith(config);
-  EXPECT_EQ(tokenizer->vocabulary(), 10);  // <pad> gets the id 9
+  EXPECT_EQ(tokenizer->vocabulary(), 10);
   EXPECT_EQ(tokenizer->encode("a<t>aabc<pad>"), (Ids{0, 8, 0, 6, 9}));
   EXPECT_EQ(tokenizer->decode({0, 8, 6}), "aabc");
   // Older tokenizers have added_tokens.json and special_tokens_map.json instead.
@@ -339,8 +339,7 @@ TEST_F(FilesBesideJson, AddTokens) {
                      R"({"additional_special_tokens": ["<u>"], "eos_token": "c"})");
   EXPECT_EQ(OpenWith(json::object())->encode("<u>a"), (Ids{8, 0}));
   EXPECT_EQ(OpenWith(json::object())->decode({8, 0}), "a");
-  EXPECT_ERROR(OpenWith(config)->encode("<u>"),
-               "has no token for '<'");  // tokenizer_config.json hides added_tokens.json
+  EXPECT_ERROR(OpenWith(config)->encode("<u>"), "has no token for '<'");
 }
 
 TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
@@ -358,7 +357,7 @@ TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
   OpenWith(json::object());
   EXPECT_EQ(names(), (Names{"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                             "added_tokens.json"}));
-  // If tokenizer_config.json has added_tokens_decoder, the two older files do not matter.
+  // If tokenizer_config.json has added_tokens_decoder, the two older files are ignored.
   OpenWith({{"added_tokens_decoder", json::object()}});
   EXPECT_EQ(names(), (Names{"tokenizer.json", "tokenizer_config.json"}));
 }

@@ -29,7 +29,7 @@ TEST(TiktokenTokenizer, MergesByTheRankOfTheResult) {
   const auto tokenizer = tiktoken_tokenizer(folder / "tokenizer.model", /*any_size=*/true);
   EXPECT_EQ(tokenizer->encode("abb a"), (Ids{2, 1, 3, 0}));
   EXPECT_EQ(tokenizer->decode({2, 1, 3, 0}), "abb a");
-  // Behind the tokens of the file, Llama 3 has 256 special tokens.
+  // Llama 3 adds 256 special tokens to the tokens of the file.
   EXPECT_EQ(tokenizer->vocabulary(), 4 + 256);
   EXPECT_EQ(tokenizer->begin_tokens(), Ids{4});
   EXPECT_EQ(tokenizer->end_tokens(), Ids{5});
@@ -105,7 +105,7 @@ class Bytes : public Tokenizer {
   }
 };
 
-/// Decodes a byte outside of characters to a replacement character, as SentencePiece does.
+/// Decodes a byte that is no part of a character to a replacement character, like SentencePiece.
 class ReplacingBytes final : public Bytes {
  public:
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
@@ -136,7 +136,7 @@ TEST(StreamDecoder, HoldsACharacterBackUntilItIsComplete) {
   const auto bytes = byte_tokenizer();
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("a\u00e9\U0001f600")),
             (Pieces{"a", "", "\u00e9", "", "", "", "\U0001f600", ""}));
-  // The bytes E2 82 are the begin of a character that does not come.
+  // The bytes E2 82 begin a UTF-8 character that the text never completes.
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xe2\x82z")),
             (Pieces{"", "", "\xe2\x82z", ""}));
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xf0\x9f")), (Pieces{"", "", "\xf0\x9f"}));
@@ -184,7 +184,7 @@ TEST(StreamDecoder, KeepsTokensOfSpacesBehindAText) {
   const auto tokenizer = std::make_shared<StrippingBytes>();
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer), tokenizer->encode(" a # b")),
             (Pieces{"", "a", " ", "", " ", "b", ""}));
-  const std::string gap(30, ' ');  // StreamDecoder remembers fewer spaces
+  const std::string gap(30, ' ');  // more spaces than StreamDecoder stores
   const auto joined = [&](const std::string& before, const std::string& text) {
     return Joined(StreamDecoder(tokenizer, tokenizer->encode(before)), tokenizer->encode(text));
   };

@@ -37,14 +37,13 @@ TEST(Layout, HasOneCanonicalForm) {
   EXPECT_EQ(interned({2}, {{2, {}}, {3, {}}, {4, {0}}}), interned({2}, {{6, {}}, {4, {0}}}));
   EXPECT_EQ(interned({2}, {{1, {}}, {8, {0}}, {1, {}}}), interned({2}, {{0, {0}}}));
   EXPECT_EQ(interned({2, 3}, {{2, {0}}, {9, {1}}}), interned({2, 3}, {{0, {0, 1}}}));
-  // A digit that no mesh dimension splits is merged into the shard before it if the shard is even.
   EXPECT_EQ(interned({2}, {{4, {0}}, {3, {}}}), interned({2}, {{0, {0}}}));
   EXPECT_EQ(interned({2}, {{5, {0}}, {4, {}}})->digits(0).size(), 2U);
   EXPECT_EQ(Layout::intern({2, 2}, {{}}, {{1, ReduceOp::kSum}, {0, ReduceOp::kMax}}),
             Layout::intern({2, 2}, {{}}, {{0, ReduceOp::kMax}, {1, ReduceOp::kSum}}));
 }
 
-/// Returns the indices that each mesh coordinate owns under two digits, which are not merged.
+/// Returns the indices that each mesh coordinate owns under two Digits (sub-dimensions).
 std::vector<testing::Indices> owned(const testing::Indices& mesh,
                                     const std::vector<Digit>& digits) {
   const auto major = Layout::intern(mesh, one_dim({digits[0]}));
@@ -61,7 +60,7 @@ std::vector<testing::Indices> owned(const testing::Indices& mesh,
   return out;
 }
 
-/// Returns all pairs of digits with extents up to 6 on a 2 x 3 mesh.
+/// Returns all pairs of Digits (sub-dimensions) of sizes up to 6 on a 2 x 3 mesh.
 std::vector<std::vector<Digit>> digit_pairs() {
   const std::vector<std::vector<int>> orders{{}, {0}, {1}, {0, 1}, {1, 0}};
   std::vector<std::vector<Digit>> out;
@@ -94,8 +93,8 @@ TEST(Layout, CanonicalFormOwnsWhatTheDigitsOwn) {
   }
 }
 
-/// Two neighbouring digits (extents >= 2) that own the same indices as one digit must be interned
-/// as this digit.
+/// If two neighbouring Digits (sub-dimensions) own the same indices as one larger Digit, the layout
+/// must be stored with the larger Digit.
 TEST(Layout, DigitsThatOwnWhatOneDigitOwnsAreThatDigit) {
   const testing::Indices mesh{2, 3};
   int merged = 0;
@@ -266,7 +265,7 @@ TEST(LayoutMath, LocalSizesAndGlobalIndicesAreThoseOfTheOwnedIndices) {
   });
 }
 
-/// The boxes must cover all elements of the local tensor, at the oracle's global indices.
+/// The boxes must cover each element of the local tensor, at the global index from oracle.h.
 TEST(LayoutMath, BoxesCoverTheLocalTensorOnce) {
   for_each_place([](const Case& c, const Layout& layout, const Indices& at) {
     std::int64_t covered = 0;

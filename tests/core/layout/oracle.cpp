@@ -23,7 +23,6 @@ Indices strided(const Indices& list, std::int64_t factor, std::int64_t parts, st
   return out;
 }
 
-/// Returns for each value of a digit whether the rank at `coordinate` owns the value.
 std::vector<bool> held(const Layout& layout, const Digit& digit, std::int64_t extent,
                        const Indices& coordinate) {
   auto piece = arange(extent);

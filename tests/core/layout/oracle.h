@@ -25,8 +25,8 @@ Indices chunk(const Indices& list, std::int64_t parts, std::int64_t index);
 Indices torch_indices(const Placements& placements, const Indices& mesh_sizes, int dim,
                       std::int64_t size, const Indices& coordinate);
 
-/// Returns the global indices of a dimension that a layout gives to `coordinate`: each digit of
-/// such an index is in the nested chunk of `coordinate`.
+/// Returns the global indices of tensor dimension `dim` that `layout` assigns to the mesh
+/// coordinate `coordinate`.
 Indices layout_indices(const Layout& layout, int dim, std::int64_t size, const Indices& coordinate);
 
 /// Returns all coordinates of a mesh, in row-major order.
@@ -35,7 +35,7 @@ std::vector<Indices> coordinates(const Indices& mesh_sizes);
 /// Returns every list of `length` values in [0, base), in lexicographic order.
 std::vector<std::vector<int>> all_lists(int length, int base);
 
-/// Returns those words of a text that are numbers.
+/// Returns the words of a text that are numbers.
 Indices numbers_in(const std::string& text);
 
 /// Parses placements in PyTorch's notation: "[Shard(0), _StridedShard(dim=1, sf=2)]".

@@ -90,11 +90,10 @@ TEST(ToLayout, RefusesPlacementsThatDoNotFit) {
        {"no factor", making({2}, {StridedShard{0, 0}}, {8}), {"split factor below 1"}}});
 }
 
-/// Converts all placement lists of Shard(0), StridedShard with factors up to 6 and Replicate on
-/// `mesh`, for an even size. The layout must give each rank the indices that PyTorch gives it, and
-/// must convert back to an equivalent list.
+/// For an even size, each list of Shard(0), StridedShard (factors up to 6) and Replicate must give
+/// each rank the indices that PyTorch gives. The layout must convert back to an equivalent list.
 void check_all_even_lists(const Indices& mesh) {
-  std::int64_t size = 60;  // all split factors up to 6 divide 60
+  std::int64_t size = 60;  // a size that every split factor up to 6 divides
   for (const auto m : mesh) {
     size *= m;
   }
@@ -146,8 +145,8 @@ TEST(ToLayout, OwnsWhatTorchSaysForPlainShardsOfAnySize) {
   }
 }
 
-/// FSDP splits the tensor-parallel shard of a parameter, so shards are nested chunks in the order
-/// tp, dp, also if the mesh does not divide the size.
+/// FSDP splits the tensor-parallel shard of a parameter. The order of splits is tp, then dp, also
+/// if the size is not a multiple of the ranks.
 TEST(ToLayout, FsdpOverTensorParallelNestsChunksOfAnySize) {
   for (std::int64_t size = 0; size < 24; ++size) {
     const Indices mesh{2, 3};

@@ -40,7 +40,7 @@ std::string name(const Step& step) {
 
 using Names = std::vector<std::string>;
 
-/// Returns the steps that redistribute a float tensor of 64 x 32 x 16, which all meshes divide.
+/// Returns the steps that redistribute a float tensor of sizes 64 x 32 x 16.
 Names steps(const Indices& mesh, const Placements& from, const Placements& to) {
   const Indices sizes{64, 32, 16};
   Names out;
@@ -59,7 +59,6 @@ const Placement S2 = Shard{2};
 const Placement P = Partial{};
 const Placement Max = Partial{ReduceOp::kMax};
 
-// The test RedistributionTable covers the bytes of all redistributions on 4 and on 2 x 2 ranks.
 TEST(RedistributePlan, OneMeshDimension) {
   EXPECT_EQ(steps({4}, {S0}, {S1}), Names{"all-to-all 0>1 m0"});
   EXPECT_EQ(steps({4}, {R}, {S1}), Names{"slice 1 m0"});
@@ -98,7 +97,7 @@ TEST(RedistributePlan, GathersUnevenShardsByMeshDimensionAndLeavesALocalDigitInF
 }
 
 TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
-  const Placement dp = StridedShard{0, 2};  // the placement of FSDP, which splits after tp
+  const Placement dp = StridedShard{0, 2};  // FSDP splits what tp has split
   EXPECT_EQ(steps({2, 2}, {dp, S0}, {R, S0}), Names{"all-gather 0 m0"});
   EXPECT_EQ(steps({2, 2}, {P, S0}, {dp, S0}), Names{"reduce-scatter 0 m0"});
   EXPECT_EQ(steps({2, 2}, {dp, S0}, {R, R}), Names{"all-gather 0 m1m0"});
@@ -107,7 +106,7 @@ TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, R}), Names{"all-gather 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, P}, {S0, S1}), Names{"reduce-scatter 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, S2}), Names{"all-to-all 1>2 m1"});
-  // To exchange two shards, the plan moves one of them to the third dimension first.
+  // The planner exchanges two shards by way of the third tensor dimension.
   EXPECT_EQ(steps({8, 8}, {S0, S1}, {S1, S0}).size(), 3U);
 }
 

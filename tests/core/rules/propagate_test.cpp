@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Returns a call whose first arguments are tensors of these sizes.
+/// Returns a call of `op`. Its first arguments are tensors of the sizes `tensors`.
 OpCall call(std::string_view op, std::vector<std::vector<std::int64_t>> tensors,
             std::vector<Argument> args = {}) {
   OpCall result{.op = op, .args = {}, .tensors = {}};
@@ -68,12 +68,12 @@ TEST(Propagate, ViewsFollowTheFactors) {
     EXPECT_EQ(decided.inputs[0], layout(input)) << ::testing::PrintToString(from);
     EXPECT_EQ(decided.outputs[0], layout(output)) << ::testing::PrintToString(from);
   };
-  expect({3, 8}, {24}, last, last, strided);  // flattens a sharded inner dimension
+  expect({3, 8}, {24}, last, last, strided);
   expect({24}, {3, 8}, strided, strided, last);
-  // On a rank without sequences, the tensor has no elements.
+  // A tensor without elements, as on a rank without sequences.
   expect({0, 26, 20}, {0, 20}, {{}, {}, {{0, {1}}}}, {{}, {}, {{0, {1}}}}, last);
-  expect({16}, {2, 8}, both, both, {{{0, {0}}}, {{0, {1}}}});  // unflattens both mesh dimensions
-  expect({12}, {6, 2}, both, {{{0, {0}}}}, {{{0, {0}}}, {}});  // gathers mesh dimension 1
+  expect({16}, {2, 8}, both, both, {{{0, {0}}}, {{0, {1}}}});
+  expect({12}, {6, 2}, both, {{{0, {0}}}}, {{{0, {0}}}, {}});
 }
 
 TEST(Propagate, DoesNotMixUnlikeReductions) {
@@ -102,7 +102,7 @@ TEST(Propagate, LeavesOutputsOfUnknownSizesOpen) {
   EXPECT_EQ(decided.outputs[2], nullptr);
 }
 
-// Mesh dimension 0 already splits the first tensor into 4 shards, but does not split the second.
+// The first tensor is already split into 4 shards, so moving the first tensor costs less.
 TEST(Propagate, MovesTheTensorThatOtherMeshDimensionsHaveMadeSmaller) {
   const std::vector<std::int64_t> mesh{4, 2};
   const LayoutPtr in_parts = Layout::intern(mesh, {{{0, {1}}}, {{0, {0}}}});
@@ -188,7 +188,7 @@ using Sizes = std::vector<std::int64_t>;
 struct Expectation {
   const char* op;              ///< the operator's name without "aten::"
   std::vector<Sizes> tensors;  ///< the sizes of the first arguments
-  std::vector<Argument> args;  ///< the arguments behind the tensors
+  std::vector<Argument> args;  ///< the arguments after the tensors
   const char* before;   ///< layouts of the tensors: "S0 R"; on two mesh dimensions: "S0,R R,P"
   const char* decided;  ///< layouts of the inputs and of the results: "S0 R -> S0"
   Mesh mesh = {2};
@@ -273,8 +273,8 @@ INSTANTIATE_TEST_SUITE_P(
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kSigned, 4}}, "P", "R -> R"},
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kBool, 1}}, "Pmax", "R -> R"}));
 
-// The result of an in-place call keeps the layout of the written tensor. The other arguments are
-// redistributed to the layout of the written tensor.
+// In an in-place call, the written tensor keeps its layout. The other arguments are redistributed
+// to this layout.
 INSTANTIATE_TEST_SUITE_P(
     Inplace, RuleExpectations,
     ::testing::Values(

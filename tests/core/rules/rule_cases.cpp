@@ -500,7 +500,7 @@ std::vector<RuleCase> fp8_linear_cases() {
 }  // namespace
 
 std::vector<RuleCase> fused_cases() {
-  // This call to the library makes the linker keep the library, which defines the operators.
+  // A call into the library, without which the linker would drop the library and its operators.
   const at::Tensor product = detail::silu_mul(reals({7, 5}), units({7, 5}));
   std::vector<RuleCase> cases{
       row("tessera::silu_mul", product, units({7, 5})),

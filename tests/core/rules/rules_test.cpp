@@ -18,8 +18,8 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Values = std::vector<c10::IValue>;
 
-/// Distributes `whole` in a random layout. Integers and masks are never partial. A layout has one
-/// reduction at most, because the result would depend on the order of several reductions.
+/// Distributes `whole` in a random layout. Integers and masks never become Partial. A layout has at
+/// most one reduction, because several reductions would depend on their order.
 at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937& engine) {
   static const std::vector<ReduceOp> kOps{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                           ReduceOp::kMin};
@@ -33,7 +33,7 @@ at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937&
                           sizes);
 }
 
-/// Returns the results of a call, followed by its arguments, which the call may have written.
+/// Returns the results of an operator call, then the arguments, which an in-place call has changed.
 Tensors run(const RuleCase& rule_case, Values arguments) {
   const auto dot = rule_case.op.find('.');
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
@@ -47,7 +47,7 @@ Tensors run(const RuleCase& rule_case, Values arguments) {
   return found;
 }
 
-/// Returns the tolerance for fp64, or the one for fp32 if any tensor is fp32.
+/// Returns the tolerance of fp64, or that of fp32 if any tensor is fp32.
 double tolerance_of(const Tensors& tensors) {
   const auto single = [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kFloat; };
   return std::ranges::any_of(tensors, single) ? 1e-5 : 1e-9;
@@ -134,7 +134,7 @@ TEST_P(Rules, Lists) {
   expect_right(list_cases());
 }
 
-// The meshes are two ranks, more ranks than most sizes (for empty shards), and FSDP over TP.
+// The meshes are 2 ranks, 4 ranks (which make some shards empty) and 2 x 2 ranks (FSDP over TP).
 INSTANTIATE_TEST_SUITE_P(Meshes, Rules,
                          ::testing::Values(std::vector<std::int64_t>{2},
                                            std::vector<std::int64_t>{4},

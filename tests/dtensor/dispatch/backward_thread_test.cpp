@@ -14,11 +14,10 @@ namespace {
 
 using testing::values;
 
-/// Runs a backward that calls `body` with a gradient, which has the sizes and layout of `tensor`.
+/// Runs a backward in which a hook calls `body` with the gradient of a tensor like `tensor`.
 void within_backward(const at::Tensor& tensor, const std::function<void(const at::Tensor&)>& body) {
   const at::Tensor leaf = tensor.detach().requires_grad_();
   const at::Tensor result = leaf.mul(2);
-  // The hook runs on autograd's thread.
   result.register_hook([&](const at::Tensor& gradient) { body(gradient); });
   result.mul(result).sum().backward();
 }
@@ -113,8 +112,8 @@ TEST(BackwardThread, DrawsForItsCallersPartOfTheBatch) {
   });
 }
 
-/// Ranks may use two asynchronous results in different orders. All ranks must wait in one order,
-/// because collectives of several rounds would deadlock otherwise.
+/// Ranks may use two asynchronous results in different orders. All ranks must wait in one order.
+/// Otherwise, collectives of several rounds would deadlock.
 TEST_ON_MESH(BackwardThread, FinishesTransfersInTheOrderOfTheForward, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});

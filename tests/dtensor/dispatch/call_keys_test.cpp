@@ -37,7 +37,7 @@ TEST_ON_MESH(CallKey, TellsMetaTensorsApart, {2}, {"x"}) {
   EXPECT_TRUE(at::equal(x, x.clone()));
 }
 
-// A call plan of an ordinary tensor must not serve a view that holds a copy, which may be stale.
+// A view along a sharded dimension holds a copy, so it cannot use an ordinary tensor's call plan.
 TEST_ON_MESH(CallKey, TellsViewsThatHoldACopyApart, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({4, 2}), mesh, {Shard{0}});
   const auto view = x.slice(0, 1, 3);
@@ -75,14 +75,14 @@ TEST(CallKey, ClearingTheCacheReleasesTheMeshesOfRedistributions) {
   EXPECT_TRUE(world.expired());
 }
 
-// Arguments reach the dispatcher unboxed in the kernels that a training step calls most, and on a
-// stack in an operator mode. The key of a call must be the same for both.
+// The operators that a training step calls most have kernels with unboxed arguments. An operator
+// mode puts the arguments on a stack. Both ways must make the same key of the call plan.
 
 using Arguments = std::vector<c10::IValue>;
 
 struct UnboxedCalls {
   const char* name;
-  std::vector<Arguments> calls;  ///< arguments left out have their defaults
+  std::vector<Arguments> calls;  ///< left-out arguments have defaults
 };
 
 at::Tensor spread(const at::Tensor& tensor, const Placement& placement = Shard{0}) {
@@ -137,7 +137,7 @@ void run(const c10::OperatorHandle& op, Arguments arguments) {
 TEST(UnboxedKey, IsThatOfTheBoxedCall) {
   const at::NoGradGuard no_grad;
   const ReplicationScope plain_ones_are_equal;
-  ListingMode mode;  // boxes the arguments of every operator
+  ListingMode mode;  // an operator mode boxes all arguments
   for (const UnboxedCalls& calls : all_calls()) {
     SCOPED_TRACE(calls.name);
     const std::string name = calls.name;

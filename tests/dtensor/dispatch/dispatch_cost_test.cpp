@@ -1,4 +1,4 @@
-// Counts the allocations that a repeated call needs only if its tensors are distributed.
+// Counts the allocations that a cached call on distributed tensors needs, and plain tensors do not.
 
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
@@ -59,7 +59,7 @@ struct Cost {
   int storages = 0;
 };
 
-/// Returns the cost of a call that was made three times before.
+/// Runs `call` three times to fill the caches, then returns the cost of one more run.
 Cost cost_of(const Call& call, const Tensors& inputs) {
   const auto counter = std::make_shared<StorageCounter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
@@ -75,7 +75,7 @@ struct Case {
   const char* name;
   Tensors inputs;
   Call call;
-  int wrappers = 1;  ///< results that are distributed tensors
+  int wrappers = 1;  ///< number of distributed results
 };
 
 DeviceMesh mesh() {

@@ -48,7 +48,7 @@ Stack run(const c10::OperatorHandle& op, Stack stack) {
   return stack;
 }
 
-/// Values for the arguments of a call: each tensor by its number in the call, and the integers.
+/// Argument values of a call: `tensor` makes the tensors, which are numbered from 0.
 struct Profile {
   at::Tensor (*tensor)(int number);
   std::int64_t integer;
@@ -197,14 +197,14 @@ std::vector<Call> calls() {
         const auto copy = [](const at::Tensor& tensor) { return tensor.clone(); };
         found.push_back({*op, *arguments, run(*op, with_tensors(*arguments, copy))});
         ++taken;
-      } catch (const std::exception&) {  // libtorch refuses these arguments
+      } catch (const std::exception&) {  // libtorch refuses the arguments
       }
     }
   }
   return found;
 }
 
-/// Returns what is wrong with the result `found`, or "".
+/// Compares the result `found` with `expected`. Returns their differences, or "".
 std::string fault_of(const c10::IValue& found, const c10::IValue& expected) {
   if (found.isTensorList()) {
     std::string faults;
@@ -239,7 +239,7 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// Runs `call` with replaced tensors. Returns the faults of the results, or the error.
+/// Runs `call` with each tensor t replaced by replace(t). Returns what is wrong, or the error.
 template <class Replace>
 std::string outcome(const Call& call, Replace replace) {
   try {
@@ -272,7 +272,7 @@ TEST(OperatorSweep, FindsNoPlainAndNoWrongResult) {
   EXPECT_GT(operators.size(), 500U);
 }
 
-// Of a distributed and a plain tensor, these operators read only the size or type of the plain one.
+// These operators of a distributed and a plain tensor read only the plain tensor's size or type.
 TEST(OperatorSweep, FindsNoPlainTensorThatIsTakenForTheSameOnAllRanks) {
   static const std::set<std::string> kReadsNoValues{
       "aten::type_as",    "aten::view_as",          "aten::expand_as",  "aten::to",

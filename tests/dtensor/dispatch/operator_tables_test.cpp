@@ -57,7 +57,7 @@ void write_family(std::ostream& out, const RuleFamily& family) {
   out << " |\n";
 }
 
-/// What each trait means for callers of an operator that has it: the end of the sentence "For
+/// What each trait of an operator means for callers, as the end of a sentence that begins with "For
 /// OPERATOR, ...".
 const std::map<detail::Trait, const char*>& texts_of_traits() {
   using detail::Trait;
@@ -183,7 +183,7 @@ std::vector<std::string> all_operators() {
   return names;
 }
 
-/// `name` is of a libtorch operator ("add.Tensor") or of this library ("tessera::silu_mul").
+/// `name` names an operator of libtorch ("add.Tensor") or of this library ("tessera::silu_mul").
 const OperatorInfo& info_of(const std::string& name) {
   const bool whole = name.find("::") != std::string::npos;
   return detail::operator_info(
@@ -215,7 +215,7 @@ bool is_functional(const OperatorInfo& info) {
   return info.written.empty() && info.viewed < 0;
 }
 
-/// Whether the schema of an operator fits a trait.
+/// A function that returns whether an operator's schema fits a trait.
 using Fits = std::function<bool(const std::string& name, const OperatorInfo& info)>;
 
 const std::map<Trait, Fits>& fits_by_trait() {
@@ -266,7 +266,6 @@ TEST(OperatorTraits, HaveEachARow) {
   EXPECT_EQ(used.size(), static_cast<std::size_t>(Trait::kFailsByElement) + 1);
 }
 
-// An operator with a kernel of this library has a trait, or a sharding rule and a faster path.
 TEST(OperatorTraits, ListEveryKernelThatStandsInsteadOfAPlan) {
   const auto ruled = ruled_operators();
   for (const std::string& name : all_operators()) {

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// Tests operators of distributed and plain tensors. Plain tensors that may differ between ranks are
-// refused. Plain tensors that count as replicated get the gradient of one rank.
+// Tests operators of distributed and plain tensors. A plain tensor that may differ between ranks is
+// refused. In a ReplicationScope, the gradient of a plain tensor equals that of a one-rank run.
 
 namespace {
 
@@ -171,8 +171,8 @@ TEST_ON_MESH(Initialiser, ConstantAndRandomFillsWorkOnAShardedParameter, {2}, {"
   EXPECT_EQUAL(torch::nn::init::dirac_(kernel), expected);
 }
 
-// Plain and distributed tensors are used together. The first and second derivatives of a plain
-// tensor must be plain, and equal those of one rank.
+// Operators take plain and distributed tensors. The first and second derivatives of the plain
+// tensor must be plain, and must equal the derivatives on one rank.
 
 namespace plain_gradients {
 

@@ -54,7 +54,7 @@ const std::vector<std::function<at::Tensor(const at::Tensor&)>>& views() {
   return all;
 }
 
-// In inference mode, a view of an ordinary tensor is an ordinary tensor in libtorch.
+// In inference mode, libtorch returns ordinary tensors for views of ordinary tensors.
 TEST(InferenceMode, ViewsAndWritesOrdinaryTensors) {
   for (const int ranks : {2, 4}) {
     RunRanks(ranks, [](Rank& rank) {
@@ -156,7 +156,7 @@ TEST(OperatorMode, IsBelowAutogradAndMayReplaceResults) {
   const at::Tensor y = x.neg();
   y.sum().backward();
   EXPECT_TRUE(at::equal(y, at::zeros({3})));
-  EXPECT_TRUE(at::equal(x.grad(), at::zeros({3})));  // the backward calls aten::neg, too
+  EXPECT_TRUE(at::equal(x.grad(), at::zeros({3})));
 }
 
 TEST_ON_MESH(OperatorMode, SeesDistributedOperatorsAndRedistributionsOnce, {2}, {"x"}) {
@@ -174,7 +174,7 @@ TEST_ON_MESH(Strict, RefusesHiddenCommunicationAndOperatorsWithoutARule, {2}, {"
   EXPECT_EQUAL(at::nonzero(rows), at::nonzero(values({4, 4}, 0)));
   StrictScope strict;
   EXPECT_ERROR(at::softmax(rows, 0), "aten::_softmax", "Shard(0)", "redistribute");
-  EXPECT_EQUAL(rows, values({4, 4}, 0));  // collectives of the ranks still match
+  EXPECT_EQUAL(rows, values({4, 4}, 0));  // collectives still match
   EXPECT_ERROR(at::nonzero(rows), "aten::nonzero has no sharding rule for");
 }
 
@@ -183,8 +183,6 @@ TEST_ON_MESH(Policy, NamesThePlainTensors, {2}, {"tp"}) {
   EXPECT_ERROR(at::cat({values({4, 4}), rows}), "(argument 0[0], [4, 4], is plain;",
                "argument 0[1], [4, 4] on (tp=2)", "distribute those first", "ReplicationScope");
 }
-
-// kind_cases() has a call for each CallKind.
 
 using detail::CallKind;
 
@@ -197,7 +195,7 @@ at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
 struct KindCase {
   const char* what;
   const char* op;
-  std::vector<c10::IValue> arguments;  ///< arguments left out have their defaults
+  std::vector<c10::IValue> arguments;  ///< left-out arguments have defaults
   CallKind kind;
 };
 
@@ -225,7 +223,7 @@ std::vector<KindCase> kind_cases() {
       {"NothingToMove", "aten::mm", {rows, whole}, kDirect},
       {"APlainTensorThatStays", "aten::mul.Tensor", {whole, values({4, 4})}, kDirect},
       {"AnOperatorOfThisLibrary", "tessera::silu_mul", {rows, rows}, kDirect},
-      // Two ranks have two rows and one row of `thin`, and would choose different strides.
+      // Two ranks have two rows and one row of `thin`. Each shard alone would choose other strides.
       {"AResultOfThinParts", "aten::sum.dim_IntList", {thin, first}, kLocal},
       {"AResultOfThickParts", "aten::sum.dim_IntList", {rows, first}, kDirect},
       {"AnInputToMove", "aten::_softmax", {rows, 0, false}, kLocal},
@@ -263,7 +261,7 @@ TEST(CallKind, FollowsFromTheCallAndHasARowEach) {
   EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kNativeDropout) + 1);
 }
 
-// A view along a sharded dimension holds a copy, so no call of the view may run directly.
+// A view along a sharded dimension holds a copy, so its calls need more than the local operator.
 TEST(CallKind, IsNotDirectForADetachedView) {
   const auto rows = on_two_ranks(values({4, 4}), Shard{0});
   const auto view = rows.slice(0, 1, 3);

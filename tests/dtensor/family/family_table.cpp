@@ -58,8 +58,8 @@ void add_operation(std::string& text, const Operation& operation) {
   }
 }
 
-/// The whole results of an operation and the gradients of its operands of reals (undefined where
-/// there is none), their layouts, and what the operation communicated.
+/// The outcome of an operation: results, gradients of the floating-point operands (undefined if
+/// there is none), layouts, and communication.
 struct Outcome {
   Tensors results, gradients;
   std::string layout_of_results, layout_of_gradients;
@@ -170,7 +170,7 @@ at::Tensor gradient_for(const at::Tensor& result, int seed) {
   return distribute_tensor(gradient, DistributedTensor(result).mesh(), placements);
 }
 
-/// Returns the gradients of the operands of reals, for the results that require gradients.
+/// Returns the gradients of the floating-point operands.
 Tensors gradients_of(const Tensors& results, const Tensors& operands) {
   Tensors roots, seeds, inputs;
   for (const auto& result : results) {
@@ -189,7 +189,7 @@ Tensors gradients_of(const Tensors& results, const Tensors& operands) {
                                /*create_graph=*/false, /*allow_unused=*/true);
 }
 
-/// Runs the operation. Operands of reals require gradients, but are no leaves, because autograd
+/// Runs the operation. Floating-point operands require gradients, but are not leaves. Autograd
 /// would redistribute the gradient of a leaf to the layout of the leaf.
 Outcome run(const Operation& operation, Tensors operands, const DeviceMesh* mesh) {
   for (std::size_t i = 0; i < operands.size(); ++i) {
@@ -245,7 +245,7 @@ Outcome run_as(const Operation& operation, const std::string& layouts, const Dev
   return run(operation, distribute(values_of(operation), layouts, mesh), &mesh);
 }
 
-/// Returns the oracle: results on plain operands, or on replicated ones for random operations.
+/// Returns the expected outcome: on plain operands, or, for random operations, on replicated ones.
 Outcome expected_of(const Operation& operation, const DeviceMesh& mesh) {
   if (operation.random) {
     return run_as(operation, replicated(operation, mesh), mesh);

@@ -14,12 +14,12 @@ namespace tessera::testing {
 using Sizes = std::vector<std::int64_t>;
 using Tensors = std::vector<at::Tensor>;
 
-/// A tensor that an operation takes. Only operands of reals have gradients.
+/// An operand of an operation. Only operands of kind kReals and kPositive have gradients.
 struct Operand {
   enum Kind { kReals, kPositive, kMask, kIndices };
   Sizes sizes;
   Kind kind = kReals;
-  std::int64_t limit = 0;  ///< upper bound of indices, exclusive
+  std::int64_t limit = 0;  ///< all indices are below `limit`
 };
 
 /// One row: the layouts of the operands, and the expected layouts and communication. Placements are
@@ -37,9 +37,9 @@ struct Operation {
   const char* name;
   std::vector<Operand> operands;
   std::function<Tensors(const Tensors&)> run;
-  std::vector<LayoutCase> layouts;  ///< on 4 ranks; with commas, on 2 x 2 ranks
+  std::vector<LayoutCase> layouts;  ///< layouts with commas: 2 x 2 ranks; others: 4 ranks
   bool differentiable;
-  bool random = false;  ///< if true, the oracle is the operation on replicated operands
+  bool random = false;  ///< if true, replicated operands give the expected results
 };
 
 struct Family {
