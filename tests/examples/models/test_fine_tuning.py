@@ -56,6 +56,31 @@ class FineTuning(programs.InFolder):
         self.assertLess((ours - theirs).abs().max().item(), 1e-4)
         self.assertGreater((ours - before).abs().max().item(), 1e-2)
 
+    def test_adapters_of_experts_train_and_continue_on_any_mesh_and_load_in_peft(self):
+        import peft
+        import torch
+        import transformers
+        tokens = torch.tensor([range(SEQUENCE)])
+        for name, targets in (("mixtral", "**.experts.w[13]"), ("qwen3_moe", "**.experts.*,**.q_proj")):
+            base = self.folder / name
+            model = programs.make_architecture(base, programs.MODELS[name])
+            flags = [*self.data, "--model", base, "--lora-rank", 3, "--lora-alpha", 12, "--lora-targets", targets]
+            one, _ = programs.metrics_of(self.folder, [*flags, "--steps", 4])
+            steps = ["--checkpoint", base / "steps"]
+            programs.train([*flags, *steps, "--steps", 2], dp=2, ep=2)
+            four, _ = programs.metrics_of(base, [*flags, *steps, "--resume", "--steps", 4, "--save-lora", base / "lora",
+                                                 "--merge-lora", "--save-hf", base / "merged"], tp=2, ep=2)
+            for a, b in zip(one[2:], four, strict=True):
+                self.assertAlmostEqual(a["loss"], b["loss"], delta=1e-4)
+                self.assertAlmostEqual(a["grad_norm"], b["grad_norm"], delta=1e-4)
+            merged = transformers.AutoModelForCausalLM.from_pretrained(base / "merged", dtype=torch.float32)
+            with torch.no_grad():
+                before = model(tokens).logits
+                theirs = peft.PeftModel.from_pretrained(model, base / "lora").eval()(tokens).logits
+                ours = merged.eval()(tokens).logits
+            self.assertLess((ours - theirs).abs().max().item(), 1e-4, name)
+            self.assertGreater((ours - before).abs().max().item(), 1e-2, name)
+
     def test_adapters_continue_from_a_checkpoint(self):
         steps = self.folder / "steps"
         flags = [*LORA, "--merge-lora", "--checkpoint", steps]
