@@ -128,7 +128,7 @@ TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   EXPECT_EQ(released, 2);
 }
 
-/// After a blocking call has returned, the time-out of the next call begins anew.
+/// A call waits for three device operations. The watchdog measures each operation separately.
 TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   constexpr milliseconds kTimeout{600};
   const TwoRanks ranks(never, milliseconds(0), kTimeout);

@@ -49,8 +49,7 @@ cublasStatus_t count(cudaStream_t handle, const std::string& product) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-/// Counts a matrix product under a text like "NT 64x128x32 bf16": transposes, m x n x k, type and
-/// batch size.
+/// Counts a matrix product by a text like "NT 64x128x32 bf16": transposes, m x n x k, and type.
 cublasStatus_t count_gemm(cublasHandle_t handle, cublasOperation_t a, cublasOperation_t b, int m,
                           int n, int k, cudaDataType type, int batch = 1) {
   std::ostringstream product;
@@ -199,7 +198,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// The layout stores its sizes, which the matrix product's count needs.
+// The count of a matrix product needs the sizes, so the layout stores the sizes.
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType type,
                                           std::uint64_t rows, std::uint64_t columns, std::int64_t) {
   *out = new cublasLtMatrixLayoutOpaque_t{{static_cast<std::uint64_t>(type), rows, columns}};

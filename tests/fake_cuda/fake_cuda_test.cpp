@@ -88,8 +88,8 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   expect_ok(cudaStreamQuery(stream));
 }
 
-/// A gate blocks a stream that sets a value from 1 to 0. Another stream copies the value, after an
-/// event of the first stream if `waits`. Returns the copy before and after the gate opens.
+/// A blocked stream will set 1 to 0. A second stream copies the number, if `waits` after an event
+/// of the first stream. Returns the copies before and after the stream is unblocked.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();
@@ -118,7 +118,7 @@ TEST(FakeStreams, WaitForEachOtherByEventsOnly) {
   EXPECT_EQ(copies_of_two_streams(/*waits=*/false), std::pair(1, 1));
 }
 
-/// Returns a device copy of `host`, which is 1 when the copy is issued and 2 when it runs.
+/// Copies `host` to a device. `host` is 1 when the copy is issued and 2 when the stream runs it.
 int copy_of_changed(int* host) {
   cudaStream_t stream = new_stream();
   Gate gate(stream);
@@ -178,7 +178,7 @@ TEST(FakeHandles, EndedOnesAreRefused) {
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorInvalidResourceHandle);
 }
 
-// Tests that launches, buffers and ranks that a real GPU or NCCL refuses are refused.
+// Tests that the fake refuses the launches, buffers and ranks that a real GPU or NCCL refuses.
 
 const char kKernel = 0;
 
@@ -215,7 +215,7 @@ TEST(FakeLaunches, HaveMuchSharedMemoryOnlyIfTheyAskFirst) {
   cudaGetLastError();
 }
 
-/// Tests of buffers for a collective on one rank.
+/// Tests with the buffers of a collective on one rank.
 class FakeBuffers : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -314,7 +314,7 @@ std::vector<float> counting(int first, std::size_t count) {
   return values;
 }
 
-// The number of values, which need more bytes than a queue between two ranks holds.
+// A number of values that does not fit into the queue between two ranks.
 constexpr std::size_t kMany = 100'000;
 
 TEST(FakeNccl, MovesMoreThanFitsAtOnce) {
@@ -362,7 +362,7 @@ TEST(FakeNccl, MovesWhatEachCollectiveMoves) {
   });
 }
 
-/// Reduces the values 2, 3 and 4 of three ranks by each reduction.
+/// Tests each reduction with the values 2, 3 and 4 of three ranks.
 template <class T>
 void expect_reductions(ncclDataType_t type) {
   on_ranks(3, [type](const Rank& self) {
@@ -396,7 +396,7 @@ class TwoCommunicators {
     second_.stream = new_stream();
   }
 
-  /// Calls `call` for both communicators; rank 1 uses the opposite order of the other ranks.
+  /// Calls `call` for both communicators. Rank 1 begins with the second communicator.
   template <class Call>
   void in_any_order(const Call& call) const {
     const bool reversed = first_.rank == 1;
@@ -404,8 +404,8 @@ class TwoCommunicators {
     call(reversed ? first_ : second_);
   }
 
-  /// Waits for this rank's streams. A wait for the device would include operations of the other
-  /// rank that wait for this rank.
+  /// Waits for this rank's streams. The device also has the other rank's streams, which may wait
+  /// for this rank.
   void synchronize() const {
     first_.synchronize();
     second_.synchronize();

@@ -1,7 +1,7 @@
-// Calls that some version of libtorch links but the fake does not support. Each counts a violation
-// and returns an error. If they were missing, the real libraries would get these calls with invalid
-// handles. NVIDIA's headers are not included, so that the parameters, which are not used, need not
-// be declared.
+// Functions of CUDA, cuBLAS and NCCL that some version of libtorch links, but the fake does not
+// support. Each function counts a violation and returns an error. Without this file, the real
+// libraries would get the calls, with invalid handles. Parameters are not used, so the functions
+// declare none.
 #include <string>
 
 #include "record/record.h"

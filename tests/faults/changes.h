@@ -29,9 +29,9 @@ struct Change {
     kLink,
     kUnlink
   } kind = kCreate;
-  std::string path = {};   ///< path of the file or folder at the time of the call
+  std::string path = {};   ///< path before the call
   std::string to = {};     ///< new path, for kRename and kLink
-  std::uint64_t file = 0;  ///< inode of the file
+  std::uint64_t file = 0;  ///< inode number
   off_t offset = 0;
   std::string bytes = {};
 };
@@ -73,7 +73,7 @@ auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   if (slot.changes == nullptr) {
     return call();
   }
-  const std::lock_guard lock(slot.mutex);  // keeps changes in the order of the calls
+  const std::lock_guard lock(slot.mutex);
   const auto result = call();
   if (Changes* changes = slot.changes; result >= 0 && changes != nullptr) {
     const int error = errno;
@@ -83,7 +83,7 @@ auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   return result;
 }
 
-/// What a power failure loses of the changes that were not synced.
+/// Which unsynced changes a power failure loses.
 enum class Lost {
   kAll,   ///< file names and file contents
   kBytes  ///< file contents only: the disk has already written the names
@@ -105,7 +105,7 @@ class Disk {
   using FileId = std::uint64_t;
   using Names = std::map<std::string, FileId>;
   struct View {
-    std::map<std::string, Names> folders;  ///< names in each folder, by path
+    std::map<std::string, Names> folders;  ///< key: path of the folder
     std::map<FileId, std::string> files;
   };
 
@@ -116,7 +116,7 @@ class Disk {
 
   std::string root_;
   View now_, durable_;
-  std::map<std::uint64_t, FileId> id_of_;  ///< by inode; an inode number may be reused
+  std::map<std::uint64_t, FileId> id_of_;  ///< key: inode, which may be reused
   FileId last_ = 0;
 };
 

@@ -24,13 +24,13 @@
 namespace tessera::testing {
 namespace {
 
-// Calls come from any thread and before main(): this file must not allocate or need constructors.
+// Calls may come before main(): this file must not allocate memory or have constructors.
 constexpr std::array kCalls = {"openat", "pwrite", "fsync", "fallocate", "rename",
                                "unlink", "pread",  "close", "link"};
 
 struct Action {
   const char* name;
-  int error;  ///< the error to return; 0: makes the call, but differently
+  int error;  ///< errno of the failed call, or 0
 };
 constexpr std::array kActions = {
     Action{"kill", 0},        Action{"short", 0},     Action{"zero", 0},        Action{"slow", 0},
@@ -125,7 +125,7 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-/// Makes the call as `action` demands. `count` is the number of bytes, which the action may change.
+/// Makes the system call as `action` demands. The action may change `count`, the number of bytes.
 template <class Call>
 auto act(const Action* action, std::size_t& count, const Call& call) -> decltype(call()) {
   if (action != nullptr && is(*action, "kill")) {
@@ -213,7 +213,7 @@ int SystemCallFault::calls(const std::string& call) {
 
 }  // namespace tessera::testing
 
-// The names of the calls in glibc. glibc's headers map some calls to the names that end in 64.
+// The glibc names of the calls. glibc's headers map some calls to names that end in 64.
 extern "C" {
 using namespace tessera::testing;
 

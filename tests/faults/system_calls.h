@@ -17,7 +17,7 @@ namespace tessera::testing {
 // call and each later call 0.2 s late), stall (1.5 s late), or an error that the call returns
 // without doing anything: EINTR, ENOSPC, EIO, EDQUOT, EPERM.
 
-/// A fault in this process's calls on files below `folder`. Only one object may exist at a time.
+/// While the object exists, one system call on a file below `folder` fails. One object at a time.
 class SystemCallFault {
  public:
   SystemCallFault(const std::filesystem::path& folder, const std::string& fault);

@@ -35,9 +35,9 @@ using Tensors = std::vector<at::Tensor>;
 struct Function {
   const char* name;  ///< the operator's, without "tessera::"
   Tensors inputs;
-  std::size_t differentiable;  ///< the number of first inputs with gradients
+  std::size_t differentiable;
   std::function<at::Tensor(const Tensors&)> run;
-  std::vector<std::string> operators;  ///< the operators of a forward and a backward
+  std::vector<std::string> operators;  ///< run by a forward and a backward
 };
 
 std::vector<Function> functions() {
@@ -87,7 +87,7 @@ std::vector<Function> functions() {
   return all;
 }
 
-/// Returns the operators of this library that `mode` saw, but no redistributions.
+/// Returns the names of this library's operators in `mode`, but no redistributions.
 std::vector<std::string> own_names(const ListingMode& mode) {
   std::vector<std::string> names;
   std::ranges::copy_if(mode.names, std::back_inserter(names), [](const std::string& name) {
@@ -109,7 +109,7 @@ Tensors leaves_of(const Function& function, const Tensors& inputs) {
   return leaves(inputs, function.differentiable);
 }
 
-/// Returns distributed inputs. Those with the sizes of the first input are sharded by rows.
+/// Distributes `inputs`. Inputs with the sizes of the first input are sharded by rows.
 Tensors spread(const Tensors& inputs, const comm::WorldPtr& world) {
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"x"});
   Tensors distributed;
@@ -147,7 +147,7 @@ TEST(FusedOperators, HaveShapesWithoutValues) {
     }
     for (const Tensors& inputs : {meta, spread(meta, comm::meta_world(1, 2)), function.inputs}) {
       const Tensors leaves = leaves_of(function, inputs);
-      std::optional<kernels::FakeMode> fake;  // computes no values of CPU tensors
+      std::optional<kernels::FakeMode> fake;  // a FakeMode computes no values
       if (!inputs[0].is_meta()) {
         fake.emplace();
       }
@@ -165,7 +165,7 @@ TEST(FusedOperators, HaveNoSecondDerivativeAndOneBackward) {
     at::Tensor sum = function.run(leaves).sum();
     EXPECT_ERROR(torch::autograd::grad({sum}, {leaves[0]}, {}, std::nullopt, /*create_graph=*/true),
                  std::string(function.name) + " is differentiable once");
-    if (function.inputs.size() > 1) {  // dropout saves no tensor
+    if (function.inputs.size() > 1) {
       sum = function.run(leaves).sum();
       sum.backward();
       EXPECT_ANY_THROW(sum.backward()) << function.name;
@@ -194,8 +194,8 @@ TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   }
 }
 
-// The kernels compute attention over ranges of keys, whose results are merged. All kernels must
-// agree. Kernels that only CUDA has are computed by formula (attention_kernels_test.cpp).
+// Attention is computed over several ranges of keys, and the results are merged. All kernels must
+// agree. attention_kernels_test.cpp has formulas for the kernels that only CUDA has.
 
 using at::SDPBackend;
 
@@ -209,7 +209,7 @@ at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
   return (scores + mask).softmax(-1).matmul(t[2].repeat_interleave(group, 1));
 }
 
-/// Ranges of 14 keys for 5 queries: 4 keys with a mask, 5 without one, 5 with a causal mask.
+/// Attention of 5 queries and 14 keys: 4 keys with a mask, 5 without one, 5 with a causal mask.
 struct Parts {
   Tensors inputs{values({2, 6, 5, 8}), values({2, 3, 14, 8}, 1), values({2, 3, 14, 8}, 2)};
   at::Tensor edge = at::full({5, 4}, kHidden, at::kDouble).tril(-2);
@@ -273,7 +273,7 @@ struct Calls {
   Offsets documents = {};
 };
 
-/// Expects the kernel calls of a forward, and of a backward, for chunks of 3 queries and 12 keys.
+/// Expects these kernel calls of forward and backward for chunks of 3 queries and 12 keys.
 void expect_calls(const Calls& c) {
   const at::Tensor q = values({c.batch, 2, 6, 8}).requires_grad_();
   const at::Tensor kv = values({c.batch, 2, 12, 8}, 1).requires_grad_();
@@ -327,11 +327,8 @@ TEST(ChunkedAttention, IsThatOfAMaskWithoutKernelsToo) {
   }
 }
 
-/// The chunks are [2, 5) and [9, 12). The first sequence has the documents [0, 3), [3, 10) and [10,
-/// 12), the second one [0, 10), [10] and [11].
 TEST(ChunkedAttention, TakesACallForADocumentThatBeginsInItsChunkAndTwoForOneBeforeIt) {
-  // The first sequence takes 2 calls for [2, 3), 1 for [3, 5), 2 for [9, 10), 1 for [10, 12). The
-  // second one takes 2 for [2, 5), 2 for [9, 10), and 1 for each other token.
+  // Documents of the first sequence: [0, 3), [3, 10), [10, 12); of the second: [0, 10), [10], [11].
   expect_calls({{2, 9}, 0, 12, 0, 2, {0, 3, 10, 12, 22, 23, 24}});
 }
 
@@ -401,7 +398,7 @@ struct Split {
   std::vector<std::int64_t> mesh;
   Placements logits, targets;
   std::int64_t vocabulary;
-  std::int64_t calls;  ///< collectives of a rank in forward and backward
+  std::int64_t calls;  ///< number of collectives of a rank
 };
 
 class CrossEntropyOperator : public ::testing::TestWithParam<Split> {};
@@ -413,7 +410,6 @@ TEST_P(CrossEntropyOperator, IsLibtorchsInAStrictScope) {
   const at::Tensor weights = at::arange(1, kTokens + 1, at::kDouble);
   RunRanks(testing::ranks_of(split.mesh), [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh(split.mesh, {"dp", "tp"});
-    // Calls with other options must not use the cached call plan of these options.
     for (const detail::RowLossOptions& options :
          {detail::RowLossOptions{}, detail::RowLossOptions{-100, 0.2, 0.03},
           detail::RowLossOptions{-100, 0.2, 0.5}, detail::RowLossOptions{-100, 0.3, 0.5},
@@ -441,15 +437,14 @@ TEST_P(CrossEntropyOperator, IsLibtorchsInAStrictScope) {
 
 INSTANTIATE_TEST_SUITE_P(
     Splits, CrossEntropyOperator,
-    ::testing::Values(
-        Split{{1, 2}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 8, 2},
-        Split{{1, 4}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 5, 2},  // empty shard
-        Split{{2, 2}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}, 7, 2},
-        Split{{2, 2}, {Shard{1}, Shard{0}}, {Replicate{}, Shard{0}}, 7, 2},
-        Split{{2, 2}, {Shard{1}, Shard{1}}, {Replicate{}, Replicate{}}, 7, 2},
-        Split{{6, 1}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}, 7, 0},  // empty shard
-        Split{{2, 2}, {Shard{0}, Replicate{}}, {Shard{0}, Replicate{}}, 7, 0},
-        Split{{2, 2}, {Replicate{}, Replicate{}}, {Replicate{}, Replicate{}}, 7, 0}));
+    ::testing::Values(Split{{1, 2}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 8, 2},
+                      Split{{1, 4}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 5, 2},
+                      Split{{2, 2}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}, 7, 2},
+                      Split{{2, 2}, {Shard{1}, Shard{0}}, {Replicate{}, Shard{0}}, 7, 2},
+                      Split{{2, 2}, {Shard{1}, Shard{1}}, {Replicate{}, Replicate{}}, 7, 2},
+                      Split{{6, 1}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}, 7, 0},
+                      Split{{2, 2}, {Shard{0}, Replicate{}}, {Shard{0}, Replicate{}}, 7, 0},
+                      Split{{2, 2}, {Replicate{}, Replicate{}}, {Replicate{}, Replicate{}}, 7, 0}));
 
 TEST_ON_MESH(CrossEntropyOperator, MovesNothingElseInAStrictScope, {2}, {"tp"}) {
   const at::Tensor logits = values({kTokens, 7}), targets = some_targets(7);

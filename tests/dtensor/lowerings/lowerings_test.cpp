@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Tests operators along a sharded dimension that communicate only as many bytes as their result
-// has: in every placement, with short and empty shards, ties, NaNs and infinities.
+// Tests operators that reduce or scan a sharded dimension, and that communicate only as many bytes
+// as their result has. Shards may be short or empty. Values include ties, NaNs and infinities.
 
 namespace {
 
@@ -35,7 +35,7 @@ OperatorCases cases() {
 INSTANTIATE_TEST_SUITE_P(Forms, Operators, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// Compares `function` of a tensor with each dimension sharded over four ranks with one rank.
+/// Expects `function` of a tensor to be equal on one rank and with each dimension sharded over 4.
 template <class Function>
 void expect_same(const at::Tensor& values, const Function& function) {
   const auto expected = function(values);
@@ -57,12 +57,12 @@ TEST(Extremum, IsNanOrInfiniteWhereAnElementIs) {
 }
 
 TEST(Norm, SumsHalfPrecisionInSinglePrecision) {
-  const auto values = at::full({512, 4}, 100.0, at::kHalf);  // 512 squares sum to > 65504
+  const auto values = at::full({512, 4}, 100.0, at::kHalf);  // 512 squares overflow fp16
   expect_same(values,
               [](const at::Tensor& t) { return at::linalg_vector_norm(t, 2, at::IntArrayRef{0}); });
 }
 
-// The rule of batch_norm moves the statistics to the layout of the channels, and new values back.
+// The rule of batch_norm redistributes the running statistics like the channels, and back.
 TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
   const at::Tensor values = at::sin(at::arange(48, at::kDouble)).view({4, 3, 4});
   const at::Tensor statistics = at::arange(1, 13, at::kDouble).view({4, 3});

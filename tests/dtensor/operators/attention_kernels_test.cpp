@@ -18,10 +18,10 @@ namespace {
 
 using at::Tensor;
 
-/// The scores of one call of attention. Key and value heads are repeated to the query heads.
+/// The scores of one attention call. Key and value heads are repeated, one for each query head.
 struct Scores {
   Tensor key, value;
-  Tensor values;  ///< masked scores: (batch, heads, queries, keys)
+  Tensor values;
   double scale;
 
   Scores(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bias, bool causal)
@@ -44,7 +44,7 @@ std::pair<Tensor, Tensor> attend(const Scores& scores) {
   return {scores.values.softmax(-1).matmul(scores.value), scores.values.logsumexp(-1)};
 }
 
-/// Sums the gradients of key-value heads over their repetitions.
+/// Sums the gradients of key-value heads over the query heads that share a key-value head.
 Tensor to_kv_heads(const Tensor& gradient, const Tensor& kv) {
   return gradient.unflatten(1, {kv.size(1), -1}).sum(2);
 }
@@ -141,9 +141,9 @@ TORCH_LIBRARY_IMPL(aten, CPU, library) {
 
 struct Kernel {
   std::string name;
-  /// Returns the result for {query, key, value}.
+  /// `run` takes {query, key, value}.
   std::function<Tensor(const std::vector<Tensor>&, bool causal)> run;
-  bool grouped = true;  ///< accepts fewer key-value heads than query heads
+  bool grouped = true;  ///< allows fewer key-value heads than query heads
 };
 
 std::ostream& operator<<(std::ostream& out, const Kernel& kernel) {

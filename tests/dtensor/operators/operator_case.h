@@ -13,10 +13,10 @@
 
 namespace tessera::testing {
 
-/// A function of tensors of doubles. Tests compare its distributed result with that of one rank.
+/// A function of fp64 tensors, for tests that compare distributed tensors with one rank.
 struct OperatorCase {
   std::string name;
-  std::vector<std::vector<std::int64_t>> inputs;  ///< sizes; all elements differ
+  std::vector<std::vector<std::int64_t>> inputs;  ///< the inputs' sizes
   std::function<at::Tensor(const std::vector<at::Tensor>&)> run;
   bool differentiable = true;
 };
@@ -45,10 +45,10 @@ using Attention = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 void expect_attention_of_parts(const std::vector<at::Tensor>& plain, const Attention& attention,
                                const Placements& placements = {Shard{0}, Shard{1}});
 
-/// Returns `tensor`, replicated over the mesh of `other` if `other` is distributed.
+/// Returns `tensor`. If `other` is distributed, the returned tensor is replicated on its mesh.
 at::Tensor beside(const at::Tensor& other, const at::Tensor& tensor);
 
-/// A suite that runs cases on meshes of 4, 2 x 2 and 3 x 2. Several files instantiate the suite.
+/// A test suite that runs each case on meshes of 4, 2 x 2 and 3 x 2 ranks.
 class Operators : public ::testing::TestWithParam<OperatorCase> {};
 
 }  // namespace tessera::testing

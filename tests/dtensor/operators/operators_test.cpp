@@ -139,7 +139,7 @@ using testing::OperatorCases;
 using testing::Operators;
 using Tensors = std::vector<at::Tensor>;
 
-// Interleaved blocks need a size that 2 or 3 divides, such as 6, but not 7.
+// Blocks can be interleaved if 2 or 3 divides a size, as for 6, but not for 7.
 OperatorCases element_operators() {
   OperatorCases c;
   c.add("add", {{7, 6}, {7, 6}}, [](auto& t) { return t[0] + t[1]; });
@@ -301,7 +301,7 @@ INSTANTIATE_TEST_SUITE_P(KnownDefects, Operators, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {
-  const StrictScope strict;  // strict scopes allow reading one value
+  const StrictScope strict;
   const at::Tensor split = distribute_tensor(at::arange(7, at::kDouble), mesh, {Shard{0}});
   EXPECT_EQ(split.sum().item<double>(), 21);
   EXPECT_EQ(split.max().item<double>(), 6);
@@ -367,7 +367,7 @@ at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement
 TEST_ON_RANKS(ThinShards, HaveTheSameStridesOnAllRanks, 4) {
   // A shard of sizes [3, 1] or [3, 0] is contiguous whatever its strides are.
   const auto x = place(values({5, 3}), rank, Shard{0}).t();
-  // The second x + x takes its call plan from the cache.
+  // The second x + x uses a cached call plan.
   for (const auto& y : {x.exp(), x + x, x + x, at::where(x > 0, x, -x), x.clone()}) {
     EXPECT_EQ(y.strides(), at::IntArrayRef({5, 1}));
     EXPECT_TRUE(DistributedTensor(y).to_local().is_contiguous());
@@ -377,7 +377,7 @@ TEST_ON_RANKS(ThinShards, HaveTheSameStridesOnAllRanks, 4) {
 
 TEST_ON_MESH(ThinShards, ComeFromLocalTensorsOfOtherStrides, {4}, {"x"}) {
   const auto rows = values({5, 3});
-  // The ranks have 2, 2, 1 and 0 rows of `rows`, which are columns of the transposed tensor.
+  // The four ranks have 2, 2, 1 and 0 columns of the transposed tensor.
   const auto first = std::min<std::int64_t>(2 * rank.rank(), 5);
   const auto local = rows.slice(0, first, std::min<std::int64_t>(first + 2, 5)).t();
   const auto x =
@@ -405,13 +405,13 @@ TEST_ON_RANKS(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole, 3) {
   }
 }
 
-// Operators on lists of tensors must write what one operator for each tensor would write, and
-// increase the version of each tensor once.
+// An operator on lists of tensors must write the same values as one call for each tensor, and must
+// increase the version of each tensor by one.
 
 const std::vector<Placement> kPlacementsInLists{Replicate{}, Shard{0}, Partial{},
                                                 Partial{ReduceOp::kMax}};
 
-/// Returns functions that write to their first list.
+/// Returns functions of two lists that write to the first list.
 const std::vector<testing::Named<void(Tensors, Tensors)>>& list_writes() {
   static const std::vector<testing::Named<void(Tensors, Tensors)>> all{
       {"add", [](auto x, auto y) { at::_foreach_add_(x, y); }},
@@ -437,7 +437,7 @@ TEST_ON_MESH(ForeachInPlace, CountsItsWritesAsLibtorchDoes, {3}, {"x"}) {
         SCOPED_TRACE(name + to_string(written) + to_string(read));
         const Tensors x{spread(values({5}).abs(), written), spread(values({3, 2}).abs(), written)};
         const Tensors y{spread(values({5}, 1), read), spread(values({3, 2}, 1), read)};
-        for (int times : {1, 2}) {  // the second call has a cached plan
+        for (int times : {1, 2}) {  // the second call uses a cached call plan
           Tensors again{x[0].clone(), x[1].clone()};
           const auto before = again[0]._version();
           run(again, y);

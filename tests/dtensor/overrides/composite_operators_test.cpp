@@ -72,7 +72,7 @@ TEST_ON_MESH(Quantile, WritesToADistributedResult, {4}, {"x"}) {
   EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
 }
 
-// Composite operators with an argument out= must write to the distributed tensor that is passed.
+// A composite operator with an argument out= must write to the distributed tensor of this argument.
 
 /// A composite operator with an argument out=.
 struct OutCase {
@@ -83,7 +83,6 @@ struct OutCase {
 };
 
 TEST_ON_MESH(OutVariant, WritesToATensorHoweverItLies, {4}, {"x"}) {
-  // If sharded, the first `out` is on one rank. The composed operators would resize empty shards.
   const std::vector<OutCase> all{
       {"maximum_of_all",
        {{4}},

@@ -20,7 +20,7 @@ constexpr int kBadRank = 2;
 struct Case {
   const char* name;
   const char* operator_name;
-  at::Tensor numbers;  ///< a row for each rank; kBadRank's has an invalid number
+  at::Tensor numbers;  ///< row r is for rank r; row kBadRank is invalid
   std::function<at::Tensor(const at::Tensor& numbers, const DeviceMesh&)> run;
 };
 
@@ -82,7 +82,7 @@ TEST(BadValue, OnOneRankEndsTheCallOnAllRanks) {
     for (const Case& c : cases()) {
       SCOPED_TRACE(c.name);
       const at::Tensor numbers = on(mesh, c.numbers, Shard{0});
-      for (int i = 0; i < 2; ++i) {  // the second call has a cached plan
+      for (int i = 0; i < 2; ++i) {  // the second call uses a cached call plan
         expect_failure([&] { c.run(numbers, mesh); }, c.operator_name);
         expect_in_step(mesh);
       }

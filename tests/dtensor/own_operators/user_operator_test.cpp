@@ -30,7 +30,7 @@ at::Tensor sin_of_product(const at::Tensor& x, const at::Tensor& w) {
   return (x * w).sin();
 }
 
-/// An operator with an explicit gradient. call() is the autograd kernel of the operator.
+/// An operator with an explicit gradient. Its autograd kernel is call().
 struct SinOfProduct : torch::autograd::Function<SinOfProduct> {
   static at::Tensor call(const at::Tensor& x, const at::Tensor& w) { return apply(x, w); }
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
@@ -218,7 +218,7 @@ TEST(UserOperator, TakesOneRuleBeforeItsFirstUse) {
     unary("tessera_test::halve_unruled", distribute_tensor(at::ones({2}), mesh, {Shard{0}}));
   });
   EXPECT_ERROR(register_rule("tessera_test::halve_unruled", &elementwise), "first use");
-  static const bool registered = [] {  // registers once, even if the test is repeated
+  static const bool registered = [] {  // only once in repeated tests
     register_rule("tessera_test::never_called", &elementwise);
     return true;
   }();
@@ -257,13 +257,13 @@ TEST(UserOperatorDeathTest, FirstCallsFailAfterARuleOfNoOperatorOrACompositeOne)
 TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
   const auto whole = at::arange(6, at::kFloat);
   const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
-  // The library's rule would keep the result sharded. The rule that replaces it has no layouts.
+  // The test replaces the library's rule, which shards the result, by a rule without layouts.
   const DistributedTensor result(at::hypot(x, x));
   EXPECT_EQ(result.placements(), Placements{Replicate{}});
   EXPECT_EQUAL(result, at::hypot(whole, whole));
 }
 
-// Gradients of operators of a user must equal those of one rank, or be refused.
+// Gradients of a user's operator must equal those of one rank. Otherwise an Error is thrown.
 
 using own_operators::call_binary;
 using testing::Operators;

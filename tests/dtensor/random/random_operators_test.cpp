@@ -92,7 +92,7 @@ TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
   });
 }
 
-/// Backward operators draw no numbers, and the kernels of other devices do not run in this test.
+/// Whether an operator draws no random numbers or never runs in this test (GPU kernels).
 bool draws_nothing(const std::string& name) {
   return name.ends_with("_backward") || name == "_fused_sdp_choice" ||
          name == "_scaled_dot_product_flash_attention_for_cpu" ||
@@ -196,7 +196,7 @@ TEST_ON_MESH(RandomOperators, DrawFromTheGeneratorThatIsPassed, {2}, {"x"}) {
   const at::Tensor bits = at::bernoulli(half, generator());
   EXPECT_EQUAL(at::bernoulli(x, generator()), bits);
   EXPECT_EQUAL(x.clone().bernoulli_(x, generator()), bits);
-  x.uniform_();  // this call has another plan than the next call
+  x.uniform_();
   EXPECT_EQUAL(x.uniform_(0, 1, generator()), at::empty(kSizes).uniform_(0, 1, generator()));
 }
 

@@ -40,7 +40,7 @@ at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordina
   return whole;
 }
 
-/// Returns the local tensor at a mesh coordinate, which is a term of the shard for Partial.
+/// Returns the local tensor at a mesh coordinate: a shard, or one term of it where Partial.
 at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices& coordinate) {
   auto local = piece(whole, layout, coordinate);
   for (const auto& partial : layout.partial()) {
@@ -50,7 +50,7 @@ at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices
   return local;
 }
 
-/// Returns for each rank the reduction of its group's terms, inner mesh dimensions first.
+/// Returns the local tensors after the reductions of all Partial mesh dimensions.
 std::vector<at::Tensor> reduced(std::vector<at::Tensor> locals, const Layout& layout) {
   const auto all = coordinates(layout.mesh_sizes());
   for (auto partial = layout.partial().rbegin(); partial != layout.partial().rend(); ++partial) {
@@ -80,7 +80,7 @@ namespace {
 
 using testing::Indices;
 using testing::pos;
-using Tensors = std::vector<at::Tensor>;  // one tensor for each rank
+using Tensors = std::vector<at::Tensor>;  // one tensor of each rank
 
 struct Case {
   Indices sizes;
@@ -117,7 +117,7 @@ bool averages(const Layout& layout) {
                      [](const auto& partial) { return partial.op == ReduceOp::kAvg; });
 }
 
-/// Expects that the reduced local tensors are the shards of `whole`, bit for bit if `exact`.
+/// Reduces `locals`, and expects the shards of `whole`, bit for bit if `exact`.
 void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& layout,
                   bool exact) {
   const auto all = testing::coordinates(layout.mesh_sizes());
@@ -132,7 +132,7 @@ void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& 
   }
 }
 
-/// Returns the bytes of the plan's all-to-alls that stay on a rank, and are not sent.
+/// Returns the bytes of the plan's all-to-alls that a rank would send to itself.
 std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const Indices& coordinate) {
   std::int64_t bytes = 0;
   for (const auto& step : plan.steps) {
@@ -177,7 +177,7 @@ double sent(const comm::TrafficTable& table, const Indices& mesh) {
 struct Outcome {
   Tensors moved, back, gradient;
   LayoutPtr gradient_layout = nullptr;
-  std::vector<comm::TrafficTable> there, home;  // the traffic of each rank
+  std::vector<comm::TrafficTable> there, home;  // one table for each rank
 };
 
 void execute(const Case& c, const DeviceMesh& mesh, std::size_t rank, Outcome& outcome) {

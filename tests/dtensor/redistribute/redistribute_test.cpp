@@ -59,7 +59,7 @@ TEST(Redistribute, MovesNothingOnTheMetaDevice) {
   EXPECT_EQ(t.full_tensor().sizes(), (std::vector<std::int64_t>{7, 5}));
 }
 
-// A list of placements cannot express a layout with shards of 8 and 4 of 12 elements.
+// Shards of 8 and 4 elements are a layout that no list of placements describes.
 TEST_ON_MESH(Redistribute, ErrorsNameALayoutThatHasNoPlacements, {2}, {"x"}) {
   const auto layout = Layout::intern({2}, {{{3, {0}}, {4, {}}}});
   const auto whole = at::arange(12, at::kFloat);
@@ -105,8 +105,8 @@ TEST_ON_MESH(Scatter, SpreadsTheValuesOfOneRank, {2, 2}, {"dp", "tp"}) {
                "distribute_tensor from 4 of");
 }
 
-// A dtype may lack a reduction, such as averages of integers. No tensor may become partial with
-// such a reduction, neither in distribute_tensor() and redistribute() nor as a result.
+// Some dtypes lack a reduction: integers have no average. Such a tensor must never become Partial
+// with this reduction: by distribute_tensor(), by redistribute(), or as a result.
 
 using testing::full_tensor;
 
@@ -162,7 +162,7 @@ TEST_ON_MESH(PartialTensor, NeverHoldsSumsOfBooleans, {3}, {"x"}) {
   }
 }
 
-// Asynchronous redistributions wait when their values are first used.
+// An asynchronous redistribution waits when its result is first used.
 
 using comm::CommunicatorPtr;
 using comm::WorkPtr;
@@ -210,7 +210,7 @@ class LoggedCommunicator final : public testing::ForwardingCommunicator {
   bool on_device_;
 };
 
-/// A 2 x 2 mesh whose groups write to `log`. `on_device`: whether a device orders their calls.
+/// A 2 x 2 mesh whose groups write to `log`. `on_device`: whether a device orders the calls.
 DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
   const int row = rank.rank() / 2, column = rank.rank() % 2;
   const auto dp = rank.world()->group({column, column + 2}, "logged dp");
@@ -236,8 +236,8 @@ TEST_ON_RANKS(Async, WaitsAtTheFirstUse, 4) {
   EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
-// Waits are in the order of the calls, or in the order of use if the group's device keeps the order
-// of calls. The tensors' device does not matter, because Gloo copies GPU tensors to the host.
+// Results are waited for in the order of the calls. If the device of the process group keeps the
+// order of calls, results are waited for in the order of use.
 TEST_ON_RANKS(Async, OverlapsOnTwoGroups, 4) {
   for (const bool on_device : {false, true}) {
     Log log;
@@ -254,7 +254,7 @@ TEST_ON_RANKS(Async, OverlapsOnTwoGroups, 4) {
   }
 }
 
-// Ranks must progress with a collective of several rounds while they use another result.
+// While a rank uses one result, the collective of the other result must still proceed.
 TEST_ON_MESH(Async, RanksMayUseResultsInUnlikeOrders, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
@@ -314,7 +314,7 @@ TEST(Async, AFailureOfAPeerIsThrownWhereTheValuesAreUsed) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     const auto x = distribute_tensor(counting_values({4}), mesh, {Shard{0}});
-    x.full_tensor();  // also creates the process group
+    x.full_tensor();  // creates the process group
     if (rank.rank() == 1) {
       fail("this rank ends early");
     }

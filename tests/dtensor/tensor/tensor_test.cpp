@@ -93,15 +93,15 @@ TEST(SetData, TakesAnotherDistributedTensorAndItsType) {
   EXPECT_TRUE(local_tensor(leaf.grad()).equal(counting_values({2, 3}).to(at::kDouble).mul(2)));
 }
 
-// An in-place operator may redistribute the written tensor. If nothing moves, the redistributed
-// tensor has the same memory, maybe with other strides.
+// An in-place operator may redistribute the written tensor. If the redistribution moves no data,
+// the tensor has the same memory before and after, maybe with other strides.
 
 using testing::values;
 
 const std::vector<ReduceOp> kEveryReduction{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                             ReduceOp::kMin, ReduceOp::kProduct};
 
-/// Returns Replicate, Shard of the first `dims` dimensions, and Partial with each reduction.
+/// Returns Replicate, Shard of each dimension below `dims`, and Partial with each reduction.
 std::vector<Placement> placements_of(std::int64_t dims) {
   std::vector<Placement> all{Replicate{}};
   for (std::int64_t dim = 0; dim < dims; ++dim) {
@@ -128,8 +128,8 @@ TEST_ON_RANKS(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives, 3
   }
 }
 
-// Tensors that wrap a number, as in x + 1e-6, do not promote the type of the result. Partial sums
-// combine with infinities as whole values do.
+// In x + 1e-6, the number becomes a tensor that must not promote the type of the result. A partial
+// sum times infinity must equal the whole value times infinity.
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -182,7 +182,7 @@ at::Tensor wrapped(double number) {
   return at::native::wrapped_scalar_tensor(number);
 }
 
-/// The terms of an element have both signs, but the sum has one sign.
+/// Some terms of a sum are positive and some negative. All sums have one sign.
 TEST_ON_MESH(PendingSums, CombineWithInfinityAsTheirValuesDo, {3}, {"x"}) {
   const std::vector<testing::Named<at::Tensor(at::Tensor)>> all{
       {"mul", [](auto x) { return at::mul(x, kInfinity); }},
@@ -221,10 +221,10 @@ TEST_ON_MESH(PendingSums, StayPendingWhereTheNumberIsFinite, {3}, {"x"}) {
   EXPECT_EQ(DistributedTensor(at::div(x, 3.0)).placements(), Placements{Partial{}});
 }
 
-// from_local() finds global sizes that are not given. Errors name arguments that are missing or do
-// not fit.
+// from_local() computes the global sizes if the caller gives none. Errors name arguments that are
+// missing or that contradict each other.
 
-/// Returns a distributed tensor made by from_local() of a rank's part of `whole`, without sizes.
+/// Calls from_local() with a rank's part of `whole`, and without global sizes.
 DistributedTensor from_part(const at::Tensor& whole, const DeviceMesh& mesh,
                             const Placements& placements) {
   const at::Tensor part = distribute_tensor(whole, mesh, placements).to_local();
@@ -389,11 +389,11 @@ TEST_ON_RANKS(LocalMapGradients, ArePlainAndWholeForPlainArguments, 4) {
   product(plain, {}).sum().backward();
   EXPECT_FALSE(tessera::is_distributed(plain.grad()));
   EXPECT_TRUE(at::allclose(plain.grad(), gradient_alone()));
-  // If in_grad_placements are Replicate, the function itself must reduce the gradient.
+  // With Replicate in in_grad_placements, local_map() does not reduce the gradient.
   plain.mutable_grad().reset();
   product(plain, {.in_grad_placements = {std::nullopt, Placements{Replicate{}}}}).sum().backward();
   EXPECT_FALSE(at::allclose(plain.grad(), gradient_alone()));
-  // The gradient of the result of to_local() reaches the distributed tensor.
+  // The gradient of to_local()'s result must reach the distributed tensor.
   product(DistributedTensor(p.weight).to_local(), {}).sum().backward();
   EXPECT_CLOSE(p.weight.grad(), gradient_alone());
 }
@@ -415,7 +415,7 @@ TEST_ON_RANKS(LocalMapGradients, AreToBeSaidWhereResultsDisagree, 4) {
   EXPECT_EQ(both({.out_sizes = {{7, 2}, {3, 2}}}).size(), 2);
 }
 
-// The function of local_map() sums its terms over the ranks, which out_placements cannot express.
+// The function of local_map() has a sum over ranks inside, which out_placements cannot describe.
 TEST(LocalMapGradients, AreComparedInDebugMode) {
   const testing::DebugChecks checks("1");
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {

@@ -142,7 +142,7 @@ TEST(Printing, AnErrorForAPlainHandleNamesToString) {
 // With TESSERA_DEBUG=1, from_local() and distribute_tensor() compare the tensors of all ranks. All
 // ranks throw, even if only one rank finds an error.
 
-/// Returns the error of `body` on each of two ranks. No rank may wait for a rank that has thrown.
+/// Returns each rank's error of `body`. Neither rank may wait for a rank that has thrown.
 std::vector<std::string> errors_of(const testing::Body& body) {
   std::vector<std::string> errors(2);
   RunRanks(2, [&](Rank& rank) {
@@ -154,7 +154,7 @@ std::vector<std::string> errors_of(const testing::Body& body) {
   return errors;
 }
 
-/// A call that differs between two ranks, and a word of each rank's error.
+/// A call that differs between two ranks, and a word that each rank's error must contain.
 struct Disagreement {
   const char* what;
   testing::Body act;
@@ -188,7 +188,7 @@ TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
          distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
        },
        "Shard(0)", "Shard(1)"},
-      // The numbers of elements are equal, so only a comparison of the ranks finds the difference.
+      // The numbers of elements are equal, so the ranks must compare their sizes to find the fault.
       {"sizes of a redistribution",
        [](Rank& rank) {
          const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});

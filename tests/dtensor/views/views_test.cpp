@@ -133,11 +133,11 @@ TEST_ON_MESH(ExpandedTensor, IsRefusedOnAllRanksWhereLibtorchRefusesIt, {3}, {"x
   EXPECT_EQUAL(row, value);
 }
 
-// as_strided() indexes memory. For a distributed tensor or view, offset 0 is its first element.
+// The offset of as_strided() counts from the first element of a distributed tensor or view.
 
 using Change = std::function<at::Tensor(at::Tensor x)>;
 
-/// Expects that `change` has the result and the effect on x that it has on one rank.
+/// Expects that `change` returns and writes the same values on a mesh as on one rank.
 void expect_as_one_rank(const Change& change) {
   auto plain = at::arange(42, at::kDouble).view({6, 7});
   const auto expected = change(plain);
@@ -170,8 +170,8 @@ TEST(AsStrided, CountsFromTheBeginningOfTheView) {
   });
 }
 
-// A view along a sharded dimension holds a copy of the viewed elements. No read and no write may
-// take the copy for the viewed tensor.
+// A view along a sharded dimension holds a copy of the viewed elements. Reads and writes of the
+// view must use the viewed tensor, not an old copy.
 
 using testing::full_tensor;
 
@@ -192,7 +192,7 @@ TEST_ON_RANKS(DetachedView, RefusesReadsAfterAWriteToItsBase, 4) {
   EXPECT_EQUAL(x.slice(0, 0, 3), values({5, 3}).slice(0, 0, 3).add(1));
 }
 
-// The views are the first ones of a thread, or are made under a guard of libtorch.
+// Makes one view under a guard of libtorch, and another view in a new thread.
 TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
   const auto loss = [](const at::Tensor& h) { return h.pow(2).mul(h).sum(); };
   auto plain = values({7, 3}).requires_grad_();
@@ -215,7 +215,7 @@ TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
   });
 }
 
-/// Returns a 5 x 3 tensor of ones after `fill` has filled three of its rows.
+/// Returns a 5 x 3 tensor of ones. `fill` has filled rows 1 to 3.
 template <class Fill>
 at::Tensor filled(Rank& rank, const Placement& placement, const Fill& fill) {
   manual_seed(1);
@@ -239,7 +239,7 @@ TEST_ON_RANKS(DetachedView, IsFilledWithTheNumbersOfItsElements, 4) {
 
 TEST_ON_RANKS(DetachedView, Refusals, 4) {
   {
-    // Inference tensors have no version counters, so that no read could notice an earlier write.
+    // Inference tensors have no version counter, so a read of a view can't detect an earlier write.
     const c10::InferenceMode inference;
     auto x = split(rank, at::ones(4));
     EXPECT_ERROR(x.slice(0, 0, 3).zero_(), "of an inference tensor");
@@ -269,7 +269,7 @@ TEST_ON_RANKS(DetachedView, Refusals, 4) {
 }
 
 TEST(DetachedView, WritesToSeveralPiecesAllArrive) {
-  // Each function writes to several views of a 7 x 4 tensor, one view after the other.
+  // Each function writes to a 7 x 4 tensor through several views, one after the other.
   const std::vector<testing::Named<void(const at::Tensor&)>> all{
       {"chunk",
        [](auto& x) {

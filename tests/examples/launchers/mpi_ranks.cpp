@@ -38,18 +38,18 @@ void run_rank() {
                 rank);
   compute_on(scope.world());
 
-  // `part` has ranks 0 and 2 in reverse order, or rank 1 alone.
+  // `part` is a communicator of ranks 2 and 0, in this order, or of rank 1 alone.
   MPI_Comm part = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &part);
   const comm::WorldScope part_scope(comm::world_from_mpi(part));
-  // The world must not need its communicator any longer.
+  // MPI_Comm_free() after world_from_mpi(): the world must not use the MPI communicator.
   MPI_Comm_free(&part);
   TESSERA_CHECK(part_scope.world()->size() == (rank == 1 ? 1 : 2), "the part has ",
                 part_scope.world()->size(), " ranks");
   TESSERA_CHECK(part_scope.world()->rank() == (rank == 0 ? 1 : 0), "rank ", rank, " became ",
                 part_scope.world()->rank());
   compute_on(part_scope.world());
-  // Rank 1 has made fewer worlds with a rendezvous than its peers, but must still meet them.
+  // Rank 1 has made fewer worlds by rendezvous than the other ranks. All must meet in the next one.
   const comm::WorldScope launched(comm::world_from_environment());
   compute_on(launched.world());
   MPI_Barrier(MPI_COMM_WORLD);

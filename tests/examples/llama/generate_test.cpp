@@ -93,7 +93,7 @@ TEST(Sampler, IsGreedyAtTemperatureZero) {
   EXPECT_EQ(Sampler({.temperature = 0}).next(OneText({0.1, 3.0, -2.0, 2.9})), Tokens{1});
 }
 
-/// Sampling options, and expected probabilities of four tokens with 0.05, 0.5, 0.15 and 0.3.
+/// Sampling options, and the expected probabilities of tokens with 0.05, 0.5, 0.15 and 0.3.
 struct Probabilities {
   SamplingOptions options;
   std::vector<double> expected;
@@ -108,7 +108,7 @@ TEST(TokenProbabilities, AreThoseOfTheLikeliestTokens) {
       {{.temperature = 1, .top_k = 100}, {0.05, 0.5, 0.15, 0.3}},
       {{.temperature = 1, .top_p = 0.7}, {0, 0.625, 0, 0.375}},
       {{.temperature = 1, .top_p = 1e-9}, {0, 1, 0, 0}},
-      // Temperature 0.5 squares the probabilities. After top-k, 0.25 and 0.09 are 0.735 and 0.265.
+      // Temperature 0.5 squares probabilities. Top-k turns 0.25 and 0.09 into 0.735 and 0.265.
       {{.temperature = 0.5, .top_k = 2, .top_p = 0.74}, {0, 25.0 / 34, 0, 9.0 / 34}},
       {{.temperature = 0.5, .top_k = 2, .top_p = 0.73}, {0, 1, 0, 0}}};
   for (const Probabilities& row : rows) {

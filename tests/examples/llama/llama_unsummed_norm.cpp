@@ -22,8 +22,8 @@ class Done final : public comm::Work {
   void wait() override {}
 };
 
-/// Changes all-reduces with as many elements as all norms of a rank have. No other all-reduce may
-/// have this size, so choose batches and sequences accordingly.
+/// Changes each all-reduce that has as many elements as all norms of a rank. Choose the batch and
+/// sequence sizes so that no other all-reduce has this size.
 class UnsummedNorm final : public testing::ForwardingCommunicator {
  public:
   UnsummedNorm(comm::CommunicatorPtr inner, std::int64_t norms, std::int64_t elements)
@@ -42,7 +42,7 @@ class UnsummedNorm final : public testing::ForwardingCommunicator {
 
  private:
   std::int64_t norms_;
-  std::int64_t elements_;  ///< elements of a norm on a rank
+  std::int64_t elements_;  ///< elements of one norm on a rank
 };
 
 int train(std::vector<std::string> arguments) {

@@ -248,7 +248,7 @@ TEST_P(ResolvedFlags, ComeBackFromTheirFile) {
   const TemporaryFolder folder;
   const std::string file = (folder / "run.toml").string();
   WriteFile(file, options.resolved);
-  // The file lacks the paths that --output-dir decides.
+  // run.toml omits the paths that --output-dir decides.
   Flags again{"--config-file", file};
   if (!options.output_dir.empty()) {
     again.insert(again.end(), {"--output-dir", options.output_dir});

@@ -107,7 +107,7 @@ void hang_on_demand() {
   }
 }
 
-/// Implements the fault slow-end:K: the K-th communicator that is ended takes one more second.
+/// Implements the fault slow-end:K: the end of the K-th communicator takes one more second.
 void end_slowly_on_demand() {
   static std::atomic<std::int64_t> ended = 0;
   if (settings().fault("slow-end") == ++ended) {
@@ -129,7 +129,7 @@ ncclResult_t make(ncclComm_t* out, const std::string& id, int rank, int ranks,
   return ncclSuccess;
 }
 
-/// Gathers the value `own` of each rank, in rank order. Returns nothing if a rank does not call.
+/// Gathers the value `own` of each rank, in rank order. The result is empty if a rank is missing.
 template <class T>
 std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
   std::vector<T> all(static_cast<std::size_t>(communicator->ranks()));
@@ -145,7 +145,7 @@ std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
   return run_on_host(operation) ? all : std::vector<T>{};
 }
 
-/// Waits until all ranks on the host end the communicator; NCCL may wait, too.
+/// Waits until all ranks on the host end the communicator. NCCL may do the same.
 void meet_at_end(const CommunicatorPtr& communicator) {
   if (gather(communicator, std::int8_t{0}).empty()) {
     count_violation("communicator " + communicator->id() +
@@ -153,8 +153,8 @@ void meet_at_end(const CommunicatorPtr& communicator) {
   }
 }
 
-/// A rank's host and device. Ranks are on one host if they have the same NCCL_HOSTID, or none, as
-/// in NCCL.
+/// The host and the device of a rank. As in NCCL, ranks are on one host if they have equal
+/// NCCL_HOSTIDs, or none.
 struct Place {
   std::array<char, 64> host{};
   int device = 0;
@@ -194,7 +194,7 @@ struct Wish {
   int rank;
 };
 
-/// Returns the ranks that asked for this color, ordered by key and then by rank.
+/// Returns the ranks that called ncclCommSplit() with this color, ordered by key, then by rank.
 std::vector<Wish> members(std::vector<Wish> wishes, int color) {
   std::erase_if(wishes, [color](const Wish& wish) { return wish.color != color; });
   std::stable_sort(wishes.begin(), wishes.end(),

@@ -87,7 +87,7 @@ class Communicator {
   int device() const { return device_; }
   Mailbox& mailbox() const { return *mailbox_; }
 
-  /// Returns the number of the next operation in call order. The caller must lock issue_mutex().
+  /// Returns the number of the next operation. The caller must lock issue_mutex().
   std::uint64_t take_turn() { return issued_++; }
   /// Whether all operations with lower numbers than `turn` have ended.
   bool has_turn(std::uint64_t turn) const { return ended_ == turn; }
@@ -104,7 +104,7 @@ class Communicator {
   void fail(ncclResult_t error) { error_ = error; }
   ncclResult_t error() const { return error_; }
 
-  /// Returns an id for a communicator made from this communicator. The id is equal on all ranks.
+  /// Returns the id of a communicator that is made from this communicator, equal on all ranks.
   std::string child_id(const std::string& kind) {
     return id_ + "." + kind + std::to_string(children_++);
   }
@@ -119,7 +119,7 @@ class Communicator {
   const int ranks_;
   const int device_;
   const std::shared_ptr<Mailbox> mailbox_;
-  std::size_t row_;  ///< index of the communicator in Record::communicators
+  std::size_t row_;
   int children_ = 0;
   bool finalized_ = false;
   std::uint64_t issued_ = 0;
@@ -141,8 +141,6 @@ CommunicatorPtr find(ncclComm_t handle);
 ncclComm_t remember(CommunicatorPtr communicator);
 void forget(ncclComm_t handle);
 
-// Collectives consist of sends and receives between pairs of ranks.
-
 enum class Collective {
   kAllGather,
   kReduceScatter,
@@ -163,7 +161,7 @@ struct Operation {
   std::size_t count;
   ncclDataType_t type;
   ncclRedOp_t op;
-  int root;  ///< the root, or the peer of a send or receive
+  int root;  ///< for a send or receive: the peer
   CommunicatorPtr communicator;
   Stream* stream;
 

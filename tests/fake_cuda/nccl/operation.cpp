@@ -73,7 +73,7 @@ class Transfers {
     Header header;
     std::byte* data;
     Header header_of_peer{};
-    std::size_t moved = 0;  ///< number of bytes moved: first the header, then the data
+    std::size_t moved = 0;  ///< bytes moved of header, then data
 
     bool ended() const { return moved == sizeof(Header) + header.bytes; }
 
@@ -85,7 +85,7 @@ class Transfers {
       moved += move_some();
       if (!sends && before < sizeof(Header) && moved == sizeof(Header) &&
           header_of_peer != header) {
-        // NCCL would hang or write wrong data. The fake hangs, too, but first reports the reason.
+        // Reports a call after which NCCL would hang or write wrong data. The fake then hangs.
         count_violation("rank " + std::to_string(peer) + " of communicator " + communicator->id() +
                         " calls another collective, or one of another size");
         communicator->lose();
@@ -135,9 +135,7 @@ class Transfers {
   std::map<Lane, std::deque<Transfer>> lanes_;
 };
 
-// Collectives consist of sends and receives between pairs of ranks.
-
-/// Returns `operation` with the addresses at which the fake accesses the buffers (view_of()).
+/// Returns `operation` with the addresses of its buffers replaced by view_of() these addresses.
 Operation viewed(Operation operation) {
   operation.send = view_of(operation.send);
   operation.receive = view_of(operation.receive);
@@ -180,7 +178,7 @@ class Run {
   std::size_t rank_;
   std::size_t ranks_;
   std::size_t bytes_;
-  std::vector<std::vector<std::byte>> inputs_;  ///< for reductions: the received input of each rank
+  std::vector<std::vector<std::byte>> inputs_;  ///< each rank's input, for reductions
 };
 
 Header Run::header() const {
@@ -205,7 +203,7 @@ void Run::start(Transfers& transfers) {
   inputs_.resize(operation_.reduces() ? ranks_ : 0);
   for (std::size_t other = 0; other < ranks_; ++other) {
     if (other == rank_ && operation_.reduces()) {
-      continue;  // finish() reads this rank's block from the input
+      continue;  // finish() reads the block
     }
     const std::optional<const void*> part = part_for(other);
     const std::optional<void*> place = place_for(other);
@@ -289,7 +287,7 @@ namespace {
 /// Returns false if a communicator was aborted or `deadline` has passed.
 bool execute(std::vector<Operation> operations, std::optional<Clock::time_point> deadline) {
   Transfers transfers;
-  std::list<Run> runs;  // std::list: the transfers point to its elements
+  std::list<Run> runs;  // a std::list, since `transfers` has pointers
   for (Operation& operation : operations) {
     runs.emplace_back(viewed(std::move(operation))).start(transfers);
   }
@@ -347,8 +345,8 @@ bool in_place(const Operation& operation, const Buffer& input, const Buffer& out
   }
 }
 
-/// Returns the reason why NCCL can't use the buffer, or "". A rank that sends or receives nothing
-/// has no buffer.
+/// Returns the reason why NCCL can't use the buffer, or "". Accepts an empty buffer or a null
+/// pointer.
 std::string fault_of(const Buffer& buffer, std::size_t element) {
   if (buffer.data == nullptr || buffer.bytes == 0) {
     return "";
@@ -362,9 +360,9 @@ std::string fault_of(const Buffer& buffer, std::size_t element) {
   return buffer.aligned_to(element) ? "" : "a buffer is not aligned to its elements";
 }
 
-/// Returns whether NCCL can use the buffers. If not, NCCL would access wrong memory, so this is a
-/// violation: buffers that are not GPU-accessible, reach past their allocation, overlap other than
-/// in place, or are not aligned to their elements.
+/// Returns whether NCCL can use the buffers. A violation is a buffer that the GPU cannot access,
+/// that reaches past its allocation, that is not aligned to its elements, or that overlaps another
+/// buffer in a way that NCCL does not document.
 bool check_buffers(const Operation& operation) {
   const Buffer input = input_of(operation);
   const Buffer output = output_of(operation);
@@ -386,8 +384,8 @@ bool is_aligned(const Operation& operation) {
   return input_of(operation).aligned_to(kUnit) && output_of(operation).aligned_to(kUnit);
 }
 
-/// Returns the bytes for each rank if they are no multiple of 16, so that NCCL must move most
-/// ranks' data by single bytes; otherwise 0.
+/// Returns the bytes for each rank, if NCCL must move them one by one because their number is not a
+/// multiple of 16; otherwise 0.
 std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   const bool in_parts = operation.collective == Collective::kAllGather ||
                         operation.collective == Collective::kReduceScatter ||
@@ -452,8 +450,8 @@ void count(const std::vector<Operation>& operations) {
   }
 }
 
-/// Runs a group on the stream of its first operation. The other operations' streams wait before and
-/// after the group, as NCCL allows.
+/// Runs a NCCL group on the stream of its first operation. As in NCCL, the other operations'
+/// streams wait before and after the group.
 void launch(const std::vector<Operation>& operations) {
   count(operations);
   Stream& first = *operations.front().stream;

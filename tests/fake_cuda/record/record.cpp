@@ -50,7 +50,6 @@ CallStack take_stack() {
   while (first < count && library_of(frames.at(static_cast<std::size_t>(first))) == self) {
     ++first;
   }
-  // Constructs with parentheses: braces would make a list of the two iterators.
   return CallStack(frames.begin() + first, frames.begin() + count);
 }
 

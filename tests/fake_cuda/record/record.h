@@ -11,7 +11,7 @@
 
 namespace fake_cuda {
 
-/// Return addresses, innermost first, without the frames of the fake library.
+/// Return addresses, innermost frame first. Frames of the fake library are left out.
 using CallStack = std::vector<void*>;
 
 CallStack take_stack();
@@ -22,7 +22,7 @@ std::vector<std::string> describe(const CallStack& stack);
 /// Returns the demangled name, or `name` if it is not mangled.
 std::string demangle(const char* name);
 
-// All CUDA, cuBLAS and NCCL calls of the process, from which the report is made.
+// Counts of all CUDA, cuBLAS and NCCL calls of the process, for its report.
 
 /// The use of one kind of memory: device memory or pinned host memory.
 struct MemoryUse {
@@ -37,13 +37,13 @@ struct StreamUse {
 };
 
 struct CommunicatorUse {
-  std::string id;  ///< equal on all ranks of the communicator
+  std::string id;  ///< equal on all ranks
   int ranks = 0;
   int rank = 0;
   std::string made_by;  ///< "init" or "split"
   bool finalized = false;
   std::string ended_by;     ///< "destroy" or "abort"; empty while the communicator exists
-  std::int64_t ended = -1;  ///< index among this process's ended communicators; -1: not ended
+  std::int64_t ended = -1;  ///< order of the communicator's end; -1: not ended
 };
 
 /// Collectives that differ only in size have the same key, and are counted together.
@@ -59,20 +59,20 @@ struct CollectiveKey {
 
 struct CollectiveUse {
   std::int64_t calls = 0;
-  std::int64_t bytes = 0;           ///< bytes of this rank's inputs
-  std::int64_t unaligned = 0;       ///< number of calls with buffers not aligned to 16 bytes
-  std::int64_t unaligned_part = 0;  ///< most bytes per rank that are no multiple of 16, or 0
+  std::int64_t bytes = 0;           ///< of this rank's inputs
+  std::int64_t unaligned = 0;       ///< calls whose buffers are not aligned to 16 bytes
+  std::int64_t unaligned_part = 0;  ///< the maximum of bytes_of_unaligned_parts()
 };
 
 /// Everything that the process records. `mutex` guards every member.
 struct Record {
   std::mutex mutex;
   std::map<std::string, std::int64_t> calls;
-  std::map<const char*, std::int64_t> launches;  ///< by the address of the mangled kernel name
+  std::map<const char*, std::int64_t> launches;  ///< key: address of the kernel's mangled name
   std::map<std::string, std::int64_t> gemms;
   std::map<std::pair<std::string, CallStack>, std::int64_t> host_syncs;
   std::map<std::pair<std::string, CallStack>, std::int64_t> violations;
-  std::map<int, CallStack> contexts;  ///< for each device, the call that made the context
+  std::map<int, CallStack> contexts;  ///< the calls that made contexts, by device
   MemoryUse device_memory;
   MemoryUse pinned_memory;
   std::map<std::int64_t, StreamUse> streams;
@@ -80,7 +80,7 @@ struct Record {
   std::map<CollectiveKey, CollectiveUse> collectives;
 };
 
-/// Returns the record, which is never destroyed, because libraries call the fake until the end.
+/// Returns the record. It is never destroyed: libraries call the fake until the process ends.
 Record& record();
 
 void count_call(const char* name);
@@ -94,7 +94,7 @@ void count_violation(const std::string& what);
 /// Writes TESSERA_FAKE_CUDA_REPORT.RANK.json if the process has used the fake library.
 void write_reports();
 
-/// The memory of each device: that of an H200.
+/// The memory size of each device, that of an H200.
 constexpr std::int64_t kDeviceBytes = std::int64_t{140} << 30;
 
 // The environment variables of the fake library. They are read once, at the first call.
@@ -104,7 +104,7 @@ constexpr std::int64_t kDeviceBytes = std::int64_t{140} << 30;
 using Faults = std::map<std::string, std::int64_t>;
 
 struct Settings {
-  int rank;            ///< value of RANK; 0 if not set
+  int rank;            ///< the environment variable RANK, or 0
   std::string report;  ///< TESSERA_FAKE_CUDA_REPORT: path prefix of reports; "": none
   int devices;         ///< TESSERA_FAKE_CUDA_DEVICES: number of devices
   Faults faults;

@@ -260,7 +260,7 @@ const char* cudaGetErrorName(cudaError_t error) {
   return cudaGetErrorString(error);
 }
 
-// The driver's newer interface is not supported: no function is found.
+// Finds no function: the driver's newer interface is not supported.
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {

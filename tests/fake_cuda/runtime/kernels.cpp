@@ -38,12 +38,12 @@ std::function<void()> drop(void** arguments) {
       };
 }
 
-/// A function that copies the arguments of a launch and returns the kernel's work on the host. Null
-/// for kernels that the fake does not compute.
+/// A function that computes a kernel on the host: it copies the launch arguments, and returns the
+/// computation. Null if the fake does not compute the kernel.
 using HostForm = std::function<void()> (*)(void** arguments);
 using Forms = std::map<std::string, HostForm>;
 
-/// Returns the host forms for one element type, by parts of the demangled kernel names.
+/// Returns the HostForms for one element type. Keys are parts of the demangled kernel names.
 template <class T, class Compute>
 Forms forms_of(const std::string& type, const std::string& compute) {
   const auto fill_kernel = [&](const std::string& draw) {
@@ -64,9 +64,9 @@ Forms all_forms() {
   return forms;
 }
 
-/// Returns the host form of the kernel with the given mangled name; null if there is none.
+/// Returns the HostForm of the kernel with the given mangled name; null if there is none.
 HostForm host_form_of(const std::string& kernel) {
-  // Names are tested before demangling, which is slow: libtorch registers thousands of kernels.
+  // This test avoids demangling, which is slow: libtorch registers thousands of kernels.
   if (kernel.find("7tessera") == std::string::npos) {
     return nullptr;
   }
@@ -88,7 +88,7 @@ struct Kernel {
 
 struct Kernels {
   std::mutex mutex;
-  std::unordered_map<const void*, Kernel> by_function;  ///< by the address of the host function
+  std::unordered_map<const void*, Kernel> by_function;  ///< key: address of the host function
 };
 
 Kernels& kernels() {

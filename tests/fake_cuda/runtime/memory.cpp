@@ -23,14 +23,14 @@ struct Block {
   std::size_t bytes;
   MemoryKind kind;
   int device;
-  bool mapped;           ///< whether the fake has mapped the memory; false for registered memory
-  void* view = nullptr;  ///< device memory only: the address at which the fake accesses it
+  bool mapped;           ///< false for host memory of the program that is registered
+  void* view = nullptr;  ///< the fake's address of device memory
 };
 
 struct Blocks {
   std::mutex mutex;
   std::map<std::uintptr_t, Block> by_address;
-  std::map<int, std::int64_t> used;  ///< allocated bytes by device
+  std::map<int, std::int64_t> used;  ///< allocated bytes of each device
   std::int64_t mallocs = 0;
 };
 
@@ -123,7 +123,7 @@ constexpr char kWhat[] = "the host touches memory of a device";
 /// Handles SIGSEGV. Locks a mutex, which in general is not safe in a signal handler, but is safe
 /// here: the fake never accesses device memory while it holds the lock.
 void on_fault(int signal, siginfo_t* info, void*) {
-  // The faulting instruction runs again, and the signal then has its default effect.
+  // After on_fault(), the faulting instruction runs a second time and gets the default handler.
   sigaction(signal, &previous, nullptr);
   if (kind_of(info->si_addr) != MemoryKind::kDevice) {
     return;
@@ -135,8 +135,8 @@ void on_fault(int signal, siginfo_t* info, void*) {
   write_reports();
 }
 
-/// Makes each later host access to device memory end the process. A violation with a stack is first
-/// written to the report, and a line to standard error.
+/// From now on, a host access to device memory ends the process. The report and standard error say
+/// why.
 void watch_host_access() {
   static const int once = [] {
     struct sigaction action {};
@@ -292,7 +292,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 
 }  // extern "C"
 
-// cudaMemcpy* and cudaMemset*. They copy real bytes, in the order of their streams.
+// The cudaMemcpy* and cudaMemset* functions. Copies are real, in the order of their streams.
 
 namespace fake_cuda {
 namespace {
@@ -383,7 +383,7 @@ cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
   return cudaMemsetAsync(to, value, bytes, nullptr);
 }
 
-// Writes nothing, because kernels that would read device variables do not run.
+// Writes nothing: kernels that would read device variables are not computed.
 cudaError_t cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t, cudaMemcpyKind) {
   count_call("cudaMemcpyToSymbol");
   return cudaSuccess;

@@ -20,7 +20,7 @@
 
 namespace fake_cuda {
 
-/// The most dynamic shared memory of a block: by default, and with an attribute of the kernel.
+/// The maximum dynamic shared memory of a block: by default, and if the kernel's attribute is set.
 constexpr std::size_t kSharedBytes = std::size_t{48} << 10;
 constexpr std::size_t kSharedBytesOptIn = std::size_t{227} << 10;
 
@@ -69,7 +69,7 @@ class Completion {
   void finish();
   bool finished() const { return finished_; }
   void wait() const { finished_.wait(false); }
-  /// The time at which the point was reached.
+  /// The time at which all earlier work was done.
   std::chrono::steady_clock::time_point time() const { return time_; }
 
  private:
@@ -96,10 +96,10 @@ class Stream {
   /// Submits work that may wait. The stream's own thread runs the work, so that the host continues.
   void submit_waiting(Work work) { add(std::move(work), /*may_wait=*/true); }
 
-  /// Returns a point after all work submitted so far.
+  /// Returns a Completion of all work that was submitted so far.
   CompletionPtr mark();
 
-  /// Makes the stream's later work wait for the point.
+  /// Makes the stream's later work wait for the Completion.
   void wait_for(const CompletionPtr& point);
 
  private:
@@ -112,11 +112,11 @@ class Stream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> queue_;
-  bool busy_ = false;  ///< whether work is running; running work is no longer in the queue
+  bool busy_ = false;  ///< whether the stream runs work now
   bool has_thread_ = false;
 };
 
-/// Returns the stream of a handle; for null, the device's default stream. Null if it was destroyed.
+/// Returns the handle's stream, or the default stream for a null handle. Null if it was destroyed.
 Stream* find_stream(cudaStream_t handle);
 
 /// Returns all existing streams, for calls that wait for a device.
@@ -133,7 +133,7 @@ void wait_for_all_streams();
 /// Returns the calling thread's device.
 int current_device();
 
-/// Creates a context on the calling thread's device, which takes some hundred MiB of its memory.
+/// Creates a context on the calling thread's device. A context takes some hundred MiB.
 void use_device();
 bool has_context(int device);
 

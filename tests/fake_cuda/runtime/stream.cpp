@@ -16,7 +16,7 @@ namespace {
 struct Streams {
   std::mutex mutex;
   std::set<Stream*> made;
-  std::map<int, Stream*> of_device;  ///< default stream of each device
+  std::map<int, Stream*> of_device;  ///< default streams by device
 };
 
 Streams& streams() {
@@ -59,7 +59,7 @@ Stream::Stream(int device, int priority)
 void Stream::add(Work work, bool may_wait) {
   std::unique_lock lock(mutex_);
   if (!may_wait && !busy_ && queue_.empty()) {
-    // While the work runs, other threads submit their work to the queue.
+    // Other threads can submit work while the stream's thread runs work.
     busy_ = true;
     lock.unlock();
     work();
@@ -84,7 +84,7 @@ void Stream::run() {
     busy_ = true;
     lock.unlock();
     work();
-    work = nullptr;  // destroys the work's captures without the lock
+    work = nullptr;  // runs destructors of captures without the lock
     lock.lock();
     busy_ = false;
   }
@@ -181,7 +181,7 @@ namespace {
 
 /// The object behind cudaEvent_t.
 struct Event {
-  CompletionPtr point;  ///< the point of the last cudaEventRecord(); null before the first one
+  CompletionPtr point;  ///< last cudaEventRecord(); null if none
 };
 
 struct Events {
