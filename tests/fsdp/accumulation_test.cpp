@@ -1,5 +1,5 @@
-// Tests micro-batches whose gradients are reduced later: a program may drop these gradients before,
-// and products may be added to them.
+// Tests micro-batches whose gradients a later micro-batch reduces. A program may drop these
+// gradients before the reduction, and FSDP may add matrix products to them in place.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
@@ -16,7 +16,7 @@
 
 namespace tessera::fsdp::accumulation {
 
-/// A model of two units. A call uses `b`, or both.
+/// A model with the units `a` and `b`. A call uses `b` alone, or both units.
 struct Pair : nn::Module<Pair> {
   Pair() { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& x, bool both) {
@@ -72,7 +72,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
   const auto streams = record(model);
   set_is_last_backward(model, false);
   local_loss(model, rank, 0).backward();
-  // No call has waited for the reduction of the root unit, which backward starts last.
+  // The root's reduction starts last in backward, and no call has waited for the reduction.
   EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
   EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
   set_is_last_backward(model, true);
@@ -84,7 +84,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
             8);
 }
 
-/// Two units. Backward needs the first unit's input for its gradients, but not its parameters.
+/// Two units. Backward needs the parameters of the second unit, but not those of the first.
 struct Scaled : nn::Module<Scaled> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
   nn::Child<nn::Linear> first{*this, "first", 3, 5}, second{*this, "second", 5, 5};
@@ -100,7 +100,7 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
       Filled<Scaled> model;
       const DeviceMesh mesh = rank.mesh({2}, {"dp"});
       shard_units({&*model.first, &*model.second, &model}, mesh);
-      set_unshard_in_backward(*model.first, gather);  // has an input without gradient
+      set_unshard_in_backward(*model.first, gather);  // `x` needs no gradient
       const Sent sent(rank);
       model(x).square().sum().backward();
       EXPECT_EQ(sent.calls("dp", "all_gather"), gather ? 4 : 3);
@@ -110,7 +110,7 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
   });
 }
 
-// A program may drop gradients that wait for the reduction of a later micro-batch.
+// A program may drop gradients that FSDP will reduce in a later micro-batch.
 
 /// A way to drop the gradients of a model.
 struct Drop {
@@ -137,7 +137,7 @@ const std::vector<Drop>& drops() {
   return all;
 }
 
-/// A setting that leaves gradients incomplete while it is false.
+/// A setting of FSDP. While the setting is false, gradients are incomplete.
 struct Setting {
   const char* name;
   void (*set)(SmallModel& model, bool is_last);
@@ -157,8 +157,8 @@ const std::vector<Setting>& settings() {
   return all;
 }
 
-// Tests each way to drop gradients with each setting that leaves them incomplete. A dropped
-// gradient is NaN, so any trace of it would show.
+// Tests each way to drop gradients with each Setting. The dropped gradients are NaN, so that no
+// part of them can be used unnoticed.
 TEST(DroppedGradients, DoNotComeBack) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {1});
   const std::vector<at::Tensor> expected_of_two = gradients_alone({}, {1, 2});
@@ -178,7 +178,7 @@ TEST(DroppedGradients, DoNotComeBack) {
       };
       RunHybrid(run);
       RunHybrid({.offload_policy = OffloadPolicy{}}, run);
-      // Drops the gradients of two micro-batches, and runs one more before the last.
+      // Drops the gradients of two micro-batches before the third and the last micro-batch.
       RunHybrid([&](Rank& rank, ShardedModel& model) {
         run_nan(model, rank, 3);
         setting.set(model, false);
@@ -194,7 +194,7 @@ TEST(DroppedGradients, DoNotComeBack) {
   }
 }
 
-/// When backward ends, the reduction of the last unit is still in progress.
+/// The reduction of the last unit is still running when backward returns.
 TEST_SHARDED(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction, 2) {
   const at::Tensor& head = model.head->slot("weight")->persistent();
   set_is_last_backward(model, false);
@@ -224,7 +224,7 @@ TEST_ON_MESH(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain, {2}, {
   const at::Tensor x = uniform_values({2, 3}, rank.rank());
   set_is_last_backward(model, false);
   model(x, true).backward();
-  model(x, true).backward();  // finishes the first backward's reductions
+  model(x, true).backward();
   model.zero_grad();
   set_is_last_backward(model, true);
   model(x, false).backward();
@@ -232,13 +232,13 @@ TEST_ON_MESH(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain, {2}, {
   EXPECT_TRUE(model.b->slot("weight")->persistent().grad().defined());
 }
 
-// Products of a later micro-batch are added to the gradients that FSDP has accumulated.
+// Backward adds the matrix products of later micro-batches in place to the gradients of FSDP.
 
 using testing::AddedTerms;
 
-constexpr int kWeights = 7;  // three blocks of two, and the head
+constexpr int kWeights = 7;  // number of weights of the model
 
-/// The input has three dimensions, so that every matrix is a weight or a weight's gradient.
+/// The input has 3 dimensions, so that only weights and gradients of weights have 2 dimensions.
 at::Tensor loss_of_rows(SmallModel& model, const Rank& rank, int step) {
   const std::int64_t rows = kRows / rank.size();
   const at::Tensor x = batch(kDim, step).narrow(0, rank.rank() * rows, rows);
@@ -277,7 +277,7 @@ TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
   }
 }
 
-// A product of type reduce_dtype is added as it is computed; any other product, separately.
+// Only a product of type reduce_dtype is added in place.
 TEST(AddedProductsOfTypes, DependOnTheTypeOfTheReduction) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
   for (const at::ScalarType reduce : {at::kBFloat16, at::kFloat}) {
@@ -316,11 +316,11 @@ TEST(AddedProductsOfTensorParallelWeights, AreAddedToLocalParts) {
     }
     expect_gradients(model, expected);
   });
-  // The head's product is not added: both tp ranks have the head, so its gradient may be Partial.
+  // The product of the head is not added in place, because its gradient may be Partial over tp.
   EXPECT_EQ(AddedTerms::products(), 2 * (kWeights - 1) * 4);
 }
 
-/// Two layers in one unit. `twice`: a call uses `b` twice, else `b` and `a` once each.
+/// Layers `a` and `b` in one unit. A call uses `b` twice if `twice`, otherwise `b` and `a` once.
 struct Shared : nn::Module<Shared> {
   at::Tensor forward(const at::Tensor& x, bool twice) {
     const at::Tensor y = (*b)(x).square().sum();
@@ -333,7 +333,7 @@ at::Tensor shared_rows(int rank, int step) {
   return uniform_values({1, 2, 3}, rank + 10 * step);
 }
 
-/// The gradients of the summed losses of these steps, averaged over two ranks.
+/// Returns the gradients of the summed losses of `steps`, averaged over two ranks.
 std::vector<at::Tensor> shared_alone(const std::vector<int>& steps) {
   Filled<Shared> alone;
   for (const int rank : {0, 1}) {
@@ -344,7 +344,7 @@ std::vector<at::Tensor> shared_alone(const std::vector<int>& steps) {
   return gradients_of(alone);
 }
 
-/// Runs `body` on two ranks with the model and the loss of a step on that rank's rows.
+/// Runs body(model, loss) on two ranks. loss(step) is the loss of this rank's rows of a step.
 void run_shared(
     const std::function<void(Shared&, const std::function<at::Tensor(int)>& loss)>& body) {
   RunRanks(2, [&](Rank& rank) {
@@ -389,7 +389,7 @@ TEST(AddedProductsOfAUnit, AreNotInGradientsOfAutogradGrad) {
 }
 
 TEST(AddedProductsOfAUnit, OfABackwardThatFailsAreDropped) {
-  // Before each step, gradients stay, or are set to NaN and dropped by the program.
+  // Before a step, the program keeps the earlier gradients, or drops them (their values are NaN).
   for (const bool drops : {false, true}) {
     const std::vector<at::Tensor> expected =
         shared_alone(drops ? std::vector{0} : std::vector{0, 1});

@@ -1,5 +1,5 @@
-// Ranks that disagree: on the copies of a parameter, on the seed of a parameter's shards, on the
-// parameters of a unit, or on the units that they run.
+// Tests ranks that disagree about a replicated parameter, about the seed of a sharded parameter,
+// about the parameters of a unit, or about the units that run.
 
 #include <chrono>
 
@@ -12,8 +12,8 @@ namespace tessera::fsdp::agreement {
 
 using testing::DebugChecks;
 
-// Copies of parameters are compared before the first forward. With TESSERA_DEBUG=1 copies and their
-// gradients are compared after each backward too.
+// Replicated parameters are compared before the first forward. With TESSERA_DEBUG=1, the parameters
+// and their gradients are also compared after each backward.
 
 void fill_differently(SmallModel& model, const Rank& rank) {
   testing::fill(model);
@@ -38,7 +38,7 @@ TEST(CopyAgreement, ComparesTheReplicasOfShards) {
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     Filled<SmallModel> model(kDim, kHidden, kClasses);
     if (rank.rank() == 3) {
-      model.head->bias->detach()[2] = 5;  // the only element of the second shard
+      model.head->bias->detach()[2] = 5;
     }
     shard(model, rank.mesh({2, 2}, {"replicate", "shard"}));
     local_loss(model, rank);
@@ -58,7 +58,7 @@ TEST(CopyAgreement, ComparesReplicatedParametersOfAShardedUnit) {
   EXPECT_CONTAINS(errors[0], "'head.weight'", "rank 0", "ranks 1");
 }
 
-// After the first step rank 1 changes its parameter, or the gradient that it has accumulated.
+// After the first step, rank 1 changes its own parameter or its own accumulated gradient.
 TEST(CopyAgreement, ComparesParametersAndGradientsAgainWithDebugChecks) {
   const DebugChecks checks("1");
   for (const bool of_gradient : {false, true}) {
@@ -76,7 +76,7 @@ TEST(CopyAgreement, ComparesParametersAndGradientsAgainWithDebugChecks) {
   }
 }
 
-// A shard records the tensor that it is a part of.
+// Shards that init_weights() draws from different seeds cannot form one parameter.
 
 TEST(Origins, OfDifferentSeedsAreRefused) {
   RunRanks(3, [](Rank& rank) {
@@ -95,7 +95,7 @@ TEST(Origins, OfDifferentSeedsAreRefused) {
   });
 }
 
-// With TESSERA_DEBUG=1 ranks compare the parameters of each unit before its first gather.
+// With TESSERA_DEBUG=1, ranks compare the parameters of a unit before the unit's first gather.
 
 // On two ranks, padded shards of 3 rows and of 4 rows have the same size.
 TEST(ParameterAgreement, NamesTheParameterThatDiffers) {
@@ -120,7 +120,7 @@ TEST(ParameterAgreement, ComparesTheNumberOfParameters) {
   EXPECT_CONTAINS(errors, "rank 0 has 2 parameters, rank 1 has 1");
 }
 
-// Ranks 0 and 1 alone share the head, whose sizes differ between them.
+// Ranks 0 and 1 share the head, and have different sizes of the head. Ranks 2 and 3 do not.
 TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
@@ -135,16 +135,16 @@ TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   EXPECT_CONTAINS(errors[1], "unit 'head'");
 }
 
-// Tests ranks that run different units, which the communicator does not notice: Gloo and NCCL
-// accept any tensors of one size.
+// Tests ranks that run different units. Gloo and NCCL do not notice the difference, because the
+// tensors of the units have equal sizes.
 
 class Disagreement : public ::testing::Test {
  protected:
   const testing::SharedMemory without_shared_memory_{false};
 };
 
-/// Two units of one size. A call computes both units, or only the chosen unit, and returns the
-/// chosen unit's result.
+/// A model with two units of equal sizes. A call runs both units or only the chosen unit, and
+/// returns the result of the chosen unit.
 struct Pair : nn::Module<Pair> {
   explicit Pair(const DeviceMesh& mesh, const Options& options = {}, bool frozen = false) {
     testing::fill(*this);
@@ -164,7 +164,7 @@ struct Pair : nn::Module<Pair> {
   }
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
   bool keep_inner = false;
-  at::Tensor inner;  ///< the result of the unit that was chosen
+  at::Tensor inner;  ///< the chosen unit's result
 };
 
 at::Tensor input() {
@@ -182,7 +182,7 @@ void expect_both_named(const std::vector<std::string>& errors) {
   EXPECT_CONTAINS(errors, "unit 'a'", "unit 'b'", "every rank must call");
 }
 
-/// Returns the chosen unit's result: backward begins below the root and reduces that unit last.
+/// Returns the inner result of the chosen unit. Its backward does not begin at the root.
 at::Tensor run_below_root(Pair& model, bool take_a) {
   model.keep_inner = true;
   run_both(model, take_a);
@@ -199,8 +199,8 @@ struct Difference {
   std::function<void(Pair&, int rank)> act;
 };
 
-// The error comes before a wrong result is returned: in forward without gradients, in a backward
-// that reduces nothing, on the other replica, and where the last reduction alone differs.
+// An error must come before a wrong result is returned. Cases: forward without gradients, backward
+// without reductions, a difference between replicas, and a difference in the last reduction only.
 TEST_F(Disagreement, IsReportedOnEveryRank) {
   const Options zero3{.reshard_after_forward = true}, zero2{.reshard_after_forward = false};
   const auto both = [](Pair& model, int rank) { run_both(model, rank != 1).sum().backward(); };
@@ -242,7 +242,7 @@ TEST_F(Disagreement, BetweenNeighboursNamesTheirGroup) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Pair model(rank.mesh({4}, {"dp"}), {.reshard_after_forward = true, .post_forward_mesh_size = 2},
                /*frozen=*/true);
-    // Ranks 0 and 1 differ in their group 'dp/2'. Ranks 2 and 3 agree in theirs, and get the error.
+    // Ranks 0 and 1 of group 'dp/2' run different units. Ranks 2 and 3 must get the error, too.
     model(input().requires_grad_(), rank.rank() != 1, true).sum().backward();
   });
   expect_both_named(errors);
@@ -251,7 +251,7 @@ TEST_F(Disagreement, BetweenNeighboursNamesTheirGroup) {
   }
 }
 
-/// After an error the ranks continue and compute the values of one rank.
+/// After the error, the ranks continue, and their values equal those of one rank.
 TEST_F(Disagreement, LeavesNothingWrongBehind) {
   Filled<nn::Linear> alone(3, 3);
   const at::Tensor expected = alone(input());
@@ -262,7 +262,7 @@ TEST_F(Disagreement, LeavesNothingWrongBehind) {
       run_one(model, true).sum().backward();
       EXPECT_ERROR(run_one(model, rank.rank() == 0), "unit 'a'", "unit 'b'");
       EXPECT_FALSE(model.a->attached<Unit>()->unsharded());
-      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());  // of the step before
+      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());  // from the step before
       set_reshard_after_backward(model, false);
       EXPECT_ERROR(run_both(model, rank.rank() == 0).sum().backward(), "unit 'a'", "unit 'b'");
       expect_all_sharded(model);
@@ -301,7 +301,7 @@ TEST_F(Disagreement, DropsGradientsOfEarlierMicroBatchesAndPendingReductions) {
   });
 }
 
-// Forward sends nothing across replicas: one replica may evaluate more often than the other.
+// Forward has no collective across replicas, so one replica may evaluate alone.
 TEST_F(Disagreement, IsNoneWhereReplicasEvaluateOnTheirOwn) {
   RunRanks(4, [](Rank& rank) {
     Pair model(rank.mesh({2, 2}, {"replicate", "shard"}));
@@ -329,7 +329,7 @@ TEST_F(Disagreement, OfARankThatSkipsAUnitIsReportedAtTheTimeout) {
   EXPECT_CONTAINS(errors[2], "'dp'", "all_gather for unit 'a'");
 }
 
-// With shared memory the communicator compares the calls itself.
+// The shared-memory communicator compares the calls of the ranks itself.
 TEST(DifferentReductions, AreNamedByEveryRank) {
   for (const bool shared : {false, true}) {
     const testing::SharedMemory shared_memory(shared);

@@ -19,12 +19,11 @@ FlatBufferLayout layout_of(const std::vector<ShardShape>& shapes,
 }
 
 TEST(FlatBufferLayout, PutsPaddedShardsOneAfterAnotherAligned) {
-  // 5 rows over 3 ranks: 2, 2, 1; 4 columns: 2, 2, none.
+  // On 3 ranks, 5 rows are shards of 2, 2 and 1 rows, and 4 columns are shards of 2, 2 and 0.
   const FlatBufferLayout layout =
       layout_of({{{5, 3}, 0, 3}, {{2, 4}, 1, 3}, {{}, std::nullopt, 3}});
   ASSERT_EQ(layout.segments().size(), 3u);
   EXPECT_EQ(layout.segments()[0].offset, 0);
-  // Segments of 6, 4 and 1 elements begin at multiples of 16 elements: 64 bytes.
   EXPECT_EQ(layout.segments()[1].offset, 16);
   EXPECT_EQ(layout.segments()[2].offset, 16 + 16);
   EXPECT_EQ(flat_numel(layout.segments()), 16 + 16 + 16);
@@ -40,7 +39,7 @@ TEST(FlatBufferLayout, AlignsInTheNarrowerOfTheTypesOfShardsAndGathers) {
   EXPECT_EQ(flat_numel(layout.segments()), 64);
 }
 
-/// Rank `rank`'s shard by torch.chunk, flattened and padded with zeros to `room` elements.
+/// Returns the shard that torch.chunk gives `rank`, flat and padded with zeros to `room` elements.
 at::Tensor padded_chunk(const at::Tensor& whole, std::int64_t ranks, std::int64_t rank,
                         std::int64_t dim, std::int64_t room) {
   const std::vector<at::Tensor> chunks = whole.chunk(ranks, dim);
@@ -57,7 +56,6 @@ TEST(Packing, ClearsGapsBetweenSegmentsAndAfterThem) {
   const std::vector<Segment> segments = segments_of({{{6}, 0, 2}, {{2}, 0, 2}}, at::kFloat);
   at::Tensor buffer = at::full({2, flat_numel(segments)}, 7.0);
   pack({at::ones({6}), at::Tensor()}, segments, buffer);
-  // Segments of 3 elements and of 1 element begin at multiples of 16 elements.
   const at::Tensor row = at::arange(16 + 16).lt(3).to(at::kFloat);
   EXPECT_TRUE(buffer.equal(at::stack({row, row})));
 }
@@ -90,7 +88,7 @@ TEST(Packing, PutsEachRanksChunkIntoItsRowAndBack) {
   }
 }
 
-// The tensor is transposed and of another type than the buffer.
+// Packs a transposed tensor into a buffer of another type.
 TEST(Packing, CastsTransposedTensors) {
   const at::Tensor whole = at::arange(15, at::kBFloat16).view({3, 5}).t();
   const std::vector<Segment> segments{{{{5, 3}, 0, 2}, 0}};
@@ -119,7 +117,7 @@ TEST(BufferPool, ReusesMemoryOfOneLaneAfterItsEvent) {
 }
 
 TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
-  // The idle buffer is too small for the request, or so large that the request would waste it.
+  // The idle buffer has 100 elements: too few for 101, and too many to be used for 10.
   for (const std::int64_t numel : {101, 10}) {
     Pool p;
     p.pool.release(p.pool.acquire(100, at::kFloat, Lane::kAllGather),
@@ -127,7 +125,7 @@ TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
     EXPECT_EQ(p.pool.idle_bytes(), 400);
     const BufferPool::Buffer buffer = p.pool.acquire(numel, at::kFloat, Lane::kAllGather);
     EXPECT_EQ(p.pool.idle_bytes(), 0);
-    // The stream that owns the memory waits before the allocator gets the memory back.
+    // Before the memory is freed, the stream of the memory waits for the last use.
     EXPECT_EQ(p.streams->log(), (Log{"compute: record 1", "all_gather: wait 1"}));
   }
 }

@@ -1,4 +1,4 @@
-// Activation checkpointing inside, around and across FSDP units, over tensor parallelism.
+// Tests activation checkpointing of parts of units, and of one or several whole units.
 #include "tessera/nn/detail/records.h"
 
 #include "fsdp/training/training.h"
@@ -11,7 +11,7 @@ void checkpoint_blocks(SmallModel& model, const nn::CheckpointOptions& options =
   nn::apply_activation_checkpointing(model, nn::of_class<Block>(), options);
 }
 
-/// The traffic of a training step, and the gathered gradients.
+/// The traffic of a training step, and the whole gradients.
 using Step = std::pair<comm::TrafficTable, std::vector<at::Tensor>>;
 
 const MixedPrecisionPolicy kBfloat16{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
@@ -58,8 +58,8 @@ TEST(FsdpCheckpointing, InsideAndAroundUnitsAddsNoCollective) {
       const auto inside = [&](SmallModel& model) { checkpoint_blocks(model, {.counts = counts}); };
       expect_same(plain, step(rank, options, inside, loss_of));
       EXPECT_EQ(counts->recomputations, 3);
-      // A region that also contains the loss: backward needs the loss's tensors before any unit's
-      // results.
+      // The checkpointed function computes the model and the loss. Backward recomputes before the
+      // backward of any unit begins.
       const auto around = [](SmallModel& model, const at::Tensor& x) {
         return nn::checkpoint([&](const at::Tensor& y) { return loss_of(model, y); }, x);
       };
@@ -85,7 +85,7 @@ TEST(FsdpCheckpointing, FailedRecomputationEndsAllRanksAndMayBeFollowedByAStep) 
         return;
       }
       EXPECT_ERROR(local_loss(model, rank).backward(), "a broken recomputation");
-      drop_gradients(model);  // some units had finished their backward
+      drop_gradients(model);  // some gradients are complete
       local_loss(model, rank).backward();
       expect_gradients(model, gradients_alone());
     });
@@ -98,8 +98,8 @@ TEST(FsdpCheckpointing, FailedRecomputationEndsAllRanksAndMayBeFollowedByAStep) 
   }
 }
 
-/// The gradients and traffic of a Llama on dp x tp. `halves`: the mixer and the MLP of each block
-/// are units too, which gather their inputs.
+/// Returns the gradients and traffic of a Llama on dp x tp. If `halves`, the attention and the MLP
+/// of each block are units, too.
 Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options, bool halves = false) {
   const DeviceMesh mesh = rank.mesh({rank.size() / tp, tp}, {"dp", "tp"});
   Filled<testing::SmallLlama> model;
@@ -131,14 +131,14 @@ TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4
   for (const char* collective : {"all_gather", "reduce_scatter"}) {
     EXPECT_EQ(again.first.at({"dp", collective}).calls, plain.first.at({"dp", collective}).calls);
   }
-  // A block gathers before the mixer and before the MLP, and scatters after each. Backward needs
-  // the gathered inputs again, with or without recomputation. The last scatter is not repeated,
-  // because no saved tensor needs its result.
+  // A block has an all-gather before attention and MLP, and a reduce-scatter after each. Backward
+  // repeats the all-gathers in any case. The recomputation omits the block's last reduce-scatter,
+  // because no saved tensor needs the result.
   const std::int64_t depth = 2;
   EXPECT_EQ(again.first.at({"tp", "all_gather"}).calls, plain.first.at({"tp", "all_gather"}).calls);
   EXPECT_EQ(again.first.at({"tp", "reduce_scatter"}).calls,
             plain.first.at({"tp", "reduce_scatter"}).calls + depth);
-  // No collective is repeated if its result is saved, and backward takes the saved inputs.
+  // If the results of collectives are saved, backward repeats no collective.
   const Step saved = llama_step(rank, 2, &collectives);
   EXPECT_EACH(saved.second, plain.second);
   EXPECT_EQ(saved.first.at({"tp", "all_gather"}).calls,
@@ -146,11 +146,11 @@ TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4
   EXPECT_EQ(saved.first.at({"tp", "reduce_scatter"}).calls,
             plain.first.at({"tp", "reduce_scatter"}).calls);
   EXPECT_EACH(llama_step(rank, 2, &selective).second, plain.second);
-  // q, k, v, o, gate, up and down are saved; down comes after the last tensor that backward
-  // needs.
+  // The results of 7 products are saved. Only 6 are used, since backward does not need the result
+  // of down.
   EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
   EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);
-  // A unit's node lies between the gather and the products if the halves are units.
+  // If attention and MLP are units, each unit's autograd node follows the all-gather.
   const Step halves = llama_step(rank, 2, nullptr, true);
   EXPECT_EACH(llama_step(rank, 2, &full, true).second, halves.second);
   EXPECT_EACH(llama_step(rank, 2, &selective, true).second, halves.second);

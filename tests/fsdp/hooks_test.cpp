@@ -1,5 +1,5 @@
-// Hooks of parameters and of reductions, autograd::grad and backward with inputs of units'
-// parameters, and backward through gradients (create_graph).
+// Tests hooks of parameters, hooks of reductions, autograd::grad, backward with the argument
+// `inputs`, and second derivatives (create_graph).
 
 #include <torch/csrc/autograd/autograd.h>
 
@@ -68,10 +68,10 @@ TEST(AnotherLayout, IsRefusedOfHooksGradientsAndShards) {
   });
 }
 
-// libtorch's post-accumulate-grad hooks: an optimizer that steps in backward.
+// The following test has an optimizer that steps in libtorch's post-accumulate-grad hooks.
 
-/// An optimizer for each parameter, which updates the parameter as soon as its gradient is
-/// complete, and drops the gradient.
+/// Returns an optimizer for each parameter. In backward, the optimizer updates its parameter as
+/// soon as the gradient is complete, and drops the gradient.
 std::vector<std::unique_ptr<optim::Sgd>> step_in_backward(SmallModel& model, int& calls) {
   std::vector<std::unique_ptr<optim::Sgd>> optimizers;
   for (const auto& [name, slot] : model.named_slots()) {
@@ -117,7 +117,7 @@ TEST_SHARDED(PostAccumulateHook, IsCalledForReducedGradientsOnly, 2) {
   EXPECT_EQ(calls, static_cast<int>(model.named_slots().size()));
 }
 
-// Hooks of a unit that is called several times in one forward.
+// The following tests call a unit with hooks several times in one forward.
 
 struct Repeated : nn::Module<Repeated> {
   at::Tensor forward(at::Tensor x, int calls) {
@@ -199,12 +199,12 @@ TEST_ON_RANKS(AllReduceHook, RunsAfterTheReplicasAreSummed, 4) {
   EXPECT_EQ(seen, 4.0);
 }
 
-// Calls of autograd::grad, and of backward with inputs.
+// The following tests call autograd::grad(), or backward() with the argument `inputs`.
 
 using torch::autograd::grad;
 using Tensors = std::vector<at::Tensor>;
 
-/// The indices of the parameters that have a gradient.
+/// Returns the indices of the parameters that have a gradient, as a text.
 std::string defined_gradients(const Tensors& parameters) {
   std::string text;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -223,7 +223,7 @@ TEST_P(RequestedGradients, EqualTheGradientsOfOneRank) {
     for (int step = 0; step < 2; ++step) {
       EXPECT_EACH(grad({local_loss(model, rank, 0)}, parameters), first, 1e-4, 1e-6);
       EXPECT_EQ(defined_gradients(parameters), "");
-      // A whole backward between two calls leaves its result in `.grad`.
+      // Between two calls of autograd::grad(), backward() must still set `.grad`.
       local_loss(model, rank, 1).backward();
       EXPECT_EACH(grad({local_loss(model, rank, 0)}, parameters), first, 1e-4, 1e-6);
       expect_gradients(model, second);
@@ -235,7 +235,7 @@ TEST_P(RequestedGradients, EqualTheGradientsOfOneRank) {
                   {first[i], first[j]}, 1e-4, 1e-6);
       EXPECT_EQ(defined_gradients(parameters), "");
     }
-    // A backward with inputs adds to the gradients of these inputs alone.
+    // A backward() with `inputs` adds only to the gradients of these parameters.
     for (int i = 0; i < 2; ++i) {
       local_loss(model, rank, 0)
           .backward({}, std::nullopt, false, Tensors{parameters[1], parameters[6]});
@@ -286,7 +286,7 @@ TEST_SHARDED(RequestedGradient, IsRefusedWhereItCannotBe, 2) {
   const at::Tensor loss = local_loss(model, rank, 0);
   const at::Tensor doubled = loss * 2;
   EXPECT_ERROR(grad({doubled}, {parameters[0], loss}), "result of operators");
-  // A refused call leaves no state behind.
+  // After an Error of autograd::grad(), the next call must give correct gradients.
   EXPECT_EACH(grad({doubled}, {parameters[0]}), {gradients_alone({}, {0})[0] * 2}, 1e-4, 1e-6);
 }
 
@@ -302,7 +302,7 @@ TEST_SHARDED(RequestedGradient, APenaltyOnShardsIsLeftToAutograd, 2) {
   EXPECT_TRUE(full_tensor(weight.grad()).allclose(full_tensor(weight).detach() * 2, 1e-4, 1e-6));
 }
 
-/// Runs backward of the loss plus the squared norm of the loss's gradient by the input.
+/// Runs backward of the loss plus a gradient penalty: the squared norm of d loss / d input.
 void penalised_backward(SmallModel& model) {
   const at::Tensor x = uniform_values({3, kDim}, 5).requires_grad_();
   const at::Tensor loss = model(x).square().sum();

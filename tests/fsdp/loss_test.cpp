@@ -1,5 +1,5 @@
-// The mean of a loss over all tokens that count, if ranks and micro-batches have different numbers
-// of them; penalties on sharded parameters; and gradients that are not finite.
+// Tests the mean of a loss over all tokens with a target, where ranks and micro-batches have
+// different numbers of tokens; penalties on sharded parameters; and gradients that are not finite.
 
 #include <limits>
 
@@ -25,7 +25,7 @@ at::Tensor inputs(std::int64_t rows = kLossRows) {
   return uniform_values({rows, kFeatures}, 0.7);
 }
 
-/// One of the first six rows and all later rows have a target that counts.
+/// Returns targets of rows. Rows 1 to 5 have the target -100, which the loss ignores.
 at::Tensor targets_of_rows() {
   const at::Tensor targets = at::arange(kLossRows, at::kLong).remainder(7);
   targets.narrow(0, 1, 5).fill_(-100);
@@ -65,7 +65,7 @@ TEST(LossMean, IsOverTheTokensOfAllRanksAndMicroBatches) {
   });
 }
 
-// The ranks have 6, 6 and 4 rows; some rows have no target.
+// The three ranks have 6, 6 and 4 rows. Rows with the target `ignored` do not count.
 TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
   constexpr std::int64_t kUneven = 16;
   const at::Tensor x = inputs(kUneven);
@@ -119,7 +119,7 @@ struct UnevenRows {
     count = std::min(chunk, kAll - first);
     x = inputs(kAll).narrow(0, first, count);
   }
-  /// The largest rows weigh most, so that a mean of means differs from the mean.
+  /// A loss that grows with the row, so that the mean of the ranks' means differs from the mean.
   static at::Tensor loss(nn::Linear& head, const at::Tensor& x) {
     return (head(x).sum(1) * x.sum(1)).square().mean();
   }
@@ -146,7 +146,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
   }
 }
 
-// Even rows, a gradient divide factor or a weight of the loss cause no warning.
+// Even rows, a gradient divide factor and a weighted loss must cause no warning.
 TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Warnings warnings("differently many rows");
@@ -164,7 +164,7 @@ TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
     ASSERT_EQ(warnings.messages().size(), 1);
     EXPECT_CONTAINS(warnings.messages()[0], "the root unit", "4 to 6", "mean_weight");
   });
-  // New threads: a rank that has called mean_weight() is never warned.
+  // Runs in new threads, because a thread that has called mean_weight() gets no warning.
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Warnings warnings("differently many rows");
     const UnevenRows rows(rank);
@@ -213,7 +213,7 @@ TEST_SHARDED(Penalty, OnShardsIsRefusedInASumWithALocalLoss, 2) {
   EXPECT_TRUE(tessera::is_distributed(penalty - at::scalar_tensor(2)));
 }
 
-/// A step in which some ranks' gradients are not finite, and words that every rank's error has.
+/// A step with gradients of some ranks that are not finite, and the expected words of every error.
 struct NonfiniteCase {
   const char* name;
   std::vector<std::int64_t> sizes;
@@ -256,8 +256,8 @@ TEST(NonfiniteGradient, NamesTheRanksAndTheParametersOnEveryRank) {
          optim::grad_norm(optim::slots_of(model), throws);
        },
        {"rank 0", "not finite"}},
-      // If no parameter is small, the model keeps no record of the ranks: the message names the
-      // ranks whose shards are not finite.
+      // In a model without small parameters, the message can only name the ranks whose shards are
+      // not finite.
       {"a large parameter",
        {1, 2},
        [&](Rank& rank, const DeviceMesh& mesh) {

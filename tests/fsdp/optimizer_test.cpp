@@ -1,4 +1,4 @@
-// Optimizers that are made before their module is sharded, and training in fp16 with a GradScaler.
+// Tests optimizers that are created before fully_shard(), and training in fp16 with a GradScaler.
 
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -38,7 +38,7 @@ OptimizerPtr muon(const nn::ModuleBase& model) {
       std::make_shared<optim::AdamW>(split.rest, optim::AdamWOptions{.lr = 0.01})});
 }
 
-/// Takes three steps on the rank's part of a batch. Returns the parameters.
+/// Takes three steps on this rank's part of a batch. Returns the parameters.
 std::vector<at::Tensor> train(SmallModel& model, optim::Optimizer& optimizer, std::int64_t part,
                               std::int64_t parts) {
   for (int step = 0; step < 3; ++step) {
@@ -85,8 +85,8 @@ TEST(OptimizerMadeFirst, TrainsTheShardedModelAsOneRankDoes) {
   }
 }
 
-// The three units have even shards of multiples of 64 bytes, so that the parameters and the
-// gradients of each unit adjoin in memory.
+// The shards have multiples of 64 bytes, so there is no padding: the parameters of a unit are
+// adjacent in memory, and so are the gradients.
 TEST_ON_RANKS(FullyShard, LaysOutTheTensorsOfAUnitAsOneRun, 2) {
   Filled<SmallModel> model(32, 64, 32, 2);
   optim::Sgd optimizer(model, {.momentum = 0.9});
@@ -128,7 +128,7 @@ TEST(StockOptimizerMadeFirst, IsRefusedAfterItsParametersWereReplaced) {
 
 // Training in fp16 with a GradScaler.
 
-/// A loss times 1e-6, whose gradients underflow in fp16.
+/// Returns the loss times 1e-6, so that the gradients underflow in fp16.
 at::Tensor tiny_loss(SmallModel& model, const at::Tensor& batch) {
   return model(batch).to(at::kFloat).square().mean() * 1e-6;
 }
@@ -140,7 +140,7 @@ at::Tensor part_of_batch(int step, std::int64_t part, std::int64_t parts, c10::S
 
 constexpr int kSteps = 4;
 
-/// The parameters after training on one rank, in fp32 without loss scaling.
+/// Returns the parameters that one rank has trained in fp32 without loss scaling.
 std::vector<at::Tensor> reference_parameters() {
   Filled<SmallModel> model(6, 10, 3, 2);
   optim::AdamW optimizer(model, {.lr = 0.01, .eps = 1e-15});
@@ -152,8 +152,8 @@ std::vector<at::Tensor> reference_parameters() {
   return parameters_of(model);
 }
 
-// Trains fp32 parameters that are gathered in fp16, and parameters and gradients in fp16, which are
-// rounded. A step changes a parameter by 0.01.
+// Trains fp32 parameters that are gathered in fp16, and also fp16 parameters with fp16 gradients. A
+// step changes a parameter by 0.01.
 TEST(LossScaling, TrainsInFp16AsInFp32) {
   const std::vector<at::Tensor> expected = reference_parameters();
   for (const bool memory_efficient : {false, true}) {

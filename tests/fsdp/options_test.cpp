@@ -1,5 +1,5 @@
-// The options of fully_shard, compared with one rank that trains on the whole batch, and the
-// devices of a unit's buffers and inputs.
+// Tests the options of fully_shard() against one rank that trains on the whole batch, and the
+// devices of the buffers and inputs of a unit.
 
 #include <cmath>
 
@@ -36,13 +36,13 @@ TEST(Options, ShardsTheRequestedDimension) {
   });
 }
 
-/// dense(x) + experts(x). The experts are sharded over fewer ranks.
+/// A model that computes dense(x) + experts(x). The experts are sharded over fewer ranks.
 struct Mixture : nn::Module<Mixture> {
   at::Tensor forward(const at::Tensor& x) { return (*dense)(x) + (*experts)(x); }
   nn::Child<nn::Linear> dense{*this, "dense", 3, 4}, experts{*this, "experts", 3, 4};
 };
 
-/// Shards the model over all of `mesh`, but its experts over the dimension "efsdp" alone.
+/// Shards the experts over the mesh dimension "efsdp", and all other parameters over all of `mesh`.
 void shard_mixture(Mixture& model, const DeviceMesh& mesh) {
   const auto mesh_of_experts = [&](const std::string& name, const at::Tensor&) {
     return name.starts_with("experts") ? std::optional(mesh["efsdp"]) : std::nullopt;
@@ -63,15 +63,15 @@ TEST(Options, GivesParametersTheirMesh) {
     EXPECT_EQ(sent.calls("dp", "all_gather"), 1);
     EXPECT_EQ(sent.calls("efsdp", "all_gather"), 1);
     EXPECT_TRUE(full_grad(*model.dense).allclose(alone.dense->weight->grad().div(4), 1e-4, 1e-5));
-    // The experts' gradients too are divided by all four ranks.
+    // The gradients of experts are divided by four ranks, like all gradients.
     const at::Tensor experts = full_grad(*model.experts).mul(4);
     mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();
     EXPECT_TRUE(experts.allclose(alone.experts->weight->grad(), 1e-4, 1e-5));
   });
 }
 
-// The experts are one tensor that is also split over "ep". Norms count it once, and a checkpoint
-// stores it as one rank would.
+// The experts are one tensor that is sharded over "ep" and "efsdp". Norms must count each element
+// once, and a checkpoint must equal the checkpoint of one rank.
 TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
   const testing::TemporaryFolder folder;
   Filled<Mixture> alone;
@@ -103,7 +103,7 @@ TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
   });
 }
 
-// Each "ep" rank has experts of its own, which are no copies of another rank's.
+// Each rank of "ep" has different experts, so a norm must count all of them.
 TEST_ON_MESH(Options, CountsParametersOnAnotherMeshInNorms, {2, 2}, {"ep", "efsdp"}) {
   Filled<Mixture> model;
   shard_mixture(model, mesh);
@@ -151,9 +151,9 @@ TEST_ON_MESH(Options, TrainsParametersOfSeveralTypesInOneUnit, {2}, {"dp"}) {
   EXPECT_TRUE(with_double.bias->detach().equal(bias));
 }
 
-// An expert's shard has no gradient on ranks whose experts were given no rows.
+// If the experts of a rank get no rows, their shard has no gradient.
 
-/// Rows of `w` are experts, split over ep.
+/// A module whose parameter `w` has one row for each expert. The rows are sharded over ep.
 struct Experts : nn::Module<Experts> {
   explicit Experts(std::int64_t count) { w = register_slot("w", at::ones({count, 3})); }
   at::Tensor forward(const at::Tensor& x, std::int64_t chosen) {
@@ -193,14 +193,14 @@ TEST_P(ExpertsWithoutRows, AreUpdatedAsOnOneRank) {
     optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
     optim::AdamW optimizer_alone(alone, {.lr = 0.1, .weight_decay = 0.5});
     const at::Tensor x = at::ones({3});
-    // Each step uses other experts: all, then the first, then none, then the last.
+    // In each step a rank's rows go to other experts: all, the first, none, or the last.
     for (const int step : {0, 1, 2, 3}) {
       const std::int64_t own = rank.rank() % c.experts;
       const std::int64_t chosen[] = {own, 0, -1, c.experts - 1};
       model(x, chosen[step]).backward();
       for (int other = 0; other < rank.size(); ++other) {
         const std::int64_t theirs[] = {other % c.experts, 0, -1, c.experts - 1};
-        // On the mesh, the experts of a rank get that rank's rows only.
+        // On the mesh, a rank's rows go only to experts of this rank.
         const std::int64_t first = chunk_offset(c.experts, c.ep, other % c.ep);
         const std::int64_t rows = chunk_size(c.experts, c.ep, other % c.ep);
         const std::int64_t expert = theirs[step];
@@ -215,7 +215,7 @@ TEST_P(ExpertsWithoutRows, AreUpdatedAsOnOneRank) {
     }
     EXPECT_TRUE(full_tensor(model.w.slot()->persistent()).allclose(*alone.w, 1e-5, 1e-6));
     for (const auto& [name, tensor] : optim::named_state(optimizer, model)) {
-      EXPECT_TRUE(name != "w.step" || tensor.item<double>() == 3);  // the third step used none
+      EXPECT_TRUE(name != "w.step" || tensor.item<double>() == 3);  // step 3 has no rows
     }
   });
 }
@@ -226,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ExpertsWithoutRows,
                                            ExpertsCase{1, 4, 3}),
                          [](const auto& info) { return "Case" + std::to_string(info.index); });
 
-// Buffers and inputs on the device of computation. "meta" stands for a device that is not the CPU.
+// The following tests check the device of buffers and inputs. "meta" stands for a GPU.
 
 /// A libtorch module that does not derive from tessera::nn::Module.
 struct Counter : torch::nn::Module {
@@ -277,7 +277,7 @@ TEST_ON_RANKS(MoveBuffers, LeavesUnitsBelowAndAModelOnMeta, 3) {
   EXPECT_TRUE(all_on(*module.below, at::kCPU));
   move_buffers({&on_meta}, at::kMeta, {});
   fully_shard(on_meta, world_mesh(rank.world()));
-  EXPECT_TRUE(all_on(on_meta, at::kMeta));  // the buffers stay on meta until nn::to_empty
+  EXPECT_TRUE(all_on(on_meta, at::kMeta));  // nn::to_empty() would move the buffers
 }
 
 TEST(MoveBuffers, LeavesIgnoredOnes) {
@@ -315,7 +315,7 @@ TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {
   EXPECT_TRUE(there.is_meta());
   move_inputs(inputs, at::kMeta);
   EXPECT_TRUE(here.is_meta());
-  EXPECT_TRUE(here.requires_grad());  // the move is differentiable
+  EXPECT_TRUE(here.requires_grad());
   EXPECT_FALSE(here.is_leaf());
   EXPECT_FALSE(none.defined());
   RunRanks(3, [](Rank& rank) {
@@ -330,7 +330,7 @@ TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {
     fully_shard(module, world_mesh(rank.world()));
     const at::Tensor x = uniform_values({2, 3}, rank.rank());
     module(x).sum().backward();
-    EXPECT_TRUE(module.seen.is_same(x));  // an input that is on the device already is not copied
+    EXPECT_TRUE(module.seen.is_same(x));  // FSDP does not copy the input
   });
 }
 

@@ -1,5 +1,5 @@
-// The types of computation and of reduction, the divisor of gradients, averages of the
-// reduce-scatter, and models that are converted after they were sharded.
+// Tests the types of computation and of reduction, the divisor of gradients, averages in the
+// reduce-scatter, and models that are converted after fully_shard().
 
 #include <cmath>
 
@@ -9,7 +9,7 @@
 
 namespace tessera::fsdp::precision {
 
-/// The gradients of one rank's step in bf16 from fp32 parameters, by calls of operators.
+/// Returns the gradients of a bf16 step of fp32 parameters on one rank, by calls of operators.
 std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
   Filled<SmallModel> compute(5, 7, 3);
   compute.to(at::kBFloat16);
@@ -38,7 +38,7 @@ TEST(MixedPrecision, ComputesInBfloat16AndKeepsMastersInFp32) {
                   for (const at::Tensor& parameter : parameters_of(model)) {
                     EXPECT_EQ(parameter.scalar_type(), at::kFloat);
                     EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat);
-                    // bf16 has 8 bits of precision, and each rank rounds its part of the batch.
+                    // bf16 has 8 bits of precision, and each rank rounds the gradient of its rows.
                     EXPECT_TRUE(full_tensor(parameter.grad()).allclose(expected[i], 3e-2, 3e-3))
                         << i;
                     ++i;
@@ -47,8 +47,8 @@ TEST(MixedPrecision, ComputesInBfloat16AndKeepsMastersInFp32) {
   }
 }
 
-/// The gradient of two micro-batches on two replicas of two ranks. Rank 0's gradient is large, the
-/// others' are small.
+/// Returns the gradient of two micro-batches on a 2 x 2 mesh (HSDP). Rank 0 has a large gradient,
+/// all other ranks have small gradients.
 float gradient_over_replicas(Rank& rank, at::ScalarType reduce_dtype, bool zero3) {
   Filled<nn::Linear> linear(1, 1, {.bias = false});
   fully_shard(linear, rank.mesh({2, 2}, {"dp_replicate", "dp"}),
@@ -62,14 +62,14 @@ float gradient_over_replicas(Rank& rank, at::ScalarType reduce_dtype, bool zero3
 
 TEST_ON_RANKS(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBatches, 4) {
   for (const bool zero3 : {true, false}) {
-    // Two means of four gradients. In bf16 each sum loses the small terms: 2 + 2^-7 is rounded
-    // to 2.
+    // The average over four ranks, times two micro-batches. In bf16, a sum loses the small
+    // gradients: 2 + 2^-7 is rounded to 2.
     EXPECT_EQ(gradient_over_replicas(rank, at::kFloat, zero3), 2 * (2 + 3.0F / 256) / 4);
     EXPECT_EQ(gradient_over_replicas(rank, at::kBFloat16, zero3), 2 * 2.0F / 4);
   }
 }
 
-/// Records the dtypes of the tensors that its forward receives.
+/// A module that records the dtypes of its forward's arguments.
 struct Looking : nn::Module<Looking> {
   Looking() {
     weight = register_slot("weight", at::ones({3}));
@@ -120,16 +120,16 @@ struct ScaleNet : nn::Module<ScaleNet> {
   nn::Child<Scale> scale{*this, "scale"};
 };
 
-/// A (replicas, dp, tp) mesh, and how two micro-batches are reduced.
+/// A mesh of (replicas, dp, tp) ranks, and how the gradients of two micro-batches are reduced.
 struct ReduceCase {
   std::vector<std::int64_t> sizes;
   bool offload = false;
-  bool accumulates_unsharded = false;  ///< the first micro-batch without gradient sync
-  bool accumulates_sums = false;       ///< the first micro-batch without all-reduce
-  double divisor = 0;                  ///< 0: divides by the number of data-parallel ranks
+  bool accumulates_unsharded = false;  ///< no gradient sync in the first micro-batch
+  bool accumulates_sums = false;       ///< no all-reduce in the first micro-batch
+  double divisor = 0;                  ///< 0: the number of data-parallel ranks
 };
 
-/// Rank 0's two gradients are 256, those of other ranks are 1. bf16 cannot represent 257 or 513.
+/// Rank 0's gradients are 256, all others are 1. 257 and 513 are no bf16 numbers.
 TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
   const std::vector<ReduceCase> cases{{{1, 1, 1}, false, false, false, 3},
                                       {{1, 1, 2}},
@@ -161,7 +161,7 @@ TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
       if (c.divisor != 0) {
         set_gradient_divide_factor(model, c.divisor);
       }
-      // The rows are split over tp: one row for each of its ranks.
+      // Each tp rank has one row.
       const std::int64_t tp_ranks = c.sizes[2];
       at::Tensor x = at::ones({tp_ranks, 3});
       if (rank.rank() < tp_ranks) {
@@ -183,7 +183,7 @@ TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
   }
 }
 
-/// The reduced gradient if the gradient of each rank is `value`, in fp16.
+/// Returns the gradient after an fp16 reduction. Before the reduction, it is `value` on each rank.
 at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(nn::Linear&)>& set) {
   Filled<nn::Linear> linear(3, 4, {.bias = false});
   fully_shard(linear, rank.mesh({rank.size()}, {"dp"}), {.mp_policy = {.reduce_dtype = at::kHalf}});
@@ -194,7 +194,7 @@ at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(n
 
 TEST_ON_RANKS(ForceSum, SumsBeforeAnyDivision, 4) {
   const auto force = [](nn::Linear& linear) { set_force_sum_reduction(linear, true); };
-  // 4 * 20000 overflows fp16. 2^-24 is the smallest fp16 number: a division by 2 makes it 0.
+  // 4 * 20000 overflows fp16. 2^-24, the smallest fp16 number, becomes 0 if divided by 2.
   EXPECT_TRUE(gradient_in_half(rank, 20000, force).isinf().all().item<bool>());
   EXPECT_TRUE(gradient_in_half(rank, 20000, [](auto&) {}).equal(at::ones({4, 3}).mul(20000)));
   const double least = std::ldexp(1.0, -24);
@@ -202,12 +202,12 @@ TEST_ON_RANKS(ForceSum, SumsBeforeAnyDivision, 4) {
   EXPECT_TRUE(gradient_in_half(rank, least, [](auto&) {}).equal(at::zeros({4, 3})));
 }
 
-// On one rank PyTorch divides by the factor twice, before and after the reduction.
+// PyTorch's FSDP2 on one rank divides by the factor before and after the reduction.
 TEST(DivideFactor, DividesOnce) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
     RunSharded(ranks, [&](Rank& rank, ShardedModel& model) {
-      set_gradient_divide_factor(model, 0.5);  // applies to the units below this one too
+      set_gradient_divide_factor(model, 0.5);
       local_loss(model, rank).backward();
       expect_gradients(model, expected, rank.size() / 0.5);
     });
@@ -255,7 +255,7 @@ TEST_ON_RANKS(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit, 2) {
   EXPECT_ERROR(linear(at::ones({2, 3})), "'bias'");
 }
 
-/// A process group that averages in its reduce-scatters, and counts the averages.
+/// A process group that can average in a reduce-scatter, and that counts the averages.
 class Averaging final : public testing::ForwardingCommunicator {
  public:
   Averaging(comm::CommunicatorPtr inner, int& averages)
@@ -277,7 +277,7 @@ class Averaging final : public testing::ForwardingCommunicator {
   int& averages_;
 };
 
-/// The gradients of this rank's shards after one backward.
+/// Returns the local gradients of a model after one backward. `change` sets options of the model.
 std::vector<at::Tensor> gradients_in(const comm::WorldPtr& world, const Rank& rank,
                                      const std::function<void(ShardedModel&)>& change) {
   ShardedModel model(init_device_mesh(world, {world->size()}, {"dp"}));
@@ -290,8 +290,8 @@ std::vector<at::Tensor> gradients_in(const comm::WorldPtr& world, const Rank& ra
   return gradients;
 }
 
-/// The number of averages of one backward on `ranks` ranks. Expects gradients equal to those of
-/// groups that do not average.
+/// Expects `expected` averages in one backward, and gradients that equal those of process groups
+/// without averages.
 void expect_averages(int ranks, int expected, const std::function<void(ShardedModel&)>& change) {
   RunRanks(ranks, [&](Rank& rank) {
     int averages = 0;
@@ -305,11 +305,11 @@ void expect_averages(int ranks, int expected, const std::function<void(ShardedMo
   });
 }
 
-constexpr int kUnits = 4;  // 3 blocks and the head
+constexpr int kUnits = 4;  // number of units: 3 blocks and the head
 
 TEST(Average, IsTakenByTheReduceScatterUnlessSumsOrRoundingNeedADivision) {
   expect_averages(4, kUnits, [](ShardedModel&) {});
-  expect_averages(3, 0, [](ShardedModel&) {});  // quotients by 3 are rounded
+  expect_averages(3, 0, [](ShardedModel&) {});  // 1/3 is not exact
   expect_averages(4, 0, [](ShardedModel& model) { set_gradient_divide_factor(model, 2); });
   expect_averages(
       4, 0, [](ShardedModel& model) { set_all_reduce_hook(model, [](const at::Tensor&) {}); });

@@ -1,5 +1,5 @@
-// Tests random numbers of forwards that draw on some ranks only, not in every step, or in other
-// methods than forward(), and operators that are refused.
+// Tests models that draw random numbers on some ranks only, in some steps only, or in methods other
+// than forward(), and random operators that are refused.
 
 #include <stdexcept>
 
@@ -17,7 +17,7 @@ using drawing::kModules;
 using drawing::kSequence;
 using drawing::token_ids;
 
-// A weight is the same on all data-parallel ranks, and so must be its dropout mask.
+// A weight is equal on all data-parallel ranks, so its dropout mask must be equal, too.
 TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
   struct DropConnect : nn::Module<DropConnect> {
     DropConnect() { weight = register_slot("weight", {6, kSequence}); }
@@ -42,8 +42,8 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
   RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(at::equal(run(rank), expected)); });
 }
 
-// A rank without rows takes part in the exchange of row numbers, and counts the draws of other
-// ranks. After two forwards without draws the ranks exchange nothing until one draws.
+// A rank without rows skips its random operators, but takes part in the collectives that compare
+// draws. After two forwards without draws, these collectives stop until a rank draws.
 TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
   Draws operators = drawing::everywhere(), modules = kModules;
   for (Draws* draws : {&operators, &modules}) {
@@ -55,8 +55,8 @@ TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
   }
 }
 
-// Evaluation draws no numbers. After a forward, also one that throws, random numbers are libtorch's
-// again.
+// After a training forward, also one that throws, random operators draw libtorch's numbers, as in
+// evaluation.
 TEST_ON_MESH(RandomNumbers, OutsideOfTrainingForwardsAreLibtorchs, {2}, {"dp"}) {
   Draws draws;
   draws.residual = [](const at::Tensor& x) -> at::Tensor {
@@ -119,8 +119,8 @@ struct OneDraw : nn::Module<OneDraw> {
   nn::Child<nn::Linear> linear{*this, "linear", kSide, kSide};
 };
 
-/// The errors of ranks whose model is an FSDP unit or, with `local_part`, whose linear returns its
-/// local part.
+/// Returns the errors of ranks that train a model with `draw`. If `local_part`, the model's linear
+/// returns a local tensor.
 std::vector<std::string> errors_of(const Draw& draw, std::int64_t rows, bool local_part = false,
                                    int ranks = 2) {
   return ErrorsOfRanks(ranks, [&](Rank& rank) {
@@ -150,17 +150,17 @@ struct RandomRefusal {
 
 TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
   const std::vector<RandomRefusal> cases{
-      // The batch is the second dimension of the tensor that dropout draws for.
+      // Dropout of a tensor whose second dimension is the batch.
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 3); },
        {"bernoulli_", "[3, 4, 8]", "2 data-parallel ranks", "4 rows", "put the batch first"},
        4},
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 8); },
        {"[8, 4, 8]", "second dimension"},
        4},
-      // The rows may be any dimension.
+      // A random tensor whose rows could be any dimension.
       {[](const at::Tensor& y) { return y + at::rand({4, 1}).sum(); },
        {"uniform_", "[4, 1]", "first dimension", "BatchPart(0, 1)"}},
-      // These operators draw their numbers one after another.
+      // Operators that draw numbers one after another.
       {[](const at::Tensor& y) { return at::poisson(y.detach().abs()); },
        {"aten::poisson", "one after another"}},
       {[](const at::Tensor& y) { return at::multinomial(y.detach().softmax(-1), 2, true); },
@@ -175,7 +175,7 @@ TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
          return at::empty_like(y.detach()).normal_(0, 1, at::detail::createCPUGenerator(3));
        },
        {"aten::normal_", "generator", "manual_seed"}},
-      // The linear returns its local tensor instead of a distributed tensor.
+      // Dropout of a local tensor.
       {[](const at::Tensor& y) { return at::dropout(y, 0.4, true); },
        {"[2, 4]", "local part", "BatchPart", "ReplicationScope"},
        2,
@@ -201,8 +201,8 @@ TEST(RandomRefusals, AreNoneForALocalPartInAScopeAndOnOneRank) {
   EXPECT_EQ(errors_of(dropout, 2, true, 1), std::vector<std::string>{""});
 }
 
-// On the rank with one row, {1, 1} may be one number for the row or one number for all. The other
-// ranks refuse either, and no rank waits for another.
+// A rank with one row cannot know whether random numbers of sizes {1, 1} are for this row or for
+// all rows. All ranks must throw, and no rank may wait for another rank.
 TEST(RandomRefusals, DrawsBySizeFailOnAllRanksIfOneHasASingleRow) {
   for (const bool of_rows : {false, true}) {
     const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {

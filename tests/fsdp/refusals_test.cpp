@@ -1,5 +1,5 @@
-// Wrong calls and parameters that no unit has: errors name the cause before anything is sent or
-// changed.
+// Tests wrong calls, and parameters that belong to no unit. An error must name the cause, before
+// anything is sent or changed.
 
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
@@ -11,7 +11,7 @@
 
 namespace tessera::fsdp::refusals {
 
-/// The arguments of a wrong call.
+/// The arguments for the function that makes a wrong call.
 struct Call {
   Rank& rank;
   SmallModel& model;
@@ -150,7 +150,7 @@ TEST_SHARDED(PostOptimEvent, MayBeSetOnTheRootOnly, 2) {
   EXPECT_ERROR(set_post_optim_event(*model.blocks[0], nullptr), "is not the root");
 }
 
-// The flattened mesh of the unit contains the dimension that the experts are split over.
+// The flattened mesh "all" contains "ep", over which the experts are already sharded.
 TEST_ON_MESH(Experts, OnADimensionOfTheFlattenedMeshAreRefused, {2, 2}, {"dp", "ep"}) {
   Filled<SmallModel> model(kDim, kHidden, kClasses);
   nn::distribute_parameter(*model.blocks[1]->up->slot("weight"), mesh["ep"], {Shard{0}});
@@ -210,7 +210,7 @@ TEST(BatchNorm, OfARanksOwnRowsCausesOneWarning) {
   });
 }
 
-// A model of which only some parts are units.
+// The following tests make only some parts of a model FSDP units.
 
 void shard_blocks(SmallModel& model, const DeviceMesh& mesh) {
   for (const auto& block : model.blocks) {
@@ -264,13 +264,13 @@ struct Growing : nn::Module<Growing> {
   std::shared_ptr<nn::Linear> extra;
 };
 
-// Without an error each rank would train its own copy of these parameters.
+// If these parameters caused no error, each rank would train a different copy of them.
 TEST(ParametersOutsideOfUnits, AreRefusedWheneverTheyAppear) {
   struct Change {
     const char* name;
-    bool has_extra;    ///< whether `extra` exists before fully_shard
-    bool shards_root;  ///< false: only `a` is a unit
-    bool frozen;       ///< whether `extra` is frozen before `act`
+    bool has_extra;    ///< whether `extra` exists at first
+    bool shards_root;  ///< otherwise only `a` is a unit
+    bool frozen;       ///< whether `extra` is frozen at first
     void (*act)(Growing&);
   };
   const Change changes[] = {
@@ -296,7 +296,7 @@ TEST(ParametersOutsideOfUnits, AreRefusedWheneverTheyAppear) {
     change.act(model);
     {
       const c10::AutoGradMode no_grad(false);
-      model(x);  // evaluates the model
+      model(x);
     }
     if (mesh.size() > 1) {
       for (int again = 0; again < 2; ++again) {

@@ -1,17 +1,17 @@
-// Replicas of shards (HSDP), of whole parameters (replicate) and their buckets, and the mesh of a
-// world.
+// Tests HSDP (replicas of shards), replicate() (unsharded parameters, reduced in buckets), and the
+// default mesh.
 
 #include "fsdp/training/training.h"
 
 namespace tessera::fsdp::replicas {
 
-/// A model of two layers. Each micro-batch uses one of them.
+/// A model of two layers. Each micro-batch uses one of the layers.
 struct Either : nn::Module<Either> {
   at::Tensor forward(const at::Tensor& x, bool first) { return (first ? *a : *b)(x); }
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
-// PyTorch's FSDP2 fails here: it adds flat buffers of different sets of parameters.
+// PyTorch's FSDP2 gets this case wrong: it adds flat buffers of different sets of parameters.
 TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   const at::Tensor x = uniform_values({8, 3}, 3);
   Filled<Either> alone;
@@ -32,7 +32,7 @@ TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   });
 }
 
-// In fp16 half of the division comes before the sum: gradients not yet reduced are partly divided.
+// In fp16, gradients are divided partly before the sum over ranks and partly after the sum.
 TEST(Replicas, AddUpMicroBatchesThatAreDividedDifferently) {
   const auto gradient_after = [](Rank& rank, const std::function<void(nn::Linear&)>& change) {
     nn::Linear linear(4, 4, {.bias = false});
@@ -86,7 +86,7 @@ TEST_ON_MESH(Replicate, CombinesWithUnitsThatAreSharded, {4}, {"dp"}) {
 }
 
 constexpr std::int64_t kWide = 600;
-/// Each weight has 1.4 MiB, so that it is a bucket of its own.
+/// Each weight has 1.4 MiB and the limit of a bucket is 1 MiB, so each weight is a bucket.
 const Options kBuckets{.bucket_cap_mb = 1};
 constexpr std::int64_t kLayers = 4;
 
@@ -97,7 +97,7 @@ struct Chain : nn::Module<Chain> {
                                        std::make_shared<nn::Linear>(kWide, kWide, kNoBias)));
     }
   }
-  /// Skips the layer `skipped`, if it is not -1.
+  /// In forward, skips the layer `skipped`; -1 skips none.
   at::Tensor forward(const at::Tensor& x, std::int64_t skipped) {
     at::Tensor y = x;
     for (std::int64_t i = 0; i < kLayers; ++i) {
@@ -110,7 +110,7 @@ struct Chain : nn::Module<Chain> {
   }
   static constexpr nn::LinearOptions kNoBias{.bias = false};
   std::vector<std::shared_ptr<nn::Linear>> layers;
-  /// Called when backward has computed the gradients of all layers but the first.
+  /// Backward calls this function when only the first layer is left.
   std::function<void()> at_first_layer = [] {};
 };
 
@@ -124,8 +124,8 @@ at::Tensor rows_from(std::int64_t first, std::int64_t count) {
   return uniform_values({4, kWide}, 3).narrow(0, first, count);
 }
 
-/// Takes one backward on 2 ranks, after `prepare`. Expects the gradients of one rank, and that
-/// `early` buckets were reduced before backward computed the gradient of the first layer.
+/// Runs `prepare` and a backward on 2 ranks. Expects the gradients of one rank, and that `early`
+/// buckets were reduced before backward reached the first layer.
 void expect_early_buckets(std::int64_t early, const std::function<void(Chain&)>& prepare) {
   Filled<Chain> alone;
   alone(rows_from(0, 4), -1).square().mean().backward();
@@ -146,7 +146,7 @@ TEST(Buckets, AreReducedWhileBackwardComputes) {
   expect_early_buckets(kLayers - 2, [](Chain&) {});
 }
 
-// A hook may write a parameter that backward still reads.
+// A hook of a parameter could write the parameter while backward still reads it.
 TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
   expect_early_buckets(0, [](Chain& model) {
     model.layers[3]->slot("weight")->persistent().register_hook(
@@ -154,7 +154,7 @@ TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
   });
 }
 
-/// One unit that is called once for each half of its layers.
+/// A unit with four layers. One call runs the first two layers, another call the last two.
 struct Halves : nn::Module<Halves> {
   at::Tensor forward(const at::Tensor& x, bool second) {
     at::Tensor y = x;
@@ -167,7 +167,7 @@ struct Halves : nn::Module<Halves> {
   nn::Child<Chain> chain{*this, "chain"};
 };
 
-// The buckets of the second half are complete before backward enters the first call.
+// Backward completes the buckets of the last two layers, then reaches the first call.
 TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
   Filled<Halves> alone;
   alone(alone(rows_from(0, 4), false), true).square().mean().backward();
@@ -181,7 +181,7 @@ TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
   });
 }
 
-/// The mean gradients of two ranks that leave out different layers.
+/// Returns the mean gradients of two ranks that skip different layers.
 std::vector<at::Tensor> gradients_of_skipping() {
   std::vector<at::Tensor> sums(kLayers);
   for (const std::int64_t skipped : {0, 2}) {
@@ -208,7 +208,7 @@ TEST(Buckets, HaveOneOrderOnRanksThatUseDifferentParameters) {
   });
 }
 
-// The buckets of both models have the same sizes and use the same process group.
+// Both models have buckets of the same sizes in the same process group.
 TEST(Buckets, HaveOneOrderInABackwardOfTwoModels) {
   const std::vector<at::Tensor> expected = gradients_of_skipping();
   RunRanks(2, [&](Rank& rank) {

@@ -1,5 +1,5 @@
-// The phases of iterations, units and gathers: models recover from unusual orders, and an error
-// names the unit in which it occurred. Iterations in unusual orders, frozen parameters, and
+// Tests the phases of iterations, units and gathers. Models must recover from unusual orders of
+// calls, and an error must name the unit in which it occurred. Also tests frozen parameters and
 // settings that change between steps.
 
 #include <c10/core/InferenceMode.h>
@@ -43,7 +43,7 @@ TEST(Phase, RefusesTransitionsThatTheTableLacks) {
   expect_table_is_enforced<GatherPhase>(3);
 }
 
-// Models are called in unusual orders, and then take a correct step.
+// The following functions call a model in unusual orders. A correct step must follow.
 
 at::Tensor input() {
   return batch(kDim, 0).requires_grad_();
@@ -53,7 +53,7 @@ at::Tensor walk_loss(SmallModel& model) {
   return model(input()).square().mean();
 }
 
-/// After any state, the next step has the gradients of one rank.
+/// Expects that the next step of the model has the gradients of one rank.
 void expect_correct_step(SmallModel& model) {
   drop_gradients(model);
   set_is_last_backward(model, true);
@@ -78,7 +78,7 @@ void run_backward_again(ShardedModel& model) {
 
 /// Calls a block outside of the root's forward.
 void call_a_block_twice(ShardedModel& model) {
-  walk_loss(model).backward();  // makes the block a unit below the root
+  walk_loss(model).backward();  // makes the block a unit of the root
   (*model.blocks[1])((*model.blocks[1])(input())).sum().backward();
 }
 
@@ -99,12 +99,12 @@ void fail_in_forward(ShardedModel& model) {
       [fails](nn::ModuleBase&, nn::TensorList) { TESSERA_CHECK(!*fails, "not this time"); });
   EXPECT_ERROR(walk_loss(model), "not this time");
   EXPECT_EQ(model.blocks[0]->attached<Unit>()->phase(), UnitPhase::kForward);
-  EXPECT_ERROR(walk_loss(model), "not this time");  // the second call restarts the root's forward
+  EXPECT_ERROR(walk_loss(model), "not this time");
   *fails = false;
-  earlier.backward();  // backward of the graph before the failure
+  earlier.backward();  // from before the failure
 }
 
-/// Backward fails once, when it reaches block 1.
+/// Makes a hook in backward throw once, when backward reaches block 1.
 void fail_in_backward(ShardedModel& model) {
   const auto fails = std::make_shared<bool>(true);
   model.blocks[1]->add_forward_hook([fails](nn::ModuleBase&, nn::TensorList outputs) {
@@ -121,7 +121,7 @@ void free_what_was_gathered_ahead(ShardedModel& model) {
   reshard(*model.blocks[0]);
 }
 
-/// A model with a method that calls forward.
+/// A model with a method that calls the model's forward.
 class WithLoss : public SmallModel {
  public:
   WithLoss() : SmallModel(kDim, kHidden, kClasses) {}
@@ -135,7 +135,7 @@ void call_forward_from_a_method(const DeviceMesh& mesh) {
   expect_gradients(model, gradients_alone());
 }
 
-/// A model that runs its block twice, with a backward in between that may fail.
+/// A model that runs its block twice, and between them a backward, which may throw.
 struct RunsBackward : nn::Module<RunsBackward> {
   at::Tensor forward(const at::Tensor& x, bool fails) {
     const at::Tensor y = (*block)(x);
@@ -203,7 +203,7 @@ TEST(PhaseWalk, UnusualOrdersAreFollowedByACorrectStep) {
   }
 }
 
-// A forward within a backward would lose the pending gradients.
+// If backward of a model called the model's forward, the pending gradients would be lost.
 TEST_SHARDED(PhaseWalk, AForwardWithinBackwardIsRefused, 2) {
   const at::Tensor x = input();
   const at::Tensor loss = model(x).square().mean();
@@ -212,7 +212,7 @@ TEST_SHARDED(PhaseWalk, AForwardWithinBackwardIsRefused, 2) {
   expect_correct_step(model);
 }
 
-// The backward in progress is not the backward that failed.
+// After a backward has failed, the next forward runs in the backward of another model.
 TEST_SHARDED(PhaseWalk, AFailedIterationRecoversWithinAnotherModelsBackward, 2) {
   fail_in_backward(model);
   const at::Tensor other = at::ones({1}).requires_grad_() * 2;
@@ -222,7 +222,7 @@ TEST_SHARDED(PhaseWalk, AFailedIterationRecoversWithinAnotherModelsBackward, 2) 
   expect_correct_step(model);
 }
 
-// An exception of libtorch, such as out of memory, is attributed to a unit.
+// An exception of libtorch (for example, out of memory) is reported with the name of a unit.
 
 TEST_SHARDED(CurrentUnit, IsTheUnitThatFailed, 1) {
   bool in_forward = false, in_backward = false;
@@ -240,12 +240,12 @@ TEST_SHARDED(CurrentUnit, IsTheUnitThatFailed, 1) {
     walk_loss(model).backward();
     EXPECT_EQ(current_unit(model), "");
   }
-  const at::Tensor loss = walk_loss(model);  // after forward, before backward
+  const at::Tensor loss = walk_loss(model);
   EXPECT_EQ(current_unit(model), "");
 }
 
-// Training uses tensors that a forward in inference mode has allocated. On one rank the gathered
-// tensors are the shards.
+// A forward in inference mode allocates the buffers that a later training step uses. On one rank,
+// the gathered tensors are the shards.
 TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
@@ -273,7 +273,7 @@ TEST_SHARDED(Iteration, ForgetsAForwardThatNoBackwardFollowed, 2) {
     EXPECT_EQ(local_loss(model, rank).item<double>(), 0.0);
   }
   EXPECT_EQ(local_loss(model, rank).item<double>(), 0.0);
-  expect_all_sharded(model);  // follows a forward without gradients
+  expect_all_sharded(model);
 }
 
 TEST(Iteration, EndsAllRanksWhenOneFails) {
@@ -300,7 +300,7 @@ TEST(Frozen, MayChangeBetweenSteps) {
         const Sent sent(rank);
         local_loss(model, rank).backward();
         EXPECT_EQ(model.blocks[0]->up->slot("weight")->persistent().grad().defined(), !frozen);
-        // The shards on two ranks: 5 of 10 rows, 4 of 7 rows, 2 of 3 rows.
+        // Shards on two ranks are 5 of 10 rows, 4 of 7 rows, and 2 of 3 rows.
         const std::int64_t block = packed_numel({frozen ? 0 : 5 * 7, 5, 4 * 10, 4});
         const std::int64_t head = packed_numel({2 * 7, 2});
         EXPECT_EQ(sent.of("dp", "reduce_scatter").bytes, 2 * 4 * (3 * block + head));
@@ -318,16 +318,16 @@ TEST_SHARDED(Frozen, FirstBlocksAreNotGatheredInBackward, 2) {
   nn::freeze(model, {"block[01].**"});
   const Sent sent(rank);
   local_loss(model, rank).backward();
-  // Forward gathers three blocks and the root, backward the block behind the frozen ones.
+  // Forward gathers four units. Backward gathers one block, because the others are frozen.
   EXPECT_EQ(sent.calls("dp", "all_gather"), 3 + 1 + 1);
   EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 2);
-  // AdamW's state: two averages and a counter for each parameter that is trained.
+  // For each parameter with a gradient, AdamW has two averages and a step counter.
   optim::AdamW optimizer(model, {});
   EXPECT_EQ(optim::named_state(optimizer, model).size(), 3u * (4 + 2));
 }
 
-/// Calls a frozen unit once with an input that needs a gradient and once with an input that needs
-/// none.
+/// Calls a frozen unit with an input that needs a gradient, then with an input that needs no
+/// gradient.
 struct Twice : nn::Module<Twice> {
   Twice() {
     for (const char* name : {"weight", "bias"}) {
@@ -378,7 +378,7 @@ TEST_SHARDED(Settings, GathersAheadAfterStartUnshard, 2) {
   EXPECT_EQ(sent.calls("dp", "all_gather"), 4);
 }
 
-// PyTorch 2.11's FSDP2 shows wrong values if parameters have these sizes.
+// With parameters of these sizes, PyTorch 2.11's FSDP2 shows wrong values.
 TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   const at::Tensor x = uniform_values({4, 3}, 5);
   for (const std::int64_t rows : {2, 3, 5, 6, 8}) {
@@ -395,7 +395,7 @@ TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   }
 }
 
-// PyTorch 2.11's FSDP2 copies the parameters even on one rank.
+// PyTorch 2.11's FSDP2 copies the parameters also on one rank, where no copy is needed.
 TEST_ON_RANKS(Iteration, OneRankCopiesNothing, 1) {
   Filled<nn::Linear> linear(3, 4);
   const void* memory = linear.weight->const_data_ptr();

@@ -1,5 +1,5 @@
-// Tests the order in which units gather, compute and reduce, and the events that they wait for. The
-// streams only record the calls, so no GPU is needed.
+// Tests the order in which units gather, compute and reduce, and the events for which streams wait.
+// RecordingStreams only record calls, so no GPU is needed.
 
 #include <iterator>
 
@@ -21,8 +21,8 @@ std::string number_of(const comm::StreamEventPtr& event) {
   return std::to_string(static_cast<const RecordingStreams::Event&>(*event).number);
 }
 
-/// Unit notes in short: "+1" for the gather of block 1, "=1" for its unshard, "-1" for its reshard,
-/// and "r1" for its reduction. "." stands for the root.
+/// Abbreviates notes of units: "+1" is the gather of block 1, "=1" its unshard, "-1" its reshard,
+/// "r1" its reduction, and "." the root.
 Log notes(const Log& words) {
   Log lines;
   for (const std::string& word : words) {
@@ -39,7 +39,7 @@ Log notes(const Log& words) {
   return lines;
 }
 
-/// The notes of the last of `steps` steps of a model of three blocks on two ranks.
+/// Trains a model of three blocks on two ranks, and returns the notes of the last step.
 Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options& options = {},
                   int steps = 1) {
   Log notes;
@@ -57,7 +57,7 @@ Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options
   return notes;
 }
 
-// FSDP2's order: in backward, while a unit computes, the unit before it is gathered.
+// As in FSDP2, while backward of a unit runs, FSDP gathers the unit that ran before in forward.
 TEST(Streams, PrefetchBackwardInReverseOrderOfForward) {
   EXPECT_EQ(notes_of_step([](SmallModel&) {}),
             notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // forward
@@ -70,7 +70,7 @@ TEST(Streams, GatherOnceWithoutResharding) {
 }
 
 TEST(Streams, PrefetchTheRequestedUnitsInForward) {
-  // The second step follows the requests, too, and not the order of the last forward.
+  // set_forward_prefetch() has precedence over the order of the last forward in each step.
   for (const int steps : {1, 2}) {
     const Log found = notes_of_step(
         [](SmallModel& model) {
@@ -85,7 +85,7 @@ TEST(Streams, PrefetchTheRequestedUnitsInForward) {
 TEST(Streams, PrefetchTheRequestedUnitsInBackwardAndFreeUnusedUnits) {
   const Log found = notes_of_step([](SmallModel& model) {
     set_backward_prefetch(*model.blocks[2], {model.blocks[0].get()});
-    set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});  // block 2 has run already
+    set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});  // block 2 is done by then
   });
   EXPECT_EQ(Log(found.begin() + 11, found.end()),
             notes({"+2 =2 +0 -2 r2", "+1 =1 -1 r1", "=0 +2 -0 r0", "-. r."}));
@@ -106,12 +106,12 @@ TEST_ON_RANKS(Streams, LetTheNextGathersWaitForTheUpdateAlone, 2) {
   const std::string wait = "all_gather: wait " + number_of(update);
   set_post_optim_event(linear, update);
   EXPECT_EQ(waits_of_step(), Log{wait});
-  // The event applies to one step: the next step waits for all work of the compute stream again.
+  // The event is for one step. The next step waits for all earlier work of the compute stream.
   const Log next = waits_of_step();
   ASSERT_EQ(next.size(), 2u);
   EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
   EXPECT_NE(next[1], wait);
-  set_post_optim_event(linear, nullptr);  // nullptr: the event has passed
+  set_post_optim_event(linear, nullptr);  // nullptr: nothing to wait for
   EXPECT_EQ(waits_of_step(), Log{});
 }
 
@@ -124,7 +124,7 @@ TEST_SHARDED(Streams, StayInTheComputeLaneOnOneRank, 1) {
   }
 }
 
-// A program may have changed the parameters just before a gather, as an optimizer's step does.
+// A program may change parameters on the compute stream before a gather, so the gather waits.
 TEST(ExplicitGather, WaitsForTheComputeLane) {
   for (const auto gather :
        {+[](nn::ModuleBase& module) { unshard(module); },
@@ -146,9 +146,9 @@ TEST(ExplicitGather, WaitsForTheComputeLane) {
   }
 }
 
-// While a unit computes, forward gathers the next unit in the order of the last forward.
+// While a unit computes in forward, FSDP gathers the unit that was next in the last forward.
 
-/// The notes of one forward.
+/// Returns the log of one forward.
 Log log_of_forward(SmallModel& model, const Rank& rank, RecordingStreams& streams) {
   streams.clear();
   const at::Tensor loss = local_loss(model, rank);
@@ -157,7 +157,7 @@ Log log_of_forward(SmallModel& model, const Rank& rank, RecordingStreams& stream
   return log;
 }
 
-/// The lines from `first` up to `last`, without `last`.
+/// Returns the lines from `first` up to, but without, `last`.
 Log between(const Log& log, const std::string& first, const std::string& last) {
   const auto begin = std::ranges::find(log, first);
   const auto end = std::find(begin, log.end(), last);
@@ -184,12 +184,12 @@ TEST_SHARDED(GatherAhead, FollowsTheLastForward, 2) {
   }
 }
 
-// A gather that reuses the memory of the unit before last waits for the end of its forward.
+// The gather of block 2 reuses the memory of block 0, so it waits for block 0's forward.
 TEST_SHARDED(GatherAhead, WaitsOnlyForTheMemoryThatItReuses, 2) {
   const auto streams = record(model);
   log_of_forward(model, rank, *streams);
   const Log log = log_of_forward(model, rank, *streams);
-  // Memory that is newly allocated needs no wait.
+  // The gather of block 1 allocates new memory, so it does not wait.
   EXPECT_EQ(between(log, "all_gather unit 'block1'", "reshard unit 'block0'"),
             (Log{"all_gather unit 'block1'", "enter all_gather", "leave"}));
   const Log left = between(log, "reshard unit 'block0'", "unshard unit 'block1'");
@@ -200,7 +200,7 @@ TEST_SHARDED(GatherAhead, WaitsOnlyForTheMemoryThatItReuses, 2) {
                  "all_gather: wait " + number_in(left[1]), "leave"}));
 }
 
-/// Calls three layers in the requested order.
+/// A model whose caller chooses the order of the layers.
 struct InAnyOrder : nn::Module<InAnyOrder> {
   explicit InAnyOrder(const DeviceMesh& mesh) {
     for (int i = 0; i < 3; ++i) {
@@ -222,7 +222,7 @@ struct InAnyOrder : nn::Module<InAnyOrder> {
   std::vector<std::shared_ptr<nn::Linear>> layers;
 };
 
-/// Whether no unit is gathered or being gathered.
+/// Returns whether no unit is gathered and no gather is running.
 bool all_sharded(const InAnyOrder& model) {
   return std::ranges::none_of(model.layers, [](const auto& layer) {
     Unit& unit = *layer->template attached<Unit>();
@@ -243,15 +243,14 @@ TEST_ON_RANKS(GatherAhead, EndsWhereTheOrderChangesAndFreesUnusedUnits, 2) {
   };
   run({0, 1, 2});
   EXPECT_EQ(run({0, 2, 1}), notes({"+0 =0 +1 -0", "+2 =2 -2", "=1 -1"}));
-  // This call does not use the unit that was gathered last.
   EXPECT_EQ(run({0, 2}), notes({"+0 =0 +2 -0", "=2 +1 -2"}));
-  // The recorded order contains calls: a unit may occur twice.
+  // A unit that is called twice is gathered twice.
   run({0, 1, 0, 2});
   EXPECT_EQ(run({0, 1, 0, 2}), notes({"+0 =0 +1 -0", "=1 +0 -1", "=0 +2 -0", "=2 -2"}));
 }
 
-// A unit that is unsharded already may run on one rank alone. Other units' early gathers must not
-// depend on that.
+// One rank may run a unit that needs no gather, and another rank may not. All ranks must still
+// gather the other units in one order.
 TEST_ON_RANKS(GatherAhead, IsTheSameOnRanksThatRunUnshardedUnitsDifferently, 2) {
   InAnyOrder model(rank.mesh({2}, {"dp"}));
   const at::Tensor x = uniform_values({2, 6}, 1);

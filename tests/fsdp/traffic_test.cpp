@@ -13,7 +13,7 @@ std::int64_t padded(std::int64_t rows, std::int64_t ranks) {
   return (rows + ranks - 1) / ranks;
 }
 
-/// The elements of one rank's shard of a block or of the head, which are gathered in place.
+/// Returns the number of elements in one rank's shard of a block or of the head.
 std::int64_t block_shard(std::int64_t ranks) {
   return padded(kHidden, ranks) * (kDim + 1) + padded(kDim, ranks) * (kHidden + 1);
 }
@@ -21,7 +21,7 @@ std::int64_t head_shard(std::int64_t ranks) {
   return padded(kClasses, ranks) * (kDim + 1);
 }
 
-/// The elements of one rank's part of the packed gradients of all units. Rows do not divide evenly.
+/// Returns the number of elements in one rank's part of the packed gradients of all units.
 std::int64_t packed_units(std::int64_t ranks) {
   const std::int64_t up = padded(kHidden, ranks), down = padded(kDim, ranks);
   const std::int64_t head = padded(kClasses, ranks);
@@ -37,8 +37,8 @@ comm::TrafficTable traffic_of_step(Rank& rank, const Options& options = {}) {
   return sent.table();
 }
 
-/// The bytes of a block's gathered parameters, of which each of `pieces` ranks keeps one piece. On
-/// `ranks` ranks, each parameter with its padding begins at a multiple of 64 bytes.
+/// After forward, a block's gathered parameters are split over `pieces` ranks. Returns the bytes of
+/// all pieces. Each parameter begins at a multiple of 64 bytes.
 std::int64_t kept_block(std::int64_t ranks, std::int64_t pieces) {
   const auto round_up = [](std::int64_t bytes, std::int64_t unit) {
     return padded(bytes, unit) * unit;
@@ -57,8 +57,8 @@ TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
       const auto traffic = traffic_of_step(rank, {.post_forward_mesh_size = neighbours});
       EXPECT_EQ(traffic.size(), neighbours == 2 ? 3u : 2u);
       const comm::Traffic gathers = traffic.at({"dp", "all_gather"});
-      const int times = neighbours == 2 ? 1 : 2;     // the gathers of a block over all ranks
-      EXPECT_EQ(gathers.calls, times * kDepth + 1);  // the root stays gathered after forward
+      const int times = neighbours == 2 ? 1 : 2;     // gathers of a block
+      EXPECT_EQ(gathers.calls, times * kDepth + 1);  // the root is gathered once
       EXPECT_EQ(gathers.bytes, 4 * (times * kDepth * block_shard(4) + head_shard(4)));
       if (neighbours == 2) {
         const comm::Traffic backward = traffic.at({"dp/2", "all_gather"});
@@ -73,15 +73,15 @@ TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
   RunRanks(1, [](Rank& rank) { EXPECT_TRUE(traffic_of_step(rank).empty()); });
 }
 
-/// The bytes that a rank sends for each parameter in a step of `micro_batches`, if every size is
-/// divisible and every collective is a ring.
+/// A case: `bytes` is what a rank sends for each parameter in a step, if the ranks divide every
+/// size and every collective is a ring.
 struct Formula {
   const char* name;
   int micro_batches;
   Options options;
-  std::function<void(SmallModel&, bool last)> before;  ///< called before each micro-batch
+  std::function<void(SmallModel&, bool last)> before;  ///< runs before a micro-batch
   double bytes;
-  bool replicas = false;    ///< whether two replicas of two shards replace four shards
+  bool replicas = false;    ///< 2 x 2 ranks (HSDP) instead of 4 ranks
   bool replicated = false;  ///< whether replicate() makes the units
 };
 
@@ -101,7 +101,7 @@ void apply(SmallModel& model, const DeviceMesh& mesh, const Formula& formula) {
   }
 }
 
-/// The bytes that a rank sends if each collective is a ring over its group.
+/// Returns the bytes that a rank sends if each collective is a ring over its group.
 double bytes_sent(const comm::TrafficTable& traffic) {
   const std::map<std::string, double> sizes{
       {"dp", 4}, {"dp/2", 2}, {"replicate", 2}, {"shard", 2}, {"replicate_shard", 4}};
@@ -143,8 +143,8 @@ TEST_P(TrafficFormula, GivesTheBytesThatARankSends) {
   });
 }
 
-// Gathers and reductions over all four ranks send 3/4 of their size, over two 1/2. FSDP2's
-// formulas.
+// In a ring of 4 ranks, a rank sends 3/4 of the size of a gather or reduction; in a ring of 2
+// ranks, 1/2.
 constexpr double kOf4 = 3.0 / 4, kOf2 = 1.0 / 2, kGather = 4, kReduction = 4;
 const Options kZero3{.reshard_after_forward = true}, kZero2{.reshard_after_forward = false};
 const MixedPrecisionPolicy kBf16{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};

@@ -39,7 +39,7 @@ TEST_ON_MESH(TwoDimensional, SumsNormGradientsOverTpOnce, {2, 2}, {"dp", "tp"}) 
   const Sent sent(rank);
   tensor_parallel::cross_entropy(model(ids.slice(0, 0, kTokens)), ids.slice(0, 1)).backward();
   const comm::TrafficTable traffic = sent.table();
-  // Two all-reduces in the loss, and one for the dp shards of the five norms' gradients.
+  // The loss has two all-reduces. The dp shards of the norms' gradients have one all-reduce.
   const comm::Traffic sums = traffic.at({"tp", "all_reduce"});
   EXPECT_EQ(sums.calls, 3);
   EXPECT_EQ(sums.bytes, 4 * (kTokens + 2 * kTokens + 5 * 8 / 2));
@@ -47,15 +47,15 @@ TEST_ON_MESH(TwoDimensional, SumsNormGradientsOverTpOnce, {2, 2}, {"dp", "tp"}) 
   EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, 3);
 }
 
-// Tests gradients whose layout differs between data-parallel ranks: Partial over tp, complete, or
-// none.
+// Tests a parameter whose gradient has different layouts on data-parallel ranks: Partial over tp,
+// Replicate, or no gradient.
 
-/// How a rank uses the parameter, which decides the layout of the gradient.
+/// How a rank uses a parameter. The use decides the layout of the gradient.
 enum class Use : std::uint8_t {
-  kSequence,  ///< on its part of the sequence: the gradient is Partial over tp
-  kWhole,     ///< on all tokens: the gradient is complete
-  kNoTokens,  ///< on no tokens: the gradient is zero, in any layout
-  kUnused,    ///< not at all
+  kSequence,  ///< for a shard of the tokens: Partial over tp
+  kWhole,     ///< for all tokens: Replicate over tp
+  kNoTokens,  ///< for no tokens: zeros, in any layout
+  kUnused,    ///< no gradient
 };
 using Uses = std::vector<Use>;
 constexpr std::array kUses{Use::kSequence, Use::kWhole, Use::kNoTokens, Use::kUnused};
@@ -65,7 +65,7 @@ struct ScaleOfTokens : nn::Module<ScaleOfTokens> {
     weight = register_slot("weight", at::ones({3}));
     nn::distribute_module(*this, tp);
   }
-  /// x: (batch, sequence, 3).
+  /// `x` has the sizes (batch, sequence, 3).
   at::Tensor forward(const at::Tensor& x, Use use) {
     if (use == Use::kUnused) {
       return x.detach().requires_grad_().sum();
@@ -111,7 +111,7 @@ TEST_ON_MESH(PendingSums, DoNotDependOnTheUsesOfOtherRanks, {2, 2}, {"dp", "tp"}
     for (const Use second : kUses) {
       ScaleOfTokens model(mesh["tp"]);
       fully_shard(model, mesh["dp"]);
-      // The ranks agree on a layout in the first step; later steps may differ from it.
+      // The ranks agree on a gradient layout in the first step. Later gradients may have others.
       for (const Uses& uses :
            {Uses{first, second}, {second, first}, {Use::kWhole, Use::kSequence}}) {
         run(model, uses, mesh.local_rank("dp"));
@@ -149,7 +149,6 @@ TEST_ON_MESH(PendingSums, CostNothingWhereGradientsAreComplete, {2, 2}, {"dp", "
   for (int step = 0; step < 3; ++step) {
     const Sent sent(rank);
     run(model, {Use::kWhole, Use::kWhole}, mesh.local_rank("dp"));
-    // In the first step the ranks exchange the layouts of their gradients.
     EXPECT_EQ(sent.calls("tp", "all_reduce"), step == 0 ? 1 : 0);
     EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 1);
   }
@@ -171,13 +170,12 @@ struct TwoMethods : nn::Module<TwoMethods> {
   nn::Child<nn::Linear> up{*this, "up", 8, 10}, down{*this, "down", 10, 8};
 };
 
-/// Splits `up` by columns and `down` by rows.
+/// Makes `up` column-wise and `down` row-wise parallel.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh) {
   using namespace tensor_parallel;
   parallelize_module(model, mesh, {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
 }
 
-/// The whole tensor, with its gradient.
 at::Tensor full(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
@@ -204,7 +202,7 @@ TEST(MethodUnderAPlan, RunsInThePlansScope) {
   }
 }
 
-// A distributed result that is written into a plain tensor gets a plain and whole gradient.
+// The test writes a distributed result into a plain tensor, whose gradient is plain and whole.
 TEST(DistributedResultWrittenIntoAPlainTensor, HasTheGradientsOfOneRank) {
   const at::Tensor x = uniform_values({4, 8}, 1);
   const std::vector<Write> writes{

@@ -1,5 +1,5 @@
-// Units: their shards, calls other than one from the root's forward, calls that bypass the hooks,
-// methods other than forward, and arguments that are changed in place.
+// Tests units: their shards, missing and repeated calls, calls that bypass the hooks, methods other
+// than forward(), and arguments that a unit changes in place.
 
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
@@ -7,9 +7,9 @@
 
 namespace tessera::fsdp::units {
 
-// Units that are not called exactly once from the root's forward.
+// The following tests call a unit several times, never, or outside of the root's forward.
 
-/// Expects `model` to have the gradients of `alone`. An undefined gradient stands for zeros.
+/// Expects equal gradients of `model` and `alone`. An undefined gradient counts as zeros.
 void expect_as_alone(const nn::ModuleBase& model, const nn::ModuleBase& alone) {
   const std::vector<at::Tensor> expected = gradients_of(alone);
   std::size_t i = 0;
@@ -25,7 +25,7 @@ void expect_as_alone(const nn::ModuleBase& model, const nn::ModuleBase& alone) {
   }
 }
 
-// PyTorch refuses calls of a block before and without its root.
+// PyTorch's FSDP2 refuses calls of a block before its root, or without its root.
 TEST(UnitCalls, MayBeOfABlockAlone) {
   Filled<SmallModel> alone(kDim, kHidden, kClasses);
   (*alone.blocks[1])(batch(kDim, 0)).square().mean().backward();
@@ -47,7 +47,7 @@ TEST(UnitCalls, MayBeOfABlockAlone) {
   });
 }
 
-/// A model of blocks, whose head the caller runs.
+/// A model of blocks without a head. The caller runs the head.
 struct Headless : nn::Module<Headless> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
   nn::Child<Block> first{*this, "first", kDim, kHidden};
@@ -55,8 +55,8 @@ struct Headless : nn::Module<Headless> {
   nn::Child<nn::Linear> head{*this, "head", kDim, kClasses};
 };
 
-/// Runs the backwards of two chunks of rows, as a chunked loss does, before the model's backward
-/// begins.
+/// Like a chunked loss, runs backward of the head for two chunks of rows, then backward of the
+/// model.
 void chunked_backward(Headless& model, const at::Tensor& x) {
   const at::Tensor hidden = model(x);
   const at::Tensor leaf = hidden.detach().requires_grad_();
@@ -83,8 +83,8 @@ TEST(UnitCalls, MayRunAHeadWithSeveralBackwards) {
   });
 }
 
-/// Returns two tensors, one of which a loss may leave out, a tensor without a gradient, and a
-/// number.
+/// A unit that returns two tensors with gradients, a tensor without a gradient, and a number. A
+/// loss may use only one of the first two.
 struct Several : nn::Module<Several> {
   std::tuple<at::Tensor, at::Tensor, at::Tensor, int> forward(const at::Tensor& x) {
     const at::Tensor y = (*a)(x);
@@ -93,7 +93,7 @@ struct Several : nn::Module<Several> {
   nn::Child<nn::Linear> a{*this, "a", kDim, kDim}, b{*this, "b", kDim, kDim};
 };
 
-/// `second`: whether the loss uses the second result, else the first.
+/// If `second`, the loss uses the second result, otherwise the first.
 at::Tensor loss_of_several(Several& first, Several& last, const at::Tensor& x, bool second) {
   const auto [y, z, best, three] = first(x);
   const auto [u, v, ignored, three_again] = last(second ? z : y);
@@ -140,9 +140,9 @@ TEST_ON_MESH(ListUnit, MayBeginWithAModuleOutsideOfTheRoot, {2}, {"dp"}) {
   EXPECT_TRUE(model.base->slot("weight")->persistent().grad().defined());
 }
 
-// Methods other than forward, and explicit gathers.
+// The following tests call methods other than forward(), or gather units explicitly.
 
-/// A model with another method than forward.
+/// A model with a method other than forward().
 struct Coder : nn::Module<Coder> {
   at::Tensor forward(const at::Tensor& x) { return (*out)(encode(x)); }
   at::Tensor encode(const at::Tensor& x) { return (*in)(x).relu(); }
@@ -154,13 +154,13 @@ struct Coder : nn::Module<Coder> {
 TEST(ForwardMethod, GathersAndReducesAsForwardDoes) {
   const at::Tensor x = uniform_values({6, 3}, 1);
   Filled<Coder> alone;
-  const at::Tensor expected = register_forward_method(alone, &Coder::encode)(x);  // not a unit
+  const at::Tensor expected = register_forward_method(alone, &Coder::encode)(x);
   expected.sum().backward();
   for (const int ranks : {1, 2, 4}) {
     RunOnMesh({ranks}, {"dp"}, [&](const DeviceMesh& mesh) {
       Filled<Coder> model;
       fully_shard(model, mesh);
-      register_forward_method(model, &Coder::look)();  // returns no result
+      register_forward_method(model, &Coder::look)();
       EXPECT_EQ(model.seen, (std::vector<std::int64_t>{5, 3}));
       EXPECT_TRUE(tessera::is_distributed(model.in->weight));
       const at::Tensor code = register_forward_method(model, &Coder::encode)(x);
@@ -201,7 +201,7 @@ TEST_ON_RANKS(Unshard, SurvivesItsModule, 2) {
   EXPECT_NO_THROW(handle.wait());
 }
 
-// Direct calls of forward(), without the hooks that gather and reduce.
+// The following tests call forward() directly, without the hooks that gather and reduce.
 
 struct OwnLayer : nn::Module<OwnLayer> {
   explicit OwnLayer(std::int64_t size) {
@@ -212,7 +212,7 @@ struct OwnLayer : nn::Module<OwnLayer> {
   nn::Parameter weight, bias;
 };
 
-/// A root whose children are no units: their parameters belong to the root's unit.
+/// A root whose children are not units: their parameters belong to the root's unit.
 struct OwnModel : nn::Module<OwnModel> {
   OwnModel() { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& ids) { return (*layer)((*table)(ids)); }
@@ -272,7 +272,7 @@ TEST_ON_RANKS(Slots, ShowGatheredTensorsInForwardAndOnRequest, 2) {
   EXPECT_ERROR(layer.to(at::kBFloat16), "'weight'");
   out.sum().backward();
   EXPECT_FALSE(layer.slot("weight")->role.gathered);
-  // The layer stayed gathered for the scope and for backward.
+  // The layer was gathered once, by the scope, and stayed gathered for backward.
   EXPECT_EQ(sent.calls("dp", "all_gather"), 0);
   unshard(layer);
   EXPECT_TRUE(shown());
@@ -293,10 +293,10 @@ TEST_ON_RANKS(UnfilledStorage, IsRefusedBeforeAnythingIsGathered, 2) {
   EXPECT_NO_THROW((*model)(x).sum().backward());
 }
 
-// Units that change their arguments in place. Autograd refuses: the caller's tensor would have new
-// values with its old history.
+// The following units change an argument in place. Autograd must refuse, because the caller's
+// tensor would have new values but its old autograd history.
 
-/// What a unit computes of its argument, which it may change in place.
+/// The forward of a unit, which may change its argument in place.
 using Act = at::Tensor (*)(at::Tensor& x);
 
 struct Changing : nn::Module<Changing> {
@@ -311,7 +311,7 @@ struct Changing : nn::Module<Changing> {
   Act act_;
 };
 
-/// Returns y + h, where y is the unit's result for h. `act_later` changes both after the unit.
+/// Returns y + h, where y is the unit's result for h. If `act_later`, `act` then changes both.
 struct Net : nn::Module<Net> {
   explicit Net(Act act, bool act_later = false) : unit(*this, "unit", act), act_later_(act_later) {
     testing::fill(*this);
@@ -342,7 +342,7 @@ TEST(ChangedInputs, AreRefused) {
   };
   EXPECT_CONTAINS(error_of([](at::Tensor& x) { return x.relu_(); }), "in place");
   EXPECT_CONTAINS(error_of([](at::Tensor& x) { return x.view(-1).relu_().view(x.sizes()); }),
-                  "modified inplace");  // writes through a view
+                  "modified inplace");
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     Changing unit([](at::Tensor& x) { return x.relu_(); });
     fully_shard(unit, mesh["dp"]);

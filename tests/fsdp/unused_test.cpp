@@ -1,11 +1,11 @@
-// Parameters and units that not all ranks use.
+// Tests parameters and units that some ranks do not use.
 
 #include "fsdp/training/training.h"
 #include "testing/environment.h"
 
 namespace tessera::fsdp::unused {
 
-/// A model of two layers. Each call uses one of them.
+/// A model of two layers. Each call uses one of the layers.
 struct Branches : nn::Module<Branches> {
   explicit Branches(std::int64_t in = 3, std::int64_t out = 2)
       : left(*this, "left", in, out), right(*this, "right", in, out) {
@@ -15,8 +15,8 @@ struct Branches : nn::Module<Branches> {
   nn::Child<nn::Linear> left, right;
 };
 
-// Gradients with even shards are reduced from autograd's gradient or from zeros; others are packed
-// into a buffer first.
+// With even shards, the reduction reads autograd's gradient or zeros. With uneven shards, the
+// gradients are first packed into a buffer.
 TEST(Unused, ParameterOfOneRankCountsAsZero) {
   for (const auto& [in, out] : {std::pair{3, 2}, {4, 4}}) {
     const at::Tensor x = uniform_values({4, in}, 9);
@@ -28,7 +28,7 @@ TEST(Unused, ParameterOfOneRankCountsAsZero) {
       fully_shard(model, mesh);
       model(x, rank.rank() == 0).square().sum().backward();
       expect_gradients(model, gradients_of(alone));
-      // A later backward that uses one branch keeps the gradient of the other.
+      // A second backward that uses only `left` must not change the gradient of `right`.
       const at::Tensor before = full_grad(*model.right);
       model(x, true).sum().backward();
       EXPECT_TRUE(full_grad(*model.right).equal(before));
@@ -36,8 +36,8 @@ TEST(Unused, ParameterOfOneRankCountsAsZero) {
   }
 }
 
-// The ranks' collectives differ. Backward of rank 2 begins with 'base', which is as large as the
-// 'extra' that the others gather.
+// Rank 2 calls another collective than the other ranks. Rank 2 begins backward with 'base', and the
+// other ranks gather 'extra', which has the same size.
 TEST(Unused, UnitOfSomeRanksIsNamedWithTheRemedy) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Filled<OptionalLayer> model;
@@ -51,7 +51,7 @@ TEST(Unused, UnitOfSomeRanksIsNamedWithTheRemedy) {
   })) << errors[0];
 }
 
-/// Which branches have a gradient after the calls of `go_left`, with one backward each.
+/// Runs a branch and its backward for each of `go_left`. Returns the branches with a gradient.
 std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<bool>& go_left) {
   Branches model;
   fully_shard(model, mesh);

@@ -1,5 +1,5 @@
-// Parameters that are written or assigned while their old values, or copies of them, are in use:
-// between a forward and its backward, while they are gathered, and in forward.
+// Tests programs that write or assign a parameter while FSDP or autograd still uses the old value:
+// between forward and backward, while a unit is gathered, and in forward.
 
 #include <exception>
 
@@ -8,13 +8,13 @@
 
 namespace tessera::fsdp::written {
 
-/// Sizes without empty shards, in which a write would not show.
+/// Sizes for which no shard is empty, since a write to an empty shard would have no effect.
 constexpr Sizes kSizes{.classes = 7};
 constexpr auto kModified = "modified by an inplace operation";
 
 TESSERA_ARRANGED(WrittenParameters, "OneRank", "Zero3", "Zero2", "Hpz", "Hsdp", "Offloaded");
 
-// Autograd, too, refuses such writes on one rank, if backward needs the old value.
+// On one rank, autograd refuses such a write, too, if backward needs the old value.
 TEST_P(WrittenParameters, AreRefusedInBackwardIfItNeedsTheirValue) {
   const std::vector<at::Tensor> expected = gradients_alone(kSizes);
   const auto write = [](const nn::SlotPtr& slot) {
@@ -53,7 +53,7 @@ void halve(nn::ModuleBase& model) {
 TESSERA_ARRANGED(WrittenWhileGathered, "OneRank", "Bf16OnOneRank", "Zero3", "Zero2", "Hpz", "Hsdp",
                  "Offloaded");
 
-// After each act, in which the shards are halved, a forward uses the halved values.
+// Halves the shards in several ways. The next forward must use the halved values.
 TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
   const at::Tensor x = batch(kDim, 0);
   Filled<SmallModel> alone(kDim, kHidden, kSizes.classes);
@@ -90,7 +90,7 @@ TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
          EXPECT_TRUE(close(weight, *alone.head->weight));
        }},
       {"call of a block alone", [&](ShardedModel& model) {
-         model(x).sum().backward();  // makes the block a unit below the root
+         model(x).sum().backward();  // makes the block a unit of the root
          unshard(*model.blocks[0]);
          {
            const c10::AutoGradMode no_grad(false);
@@ -111,7 +111,7 @@ TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
   }
 }
 
-// Only one rank writes to its shard. The other ranks' shards are unchanged, or empty.
+// One rank writes its shard. The other ranks' shards are unchanged or empty.
 TEST_SHARDED(WrittenParameter, OfOneRankIsSeenByAll, 2) {
   const at::Tensor x = batch(kDim, 0);
   const at::Tensor before = model(x).detach();
@@ -185,7 +185,7 @@ TEST(WrittenParameter, IsRefusedOnSeveralRanksAfterUnshard) {
     const at::Tensor before = linear.weight->detach().clone();
     fully_shard(linear, mesh);
     unshard(linear);
-    double_gathered(linear);  // on one rank, the shard is the gathered tensor
+    double_gathered(linear);  // the gathered tensor is also the shard
     reshard(linear);
     EXPECT_TRUE(full_tensor(linear.slot("weight")->persistent()).equal(2 * before));
   });
@@ -223,13 +223,13 @@ TEST_ON_MESH(Assignment, OfANewShardIsUsedByTheNextForward, {3}, {"dp"}) {
   EXPECT_ERROR(linear(x), "'weight' was replaced");
 }
 
-// Checkpoints and copies read the shards, even if forward has left a unit gathered.
+// Checkpoints and copies must read the shards, also if a unit stays gathered after forward.
 TEST_SHARDED(GatheredUnits, PersistAsShards, 3) {
   std::vector<at::Tensor> before;
   for (const at::Tensor& parameter : parameters_of(model)) {
     before.push_back(local_tensor(parameter).detach().clone());
   }
-  const at::Tensor loss = local_loss(model, rank);  // the root stays gathered until backward
+  const at::Tensor loss = local_loss(model, rank);  // the root stays gathered
   EXPECT_TRUE(model.head->slot("weight")->role.gathered);
   std::size_t i = 0;
   for (const at::Tensor& parameter : parameters_of(model)) {

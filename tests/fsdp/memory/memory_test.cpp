@@ -1,6 +1,6 @@
-// The peak memory of a step, compared with the formulas of FSDP2's own memory test, and offload to
-// the host. In bytes of fp32: s is the size of a rank's shards, b of the largest block, u of all
-// blocks, and n of the whole parameters outside the blocks.
+// Tests the peak memory of a step against the formulas of FSDP2's memory test, and offload to the
+// host. Sizes in bytes of fp32: s, a rank's shards; b, the largest block; u, all blocks; n, the
+// whole parameters outside of blocks.
 
 #include "testing/memory.h"
 #include "fsdp/recording_streams.h"
@@ -23,7 +23,7 @@ struct Peaks {
   std::int64_t init = 0, forward = 0, backward = 0, step = 0, zeroed = 0, deleted = 0;
 };
 
-/// The peaks of rank 0's second step. `prepare` changes the sharded model.
+/// Returns the peaks of rank 0 in the second step. `prepare` changes the sharded model.
 Peaks peaks(const Options& options, const std::function<void(SmallModel&)>& prepare = {}) {
   Peaks peaks;
   RunRanks(kRanks, [&](Rank& rank) {
@@ -66,12 +66,12 @@ void prefetch_next_block(SmallModel& model) {
   }
 }
 
-/// Uses several streams (lanes), as on CUDA: another stream's memory is reused after an event.
+/// Makes the model use several streams, as on CUDA. Memory moves between streams by events.
 void with_lanes(SmallModel& model) {
   record(model);
 }
 
-// The optimizer's state, 2 s bytes, is allocated before the second step's forward and backward.
+// The optimizer's state (2 s bytes) exists since the first step.
 TEST(Memory, Zero3StaysWithinItsBound) {
   struct Case {
     const char* name;
@@ -84,7 +84,7 @@ TEST(Memory, Zero3StaysWithinItsBound) {
                         Case{"packed groups with lanes", columns, with_lanes}}) {
     SCOPED_TRACE(c.name);
     const Peaks p = peaks(c.options, c.prepare);
-    // With several streams, reduced gradients stay allocated while the next unit's backward runs.
+    // With several streams, the next unit's backward begins before reduced gradients are freed.
     const std::int64_t blocks = c.prepare == with_lanes ? 4 : 3;
     EXPECT_LE(p.init, kShards + kBlock);
     EXPECT_LE(p.forward, 3 * kShards + 3 * kBlock + kOutside + kSlack);
@@ -94,7 +94,7 @@ TEST(Memory, Zero3StaysWithinItsBound) {
   }
 }
 
-// With several streams no gather reuses the memory that backward releases, which is freed.
+// With ZeRO-2, backward has no gathers, so FSDP frees the memory of gathered parameters.
 TEST(Memory, Zero2StaysWithinItsBound) {
   for (const auto prepare : {+[](SmallModel&) {}, with_lanes}) {
     const Peaks p = peaks({.reshard_after_forward = false}, prepare);
@@ -111,7 +111,7 @@ TEST(Memory, IsAllFreedWithTheModel) {
 
 TEST(Memory, Bfloat16HalvesWhatIsGathered) {
   const Peaks p = peaks({.mp_policy = {.param_dtype = at::kBFloat16}});
-  // FSDP gathers the bf16 copy of a block's shards.
+  // In bf16, the gathered parameters have half the bytes.
   EXPECT_LE(p.forward, 3 * kShards + (3 * kBlock + kOutside) / 2 + kSlack);
 }
 
@@ -134,7 +134,7 @@ TEST(Offload, KeepsShardsAndGradientsOnTheHostInTheirOwnType) {
   }
 }
 
-/// Streams that call a function when the host waits for one of them.
+/// Streams that call `waits` when the host waits for a stream.
 class HostWaits final : public comm::Streams {
  public:
   explicit HostWaits(std::function<void()> waits) : waits_(std::move(waits)) {}
@@ -180,7 +180,7 @@ TEST_ON_RANKS(Offload, AddsNothingOfABackwardThatFailed, 2) {
     return take_gradients(model);
   };
   const std::vector<at::Tensor> expected = step();
-  // After a first micro-batch, the second fails where nearly all of its reductions have begun.
+  // The second micro-batch fails near its end, after most of its reductions have begun.
   local_loss(model, rank, 0).backward();
   const at::Tensor x = batch(4, 1).requires_grad_();
   x.register_hook([](const at::Tensor&) -> at::Tensor { throw Error("planted"); });

@@ -1,6 +1,6 @@
 #pragma once
 
-// A model that draws random numbers at chosen places, and its training on a mesh and on one rank.
+// A model that draws random numbers in several places. It is trained on a mesh and on one rank.
 
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
@@ -14,7 +14,7 @@
 namespace tessera::fsdp::drawing {
 
 inline constexpr std::int64_t kSequence = 3, kDim = 8, kInner = 16, kVocabulary = 11;
-inline constexpr std::int64_t kHeadDim = 2;  // 4 heads of this width make kDim
+inline constexpr std::int64_t kHeadDim = 2;  // kDim / 4 heads
 
 using Draw = std::function<at::Tensor(const at::Tensor&)>;
 
@@ -24,12 +24,12 @@ inline at::Tensor keep(const at::Tensor& x) {
 
 /// The random functions that a model applies to its tensors.
 struct Draws {
-  Draw residual = keep;      ///< on values of sizes (tokens, dim)
-  Draw features = keep;      ///< (tokens, inner): some of the features on each tp rank
-  Draw scores = keep;        ///< (batch, heads, sequence, sequence): some of the heads
-  bool modules = false;      ///< nn::Dropout modules in place of residual, features and scores
-  bool skips_empty = false;  ///< a rank without rows draws nothing
-  int quiet_forwards = 0;    ///< the number of first forwards that draw nothing
+  Draw residual = keep;      ///< of (tokens, kDim)
+  Draw features = keep;      ///< of (tokens, kInner), sharded over tp
+  Draw scores = keep;        ///< of attention scores, sharded over tp by heads
+  bool modules = false;      ///< whether nn::Dropout modules draw instead
+  bool skips_empty = false;  ///< whether a rank without rows draws nothing
+  int quiet_forwards = 0;    ///< number of forwards before the first draw
 };
 
 struct DrawingBlock : nn::Module<DrawingBlock> {
@@ -128,10 +128,10 @@ struct Result {
   std::vector<at::Tensor> gradients;
 };
 
-/// The rows of each forward, on all ranks together.
+/// The number of rows in each forward, summed over all ranks.
 using Rows = std::vector<std::int64_t>;
 
-/// The loss and gradients of as many forwards as there are `rows`.
+/// Trains one step for each element of `rows`. Returns the loss and the gradients.
 inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const Rows& rows) {
   manual_seed(21);
   const DeviceMesh mesh = rank.mesh(how.sizes, how.names);
@@ -147,7 +147,7 @@ inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const
   const std::int64_t ranks = mesh.size("dp"), own = mesh.local_rank("dp");
   Result result;
   for (std::size_t step = 0; step < rows.size(); ++step) {
-    // The parts are uneven if the ranks do not divide the rows.
+    // tensor_split() gives uneven parts if the number of rows is not a multiple of the ranks.
     const at::Tensor tokens = token_ids(rows[step], static_cast<int>(step))
                                   .tensor_split(ranks, 0)[static_cast<std::size_t>(own)];
     const double scale = static_cast<double>(ranks) / static_cast<double>(rows[step]);
@@ -178,7 +178,7 @@ inline void expect_same(const Result& found, const Result& expected) {
 
 inline void expect_as_alone(const RandomMesh& how, const Draws& draws, const Rows& rows) {
   const Result expected = train_alone(draws, rows);
-  // The random numbers change the loss.
+  // The loss must depend on the random numbers.
   EXPECT_GT(std::abs(train_alone({}, rows).loss / expected.loss - 1), 1e-4);
   RunRanks(testing::ranks_of(how.sizes),
            [&](Rank& rank) { expect_same(train(rank, how, draws, rows), expected); });

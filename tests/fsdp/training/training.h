@@ -1,7 +1,6 @@
 #pragma once
 
-// A small model that several ranks train, for comparison with one rank that trains on the whole
-// batch.
+// A small model to train on several ranks, and on one rank with the whole batch for comparison.
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -24,8 +23,8 @@ using testing::Filled;
 using testing::gradients_of;
 using testing::name_of_case;
 
-/// The number of elements of a flat fp32 buffer that has these shards, each at a multiple of 64
-/// bytes.
+/// Returns the number of elements of a flat fp32 buffer with shards of these numbers of elements,
+/// each at a multiple of 64 bytes.
 constexpr std::int64_t packed_numel(std::initializer_list<std::int64_t> shards) {
   constexpr std::int64_t kUnit = 16;
   std::int64_t numel = 0;
@@ -43,7 +42,7 @@ struct Block : nn::Module<Block> {
   nn::Child<nn::Linear> up, down;
 };
 
-/// Blocks and a head, which map (rows, dim) to (rows, classes).
+/// A model of `depth` blocks and a head, which maps (rows, dim) to (rows, classes).
 struct SmallModel : nn::Module<SmallModel> {
   SmallModel(std::int64_t dim, std::int64_t hidden, std::int64_t classes, int depth = 3) {
     for (int i = 0; i < depth; ++i) {
@@ -62,7 +61,7 @@ struct SmallModel : nn::Module<SmallModel> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// Two layers, of which a call may leave out the second.
+/// A model of two layers. A call may skip the second layer.
 struct OptionalLayer : nn::Module<OptionalLayer> {
   at::Tensor forward(const at::Tensor& x, bool use_extra) {
     const at::Tensor y = (*base)(x);
@@ -71,15 +70,15 @@ struct OptionalLayer : nn::Module<OptionalLayer> {
   nn::Child<nn::Linear> base{*this, "base", 3, 3}, extra{*this, "extra", 3, 3};
 };
 
-/// The mean of the squared outputs for rows [first, first + rows) of the batch.
+/// Returns the mean of the squared outputs for rows [first, first + rows) of the batch.
 inline at::Tensor loss_of(SmallModel& model, const at::Tensor& batch, std::int64_t first,
                           std::int64_t rows) {
   return model(batch.narrow(0, first, rows)).square().mean();
 }
 
-constexpr std::int64_t kRows = 12;  // of all ranks; 1, 2, 3, 4 and 6 ranks get equal parts
+constexpr std::int64_t kRows = 12;  // number of rows of the whole batch
 
-/// The model's default sizes: 2, 3 and 4 ranks divide none or some of them.
+/// Sizes that are not multiples of 2, 3 or 4 ranks, or of some of them.
 constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3;
 
 struct Sizes {
@@ -90,13 +89,13 @@ inline at::Tensor batch(std::int64_t dim, int step) {
   return uniform_values({kRows, dim}, 100 + step);
 }
 
-/// This rank's rows of the batch of step 0.
+/// Returns this rank's rows of the batch of step 0.
 inline at::Tensor rows_of_rank(const Rank& rank, std::int64_t dim = kDim) {
   const std::int64_t rows = kRows / rank.size();
   return batch(dim, 0).narrow(0, rank.rank() * rows, rows);
 }
 
-/// The loss of this rank's rows of a batch.
+/// Returns the loss of this rank's rows of the batch of a step.
 inline at::Tensor local_loss(SmallModel& model, const Rank& rank, int step = 0) {
   const std::int64_t rows = kRows / rank.size();
   return loss_of(model, batch(model.head->in_features(), step), rank.rank() * rows, rows);
@@ -110,7 +109,7 @@ inline void shard_units(const std::vector<nn::ModuleBase*>& units, const DeviceM
   }
 }
 
-/// Makes the blocks units, then the root. The root's parameters stay gathered after forward.
+/// Makes the blocks units, then the root, whose parameters stay gathered after forward.
 inline void shard(SmallModel& model, const DeviceMesh& mesh, const Options& options = {}) {
   for (const auto& block : model.blocks) {
     fully_shard(*block, mesh, options);
@@ -120,7 +119,7 @@ inline void shard(SmallModel& model, const DeviceMesh& mesh, const Options& opti
   fully_shard(model, mesh, root);
 }
 
-/// A filled model, sharded over `mesh`.
+/// A model with values, sharded over `mesh`.
 struct ShardedModel : SmallModel {
   explicit ShardedModel(const DeviceMesh& mesh, const Options& options = {},
                         const Sizes& sizes = {})
@@ -130,7 +129,7 @@ struct ShardedModel : SmallModel {
   }
 };
 
-/// A mesh and the options of a model that is sharded over it: a case of a parametrized test.
+/// A case of a parametrized test: a mesh, and the options with which a model is sharded.
 struct Arrangement {
   const char* name;
   std::vector<std::int64_t> sizes;
@@ -138,12 +137,12 @@ struct Arrangement {
   Options options{};
 };
 
-/// Splits each parameter along its last dimension: gathers and reductions are packed.
+/// A shard placement along the last dimension, which makes FSDP pack gathers and reductions.
 inline std::optional<Placement> by_columns(const std::string&, const at::Tensor& parameter) {
   return Shard{parameter.dim() - 1};
 }
 
-/// Returns the arrangements with the given names.
+/// Returns the Arrangements with the given names.
 inline std::vector<Arrangement> arrangements(const std::vector<std::string>& names) {
   const std::vector<Arrangement> all{
       {"OneRank", {1}, {"dp"}},
@@ -166,7 +165,7 @@ inline std::vector<Arrangement> arrangements(const std::vector<std::string>& nam
 
 using ShardedBody = std::function<void(Rank&, ShardedModel&)>;
 
-/// Runs `body` on the arrangement's ranks, with a model that is sharded over all of them.
+/// Runs `body` on the ranks of an Arrangement, with a sharded model.
 inline void RunArranged(const Arrangement& arrangement, const Sizes& sizes,
                         const ShardedBody& body) {
   RunOnMesh(arrangement.sizes, arrangement.names, [&](Rank& rank, const DeviceMesh& mesh) {
@@ -185,7 +184,7 @@ inline void RunSharded(int ranks, const ShardedBody& body) {
   RunSharded(ranks, Options{}, body);
 }
 
-/// Runs `body` on four ranks, with a model in two replicas of two shards.
+/// Runs `body` on four ranks, with a model on a mesh of 2 replicas x 2 shards.
 inline void RunHybrid(const Options& options, const ShardedBody& body) {
   RunArranged({"", {2, 2}, {"replicate", "shard"}, options}, body);
 }
@@ -193,7 +192,7 @@ inline void RunHybrid(const ShardedBody& body) {
   RunHybrid(Options{}, body);
 }
 
-/// The gradients of the sum of the losses of these steps, on one rank.
+/// Returns the gradients of the summed losses of `steps` on one rank.
 inline std::vector<at::Tensor> gradients_alone(const Sizes& sizes = {},
                                                const std::vector<int>& steps = {0}) {
   Filled<SmallModel> alone(sizes.dim, sizes.hidden, sizes.classes);
@@ -203,7 +202,7 @@ inline std::vector<at::Tensor> gradients_alone(const Sizes& sizes = {},
   return gradients_of(alone);
 }
 
-/// The whole gradient of a module's own parameter. Collective.
+/// Returns the whole gradient of a parameter of `module`. Collective.
 inline at::Tensor full_grad(const nn::ModuleBase& module, const std::string& name = "weight") {
   return full_tensor(module.slot(name)->persistent().grad());
 }
@@ -214,7 +213,7 @@ inline void drop_gradients(const nn::ModuleBase& model) {
   }
 }
 
-/// The whole gradients, which it drops from the parameters. Collective.
+/// Returns the whole gradients, and removes them from the parameters. Collective.
 inline std::vector<at::Tensor> take_gradients(const nn::ModuleBase& model) {
   std::vector<at::Tensor> gradients;
   for (const auto& [name, slot] : model.named_slots()) {
@@ -232,7 +231,7 @@ inline std::vector<at::Tensor> parameters_of(const nn::ModuleBase& model) {
   return tensors;
 }
 
-/// The parameters that one rank has trained by gradient descent, with a rate of 0.1.
+/// Trains on one rank by gradient descent with a rate of 0.1. Returns the parameters.
 inline std::vector<at::Tensor> train_alone(int steps) {
   Filled<SmallModel> model(kDim, kHidden, kClasses);
   for (int step = 0; step < steps; ++step) {
@@ -245,14 +244,14 @@ inline std::vector<at::Tensor> train_alone(int steps) {
   return parameters_of(model);
 }
 
-/// Expects each slot to show its shard, as outside of forward and backward.
+/// Expects that no parameter is gathered.
 inline void expect_all_sharded(const nn::ModuleBase& model) {
   for (const auto& [name, slot] : model.named_slots()) {
     EXPECT_TRUE(tessera::is_distributed(slot->get())) << name;
   }
 }
 
-/// Collects libtorch's warnings of this thread that contain `part`, during its lifetime.
+/// While the object exists, collects those libtorch warnings of this thread that contain `part`.
 class Warnings final : public c10::WarningHandler {
  public:
   explicit Warnings(std::string part = "") : part_(std::move(part)) {}
@@ -271,16 +270,15 @@ class Warnings final : public c10::WarningHandler {
 
 }  // namespace tessera::fsdp
 
-/// Declares a parametrized suite and instantiates it with the arrangements of the names that
-/// follow.
+/// Declares a parametrized suite, and instantiates the suite with the named Arrangements.
 #define TESSERA_ARRANGED(suite, ...)                                                          \
   class suite : public ::testing::TestWithParam<::tessera::fsdp::Arrangement> {};             \
   INSTANTIATE_TEST_SUITE_P(Meshes, suite,                                                     \
                            ::testing::ValuesIn(::tessera::fsdp::arrangements({__VA_ARGS__})), \
                            ::tessera::testing::name_of_case<::tessera::fsdp::Arrangement>)
 
-/// A test whose body runs with a sharded model on every rank, with the arguments of RunSharded():
-/// TEST_SHARDED(Suite, Name, 2) { ... rank, model ... }.
+/// A test whose body runs on every rank with a sharded model. The arguments are those of
+/// RunSharded(): TEST_SHARDED(Suite, Name, 2) { ... rank, model ... }.
 #define TEST_SHARDED(suite, name, ...)                                                  \
   static void suite##_##name##_sharded(::tessera::testing::Rank& rank,                  \
                                        ::tessera::fsdp::ShardedModel& model);           \
