@@ -1,5 +1,5 @@
-// Tests HSDP (replicas of shards), replicate() (unsharded parameters, reduced in buckets), and the
-// default mesh.
+// Tests HSDP (replicas of shards), replicate() (unsharded parameters, reduced in buckets), and
+// world_mesh().
 
 #include "fsdp/training/training.h"
 

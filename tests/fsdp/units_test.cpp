@@ -311,7 +311,7 @@ struct Changing : nn::Module<Changing> {
   Act act_;
 };
 
-/// Returns y + h, where y is the unit's result for h. If `act_later`, `act` then changes both.
+/// Returns y + h, where y is the unit's result for h. If `act_later`, changes both in place.
 struct Net : nn::Module<Net> {
   explicit Net(Act act, bool act_later = false) : unit(*this, "unit", act), act_later_(act_later) {
     testing::fill(*this);

@@ -80,8 +80,8 @@ std::string to_string(const Choices::Labels& labels, const char* separator) {
   return text;
 }
 
-// Sizes are small; the mesh divides some of them and does not divide others. Unusual options are
-// rare: if a case has many, one of them is refused and none of the others is tested.
+// Sizes are small. The mesh divides some sizes, and does not divide others. Unusual options are
+// rare, because the library refuses a case if one of its options is refused.
 namespace {
 
 NormKind draw_norm(Choices& choices, const std::string& name, int none) {
@@ -141,7 +141,7 @@ MlpSpec draw_mlp(Choices& choices) {
   spec.adapter = choices.chance("mlp.adapter", 12);
   spec.calls_forward = choices.chance("mlp.calls_forward", 2);
   spec.checkpoint_call = choices.chance("mlp.checkpoint_call", 8);
-  // The ranks of split experts wait for each other, so that none may skip them.
+  // The ranks that share experts wait for each other, so no rank may skip the experts.
   spec.skips_empty = spec.kind != MlpKind::kExperts && choices.chance("mlp.skips_empty", 8);
   return spec;
 }
@@ -253,21 +253,21 @@ TrainSpec draw_train(Choices& choices, const FsdpSpec& fsdp) {
   return spec;
 }
 
-// Plans as users write them. The correct plan is Megatron's: the first projections of attention and
-// MLP are column-wise, the last row-wise, and activations between these modules are replicated or
-// split along the sequence. A mistake may then be made in each entry. No mistake may change a
-// result, because missing entries are derived from the layouts.
+// Draws plans as users write them. The correct plan is Megatron's: the first projections of
+// attention and MLP are column-wise, the last ones row-wise. Between modules, activations are
+// replicated or sharded along the sequence. Each entry may get a mistake. A mistake must not change
+// a result, because the library derives missing redistributions from the layouts.
 enum class Between { kWhole, kReplicated, kSequence };
 
 /// Which styles a module supports.
 enum class Fits { kLinear, kTokenwise, kHooksOnly };
 
-/// A module that a plan can name, and its correct style; nullopt if the plan may omit the module.
+/// A module that a plan can name, and the module's correct style; nullopt if no entry is needed.
 struct Candidate {
   std::string pattern;
   std::optional<StyleSpec> style;
   Fits fits = Fits::kLinear;
-  /// Whether the user has declared a local input or output. No mistake is then drawn.
+  /// Whether the plan declares a local input or output. Such an entry gets no mistake.
   bool agreed = false;
 };
 
@@ -279,18 +279,18 @@ StyleSpec rowwise(Placement output, bool local = false) {
   return {.kind = StyleKind::kRowwise, .output = output, .local = local};
 }
 
-/// Whether each rank's local tensor is the whole result. Only then can the output be local.
+/// Whether each rank's local tensor is the whole result. Only such an output may be local.
 bool is_whole(const StyleSpec& style) {
   return style.kind != StyleKind::kSequence && style.kind != StyleKind::kFusedColwise &&
          std::holds_alternative<Replicate>(style.output);
 }
 
 Between draw_between(Choices& choices) {
-  // "plain" is the default of PyTorch's styles, which return whole results as plain tensors.
+  // "plain" is the default of PyTorch's styles: whole results are plain tensors.
   return choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
 }
 
-/// Whether attention and MLP return whole results as plain tensors.
+/// Returns whether attention and MLP give their whole results as plain tensors.
 bool draw_local(Choices& choices) {
   return draw_between(choices) == Between::kWhole && choices.chance("plan.local", 40);
 }
@@ -329,8 +329,8 @@ class PlanDraft {
     candidates_.push_back({std::move(pattern), style, fits});
   }
 
-  /// Adds a module that processes each token separately. If the activations between modules are
-  /// whole, the module needs no entry.
+  /// Adds a module that processes each token separately. A module with whole inputs and outputs
+  /// needs no entry.
   void add_tokenwise(const std::string& pattern) {
     if (between_ == Between::kWhole) {
       add_other(pattern, Fits::kTokenwise);
@@ -383,8 +383,8 @@ class PlanDraft {
     }
   }
 
-  /// Adds a fused weight with `parts` equal parts. If a shard boundary lies inside a part, the
-  /// operators that split the weight gather it.
+  /// Adds a fused weight of `parts` equal parts. If a shard boundary lies inside a part, splitting
+  /// the weight into its parts gathers the weight.
   void add_fused(const std::string& pattern, std::int64_t parts, bool local) {
     const bool cut = parts > 0 && choices_.chance("plan.fused_colwise", 50);
     add(pattern,
@@ -405,8 +405,8 @@ class PlanDraft {
     }
   }
 
-  /// Whether the code between the projections also works on plain tensors with only this rank's
-  /// heads.
+  /// Whether the code between the projections of attention also works on plain tensors with only
+  /// this rank's heads.
   bool runs_on_heads() const {
     const AttentionSpec& spec = model_.attend;
     const std::int64_t kv = spec.key_value_heads;
@@ -438,7 +438,7 @@ class PlanDraft {
     }
   }
 
-  /// Adds a norm whose input has the heads in dimension 2.
+  /// Adds a norm over the features of a head. Dimension 2 of the norm's input are the heads.
   void add_query_key_norm(const std::string& pattern) {
     const auto kind =
         choices_.pick("plan.query_key_norm", {{"heads", 50}, {"none", 25}, {"replicate", 25}});
@@ -448,7 +448,7 @@ class PlanDraft {
     add_other(pattern, Fits::kTokenwise, styles[kind]);
   }
 
-  /// Whether the code between the MLP's projections also works on this rank's features alone.
+  /// Whether the code between the MLP's projections also works on only this rank's features.
   bool runs_on_features() const {
     const MlpSpec& spec = model_.feed;
     return spec.activation != Activation::kCentred &&
@@ -486,7 +486,7 @@ class PlanDraft {
 
   void add_projections(const std::string& name) {
     const MlpSpec& spec = model_.feed;
-    // fused_colwise_parallel() does not know the parts of a torch::nn::Linear's weight.
+    // fused_colwise_parallel() cannot find the parts in the weight of a torch::nn::Linear.
     const bool knows_parts = spec.linear == LinearKind::kOwn;
     const bool local = runs_on_features() && (knows_parts || spec.kind != MlpKind::kFusedWeight) &&
                        choices_.chance("plan.mlp_local", 35);
@@ -588,9 +588,9 @@ std::vector<std::string> patterns_of(const std::string& pattern, std::int64_t de
   return patterns;
 }
 
-/// Draws a plan: the correct plan, or a plan with missing entries, wrong styles or wrong options.
-/// Each plan must give the correct result or be refused. What the library can't check, namely what
-/// a user's local tensors mean, is always declared correctly.
+/// Draws the correct plan, or a plan with missing entries, wrong styles or wrong options. Each plan
+/// must give the correct result or be refused. Declarations about local tensors are always correct,
+/// because the library cannot check the meaning of a local tensor.
 std::vector<PlanEntry> draw_plan(const Case& c, Choices& choices) {
   if (choices.chance("plan.none", 4)) {
     return {};
@@ -627,7 +627,7 @@ Case draw_case(std::uint64_t seed, Choices& choices) {
     result.plan = draw_plan(result, choices);
   }
   if (!result.plan.empty()) {
-    // Experts on tensor-parallel ranks need a distributed input.
+    // With tensor parallelism, experts need a distributed input.
     result.mesh.experts_on_tensor =
         choices.chance("mesh.experts_on_tensor", draw_local(choices) ? 10 : 90);
   }

@@ -12,14 +12,14 @@
 namespace tessera::fuzz {
 
 /// The decisions that make a case. Each decision is drawn from the seed and the decision's name,
-/// independently of other decisions. A case can thus be drawn again with some decisions changed.
+/// independently of all other decisions. A case can thus be drawn with some decisions changed.
 class Choices {
  public:
   /// The labels of decisions, by the decisions' names; "" is the simplest option. An entry with the
   /// name kOthers sets all decisions without an entry to their simplest option.
   using Labels = std::map<std::string, std::string>;
   static constexpr const char* kOthers = "*";
-  /// An option of a decision. The probability of an option is proportional to its weight.
+  /// A possible result of a decision, with a probability proportional to `weight`.
   struct Option {
     std::string label;
     int weight = 1;
@@ -39,7 +39,7 @@ class Choices {
   std::int64_t number(const std::string& name, const std::vector<std::int64_t>& values);
   bool chance(const std::string& name, int percent);
 
-  /// The drawn options, except the simplest ones. Together with the seed they determine the case.
+  /// The drawn options without the simplest ones. The seed and these options determine the case.
   const Labels& made() const { return made_; }
 
  private:
@@ -57,28 +57,28 @@ enum class DropoutKind { kNone, kModule, kFunction, kStock };
 enum class Activation {
   kGelu,
   kRelu,
-  kCentred,         ///< subtracts the mean over the feature dimension; no parameter
-  kRandomMultiply,  ///< multiplies by random numbers of at::rand_like
+  kCentred,         ///< subtracts the mean of the features
+  kRandomMultiply,  ///< multiplies by at::rand_like()
 };
 
 enum class Rotary { kNone, kFunction, kByHand };
-/// An attention mask that depends only on sizes, and is a plain tensor on every mesh.
+/// A mask of attention that depends only on sizes, and that is a plain tensor on every mesh.
 enum class Mask {
   kNone,
-  kWindow,  ///< bool, (sequence, sequence)
-  kSlopes,  ///< (heads, sequence, sequence), added to the scores
+  kWindow,  ///< a window; bool, (sequence, sequence)
+  kSlopes,  ///< a bias; (heads, sequence, sequence)
 };
 
 struct AttentionSpec {
   std::int64_t key_value_heads = 0;
-  bool fused = false;  ///< one projection computes queries, keys and values
+  bool fused = false;  ///< whether one projection computes queries, keys and values
   bool bias = false;
   bool causal = false;
-  bool by_hand = false;  ///< softmax of products instead of scaled_dot_product_attention
-  bool gain = false;     ///< the module has a parameter with one number for each head
-  bool adapter = false;  ///< a low-rank adapter of the query projection
+  bool by_hand = false;  ///< uses softmax, not scaled_dot_product_attention
+  bool gain = false;     ///< whether attention has a parameter with one number for each head
+  bool adapter = false;  ///< whether the query projection has a LoRA adapter
   NormKind query_key_norm = NormKind::kNone;
-  bool dropout = false;  ///< dropout of attention weights
+  bool dropout = false;  ///< of the attention weights
   Rotary rotary = Rotary::kNone;
   Mask mask = Mask::kNone;
 };
@@ -91,15 +91,15 @@ enum class MlpKind {
   kExperts,  ///< an nn::MixtureOfExperts
 };
 
-/// An operator on the whole feature dimension, which a column-wise projection shards.
+/// An operator along the feature dimension, which may be sharded by a column-wise projection.
 enum class Along { kNone, kSoftmax, kCumsum, kExchangedHalves };
 
 struct ExpertsSpec {
   std::int64_t experts = 4, top_k = 2;
-  bool sigmoid = false;         ///< whether the router's scores are sigmoids, not a softmax
-  bool not_normalized = false;  ///< whether a token's weights keep their sum
+  bool sigmoid = false;         ///< router scores: sigmoids instead of a softmax
+  bool not_normalized = false;  ///< the top-k weights of a token need not add up to 1
   bool selection_bias = false;
-  bool shared = false;  ///< whether one more expert computes every token
+  bool shared = false;  ///< whether every token also goes to a shared expert
 };
 
 struct MlpSpec {
@@ -109,30 +109,30 @@ struct MlpSpec {
   bool bias = false;
   LinearKind linear = LinearKind::kOwn;
   Activation activation = Activation::kGelu;
-  Along along = Along::kNone;   ///< the operator after the activation
-  bool inner_bias = false;      ///< a parameter of the MLP itself is added between the projections
-  bool auxiliary_loss = false;  ///< auxiliary loss of the inner features, or of the router
+  Along along = Along::kNone;   ///< operator after the activation
+  bool inner_bias = false;      ///< adds a parameter of the MLP itself before the last projection
+  bool auxiliary_loss = false;  ///< whether the MLP returns an auxiliary loss
   NormKind middle_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
-  bool adapter = false;          ///< a low-rank adapter of the last projection
+  bool adapter = false;          ///< whether the last projection has a LoRA adapter
   bool calls_forward = false;    ///< calls module->forward(x) instead of (*module)(x)
-  bool checkpoint_call = false;  ///< the block's forward calls the MLP in nn::checkpoint
-  bool skips_empty = false;      ///< a rank without tokens skips the MLP
+  bool checkpoint_call = false;  ///< uses nn::checkpoint to call the MLP
+  bool skips_empty = false;      ///< whether a rank without tokens skips the MLP
 };
 
 enum class ResidualScale { kNone, kVector, kScalar };
 
 struct ModelSpec {
   std::int64_t vocabulary = 0, heads = 0, head_dim = 0, depth = 0;
-  bool folded = false;    ///< activations are (tokens, features), not (batch, sequence, features)
-  bool position = false;  ///< a learned position embedding, which is a module with a parameter
-  bool repeated = false;  ///< the first block runs twice
+  bool folded = false;    ///< activations of 2 dimensions: (batch * sequence, features)
+  bool position = false;  ///< adds a learned position embedding
+  bool repeated = false;  ///< whether the first block runs twice
   bool tied = false;
   NormKind norm = NormKind::kNone;
   NormKind final_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
   ResidualScale residual_scale = ResidualScale::kNone;
-  bool padding_mask = false;  ///< a mask computed from the token ids, which are a plain tensor
+  bool padding_mask = false;  ///< adds an attention mask that is computed from the token ids
   bool attention = true, mlp = true;
   AttentionSpec attend{};
   MlpSpec feed{};
@@ -154,9 +154,9 @@ struct StyleSpec {
   StyleKind kind = StyleKind::kColwise;
   Placement output = Replicate{};
   bool local = false;
-  bool takes_part = false;  ///< for kRowwise: a plain input is this rank's shard of the features
-  std::int64_t dim = 1;     ///< the sharded dimension for kSequence
-  std::int64_t parts = 1;   ///< for kFusedColwise: number of parts
+  bool takes_part = false;  ///< kRowwise: plain inputs are shards of the features
+  std::int64_t dim = 1;     ///< kSequence: the sharded dimension
+  std::int64_t parts = 1;   ///< kFusedColwise: number of parts
 };
 
 struct PlanEntry {
@@ -167,8 +167,8 @@ struct PlanEntry {
 struct MeshSpec {
   std::int64_t replicas = 1, data = 1, tensor = 1;
   bool tensor_first = false;
-  std::int64_t experts = 1;        ///< how many ranks of the data dimension split the experts
-  bool experts_on_tensor = false;  ///< whether the mesh of the experts has the tensor dimension
+  std::int64_t experts = 1;        ///< number of expert-parallel ranks
+  bool experts_on_tensor = false;  ///< whether tensor-parallel ranks share the experts
 
   int ranks() const { return static_cast<int>(replicas * data * tensor); }
 };
@@ -205,13 +205,13 @@ struct TrainSpec {
   Loss loss = Loss::kSquares;
   bool loss_in_forward = false;
   bool clip = false;
-  bool evaluate = false;  ///< runs a forward in evaluation mode after each step
+  bool evaluate = false;  ///< evaluates after each step
 };
 
 /// A deliberate error in a case, for tests of the fuzzer. Never drawn.
 enum class Planted { kNone, kWrongGradient };
 
-/// A training run and its distribution. A run on one rank uses only `model` and `train`.
+/// A training run, and how the run is distributed. On one rank, only `model` and `train` matter.
 struct Case {
   std::uint64_t seed = 0;
   ModelSpec model;
@@ -225,13 +225,13 @@ struct Case {
 /// Draws a case. Equal seeds and choices give equal cases on every machine.
 Case draw_case(std::uint64_t seed, Choices& choices);
 
-/// The result of a case. The first three are no faults. kNoOracle is a fault of the generator (the
-/// model does not run on one rank); all others are faults of the library.
+/// The result of a case. kEqual, kRefused and kNotComparable are no faults. kNoOracle is a fault of
+/// the generator (the model fails on one rank); all others are faults of the library.
 enum class Verdict {
   kEqual,
   kRefused,
-  /// rounding decides: the run on one rank diverges, or changes as much if last bits of its weights
-  /// are flipped
+  /// rounding decides: the run on one rank diverges, or flipping last bits of its initial weights
+  /// changes the result as much
   kNotComparable,
   kRefusedLate,
   kDifferent,
@@ -241,7 +241,7 @@ enum class Verdict {
 };
 
 std::string to_string(Verdict verdict);
-/// The inverse of to_string(). Throws Error for other texts.
+/// Returns the value whose to_string() is the given text. Throws Error for other texts.
 Verdict verdict_of(const std::string& text);
 inline bool is_fault(Verdict verdict) {
   return verdict > Verdict::kNotComparable;
@@ -249,7 +249,7 @@ inline bool is_fault(Verdict verdict) {
 
 struct Outcome {
   Verdict verdict = Verdict::kEqual;
-  std::string what;  ///< one line: the error or the first differences
+  std::string what;  ///< the error or the first differences, in one line
 };
 
 /// Trains the case's model in fp64 on the case's ranks, which are threads, and on one rank, and

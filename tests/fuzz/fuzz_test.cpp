@@ -32,15 +32,15 @@
 namespace tessera::fuzz {
 namespace {
 
-/// Which cases are run. Case k of a seed is the same in every run of the program.
+/// Options of a search. Case k of a seed is equal in every run of the program.
 struct SearchOptions {
   std::uint64_t seed = 1;
   std::int64_t first = 0;
   std::int64_t cases = 100;
   int processes = 2;
-  double seconds = 0;       ///< after this many seconds no chunk of cases is begun; 0: no limit
-  Choices::Labels fixed{};  ///< decisions that are set instead of drawn
-  /// The time-out of a rank's waits, in seconds. No step of a case takes one second.
+  double seconds = 0;       ///< time limit for the start of a chunk of cases; 0: none
+  Choices::Labels fixed{};  ///< decisions that are not drawn
+  /// The time-out of a collective in seconds. All steps of a case take less than one second.
   int timeout = 20;
 };
 
@@ -52,8 +52,8 @@ struct Result {
 
 using std::chrono::steady_clock;
 
-// The number of cases for each process. Loading libtorch takes as long as about ten cases. If the
-// time is limited, chunks that have begun are still completed.
+// The number of cases (a chunk) that one process runs. Loading libtorch takes as long as ten cases.
+// After the time limit, no new chunk begins, but running chunks are completed.
 constexpr std::int64_t kChunk = 25;
 
 std::uint64_t seed_of(const SearchOptions& options, std::int64_t index) {
@@ -83,7 +83,7 @@ Drawn draw(const SearchOptions& options, std::int64_t index) {
 class Worker {
  public:
   Worker(const SearchOptions& options, std::int64_t first, std::int64_t cases) {
-    // The path is resolved here, because in the shell /proc/self/exe would be the shell.
+    // Resolves /proc/self/exe, because in the shell the link would name the shell.
     const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
     const std::string command = fmt::format(
         "exec '{}' --worker --seed {} --first {} --cases {} --timeout {} --set '{}' 2>&1", program,
@@ -149,7 +149,7 @@ class WorkerLines {
     return false;
   }
 
-  /// Returns the case during which the process ended, or nullopt.
+  /// Returns the case in which the process ended; nullopt if the process has run all cases.
   std::optional<Result> cut_off() const {
     if (!running_) {
       return std::nullopt;
@@ -160,11 +160,11 @@ class WorkerLines {
  private:
   std::vector<Result>& results_;
   std::optional<std::int64_t> running_;
-  std::string rest_;  ///< the last line that neither begins nor ends a case
+  std::string rest_;  ///< last line of other output
   bool hung_ = false;
 };
 
-/// Returns a line about a fault. It begins with the arguments that run the case again.
+/// Returns a line about a fault. The line begins with the arguments that repeat the case.
 std::string line_of(const SearchOptions& options, const Result& result) {
   return fmt::format("--seed {} --only {}: {}: {} [{}]\n", options.seed, result.index,
                      to_string(result.outcome.verdict), result.outcome.what,
@@ -301,7 +301,7 @@ TEST(Fuzz, FindsNoSilentDifference) {
   };
   const auto faulty = [](const Result& r) { return is_fault(r.outcome.verdict); };
   EXPECT_TRUE(std::ranges::none_of(results, faulty)) << report(options, results);
-  // The search is useless if most cases are refused.
+  // At least three of four cases must be correct and not refused.
   EXPECT_GT(4 * count(Verdict::kEqual), 3 * std::ssize(results)) << report(options, results);
 }
 

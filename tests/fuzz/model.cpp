@@ -35,10 +35,10 @@
 namespace tessera::fuzz {
 namespace {
 
-constexpr std::int64_t kRank = 2;     // rank of adapters
-constexpr std::int64_t kLongest = 8;  // the longest sequence
+constexpr std::int64_t kRank = 2;     // rank of LoRA adapters
+constexpr std::int64_t kLongest = 8;  // maximum sequence length
 
-/// Registers a layer's module in `parent`. The identity has no module.
+/// Registers the module of a Layer in `parent`, if the Layer has a module.
 Layer added(nn::ModuleBase& parent, const char* name, Layer made) {
   if (made.module != nullptr) {
     parent.register_module(name, made.module);
@@ -46,7 +46,7 @@ Layer added(nn::ModuleBase& parent, const char* name, Layer made) {
   return made;
 }
 
-/// A user's norm that multiplies by its parameter directly, with broadcasting.
+/// A norm as a user writes it: the parameter is multiplied directly, with broadcasting.
 class Scale : public nn::Module<Scale> {
  public:
   explicit Scale(std::int64_t size) { weight_ = register_slot("weight", {size}); }
@@ -131,9 +131,9 @@ Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, 
                  : linear_layer(kind, in, out, bias);
 }
 
-// Attention as a user writes it for one rank, with global sizes.
+// Attention as a user writes it for one rank, with the sizes of the whole model.
 
-/// Returns (positions, positions): how far each key (column) is before each query (row).
+/// Returns a (positions, positions) matrix: the row (query) minus the column (key).
 at::Tensor distances(std::int64_t positions) {
   const at::Tensor steps = at::arange(positions, c10::kDouble);
   return steps.unsqueeze(1) - steps;
@@ -188,8 +188,8 @@ std::vector<at::Tensor> Attention::project(const at::Tensor& x) {
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const TokenSizes& sizes) {
-  // The number of heads is computed from the tensor, because a plan may make projections return
-  // local tensors.
+  // The number of heads depends on the tensor, because under some plans a projection returns a
+  // local tensor.
   const auto heads = [&](const at::Tensor& t) {
     return t.view({sizes.batch, sizes.sequence, t.size(-1) / head_dim_, head_dim_});
   };
@@ -258,7 +258,7 @@ at::Tensor Attention::attend_by_hand(const at::Tensor& q, at::Tensor k, at::Tens
   return at::matmul(weights, v);
 }
 
-// The MLP of a block. The operators between its projections do not use the mesh.
+// The MLP of a block. The code between its projections does not mention a mesh.
 namespace {
 
 at::Tensor apply_along(Along along, const at::Tensor& x) {
@@ -364,7 +364,7 @@ std::vector<at::Tensor> Mlp::forward(const at::Tensor& x) {
   return results;
 }
 
-// The models, written for one rank as users write them.
+// The model, as a user writes it for one rank.
 
 Block::Block(const ModelSpec& spec) : spec_(spec.feed) {
   if (spec.attention) {

@@ -1,4 +1,4 @@
-// The modules of the fuzzed models. Classes that the library lacks are written as by a user.
+// The modules of the fuzzed models, written as a user would write them.
 
 #pragma once
 
@@ -20,7 +20,7 @@ namespace tessera::fuzz {
 
 constexpr double kDropout = 0.25;
 
-/// Calls a module of any class that maps a tensor to a tensor. Without a module: the identity.
+/// A function of a tensor: the identity, or a call of `module`.
 struct Layer {
   std::shared_ptr<nn::ModuleBase> module;
   std::function<at::Tensor(const at::Tensor&)> call = [](const at::Tensor& x) { return x; };
@@ -33,8 +33,8 @@ Layer layer(std::shared_ptr<M> module) {
   return {module, [module](const at::Tensor& x) { return (*module)(x); }};
 }
 
-/// Batch and sequence sizes of this data-parallel rank's tokens. A module cannot always derive
-/// these sizes from its input.
+/// Batch and sequence sizes of this data-parallel rank's tokens, which a module cannot always
+/// derive from its input.
 struct TokenSizes {
   std::int64_t batch = 0, sequence = 0;
 };
@@ -46,7 +46,7 @@ class Attention : public nn::Module<Attention> {
 
  private:
   std::vector<at::Tensor> project(const at::Tensor& x);
-  /// Returns the mask, (positions, positions) or (heads, positions, positions).
+  /// Returns the attention mask, (positions, positions) or (heads, positions, positions).
   at::Tensor mask(std::int64_t positions) const;
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
   at::Tensor attend_by_hand(const at::Tensor& q, at::Tensor k, at::Tensor v);
@@ -61,8 +61,8 @@ class Attention : public nn::Module<Attention> {
 class Mlp : public nn::Module<Mlp> {
  public:
   explicit Mlp(const ModelSpec& spec);
-  /// Returns the result and, if the MLP has one, the auxiliary loss of the inner features, summed
-  /// over the tokens.
+  /// Returns the result. If the spec has an auxiliary loss, also returns this loss, summed over the
+  /// tokens.
   std::vector<at::Tensor> forward(const at::Tensor& x);
 
  private:
@@ -79,10 +79,10 @@ class Mlp : public nn::Module<Mlp> {
 class Block : public nn::Module<Block> {
  public:
   explicit Block(const ModelSpec& spec);
-  /// Returns the block's result and, if the MLP has one, the auxiliary loss.
+  /// Returns the block's result, and the auxiliary loss if the MLP has an auxiliary loss.
   std::vector<at::Tensor> forward(const at::Tensor& x, const TokenSizes& sizes);
 
-  /// Returns the attention and the MLP, if the block has these modules.
+  /// Returns the attention module and the MLP module, if the block has them.
   std::vector<nn::ModuleBase*> halves() const;
 
  private:
@@ -118,8 +118,8 @@ class Net : public nn::Module<Net> {
   std::shared_ptr<nn::Linear> head_;
 };
 
-/// Returns the losses summed over all `targets` (tokens), from the plain or distributed results of
-/// a forward without targets.
+/// Returns the sum of the losses of `targets` (tokens). `outputs`, the results of a forward without
+/// targets, are plain or distributed.
 at::Tensor sum_of_losses(const std::vector<at::Tensor>& outputs, const at::Tensor& targets,
                          Loss loss);
 

@@ -1,5 +1,5 @@
-// Builds, distributes and trains the model of a case, like a user's program. The same program
-// without a mesh gives the expected results.
+// Builds, distributes and trains the model of a case, like a user's program. Without a mesh, the
+// same code computes the expected results on one rank.
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -40,7 +40,7 @@
 namespace tessera::fuzz {
 namespace {
 
-// The functions below translate a case's options to options of the library.
+// The following functions convert a case's options to options of the library.
 
 /// Makes the style for a plan entry of a case.
 tensor_parallel::StylePtr make_style(const StyleSpec& s) {
@@ -79,7 +79,7 @@ DeviceMesh make_mesh(const MeshSpec& spec, const testing::Rank& rank) {
   return rank.mesh(sizes, names);
 }
 
-/// Returns the submesh of make_mesh() over which FSDP shards the experts or, for `experts` = false,
+/// Returns the part of make_mesh() over which FSDP shards the experts, or, if `experts` is false,
 /// all other parameters.
 DeviceMesh data_mesh(const MeshSpec& spec, const DeviceMesh& mesh, bool experts = false) {
   const DeviceMesh data = experts || spec.experts == 1 ? mesh["dp"] : mesh[{"dp", "ep"}].flatten();
@@ -108,19 +108,19 @@ fsdp::Options fsdp_options(const FsdpSpec& spec) {
 }
 
 constexpr int kSteps = 2;
-// The eps of AdamW is large, so that a gradient that is 0 except for rounding (a key's bias)
-// changes nothing.
+// With a large eps, Adam leaves a parameter unchanged if its gradient is only rounding error, as
+// for the bias of keys.
 constexpr double kAdamEps = 1e-4;
 
-/// The results of a training run on one rank.
+/// The results of a training run, recorded by one rank.
 struct Trace {
-  std::vector<double> losses;      ///< loss of this rank's rows; the mean over ranks is the loss
-  std::vector<double> grad_norms;  ///< one norm for each step
-  std::map<std::string, at::Tensor> parameters;  ///< whole tensors after the last step
+  std::vector<double> losses;                    ///< mean losses of this rank's rows
+  std::vector<double> grad_norms;                ///< one norm for each step
+  std::map<std::string, at::Tensor> parameters;  ///< whole parameters at the end
   int steps = 0;                                 ///< number of completed steps
 };
 
-/// Which part of the batch this rank has.
+/// This rank's part of the batch: part `index` of `count` parts.
 struct Part {
   std::int64_t index = 0, count = 1;
 };
@@ -186,7 +186,7 @@ class Training {
   void build(const std::optional<DeviceMesh>& mesh) {
     const Init init = mesh ? case_.train.init : Init::kBeforeWrapping;
     make_net(init);
-    // If the program communicates over no mesh dimension, all ranks must have the same weights.
+    // On ranks that never communicate, the initial weights must be equal.
     const bool joined = !case_.plan.empty() || case_.mesh.replicas * case_.mesh.data > 1;
     const std::int64_t other = init == Init::kOtherSeeds && joined ? mesh->world()->rank() : 0;
     if (init == Init::kBeforeWrapping || init == Init::kOtherSeeds) {
@@ -224,7 +224,7 @@ class Training {
     }
   }
 
-  /// Multiplies a gradient by 1.001 if the case plants this error and has a final RMSNorm.
+  /// If the case plants this error: multiplies the gradient of a final RMSNorm by 1.001.
   void plant() {
     if (case_.planted == Planted::kWrongGradient && case_.model.final_norm == NormKind::kRms) {
       net_->named_slots().back().second->persistent().mutable_grad().mul_(1.001);
@@ -268,7 +268,7 @@ class Training {
   void split_experts(const DeviceMesh& mesh) {
     const MeshSpec& spec = case_.mesh;
     if (spec.experts > 1 || spec.experts_on_tensor) {
-      // The mesh of the experts ends with the dimension of the input's layout.
+      // The last dimension of the experts' mesh must be the dimension of the input's layout.
       const DeviceMesh tp = mesh["tp"], ep = mesh["ep"];
       nn::apply_expert_parallel(*net_, spec.experts == 1        ? tp
                                        : spec.experts_on_tensor ? DeviceMesh::concatenate({ep, tp})
@@ -276,8 +276,8 @@ class Training {
     }
   }
 
-  /// Applies activation checkpointing, also on one rank, because recomputation must not change
-  /// results.
+  /// Applies activation checkpointing. The run on one rank has it, too, because recomputation must
+  /// not change results.
   void checkpoint() {
     const Checkpointing kind = case_.train.checkpointing;
     if (kind == Checkpointing::kNone) {
@@ -403,8 +403,8 @@ class Training {
     return loss;
   }
 
-  /// Returns the loss of this rank's rows of `all`: the sum of losses, divided by the number of all
-  /// tokens, and multiplied by the number of parts because FSDP averages over the parts.
+  /// Returns the loss of this rank's part of the rows `all`: the sum of losses divided by the
+  /// number of tokens in `all`, times the number of parts, because FSDP averages over the parts.
   at::Tensor loss_of(int step, const Rows& all) {
     const Rows rows = part_of(all, parts_);
     const std::int64_t sequence = case_.train.sequence, vocabulary = case_.model.vocabulary;
@@ -414,8 +414,8 @@ class Training {
                                .square()
                                .remainder(vocabulary)
                                .narrow(0, rows.first, rows.count);
-    // On sharded tensors, random operators draw by the element's index in the global tensor. With a
-    // BatchPart, plain tensors on one rank get the same numbers.
+    // Random operators on sharded tensors draw by the element's global index. On one rank, a
+    // BatchPart makes plain tensors get equal numbers.
     std::optional<BatchPart> all_rows;
     if (!sharded_) {
       all_rows.emplace(0, 1);
@@ -441,7 +441,7 @@ class Training {
     }
     std::vector<at::Tensor> outputs = (*net_)(inputs, at::Tensor());
     const bool split = case_.train.loss == Loss::kLossParallel && targets.numel() > 0;
-    // Outside of a parallelized module, the layout of plain targets is unknown.
+    // Plain targets have no layout here, outside of the parallelized module.
     outputs[0] = split ? outputs[0] : whole(outputs[0]);
     outputs[1] = whole(outputs[1]);
     return fuzz::sum_of_losses(outputs, targets, case_.train.loss);
@@ -463,14 +463,14 @@ class Training {
   std::uint64_t flips_;
   std::shared_ptr<Net> net_;
   Part parts_;
-  DeviceMesh data_;       ///< the ranks with different rows; undefined on one rank
-  bool wrapped_ = false;  ///< whether FSDP is applied
-  bool sharded_ = false;  ///< whether FSDP or tensor parallelism is applied
+  DeviceMesh data_;       ///< the data-parallel ranks; undefined on one rank
+  bool wrapped_ = false;  ///< FSDP is applied
+  bool sharded_ = false;  ///< FSDP or tensor parallelism is applied
   std::function<void()> step_, zero_grad_;
 };
 
-/// Trains on this rank alone with the whole batch. If `flips` is not 0, it seeds which of the
-/// initial weights (about half) have their last bit flipped.
+/// Trains on this rank alone with the whole batch. If `flips` is not 0, flips the last bit of about
+/// half of the initial weights. `flips` is the seed of the choice.
 void train_alone(const Case& c, Trace& trace, std::uint64_t flips = 0) {
   tessera::manual_seed(c.seed);
   Training(c, flips).run(std::nullopt, trace);
@@ -481,10 +481,10 @@ using std::chrono::steady_clock;
 constexpr std::array kVerdicts{"equal",     "refused", "not comparable", "refused late",
                                "different", "hung",    "crashed",        "no oracle"};
 
-/// How a rank's run ended.
+/// How the training run of a rank ended.
 struct Ended {
   bool well = true;
-  bool by_peer = false;  ///< whether the rank failed only because another rank failed
+  bool by_peer = false;  ///< whether another rank caused the failure
   std::string error;
 };
 
@@ -498,7 +498,7 @@ Ended run_rank(const Case& c, const testing::Rank& rank, Trace& trace) {
   } catch (const Error& error) {
     return {false, false, error.what()};
   } catch (const std::exception& error) {
-    // Only the first line of a libtorch message is the error; the others are a stack trace.
+    // The first line of a libtorch exception is the message. All other lines are a stack trace.
     const std::string text = error.what();
     return {false, false, "(libtorch) " + text.substr(0, text.find('\n'))};
   }
@@ -514,7 +514,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   const auto size = static_cast<std::size_t>(c.mesh.ranks());
   Runs runs{std::vector<Trace>(size), std::vector<Ended>(size)};
   const auto start = steady_clock::now();
-  // As by default, the watchdog reports ranks that wait for each other before the time-out.
+  // The watchdog must report waiting ranks before the time-out, as it does by default.
   const testing::RanksOptions options{.world = {.timeout = timeout, .watchdog = timeout / 2},
                                       .deadline = 3 * timeout};
   testing::ErrorsOfRanks(
@@ -531,7 +531,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   return runs;
 }
 
-/// Returns the first rank that failed by an error of its own.
+/// Returns the first rank that failed without a failure of another rank.
 std::size_t first_to_fail(const std::vector<Ended>& ends) {
   const auto own = std::ranges::find_if(ends, [](const Ended& e) { return !e.well && !e.by_peer; });
   const auto any = std::ranges::find_if(ends, [](const Ended& e) { return !e.well; });
@@ -553,7 +553,7 @@ Outcome refusal(const Runs& runs) {
 class Comparison {
  public:
   Comparison(const Case& c, const Trace& oracle)
-      // With clipping, gradients are multiplied by a factor computed from an fp32 norm.
+      // Clipping multiplies gradients by a factor of fp32 precision.
       : oracle_(oracle), tolerance_(c.train.clip ? 1e-5 : 1e-9) {
     for (const double norm : oracle.grad_norms) {
       largest_gradient_ = std::max(largest_gradient_, norm);
@@ -569,11 +569,11 @@ class Comparison {
     return text_.empty() ? Outcome{} : Outcome{Verdict::kDifferent, text_};
   }
 
-  /// The largest difference so far, divided by the tolerance.
+  /// The maximum of all differences so far, each divided by its tolerance.
   double worst() const { return worst_; }
 
  private:
-  /// Whether a difference exceeds the tolerance. True for NaN.
+  /// Whether a difference exceeds the tolerance, or is NaN.
   bool exceeds(double difference, double allowed) {
     const double multiple = difference / allowed;
     worst_ = std::isnan(multiple) ? HUGE_VAL : std::max(worst_, multiple);
@@ -591,7 +591,7 @@ class Comparison {
     }
   }
 
-  /// Ranks of one tensor-parallel group have the same rows of the batch and thus the same loss.
+  /// Tensor-parallel ranks have equal rows of the batch, and must have equal losses.
   void compare_losses(const std::vector<Trace>& traces) {
     for (std::size_t i = 0; i < oracle_.losses.size(); ++i) {
       double sum = 0;
@@ -619,7 +619,7 @@ class Comparison {
       const at::Tensor& found = trace.parameters.at(name);
       const double difference = (found - expected).abs().max().item<double>();
       const double largest = expected.abs().max().item<double>();
-      // A gradient that is 0 except for rounding has an error proportional to the largest gradient.
+      // The error of a gradient near 0 is proportional to the largest gradient.
       if (exceeds(difference, tolerance_ * std::max({1.0, largest, largest_gradient_}))) {
         note("{} of rank {} differs by {:.3g} of {:.3g}, with gradients of {:.3g}", name, rank,
              difference, largest, largest_gradient_);
@@ -655,15 +655,15 @@ void seed_libtorch(std::uint64_t seed) {
   generator.set_current_seed(seed);
 }
 
-/// Whether training on one rank diverges, so that rounding decides the result.
+/// Whether the losses or gradients of the run on one rank are so large that rounding decides.
 bool explodes(const Trace& oracle) {
-  constexpr double kMost = 1e6;  // rounding to 1e-16 is then 1e-10 of a parameter
+  constexpr double kMost = 1e6;  // rounding errors are then 1e-10 of a parameter
   return !std::ranges::all_of(oracle.losses, [](double x) { return std::isfinite(x); }) ||
          !std::ranges::all_of(oracle.grad_norms, [](double x) { return x < kMost; });
 }
 
-/// Returns the largest difference, as Comparison::worst(), between runs of one rank whose initial
-/// weights differ in their last bits.
+/// Returns Comparison::worst() of two runs on one rank whose initial weights differ only in their
+/// last bits.
 double worst_of_rounding(const Case& c, const Trace& oracle) {
   constexpr std::uint64_t kRuns = 16;
   double worst = 0;
@@ -678,9 +678,9 @@ double worst_of_rounding(const Case& c, const Trace& oracle) {
   return worst;
 }
 
-/// The tolerance assumes that training does not amplify rounding. If it does, the result depends on
-/// the processor: a mesh then counts as not comparable if it differs from one rank at most twice as
-/// much as one rank with flipped last bits does.
+/// The tolerance assumes that training does not amplify rounding errors. If a mesh exceeds the
+/// tolerance, the test also trains one rank with flipped last bits. The mesh is kNotComparable if
+/// its difference is at most twice that of the flipped bits.
 Outcome compared(const Case& c, const Trace& oracle, const std::vector<Trace>& traces) {
   Comparison comparison(c, oracle);
   Outcome outcome = comparison.outcome(traces);
@@ -706,7 +706,7 @@ Outcome run_case(const Case& c, std::chrono::seconds timeout) {
   try {
     testing::RunRanks(1, [&](testing::Rank&) { train_alone(c, oracle); });
   } catch (const Error& error) {
-    return {Verdict::kRefused, error.what()};  // one rank also refuses the case
+    return {Verdict::kRefused, error.what()};  // the model is refused on one rank
   } catch (const std::exception& error) {
     const std::string text = error.what();
     return {Verdict::kNoOracle, text.substr(0, text.find('\n'))};

@@ -90,7 +90,7 @@ std::ostream& operator<<(std::ostream& out, const Function& function) {
 
 class Functions : public ::testing::TestWithParam<Function> {};
 
-/// Returns the result of `call` and the gradients of its inputs, copied to the CPU as fp64.
+/// Returns the result of `function` and the gradients of its inputs, as fp64 on the CPU.
 std::vector<at::Tensor> results_of(const Function& function, const std::vector<at::Tensor>& inputs,
                                    const at::TensorOptions& where) {
   std::vector<at::Tensor> leaves;
@@ -111,7 +111,7 @@ std::vector<at::Tensor> results_of(const Function& function, const std::vector<a
 
 TEST_P(Functions, AreTheCpusWithinRounding) {
   at::manual_seed(3);
-  nn::allow_math_attention(true);  // only the math kernel computes in fp64
+  nn::allow_math_attention(true);  // other kernels do not compute in fp64
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     const double tolerance = type == at::kDouble ? 1e-10 : type == at::kFloat ? 1e-4 : 3e-2;
     std::vector<at::Tensor> inputs;
@@ -157,8 +157,8 @@ INSTANTIATE_TEST_SUITE_P(
                    const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
                    return normed + sum;
                  }},
-        // Sizes whose rows are read 16 bytes at a time: one warp or one block for each row, with
-        // and without a remainder.
+        // Rows of these sizes are read 16 bytes at a time, by one warp or by one block. Some sizes
+        // leave a remainder.
         Function{"rms_norm_of_a_warp",
                  {{300, 2048}, {2048}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
@@ -168,7 +168,7 @@ INSTANTIATE_TEST_SUITE_P(
                    const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
                    return normed + sum;
                  }},
-        // For this size, backward has too many sums for shared memory.
+        // A size for which the sums of backward do not fit into shared memory.
         Function{"rms_norm_of_16384",
                  {{5, 16384}, {16384}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
@@ -189,7 +189,7 @@ INSTANTIATE_TEST_SUITE_P(
                    const at::Tensor ids = at::arange(30, at::kLong).remainder(11).view({3, 10});
                    return nn::embedding(x[0], ids.to(x[0].device()));
                  }},
-        // Several blocks of threads add up the gradient of the most frequent row.
+        // One index is so frequent that several blocks of threads sum its gradient.
         Function{"embedding_of_frequent_rows",
                  {{40, 64}},
                  [](const auto& x) {
@@ -220,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(
                  }}),
     [](const auto& info) { return info.param.name; });
 
-/// FSDP sets .grad to an fp32 gradient. Backward adds the product without rounding it to bf16.
+/// If .grad is fp32, as FSDP sets it, backward adds a bf16 product without rounding it to bf16.
 TEST(LinearProduct, AddsToAnFp32GradientOfABf16Weight) {
   const auto on_gpu = at::TensorOptions(at::Device(at::kCUDA, 0)).dtype(at::kBFloat16);
   at::manual_seed(4);
@@ -296,7 +296,7 @@ TEST(Fp8ProductsOnGpu, AreTheCpusWithinRounding) {
             1e-2);
 }
 
-/// Returns the tensors of one update, which begin at element 0 or 1 of larger tensors.
+/// Returns tensors for an AdamW update. Each tensor begins at element 0 or 1 of a larger tensor.
 AdamWTensors update_of(std::int64_t size, c10::ScalarType moments, c10::Device device) {
   const auto part = [&](std::int64_t seed, double scale) {
     return numbers({size + 1}, seed, scale);
@@ -341,8 +341,8 @@ TEST(AdamWOnGpu, HasTheCpusBitsForBothTypesOfMoments) {
   }
 }
 
-/// Returns the parameter and the state after one step for each number in `added`, which is added to
-/// an element of that step's gradient.
+/// Takes a step for each number in `added`, which is added to one element of the gradient. Returns
+/// the parameter and the optimizer state.
 std::vector<at::Tensor> after_steps(const std::vector<double>& added, c10::ScalarType type,
                                     c10::ScalarType moments) {
   const at::Tensor value = numbers({777}, 6).to(at::kCUDA, type).requires_grad_();
@@ -390,7 +390,7 @@ TEST(RmsNormOnGpu, TreatsHugeAndTinyRowsAsTheCpu) {
   }
 }
 
-/// Splits the vocabulary as over three ranks. The test does the reductions instead of ranks.
+/// Splits the vocabulary into three shards. The test computes the reductions of the three ranks.
 TEST(SplitCrossEntropyOnGpu, IsThatOfTheWholeVocabulary) {
   constexpr std::int64_t kRows = 33, kVocabulary = 5003;
   const RowLossOptions options{.label_smoothing = 0.1, .z_loss = 0.01};
@@ -432,12 +432,12 @@ TEST(SplitCrossEntropyOnGpu, IsThatOfTheWholeVocabulary) {
   }
 }
 
-/// The weight's gradient is computed in chunks. On a GPU, the chunks' products are added in fp32.
+/// The gradient of a weight is a sum over chunks of tokens. On a GPU, the sum is in fp32.
 TEST(LinearCrossEntropyOnGpu, RoundsABf16WeightsGradientOnce) {
   constexpr std::int64_t kTokens = 640, kVocabulary = 256, kFeatures = 64;
   const at::Tensor hidden = numbers({kTokens, kFeatures}, 12).to(at::kBFloat16);
   const at::Tensor targets = at::arange(kTokens, at::kLong).mul(91).remainder(kVocabulary);
-  // The weight is zero, so that bf16 represents the gradient of the logits exactly.
+  // With a weight of zeros, bf16 represents the gradient of the logits exactly.
   const at::Tensor of_logits = at::full({kTokens, kVocabulary}, 1.0 / kVocabulary, at::kDouble);
   of_logits.scatter_add_(1, targets.unsqueeze(1), at::full({kTokens, 1}, -1.0, at::kDouble));
   const at::Tensor expected = of_logits.t().mm(hidden.to(at::kDouble));

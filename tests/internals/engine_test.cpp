@@ -1,5 +1,5 @@
-// Canary (fails if libtorch changes): autograd asks the engine that the library has installed. This
-// is a program of its own, since a process has one engine.
+// Canary (fails if libtorch changes): autograd calls the engine that the library has installed. A
+// process has one engine, so this test is a separate program.
 
 #include "tessera/internals/detail/graph.h"
 

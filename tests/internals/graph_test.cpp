@@ -23,7 +23,7 @@ at::Tensor leaf() {
   return at::ones({2}).requires_grad_();
 }
 
-/// A node that returns the gradients that it gets.
+/// An autograd node that returns its input gradients.
 struct Identity : Node {
   using Node::Node;
   variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
@@ -68,11 +68,11 @@ TEST(LeafNodeCanary, AddsToAGradientThatItFinds) {
   (*leaf_node(x))({at::Tensor()});
   EXPECT_TRUE(x.grad().is_same(sum));
   EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
-  // With create_graph, the sum is a new tensor.
+  // With create_graph, backward does not add to .grad in place.
   (x * 2).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
   EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 9.0)));
-  x.mutable_grad() = at::Tensor();  // the gradient's graph leads to x
+  x.mutable_grad() = at::Tensor();  // breaks a reference cycle
 }
 
 TEST(GuardedViewCanary, IsRefusedToWhoeverWritesToIt) {
@@ -86,7 +86,7 @@ TEST(GuardedViewCanary, IsRefusedToWhoeverWritesToIt) {
   EXPECT_THROW(view.add_(1), c10::Error);
 }
 
-/// A node that multiplies by the tensor that it has saved.
+/// An autograd node that saves a tensor. Backward multiplies the gradient by the saved tensor.
 struct TimesKept final : Node {
   explicit TimesKept(const at::Tensor& tensor) : kept(tensor, /*is_output=*/false) {}
   variable_list apply(variable_list&& gradients) override { return {gradients[0] * kept.unpack()}; }
@@ -146,7 +146,7 @@ TEST(SequenceNumberCanary, CountsTheNodesOfAThread) {
   EXPECT_EQ((x * 2).grad_fn()->sequence_nr(), taken + 1);
 }
 
-/// A node that appends its letter to the order of the calls.
+/// An autograd node that appends its letter `who` to a text when it runs.
 struct NamedNode final : Identity {
   NamedNode(std::uint64_t number, std::string* to, char what)
       : Identity(number), order(to), who(what) {}
@@ -261,7 +261,7 @@ TEST(AutogradRecordCanary, HasNamesLeavesAndViews) {
   EXPECT_TRUE(viewed_by(plain.view({1, 2})).is_same(plain));
 }
 
-// Canary: nodes of our own in autograd's graph.
+// Canary: autograd nodes of the library's own classes in a graph.
 
 TEST(GraphNodeCanary, IsFoundByItsClass) {
   const at::Tensor y = times_kept(leaf(), at::full({2}, 3.0));
@@ -277,7 +277,7 @@ TEST(GraphNodeCanary, ALongChainIsFreedWithoutRecursion) {
   for (int i = 0; i < 300'000; ++i) {
     x = times_kept(x, one);
   }
-  x = at::Tensor();  // a recursion this deep would end the process
+  x = at::Tensor();  // destroys the graph without recursion
 }
 
 }  // namespace
@@ -285,11 +285,11 @@ TEST(GraphNodeCanary, ALongChainIsFreedWithoutRecursion) {
 
 namespace own_program {
 
-// Canary: hooks of a tensor and of its node are found, and the library's own are recognized.
+// Canary: finds the hooks of a tensor and of its node, and recognizes the library's own hooks.
 
 using torch::autograd::variable_list;
 
-/// A node of a class that is neither libtorch's nor the library's.
+/// An autograd node of a class of the user's program.
 struct Noting : torch::autograd::Node {
   explicit Noting(std::vector<tessera::detail::BackwardCode>& found) : codes(found) {}
   variable_list apply(variable_list&& gradients) override {
@@ -304,7 +304,7 @@ struct Noting : torch::autograd::Node {
 namespace tessera::detail {
 namespace {
 
-/// A hook that records which code the backward is running.
+/// Returns a hook that appends backward_code() to `codes`.
 auto noting(std::vector<BackwardCode>& codes) {
   return [&codes](const at::Tensor& gradient) {
     codes.push_back(backward_code());

@@ -160,7 +160,7 @@ TEST(CpuAllocatorCanary, IsAskedForEveryTensor) {
   EXPECT_EQ(allocator.calls, 1);
 }
 
-// Canary: libtorch's debug info must carry the values that a backward takes along from a thread.
+// Canary: libtorch's debug info must carry values from a thread to the backward that it starts.
 
 struct Number final : c10::DebugInfoBase {
   explicit Number(int n) : number(n) {}
@@ -195,11 +195,11 @@ TEST(CarriedSlotCanary, GoesToAnotherThreadWithLibtorchsState) {
   EXPECT_EQ(with, 1);
 }
 
-// Canaries: c10d's stores, and the Works of process groups, tested with Gloo's.
+// Canaries: c10d's stores, and the Work objects of c10d's process groups (tested with Gloo).
 
 using namespace std::chrono_literals;
 
-/// libtorch's flight record races between ranks that are threads of one process.
+/// Turns off libtorch's flight recorder, which has data races between ranks that are threads.
 [[maybe_unused]] const int kNoRecord = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
 
 TEST(C10dStoreCanary, KeepsWhatIsSetBelowAPrefix) {

@@ -157,9 +157,9 @@ TEST(ShapeGeometryCanary, IsWhatLibtorchComputesForATensor) {
   expect_as_libtorch({2, 3, 2, 2, 2}, {24, 1, 12, 6, 3});
 }
 
-// Canaries: tensors of our own types, by dispatch keys that libtorch leaves to extensions.
+// Canaries: tensor classes of the library, which use dispatch keys for extensions of libtorch.
 
-/// A tensor that wraps another and has its sizes.
+/// A tensor that wraps another tensor and has the wrapped tensor's sizes.
 class Wrapper final : public TensorWrapper {
  public:
   explicit Wrapper(at::Tensor inner)
@@ -201,7 +201,7 @@ const at::Tensor& inner_of(const at::Tensor& tensor) {
   return wrapper_cast<Wrapper>(tensor)->inner();
 }
 
-/// Runs every operator on the wrapped tensors.
+/// The kernel of every operator on Wrappers: runs the operator on the wrapped tensors.
 void run_inside(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   for (c10::IValue& value : *stack) {
     if (value.isTensor() && wrapper_cast<Wrapper>(value.toTensor()) != nullptr) {
@@ -328,7 +328,7 @@ TEST(PlaceholderTensorCanary, RefusesToBeCopied) {
   EXPECT_THROW(gradient.data(), std::runtime_error);
 }
 
-// Canaries: operators that libtorch composes of others, and its oneDNN products.
+// Canaries: libtorch's composite operators, and matrix products by oneDNN.
 
 TEST(CompositeKernelsCanary, AreCompositionsStill) {
   for (const auto& [name, overload] : std::vector<std::pair<const char*, const char*>>{
@@ -360,7 +360,7 @@ TEST(CompositeKernelsCanary, ComputeAsTheOperators) {
   EXPECT_EQ(composite::tensor_split(x, at::tensor({1}, at::kLong), 0).size(), 2u);
 }
 
-// The factors are whole numbers, so that sums have the same bits in every order.
+// The factors are integers, so that a sum does not depend on the order of its terms.
 TEST(CpuProductsCanary, OneDnnAddsToTheResultAndReadsTransposes) {
   ASSERT_TRUE(has_onednn());
 #if defined(__x86_64__)
@@ -443,11 +443,11 @@ TEST(ShapesByLibtorchCanary, AreGivenToMetaTensors) {
   EXPECT_EQ(meta.scalar_type(), at::kHalf);
 }
 
-// Canaries: dispatch keys that libtorch leaves to extensions, and those that a thread has.
+// Canaries: dispatch keys for extensions of libtorch, and the dispatch keys of a thread.
 
 int arrived = 0;
 
-/// A fallback that counts a call and redispatches it.
+/// A fallback kernel that counts calls and redispatches them.
 template <c10::DispatchKey key>
 void note(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   ++arrived;

@@ -1,5 +1,5 @@
-// Compares AdamW of lists of tensors, by CPU kernels and by the body of the CUDA kernel, with its
-// formula in fp64.
+// Compares AdamW updates of lists of tensors with the formula in fp64. The updates are computed by
+// CPU kernels, and by the bodies of the CUDA kernels.
 #include "tessera/kernels/detail/lists.h"
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@ at::Tensor number(double value, at::ScalarType type = at::kDouble) {
   return at::full({}, value, type);
 }
 
-/// The tensors of an update, at any element of larger tensors, and so perhaps unaligned.
+/// Returns tensors for an update. Some are unaligned: they begin at element 1 of a tensor.
 AdamWTensors update_of(std::int64_t size, at::ScalarType moments) {
   const auto part = [size](const at::Tensor& x) { return x.narrow(0, size % 2, size); };
   return {.parameter = part(at::randn({size + 1})),
@@ -35,7 +35,7 @@ AdamWTensors update_of(std::int64_t size, at::ScalarType moments) {
           .stream = 11};
 }
 
-/// A copy of an update, with the part of each tensor that `take` selects.
+/// Returns a copy of an update, with `take` applied to each tensor.
 template <class Take>
 AdamWTensors copied(const AdamWTensors& update, const Take& take) {
   AdamWTensors copy = update;
@@ -59,14 +59,14 @@ AdamWNumbers numbers_of(double factor = 0.25, std::uint64_t seed = 5) {
           .gradient_factor = number(factor)};
 }
 
-/// Expects |found - exact| <= relative * |terms| in each element.
+/// Expects |found - exact| <= relative * |terms| for each element.
 void expect_near(const at::Tensor& found, const at::Tensor& exact, const at::Tensor& terms,
                  double relative) {
   const at::Tensor difference = (found.to(at::kDouble) - exact).abs();
   EXPECT_TRUE(difference.le(terms.abs().mul(relative)).all().item<bool>()) << difference << terms;
 }
 
-/// Expects `after` to be the result of one step with numbers_of() from `before`.
+/// Expects that `after` is `before` after one AdamW step with numbers_of().
 void expect_updated(const AdamWTensors& before, const AdamWTensors& after) {
   const at::Tensor gradient = before.gradient.to(at::kDouble) * 0.25;
   const at::Tensor parameter = before.parameter.to(at::kDouble);
@@ -81,7 +81,7 @@ void expect_updated(const AdamWTensors& before, const AdamWTensors& after) {
     expect_near(after.exp_avg, mean, old_mean.abs() + gradient.abs(), 1e-6);
     expect_near(after.exp_avg_sq, square, square, 1e-6);
   } else {
-    // Random rounding up or down errs by less than one unit in the last place.
+    // Stochastic rounding has an error below one unit in the last place.
     expect_near(after.exp_avg, mean, mean.abs() + 1e-5, 1.01 * 0x1p-7);
     expect_near(after.exp_avg_sq, square, square, 1.01 * 0x1p-7);
   }
@@ -93,7 +93,7 @@ void expect_equal(const AdamWTensors& found, const AdamWTensors& expected) {
   EXPECT_TRUE(found.exp_avg_sq.equal(expected.exp_avg_sq));
 }
 
-/// Tests for each type of moments, with CPU kernels and with the bodies of CUDA kernels.
+/// Tests each type of moments with CPU kernels and with the bodies of the CUDA kernels.
 class AdamWUpdate : public EachForm {};
 INSTANTIATE_TEST_SUITE_P(Moments, AdamWUpdate,
                          ::testing::Values(KernelForm{at::kFloat}, KernelForm{at::kBFloat16},
@@ -105,7 +105,7 @@ TEST_P(AdamWUpdate, IsItsFormulaForListsOfAnySizes) {
   for (const std::int64_t size : {0, 1, 7, 8, 9, 1000, 16385}) {
     after.push_back(update_of(size, type()));
   }
-  // More tensors than one launch of the kernel takes.
+  // So many tensors that the CUDA kernel is launched more than once.
   for (int i = 0; i < 60; ++i) {
     after.push_back(update_of(4, type()));
   }
@@ -130,11 +130,11 @@ TEST_P(AdamWUpdate, KeepsNaNAndInfinities) {
   EXPECT_TRUE(update.exp_avg_sq[8].isinf().item<bool>());
 }
 
-/// If gradients are not finite, a step has a factor of NaN or infinity.
+/// The gradient factor of a step is NaN or infinity if gradients are not finite.
 TEST_P(AdamWUpdate, ChangesNothingByAFactorThatIsNotFinite) {
   for (const double factor : {std::nan(""), HUGE_VAL}) {
     AdamWTensors update = update_of(1000, type());
-    update.step = number(0, at::kFloat);  // the first step, which has not been counted
+    update.step = number(0, at::kFloat);  // before the first step
     update.gradient[3].fill_(NAN);
     const AdamWTensors before = copied(update);
     adamw({update}, numbers_of(factor));
@@ -149,8 +149,8 @@ TEST_P(AdamWUpdate, LeavesZeros) {
   expect_equal(update, copied(update, [](const at::Tensor& x) { return at::zeros_like(x); }));
 }
 
-/// Updates the same elements in one tensor, in two unaligned parts, and as columns of a wider
-/// tensor: an element's random number depends on the element alone.
+/// The random number for an element's rounding depends only on the element. Updates equal elements
+/// in one tensor, in two unaligned parts, and as columns of a wider tensor.
 TEST_P(AdamWUpdate, RoundsByTheElementAlone) {
   const AdamWTensors before = update_of(60, type());
   const auto rows = [&](std::int64_t begin, std::int64_t size) {
@@ -177,7 +177,7 @@ TEST_P(AdamWUpdate, RoundsByTheElementAlone) {
 TEST(AdamWRounding, DiffersByStepStreamAndSeed) {
   at::manual_seed(0);
   const AdamWTensors before = update_of(4096, at::kBFloat16);
-  // The averages of squares depend on the step only through the random numbers.
+  // The gradient is fixed, so that only the random numbers of a step change exp_avg_sq.
   const auto squares = [&](double step, std::uint64_t stream, std::uint64_t seed) {
     AdamWTensors update = copied(before);
     update.step = number(step, at::kFloat);
@@ -190,13 +190,13 @@ TEST(AdamWRounding, DiffersByStepStreamAndSeed) {
   };
   const at::Tensor one = squares(7, 0, 5);
   EXPECT_EQ(equal(one, squares(7, 0, 5)), 4096);
-  // A third of all pairs of independent roundings differ.
+  // If two roundings are independent, a third of the elements differ.
   EXPECT_LT(equal(one, squares(8, 0, 5)), 3500);
   EXPECT_LT(equal(one, squares(7, 1, 5)), 3500);
   EXPECT_LT(equal(one, squares(7, 0, 6)), 3500);
 }
 
-/// The mean over many roundings is the number itself, within 5 standard deviations of the mean.
+/// The mean of many stochastic roundings of x must be x, within 5 standard deviations.
 TEST(AdamWRounding, IsRightInTheMean) {
   constexpr int kDraws = 100000;
   for (const float x : {1.0F, 1.001F, -1.0035F, 3.3e-20F, 0x1.01p-130F, 1e30F}) {

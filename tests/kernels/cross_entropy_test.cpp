@@ -44,7 +44,7 @@ Result of_kernels(const LossRows& rows, const at::Tensor& of_row) {
   return {own.losses, own.log_sum_exp, gradient};
 }
 
-/// The loss by the terms of ranks whose columns begin at `first_columns`.
+/// Computes the loss from the terms of ranks whose shards begin at `first_columns`.
 Result of_parts(const LossRows& rows, const at::Tensor& of_row,
                 const std::vector<std::int64_t>& first_columns) {
   std::vector<LossRows> parts;
@@ -151,7 +151,7 @@ TEST_P(CrossEntropy, TakesNoFactorsAndOneNumberForAll) {
   expect_result(of_kernels(rows, ones[0].expand({5})), expected, type());
 }
 
-/// A large number added to all logits of a row cancels without a loss of precision.
+/// Adding a large number to all logits of a row must not reduce the precision.
 TEST_P(CrossEntropy, OfLogitsThatAreFarFromZeroKeepsItsDigits) {
   for (const double offset : {-3e4, 1e3, 5e4}) {
     const at::Tensor logits = random({6, 300}, 3).to(at::kDouble).add(offset).to(type());
@@ -165,7 +165,7 @@ TEST_P(CrossEntropy, OfLogitsThatAreFarFromZeroKeepsItsDigits) {
 
 TEST_P(CrossEntropy, OfMinusInfinityAndNaNIsThatOfTheFormula) {
   at::Tensor logits = random({6, 40});
-  logits[0].slice(0, 0, 35).fill_(-INFINITY);  // not the target's logit, 37
+  logits[0].slice(0, 0, 35).fill_(-INFINITY);  // all logits before the target's
   logits[1].fill_(-INFINITY);
   logits[2][5] = NAN;
   logits[4][39] = INFINITY;

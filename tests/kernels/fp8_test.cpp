@@ -1,4 +1,4 @@
-// Roundings to fp8 are compared with a list of all values of the format, products with fp64.
+// Compares roundings to fp8 with a list of all fp8 values, and fp8 products with fp64 products.
 
 #include "tessera/kernels/detail/fused.h"
 
@@ -16,14 +16,14 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// The value of a code from 0 to 126: four bits of exponent with bias 7, three of the fraction.
+/// The value of an fp8 code from 0 to 126: four bits of exponent (bias 7), three bits of fraction.
 double value_of_code(int code) {
   const int exponent = code >> 3;
   const double fraction = (code & 7) / 8.0;
   return exponent == 0 ? std::ldexp(fraction, -6) : std::ldexp(1 + fraction, exponent - 7);
 }
 
-/// The nearest value of the format; of two nearest values, that with the even code.
+/// The nearest fp8 value. If two values are equally near, the value with the even code.
 double rounded(double x) {
   int best = 0;
   for (int code = 1; code < 127; ++code) {
@@ -43,7 +43,7 @@ double least_scale(const at::Tensor& row) {
   return scale;
 }
 
-/// The values that quantize_fp8 must give for finite x.
+/// Returns the values that quantize_fp8() must give for finite x.
 at::Tensor expected_values(const at::Tensor& x) {
   at::Tensor result = x.to(at::kDouble).clone();
   for (std::int64_t row = 0; row < x.size(0); ++row) {
@@ -59,7 +59,7 @@ at::Tensor in_fp64(const Fp8Rows& rows) {
   return rows.values.to(at::kDouble) * rows.scales.to(at::kDouble);
 }
 
-/// Rows of very different scales; elements of a row differ by factors of up to 2^24.
+/// Returns rows of very different magnitudes. Elements of a row differ by factors of up to 2^24.
 at::Tensor wide_values(std::int64_t rows, std::int64_t columns) {
   const at::Tensor exponents =
       uniform_values({rows, columns}, 3, 12.0) + uniform_values({rows, 1}, 4, 60.0);
@@ -107,7 +107,7 @@ TEST(QuantizeFp8, TakesMatricesWithoutElements) {
       fp8_linear_weight_grad(at::zeros({0, 3}), at::zeros({0, 2})).equal(at::zeros({3, 2})));
 }
 
-/// The codes, without the sign of NaNs, which is unspecified.
+/// Returns the fp8 codes, without the signs of NaNs, which are unspecified.
 at::Tensor codes_of(const Fp8Rows& rows) {
   const at::Tensor codes = rows.values.view(at::kByte);
   const at::Tensor magnitudes = codes.remainder(128);
@@ -160,7 +160,7 @@ class Fp8Products : public ::testing::TestWithParam<Sizes> {
   at::Tensor grad = normal_values({GetParam().rows, GetParam().out}, 3) * 1e-6;
 };
 
-/// Expects the error of fp32 sums of `terms` products, scaled once; the factors are exact.
+/// Expects that `y` is the product of `a` and `b`, with the rounding error of fp32 sums of `terms`.
 void expect_exact(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   std::int64_t terms) {
   const at::Tensor bound =
@@ -171,11 +171,11 @@ void expect_exact(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
 TEST_P(Fp8Products, SumTheQuantisedValues) {
   const Fp8Rows w = quantize_fp8(weight);
   expect_exact(fp8_linear(x, weight), in_fp64(quantize_fp8(x)), in_fp64(w).t(), x.size(1));
-  // The input's gradient takes forward's quantized weight, whose scales multiply the gradient of
-  // the result before that gradient is quantized.
+  // The gradient of the input uses the quantized weight of forward. Its scales are multiplied into
+  // the result's gradient before the quantization of this gradient.
   expect_exact(fp8_linear_input_grad(grad, weight), in_fp64(quantize_fp8(grad * w.scales.t())),
                w.values.to(at::kDouble), grad.size(1));
-  // The weight's gradient has a scale for each column of its factors.
+  // For the gradient of the weight, both factors are quantized by columns.
   expect_exact(fp8_linear_weight_grad(grad, x), in_fp64(quantize_fp8(grad.t())),
                in_fp64(quantize_fp8(x.t())).t(), x.size(0));
 }
@@ -201,7 +201,7 @@ TEST(Fp8Linear, KeepsLeadingDimensions) {
   EXPECT_TRUE(fp8_linear(x[0][0], weight).equal(y[0][0]));
 }
 
-/// On a GPU, fp8_linear calls libtorch's scaled products, whose sums have a multiple of 16 terms.
+/// On a GPU, fp8_linear calls libtorch's scaled products, which need a multiple of 16 terms.
 TEST(Fp8Linear, CallsScaledProductsOnAGpu) {
   std::vector<std::vector<std::int64_t>> factors;
   const at::Tensor x = at::zeros({5, 32}, at::kBFloat16),

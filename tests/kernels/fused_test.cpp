@@ -25,7 +25,7 @@ at::Tensor leaf(const at::Tensor& x) {
   return x.to(at::kDouble).detach().requires_grad_();
 }
 
-/// The error of one rounding to a type: relative, and absolute for the smallest numbers.
+/// The rounding error of a type: relative to the value, or `least` for the smallest values.
 struct Rounding {
   double relative, least;
 };
@@ -36,7 +36,7 @@ Rounding rounding_of(at::ScalarType type) {
                                : Rounding{0, 0};
 }
 
-/// Expects `a` to be `b` rounded once, with an error of up to `arithmetic` * max |b| before.
+/// Expects |a - b| of one rounding, plus `arithmetic` * max |b|.
 void expect_close(const at::Tensor& a, const at::Tensor& b, double arithmetic = 0) {
   ASSERT_EQ(a.sizes(), b.sizes());
   if (b.numel() == 0) {
@@ -89,7 +89,7 @@ TEST_P(Fused, RmsNormAgreesWithAutograd) {
   }
 }
 
-/// Tests rows whose squares overflow or vanish in the element type.
+/// Tests rows whose squares overflow or underflow in the element type.
 TEST_P(Fused, RmsNormTakesHugeAndTinyElements) {
   const double largest = type() == at::kHalf ? 8e3 : type() == at::kDouble ? 1e100 : 4e37;
   for (const double scale : {1e-6, largest}) {
@@ -114,7 +114,7 @@ TEST_P(Fused, RmsNormKeepsNaNAndInfinityInTheirRow) {
   }
 }
 
-/// Expects the same bits; in fp64 near values, since ATen's roundings depend on where elements lie.
+/// Expects equal bits. fp64 values may differ, because ATen rounds by position.
 void expect_same(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_TRUE(a.scalar_type() == at::kDouble ? a.allclose(b, 1e-14, 1e-15) : a.equal(b));
 }
@@ -187,7 +187,7 @@ TEST_P(Fused, SiluMulTakesHalvesOfOneTensor) {
   }
 }
 
-// The results have the same bits as those of each tensor alone, and of contiguous tensors.
+// One call for queries and keys must equal, bit for bit, calls for contiguous queries or keys.
 TEST_P(Fused, RotaryTakesQueriesAndKeysAtOnce) {
   const at::Tensor cos = random({5, 16}), sin = random({5, 16});
   const at::Tensor q = random({2, 6, 5, 16}, type()).transpose(1, 2),
@@ -216,7 +216,7 @@ TEST_P(Fused, EmbeddingAgreesWithAutograd) {
   for (const auto& [count, dim] :
        {std::pair<std::int64_t, std::int64_t>{1, 16}, {33, 8}, {52, 9}, {700, 8}}) {
     const at::Tensor weight = random({11, dim}, type());
-    // Every third index is 4: a GPU sums the gradient of a row used so often in parts.
+    // Every third index is 4, so that a GPU sums the gradient of row 4 in several parts.
     const at::Tensor indices =
         at::randint(0, 11, {count, 1}, at::kLong)
             .masked_fill(at::arange(count).remainder(3).eq(0).unsqueeze(1), 4);
@@ -283,7 +283,7 @@ TEST(Embedding, NamesAnIndexOutOfRange) {
                "index -1 at position 0 is not a row of a table of 4 rows");
 }
 
-// All instruction sets of this machine give the same bits.
+// The kernels for all instruction sets of this machine must give equal bits.
 TEST(RowKernels, AgreeBetweenInstructionSets) {
   const at::Tensor gate = at::randn({1003}) * 5, up = at::randn({1003});
   const auto* x = gate.const_data_ptr<float>();

@@ -1,5 +1,5 @@
-// Runs the bodies of the CUDA kernels on the host, with the loops of the kernels in place of the
-// launches. Where threads share a row, three threads take turns.
+// Runs the bodies of the CUDA kernels on the host. Loops replace the kernel launches. If several
+// threads of a kernel share a row, the host computes with three threads in turn.
 #include "kernels/host_kernels.h"
 
 #include <c10/util/Exception.h>
@@ -20,9 +20,9 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int kShares = 3;  ///< number of threads that share a row or a chunk
+constexpr int kShares = 3;  ///< number of simulated threads that share a row
 
-/// A team of one thread, which has a row to itself.
+/// A simulated thread that computes a row alone.
 struct OneThread {
   static std::int64_t first() { return 0; }
   static std::int64_t width() { return 1; }
@@ -36,14 +36,14 @@ struct OneThread {
   }
 };
 
-/// One of the kShares threads that share a row.
+/// One of kShares simulated threads that share a row.
 struct OneOfSeveral {
   std::int64_t number;
   std::int64_t first() const { return number; }
   static std::int64_t width() { return kShares; }
 };
 
-/// Calls body(row, thread) for each thread of each row.
+/// Calls body(row, thread) for each simulated thread of each row.
 template <class Body>
 void for_shares(std::int64_t rows, const Body& body) {
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -262,7 +262,7 @@ KernelsOnHost::KernelsOnHost() {
                            .device = runs_of(decltype(CudaKernels::device)())});
     return true;
   }();
-  // A FakeMode in another thread makes tensors count as a GPU's, while operators compute here.
+  // A FakeMode in another thread makes the library take tensors for CUDA tensors.
   std::promise<void> begun;
   thread_ = std::thread([this, &begun] {
     const FakeMode mode(c10::DeviceType::CUDA);

@@ -12,7 +12,7 @@
 namespace tessera::kernels {
 
 /// While a KernelsOnHost exists, operators on CPU tensors run the bodies of the CUDA kernels on the
-/// host, as on a GPU. For tests of one thread.
+/// host. For tests with one thread.
 class KernelsOnHost {
  public:
   KernelsOnHost();
@@ -25,13 +25,13 @@ class KernelsOnHost {
   std::thread thread_;
 };
 
-/// The type of elements, and whether CUDA kernel bodies compute instead of CPU kernels.
+/// A test parameter: the type of elements, and whether to run the bodies of the CUDA kernels.
 struct KernelForm {
   at::ScalarType type = at::kFloat;
   bool on_device = false;
 };
 
-/// The base of tests for each KernelForm. CUDA has no kernels for fp64.
+/// The base class of tests that run with each KernelForm. CUDA has no fp64 kernels.
 class EachForm : public ::testing::TestWithParam<KernelForm> {
  protected:
   static at::ScalarType type() { return GetParam().type; }

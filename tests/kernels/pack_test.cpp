@@ -16,7 +16,7 @@
 namespace tessera::kernels {
 namespace {
 
-/// Expects the kernel's body, on the host, to copy fp32 to bf16 as libtorch does.
+/// Expects that the CUDA kernel's body copies fp32 to bf16 like libtorch.
 void expect_copied(const at::Tensor& from, const at::Tensor& to) {
   EXPECT_TRUE(pack_piece(from, to));
   {
@@ -38,14 +38,14 @@ TEST(PackPiece, IsOneRowOfDenseTensors) {
   expect_copied(at::randn({}), buffer({}));
 }
 
-/// FSDP copies the ranks' rows of a tensor to or from a buffer with a row for each rank.
+/// FSDP packs tensors in a buffer with one row for each rank. A piece is a rank's rows of a tensor.
 TEST(PackPiece, IsRowsOfABufferOfRanks) {
   const at::Tensor from = at::randn({8, 6, 5});
   const at::Tensor packed = buffer({4, 200});
   expect_copied(from.unflatten(0, {4, 2}), packed.narrow(1, 30, 60).unflatten(1, {2, 6, 5}));
   EXPECT_TRUE(packed.narrow(1, 0, 30).eq(7).all().item<bool>());
   EXPECT_TRUE(packed.narrow(1, 90, 110).eq(7).all().item<bool>());
-  // Pieces of columns, and of the parts of a fused weight.
+  // A piece can also be a block of columns, or rows of each part of a fused weight.
   expect_copied(from.narrow(1, 2, 3), packed.select(0, 1).narrow(0, 7, 120).view({8, 3, 5}));
   expect_copied(from.view({2, 4, 30}).narrow(1, 1, 2),
                 packed.select(0, 2).narrow(0, 0, 120).view({2, 2, 30}));

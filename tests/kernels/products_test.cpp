@@ -14,10 +14,9 @@ namespace {
 
 namespace libtorch = tessera::detail::libtorch_cpu;
 
-/// Asks for fast products, as programs do in main().
 [[maybe_unused]] const bool kAskedFor = (use_fast_products(), true);
 
-// Sizes of a product (rows, inner) x (inner, columns); the last three gain from oneDNN.
+// Sizes of a product (rows, inner) x (inner, columns). oneDNN is faster for the last three.
 struct Sizes {
   std::int64_t rows, inner, columns;
 };
@@ -33,14 +32,14 @@ at::Tensor in_double(const at::Tensor& a, const at::Tensor& b) {
   return a.to(at::kDouble).mm(b.to(at::kDouble));
 }
 
-/// Expects equality within the fp32 error of sums of `inner` terms of size 1.
+/// Expects equality within the fp32 rounding error of sums of `inner` terms of size 1.
 void expect_near(const at::Tensor& found, const at::Tensor& expected, std::int64_t inner) {
   ASSERT_EQ(found.sizes(), expected.sizes());
   EXPECT_EQ(found.scalar_type(), at::kFloat);
   EXPECT_TRUE(at::allclose(found.to(at::kDouble), expected, 1e-5, 1e-6 * double(inner + 1)));
 }
 
-/// A matrix; if `transposed`, the transpose of a contiguous one, as in products of gradients.
+/// Returns a matrix. If `transposed`, its transpose is contiguous, as in gradients.
 at::Tensor matrix(std::int64_t rows, std::int64_t columns, bool transposed) {
   return transposed ? at::randn({columns, rows}).t() : at::randn({rows, columns});
 }

@@ -27,7 +27,7 @@ at::Tensor filled(std::vector<std::int64_t> sizes, const Distribution& distribut
   return tensor;
 }
 
-/// The FNV-1a hash of the tensor's bytes.
+/// Returns the FNV-1a hash of the tensor's bytes.
 std::uint64_t hash(const at::Tensor& tensor) {
   const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
   std::uint64_t h = 14695981039346656037ULL;
@@ -37,14 +37,14 @@ std::uint64_t hash(const at::Tensor& tensor) {
   return h;
 }
 
-/// The largest distance between the empirical distribution of u in (0, 1) and the uniform one.
+/// Returns the largest distance between the empirical and the uniform distribution of u.
 double kolmogorov_smirnov(const at::Tensor& u) {
   const at::Tensor sorted = std::get<0>(u.flatten().sort());
   const at::Tensor steps = at::arange(sorted.numel(), at::kDouble) / sorted.numel();
   return (sorted - steps).abs().max().item<double>();
 }
 
-// A seed must give the same numbers for ever, on every machine and with every compiler.
+// A seed must give equal numbers in every version, on every machine, with every compiler.
 TEST(FillRandom, KeepsItsGoldenValues) {
   EXPECT_EQ(hash(filled({1000}, Uniform{0.0, 1.0})), 7441446161175867775ULL);
   EXPECT_EQ(hash(filled({1000}, Normal{0.0, 1.0})), 12025635758652365889ULL);
@@ -55,7 +55,7 @@ TEST(FillRandom, KeepsItsGoldenValues) {
 }
 
 TEST(FillRandom, PassesKolmogorovSmirnov) {
-  const double bound = 1.95 / std::sqrt(200'000.0);  // exceeded in 0.1 % of all samples
+  const double bound = 1.95 / std::sqrt(200'000.0);  // 0.1 % of all samples exceed the bound
   EXPECT_LT(kolmogorov_smirnov(filled({200'000}, Uniform{0.0, 1.0})), bound);
   EXPECT_LT(kolmogorov_smirnov(at::special_ndtr((filled({200'000}, Normal{3.0, 2.0}) - 3.0) / 2.0)),
             bound);
@@ -88,7 +88,7 @@ TEST(FillRandom, StreamsAndSeedsAreIndependent) {
   EXPECT_LT(std::fabs((a * c).mean().item<double>()), 4 / std::sqrt(50'000.0));
 }
 
-// Each type's value is the fp64 value rounded once: no value of the type lies nearer.
+// A value of a narrow type must be the fp64 value, rounded once to the nearest value of the type.
 TEST(FillRandom, RoundsOnceToNarrowTypes) {
   const at::Tensor exact = filled({100'000}, Normal{0.0, 1.0});
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -107,7 +107,7 @@ TEST(FillRandom, PartsGetTheirElementsOfTheWhole) {
   const at::Tensor part = at::empty({4, 2, 3}, at::kDouble);
   fill_random(part, {{Box{{2, 3, 0}, {0, 0, 0}, {4, 2, 3}}}, {7, 5, 3}, 0}, Normal{0, 1}, kKey);
   EXPECT_TRUE(part.equal(whole.slice(0, 2, 6).slice(1, 3, 5)));
-  // A part that consists of two boxes of the whole tensor.
+  // Fills a tensor that consists of two boxes of the whole tensor.
   const at::Tensor rows = filled({8, 3}, Normal{0, 1}), some = at::empty({4, 3}, at::kDouble);
   const GlobalPlace place{{Box{{6, 0}, {2, 0}, {2, 3}}, Box{{1, 0}, {0, 0}, {2, 3}}}, {8, 3}, 0};
   fill_random(some, place, Normal{0, 1}, kKey);
@@ -205,7 +205,7 @@ TEST(NormalQuantile, InvertsErfcAndIsOdd) {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// Arguments of each kind that a schema has: a number, and tensors with the values 1 to 4.
+/// Returns an argument of each kind that schemas have: a number, and tensors with values 1 to 4.
 std::vector<c10::IValue> values() {
   const auto tensor = [](int value) { return at::full({}, value); };
   return {tensor(1), 7, at::Tensor(), c10::List<at::Tensor>({tensor(2), at::Tensor(), tensor(3)}),
