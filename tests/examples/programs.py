@@ -203,9 +203,9 @@ MODELS = {
     "qwen2": COMMON | {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": COMMON | {"model_type": "qwen3"},
     "mixtral": MIXTRAL,
-    "mixtral_with_window": MIXTRAL | {"num_local_experts": 8, "sliding_window": 20, "output_router_logits": True,
-                                      "router_aux_loss_coef": 0.02},
-    "qwen3_moe": QWEN3_MOE | {"norm_topk_prob": True, "attention_bias": True},
+    "mixtral_with_window": MIXTRAL | {"num_local_experts": 8, "sliding_window": 20},
+    "qwen3_moe": QWEN3_MOE | {"norm_topk_prob": True, "attention_bias": True, "output_router_logits": True,
+                              "router_aux_loss_coef": 0.02},
     "qwen3_moe_with_dense": QWEN3_MOE | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
     "olmoe": {key: value for key, value in COMMON.items() if key != "head_dim"}
              | {"model_type": "olmoe", "num_experts": 8, "num_experts_per_tok": 3, "attention_bias": True},
