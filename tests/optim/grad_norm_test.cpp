@@ -56,6 +56,14 @@ TEST(GradNorm, WorksForPlainGradients) {
   expect_as_libtorch({slot_of(at::zeros({7, 5}))}, 2, 1e6);
 }
 
+TEST(GradNorm, OfMillionsOfElementsIsThatOfFp64) {
+  const nn::SlotPtr slot = slot_of(at::zeros({3'000'001}));
+  const at::Tensor grad = normal_values({3'000'001}, 1);
+  set_grad(slot, grad);
+  const double expected = grad.to(at::kDouble).norm().item<double>();
+  EXPECT_NEAR(grad_norm({slot}).item<double>(), expected, 1e-6 * expected);
+}
+
 // 1 row over 4 ranks gives three of them empty shards.
 TEST_ON_MESH(GradNorm, OverOneMeshDimensionWithEmptyShards, {4}, {"dp"}) {
   expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Shard{0}}),
