@@ -36,7 +36,8 @@ constexpr Shape kShape{"", 24, 8};
 
 std::string config_of(const Kind& kind) {
   return std::string(R"({"vocab_size": 61, "hidden_size": 24, "intermediate_size": 14,
-      "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2, "model_type": ")") +
+      "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2,
+      "model_type": ")") +
          kind.type + "\", " + kind.settings + "}";
 }
 
