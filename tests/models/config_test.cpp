@@ -83,7 +83,7 @@ TEST(ParseConfig, RefusesOriginalPositionsOfTheFileThatAreNotTheScalings) {
   EXPECT_EQ(with(yarn, 64).rope.scaling.original_positions, 64);
   EXPECT_ERROR(with(yarn, 128), "is 128, but the rope scaling is of 64");
   EXPECT_EQ(with({{"rope_type", "linear"}, {"factor", 4.0}}, 64).rope.scaling.factor, 4.0);
-  // A null truncate is false, as in transformers.
+  // As in transformers, "truncate": null means false.
   EXPECT_TRUE(with(yarn, 64).rope.scaling.truncate);
   yarn["truncate"] = nullptr;
   EXPECT_FALSE(with(yarn, 64).rope.scaling.truncate);
@@ -205,7 +205,7 @@ TEST(ParseConfig, ReadsExperts) {
   const LlamaConfig mixtral = Parse(WithExperts("mixtral", "rope_theta", nullptr));
   EXPECT_EQ(mixtral.moe_intermediate_size, 64);
   EXPECT_TRUE(mixtral.norm_topk_prob);
-  // Defaults of `transformers` that differ between types.
+  // Defaults of `transformers` that differ between model types.
   EXPECT_EQ(mixtral.rope.theta, 1e6);
   EXPECT_EQ(mixtral.rms_norm_eps, 1e-5);
   EXPECT_EQ(mixtral.sliding_window, 0);

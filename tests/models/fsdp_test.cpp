@@ -1,5 +1,5 @@
-// Tests parallelize(): the memory of a Llama under FSDP, a Llama whose ranks are late, and the
-// gradients of another model.
+// Tests parallelize(): the memory of a Llama under FSDP, Llamas with delayed ranks, and the
+// gradients of a model that is not a Llama.
 
 #include <chrono>
 #include <optional>
@@ -19,7 +19,7 @@
 namespace tessera::models {
 namespace {
 
-/// A layout of parameters over the data-parallel ranks.
+/// How parameters are sharded over the data-parallel ranks.
 struct Sharding {
   const char* name;
   std::int64_t replicas, dp;
@@ -31,7 +31,7 @@ std::int64_t local_bytes(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(local_tensor(tensor).nbytes());
 }
 
-/// Bytes of gradients and of AdamW's moments on this rank, after a step.
+/// Returns the bytes of gradients and of AdamW's moments on this rank after a step.
 std::int64_t bytes_of_step(Llama& model, const Part& part) {
   const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
   optim::AdamW optimizer(slots, {});
@@ -61,7 +61,7 @@ TEST_ON_RANKS(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas, 4) {
   const std::int64_t sharded = bytes_on(rank, 1, 4);
   const ParameterCount count = count_parameters(detail::parse_config(kOddShape.config, "test"));
   EXPECT_EQ(replicated, count.total * 3 * 4);
-  // Expects at most a quarter and a row of each parameter, none of which has more than 61 rows.
+  // A rank must have at most a quarter of the bytes, plus one row of each parameter.
   EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));
 }
 
@@ -71,7 +71,7 @@ constexpr Shape kWideShape{
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
     4, 9};
 
-/// The peak memory of a step on this rank, without what was allocated before the step.
+/// Returns the peak memory of a step on this rank, minus the memory in use before the step.
 std::int64_t peak_of_step(Rank& rank, bool with_units) {
   const auto model = make_llama(kWideShape);
   const DeviceMesh mesh = rank.mesh({4, 1}, {"dp", "tp"});
@@ -84,7 +84,7 @@ std::int64_t peak_of_step(Rank& rank, bool with_units) {
     fsdp::fully_shard(*model, mesh["dp"]);
   }
   const Part part{.part = rank.rank(), .parts = rank.size()};
-  run_backward(*model, kWideShape, part, 0);  // the first step differs from later ones
+  run_backward(*model, kWideShape, part, 0);  // a first step, which needs other memory
   const testing::MemoryScope memory;
   run_backward(*model, kWideShape, part, 1);
   return memory.peak();
@@ -99,7 +99,7 @@ TEST_ON_RANKS(FsdpMemory, ForEmbeddingAndHeadIsNotHeldAtOnce, 4) {
 
 using nn::ModuleBase;
 using nn::TensorList;
-/// The stages at which a rank can be late.
+/// The points of a training step at which a rank can be delayed.
 enum class Stage { kNone, kForward, kBackward, kAllGather, kReduceScatter, kAllReduce, kStep };
 
 std::string to_string(Stage stage) {
@@ -108,14 +108,14 @@ std::string to_string(Stage stage) {
   return kNames[static_cast<int>(stage)];
 }
 
-/// Delays a rank each time that it reaches one stage, the ranks in turn. Each rank has a Lateness,
-/// and reaches the stage equally often.
+/// Delays the ranks in turn, one rank each time that the ranks reach a certain Stage. Each rank has
+/// a Lateness object.
 class Lateness {
  public:
   Lateness(const Rank& rank, Stage stage, std::chrono::milliseconds delay)
       : rank_(rank), stage_(stage), delay_(delay) {}
 
-  /// Called where this rank reaches a stage.
+  /// To be called when this rank reaches a Stage.
   void pass(Stage stage) {
     if (stage != stage_) {
       return;
@@ -124,11 +124,11 @@ class Lateness {
       std::this_thread::sleep_for(delay_);
     }
   }
-  /// Returns how often this rank has reached the stage.
+  /// Returns how often this rank has reached the Stage.
   int passed() const { return passed_; }
 
-  /// This rank's world, in which collectives with a purpose reach their stages. `this` must outlive
-  /// it.
+  /// Returns a world that calls pass() in collectives with a purpose. `this` must outlive the
+  /// world.
   comm::WorldPtr world() {
     return std::make_shared<testing::WrappedWorld>(
         rank_.world(), [this](comm::CommunicatorPtr group, const std::string&) {
@@ -185,7 +185,7 @@ class Lateness {
 
 constexpr std::int64_t kDelayedTp = 2;
 
-/// Delays this rank after a block's forward, and before its backward.
+/// Delays this rank after a block's forward and before the block's backward.
 void delay_block(ModuleBase& block, Lateness& lateness) {
   block.add_forward_hook([&lateness](ModuleBase&, TensorList outputs) {
     lateness.pass(Stage::kForward);
@@ -255,7 +255,7 @@ INSTANTIATE_TEST_SUITE_P(AllReduce, FsdpDelays,
                                             ::testing::Values(Stage::kAllReduce)),
                          name_of_delay);
 
-// Two ranks divide none of these sizes.
+// The first three sizes are odd, so that two ranks get uneven shards.
 constexpr std::int64_t kVocabulary = 11, kHidden = 5, kInner = 7, kRows = 12;
 
 struct Layer : nn::Module<Layer> {
@@ -303,14 +303,14 @@ std::shared_ptr<Stack> make_stack() {
   return model;
 }
 
-/// The loss of rows [first, last).
+/// Returns the loss of rows [first, last).
 at::Tensor loss_of(Stack& model, std::int64_t first, std::int64_t last) {
   const at::Tensor row = at::arange(first, last, c10::kLong);
   return tensor_parallel::cross_entropy(model((row * row).remainder(kVocabulary)),
                                         (3 * row).remainder(kVocabulary));
 }
 
-/// Sizes of the mesh ("dp_replicate", "dp", "tp"), and how parallelize() is called.
+/// Mesh sizes of "dp_replicate", "dp" and "tp", and the options of parallelize().
 struct StackMesh {
   std::int64_t replicas, dp, tp;
   ActivationMemory activations;
@@ -349,7 +349,7 @@ INSTANTIATE_TEST_SUITE_P(
         StackMesh{2, 3, 1, ActivationMemory::kAll, {.reshard_after_forward = false}},
         StackMesh{2, 2, 2, ActivationMemory::kMatmuls, {.offload_policy = fsdp::OffloadPolicy{}}}));
 
-/// The modules whose parameters a rank holds between forward and backward.
+/// Returns the modules that are still gathered between forward and backward.
 std::set<std::string> gathered_between(const DeviceMesh& mesh, bool reshard_last) {
   const auto model = make_stack();
   parallelize(*model, mesh, {.reshard_last = reshard_last});

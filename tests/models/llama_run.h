@@ -18,24 +18,24 @@ struct Shape {
   int steps = 3;
 };
 
-/// A shape with few sizes that are divisible by anything but 2.
+/// A model of which most sizes are not divisible by 3 or more ranks.
 inline constexpr Shape kOddShape{
     R"({"vocab_size": 61, "hidden_size": 60, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
     24, 9};
 
-/// The results of training that tests compare. Tensors are whole and plain.
+/// The results of a training run, for comparisons. Tensors are whole and plain.
 struct Outcome {
-  std::vector<double> losses;  ///< one for each step, of the part of the batch that was trained on
+  std::vector<double> losses;  ///< losses of this rank's part, one for each step
   std::vector<double> norms;
-  std::vector<at::Tensor> gradients;  ///< gradients of the first step
+  std::vector<at::Tensor> gradients;  ///< of the first step
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
 };
 
 struct Part {
-  std::int64_t part = 0, parts = 1;     ///< trains on this part of the batch
-  std::function<void()> before_step{};  ///< called before each of the optimizer's steps
+  std::int64_t part = 0, parts = 1;     ///< this rank's part of the batch
+  std::function<void()> before_step{};  ///< called before each Optimizer::step()
 };
 
 inline std::shared_ptr<Llama> make_llama(const Shape& shape) {
@@ -44,7 +44,7 @@ inline std::shared_ptr<Llama> make_llama(const Shape& shape) {
   return model;
 }
 
-/// The tokens of rows [first, last) of a step: (rows, sequence + 1). A row has one extra token.
+/// Returns the tokens of rows [first, last) of a step, as (rows, sequence + 1).
 inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::int64_t step,
                             std::int64_t first, std::int64_t last) {
   const std::int64_t width = shape.sequence + 1;
@@ -53,7 +53,7 @@ inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::in
   return (index * index * 7 + index * 3).remainder(vocabulary).view({-1, width});
 }
 
-/// Runs forward and backward of this rank's rows of a step; returns their mean loss.
+/// Runs forward and backward of this rank's rows of a step. Returns the mean loss of these rows.
 inline double run_backward(Llama& model, const Shape& shape, const Part& part, std::int64_t step) {
   const std::int64_t rows = shape.batch / part.parts, first = part.part * rows;
   const at::Tensor tokens = tokens_of(shape, model.config().vocab_size, step, first, first + rows);
@@ -70,8 +70,8 @@ inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
     slots.push_back(slot);
     outcome.names.push_back(name);
   }
-  // A large eps: otherwise the first updates are the gradients' signs, and those of gradients near
-  // zero are a matter of rounding.
+  // With a small eps, the first updates would be the signs of the gradients. Rounding would decide
+  // the sign of a gradient near zero.
   optim::AdamW optimizer(slots, {.lr = 0.01, .eps = 1e-3});
   for (int step = 0; step < shape.steps; ++step) {
     outcome.losses.push_back(run_backward(model, shape, part, step));

@@ -1,5 +1,5 @@
-// Compares a Llama with one rank's: with documents, split sequences, few key-value heads, and in
-// generation.
+// Compares a Llama on meshes with one rank: documents, context parallelism, few key-value heads,
+// and generation.
 
 #include "tessera/models/llama.h"
 #include "models/llama_run.h"
@@ -18,7 +18,7 @@ constexpr Shape kPacked{
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
         "attention_bias": true})",
     3, 12};
-/// The lengths of the documents of each sequence.
+/// For each sequence, the lengths of its documents.
 const std::vector<std::vector<std::int64_t>> kLengths{{5, 1, 6}, {12}, {1, 1, 10}};
 
 struct PackedRun {
@@ -40,7 +40,7 @@ at::Tensor packed_tokens() {
   return tokens_of(kPacked, 61, 0, 0, kPacked.batch).slice(1, 0, -1);
 }
 
-/// Gradients of the summed loss of all documents, one call each.
+/// Returns a Llama with the gradients of the summed loss, by one call for each document.
 std::shared_ptr<Llama> trained_by_document(const PackedRun& run) {
   const auto model = make_packed_llama(run);
   const at::Tensor tokens = packed_tokens();
@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Runs, PackedDocuments,
                                            PackedRun{2, 4, ActivationMemory::kMatmuls},
                                            PackedRun{2, 0, ActivationMemory::kInputs}));
 
-/// Counts results of at least tokens x tokens elements, such as masks.
+/// Counts the results with at least tokens x tokens elements, such as attention masks.
 struct MaskCounter final : OperatorMode {
   explicit MaskCounter(std::int64_t tokens) : least(tokens * tokens) {}
   Results call(const Operator&, const std::function<Results()>& run) override {
@@ -109,7 +109,7 @@ TEST(LlamaMakesNoMask, ForAWindowOrDocuments) {
   }
 }
 
-// 24 tokens have chunks of 6, 4 and 3 on 2, 3 and 4 ranks; tp divides few of the sizes.
+// 24 tokens are chunks of 6, 4 or 3 tokens on 2, 3 or 4 ranks. Most sizes are not divisible by tp.
 constexpr Shape kSplitShape{
     R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
@@ -117,14 +117,14 @@ constexpr Shape kSplitShape{
         "max_position_embeddings": 16})",
     6, 24};
 
-/// Sizes of ("dp_replicate", "dp", "cp", "tp"), and how ranks compute. A size of 1 leaves "cp" out.
+/// The sizes of the mesh ("dp_replicate", "dp", "cp", "tp"; no "cp" if its size is 1), and options.
 struct SplitMesh {
   std::int64_t replicas, dp, cp, tp;
   bool sequence_parallel = true;
   ActivationMemory activations = ActivationMemory::kAll;
   std::int64_t window = 0;
   bool documents = false;
-  bool in_parts = false;  ///< head and loss in chunks
+  bool in_parts = false;  ///< whether the loss is computed in chunks
 };
 
 std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {
@@ -136,7 +136,7 @@ std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {
   return model;
 }
 
-/// Positions of documents that begin every 7 tokens, in each row with another offset.
+/// Returns token positions for documents of 7 tokens. The first document of a row may be shorter.
 at::Tensor document_positions(std::int64_t first, std::int64_t last) {
   std::vector<at::Tensor> rows;
   for (std::int64_t row = first; row < last; ++row) {
@@ -145,7 +145,7 @@ at::Tensor document_positions(std::int64_t first, std::int64_t last) {
   return at::stack(rows);
 }
 
-/// Runs backward of the mean loss of this rank's tokens in rows [first, last); returns that loss.
+/// Runs backward of the mean loss of this rank's tokens in rows [first, last). Returns the loss.
 double step_of_rows(Llama& model, const SplitMesh& c, std::int64_t first, std::int64_t last) {
   const at::Tensor tokens = tokens_of(kSplitShape, model.config().vocab_size, 0, first, last);
   at::Tensor inputs = tokens.slice(1, 0, -1), targets = tokens.slice(1, 1);
@@ -205,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitMesh{1, 1, 2, 4, true, ActivationMemory::kInputs, 0, true},
                       SplitMesh{2, 1, 2, 1, true, ActivationMemory::kAll, 0, false, true},
                       SplitMesh{1, 3, 2, 1, true, ActivationMemory::kAll, 9, true},
-                      // Fewer key-value heads than tensor-parallel ranks, whole sequences.
+                      // Cases with fewer key-value heads than tensor-parallel ranks, without cp.
                       SplitMesh{1, 1, 1, 4}, SplitMesh{1, 1, 1, 8, false},
                       SplitMesh{1, 2, 1, 4, true, ActivationMemory::kInputs}));
 
@@ -300,7 +300,7 @@ TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
   }
 }
 
-// Tests no window (0), windows that padding leaves while texts grow, and one it leaves at once.
+// Window sizes; 0 is no window. Padding leaves the window as a text grows, or at once.
 INSTANTIATE_TEST_SUITE_P(Windows, BatchedGeneration, ::testing::Values(0, 10, 6, 3, 1));
 
 TEST(Dropout, IsForTrainingOnly) {

@@ -1,4 +1,4 @@
-// nn::Hooked and nn::adopt on one rank: names, members, initial values, refusals.
+// Tests nn::Hooked and nn::adopt on one rank: names, children, initial values, refusals.
 
 #include <torch/nn/modules/container/parameterlist.h>
 #include <torch/nn/modules/rnn.h>
@@ -21,7 +21,7 @@ struct ScaleImpl : torch::nn::Module {
 };
 TORCH_MODULE(Scale);
 
-/// A module that holds one of a class that is not libtorch's.
+/// A module with a child of a class that is not libtorch's.
 struct NestsImpl : torch::nn::Module {
   NestsImpl() { inner = register_module("inner", Scale()); }
   at::Tensor forward(const at::Tensor& x) { return inner->forward(x); }
@@ -107,7 +107,7 @@ TEST(Hooked, Refusals) {
 
 namespace adopt_test {
 
-/// An adopted module, made on the meta device and then filled by init_weights.
+/// Returns an adopted module that was made on the meta device and filled by init_weights().
 template <class Make>
 auto initialised(const Make& make) {
   const auto model = [&] {
@@ -170,7 +170,7 @@ TEST(Adopt, LeavesFrozenParametersAndEvaluatedModulesAsTheyAre) {
 TEST(Adopt, AParameterAtTwoPlacesIsOneSlot) {
   const auto net = std::make_shared<testing::TorchMlp>();
   net->replace_module("down", net->up.ptr());
-  EXPECT_EQ(adopt(net)->named_slots().size(), 4U);  // two each of up and norm
+  EXPECT_EQ(adopt(net)->named_slots().size(), 4U);  // up and norm have two slots each
 }
 
 TEST(Adopt, TakesAModuleOnce) {
@@ -230,8 +230,8 @@ TEST(Adopt, Refusals) {
                "selects 'layers.0', a torch::nn::TransformerEncoderLayerImpl", "without hooks");
 }
 
-// The values have the bounds of libtorch's reset_parameters.
-/// Expects uniform values in [-bound, bound]: the largest is at least `part` of the bound.
+// Expects uniform initial values in [-bound, bound], as libtorch's reset_parameters() draws them.
+// The largest is at least `part` * bound.
 void expect_bound(const auto& model, const std::string& name, double bound, double part) {
   const double largest = value(model, name).abs().max().template item<double>();
   EXPECT_LE(largest, bound) << name;
@@ -253,7 +253,7 @@ TEST(Adopt, FillsNormsAndStatisticsAsLibtorchDoes) {
   EXPECT_EQUAL(value(model, "0.bias"), at::zeros({3}));
   (*model)(uniform_values({4, 3}, 2));
   EXPECT_FALSE(model->named_buffers()["0.running_var"].equal(at::ones({3})));
-  init_buffers(*model);  // keeps buffers, which a checkpoint load may have filled
+  init_buffers(*model);  // does not change buffers
   EXPECT_EQ(model->named_buffers()["0.num_batches_tracked"].item<int>(), 1);
   init_weights(*model, 2);
   EXPECT_EQUAL(model->named_buffers()["0.running_mean"], at::zeros({3}));

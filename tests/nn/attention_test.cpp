@@ -1,5 +1,5 @@
-// Attention: the choice of a kernel, causal attention, attention blocks, and sequences that are
-// split over ranks, compared with attention of one rank in fp64.
+// Tests attention: the choice of a kernel, causal attention, attention blocks, and sequences that
+// are sharded over ranks. The expected results are attention on one rank in fp64.
 
 #include <c10/core/InferenceMode.h>
 
@@ -24,7 +24,7 @@ at::Tensor on_meta(std::int64_t heads) {
   return at::empty({2, heads, 5, 8}, at::device(at::kMeta));
 }
 
-/// libtorch's choice in fp32 on a GPU: a fused kernel for equal head counts only.
+/// Like libtorch in fp32 on a GPU, chooses a fused kernel only for equal numbers of heads.
 SDPBackend equal_heads_only(const at::Tensor& q, const at::Tensor& k, const at::Tensor&) {
   return q.sizes() == k.sizes() ? SDPBackend::efficient_attention : SDPBackend::math;
 }
@@ -60,7 +60,7 @@ TEST(MathAttention, IsRefusedUnlessItIsAllowed) {
 
 using at::Tensor;
 
-/// The lengths of the documents of each sequence.
+/// For each sequence, the lengths of its documents.
 using Lengths = std::vector<std::vector<std::int64_t>>;
 
 struct Packing {
@@ -77,7 +77,7 @@ std::ostream& operator<<(std::ostream& out, const Packing& packing) {
 
 constexpr std::int64_t kHeads = 4;
 
-/// The expected mask (batch, 1, queries, keys), pair by pair: whether a query sees a key.
+/// Returns the expected mask (batch, 1, queries, keys): whether a query attends to a key.
 Tensor mask_of(const Packing& packing) {
   std::vector<Tensor> masks;
   for (const std::vector<std::int64_t>& of_row : packing.lengths) {
@@ -105,7 +105,7 @@ struct Inputs {
   Tensor q, k, v;
 };
 
-/// Leaves of sizes (batch, tokens, heads, width), as projections make them.
+/// Returns leaves of sizes (batch, tokens, heads, width), like the results of projections.
 Inputs inputs_of(const Packing& packing) {
   const auto batch = std::ssize(packing.lengths);
   const std::int64_t tokens = testing::document_positions(packing.lengths).size(1);
@@ -184,7 +184,7 @@ TEST(CausalAttentionOf, Refusals) {
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
   EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}),
                "2 sequences of 9 tokens", "documents of 2 sequences of 8");
-  // A second table: documents of as many tokens, in sequences of other lengths.
+  // Documents with the right number of tokens, but in sequences of other lengths.
   for (const Packing& other : {Packing{"", {{7, 11}}}, Packing{"", {{6}, {6}, {6}}}}) {
     EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents_of(other)}),
                  "2 sequences of 9 tokens", "make them of the positions");
@@ -201,7 +201,7 @@ TEST(CausalAttentionOf, Refusals) {
   }
 }
 
-/// The first block has as many queries as the window, and so needs no mask.
+/// The first block of queries is not longer than the window, so the block needs no mask.
 TEST(CausalAttentionOf, LongWindowKeepsAMaskOfASmallBlockAlone) {
   constexpr std::int64_t kWindow = 2048, kBlock = 512;
   const Tensor q = at::zeros({1, 1, 2 * kWindow, 8});
@@ -235,7 +235,7 @@ TEST(DocumentsOf, PositionsAreWhereTheyBegin) {
   EXPECT_EQUAL(documents.device_offsets(), at::tensor({0, 2, 5, 10, 11, 15}, at::kInt));
 }
 
-/// A sequence may begin with a part of a document, at any position of the document.
+/// A sequence may begin in the middle of a document.
 TEST(DocumentsOf, SequencesBeginWithOne) {
   const Documents documents(at::tensor({7, 8, 0, 3, 4, 5}, at::kLong).view({2, 3}), at::kCPU);
   EXPECT_EQ(documents.offsets(), (std::vector<std::int64_t>{0, 2, 3, 6}));
@@ -324,7 +324,7 @@ TEST(AttentionBlock, IsTheFormulaWithEachOption) {
       const at::Tensor y = attention(x, inputs);
       EXPECT_CLOSE(y, by_formula(attention, x, inputs), 1e-4, 1e-5)
           << options.heads << " heads, rotary " << rotary;
-      // Batch and tokens in one dimension, also with rotary tables of all tokens.
+      // Inputs with batch and tokens in one dimension, also with rotary tables of all tokens.
       AttentionInputs folded = inputs;
       folded.batch = kBatch;
       EXPECT_CLOSE(attention(x.flatten(0, 1), folded), y.flatten(0, 1), 1e-4, 1e-5);
@@ -346,7 +346,7 @@ TEST(AttentionBlock, IsTheSameWithOneProjection) {
     apart.fused_qkv = false;
     testing::Filled<Attention> separate(apart);
     const c10::NoGradGuard no_grad;
-    // FusedLinear::split() tells which rows are the query's, the key's and the value's.
+    // FusedLinear::split() returns the rows of query, key and value.
     const auto& of_fused = dynamic_cast<FusedLinear&>(*fused.children()[0]);
     const auto parameters = separate.named_parameters();
     for (const char* name : {"weight", "bias"}) {
@@ -455,7 +455,7 @@ TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
           split_over(rank)->positions(kTokens, at::kCPU);
     });
     for (const at::Tensor& own : positions) {
-      // The query at position p sees p + 1 keys, and every rank must see equally many.
+      // The query at position p attends to p + 1 keys. All ranks must have equal sums of keys.
       EXPECT_EQ((own + 1).sum().item<std::int64_t>() * ranks, kTokens * (kTokens + 1) / 2);
     }
     EXPECT_EQUAL(std::get<0>(at::cat(positions).sort()), at::arange(kTokens));
@@ -471,7 +471,7 @@ TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
   EXPECT_EQUAL(again, whole);
   const at::Tensor tokens = at::arange(24).view({12, 2});
   EXPECT_EQUAL(split->unshard(split->shard(tokens, 0), 0), tokens);
-  // The three ranks use the whole with weights 1, 2 and 3, which add up to 6.
+  // Each of three ranks multiplies its loss by 1, 2 or 3, so the gradient has the factor 6.
   const at::Tensor weights = testing::values({2, 12, 3}, 5);
   (again * weights * (rank.rank() + 1)).sum().backward();
   EXPECT_CLOSE(split->shard(whole.grad(), 1), split->shard(weights * 6, 1), 1e-12, 1e-12);
@@ -480,13 +480,13 @@ TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
 struct SplitAttention {
   std::int64_t kv_heads;
   ContextAttentionOptions options{};
-  bool masked = false;  ///< whether the mask is random instead of causal
+  bool masked = false;  ///< a random mask instead of the causal mask
   std::int64_t batch = 2, width = 4;
   at::ScalarType type = at::kDouble;
-  Lengths documents{};  ///< none: one for each sequence
+  Lengths documents{};  ///< empty: each sequence is one document
 };
 
-/// The mask of the keys that queries see: `mask`, or one of sizes (tokens, tokens).
+/// Returns `mask`, or a (tokens, tokens) mask of the keys to which each query attends.
 at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64_t tokens) {
   if (c.masked) {
     return mask;
@@ -502,7 +502,7 @@ class AttentionOfSplitSequences : public ::testing::TestWithParam<SplitAttention
 TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
   constexpr std::int64_t kHeads = 6, kTokens = 24;
   const SplitAttention& c = GetParam();
-  // Values that the case's type represents exactly, in fp64.
+  // Values in fp64 that the type of the case can represent.
   const auto drawn = [&](std::int64_t heads, int seed) {
     const at::Tensor numbers = testing::values({c.batch, heads, kTokens, c.width}, seed);
     return numbers.to(c.type).to(at::kDouble).requires_grad_();
@@ -541,7 +541,7 @@ TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
   }
 }
 
-// Chunks have 12, 6, 4 and 3 tokens. Windows are shorter than a chunk, as long, and longer.
+// Each rank's chunks have 12, 6, 4 or 3 tokens. Windows are shorter or longer than a chunk.
 INSTANTIATE_TEST_SUITE_P(
     , AttentionOfSplitSequences,
     ::testing::Values(SplitAttention{6}, SplitAttention{2}, SplitAttention{3, {.window = 2}},
@@ -556,7 +556,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitAttention{2, {}, false, 1, 24, at::kBFloat16},
                       SplitAttention{3, {.window = 9}, false, 1, 16, at::kBFloat16}));
 
-// Documents end with a chunk, within one or after several, and have one token or a whole sequence.
+// Documents end inside a chunk, at its end, or in a later chunk. Some have one token.
 INSTANTIATE_TEST_SUITE_P(
     OfDocuments, AttentionOfSplitSequences,
     ::testing::Values(
@@ -658,7 +658,7 @@ TEST_ON_RANKS(ContextParallel, RefusesWhatItCannotSplit, 3) {
   EXPECT_ERROR(split->attention(whole, q, q), "plain", "split by batch and heads alone");
   const at::Tensor tokens = distribute_tensor(q, mesh, {Shard{2}});
   EXPECT_ERROR(split->attention(tokens, tokens, tokens), "split by batch and heads alone");
-  // Ranks with parts of a sequence would not drop the elements that one rank drops.
+  // Dropout of sharded sequences would drop other elements than dropout on one rank.
   Attention block({.hidden = 4, .heads = 2, .dropout = 0.5});
   init_weights(block, 0);
   EXPECT_ERROR(block(at::ones({1, 4, 4}), AttentionInputs{.context_parallel = split}),

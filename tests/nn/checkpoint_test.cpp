@@ -1,4 +1,4 @@
-// Activation checkpointing: the choice of modules, checkpoint(), and its recomputation.
+// Tests activation checkpointing: the choice of modules, checkpoint(), and the recomputation.
 
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -73,7 +73,7 @@ TEST(ActivationCheckpointing, TakesModulesByAPattern) {
   EXPECT_EQ(counted->recomputations, 3);
 }
 
-/// Calls one block that is registered under two names.
+/// A module that calls one block, which is registered under two names.
 struct Twice : Module<Twice> {
   Twice() { register_module("second", block); }
   at::Tensor forward(const at::Tensor& x) { return (*block)((*block)(x)); }
@@ -141,7 +141,7 @@ at::Tensor layer(const at::Tensor& x, const at::Tensor& weight) {
   return at::gelu(x.mm(weight)).tanh();
 }
 
-/// Expects `run` and `other` to give gradients of x and weight with the same bits.
+/// Expects that `run` and `other` give equal gradients of x and weight, bit for bit.
 template <class Run, class Other>
 void expect_same_gradients(const Run& run, const Other& other) {
   const at::Tensor x = leaf({5, 7}, 1), weight = leaf({7, 7}, 2);
@@ -173,7 +173,7 @@ TEST(Checkpoint, RecomputesOnceABackward) {
       .backward();
   EXPECT_EQ(counted->regions, 1);
   EXPECT_EQ(counted->recomputations, 1);
-  EXPECT_EQ(counted->packed, 4);  // exp's result, sin's argument, both of the product
+  EXPECT_EQ(counted->packed, 4);  // exp's result, sin's input, two factors
 }
 
 TEST(Checkpoint, StopsOnceTheLastTensorIsThere) {
@@ -206,7 +206,7 @@ TEST(Checkpoint, ServesAGradientOfAGradient) {
   EXPECT_CLOSE(x.grad(), x.cos() * 2 - x * x.sin());
 }
 
-/// Reads its saved tensor twice in backward, although once would do.
+/// An autograd function whose backward unpacks the saved tensor twice.
 struct AsksTwice : torch::autograd::Function<AsksTwice> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});
@@ -240,7 +240,7 @@ TEST(Checkpoint, Nests) {
         return checkpoint(outer.options, fn, x, w);
       });
   EXPECT_EQ(outer->recomputations, 1);
-  EXPECT_EQ(inner->regions, 4);  // two regions in forward, two in the outer recomputation
+  EXPECT_EQ(inner->regions, 4);  // twice in forward, twice in the recomputation
   EXPECT_EQ(inner->recomputations, 2);
 }
 
@@ -260,7 +260,7 @@ TEST(Checkpoint, KeepsLess) {
     const at::Tensor y = checkpointed ? checkpoint(fn, x, weight) : fn(x, weight);
     return bytes.now();
   };
-  // Each of two layers saves mm's and tanh's results; the last one is the result itself.
+  // Each of two layers saves the results of mm and tanh. The last tanh gives the result.
   const std::int64_t tensor = 64 * 32 * 4;
   EXPECT_EQ(kept(false), 4 * tensor);
   EXPECT_LT(kept(true), tensor + 512);
@@ -332,13 +332,13 @@ TEST(CheckpointDeathTest, RefusesAProcessWithAnotherEngine) {
   EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "needs its own autograd engine");
 }
 
-/// The gradient of x, and two random numbers of libtorch's generator after the backward.
+/// Returns the gradient of x, and the next two random numbers after backward.
 template <class Run>
 std::vector<at::Tensor> drawn(Run run) {
   at::manual_seed(5);
   const at::Tensor x = leaf({40}, 1);
   const at::Tensor y = run(x);
-  at::rand({3});  // draws between forward and backward
+  at::rand({3});  // as a program may do before backward
   y.sum().backward();
   return {x.grad(), at::rand({2})};
 }
@@ -397,7 +397,7 @@ TEST(CheckpointReplay, CastsAsForwardDid) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
 
-/// The error of a checkpoint whose function runs `forward` first, and `again` when recomputed.
+/// Returns the error if a checkpointed function runs `forward`, but recomputes with `again`.
 std::string error_of_change(std::function<at::Tensor(const at::Tensor&)> forward,
                             std::function<at::Tensor(const at::Tensor&)> again) {
   const at::Tensor x = leaf({4}, 1);
@@ -423,7 +423,7 @@ TEST(CheckpointReplay, Refusals) {
   EXPECT_THROWN(std::exception, loss.backward(), "modified by an inplace operation");
   {
     const auto fn = [](const at::Tensor& t) {
-      const at::Tensor y = t.exp();  // exp's backward needs y
+      const at::Tensor y = t.exp();  // backward of exp needs y
       y.add_(1);
       return y.sin();
     };
@@ -438,7 +438,7 @@ TEST_ON_MESH(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors, {3}
     manual_seed(2);
     const at::Tensor x = testing::leaf_on(mesh, uniform_values({10, 3}, 1), {Shard{0}});
     const at::Tensor loss = (checkpointed ? checkpoint(fn, x) : fn(x)).sum();
-    at::dropout(x.detach(), 0.5, true);  // draws between forward and backward
+    at::dropout(x.detach(), 0.5, true);  // as a program may do before backward
     loss.backward();
     EXPECT_EQ(random_state().calls, 2u);
     return DistributedTensor(x.grad()).full_tensor();
@@ -464,7 +464,7 @@ TEST(SelectiveCheckpoint, KeepsWhatThePolicySaysAndRecomputesTheRest) {
   EXPECT_EQ(counted->kept_operators, 2);
   EXPECT_EQ(counted->replayed_operators, 2);
   EXPECT_EQ(counted->recomputed_operators,
-            2);  // gelu and tanh; sin follows the last saved one
+            2);  // gelu and tanh, but not the last operator
 }
 
 TEST(SelectiveCheckpoint, TellsThePolicyWhichCallItIs) {
@@ -502,7 +502,7 @@ TEST(SelectiveCheckpoint, KeepsResultsOfThisLibrarysOperators) {
   EXPECT_EQ(counted->recomputed_operators, 0);
 }
 
-// Collectives of an operator whose result is kept do not run again.
+// If an operator's result is saved, the recomputation does not repeat its collectives.
 TEST_ON_MESH(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary, {2}, {"tp"}) {
   const at::Tensor targets =
       distribute_tensor(at::arange(5, at::kLong), mesh, {Replicate{}}).tensor();
@@ -560,7 +560,7 @@ TEST(SelectiveCheckpoint, KeepsNothingThatIsNotReached) {
   const std::int64_t tensor = 64 * 32 * 4;
   const std::int64_t nothing = bytes_kept({});
   EXPECT_LT(nothing, 512);
-  EXPECT_EQ(bytes_kept(save_operators({"aten::mm"})) - nothing, tensor);  // not the last
+  EXPECT_EQ(bytes_kept(save_operators({"aten::mm"})) - nothing, tensor);  // one result
 }
 
 TEST(SelectiveCheckpoint, FreesWhatItKeptAsBackwardUsesIt) {
@@ -568,7 +568,7 @@ TEST(SelectiveCheckpoint, FreesWhatItKeptAsBackwardUsesIt) {
   const Counted counted = keeping(save_operators({"aten::mm"}));
   const testing::AllocatedBytes bytes;
   checkpoint(counted.options, dense, x, w).sum().backward();
-  EXPECT_LT(bytes.now(), 64 * 32 * 4 + 32 * 32 * 4 + 512);  // the gradients of x and w
+  EXPECT_LT(bytes.now(), 64 * 32 * 4 + 32 * 32 * 4 + 512);  // gradients of x and w
 }
 
 TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
@@ -582,11 +582,11 @@ TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
       [&](const at::Tensor& x, const at::Tensor& w) {
         return checkpoint(outer.options, fn, x, w);
       });
-  EXPECT_EQ(outer->replayed_operators, 2);  // while the outer region recomputes exp's argument
+  EXPECT_EQ(outer->replayed_operators, 2);  // in the outer recomputation
   EXPECT_EQ(inner->recomputations, 1);
 }
 
-// PyTorch's selective checkpointing draws other numbers after a random operator that it saved.
+// In PyTorch, saving a random operator changes later random numbers of the recomputation.
 TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKept) {
   const auto fn = [](const at::Tensor& x) {
     const at::Tensor y = std::get<0>(at::native_dropout(x.exp(), 0.5, true));
@@ -601,7 +601,7 @@ TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKep
   const Counted counted = keeping(save_operators({"aten::native_dropout"}));
   EXPECT_EQUAL(run(&counted), run(nullptr));
   EXPECT_EQ(counted->replayed_operators, 1);
-  // at::dropout allocates its mask, and a later operator fills it in place.
+  // at::dropout allocates a mask, which a second operator fills in place.
   const Counted all = keeping([](const OperatorCall&) { return true; });
   EXPECT_EQUAL(run(&all), run(nullptr));
 }
@@ -614,7 +614,7 @@ TEST(SelectiveCheckpoint, Refusals) {
             "checkpoint: the result of aten::mm, call 0 of its region, was saved and then modified "
             "in place; let the policy recompute it, or write to a copy");
   {
-    // matmul reshapes (2, 3, 2) to (6, 2), and returns a view of mm's result with its own version.
+    // matmul of (2, 3, 2) calls mm of (6, 2), and returns a view of mm's result.
     const Counted counted = keeping(save_operators({"aten::mm"}));
     const auto fn = [](const at::Tensor& a, const at::Tensor& b) {
       return a.matmul(b).add_(1).sin();

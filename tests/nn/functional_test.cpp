@@ -1,4 +1,4 @@
-// The functions of tessera::nn, on one rank and on distributed tensors.
+// Tests the functions of tessera::nn on one rank and on distributed tensors.
 
 #include "tessera/nn/functional.h"
 #include "tessera/dtensor/detail/transfers.h"
@@ -18,7 +18,7 @@ struct Precision {
 };
 const Precision kPrecisions[] = {{at::kFloat, 1e-5}, {at::kDouble, 1e-12}};
 
-/// Compares the value and gradients of `function` with those of `oracle`, made of at:: operators.
+/// Compares value and gradients of `function` with `oracle`, which calls at:: operators.
 template <class Function, class Oracle>
 void expect_same(const Tensors& inputs, const Function& function, const Oracle& oracle,
                  const Precision& precision) {
@@ -82,7 +82,7 @@ TEST(Functions, AgreeWithCompositions) {
   }
 }
 
-/// The loss uses both results, or one of them.
+/// The loss uses the norm, the sum, or both.
 TEST(RmsNorm, OfASumAgreesWithComposition) {
   for (const Precision& precision : kPrecisions) {
     for (const auto& factors : {std::pair(1.0, 0.5), std::pair(1.0, 0.0), std::pair(0.0, 1.0)}) {
@@ -200,7 +200,7 @@ struct Vocabulary {
   Placement out;
 };
 
-// Vocabularies with uneven shards, with empty shards, and with a sharded hidden dimension.
+// Sharded vocabularies with uneven or empty shards, and a sharded hidden dimension.
 TEST(DistributedEmbedding, AgreesWithOneRank) {
   for (const Vocabulary& v :
        {Vocabulary{9, Shard{0}, Partial{}}, Vocabulary{2, Shard{0}, Partial{}},
@@ -236,7 +236,7 @@ TEST_ON_MESH(DistributedEmbedding, LeavesTheGradientOfATablePending, {2}, {"dp"}
   EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Partial{}});
 }
 
-// Every rank finds an index out of range, also the ranks without the index's shard.
+// If an index is out of range, all ranks must throw, not only the rank that looks up the index.
 TEST(DistributedEmbedding, NamesAnIndexOutOfRangeOnEveryRank) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});

@@ -24,7 +24,7 @@ inline std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& values) 
   return leaves;
 }
 
-/// The result, then the gradients of the inputs, of a loss that weighs all elements differently.
+/// Returns the result, then the gradients of the inputs. The gradient of the result is random.
 inline std::vector<at::Tensor> results_of(const GraphFunction& function,
                                           const std::vector<at::Tensor>& values) {
   const std::vector<at::Tensor> inputs = leaves_of(values);
@@ -46,7 +46,7 @@ inline at::Tensor leaf(at::IntArrayRef sizes, double seed) {
   return uniform_values(sizes, seed).requires_grad_();
 }
 
-/// Checkpoint options with counters, which a test reads.
+/// Checkpoint options with counters for tests.
 struct Counted {
   nn::CheckpointOptions options{.counts = std::make_shared<nn::CheckpointCounts>()};
   const nn::CheckpointCounts* operator->() const { return options.counts.get(); }

@@ -1,5 +1,5 @@
-// Initial values, and errors of the outermost call of a module: for parameters outside of slots,
-// unfilled storage and skipped hooks.
+// Tests initial values, and the errors of the outermost module call: for parameters without slots,
+// parameters without values, and skipped hooks.
 
 #include <torch/nn/modules/linear.h>
 
@@ -161,7 +161,7 @@ TEST(CheckInitialized, AcceptsSlotsThatAreMarked) {
   check_initialized(module);
 }
 
-// Expects gathered values of a model on a mesh to be one rank's: sizes 5, 6 and 7 over 2, 3, 4.
+// Expects that initial values on a mesh, once gathered, equal the initial values on one rank.
 void expect_as_on_one_rank(const std::vector<std::int64_t>& sizes, const Placements& placements) {
   const auto single = meta_model();
   to_empty(*single, c10::kCPU);
@@ -217,7 +217,7 @@ struct HoldsStock : Module<HoldsStock> {
   torch::nn::Linear fc;
 };
 
-/// A module whose first forward after `known` was set registers a child.
+/// A module that registers a child in its first forward after `known` was set.
 struct Forgets : Module<Forgets> {
   explicit Forgets(std::shared_ptr<Linear> child) : fc(std::move(child)) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -282,7 +282,7 @@ TEST(CallChecks, RefuseForwardOfAModuleWithHooks) {
   EXPECT_ERROR(module.forward(input()), "m.forward(x)", "has hooks", "(*m)(x)");
   module(input());
   EXPECT_EQ(calls, 1);
-  // Calls of forward() are refused also after a call that failed.
+  // After a call that threw, a direct call of forward() must still be refused.
   EXPECT_THROWN(std::exception, module(at::ones({3, 3})), "shapes cannot be multiplied");
   EXPECT_ERROR(module.forward(input()), "has hooks");
 }
@@ -391,7 +391,7 @@ TEST(CallChecks, AFrozenModuleThatIsApartMustBeFilled) {
   EXPECT_ERROR(module(at::ones({1, 2})), "forward of a", "was never filled", "'weight'");
 }
 
-/// A module that ties weights in libtorch's way: two modules hold one tensor.
+/// A module whose weights are tied in libtorch's way: two modules have the same tensor.
 struct TorchTied : torch::nn::Module {
   TorchTied()
       : embed(register_module("embed", torch::nn::Linear(2, 2))),
@@ -402,7 +402,7 @@ struct TorchTied : torch::nn::Module {
   torch::nn::Linear embed, head;
 };
 
-/// A module that keeps tensors of its constructor, without storage under MetaDevice.
+/// A module that stores tensors in its constructor. Under MetaDevice, they have no storage.
 struct KeepsTensors : Module<KeepsTensors> {
   KeepsTensors() {
     weight = register_slot("weight", {2, 2});

@@ -1,4 +1,4 @@
-// Products of Linears and their gradients, compared with libtorch's bit by bit; fp8 products, and
+// Tests products of Linears and their gradients against libtorch, bit for bit; fp8 products; and
 // LoRA adapters.
 
 #include <ATen/autocast_mode.h>
@@ -84,7 +84,6 @@ TEST(LinearProduct, KeepsNoInputOfAFrozenWeight) {
   linear_product(x.mul(2), weight, {});
   const testing::AllocatedBytes memory;
   const at::Tensor y = linear_product(x.mul(2), weight, {});
-  // mul() saves its factor as a number.
   EXPECT_LT(memory.now(), 2 * 4 * x.numel());
   y.sum().backward();
   EXPECT_CLOSE(x.grad(), weight.sum(0).mul(2).expand_as(x));
@@ -94,7 +93,7 @@ TEST(LinearProduct, KeepsNoInputOfAFrozenWeight) {
 
 using testing::AddedTerms;
 
-/// Projections to query, key and value of different sizes.
+/// A module with projections to query, key and value, which have different sizes.
 struct Projections : Module<Projections> {
   explicit Projections(bool bias = false)
       : q(*this, "q", 6, 9, LinearOptions{bias}),
@@ -112,7 +111,7 @@ struct Projections : Module<Projections> {
 
 using Model = testing::Filled<Projections>;
 
-/// The result, then the gradients of x and of the parameters.
+/// Returns the result, then the gradients of x and of the parameters.
 Tensors results_of(Model& model, const at::Tensor& input, bool together) {
   model.together = together;
   model.zero_grad();
@@ -124,7 +123,7 @@ Tensors results_of(Model& model, const at::Tensor& input, bool together) {
   return results;
 }
 
-/// Expects the bits of separate calls, except in the gradient of x, which may differ by `bound`.
+/// Compares linear_products() with one call for each Linear: bit for bit, x.grad within `bound`.
 void expect_that_of_calls(Model& model, const at::Tensor& input, double bound = 1e-5) {
   const Tensors together = results_of(model, input, true);
   const Tensors apart = results_of(model, input, false);
@@ -138,7 +137,7 @@ void expect_that_of_calls(Model& model, const at::Tensor& input, double bound = 
   }
 }
 
-/// The number of products that one backward adds to a gradient as it computes them.
+/// Returns how many products one backward adds in place to a gradient.
 int added_products(Model& model, const at::Tensor& input = normal_values({5, 6}, 1)) {
   AddedTerms::reset();
   const AddedTerms counted;
@@ -184,7 +183,7 @@ TEST(LinearProducts, ServeSeveralBackwards) {
 TEST(LinearProducts, ServeBackwardsOfOneResultEach) {
   Model model;
   const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
-  // The two backwards share only the node of view(), which saves no tensor.
+  // The graphs of the two results share only the node of view(), so each can be freed separately.
   const Tensors y = linear_products(x.view({5, 6}), {*model.q, *model.k});
   y[0].sum().backward();
   EXPECT_FALSE(model.k->weight->grad().defined());
@@ -195,7 +194,7 @@ TEST(LinearProducts, ServeBackwardsOfOneResultEach) {
   EXPECT_THROWN(std::exception, y[1].sum().backward(), "backward through the graph a second time");
 }
 
-// For one row, the gradient of a bias is the result's gradient in another shape.
+// For an input of one row, the bias's gradient is a view of the result's gradient.
 TEST(LinearProducts, OfOneRowMayAddToTheBiasTwice) {
   Model model(/*bias=*/true);
   const auto gradient_of_x = [&](bool together) {
@@ -264,7 +263,7 @@ TEST(LinearProducts, OfInputsThatHooksReplaceAreTheirs) {
 TEST(LinearProducts, OfAnInputThatAHookWritesToAreOfItsValuesThen) {
   Model model;
   model.k->add_forward_pre_hook([](auto&, TensorList inputs) { inputs[0]->mul_(3); });
-  // q does not save x if its weight is frozen, so that k's hook may write to x.
+  // With a frozen weight, q does not save x, so a hook of k may write to x.
   model.q->weight->requires_grad_(false);
   const auto gradient_of_x = [&](bool together) {
     model.together = together;
@@ -325,7 +324,7 @@ TEST(LinearProducts, NameTheModuleThatDoesNotFit) {
 /// The placements of x and of the weights.
 struct Split {
   Placement x, weights;
-  int added;  ///< number of products that a rank adds as it computes them
+  int added;  ///< products that a rank adds in place
 };
 
 class DistributedLinearProducts : public ::testing::TestWithParam<Split> {};
@@ -362,14 +361,14 @@ TEST_P(DistributedLinearProducts, AreThoseOfOneRank) {
   }
 }
 
-// With Shard(0) of the weights, the gradient of x is Partial: each rank adds its own products.
+// If the weights have Shard(0), the gradient of x is Partial.
 INSTANTIATE_TEST_SUITE_P(Placements, DistributedLinearProducts,
                          ::testing::Values(Split{Replicate{}, Shard{0}, 2},
                                            Split{Shard{0}, Replicate{}, 2},
                                            Split{Replicate{}, Replicate{}, 2},
                                            Split{Shard{1}, Shard{1}, 2}));
 
-// Products that are added in place to the gradient of a weight.
+// The following tests add matrix products in place to the gradient of a weight.
 
 at::Tensor loss_of(const at::Tensor& weight, std::uint64_t seed) {
   const at::Tensor x = normal_values({5, weight.size(1)}, seed).to(weight.scalar_type());
@@ -380,7 +379,7 @@ at::Tensor leaf(std::uint64_t seed = 1) {
   return normal_values({4, 6}, seed).requires_grad_();
 }
 
-/// libtorch's gradient of loss_of(weight, seed).
+/// Returns the gradient of loss_of(weight, seed), computed by libtorch.
 at::Tensor term(const at::Tensor& weight, std::uint64_t seed) {
   const at::Tensor w = weight.detach().clone().requires_grad_();
   at::linear(normal_values({5, 6}, seed), w).square().sum().backward();
@@ -411,7 +410,7 @@ TEST(AddedGradient, IsThatOfEachUseOfAWeight) {
   EXPECT_CLOSE(weight.grad(), sum + 2 * weight.detach(), 1e-5, 1e-5);
 }
 
-// A hook on the weight receives the new term, not the sum with the gradient before.
+// A hook on the weight must receive the new gradient, not its sum with the earlier gradient.
 TEST(AddedGradient, IsLeftToAHook) {
   const at::Tensor weight = leaf();
   loss_of(weight, 2).backward();
@@ -439,7 +438,7 @@ TEST(AddedGradient, MayBeRecorded) {
   loss_of(weight, 3).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   EXPECT_TRUE(weight.grad().requires_grad());
   EXPECT_CLOSE(weight.grad().detach(), term(weight, 2) + term(weight, 3), 1e-5, 1e-5);
-  // If the gradient has a graph, the term is not added in place.
+  // A gradient that requires a gradient is not changed in place.
   loss_of(weight, 4).backward();
   EXPECT_CLOSE(weight.grad().detach(), term(weight, 2) + term(weight, 3) + term(weight, 4), 1e-5,
                1e-5);
@@ -455,7 +454,7 @@ TEST(AddedGradient, MayBeOfAnotherTypeThanTheSum) {
   EXPECT_CLOSE(weight.grad(), term(weight.detach().to(at::kFloat), 2), 0.05, 0.5);
 }
 
-// libtorch's AccumulateGrad takes a lock for each addition.
+// Several threads may add to one gradient, because AccumulateGrad takes a lock.
 TEST(AddedGradient, MayComeOfSeveralThreads) {
   constexpr int kThreads = 4, kTimes = 20;
   const at::Tensor weight = leaf();
@@ -507,7 +506,7 @@ INSTANTIATE_TEST_SUITE_P(Placements, AddedDistributedGradient,
                          ::testing::Values(Spread{Shard{0}, Replicate{}, Shard{1}},
                                            Spread{Shard{1}, Shard{1}, Replicate{}},
                                            Spread{Replicate{}, Replicate{}, Replicate{}},
-                                           // The ranks' terms are summed before they are added.
+                                           // A Partial gradient is reduced before it is added.
                                            Spread{Replicate{}, Shard{0}, Shard{0}}));
 
 using Names = std::vector<std::string>;
@@ -603,7 +602,7 @@ TEST(Fp8, RefusesWhatItCannotConvert) {
 
 struct AdaptedMlp final : Module<AdaptedMlp> {
   at::Tensor forward(const at::Tensor& x) { return (*down)(at::tanh((*norm)((*up)(x)))); }
-  // Fills all weights, also those of adapters, of which the model does not know.
+  // Fills all weights, including those of adapters.
   void reset_parameters(const InitContext& init) override {
     init.fill(*this, {{"**.weight", init::normal(0, 0.5)}});
   }
@@ -625,7 +624,7 @@ TEST(Lora, AddsNothingAtFirstBesideFrozenWeights) {
   const auto branch = adapted.up->attached<LoraBranch>();
   EXPECT_EQ(branch->a->weight->sizes(), (std::vector<std::int64_t>{2, 5}));
   EXPECT_EQ(branch->b->weight->sizes(), (std::vector<std::int64_t>{7, 2}));
-  // lora_A is initialized Kaiming-uniform, like PyTorch's Linear.
+  // Like PyTorch's Linear, lora_A has Kaiming-uniform initial values.
   const double largest = branch->a->weight->abs().max().item<double>();
   EXPECT_LE(largest, 1 / std::sqrt(5.0));
   EXPECT_GT(largest, 0.5 / std::sqrt(5.0));
@@ -647,7 +646,7 @@ TEST(Lora, AddsItsProductAndMergesIntoTheWeight) {
   merge_lora(linear);
   EXPECT_TRUE(linear.weight->allclose(weight, 1e-5, 1e-6));
   EXPECT_CLOSE(linear(x), y, 1e-5, 1e-6);
-  // A second merge_lora() adds nothing.
+  // merge_lora() adds nothing if called twice.
   merge_lora(linear);
   EXPECT_TRUE(linear.weight->allclose(weight, 1e-5, 1e-6));
 }

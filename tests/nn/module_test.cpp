@@ -1,5 +1,5 @@
-// Modules: slots, names, hooks, walks over modules and over tensors, patterns of names, and the
-// modules of tessera::nn with parameters.
+// Tests modules: slots, names, hooks, traversals of modules and tensors, patterns of names, and the
+// modules of tessera::nn that have parameters.
 
 #include <chrono>
 #include <stdexcept>
@@ -13,7 +13,7 @@
 namespace tessera::nn {
 namespace {
 
-/// Takes and returns tensors in a pair, a vector and an optional, which hooks must find.
+/// A module that takes and returns tensors in a pair, a vector and an optional.
 struct Doubler : Module<Doubler> {
   std::pair<at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& x, int times,
                                                          std::optional<at::Tensor> y) {
@@ -117,7 +117,7 @@ TEST(Module, MayAddAHookFromAHook) {
   EXPECT_EQ(runs, 11);
 }
 
-/// A module with a parameter, a floating-point buffer and a buffer of integers.
+/// A module with a parameter, a floating-point buffer and an integer buffer.
 struct Buffered : Module<Buffered> {
   Buffered() {
     weight = register_slot("weight", at::ones({2}));
@@ -183,7 +183,7 @@ TEST(Slot, PersistsBesideTheGatheredTensor) {
   EXPECT_EQUAL(slot->get(), at::ones({2, 2}));
 }
 
-/// A libtorch module inside a Module: FSDP and optimizers would not see its parameters.
+/// A Module with a libtorch child, whose parameters FSDP and optimizers would not find.
 struct Stock : torch::nn::Module {
   Stock() { register_parameter("w", at::ones({2})); }
 };
@@ -218,7 +218,7 @@ TEST(Module, TrainsParametersOfEveryTypeThatCanHaveAGradient) {
   EXPECT_CLOSE(module.wide->grad(), at::full({3}, 8.0 / 6, at::kComplexDouble));
 }
 
-/// A module that calls its child "inner".
+/// A module that calls its child, "inner".
 template <class Inner>
 struct Calling : Module<Calling<Inner>> {
   at::Tensor forward(const at::Tensor& x) { return inner(x); }
@@ -254,7 +254,7 @@ TEST(Module, IsNamedInAnErrorOfTheLibrary) {
   EXPECT_THROWN(Special, module(at::ones({2})), "of its own class");
 }
 
-/// Types as in an FSDP unit with mixed precision: the parameter is gathered in bf16, the buffer is
+/// As in an FSDP unit with mixed precision, the parameter is bf16 (gathered) and the buffer is
 /// fp32.
 struct Scaled : Module<Scaled> {
   struct Product : Module<Product> {
@@ -335,7 +335,7 @@ TEST(Dropout, DrawsAnewAtEachCallAndReplaysOne) {
   EXPECT_EQUAL(module(x), first);
 }
 
-/// A block that calls its own dropout, "drop".
+/// A block that calls its dropout module, "drop".
 struct DropBlock : Module<DropBlock> {
   at::Tensor forward(const at::Tensor& x) { return (*drop)(x); }
   Child<Dropout> drop{*this, "drop", 0.5};
@@ -399,7 +399,7 @@ const at::Tensor& tokens() {
   return all;
 }
 
-/// Shards the weight of the last linear, "out", and leaves the other parameters plain.
+/// Shards the weight of the last linear, "out". All other parameters stay plain.
 void partition(const std::string& name, ModuleBase& module, const DeviceMesh& mesh) {
   if (name == "out") {
     distribute_parameter(*module.slot("weight"), mesh, {Shard{0}});
@@ -448,7 +448,7 @@ using Names = std::vector<std::string>;
 
 class StockModule : public torch::nn::Module {};
 
-/// "again" is another name of "block"; "stock" is a libtorch module that contains a Module.
+/// A module whose child "block" is also named "again". The child "stock" is a libtorch module.
 struct Tree : Module<Tree> {
   Tree() {
     block->push_back(std::make_shared<Linear>(1, 1));
@@ -565,7 +565,7 @@ TEST(VisitTensors, ReplacesInPlaceAndVisitsUndefinedTensors) {
   EXPECT_EQ(detail::collect_tensors(undefined).size(), 2U);
 }
 
-/// Names that a pattern matches, and names that it does not.
+/// A pattern, names that the pattern matches, and names that it does not match.
 struct Row {
   const char* pattern;
   std::vector<const char*> matched, others;
@@ -585,10 +585,10 @@ TEST(FqnPattern, MatchesNames) {
       {"a*a.b", {"aaa.b"}, {}},
       {"a*.c", {}, {"ab.d"}},
       {"a*.b*", {"a.b"}, {}},
-      // A question mark matches one character.
+      // A question mark matches exactly one character.
       {"layers.?.w", {"layers.3.w"}, {"layers.10.w"}},
       {"a?b", {}, {"a.b"}},
-      // Brackets match one of their characters; after ! or ^ any other character.
+      // Brackets match one of their characters; after ! or ^, any character not in them.
       {"block*.mixer.[qkv]", {"block0.mixer.k"}, {"block0.mixer.o"}},
       {"layers.[0-3].w", {"layers.2.w"}, {"layers.4.w", "layers.22.w"}},
       {"[a-cx-z]", {"y"}, {}},
@@ -596,10 +596,10 @@ TEST(FqnPattern, MatchesNames) {
       {"layers.[!0-3]", {"layers.4"}, {"layers.3", "layers."}},
       {"layers.[^0-3]", {"layers.4"}, {"layers.3", "layers."}},
       {"a[!x]b", {}, {"a.b"}},
-      {"a[b", {"a[b"}, {"ab"}},  // an open bracket matches itself
+      {"a[b", {"a[b"}, {"ab"}},  // [ without ] matches [
       {"[]]", {"]"}, {}},
       {"[!]]", {"x"}, {}},
-      // Two stars match any number of components; within a component they are one star.
+      // "**" matches any number of components. Inside a component, "**" is like "*".
       {"layers.**.w", {"layers.0.mlp.up.w", "layers.w"}, {"layers.0.mlp.b"}},
       {"**.w", {"w"}, {}},
       {"**.mlp.**", {"layers.0.mlp"}, {}},
@@ -619,7 +619,7 @@ TEST(FqnPattern, MatchesNames) {
   }
 }
 
-// Backtracking over every star would take longer than the age of the universe.
+// A pattern for which backtracking over all stars would take practically forever.
 TEST(FqnPattern, ManyStarsTakeNoTime) {
   std::string stars, name, levels, path;
   for (int i = 0; i < 40; ++i) {

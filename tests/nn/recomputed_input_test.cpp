@@ -1,4 +1,4 @@
-// Products of recomputed inputs: results of RMS norms and of silu_mul, which are not saved.
+// Tests products whose input, the result of an RMS norm or silu_mul, is recomputed.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <limits>
@@ -28,7 +28,7 @@ at::Tensor with_norm(const Tensors& v) {
   return linear_product(y, v[2], {}).mul(linear_product(y, v[3], {}));
 }
 
-/// with_norm() by libtorch's products, which save their inputs.
+/// Computes with_norm() by libtorch's products, which save their inputs.
 at::Tensor with_kept_norm(const Tensors& v) {
   const at::Tensor y = rms_norm(v[0], v[1], kEps);
   return libtorchs(y, v[2]).mul(libtorchs(y, v[3]));
@@ -39,13 +39,13 @@ Tensors values_for_norm(at::ScalarType type = at::kFloat) {
           normal_values({4, 6}, 3).to(type), normal_values({4, 6}, 4).to(type)};
 }
 
-/// Products of a norm of a sum, and of the sum itself.
+/// Returns products of a norm of a sum, and of the sum.
 at::Tensor with_norm_of_sum(const Tensors& v) {
   const auto [y, sum] = add_rms_norm(v[0], v[4], v[1], kEps);
   return linear_product(y, v[2], {}).mul(linear_product(sum, v[3], {}));
 }
 
-/// with_norm_of_sum() by an addition, a norm of the sum, and libtorch's products.
+/// Computes with_norm_of_sum() with an addition, rms_norm(), and libtorch's products.
 at::Tensor with_kept_norm_of_sum(const Tensors& v) {
   const at::Tensor sum = v[0] + v[4];
   return libtorchs(rms_norm(sum, v[1], kEps), v[2]).mul(libtorchs(sum, v[3]));
@@ -76,10 +76,10 @@ TEST(RecomputedInput, HasTheBitsOfAKeptOne) {
   }
 }
 
-/// The memory that a graph holds apart from its inputs and its result.
+/// Returns the bytes that a graph saves, not counting its inputs and its result.
 std::int64_t kept_bytes(const Function& function, const Tensors& values) {
   const Tensors inputs = leaves_of(values);
-  function(inputs);  // allocates what later calls reuse
+  function(inputs);  // allocates memory that is reused later
   const testing::AllocatedBytes memory;
   const at::Tensor y = function(inputs);
   return memory.now() - static_cast<std::int64_t>(y.nbytes());
@@ -89,7 +89,7 @@ TEST(RecomputedInput, IsNotKept) {
   constexpr std::int64_t kRows = 64, kSize = 32;
   const Tensors norm{normal_values({kRows, kSize}, 1), normal_values({kSize}, 2),
                      normal_values({2, kSize}, 3), normal_values({2, kSize}, 4)};
-  // The graph keeps a copy of the norm's weight instead of the norm's result.
+  // The graph saves a copy of the norm's weight, but not the norm's result.
   EXPECT_EQ(kept_bytes(with_kept_norm, norm) - kept_bytes(with_norm, norm),
             4 * (kRows * kSize - kSize));
   Tensors sum = norm;
@@ -106,12 +106,12 @@ TEST(RecomputedInput, IsFreedAfterTheBackward) {
   const at::Tensor y = with_norm(v);
   y.sum().backward({}, /*retain_graph=*/true);
   const testing::AllocatedBytes memory;
-  // The gradient of v[2] does not run the norm's node, yet frees the recomputed result.
+  // A gradient of v[2] alone does not run the norm's node. The recomputed result is still freed.
   torch::autograd::grad({y.sum()}, {v[2]}, {}, /*retain_graph=*/true);
   EXPECT_EQ(memory.now(), 0);
 }
 
-/// A norm's node keeps the sum, which refers to the node: this cycle must not keep the graph.
+/// The norm's node saves the sum, and the sum refers to the node. This cycle must not leak memory.
 TEST(RecomputedInput, OfASumIsFreedWithItsGraph) {
   const Tensors v = leaves_of(values_for_norm_of_sum());
   with_norm_of_sum(v);
@@ -131,13 +131,13 @@ TEST(RecomputedInput, ServesTwoBackwards) {
     v[0].mutable_grad().zero_();
     loss.backward();
     EXPECT_EQUAL(v[0].grad(), of_input);
-    // The product adds the second gradient as it is computed, which rounds differently.
+    // The product is added in place to the first gradient, which rounds differently.
     EXPECT_CLOSE(v[2].grad(), of_weight.mul(2), 1e-4, 1e-4);
     EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
   }
 }
 
-// A norm's result that was written to before its product is saved with the written values.
+// If a norm's result is written before its product, the product saves the written values.
 TEST(RecomputedInput, IsKeptOnceWrittenTo) {
   const auto written = [](auto product) {
     return [product](const Tensors& v) {
@@ -176,7 +176,7 @@ TEST(RecomputedInput, IsRefusedWhereWhatMadeItWasWrittenTo) {
                 "modified by an inplace operation");
 }
 
-/// Under FSDP, another unit's product runs backward while the norm's weight is not gathered.
+/// As under FSDP, the norm's weight is not gathered when the backward of the product runs.
 TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
   const Tensors values = values_for_norm();
   const Tensors expected = results_of(with_kept_norm, values);
@@ -210,7 +210,7 @@ TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptOne) {
               results_of(second(with_kept_norm_of_sum), sum), 1e-5, 1e-5);
 }
 
-/// Lists the operators of this library that are called.
+/// An operator mode that lists the calls of this library's operators.
 class NamedCalls final : public OperatorMode {
  public:
   Results call(const Operator& op, const std::function<Results()>& run) override {
@@ -238,7 +238,7 @@ TEST(RecomputedInput, OfSiluMulComesWithTheGradientsOfItsInputs) {
             std::vector<std::string>{"tessera::silu_mul_backward"});
 }
 
-/// The gradient of silu_mul's result may also have terms of hooks and of other uses.
+/// The gradient of silu_mul's result may be changed by a hook, or be a sum over several uses.
 TEST(RecomputedInput, OfSiluMulHasOtherGradientsWhereItsOwnIsAnother) {
   const auto hooked = [](auto product, const std::function<at::Tensor(at::Tensor)>& hook) {
     return [=](const Tensors& v) {
@@ -269,7 +269,7 @@ TEST(RecomputedInput, IsLeftToACheckpoint) {
     expect_equal_bits(
         [&](const Tensors& inputs) { return checkpoint(counted.options, function, inputs); }, kept,
         v);
-    // The norm saves three tensors, the products two each, mul() two.
+    // The norm saves three tensors, each of two products two, and mul() two.
     EXPECT_EQ(counted->packed, 9);
   };
   expect_left(with_norm, with_kept_norm, values_for_norm());
@@ -294,7 +294,7 @@ TEST_ON_MESH(RecomputedInput, MayBeDistributed, {3}, {"tp"}) {
   }
   const Sent sent(rank);
   DistributedTensor(mlp(spread)).redistribute({Replicate{}}).tensor().square().sum().backward();
-  // One collective sums the result, one the gradient of the norm's result.
+  // The first all-reduce is for the result, the second for the gradient of the norm's result.
   EXPECT_EQ(sent.calls(), 2);
   for (std::size_t i = 0; i < values.size(); ++i) {
     EXPECT_CLOSE(spread[i].grad(), alone[i].grad(), 1e-4, 1e-4) << i;

@@ -79,7 +79,7 @@ TEST(MetricsWriter, CutsTheRecordsOfLaterStepsInAResumedRun) {
       first_two = metrics.step == 2 ? ReadFile(file) : first_two;
     }
   }
-  WriteFile(file, ReadFile(file) + R"({"step": 5, "lo)");  // the process was killed while it wrote
+  WriteFile(file, ReadFile(file) + R"({"step": 5, "lo)");  // a line that a killed process has left
   MetricsWriter writer(file, /*resumed=*/2);
   EXPECT_EQ(ReadFile(file), first_two);
   metrics.step = 3;
@@ -255,7 +255,7 @@ TEST(TensorMemory, CountsLiveBytesAndThePeakSinceTheLastCall) {
   at::empty({100});
   EXPECT_EQ(*tensor_bytes() - before, 12);
   EXPECT_EQ(*take_peak_tensor_bytes() - before, 412);
-  EXPECT_EQ(*take_peak_tensor_bytes() - before, 12);  // the large tensor was freed before this step
+  EXPECT_EQ(*take_peak_tensor_bytes() - before, 12);
 }
 
 TEST(TensorMemory, ReportsEachBlockInMultiplesOfTheGranularity) {
@@ -263,11 +263,11 @@ TEST(TensorMemory, ReportsEachBlockInMultiplesOfTheGranularity) {
   count_tensor_memory(
       {.granularity = 512, .observer = [&](const TensorBlock& block) { told.push_back(block); }});
   at::empty({129});
-  at::zeros({0, 5});  // allocates no block
+  at::zeros({0, 5});  // an empty tensor has no block
   at::empty({128});
   count_tensor_memory();
   ASSERT_EQ(told.size(), 4U);
-  EXPECT_EQ(told[0].bytes, 1024);  // 516 bytes are rounded up
+  EXPECT_EQ(told[0].bytes, 1024);  // 516 bytes, rounded up
   EXPECT_EQ(told[2].bytes, 512);
   EXPECT_EQ(told[1].number, told[0].number);
   EXPECT_TRUE(told[1].freed);
@@ -280,7 +280,7 @@ TEST(TensorMemory, ReservesMoreThanAnyMachineHas) {
   {
     const at::Tensor large = at::empty({std::int64_t{1} << 38});
     EXPECT_EQ(*tensor_bytes() - before, std::int64_t{1} << 40);
-    large[1] = 2;  // the first write takes memory
+    large[1] = 2;
     EXPECT_EQ(large[1].item<float>(), 2);
   }
   EXPECT_EQ(*tensor_bytes(), before);
@@ -340,7 +340,7 @@ TEST(MeanMetric, IsSavedUnsynchronisedAndLoadedOnAnyNumberOfRanks) {
   }
 }
 
-// That TensorBoard reads the files is tested in Python, with its own reader.
+// The Python tests read the files with TensorBoard's own reader.
 
 using Scalars = std::vector<std::pair<std::string, double>>;
 

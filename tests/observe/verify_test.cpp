@@ -1,5 +1,5 @@
-// Tests verify(): of correct models on every mesh, the state that it restores, and typical mistakes
-// of users, which it finds and names.
+// Tests verify(): correct models on every mesh, the state that verify() must restore, and mistakes
+// of users that verify() must find and name.
 #include "tessera/observe/verify.h"
 
 #include <c10/core/GradMode.h>
@@ -22,9 +22,9 @@ namespace {
 
 using namespace testing;
 
-// A small GPT with places for mistakes of users, and its verification on a mesh.
+// A small GPT into which tests put a user's mistakes, and calls of verify() for this GPT.
 
-/// The function of a Tap module: the identity, unless a test puts a user's mistake there.
+/// The function of a Tap module. By default the identity; some tests put a user's mistake there.
 using TapFunction = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& gain)>;
 
 at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
@@ -33,11 +33,11 @@ at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
 
 struct GptOptions {
   double dropout = 0;
-  TapFunction embedded = pass_on;  ///< (batch, tokens, hidden), the same on every rank
-  TapFunction inner = pass_on;     ///< (batch, tokens, inner), with the local features of each rank
-  /// What an MLP computes between its modules.
+  TapFunction embedded = pass_on;  ///< after the embedding: (batch, tokens, hidden)
+  TapFunction inner = pass_on;     ///< in the MLP: (batch, tokens, inner), sharded by features
+  /// A function between the projections of the MLP.
   std::function<at::Tensor(const at::Tensor& x)> between = [](const at::Tensor& x) { return x; };
-  /// Returns whether a block leaves out its dropout.
+  /// Returns whether a block skips its dropout.
   std::function<bool(const at::Tensor& x)> skips_drop = [](const at::Tensor&) { return false; };
 };
 
@@ -115,7 +115,7 @@ struct Gpt : nn::Module<Gpt> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// A style that replicates a Tap's gain, and changes nothing else.
+/// A style that replicates the parameter `gain` of a Tap, and changes nothing else.
 class TapStyle final : public tensor_parallel::ParallelStyle {
  public:
   std::string name() const override { return "tap"; }
@@ -126,7 +126,7 @@ class TapStyle final : public tensor_parallel::ParallelStyle {
   void apply(nn::ModuleBase&, const DeviceMesh&) const override {}
 };
 
-/// The plan, with or without sequence parallelism.
+/// Returns the tensor-parallel plan of the GPT, with or without sequence parallelism.
 tensor_parallel::ParallelizePlan gpt_plan(bool sequence_parallel) {
   using namespace tensor_parallel;
   const Placement between = sequence_parallel ? Placement(Shard{1}) : Replicate{};
@@ -149,13 +149,13 @@ tensor_parallel::ParallelizePlan gpt_plan(bool sequence_parallel) {
         {"head", colwise_parallel({.input_layouts = between, .use_local_output = false})}}});
 }
 
-/// A model on a mesh of dp x tp ranks, with a reference of the same options.
+/// A GPT on a mesh of dp x tp ranks, to be compared with a reference of equal options.
 struct GptRun {
   GptOptions options{};
   bool sequence_parallel = false;
-  /// Changes the model after it is parallelized and filled.
+  /// Called with the parallelized model, after its parameters have values.
   std::function<void(Gpt&, const DeviceMesh&)> plant = [](Gpt&, const DeviceMesh&) {};
-  /// The function that is verified; nullptr: the loss.
+  /// The function that verify() checks; nullptr: the loss.
   std::function<at::Tensor(Gpt&, const at::Tensor& tokens)> step{};
 };
 
@@ -313,7 +313,7 @@ TEST_ON_MESH(Verify, RefusesUnevenRowsOfAModelThatDraws, {2, 1}, {"dp", "tp"}) {
                "draws random numbers, and rank 0 gives it 2 rows, but rank 1 1;");
 }
 
-/// The loss of a step, and the gradients and buffers that it leaves.
+/// Runs a step. Returns the loss, the gradients and the buffers.
 std::vector<at::Tensor> step_of(Gpt& model, const DeviceMesh& mesh) {
   const at::Tensor loss = gpt_loss(model, gpt_tokens(mesh));
   loss.backward();
@@ -338,7 +338,7 @@ TEST_ON_MESH(Verify, LeavesTheModuleAsItWas, {2, 2}, {"dp", "tp"}) {
     if (verified) {
       EXPECT_TRUE(verify_gpt(*model, run, mesh).ok());
     }
-    // Gradients are added to those of the first step.
+    // The second step adds to the gradients of the first step.
     const std::vector<at::Tensor> second = step_of(*model, mesh);
     values.insert(values.end(), second.begin(), second.end());
     return values;
@@ -401,7 +401,7 @@ TEST(Verify, NamesTheModuleInWhichTheStepThrowsOnTheMesh) {
   EXPECT_CONTAINS(errors[0], "rank 1");
 }
 
-// Models with users' mistakes. The reference model runs the same code on one rank.
+// The following models have users' mistakes. The reference is the same code on one rank.
 
 using LocalFunction = std::function<at::Tensor(const at::Tensor& local)>;
 
@@ -415,7 +415,7 @@ at::Tensor by_hand(const at::Tensor& x, const LocalFunction& function) {
                                        x.sizes().vec());
 }
 
-/// Options with `function` between the projections of an MLP, where ranks have shards of features.
+/// Returns options with `function` between the projections of an MLP, where features are sharded.
 GptOptions between_projections(const LocalFunction& function) {
   return {
       .inner = [function](const at::Tensor& x, const at::Tensor&) { return by_hand(x, function); }};
@@ -425,7 +425,7 @@ std::int64_t tp_rank_of(const at::Tensor& x) {
   return tessera::is_distributed(x) ? sharding_spec(x).mesh.local_rank() : 0;
 }
 
-/// The report on 2 tensor-parallel ranks, which is equal on both.
+/// Returns the report of verify(), which must be equal on both tensor-parallel ranks.
 VerifyReport found(const GptRun& run) {
   VerifyReport report;
   RunRanks(2, [&](Rank& rank) {
@@ -438,7 +438,7 @@ VerifyReport found(const GptRun& run) {
   return report;
 }
 
-/// Expects the first module that differs to be the tap of the first block.
+/// Expects that the report's first module is the Tap of the first block.
 void expect_tap_named(const VerifyReport& report) {
   ASSERT_FALSE(report.outputs.empty()) << report.text();
   EXPECT_EQ(report.outputs[0].fqn, "block0.mlp.tap");
@@ -453,7 +453,7 @@ void expect_tap_named(const VerifyReport& report) {
 TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
   const at::Tensor table = at::linspace(0.5, 1.5, kGptInner);
   const std::vector<Named<at::Tensor(const at::Tensor&)>> faults{
-      // The slice is the first feature of this rank.
+      // The slice should be the first feature, but is this rank's first feature.
       {"an explicit slice of a part", [](const at::Tensor& x) { return x * x.narrow(-1, 0, 1); }},
       {"the item of a part", [](const at::Tensor& x) { return x / x.abs().max().item<double>(); }},
       {"a statistic of a detached part",
@@ -462,7 +462,7 @@ TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
        [](const at::Tensor& x) { return x / std::sqrt(static_cast<double>(x.size(-1))); }},
       {"a fused weight cut along the wrong features",
        [](const at::Tensor& x) {
-         const auto halves = x.chunk(2, -1);  // halves of the local features
+         const auto halves = x.chunk(2, -1);  // should be halves of all features
          return at::cat({halves[0] * halves[1], halves[1]}, -1);
        }},
       {"a member of the wrong rank",
@@ -471,7 +471,7 @@ TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
     SCOPED_TRACE(fault.name);
     GptRun run{.options = between_projections(fault.run)};
     expect_tap_named(found(run));
-    // verify() finds the fault in inference, too.
+    // Without gradients, verify() must find the mistake, too.
     run.step = [](Gpt& model, const at::Tensor& tokens) {
       const c10::NoGradGuard no_grad;
       return model(tokens);
@@ -482,7 +482,7 @@ TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
   }
 }
 
-/// x * gain, where x may be a part: the gradient of the gain would be summed over the ranks.
+/// Computes x * gain. If x is a shard, each rank has a different part of the gain's gradient.
 struct GainFunction : torch::autograd::Function<GainFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& gain) {
@@ -505,7 +505,7 @@ TEST(VerifyFaults, AFunctionWhoseBackwardLacksAReduction) {
   const VerifyReport report = found({.options = {.inner = times_gain}});
   EXPECT_TRUE(report.outputs.empty()) << report.text();
   ASSERT_EQ(report.gradients.size(), 2U) << report.text();
-  // Backward reaches the last block first.
+  // In backward, the last block is the first to differ.
   EXPECT_EQ(report.gradients[0].fqn, "block1.mlp.tap.gain");
   EXPECT_EQ(report.gradients[1].fqn, "block0.mlp.tap.gain");
   EXPECT_ERROR(report.check(),
@@ -529,7 +529,7 @@ TEST_ON_MESH(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward, {1
       "give every rank the same values");
 }
 
-/// The values are equal only on the ranks of the first part of the batch.
+/// A value that is equal on tensor-parallel ranks only if the data-parallel rank is 0.
 double rank_value(const DeviceMesh& mesh) {
   const auto part = static_cast<double>(mesh.local_rank("dp"));
   return part * static_cast<double>(10 + mesh.local_rank("tp"));
@@ -545,7 +545,7 @@ TEST_ON_RANKS(VerifyFaults, ABufferOfOneRank, 4) {
       "2 and 11 on rank 3");
 }
 
-/// A hook on one rank that replaces the gradient.
+/// A hook that replaces the gradient on one rank only.
 void plant_hook(Gpt& model, const DeviceMesh& mesh) {
   if (mesh.local_rank("tp") == 1) {
     model.blocks[1]->mlp->up->add_forward_pre_hook([](nn::ModuleBase& self, nn::TensorList) {
@@ -687,7 +687,7 @@ std::shared_ptr<ExpertsNet> make_experts(const DeviceMesh& mesh) {
   return model;
 }
 
-/// `losses_of`: the mesh for take_router_losses(); nullptr: the loss has no auxiliary losses.
+/// `losses_of`: the mesh for take_router_losses(); nullptr: no auxiliary losses.
 VerifyReport verify_experts(ExpertsNet& model, const DeviceMesh& mesh,
                             const DeviceMesh* losses_of = nullptr) {
   constexpr std::int64_t kTokens = 6;

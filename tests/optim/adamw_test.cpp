@@ -1,4 +1,4 @@
-// AdamW and SGD compared with libtorch, the shards that they update, and moments in bf16.
+// Tests AdamW and SGD against libtorch, updates of adjacent shards, and moments in bf16.
 
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -19,7 +19,7 @@ const AdamWOptions kOptions{
 
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 
-/// Compares four steps with libtorch's. Complex numbers are updated as pairs of real ones.
+/// Compares four steps with libtorch's optimizer. Complex values are given as pairs.
 template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Place& place, bool is_complex, const Options& options,
                         const ReferenceOptions& reference_options) {
@@ -55,8 +55,8 @@ void expect_as_libtorch(const Place& place, bool is_complex, const Options& opti
   }
 }
 
-/// Compares steps of plain parameters and of those on meshes: shards of 7 and 3 rows over 4 ranks,
-/// of 1 row (three empty shards), replicated ones, and one on a submesh.
+/// Compares steps of plain parameters, of replicated and sharded parameters on meshes (also with
+/// empty shards), and of a parameter on a submesh.
 template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
   const auto expect = [&](const Place& place, bool is_complex) {
@@ -233,7 +233,7 @@ std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
   return {slot(buffer.narrow(0, 0, 6).view({2, 3})), slot(buffer.narrow(0, 6, 4))};
 }
 
-// Tests also different counters, after steps of one parameter alone, and gradients that lie apart.
+// Also tests parameters with different step counters, and gradients that are not adjacent.
 TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
   for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor buffer = normal_values({10}, 0).to(dtype);
@@ -262,7 +262,7 @@ TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
   }
 }
 
-// Autograd must notice the change of a parameter that a backward still needs.
+// Autograd must detect that a parameter has changed if a backward still needs the parameter.
 TEST(AdamW, ChangesTheVersionsOfNeighbours) {
   const std::vector<nn::SlotPtr> slots = neighbours(normal_values({10}, 0));
   const at::Tensor loss = slots[1]->get().square().sum();
@@ -297,14 +297,14 @@ void run(AdamW& optimizer, int first, int last) {
   }
 }
 
-/// The parameters and the state after four steps.
+/// Returns the parameters and the optimizer state after four steps.
 std::vector<at::Tensor> results(const std::vector<nn::SlotPtr>& slots) {
   AdamW optimizer(slots, kNarrow);
   run(optimizer, 0, 4);
   return tensors_of(optimizer);
 }
 
-// Shards of 7 and 3 rows over 2 and 4 ranks, of 1 row (with empty shards), and a replicated one.
+// Parameters with uneven shards and empty shards over 2 and 4 ranks, and a replicated one.
 TEST(NarrowMoments, HaveTheSameBitsOnOneMeshDimension) {
   const std::vector<at::Tensor> expected = results(plain_slots());
   for (const int ranks : {2, 4}) {
@@ -342,8 +342,8 @@ TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) 
   EXPECT_EQUAL(after(slot_of(values, mesh, {Shard{1}, Shard{2}})), expected);
 }
 
-/// The mean over many elements with one gradient is that of fp32 moments. Rounded to nearest,
-/// averages of squares with a decay of 0.999 would not change.
+/// The mean of many bf16 moments must equal an fp32 moment. With rounding to nearest, an average of
+/// squares with a decay of 0.999 would never change.
 TEST(NarrowMoments, AreRightInTheMean) {
   const auto mean_of = [](c10::ScalarType type, std::size_t which) {
     const nn::SlotPtr slot = slot_of(at::zeros({20000}));
@@ -392,7 +392,7 @@ TEST(NarrowMoments, OfNarrowAndWideAndComplexParameters) {
   optimizer.step();
   const std::vector<StateTensor> state = optimizer.state();
   EXPECT_EQ(state[0].tensor.scalar_type(), at::kBFloat16);
-  EXPECT_EQ(state[2].tensor.scalar_type(), at::kFloat);  // the step counter
+  EXPECT_EQ(state[2].tensor.scalar_type(), at::kFloat);
   EXPECT_EQ(state[3].tensor.scalar_type(), at::kBFloat16);
   EXPECT_EQ(state[6].tensor.scalar_type(), at::kDouble);
   EXPECT_EQ(state[9].tensor.scalar_type(), at::kComplexFloat);
@@ -401,10 +401,10 @@ TEST(NarrowMoments, OfNarrowAndWideAndComplexParameters) {
   EXPECT_NEAR(at::real(complex->get()[0]).item<double>(), 0.989, 1e-6);
 }
 
-/// A moment's random numbers depend on its parameter's name, not on the order of parameters.
+/// The random numbers of a moment depend on the parameter's name, not on the parameter's index.
 TEST(NarrowMoments, AreRoundedByTheNameOfTheParameter) {
   nn::Linear module(64, 64);
-  module.named_slots();  // names the slots
+  module.named_slots();  // sets the slots' names
   const auto squares_of = [&](std::vector<nn::SlotPtr> slots, std::size_t which) {
     AdamW optimizer(std::move(slots), kNarrow);
     for (const nn::SlotPtr& slot : optimizer.parameters()) {

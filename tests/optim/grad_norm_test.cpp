@@ -1,5 +1,5 @@
-// Gradient norms of any order over any mix of meshes, clipping, and optimizer steps that multiply
-// gradients by the clipping factor on their device.
+// Tests gradient norms of parameters on several meshes, clipping, and optimizer steps that multiply
+// gradients by the clipping factor on the device.
 
 #include <torch/nn/utils/clip_grad.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Gives each slot a gradient, clips with libtorch and Tessera, and compares norms and gradients.
+/// Gives each slot a gradient, clips with libtorch and with Tessera, and compares the results.
 void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, double p, double max_norm = 0.5) {
   std::vector<at::Tensor> reference;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -79,7 +79,7 @@ TEST_ON_MESH(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes, {3, 2}, {"dp",
                     slot_of(at::zeros({2, 2}))});
 }
 
-// Tests two meshes that were made independently, one of them of some ranks only.
+// Tests parameters on two meshes, of which one has only a part of the ranks.
 TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
   RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& all) {
     const DeviceMesh square = rank.mesh({2, 2}, {"a", "b"});
@@ -89,7 +89,7 @@ TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
     std::vector<nn::SlotPtr> slots{slot_of(at::zeros({6}), square, {Shard{0}, Replicate{}}),
                                    slot_of(at::zeros({5, 2}), all, {Shard{0}})};
     expect_all_norms(slots);
-    // The two pairs have different parameters, with gradients of norms 3 and 4: together 5.
+    // Ranks 0 and 1 have a gradient of norm 3, ranks 2 and 3 of norm 4: the norm of both is 5.
     const nn::SlotPtr own = slot_of(at::zeros({2}), pair, {Shard{0}});
     set_grad(own, at::tensor({rank.rank() < 2 ? 3.0F : 4.0F, 0.0F}));
     for (const nn::SlotPtr& slot : slots) {
@@ -102,7 +102,7 @@ TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
   });
 }
 
-// Each rank knows only the mesh of its own stage, as in pipeline parallelism.
+// As in pipeline parallelism, each rank has only the mesh of its own stage.
 TEST_ON_MESH(GradNorm, OverAMeshThatNoParameterNames, {4}, {"world"}) {
   const bool first = rank.rank() < 2;
   const DeviceMesh stage(rank.world(), first ? std::vector<int>{0, 1} : std::vector{2, 3},
@@ -114,7 +114,7 @@ TEST_ON_MESH(GradNorm, OverAMeshThatNoParameterNames, {4}, {"world"}) {
   EXPECT_FLOAT_EQ(grad_norm({slot}, both).item<float>(), 5.0F);
 }
 
-/// The norm of one slot, replicated over `mesh`, with a gradient of one element: 2^rank.
+/// Returns the norm of a one-element parameter, replicated over `mesh`, with gradient 2^rank.
 double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& distinct = {}) {
   const nn::SlotPtr slot = slot_of(at::zeros({1}), mesh, {Replicate{}});
   slot->set_distinct_along(distinct);
@@ -122,7 +122,7 @@ double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& disti
   return grad_norm({slot}, {.norm_type = 1.0}).item<double>();
 }
 
-// Rank 4 pp + 2 dp + tp has gradient 2^rank. Without `distinct`, only rank 0's is counted.
+// Rank 4 pp + 2 dp + tp has the gradient 2^rank. Without `distinct`, only rank 0's counts.
 TEST_ON_MESH(GradNorm, CountsSlicesThatDifferAlongAMeshDimension, {2, 2, 2}, {"pp", "dp", "tp"}) {
   EXPECT_EQ(norm_on(rank, mesh["dp"]), 1.0);
   EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["pp"]), 1.0 + 16.0);
@@ -146,7 +146,7 @@ TEST_ON_RANKS(GradNorm, RefusesMeshesThatDoNotContainEachOther, 3) {
   EXPECT_ERROR(grad_norm(slots), "contains all ranks of the other");
 }
 
-// The element is in a shard, in a copy that norms don't count, or in a plain gradient.
+// The element that is not finite is in a shard, in a replica, or in a plain gradient.
 TEST_ON_MESH(GradNorm, IsNonFiniteEverywhereIfOneElementIs, {2, 2}, {"dp", "tp"}) {
   const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({4}), mesh, {Shard{0}, Shard{0}}),
                                        slot_of(at::zeros({2}), mesh["dp"], {Shard{0}}),
@@ -187,7 +187,7 @@ TEST(GradNorm, ComputesNarrowGradientsInFp32) {
   EXPECT_NEAR(wide->get().grad()[0].item<double>(), 1e-4 / std::sqrt(2.0), 1e-10);
 }
 
-// FSDP's gradients are parts of one buffer.
+// As in FSDP, the gradients are parts of one buffer.
 TEST(GradNorm, ReadsGradientsThatShareABuffer) {
   const at::Tensor buffer = normal_values({12}, 3);
   const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({2, 3})), slot_of(at::zeros({4}))};
@@ -228,7 +228,7 @@ TEST_ON_MESH(ClipGradNorm, RefusesPlainGradientsThatDifferBesideDistributedOnes,
   EXPECT_ERROR(clip_grad_norm_(slots, 1), "ranks 0 and 2");
 }
 
-// A rank without any gradient must still take part in the collectives: its peers must not hang.
+// A rank without gradients must still call the collectives, so that no other rank waits forever.
 TEST_ON_MESH(ClipGradNorm, ReducesPendingGradientsAndAgreesWhenARankHasNone, {2}, {"tp"}) {
   const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh, {Replicate{}});
   const at::Tensor term = rank.rank() == 0 ? at::tensor({3.0F, 0.0F}) : at::tensor({0.0F, 4.0F});
@@ -259,7 +259,7 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, int step) {
   }
 }
 
-/// Three steps with clipping to a norm of 0.5: if `fused`, the step multiplies by the factor.
+/// Takes three steps with clipping. If `fused`, Optimizer::step(factor) multiplies the gradients.
 std::vector<nn::SlotPtr> trained(const Make& make, c10::ScalarType type, bool fused) {
   std::vector<nn::SlotPtr> slots = slots_of_type(type);
   const std::unique_ptr<Optimizer> optimizer = make(slots);
@@ -324,7 +324,7 @@ TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   EXPECT_ERROR(clip_factor({}, -1), "to a norm of -1");
 }
 
-/// On a CPU, for each kind of update: by fused kernels, with moments or parameters in bf16.
+/// Tests fused CPU kernels and the updates for moments or parameters in bf16.
 TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {
   for (const c10::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {

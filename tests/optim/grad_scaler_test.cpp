@@ -12,7 +12,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr AdamWOptions kAdamW{.lr = 1e-2};
 
-/// Takes a step with finite or infinite gradients; returns whether the optimizer updated.
+/// Takes a step with finite or infinite gradients. Returns whether the optimizer made the update.
 bool step(GradScaler& scaler, bool overflow) {
   const nn::SlotPtr slot = slot_of(at::ones({2}));
   set_grad(slot, at::full({2}, overflow ? kInfinity : 1.0));
@@ -20,14 +20,14 @@ bool step(GradScaler& scaler, bool overflow) {
   return scaler.step(optimizer);
 }
 
-/// The gradient of `b` would be clipped too, stay scaled, or overflow unnoticed.
+/// Only `a` is clipped or unscaled, so a step that updates `b` must be refused.
 TEST(GradScaler, RefusesAStepOfMoreThanWasClippedOrUnscaled) {
   const nn::SlotPtr a = slot_of(at::ones({2})), b = slot_of(at::ones({2}));
   set_grad(a, at::ones({2}));
   AdamW optimizer({a, b}, kAdamW);
   GradScaler scaler;
   scaler.clip_grad_norm_({a}, 1.0);
-  EXPECT_TRUE(scaler.step(optimizer));  // b has no gradient
+  EXPECT_TRUE(scaler.step(optimizer));  // only `a` has a gradient
   set_grad(b, at::full({2}, kInfinity));
   const at::Tensor before = a->get().detach().clone();
   scaler.clip_grad_norm_({a}, 1.0);
@@ -56,7 +56,7 @@ TEST(GradScaler, UnscalesInPlaceOnceAStepAndNoNarrowGradients) {
   EXPECT_ERROR(GradScaler().unscale_({half}), "unscale_ of Half gradients");
 }
 
-// 2^-26 is below the smallest fp16 number: a gradient unscaled in fp16 would be 0.
+// The unscaled gradient, 2^-26, would be 0 in fp16.
 TEST(GradScaler, KeepsGradientsThatFp16CannotHold) {
   const nn::SlotPtr slot = slot_of(at::ones({2}, at::kHalf));
   set_grad(slot, at::full({2}, std::ldexp(1.0, -10), at::kHalf));
@@ -86,7 +86,7 @@ TEST(GradScaler, GrowsAfterAnIntervalWithoutOverflowAndEndsBelowTheLeastScale) {
     step(scaler, overflow);
     found.push_back(scaler.scale());
   }
-  // As PyTorch's GradScaler: 3 finite steps double the scale, an overflow restarts the count.
+  // As in PyTorch, 3 finite steps in a row double the scale, and an overflow halves it.
   EXPECT_EQ(found, (std::vector<double>{16, 16, 8, 8, 8, 16, 16}));
   GradScaler small({.init_scale = 3e-4});
   EXPECT_FALSE(step(small, true));
@@ -124,7 +124,7 @@ TEST(GradScaler, RefusesOptionsThatMakeNoSense) {
   EXPECT_ERROR(GradScaler({.growth_interval = 0}), "every 0 steps");
 }
 
-/// Parameters with various placements on a 2x2 mesh; the last is on a submesh.
+/// Returns parameters with various placements on a 2 x 2 mesh, and one on a submesh.
 std::vector<nn::SlotPtr> spread_slots(const DeviceMesh& mesh) {
   return {slot_of(normal_values({7, 5}, 0), mesh, {Shard{0}, Shard{0}}),
           slot_of(normal_values({3}, 1), mesh, {Shard{0}, Replicate{}}),
@@ -139,8 +139,8 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, double scale) {
   }
 }
 
-// In each case one element of one parameter overflows on one rank. Rank 2 holds copies that norms
-// do not count.
+// In each case, an element of a parameter overflows on one rank. Some parameters of rank 2 are
+// replicas, which norms do not count.
 TEST_ON_MESH(GradScaler, AllRanksLeaveOutTheStepTogether, {2, 2}, {"dp", "tp"}) {
   for (const auto& [bad, where] : {std::pair(0U, 0), {1U, 0}, {2U, 0}, {3U, 0}, {2U, 2}, {3U, 2}}) {
     const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
@@ -157,7 +157,7 @@ TEST_ON_MESH(GradScaler, AllRanksLeaveOutTheStepTogether, {2, 2}, {"dp", "tp"}) 
   }
 }
 
-// Ranks 0 and 1 do not have the mesh of ranks 2 and 3; plain parameters have no mesh.
+// Ranks 0 and 1 have other meshes than ranks 2 and 3. Plain parameters have no mesh.
 TEST(GradScaler, AllPipelineStagesLeaveOutTheStepTogether) {
   RunOnMesh({2, 2}, {"pp", "dp"}, [](Rank& rank, const DeviceMesh& all) {
     const std::vector<int> stage = rank.rank() < 2 ? std::vector{0, 1} : std::vector{2, 3};

@@ -8,7 +8,7 @@
 namespace tessera::optim {
 namespace {
 
-/// Takes three steps; all ranks make the same gradients.
+/// Takes three steps. The gradients are equal on all ranks.
 void run(Muon& optimizer) {
   for (int step = 0; step < 3; ++step) {
     int i = 0;
@@ -19,7 +19,7 @@ void run(Muon& optimizer) {
   }
 }
 
-/// Puts matrix number i into a slot. Its updates must equal those of one process in each layout.
+/// A function that makes a slot of matrix i, in some layout. In each layout, updates must be equal.
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {8, 2}, {1, 6}, {5, 9}, {4, 4}, {3, 7}};
 
@@ -40,7 +40,7 @@ void expect_as_one_process(const Place& place, const MuonOptions& options) {
 
 constexpr MuonOptions kExact{.lr = 0.05, .compute_dtype = c10::ScalarType::Float};
 
-// Shards of 7 and 5 rows over 4 ranks, of 1 row (three empty shards), columns, replicated, plain.
+// The matrices are sharded by rows (also with empty shards), by columns, replicated, or plain.
 TEST_ON_MESH(Muon, AgreesOnOneMeshDimension, {4}, {"dp"}) {
   expect_as_one_process(
       [&](const at::Tensor& tensor, std::size_t i) {
@@ -75,7 +75,7 @@ TEST_ON_MESH(Muon, AgreesInBf16, {3}, {"dp"}) {
       {.lr = 0.05, .rate = MuonRate::kMatchRmsAdamW});
 }
 
-// The ranks have rows 0 1 | 4 5 and 2 3 | 6 7, like a fused weight of two parts under TP.
+// Like a fused weight of two parts under TP: rank 0 has rows 0, 1, 4, 5, rank 1 rows 2, 3, 6, 7.
 TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
   const LayoutPtr layout = Layout::intern({2}, {{{2, {}}, {4, {0}}}, {}});
   const at::Tensor values = normal_values({8, 3}, 0);
@@ -93,7 +93,7 @@ TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
   EXPECT_CLOSE(slot->get(), reference->get().detach(), 0.0, 1e-5);
 }
 
-// Only rank 0 has a gradient, as if the others had not used the module.
+// Only rank 0 has a gradient, as if rank 1 had not used the module.
 TEST_ON_MESH(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros, {2}, {"dp"}) {
   const nn::SlotPtr slot = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
   const nn::SlotPtr frozen = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
@@ -111,7 +111,7 @@ TEST_ON_MESH(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros, {2}, {"dp"}) {
   EXPECT_EQUAL(frozen->get(), normal_values({4, 3}, 0));
 }
 
-// Momentum and decay apply with a gradient of zeros, but not without one, as in one process.
+// A gradient of zeros causes momentum and decay. Without a gradient, there is no update.
 TEST_ON_MESH(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf, {3}, {"dp"}) {
   std::vector<nn::SlotPtr> slots, reference;
   for (int i = 0; i < 3; ++i) {
@@ -154,7 +154,7 @@ TEST(Muon, UpdatesNarrowMatricesInFp32) {
   EXPECT_EQ(optimizer.state()[0].tensor.scalar_type(), at::kFloat);
 }
 
-// One rank's parameter has no values: that rank's error says so, and the other ranks end too.
+// The parameter of one rank has no values. The error names this rank, and all ranks must end.
 TEST(Muon, AFailureOnOneRankEndsAll) {
   const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
     const nn::SlotPtr slot = slot_of(normal_values({6, 3}, 0), rank.mesh({3}, {"dp"}), {Shard{0}});
@@ -179,7 +179,7 @@ TEST(Muon, Refusals) {
   EXPECT_ERROR(Muon(slots, {.ns_steps = 100}), "100 Newton-Schulz steps");
 }
 
-// Muon on one process, compared with PyTorch's and with published bounds.
+// The following tests compare Muon on one process with PyTorch and with published bounds.
 
 at::Tensor wave(at::IntArrayRef sizes, double first, double frequency) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat)
@@ -188,8 +188,8 @@ at::Tensor wave(at::IntArrayRef sizes, double first, double frequency) {
       .view(sizes);
 }
 
-// Compares with updates of torch.optim.Muon in torch 2.11, which iterates in bf16, where sums of
-// different processors differ by up to a hundredth of the updates.
+// Compares with stored updates of torch.optim.Muon (torch 2.11). PyTorch iterates in bf16, so
+// updates may differ by 1 % between processors.
 TEST(Muon, AgreesWithPyTorch) {
   struct Case {
     std::vector<std::int64_t> sizes;
@@ -228,7 +228,7 @@ TEST(Muon, AgreesWithPyTorch) {
   }
 }
 
-// Published bounds: the update's singular values are about 0.7 to 1.2, whatever the gradient's are.
+// The singular values of an update must be about 0.7 to 1.2, as published, for any gradient.
 TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
   for (const auto& sizes : {std::vector<std::int64_t>{6, 9}, {9, 6}, {5, 5}}) {
     const nn::SlotPtr slot = slot_of(at::zeros(sizes));
@@ -246,8 +246,8 @@ TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
   }
 }
 
-// Each rank updates one of 4 matrices of 8 x 8. A rank sends its 16 elements of each matrix to the
-// owners, and as an owner sends 16 elements back to each rank.
+// Each of 4 ranks computes the update of one 8 x 8 matrix. A rank sends its 16 elements of each
+// matrix to the computing rank. The computing rank sends 16 elements to each rank.
 TEST_ON_MESH(Muon, SendsEachShardToAnOwnerAndBackInTwoAllToAlls, {4}, {"dp"}) {
   std::vector<nn::SlotPtr> slots;
   for (int i = 0; i < 4; ++i) {

@@ -1,4 +1,4 @@
-// Behaviour of all optimizers, OptimizerList, Ema, Sgd, and learning rate schedules.
+// Tests properties of all optimizers, OptimizerList, Ema, Sgd, and learning rate schedules.
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -30,7 +30,7 @@ float value(const nn::SlotPtr& slot) {
   return slot->get().detach()[0].item<float>();
 }
 
-/// Parameters with these values, adjacent in memory, and their gradients likewise.
+/// Returns parameters with these values. Parameters and gradients are adjacent in memory.
 std::vector<nn::SlotPtr> side_by_side(const std::vector<at::Tensor>& values) {
   const at::Tensor memory = at::cat(values);
   const at::Tensor gradients = memory.cos();
@@ -47,7 +47,7 @@ std::vector<nn::SlotPtr> side_by_side(const std::vector<at::Tensor>& values) {
 
 using MakeOptimizer = std::shared_ptr<Optimizer> (*)(const std::vector<nn::SlotPtr>&);
 
-/// The values and the optimizer's state of `slots[index]`, after three steps.
+/// Takes three steps. Returns the values and the optimizer state of `slots[index]`.
 at::Tensor trained(MakeOptimizer make, const std::vector<nn::SlotPtr>& slots, std::size_t index) {
   const std::shared_ptr<Optimizer> optimizer = make(slots);
   for (int step = 0; step < 3; ++step) {
@@ -62,7 +62,7 @@ at::Tensor trained(MakeOptimizer make, const std::vector<nn::SlotPtr>& slots, st
   return at::cat(all);
 }
 
-// Tensor-parallel ranks have copies of a parameter beside shards of other sizes.
+// Replicas of a parameter must stay equal, whatever sizes the neighbouring shards have.
 TEST(Optimizer, UpdatesAParameterToTheSameBitsBesideAnyOther) {
   const auto adamw = [](const std::vector<nn::SlotPtr>& slots) -> std::shared_ptr<Optimizer> {
     return std::make_shared<AdamW>(slots, AdamWOptions{.lr = 0.03, .weight_decay = 0.05});
@@ -166,8 +166,8 @@ TEST(Optimizer, CountsStepsOfEachParameter) {
   EXPECT_EQ(value(b), value(alone));
 }
 
-/// Values are loaded into states that were listed before a step. The shards adjoin, as FSDP lays
-/// them out: one with another step number must not be updated together with its neighbour.
+/// Loads values into the state tensors after state() was called. The shards are adjacent in memory,
+/// as in FSDP. Shards with different step counters must not be updated as one tensor.
 TEST(Optimizer, KnowsWhatWasWrittenToItsCounters) {
   nn::Linear linear(16, 16);
   const nn::SlotPtr weight = linear.named_slots()[0].second, bias = linear.named_slots()[1].second;
@@ -188,11 +188,11 @@ TEST(Optimizer, KnowsWhatWasWrittenToItsCounters) {
   }
   const at::Tensor before = bias->get().detach().clone();
   step();
-  // This is the first step of the bias, not its eighth.
+  // The update of the bias must be that of a first step.
   EXPECT_CLOSE(bias->get().detach(), before * (1 - 0.1 * 1e-2) - 0.1);
 }
 
-/// An optimizer whose only state is the step counter.
+/// An optimizer whose state is only the step counter.
 class CountedSteps final : public GroupedOptimizer<SgdOptions> {
  public:
   explicit CountedSteps(std::vector<nn::SlotPtr> slots)
@@ -274,7 +274,7 @@ TEST(Optimizer, HasNoStateOfFrozenParameters) {
   for (const StateTensor& state : optimizer.state()) {
     EXPECT_EQ(state.slot, trained) << state.name;
   }
-  // A parameter that is frozen after it was trained keeps its state.
+  // A parameter that is frozen after some steps keeps its optimizer state.
   set_grad(trained, at::ones({2}));
   optimizer.step();
   trained->persistent().requires_grad_(false);
@@ -313,7 +313,7 @@ TEST(OptimizerExample, StepsByTheSignOfTheGradient) {
   EXPECT_TRUE(linear.bias->equal(at::full({3}, 0.5)));
 }
 
-// fp16 sums would stay at 1: each step's change is below half of fp16's spacing there.
+// An fp16 momentum would stay at 1, because each change is below half of fp16's spacing.
 TEST(Sgd, KeepsMomentumOfNarrowParametersInFp32) {
   const nn::SlotPtr slot = slot_of(at::ones({1}, at::kHalf));
   Sgd optimizer({slot}, {.lr = 1.0, .momentum = 1.0});
@@ -341,7 +341,7 @@ TEST(Sgd, Refusals) {
   EXPECT_ERROR(optimizer.step(), "made without momentum, which a group got since");
 }
 
-/// Complex values of the sizes kSizes[i].
+/// Returns complex values of sizes kSizes[i].
 at::Tensor complex_values(std::size_t i, std::uint64_t seed) {
   return at::view_as_complex(values_of(i, seed, /*is_complex=*/true));
 }
@@ -355,7 +355,7 @@ TEST(ComplexParameters, HaveTheirGradientIfConjugatedLazily) {
   EXPECT_CLOSE(slot->persistent().detach(), expected, 1e-6, 1e-7);
 }
 
-/// The norm of |z| over all elements.
+/// Returns the norm of |z| over all elements.
 double norm_of_absolutes(double p) {
   double sum = 0;
   for (std::size_t i = 0; i < kSizes.size(); ++i) {
@@ -402,7 +402,7 @@ TEST(Ema, IsTheAverageOnUnevenShards) {
         expected = kDecay * expected + (1 - kDecay) * full_tensor(slot->persistent());
       }
       const at::Tensor last = full_tensor(slot->persistent()).clone();
-      // Only trained parameters have averages, in the parameter's layout.
+      // Only trained parameters have averages. An average has the layout of its parameter.
       const std::vector<StateTensor> state = ema.state();
       ASSERT_EQ(state.size(), 1u);
       EXPECT_EQ(state[0].name, "ema");
@@ -416,7 +416,7 @@ TEST(Ema, IsTheAverageOnUnevenShards) {
   });
 }
 
-/// A checkpoint without averages fills the parameters after state() was called.
+/// If a checkpoint has no averages, load() may fill the parameters after state() was called.
 TEST(Ema, BeginsWithALoadedStateOrTheParametersOfTheFirstStep) {
   for (const bool loads : {true, false}) {
     const nn::SlotPtr slot = slot_of(at::ones({3}));
@@ -465,14 +465,14 @@ TEST(Ema, Refusals) {
     const nn::SlotPtr slot = slot_of(at::ones({3}));
     Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
     EXPECT_EQ(ema.state().size(), 1U);
-    slot->set(at::ones({2}).requires_grad_());  // like fully_shard
+    slot->set(at::ones({2}).requires_grad_());  // as fully_shard() does
     set_grad(slot, at::ones({2}));
     EXPECT_ERROR(ema.step(), "has sizes [2] on cpu but had [3] on cpu when its average began");
     EXPECT_EQUAL(slot->persistent(), at::ones({2}));
   }
 }
 
-/// A schedule, and its factors at some steps.
+/// A schedule, and the expected factors at some steps.
 struct Row {
   const char* name;
   LrScheduleOptions options;
@@ -522,7 +522,7 @@ TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
   EXPECT_DOUBLE_EQ(schedule.factor(9), 0.25);
 }
 
-// A schedule may be for no steps, but no step may be taken unnoticed at a rate of 0.
+// A schedule for 0 steps is allowed, but a step beyond the end must not silently have a rate of 0.
 TEST(LrSchedule, NeedsTheRunsStepsUnlessConstantAndRefusals) {
   EXPECT_EQ(LrSchedule({.warmup = 0}).factor(7), 1);
   for (const char* name : {"linear", "cosine", "wsd"}) {

@@ -6,10 +6,10 @@
 
 namespace tessera::testing {
 
-/// Sizes of parameters that 2, 3 or 4 ranks divide unevenly, or not at all.
+/// Sizes of parameters that give 2, 3 or 4 ranks uneven or empty shards.
 inline const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {3}, {1, 4}, {8, 2}};
 
-/// Values of the sizes kSizes[i]. Complex values are given as pairs of real numbers.
+/// Returns values of sizes kSizes[i]. Complex values are pairs of real numbers.
 inline at::Tensor values_of(std::size_t i, std::uint64_t seed, bool is_complex = false) {
   std::vector<std::int64_t> sizes = kSizes[i];
   if (is_complex) {
@@ -28,7 +28,7 @@ inline nn::SlotPtr slot_of(const at::Tensor& tensor, const DeviceMesh& mesh,
   return std::make_shared<nn::ParameterSlot>(spread.requires_grad_(), true);
 }
 
-/// Gives the slot's tensor this gradient, distributed like the tensor.
+/// Sets the gradient of the slot's tensor, distributed like the tensor.
 inline void set_grad(const nn::SlotPtr& slot, const at::Tensor& grad) {
   const at::Tensor& tensor = slot->persistent();
   tensor.mutable_grad() = tessera::is_distributed(tensor)
@@ -47,7 +47,7 @@ inline std::vector<at::Tensor> tensors_of(const std::vector<nn::SlotPtr>& slots)
   return tensors;
 }
 
-/// Copies of the parameters, then of the optimizer's state.
+/// Returns copies of the parameters, then of the optimizer's state.
 inline std::vector<at::Tensor> tensors_of(optim::Optimizer& optimizer) {
   std::vector<at::Tensor> tensors = tensors_of(optimizer.parameters());
   for (const optim::StateTensor& state : optimizer.state()) {
@@ -63,7 +63,6 @@ inline std::vector<at::Tensor> tensors_of(optim::Optimizer& optimizer) {
 
 namespace tessera::optim {
 
-// Names that most tests of optimizers use.
 using testing::kSizes;
 using testing::set_grad;
 using testing::slot_of;

@@ -1,5 +1,5 @@
-// A model that is not a Llama, with its training step. Tests plan the model, run the model, and
-// compare the plan with the run.
+// A model that is not a Llama, with a training step. Tests compare a plan of the training with a
+// real run.
 #pragma once
 
 #include <ATen/ops/conv2d.h>
@@ -43,7 +43,7 @@ struct Layer : nn::Module<Layer> {
   nn::Child<nn::Linear> up, down;
 };
 
-/// No size but the batch is divisible by the ranks of a mesh dimension.
+/// A model whose sizes, except for the batch, are not multiples of the ranks.
 struct Net : nn::Module<Net> {
   static constexpr std::int64_t kChannels = 5, kSize = 7, kHidden = 333;
   static constexpr std::int64_t kFeatures = kChannels * kSize * kSize;
@@ -86,7 +86,7 @@ inline std::shared_ptr<Net> make_net(const DeviceMesh& mesh) {
   return make_deep_net(mesh, /*depth=*/0);
 }
 
-/// A machine on which nothing takes time but products, at 1e9 operations a second.
+/// Returns a machine on which only products take time, at 1e9 operations per second.
 inline planning::Machine products_alone() {
   return {.name = "m",
           .memory_bytes = 1e15,
@@ -102,8 +102,7 @@ inline planning::Machine products_alone() {
           .network_latency_s = 0};
 }
 
-/// A training step on `samples` samples of this rank; the ranks of a tp group have the same
-/// samples.
+/// Trains one step on `samples` samples of this rank. The ranks of a tp group have equal samples.
 inline void train_on(Net& net, optim::Optimizer& optimizer, const DeviceMesh& mesh,
                      std::int64_t samples) {
   const double value = 0.1 * static_cast<double>(1 + mesh.local_rank("dp"));
@@ -114,7 +113,7 @@ inline void train_on(Net& net, optim::Optimizer& optimizer, const DeviceMesh& me
   optimizer.zero_grad();
 }
 
-/// The samples of a rank, in train_net().
+/// The number of samples of a rank in train_net().
 inline constexpr std::int64_t kSamples = 16;
 
 inline void train_net(Net& net, optim::Optimizer& optimizer, const DeviceMesh& mesh) {

@@ -1,4 +1,4 @@
-// The plan of a model other than Llama predicts the traffic, memory and time of a run.
+// Tests whether a plan predicts the traffic, memory and time of a run (not of a Llama).
 
 #include "tessera/planning/plan.h"
 #include "tessera/observe/detail/memory.h"
@@ -36,8 +36,8 @@ planning::RunPlan plan_net(const planning::PlanOptions& options = {}) {
   return planning::plan(make_net, train_net, two_by_two(), options);
 }
 
-/// Runs two real steps of the model that `make` returns. Calls `second` before the second step, and
-/// returns the step's traffic.
+/// Trains the model of `make` for two real steps, and calls `second` between the steps. Returns the
+/// traffic of the second step.
 template <class Make, class Train>
 comm::TrafficTable second_step(
     const comm::WorldPtr& world, const Make& make, const Train& train,
@@ -54,7 +54,7 @@ comm::TrafficTable second_step(
   return world->traffic().since(before);
 }
 
-/// Calls and bytes by mesh dimension and collective.
+/// Calls and bytes of each (mesh dimension, collective).
 using CallsAndBytes =
     std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
 
@@ -66,7 +66,7 @@ CallsAndBytes calls_and_bytes(const comm::TrafficTable& table) {
   return sent;
 }
 
-/// Compares the traffic of each planned rank with that of a run.
+/// Compares the traffic of each planned rank with the traffic of a real run.
 template <class Make, class Train>
 void expect_sends_as_planned(const Make& make, const Train& train) {
   const planning::RunPlan plan = planning::plan(make, train, two_by_two());
@@ -109,7 +109,7 @@ TEST(Plan, SendsWhatARunOfAnAdoptedEncoderSends) {
   expect_sends_as_planned(make, train);
 }
 
-/// One of four processes runs this, since memory is counted for all threads of a process.
+/// Runs in four processes, because memory is counted for all threads of a process together.
 TEST(DISABLED_Plan, PeakOfARank) {
   const comm::WorldPtr world = comm::world_from_environment();
   observe::count_tensor_memory();
@@ -150,7 +150,7 @@ TEST(Plan, RanksOfAFlattenedDimensionAreAlikeByTheirPlaceInIt) {
     optimizer.step();
     optimizer.zero_grad();
   };
-  // Rows of 7 over 6 ranks: two each for three, one for the next, none for the others.
+  // 7 rows over 6 ranks: ranks 0 to 2 have two rows each, rank 3 has one, ranks 4 and 5 none.
   const planning::RunPlan plan = planning::plan(make, step, MeshShape({2, 3, 2}, {"a", "b", "c"}));
   std::vector<std::pair<int, std::int64_t>> kinds;
   for (const planning::RankPlan& planned : plan.ranks) {
@@ -173,7 +173,7 @@ TEST(Plan, CopiesThatStandInForOtherRanksAreNoOperators) {
   const std::vector<std::int64_t> counts{1, 1, 1};
   group.all_to_all(three, at::empty({3}), counts, counts)->wait();
   EXPECT_EQ(copies, 0);
-  // Integers have values in a plan, so they are copied.
+  // A plan computes the values of integers, so collectives copy integers.
   const at::Tensor numbers = at::zeros({3}, at::kLong);
   group.all_gather(numbers, at::full({1}, 7, at::kLong))->wait();
   EXPECT_EQ(numbers.sum().item<std::int64_t>(), 21);
@@ -186,7 +186,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
   const double features = Net::kChannels * Net::kSize * Net::kSize;
   const double linear = 2.0 * testing::kSamples * Net::kHidden * (features + 3);
   const double convolution = 2.0 * testing::kSamples * features * 3 * 3 * 3;
-  // Forward, and the gradients of weights and inputs; images have no gradient.
+  // Products of forward and of the gradients of weights and inputs; images have no gradient.
   const double flops = 3 * linear + 2 * convolution;
   ASSERT_TRUE(plan.ranks.front().time);
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);
@@ -194,7 +194,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
   EXPECT_NEAR(*plan.ranks.front().metrics.mfu, 100, 1e-3);
 }
 
-/// A GPU computes products of bf16 matrices at the rate of bf16, also with an fp32 result.
+/// A GPU computes a product of bf16 matrices with an fp32 result at the rate of bf16.
 TEST(Plan, ProductsTakeTheRateOfTheirFactors) {
   const auto step = [](Net&, optim::Optimizer&, const DeviceMesh&) {
     const at::Tensor a = at::empty({8, 4}, at::kBFloat16), b = at::empty({4, 16}, at::kBFloat16);
@@ -222,7 +222,7 @@ TEST(Plan, OperatorsReadAndWriteTheMemoryOfTheirTensors) {
                                                 {.machine = planning::machine_of("h100")});
   const planning::OperatorUse use = plan.ranks.front().time->operators.at("aten::hypot");
   EXPECT_EQ(use.calls, 2);
-  // An expanded tensor has the memory of one row.
+  // A tensor that is expanded from one row takes the memory of one row.
   EXPECT_EQ(use.bytes, 4 * (5 * kRows * kColumns + kColumns));
   EXPECT_EQ(use.flops, 0);
 }
@@ -276,7 +276,7 @@ std::shared_ptr<nn::Linear> make_linear(const DeviceMesh& mesh) {
   return linear;
 }
 
-/// Trains on a batch of 5 rows over two ranks, whose shards have equal sizes.
+/// Trains on 5 rows over two ranks. The shards of the parameters have equal sizes.
 void train_uneven(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh& mesh) {
   linear(at::full({mesh.local_rank("dp") == 0 ? 3 : 2, 4}, 0.5)).square().mean().backward();
   optimizer.step();
@@ -296,7 +296,7 @@ TEST(Plan, AnUnevenBatchIsRefusedUnlessItsSizesAreGiven) {
   EXPECT_GT(plan.ranks[0].memory.peak_bytes, plan.ranks[1].memory.peak_bytes);
 }
 
-/// Doubles the rows of `x` with a positive sum: their number depends on values.
+/// Doubles those rows of `x` whose sum is positive. A plan cannot know the number of these rows.
 void train_chosen_rows(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh&) {
   const at::Tensor x = linear(at::full({8, 4}, 0.5));
   const at::Tensor rows = x.sum(1).nonzero().squeeze(1);

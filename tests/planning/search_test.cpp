@@ -18,7 +18,7 @@ namespace {
 using planning::FoundLayout;
 using planning::TrainingLayout;
 
-/// Reads a machine file that begins from `like`.
+/// Reads a machine file with `like = ...` and then `text`.
 planning::Machine read_machine(const std::string& like, const std::string& text) {
   const testing::TemporaryFolder dir;
   const std::string file = dir.path() / "m.toml";
@@ -52,7 +52,7 @@ TEST(Machine, HasTheRatesOfItsTypesAndHeads) {
   EXPECT_EQ(planning::machine_of("a100").peak_flops(type), 312e12);
   machine.fp8_share = 0.5;
   EXPECT_EQ(machine.product_flops(type), 0.5 * 1979e12);
-  const planning::Machine without = planning::machine_of("a100");  // has no rate of fp8 products
+  const planning::Machine without = planning::machine_of("a100");  // a GPU without fp8
   EXPECT_EQ(without.product_flops(type), without.product_flops(c10::kBFloat16));
   machine.attention_share = 0.5;
   machine.attention_share_64 = 0.25;
@@ -60,7 +60,7 @@ TEST(Machine, HasTheRatesOfItsTypesAndHeads) {
   EXPECT_EQ(machine.attention_flops(c10::kBFloat16, 128), 0.5 * 989e12);
 }
 
-/// More tp takes less memory and more time, and so do checkpointing and ZeRO-3.
+/// Returns an estimate in which tp, checkpointing and ZeRO-3 reduce memory and increase the time.
 planning::Estimate estimate(const TrainingLayout& layout) {
   planning::Estimate estimate;
   const std::int64_t ac = layout.ac == "none" ? 4 : layout.ac == "selective" ? 2 : 1;
@@ -79,7 +79,7 @@ planning::SearchSpace space(double memory) {
 
 TEST(Search, TheFastestThatFitsIsFirstAndFixedOptionsStay) {
   const planning::Search all = planning::search(space(1e6));
-  EXPECT_EQ(all.found.size(), 24U);  // layouts with tp of 1, 2, 4 and 8
+  EXPECT_EQ(all.found.size(), 24U);  // with tp of 1, 2, 4 and 8
   EXPECT_EQ(planning::detail::name_of(all.best().layout), "dp 8 × tp 1, ac none, ZeRO-2");
   planning::SearchSpace fixed = space(1e6);
   fixed.fixed = {"tp", "ac", "zero"};
@@ -106,7 +106,7 @@ TEST(Search, OnlyAsManyBlocksAsNeededAreCheckpointed) {
   asked.fixed = {"tp"};
   asked.blocks = 10;
   const planning::Search found = planning::search(asked);
-  // Of 4000 and 2000 bytes with ZeRO-3, and of 100 more with ZeRO-2.
+  // The layouts take 4000 or 2000 bytes with ZeRO-3, and 100 bytes more with ZeRO-2.
   EXPECT_EQ(planning::detail::name_of(found.best().layout), "dp 8 × tp 1, ac selective:5, ZeRO-2");
   EXPECT_EQ(found.best().estimate.peak_bytes, 3100);
   EXPECT_EQ(planning::checkpointed_blocks(4000, 2000, 3001, 10), 5);
@@ -120,7 +120,7 @@ TEST(Search, OfLayoutsThatTakeAsLongTheSmallestIsFirst) {
   asked.estimate = [](const TrainingLayout& layout) {
     planning::Estimate estimate;
     estimate.peak_bytes = layout.zero == 3 ? 100 : 200;
-    estimate.metrics.step_time_s = layout.zero == 3 ? 0.1 + 1e-16 : 0.1;  // a rounding error
+    estimate.metrics.step_time_s = layout.zero == 3 ? 0.1 + 1e-16 : 0.1;  // rounding error
     return estimate;
   };
   const planning::Search found = planning::search(asked);
