@@ -37,15 +37,15 @@ std::string demangled(const char* symbol) {
   return text.substr(0, text.find('('));
 }
 
-/// Returns the function's name, like "tessera::fsdp::GatheredState::fill", or the name of the
-/// program or library if the function has no exported name.
+/// Returns the name of the function, such as "tessera::fsdp::GatheredState::fill". If the name is
+/// not exported, returns the name of the program or library.
 std::string function_at(void* address) {
   Dl_info info{};
   dladdr(address, &info);
   return info.dli_sname != nullptr ? demangled(info.dli_sname) : std::string(info.dli_fname);
 }
 
-/// Returns the name of the caller `depth` stack frames up, not counting frames of Streams::order().
+/// Returns the name of the caller `depth` frames up the stack, without frames of Streams::order().
 std::string caller(int depth) {
   std::array<void*, 12> frames{};
   const int count = backtrace(frames.data(), static_cast<int>(frames.size()));
@@ -127,7 +127,7 @@ class CheckedWork final : public comm::Work {
       : work_(std::move(work)), checker_(checker), end_(std::move(end)) {}
 
   void wait() override {
-    const OperatorPause pause;  // the back end's own operators are not checked
+    const OperatorPause pause;
     work_->wait();
     checker_.join(end_);
   }
@@ -178,7 +178,7 @@ class CheckedGroup final : public testing::ForwardingCommunicator {
                    [&] { return inner().broadcast(tensor, root); });
   }
   void any_rank(std::span<std::uint8_t> flags) override {
-    const OperatorPause pause;  // CPUs exchange the flags
+    const OperatorPause pause;  // any_rank() uses no device memory
     inner().any_rank(flags);
   }
   void agree_on_calls(const std::string& trouble) override {

@@ -16,12 +16,12 @@
 
 namespace tessera::race {
 
-/// The place of a wait in the code: the function that calls wait() or order(), and the streams
-/// (lanes), like "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
+/// Names a wait in the code: the function that calls wait() or order(), and the streams, such as
+/// "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
 using Site = std::string;
 
-/// Streams that run nothing, but report calls to a checker. The waits at the place `left_out` are
-/// ignored, as if the code did not have them.
+/// Streams that only report their calls to a RaceChecker. Waits at the site `left_out` are not
+/// reported, as if the code did not have them.
 class CheckedStreams final : public comm::Streams {
  public:
   explicit CheckedStreams(RaceChecker& checker, Site left_out = {})
@@ -32,7 +32,7 @@ class CheckedStreams final : public comm::Streams {
   void synchronize(const comm::StreamEventPtr& event) override;
   void note(const std::string& what) override { checker_->note(what); }
 
-  /// The places of waits that the training has reached.
+  /// The sites of all waits in this run.
   const std::set<Site>& sites() const { return sites_; }
 
  private:
@@ -45,7 +45,7 @@ class CheckedStreams final : public comm::Streams {
   std::set<Site> sites_;
 };
 
-/// Checks a rank while the object exists. Create one object per thread, before models and meshes.
+/// While the object exists, checks a rank. Create the object before models and meshes.
 class CheckedRank {
  public:
   explicit CheckedRank(const Rank& rank, Site left_out = {});
@@ -54,10 +54,9 @@ class CheckedRank {
   ~CheckedRank();
 
   const Rank& rank() const { return rank_; }
-  /// Makes a mesh whose collectives are checked.
+  /// Makes a mesh whose collectives are reported to the checker.
   DeviceMesh mesh(std::vector<std::int64_t> sizes, std::vector<std::string> names) const;
-  /// Makes the FSDP unit of `root`, and the units that its first forward finds below it, use
-  /// checked streams.
+  /// Makes the FSDP unit of `root`, and all units that its first forward finds, use CheckedStreams.
   void watch(const nn::ModuleBase& root);
 
   RaceChecker& checker() { return *checker_; }
@@ -72,8 +71,8 @@ class CheckedRank {
   testing::AllocationScope allocations_;
 };
 
-/// Returns a world whose collectives report what they read and write, from the call until the wait,
-/// to the checker. The checker must outlive the world.
+/// Returns a world whose collectives report to `checker` what they read and write until their wait.
+/// The checker must outlive the world.
 comm::WorldPtr checked_world(const comm::WorldPtr& world, RaceChecker& checker);
 
 }  // namespace tessera::race

@@ -9,12 +9,12 @@
 namespace tessera::race {
 namespace {
 
-/// A copy of adjacent tensors includes the gaps between them. FSDP's gaps are smaller than this,
-/// since it rounds sizes to 64 bytes for each rank.
+/// The maximum gap between adjacent tensors that are copied as one tensor. FSDP's gaps are smaller,
+/// because FSDP pads each rank's sizes to 64 bytes.
 constexpr std::uintptr_t kLargestGap = 256;
 
-/// Whether all bits are still 1, as at allocation. If not, a kernel that was not called through the
-/// dispatcher has written the memory, and the checker has not seen this call.
+/// Whether the memory is as allocate() filled it: all bits are 1. Otherwise, a kernel that was not
+/// called through the dispatcher has written the memory, unseen by the checker.
 bool is_untouched(Range range) {
   const auto* begin = reinterpret_cast<const unsigned char*>(range.begin);
   return std::all_of(begin, begin + (range.end - range.begin),
@@ -42,7 +42,7 @@ std::vector<MemoryMap::Pieces::iterator> MemoryMap::pieces(Range range) {
   std::uintptr_t at = range.begin;
   auto next = pieces_.lower_bound(at);
   while (at < range.end) {
-    // A gap between pieces is memory that no action has used yet.
+    // No read or write of this memory was recorded yet.
     if (next == pieces_.end() || next->first > at) {
       Piece unseen;
       unseen.end = next == pieces_.end() ? range.end : std::min(range.end, next->first);
@@ -139,7 +139,7 @@ MemoryMap::Faults MemoryMap::write(Range range, const Action& action, const Vect
 
 namespace {
 
-/// The numbers of queues: first the lanes, then the host, then the process groups.
+/// Queue numbers: first the lanes (streams), then the host, then the process groups.
 constexpr std::size_t kHost = 4;
 constexpr std::size_t kFirstGroup = kHost + 1;
 
@@ -152,7 +152,7 @@ Range range_of(const void* data, std::size_t bytes) {
   return {begin, begin + bytes};
 }
 
-/// Sets all bits of the memory to 1, which is NaN in each floating-point type.
+/// Fills the memory with ones (bits), which are NaN in each floating-point type.
 void poison(void* data, std::size_t bytes) {
   std::memset(data, 0xFF, bytes);
 }
@@ -209,7 +209,7 @@ void RaceChecker::run(const std::string& name, const std::vector<Range>& reads,
                       const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t queue = queue_of_lane(lane_);
-  // Work that the host has waited for comes before all work that the host issues later.
+  // What the host issues runs after all work for which the host has waited.
   clock(queue).join(clock(kHost));
   access(queue, place(name, std::string("lane ") + comm::to_string(lane_)), reads, writes);
 }
@@ -219,7 +219,7 @@ Point RaceChecker::collective(const std::string& group, const std::string& name,
                               const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t lane = queue_of_lane(lane_);
-  // The collectives of a group are ordered only if they were issued on the same lane.
+  // Two collectives of a process group are ordered if they were issued on one lane (stream).
   const std::size_t queue = queue_of(group + " of " + comm::to_string(lane_));
   const VectorClock begin = clock(lane);
   clock(queue).join(begin);

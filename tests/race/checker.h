@@ -16,13 +16,13 @@
 
 namespace tessera::race {
 
-/// A moment in a queue of work: the number of operators of the queue that had begun.
+/// A point in a queue of work: the number of operators that had begun in the queue.
 struct Epoch {
   std::size_t queue = 0;
   std::uint64_t time = 0;
 };
 
-/// How much work of each queue is known to be done (a vector clock: Mattern 1989; Fidge 1988).
+/// For each queue, how much of its work is done (a vector clock: Mattern 1989; Fidge 1988).
 class VectorClock {
  public:
   void join(const VectorClock& other) {
@@ -49,23 +49,22 @@ struct Range {
   std::uintptr_t end = 0;
 };
 
-/// An action of a queue, for messages: "aten::mm in lane compute (unshard unit 'a')".
+/// An action in a queue, for messages: "aten::mm in lane compute (unshard unit 'a')".
 struct Action {
   Epoch epoch;
   std::string place;
 };
 
-/// Stores the last actions that read and wrote each piece of memory. Each function returns the
-/// faults of an access, which name both actions; empty if there are none. Memory that was allocated
-/// before counts as written by no action.
+/// Stores the last read and the last write of all memory. Each function returns the faults of a new
+/// access. A fault names both actions. Memory from before the first action has no writer.
 class MemoryMap {
  public:
   using Faults = std::vector<std::string>;
 
-  /// Allocates memory for the queue of `action`. Earlier users of the memory must be done according
-  /// to `clock`.
+  /// Allocates memory for the queue of `action`. It is a fault if `clock` does not contain all
+  /// earlier uses of the memory.
   Faults allocate(Range range, const Action& action, const VectorClock& clock);
-  /// Frees memory. If its allocation was not recorded, the memory has no owner.
+  /// Frees memory, also memory whose allocation was not recorded.
   void free(Range range);
   Faults read(Range range, const Action& action, const VectorClock& clock);
   Faults write(Range range, const Action& action, const VectorClock& clock);
@@ -75,7 +74,7 @@ class MemoryMap {
     std::uintptr_t end = 0;
     bool written = true;
     std::optional<Action> writer;
-    std::vector<Action> readers;  ///< the last reader in each queue since the last write
+    std::vector<Action> readers;  ///< for each queue, the last read
   };
   /// An allocated block: its end, the queue that allocated it, and the place in the code.
   struct Block {
@@ -83,7 +82,7 @@ class MemoryMap {
     std::size_t owner = 0;
     std::string place;
   };
-  /// The last use of memory that was freed and has not been allocated again.
+  /// The last use of a block of memory that is free.
   struct Use {
     Action user;
     std::string memory;
@@ -91,54 +90,53 @@ class MemoryMap {
   using Pieces = std::map<std::uintptr_t, Piece>;
 
   void split(std::uintptr_t at);
-  /// Returns the pieces that together cover `range`.
+  /// Returns the recorded pieces of memory that cover `range`.
   std::vector<Pieces::iterator> pieces(Range range);
   std::string memory_at(std::uintptr_t at) const;
 
   Pieces pieces_;
   std::map<std::uintptr_t, Block> blocks_;
-  std::map<std::size_t, std::vector<Use>> freed_;  ///< what the owner's queue had done
+  std::map<std::size_t, std::vector<Use>> freed_;  ///< key: the queue that owned the memory
 };
 
-/// What is done when an event is recorded, or when a collective ends.
+/// The work that is done when an event is reached or a collective has ended.
 using Point = VectorClock;
 
-/// Checks one rank: its queues of work (the lanes, the host, and one queue for each group's
-/// collectives), the memory that the work uses, and the order of the work. Operators run
-/// immediately, as on a CPU. The checker examines the order that events would enforce if lanes ran
-/// concurrently.
+/// Checks the memory accesses of one rank. Queues of work are the lanes (streams), the host, and
+/// one queue for each process group's collectives. Operators run immediately, as on a CPU. The
+/// checker examines the order that events would enforce if the lanes ran concurrently.
 ///
-/// Reports two accesses to the same memory that no event orders; freed memory that its lane may
-/// allocate again without having waited for earlier users; and reads of memory that was not written
+/// Faults are: two accesses to the same memory that no event orders; freed memory that its lane may
+/// allocate for a new use without a wait for earlier uses; and reads of memory that was not written
 /// since its allocation. Freed memory is filled with NaN.
 class RaceChecker final : public testing::AllocationWatcher {
  public:
-  /// Sets the current lane, in which all later work runs.
+  /// Sets the current lane (stream). All later work runs in this lane.
   void enter(comm::Lane lane) { lane_ = lane; }
   void note(const std::string& what) { note_ = what; }
   comm::Lane lane() const { return lane_; }
 
   Point record(comm::Lane lane) const;
   void wait(comm::Lane lane, const Point& point);
-  /// Makes the host, and all its later work, wait for the point.
+  /// Makes the host, and everything that it issues later, wait for the point.
   void synchronize(const Point& point);
 
-  /// Records an operator in the current lane.
+  /// Records an operator in the current lane (stream).
   void run(const std::string& name, const std::vector<Range>& reads,
            const std::vector<Range>& writes);
-  /// Records a collective in the queue of its group. The collective begins after the work that the
-  /// current lane has so far. Returns the end of the collective.
+  /// Records a collective in the queue of its process group. The collective begins after all work
+  /// of the current lane. Returns the end of the collective.
   Point collective(const std::string& group, const std::string& name, const std::string& purpose,
                    const std::vector<Range>& reads, const std::vector<Range>& writes);
-  /// Makes the current lane wait for a collective.
+  /// Makes the current lane (stream) wait for a collective.
   void join(const Point& point) { wait(lane_, point); }
 
   void allocated(void* data, std::size_t bytes) override;
   void freed(void* data, std::size_t bytes) override;
-  /// Stops checking allocated and freed memory.
+  /// Makes the checker ignore later allocations and frees of memory.
   void stop() { stopped_ = true; }
 
-  /// The distinct faults, in the order in which they were found.
+  /// Returns the distinct faults, in the order in which the checker found them.
   const std::vector<std::string>& faults() const { return faults_; }
 
  private:
@@ -149,7 +147,7 @@ class RaceChecker final : public testing::AllocationWatcher {
               const std::vector<Range>& writes);
   void report(const MemoryMap::Faults& faults);
 
-  std::recursive_mutex mutex_;  ///< other threads free memory, too
+  std::recursive_mutex mutex_;  ///< for frees by other threads
   comm::Lane lane_ = comm::Lane::kCompute;
   std::string note_;
   std::vector<VectorClock> clocks_;

@@ -14,19 +14,19 @@ namespace {
 
 thread_local RaceChecker* watching = nullptr;
 
-/// Whether the name has one of these parts, which name properties that schemas lack.
+/// Whether an operator's name has one of `parts`. Used for properties that schemas do not tell.
 bool any_in(std::string_view name, std::initializer_list<std::string_view> parts) {
   return std::ranges::any_of(
       parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
 }
 
-/// Whether the operator reads only sizes and types, but no values.
+/// Whether the operator reads no values, only sizes and types.
 bool reads_nothing(std::string_view name) {
   return any_in(name, {"_like", "new_", "empty", "same_size", "size", "stride", "resize_",
                        "requires_grad", "detach_", "set_", "_version", "retain_grad"});
 }
 
-/// Whether the operator writes no values: it allocates, or changes a tensor's memory or flags.
+/// Whether the operator writes no values: it only allocates, or changes a tensor's memory or flags.
 bool writes_nothing(std::string_view name) {
   return any_in(name, {"empty", "resize_", "requires_grad", "detach_", "set_", "retain_grad"});
 }
@@ -67,8 +67,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
     if (changes && !writes_nothing(name)) {
       written.insert(written.end(), tensors.begin(), tensors.end());
     }
-    // In a schema, a view's argument has an alias without a write, an out= argument one with a
-    // write.
+    // In a schema, the input of a view has an alias without a write. An out= argument is written.
     const bool reads =
         changes ? !argument.is_out() && !overwrites(name) : argument.alias_info() == nullptr;
     if (reads && !reads_nothing(name)) {
@@ -79,7 +78,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
   call.writes = memory_of(written);
 }
 
-/// Adds results that are neither arguments nor views of arguments to the written memory.
+/// Adds the memory of new results, which are neither arguments nor views of arguments, to `writes`.
 void look_at_outputs(const at::RecordFunction& function, Call& call) {
   const auto schema = function.operator_schema();
   std::vector<at::Tensor> results;
@@ -122,7 +121,7 @@ std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors) {
         tensor.storage().data() == nullptr) {
       continue;
     }
-    // A wrapped number (a scalar argument) is in host memory.
+    // A number that was passed as a tensor is in host memory.
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       continue;
     }

@@ -12,8 +12,8 @@ namespace tessera::race {
 /// Returns the memory between each tensor's first and last element. Skips tensors without storage.
 std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors);
 
-/// While the object exists, reports what the operators of this thread read and write, derived from
-/// their schemas, to the checker. Views read and write nothing.
+/// While the object exists, reports to the checker what each operator of this thread reads and
+/// writes, according to its schema. Views read and write nothing.
 class OperatorWatch {
  public:
   explicit OperatorWatch(RaceChecker& checker);
@@ -25,8 +25,8 @@ class OperatorWatch {
   std::uint64_t callback_;
 };
 
-/// While the object exists, operators are not reported. Used for operators inside a CPU back end,
-/// which do not run on a device's lanes.
+/// While the object exists, no operators are reported: the operators inside a CPU back end would
+/// not exist on a device.
 class OperatorPause {
  public:
   OperatorPause();

@@ -22,13 +22,13 @@
 namespace tessera::race {
 namespace {
 
-// Training runs under the race checker.
+// The following training runs are checked for races.
 
-/// With this number of steps, FSDP gathers and reduces in all its ways: in the first step, no order
-/// for prefetching is known; the second step waits for an optimizer step.
+/// Enough steps to test all code of FSDP: the first step knows no order for prefetching, and the
+/// second step waits for the optimizer's step.
 constexpr int kSteps = 3;
 
-/// A training run that uses lanes in a particular way.
+/// A training run that uses lanes (streams) in some way.
 struct Scenario {
   std::string name;
   int ranks;
@@ -40,10 +40,10 @@ struct Scenario {
   *out << scenario.name;
 }
 
-/// The faults that the checkers of all ranks have found.
+/// What the RaceCheckers of all ranks have found.
 struct Findings {
   std::vector<std::string> faults;
-  std::set<Site> sites;  ///< places of waits that were reached
+  std::set<Site> sites;  ///< the waits in this run
 };
 
 using fsdp::Options;
@@ -60,7 +60,7 @@ void update(optim::AdamW& optimizer) {
   optimizer.zero_grad();
 }
 
-/// Runs kSteps steps of some micro-batches. `between` is called before each micro-batch.
+/// Runs kSteps steps of several micro-batches. Calls `between` before each micro-batch.
 void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
            const std::function<void(int)>& between = {}) {
   optim::AdamW optimizer(model, {});
@@ -123,7 +123,7 @@ void gather_by_hand(CheckedRank& rank) {
     (*model.blocks[0])(uniform_values({2, fsdp::kDim}, 1));
     fsdp::reshard(*model.blocks[0]);
     const fsdp::UnshardScope unsharded(*model.blocks[1]);
-    fsdp::start_unshard(*model.blocks[2]);  // is gathered, but not used
+    fsdp::start_unshard(*model.blocks[2]);  // a gather without a use
     fsdp::reshard(*model.blocks[2]);
   });
 }
@@ -133,7 +133,7 @@ void follow_an_event(CheckedRank& rank) {
   optim::AdamW optimizer(model, {});
   for (int step = 0; step < kSteps; ++step) {
     fsdp::local_loss(model, rank.rank(), step).backward();
-    // The optimizer runs on another lane than forward and backward.
+    // The optimizer runs on the reduce-scatter stream, not on the compute stream.
     rank.streams().order(comm::Lane::kCompute, comm::Lane::kReduceScatter);
     {
       const comm::LaneScope lane(rank.streams(), comm::Lane::kReduceScatter);
@@ -143,7 +143,7 @@ void follow_an_event(CheckedRank& rank) {
   }
 }
 
-/// Options of a Llama training that are off by default.
+/// Options for the training of a Llama, off by default.
 struct LlamaTraining {
   fsdp::Options options{};
   bool recomputes = false, has_adapters = false, by_muon = false, scales = false;
@@ -195,7 +195,7 @@ std::function<void(CheckedRank&)> llama_training(const LlamaTraining& how) {
   };
 }
 
-/// Attention over a sequence that is split over ranks: (tokens, 8) -> (tokens, 8).
+/// Attention over sharded sequences, which maps (tokens, 8) to (tokens, 8).
 struct SplitMixer : nn::Module<SplitMixer> {
   explicit SplitMixer(const DeviceMesh& mesh) : split_(mesh) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -226,8 +226,8 @@ void split_sequences(CheckedRank& rank) {
   }
 }
 
-/// Training runs of models like the trainer's: with tensor parallelism, recomputation, adapters,
-/// Muon, loss scaling, and split sequences.
+/// Training runs like those of llama_train: with tensor parallelism, recomputation, LoRA, Muon,
+/// loss scaling, and context parallelism.
 std::vector<Scenario> llama_scenarios() {
   const fsdp::Options offload{.offload_policy = fsdp::OffloadPolicy{}};
   return {{"TensorParallel", 4, llama_training({})},
@@ -283,7 +283,7 @@ const std::vector<Scenario>& scenarios() {
   return all;
 }
 
-/// Runs a scenario under the checker, without the waits at `left_out` (see CheckedStreams).
+/// Runs a scenario under the checker, without the waits at the site `left_out`.
 Findings check(const Scenario& scenario, const Site& left_out = {}) {
   Findings findings;
   std::mutex mutex;
@@ -298,7 +298,7 @@ Findings check(const Scenario& scenario, const Site& left_out = {}) {
   return findings;
 }
 
-// Training runs may not use memory too early or too late in any possible order of the lanes.
+// The memory accesses of training runs must be ordered by events.
 
 class CheckedTraining : public ::testing::TestWithParam<Scenario> {};
 
@@ -310,22 +310,22 @@ TEST_P(CheckedTraining, HasNoRace) {
 INSTANTIATE_TEST_SUITE_P(Ways, CheckedTraining, ::testing::ValuesIn(scenarios()),
                          [](const auto& info) { return info.param.name; });
 
-// Ignores each wait in the library's code in turn: the checker must then find a fault.
+// If any single wait of the library's code is ignored, the checker must find a fault.
 
-/// Waits that can be ignored without a fault in these tests, with the reason.
+/// Waits without which these tests find no fault, with the reason.
 const std::map<Site, std::string> kSurvivors{
-    // On a CPU, the host adds up offloaded gradients in the lane that has computed them. The test
-    // Offload.AddsGradientsAndCallsHooksOnceTheHostHasWaited covers this wait.
+    // On a CPU, offloaded gradients are added without a copy to the host. This wait is tested by
+    // Offload.AddsGradientsAndCallsHooksOnceTheHostHasWaited.
     {"tessera::fsdp::CommContext::settle: the host after compute", "no copy to the host"}};
 
-/// Whether the library has this wait. Scenarios have waits of their own.
+/// Whether a wait is in the library's code, not in the code of a scenario.
 bool is_of_library(const Site& site) {
   return site.starts_with("tessera::");
 }
 
 struct Mutation {
-  std::vector<const Scenario*> passes;  ///< the scenarios that reach the wait
-  std::string found;                    ///< the scenario that found a fault, and the first fault
+  std::vector<const Scenario*> passes;  ///< scenarios with this wait
+  std::string found;                    ///< the first fault, with its scenario
 };
 
 std::map<Site, Mutation> all_mutations() {
@@ -365,13 +365,13 @@ TEST(Mutations, AreAllFound) {
   EXPECT_TRUE(survivors.empty()) << fmt::format("{}", survivors.size()) << " survive";
 }
 
-// Faults that do not occur in the training runs. Mutations.AreAllFound shows that the checker finds
-// accesses that no event orders, and CheckedTraining that it accepts ordered ones.
+// The following tests make faults that no training run has. Mutations.AreAllFound tests that the
+// checker finds accesses without an order, and CheckedTraining that it accepts ordered accesses.
 
 using comm::Lane;
 using comm::LaneScope;
 
-/// Returns the faults of `work` on one rank.
+/// Returns the faults that the checker finds in `work` on one rank.
 std::vector<std::string> faults_of(const std::function<void(CheckedRank&)>& work) {
   std::vector<std::string> faults;
   RunRanks(1, [&](Rank& rank) {

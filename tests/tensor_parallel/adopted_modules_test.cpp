@@ -1,5 +1,5 @@
-// Tests libtorch modules in nn::Hooked under plans and FSDP, and parameters that no style of their
-// own module places, since no plan entry names the module or it is a container.
+// Tests libtorch modules (in nn::Hooked) under tensor-parallel plans and FSDP, and parameters of
+// modules that no plan entry names.
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -27,7 +27,7 @@ StylePtr placed(std::vector<std::pair<std::string, Placement>> placements) {
   return place_parameters(std::move(placements));
 }
 
-/// The loss and the gradients of the libtorch module on one rank.
+/// Returns the loss and the gradients of the libtorch module on one rank.
 struct Expected {
   double loss = 0;
   std::vector<at::Tensor> gradients;
@@ -49,7 +49,7 @@ Expected of_libtorch(const std::shared_ptr<M>& module, const at::Tensor& x) {
   return expected;
 }
 
-/// Compares `make`'s module under a plan with libtorch's. "dp" shards dimension `rows_dim` of x.
+/// Compares a module under a plan with libtorch on one rank. "dp" shards dimension `rows_dim` of x.
 template <class Make>
 void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows_dim,
                         const ParallelizePlan& plan) {
@@ -130,7 +130,7 @@ TEST(Adopted, AParameterOfTheClassItselfTrainsIfItsMemberIsNamed) {
   });
 }
 
-/// The libtorch module must not keep the whole parameter in memory.
+/// After fully_shard(), the libtorch module must have only this rank's shards in memory.
 TEST_ON_RANKS(Adopted, TheModuleItselfHasTheShards, 2) {
   const auto module = std::make_shared<testing::TorchMlp>();
   const at::Tensor before = module->up->weight;
@@ -147,8 +147,8 @@ using HookedLinear = nn::Hooked<torch::nn::Linear>;
 using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
 using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
 
-/// A bias must be added once, since three times a third of it would be rounded. After the call the
-/// libtorch module has its bias again.
+/// One of three ranks must add the whole bias, because a third of the bias would be rounded. After
+/// the call, the libtorch module must have its bias.
 TEST_ON_RANKS(StockModules, HaveTheirBiasAddedOnce, 3) {
   HookedLinear linear(6, 2);
   linear.held().weight.detach().zero_();
@@ -210,7 +210,7 @@ struct ScaledBlock : nn::Module<ScaledBlock> {
   nn::Parameter scale;
 };
 
-/// Maps (patches, dim) to a loss: puts a class token and two registers in front, adds positions.
+/// Maps (patches, dim) to a loss. Adds a class token and two registers in front, and positions.
 struct Encoder : nn::Module<Encoder> {
   Encoder() {
     token = register_slot("token", {1, kDim});
@@ -254,7 +254,7 @@ TEST(OwnParameters, MayBePlacedByAnEntryNextToEntriesOfModulesBelow) {
     RunRanks(ranks, [](Rank& rank) {
       Encoder model;
       ParallelizePlan styles = plan();
-      // Before and behind the entries of modules below: the order does not matter.
+      // The order of plan entries must not matter.
       styles.insert(styles.begin(), {"", place_parameters({{"positions", Shard{0}}})});
       styles.push_back({"blocks.*", place_parameters()});
       parallelize_module(model, rank.mesh({rank.size()}, {"tp"}), styles);

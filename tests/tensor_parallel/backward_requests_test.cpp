@@ -1,6 +1,6 @@
-// Random sequences of requests for gradients: whole backwards, backwards with inputs,
+// Tests random sequences of gradient requests: backward(), backward() of some inputs,
 // autograd::grad, retained graphs, nested backwards, hooks and accumulation. Under tensor
-// parallelism, FSDP and both, the gradients equal those of one rank.
+// parallelism and FSDP, the gradients must equal those of one rank.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -20,12 +20,12 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// 5 tokens and 7 features, which 2 ranks don't divide.
+/// 5 tokens and 7 features give 2 ranks uneven shards.
 constexpr std::int64_t kTokens = 5, kDim = 8, kFeatures = 7;
 
 struct Net;
 
-/// Recomputes the MLP in backward, with a nested backward.
+/// An autograd function that recomputes the MLP in backward, by a nested backward.
 struct Tiled : torch::autograd::Function<Tiled> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, Net* net);
   static variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -37,7 +37,7 @@ struct Net : nn::Module<Net> {
     gain = register_slot("gain", at::ones({kDim}));
     nn::apply_lora(*this, {.rank = 2, .alpha = 2, .targets = {"up"}});
     for (const auto& [name, slot] : named_slots()) {
-      slot->get().requires_grad_();  // apply_lora froze them
+      slot->get().requires_grad_();  // apply_lora() froze weights
     }
     testing::fill(*this);
   }
@@ -52,7 +52,7 @@ struct Net : nn::Module<Net> {
 
   nn::Child<nn::RMSNorm> norm{*this, "norm", kDim};
   nn::Child<nn::Linear> up{*this, "up", kDim, kFeatures}, down{*this, "down", kFeatures, kDim};
-  nn::Parameter gain;  ///< has no entry in the plan
+  nn::Parameter gain;  ///< no plan entry names `gain`
   bool tiled = false;
   std::function<void(const at::Tensor& hidden)> watch;
 };
@@ -78,7 +78,7 @@ ParallelizePlan plan() {
           {"down", rowwise_parallel({.output_layouts = Shard{0}})}};
 }
 
-/// Random requests to a model: on one rank with the batches of all dp ranks, or on a mesh.
+/// Makes random gradient requests, on a mesh or on one rank with the batches of all dp ranks.
 class Walk {
  public:
   Walk(Net& net, std::vector<int> batches, bool nests_anywhere)
@@ -89,7 +89,7 @@ class Walk {
     }
   }
 
-  /// The gradients, in order. Undefined tensors stand for no gradient.
+  /// Returns the gradients of all requests. An undefined tensor means that there is no gradient.
   std::vector<at::Tensor> run(unsigned seed) {
     random_.seed(seed);
     add_hooks();
@@ -116,8 +116,8 @@ class Walk {
     found_.push_back(tensor.defined() ? full_tensor(tensor.detach()).clone() : at::Tensor());
   }
 
-  /// Records the sums of the gradients that hooks receive: the number of calls may differ between
-  /// ranks.
+  /// Adds hooks that sum the gradients that they receive. Only the sum must be equal on one rank
+  /// and on the mesh, not the number of calls.
   void add_hooks() {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const auto see = [this, i](const at::Tensor& gradient) {
@@ -132,7 +132,7 @@ class Walk {
           return gradient * 2;
         });
       } else if (kind == 1) {
-        // Uses up the gradient, like an optimizer that steps in backward.
+        // Drops the gradient, like an optimizer that steps in backward.
         testing::after_accumulation(parameters_[i], [see](const at::Tensor& leaf) {
           see(leaf.grad());
           leaf.mutable_grad() = at::Tensor();
@@ -160,7 +160,7 @@ class Walk {
   }
 
   void backward(const at::Tensor& of, bool retain) {
-    // The parameters of a tiled MLP are in no graph until backward.
+    // A request must not name the parameters of a tiled MLP, which are not in the graph.
     switch (net_.tiled ? 0 : draw(3)) {
       case 0:
         return of.backward({}, retain);
@@ -176,7 +176,7 @@ class Walk {
 
   void request(int step) {
     switch (draw(4)) {
-      case 0: {  // a backward within that of another graph
+      case 0: {  // a nested backward
         const at::Tensor inner = loss(step + 1);
         const auto done = std::make_shared<bool>(false);
         const auto nest_at = [inner, done](const at::Tensor& tensor) {
@@ -189,7 +189,7 @@ class Walk {
         };
         if (chance(2)) {
           const at::Tensor outer = loss(step);
-          nest_at(outer);  // before the backward of any FSDP unit
+          nest_at(outer);  // nested before the backward of any unit
           return outer.backward();
         }
         net_.watch = nest_at;
@@ -197,12 +197,12 @@ class Walk {
         net_.watch = nullptr;
         return outer.backward();
       }
-      case 1: {  // one graph, two backwards
+      case 1: {  // two backwards of one graph
         const at::Tensor of = loss(step);
         backward(of, /*retain=*/true);
         return backward(of, /*retain=*/false);
       }
-      case 2:  // two graphs
+      case 2:  // one backward of two graphs
         return backward(loss(step) + loss(step + 1), /*retain=*/false);
       default:
         return backward(loss(step), /*retain=*/false);
@@ -214,7 +214,7 @@ class Walk {
   bool nests_anywhere_;
   std::mt19937 random_;
   variable_list parameters_;
-  variable_list seen_;  ///< the sum of the gradients that each parameter's hook received
+  variable_list seen_;  ///< for each parameter, the sum in its hook
   std::vector<at::Tensor> found_;
 };
 

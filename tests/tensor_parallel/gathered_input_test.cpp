@@ -1,4 +1,4 @@
-// Column-wise products do not save their gathered input: backward gathers it again, also in fp8.
+// Tests column-wise products whose backward gathers the input instead of saving it, also in fp8.
 
 #include <torch/csrc/autograd/autograd.h>
 
@@ -22,8 +22,8 @@ at::Tensor split_leaf(const at::Tensor& value, const DeviceMesh& mesh) {
   return testing::leaf_on(mesh, value, {Shard{0}});
 }
 
-/// This rank's part of a block's output, of the gradient of its input, and of the gradients of the
-/// parameters, after two micro-batches.
+/// Returns local tensors after two micro-batches: a block's output, the gradient of the block's
+/// input, and the gradients of the parameters.
 std::vector<at::Tensor> results_of_block(Rank& rank, bool regather,
                                          const testing::SmallLlamaConfig& config,
                                          at::ScalarType type) {
@@ -45,7 +45,7 @@ std::vector<at::Tensor> results_of_block(Rank& rank, bool regather,
   return results;
 }
 
-// In bf16 a bias that is added after its product would be rounded again.
+// In bf16, a bias must be added before the product is rounded, not afterwards.
 TEST(GatheredInput, HasTheResultsOfASavedInput) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const auto& [ranks, bias, together] : {std::tuple(2, false, false),
@@ -63,8 +63,8 @@ TEST(GatheredInput, HasTheResultsOfASavedInput) {
   }
 }
 
-// A block has two gathered inputs. Without regather the block saves them whole. With regather it
-// saves not even their shards, which a norm recomputes, only a copy of the norm's weight.
+// A block gathers two inputs. By default, the block saves both. With `regather`, the block saves
+// only a copy of each norm's weight, because backward recomputes the norm and gathers its result.
 TEST(GatheredInput, SavesAtMostItsShard) {
   constexpr std::int64_t kTokens = 16, kRanks = 4;
   const testing::SmallLlamaConfig config{.dim = 32, .inner = 32, .hidden = 64};
@@ -73,7 +73,7 @@ TEST(GatheredInput, SavesAtMostItsShard) {
       testing::Filled<testing::LlamaBlock> block(config);
       parallelize_module(block, mesh, testing::plan_of_block(regather));
       const at::Tensor x = split_leaf(uniform_values({kTokens, config.dim}, 0.2), mesh);
-      block(x);  // allocates what later calls reuse
+      block(x);  // allocates memory that is reused later
       const testing::MemoryScope memory;
       const at::Tensor y = block(x);
       return memory.bytes();
@@ -90,7 +90,7 @@ void parallelize_mixer(testing::Mixer& mixer, const DeviceMesh& mesh) {
                       {"o", rowwise_parallel()}});
 }
 
-/// The parameter: whether the products are one autograd function, or one each.
+/// The test parameter: whether one autograd function computes all products.
 class GatheredInputOfSeveral : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Together, GatheredInputOfSeveral, ::testing::Bool());
 
@@ -113,7 +113,7 @@ TEST_P(GatheredInputOfSeveral, IsGatheredOnceAndReducedBeforeTheWeightsGradients
   });
 }
 
-// The recomputation gathers the input, so that backward does not gather it a second time.
+// Activation checkpointing gathers the input in the recomputation, so backward must not.
 TEST_P(GatheredInputOfSeveral, IsTakenFromTheRecomputationOfActivationCheckpointing) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     std::vector<std::vector<at::Tensor>> results;
@@ -132,8 +132,7 @@ TEST_P(GatheredInputOfSeveral, IsTakenFromTheRecomputationOfActivationCheckpoint
           [&](const at::Tensor&) { reduced = sent.calls("tp", "reduce_scatter"); });
       y.square().sum().backward();
       EXPECT_EQ(sent.calls("tp", "all_gather"), 1);
-      EXPECT_EQ(reduced,
-                sent.calls("tp", "reduce_scatter"));  // starts before the weight's gradient
+      EXPECT_EQ(reduced, sent.calls("tp", "reduce_scatter"));  // has begun by now
       results.push_back({local_tensor(x.grad())});
       for (const auto& [name, slot] : mixer.named_slots()) {
         results.back().push_back(local_tensor(slot->get().grad()));
@@ -158,7 +157,7 @@ TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
     const at::Tensor of_q_bias = local_tensor(mixer.q->bias->grad()).clone();
     EXPECT_FALSE(mixer.q->weight->grad().defined());
     EXPECT_FALSE(mixer.k->bias->grad().defined());
-    // For the gradient of the input alone, nothing is gathered.
+    // A gradient of the input alone needs no gather.
     const Sent sent(rank);
     const at::Tensor alone = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0];
     EXPECT_EQ(sent.calls("tp", "all_gather"), 0);
@@ -166,8 +165,8 @@ TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
     loss.backward();
     EXPECT_TRUE(local_tensor(x.grad()).equal(of_x.mul(2)));
     EXPECT_TRUE(local_tensor(mixer.q->bias->grad()).equal(of_q_bias.mul(2)));
-    // The second product is added as it is computed, so it is rounded differently than a sum of
-    // two.
+    // The second product is added in place to the first gradient, so it is rounded differently than
+    // a sum of two products.
     EXPECT_TRUE(local_tensor(mixer.k->weight->grad()).allclose(of_k.mul(2), 1e-5, 1e-6));
   });
 }
@@ -181,7 +180,7 @@ TEST(GatheredInput, TakesTheTermsOfSeveralProductsAsTheyAreComputed) {
     const testing::AddedTerms counted;
     DistributedTensor(block(x)).to_local().square().sum().backward();
   });
-  // On each rank two of query, key and value, and one of gate and up.
+  // Each of 2 ranks adds two products of query, key and value, and one of gate and up.
   EXPECT_EQ(testing::AddedTerms::products(), 2 * 3);
 }
 
@@ -227,7 +226,7 @@ struct ConvertedBlock : testing::Filled<testing::LlamaBlock> {
   }
 };
 
-/// The result and the gradients of x and the parameters.
+/// Returns the result and the gradients of x and of the parameters.
 template <class Forward>
 Tensors step(testing::LlamaBlock& block, const at::Tensor& x, Forward&& whole) {
   const at::Tensor y = block(x);
@@ -252,7 +251,7 @@ double relative_error(const at::Tensor& a, const at::Tensor& b) {
   return (a - b).norm().item<double>() / b.norm().item<double>();
 }
 
-/// fp32's own error without fp8 is 1e-6; the error of eight bits against fp32 is above 1e-2.
+/// Without fp8, the error against fp32 is 1e-6; with fp8, above 1e-2.
 TEST(Fp8UnderTensorParallelism, HasTheResultsOfOneRank) {
   const Tensors expected = step_alone();
   for (const int ranks : {2, 4}) {
@@ -280,7 +279,7 @@ TEST(Fp8UnderTensorParallelism, IsInEightBits) {
   EXPECT_LT(relative_error(found.back(), expected.back()), 1e-1);
 }
 
-/// Each of the two heads is computed on two of four ranks.
+/// There are two heads and four ranks. Two ranks compute each head.
 TEST(Fp8UnderTensorParallelism, ComputesReplicatedHeads) {
   const at::Tensor x = uniform_values({6, 16}, 0.2);
   RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {

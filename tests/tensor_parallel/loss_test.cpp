@@ -72,7 +72,7 @@ at::Tensor mesh_targets() {
   return targets;
 }
 
-/// The loss of the whole logits; with Reduction::None, weighted by `of_row`.
+/// Returns the loss of whole logits. With Reduction::None, the losses are multiplied by `of_row`.
 Expected loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& of_row) {
   const at::Tensor leaf = mesh_logits().requires_grad_();
   const at::Tensor targets = mesh_targets();
@@ -89,7 +89,7 @@ Expected loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& 
 
 struct MeshCase {
   std::vector<std::int64_t> mesh;
-  Placements logits, targets;  ///< empty for targets: they are plain
+  Placements logits, targets;  ///< if `targets` is empty, the targets are plain
 };
 
 void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
@@ -116,14 +116,13 @@ void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
 
 TEST(LossOnMeshes, EqualsTheLossOfOneRank) {
   const Placement r = Replicate{}, s0 = Shard{0}, s1 = Shard{1};
-  const std::vector<MeshCase> cases{
-      {{2, 2}, {s0, s1}, {}},       {{2, 2}, {s0, s1}, {s0, r}},
-      {{2, 2}, {s0, s1}, {r, s0}},  // targets of other rows than the logits
-      {{2, 2}, {s1, s0}, {}},       {{2, 2}, {s1, s1}, {}},
-      {{2, 2}, {s0, s0}, {s0, s0}}, {{2, 2}, {r, s1}, {}},
-      {{2, 2}, {r, s1}, {r, r}},    {{2, 2}, {r, s1}, {s0, s0}},  // gathers the targets
-      {{2, 2}, {r, r}, {}},         {{1, 4}, {s0, s1}, {}},
-      {{3, 1}, {s0, s1}, {}},       {{2, 3}, {s1, s1}, {}}};  // a rank without columns
+  const std::vector<MeshCase> cases{{{2, 2}, {s0, s1}, {}},       {{2, 2}, {s0, s1}, {s0, r}},
+                                    {{2, 2}, {s0, s1}, {r, s0}},  // other rows than the logits
+                                    {{2, 2}, {s1, s0}, {}},       {{2, 2}, {s1, s1}, {}},
+                                    {{2, 2}, {s0, s0}, {s0, s0}}, {{2, 2}, {r, s1}, {}},
+                                    {{2, 2}, {r, s1}, {r, r}},    {{2, 2}, {r, s1}, {s0, s0}},
+                                    {{2, 2}, {r, r}, {}},         {{1, 4}, {s0, s1}, {}},
+                                    {{3, 1}, {s0, s1}, {}},       {{2, 3}, {s1, s1}, {}}};
   for (const MeshCase& param : cases) {
     RunRanks(testing::ranks_of(param.mesh), [&](Rank& rank) {
       for (const CrossEntropyOptions& options :
@@ -138,15 +137,15 @@ TEST(LossOnMeshes, EqualsTheLossOfOneRank) {
   }
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     const at::Tensor targets = mesh_targets();
-    targets.narrow(0, 4, 3).fill_(-100);  // the second rank has no token that counts
+    targets.narrow(0, 4, 3).fill_(-100);  // on the second rank, no target counts
     const at::Tensor logits = distribute_tensor(mesh_logits(), mesh, {Shard{0}}).tensor();
     const at::Tensor expected = cross_entropy(mesh_logits(), targets);
     EXPECT_TRUE(cross_entropy(logits, targets).allclose(expected, 0, 1e-12));
   });
 }
 
-// All ranks refuse plain targets with the same message. Only the ranks that have a wrong
-// distributed target refuse it.
+// A wrong plain target must give equal errors on all ranks. A wrong distributed target must give an
+// error only on the ranks that have the target.
 TEST(LossOnMeshes, EndsEveryRankForATargetInTheRowsOfOne) {
   for (const bool distributed : {false, true}) {
     const auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
@@ -193,10 +192,10 @@ at::Tensor head_targets() {
   return targets;
 }
 
-/// The loss, and the whole gradients of the hidden states and of the weight.
+/// The loss, and the whole gradients of the hidden states and of the weight of the head.
 using HeadAnswer = std::vector<at::Tensor>;
 
-/// The loss of whole logits, with the gradients of `factor` times the loss.
+/// Returns the loss of whole logits, and the gradients of `factor` times the loss.
 HeadAnswer of_whole_logits(const CrossEntropyOptions& options, double factor = 1) {
   const at::Tensor hidden = head_hidden().requires_grad_();
   const at::Tensor weight = head_weight().requires_grad_();
@@ -245,7 +244,7 @@ TEST(LinearCrossEntropy, GivesGradientsAgainAndOnlyRequestedOnes) {
   loss.backward({}, /*retain_graph=*/true);
   loss.backward();
   EXPECT_TRUE(weight.grad().allclose(of_whole_logits({})[2].mul(2), 1e-12, 1e-12));
-  // The loss of each row has no gradient.
+  // With Reduction::None, linear_cross_entropy() has no gradient.
   const c10::NoGradGuard no_grad;
   const CrossEntropyOptions rows{.reduction = at::Reduction::None};
   const at::Tensor losses = linear_cross_entropy(head_hidden(), head_weight(), head_targets(),
@@ -255,7 +254,7 @@ TEST(LinearCrossEntropy, GivesGradientsAgainAndOnlyRequestedOnes) {
   EXPECT_TRUE(losses.allclose(expected, 1e-12, 1e-12));
 }
 
-/// Gradients of a scaled loss, in fp16 and bf16, err by no more than the type's rounding.
+/// In fp16 and bf16, the gradients of a scaled loss may differ only by the type's rounding.
 TEST(LinearCrossEntropy, InHalfRoundsNoMoreThanTheTypeDoes) {
   constexpr double kFactor = 1.0 / 3;
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
@@ -273,7 +272,7 @@ TEST(LinearCrossEntropy, InHalfRoundsNoMoreThanTheTypeDoes) {
   });
 }
 
-// A bf16 sum does not change if the added term is less than half of the sum's last bit.
+// A sum in bf16 would stop growing when a term is less than half of the sum's last bit.
 TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
   const auto gradient_of = [](std::int64_t tokens, std::int64_t chunks) {
     const at::Tensor hidden = at::ones({tokens, 2}, at::kBFloat16);
@@ -285,13 +284,13 @@ TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
   };
   const at::Tensor gradient = gradient_of(1000, 1000);
   EXPECT_EQ(gradient[1][0].item<double>(), 250);
-  EXPECT_EQ(gradient[0][0].item<double>(), -752);  // bf16's nearest to -750
+  EXPECT_EQ(gradient[0][0].item<double>(), -752);  // the bf16 number next to -750
   for (const std::int64_t chunks : {1, 2, 7, 16, 64}) {
     EXPECT_EQ(gradient_of(64, chunks)[1][0].item<double>(), 16) << chunks;
   }
 }
 
-/// The head of a 1B model and its loss on a GPU, without values.
+/// Measures the memory of the head and the loss of a 1B model on a GPU, without computing values.
 TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
   constexpr std::int64_t kVocabulary = 128256, kTokens = 16384, kFeatures = 2048;
   double flops = 0;
@@ -313,12 +312,12 @@ TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
     EXPECT_EQ(weight.grad().scalar_type(), at::kBFloat16);
     return memory.peak();
   };
-  // The limit is the weight's gradient in fp32, and the logits of a chunk or the gradient in bf16.
-  // The chunks are those of llama_train.
+  // The limit is the sum of the weight's fp32 gradient and a chunk's logits (or the bf16 gradient).
+  // llama_train uses these chunks.
   const LinearCrossEntropyOptions parts{.chunk_bytes = std::int64_t{640} << 20};
   EXPECT_LT(peak([&] { return linear_cross_entropy(hidden, weight, targets, parts); }),
             1'750'000'000);
-  // Three products with all tokens, in chunks of 2048 tokens.
+  // Each token takes part in three products. A product is computed for 2048 tokens at a time.
   EXPECT_EQ(flops, 3 * 2.0 * kTokens * kVocabulary * kFeatures);
   EXPECT_EQ(products, 3 * kTokens / 2048);
   EXPECT_GT(peak([&] { return cross_entropy(at::linear(hidden, weight), targets); }),

@@ -1,5 +1,5 @@
-// Tests blocks under plans that modules declare, that functions make, or that include LoRA. Whole
-// models under one plan are in tests/fuzz.
+// Tests blocks under plans that modules declare or functions return, and plans for LoRA. tests/fuzz
+// tests whole models under one plan.
 
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/random.h"
@@ -53,7 +53,7 @@ TEST(DeclaredPlan, NamesModulesFromTheRoot) {
   EXPECT_ERROR(parallelize_module(undeclared, mesh), "no plan", "DeclaresPlan");
 }
 
-// A module without tensor parallelism stands between sharded sequences: 7 tokens on 3 ranks.
+// A module without tensor parallelism, whose input and output are sharded: 7 tokens on 3 ranks.
 TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsItsResult) {
   testing::Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({7, 4}, 0.1);
@@ -85,7 +85,7 @@ struct BlockCase {
   bool gated = false;
 };
 
-/// A norm, attention, and an MLP whose width 2 and 3 ranks do not divide.
+/// A block of a norm, attention, and an MLP whose width is not a multiple of 2 or 3 ranks.
 struct OneBlock final : nn::Module<OneBlock> {
   explicit OneBlock(const BlockCase& c) : options(c) {
     norm = register_module("norm", std::make_shared<nn::LayerNorm>(kHidden));
@@ -192,8 +192,8 @@ constexpr std::int64_t kLoraRows = 8;
 const nn::LoraOptions kAdapters{
     .rank = 3, .alpha = 6, .targets = {"gate_up", "down"}, .dropout = 0.25};
 
-/// A fused Linear to 10 features and a Linear back to 6, with LoRA adapters. 4 ranks divide neither
-/// 10 nor 6.
+/// A fused Linear to 10 features and a Linear to 6 features, with LoRA adapters. Neither size is a
+/// multiple of 4 ranks.
 struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   at::Tensor forward(const at::Tensor& x) {
     const std::vector<at::Tensor> parts = gate_up->split((*gate_up)(x));
@@ -204,7 +204,7 @@ struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   nn::Child<nn::Linear> down{*this, "down", 10, 6}, head{*this, "head", 6, 5};
 };
 
-/// Fills the adapters, whose B is initialized to zero.
+/// Sets values of the adapters, because B is 0 after initialization.
 void fill_adapters(nn::ModuleBase& model) {
   const c10::NoGradGuard no_grad;
   for (const auto& [name, slot] : nn::lora_slots(model)) {
@@ -221,7 +221,7 @@ void fill_adapters(nn::ModuleBase& model) {
   }
 }
 
-/// Takes two steps on this rank's rows. Returns the gathered values of the adapters.
+/// Takes two steps on this rank's rows. Returns the whole values of the adapters.
 std::vector<at::Tensor> train(AdaptedBlock& model, std::int64_t part, std::int64_t parts) {
   manual_seed(11);
   optim::Sgd optimizer(model, {.lr = 0.5});
@@ -254,7 +254,7 @@ std::shared_ptr<AdaptedBlock> adapted_on(const DeviceMesh& mesh) {
 TEST(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
   at::Tensor initial, merged;
   std::vector<at::Tensor> expected;
-  // On one rank FSDP only makes dropout draw by the element.
+  // FSDP on one rank makes dropout draw each random number by the element's index.
   RunRanks(1, [&](Rank& rank) {
     AdaptedBlock alone;
     nn::apply_lora(alone, kAdapters);
@@ -289,8 +289,8 @@ TEST_ON_MESH(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding
   const auto model = adapted_on(mesh);
   const Sent sent(rank);
   (*model)(uniform_values({2, 6}, 0.2)).sum().backward();
-  // On one of 2 ranks, A and B of gate_up have 2 rows of 6 and 10 of 3 numbers, those of down 2 of
-  // 10 and 3 of 3. Each shard is padded to 64 bytes, 16 numbers.
+  // On one of 2 ranks, gate_up has 2 x 6 numbers of A and 10 x 3 of B; down has 2 x 10 of A and 3 x
+  // 3 of B. Each shard is padded to 16 numbers.
   EXPECT_EQ(sent.of("dp", "reduce_scatter").bytes, 4 * 2 * (16 + 32 + 32 + 16));
   EXPECT_ERROR(nn::apply_lora(*model, {.targets = {"head"}}), "'head'", "distributed already",
                "before parallelize_module");

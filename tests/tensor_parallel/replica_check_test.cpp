@@ -1,5 +1,5 @@
-// The ranks must have equal replicated parameters, equal plain inputs, and parts of the same split
-// parameters.
+// Tests the checks that replicated parameters and plain inputs are equal on all ranks, and that
+// shards belong to one parameter.
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
@@ -19,7 +19,7 @@ using testing::ErrorsOfRanks;
 using testing::fill;
 using testing::Filled;
 
-/// Each of 4 heads of 2 features has its own norm, all with one weight, as QK-norm in attention.
+/// Like QK-norm in attention, one norm is applied to each of 4 heads of 2 features.
 struct NormedHeads : nn::Module<NormedHeads> {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor heads = (*q)(x).view({x.size(0), -1, 2});
@@ -59,7 +59,7 @@ at::Tensor tokens() {
   return uniform_values({5, 8}, 0.5);
 }
 
-/// Declares that a plain input is this rank's part of the tokens.
+/// A plan entry: the plain input of a module is this rank's shard of the tokens.
 StylePtr takes_parts() {
   return prepare_module_input({.input_layouts = {Shard{0}}, .desired_input_layouts = {Shard{0}}});
 }
@@ -70,10 +70,10 @@ TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
   const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
     Filled<nn::RMSNorm> norm(4);
     parallelize_module(norm, rank.mesh({3}, {"tp"}), {{"", takes_parts()}});
-    const at::Tensor y = norm(x.chunk(3)[static_cast<std::size_t>(rank.rank())]);  // 3, 3, 2
+    const at::Tensor y = norm(x.chunk(3)[static_cast<std::size_t>(rank.rank())]);  // 3, 3, 2 rows
     EXPECT_EQ(y.sizes(), x.sizes());
     EXPECT_TRUE(full_tensor(y).allclose(alone(x).detach()));
-    norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));  // not the sizes of torch.chunk
+    norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));  // torch.chunk gives other sizes
   });
   EXPECT_CONTAINS(errors, "the root module", "[Shard(0)]", "[2, 3, 3]", "[3, 3, 2]");
 }
@@ -104,7 +104,7 @@ TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
       const c10::NoGradGuard none;
       model(tokens());
     }
-    // Data-parallel ranks may differ, ranks of one tp group may not.
+    // Inputs may differ between data-parallel ranks, but not between the ranks of a tp group.
     model(tokens() + static_cast<double>(mesh.local_rank("dp")));
     model(tokens() + of_rank);
     parallelize_module(other, mesh["tp"], plan_of_heads());
@@ -133,7 +133,7 @@ struct MasksItsHeads : nn::Module<MasksItsHeads> {
   nn::Child<nn::Linear> q{*this, "q", 8, 8};
 };
 
-/// Gives each rank another gradient of a tensor that all ranks compute alike.
+/// A style with a fault: each rank multiplies the gradient of a replicated tensor differently.
 class ScalesGradients final : public ParallelStyle {
  public:
   std::string name() const override { return "scales_gradients"; }
@@ -152,7 +152,7 @@ void step_with_scaled_gradients(nn::RMSNorm& norm) {
   norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
 }
 
-/// Ranks that differ in something that only TESSERA_DEBUG=1 compares.
+/// Cases in which ranks differ, and which only TESSERA_DEBUG=1 detects.
 struct Difference {
   const char* name;
   std::int64_t dp_ranks;
@@ -202,8 +202,8 @@ TEST(DebugMode, ComparesInputsOperandsCopiesAndGradients) {
          step_with_scaled_gradients(norm);
        },
        {"the gradient of parameter 'weight' differs", "(tp=2)"}},
-      // The gradients of FSDP's parameters exist after its reductions. In the first backward all
-      // ranks use the gradient of one rank, until they know which gradients are sums.
+      // FSDP's gradients can be compared only after their reduction. The first backward uses one
+      // rank's gradient on all ranks, until the ranks know which gradients are Partial.
       {"a gradient of shards",
        2,
        [](const DeviceMesh& dp, const DeviceMesh& tp) {
@@ -227,7 +227,7 @@ TEST(DebugMode, ComparesInputsOperandsCopiesAndGradients) {
   }
 }
 
-/// Adds the result of `b`, which has no entry, to the result of `a`, which is split by features.
+/// Adds a(x), which is sharded by features, and b(x), for which the plan has no entry.
 struct SumOfTwo : nn::Module<SumOfTwo> {
   at::Tensor forward(const at::Tensor& x) { return (a(x) + b(x)).square().sum(); }
   nn::Child<nn::Linear> a{*this, "a", 8, 6};

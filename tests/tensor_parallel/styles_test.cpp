@@ -1,4 +1,4 @@
-// The styles give the results and the gradients of one rank.
+// Tests that the ParallelStyles give the results and the gradients of one rank.
 
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/fsdp/fully_shard.h"
@@ -34,7 +34,7 @@ TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
 TEST_ON_RANKS(Rowwise, AddsTheBiasOnceAndUnchanged, 3) {
   nn::Linear linear(6, 2);
   linear.weight->detach().zero_();
-  linear.bias->detach().fill_(0.1);  // three times a third of 0.1 would be rounded
+  linear.bias->detach().fill_(0.1);  // 0.1 / 3 * 3 is not 0.1
   parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
   EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1f)));
 }
@@ -70,10 +70,10 @@ TEST(Styles, RefuseByName) {
 }
 
 TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
-  // 4 ranks do not divide 10 tokens.
+  // Four ranks have uneven shards of 10 tokens.
   RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
-    // The norms are frozen, so that the block does not reduce their gradients.
+    // Frozen norms have no gradients that would need a reduction.
     block.first_norm->slot("weight")->get().set_requires_grad(false);
     block.second_norm->slot("weight")->get().set_requires_grad(false);
     parallelize_module(block, mesh, testing::plan_of_block(/*regather=*/true));
@@ -89,7 +89,7 @@ TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
     expect_calls(in_forward, 2);
     const Sent in_backward(rank);
     DistributedTensor(y).to_local().square().sum().backward();
-    expect_calls(in_backward, 4);  // backward gathers the inputs of the halves again
+    expect_calls(in_backward, 4);  // includes two gathers for attention and MLP
   });
 }
 
@@ -107,7 +107,7 @@ TEST(FusedLinear, RefusesGroupsThatDoNotDivide) {
   EXPECT_ERROR(fused.split(uniform_values({2, 12}, 0.5)), "12 of 24 features are not known");
 }
 
-// A fused Linear has equal parts, or groups of unequal parts.
+// The parts of a fused Linear are equal, or there are groups of unequal parts.
 TEST(FusedColwise, GivesEachRankAShareOfEveryPart) {
   const at::Tensor x = uniform_values({4, 5}, 0.5);
   const auto expect_share = [](const std::vector<at::Tensor>& parts,
@@ -167,7 +167,7 @@ TEST_ON_MESH(FusedWeight, UnderFsdpIsShardedInEveryPart, {2, 2}, {"dp", "tp"}) {
   EXPECT_TRUE(at::equal(full_tensor(fused.bias.slot()->persistent()), bias));
 }
 
-// The parts of a distributed result, and their gradients, stay on the ranks of the result.
+// Splitting a distributed result into its parts, and the backward, must not communicate.
 TEST(FusedColwise, ADistributedResultIsSplitWithoutCommunication) {
   const at::Tensor values = uniform_values({4, 21}, 0.3);
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
@@ -198,7 +198,7 @@ struct Heads {
   std::int64_t queries, keys;
 };
 
-/// Maps (tokens, kWidth) to the same sizes; keys are normed for each head.
+/// Attention on (tokens, kWidth), with a norm for each head of the keys.
 struct GroupedAttention : nn::Module<GroupedAttention> {
   explicit GroupedAttention(const Heads& heads) {
     q = register_module("q", std::make_shared<nn::Linear>(kWidth, heads.queries * kHeadSize));
@@ -231,8 +231,7 @@ std::unique_ptr<GroupedAttention> make_attention(const Heads& heads) {
   return module;
 }
 
-/// `split_tokens`: whether the input is split along the tokens, as between the halves of a
-/// sequence-parallel block.
+/// `split_tokens`: whether the input is sharded along the tokens, as in sequence parallelism.
 ParallelizePlan plan_of(const Heads& heads, bool split_tokens) {
   const Placement between = split_tokens ? Placement(Shard{0}) : Replicate{};
   const StylePtr copies = replicated_heads_parallel({.heads = heads.keys});

@@ -7,8 +7,8 @@
 
 namespace tessera::testing {
 
-/// Counts how terms are added to plain matrices on this thread and in its backwards, while it
-/// exists. The counts are shared by all threads that count.
+/// While the object exists, counts additions to plain matrices on this thread and in its backwards.
+/// All threads have common counts.
 class AddedTerms {
  public:
   AddedTerms()
@@ -19,12 +19,12 @@ class AddedTerms {
   AddedTerms& operator=(const AddedTerms&) = delete;
 
   static void reset() { products() = additions() = 0; }
-  /// Products that were added to a matrix as they were computed (addmm_).
+  /// Matrix products that were added in place (addmm_).
   static std::atomic<int>& products() {
     static std::atomic<int> number = 0;
     return number;
   }
-  /// Additions to an existing matrix (add_).
+  /// Tensors that were added in place (add_).
   static std::atomic<int>& additions() {
     static std::atomic<int> number = 0;
     return number;

@@ -1,6 +1,5 @@
-// Makes the backwards of a test program run as with CUDA: on another thread than the caller's, with
-// only the state that libtorch passes on. Each calling thread, which may be a rank, has its own
-// backward thread.
+// Makes backward run as on CUDA: not on the calling thread, but on a thread that has only the state
+// that libtorch passes on. Each calling thread (for example, a rank) has a backward thread.
 
 #include <condition_variable>
 #include <exception>
@@ -35,7 +34,7 @@ class BackwardThread {
     thread_.join();
   }
 
-  /// Runs `backward` on the thread and waits; throws its exception.
+  /// Runs `backward` on the thread, waits, and throws its exception.
   void run(std::function<void()> backward) {
     std::unique_lock lock(mutex_);
     backward_ = std::move(backward);
@@ -84,7 +83,7 @@ class ThreadedEngine final : public AnsweringEngine {
       gradients = AnsweringEngine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
                                            outputs);
     };
-    // A backward within a backward stays on its thread.
+    // A nested backward runs on the thread of the outer backward.
     if (tessera::detail::backward_id() != -1) {
       run();
       return gradients;

@@ -20,7 +20,7 @@
 
 namespace tessera::testing {
 
-/// A row of a table: a function and its name.
+/// A named function: a row of a table of tests.
 template <class Signature>
 struct Named {
   const char* name;

@@ -7,8 +7,8 @@
 
 namespace tessera::testing {
 
-/// Sets an environment variable of this process while it exists. No other thread may read the
-/// environment while the object is constructed or destroyed.
+/// While the object exists, an environment variable of this process has another value. When the
+/// object is constructed or destroyed, no other thread may read the environment.
 class ScopedVariable {
  public:
   ScopedVariable(std::string name, const std::string& value) : name_(std::move(name)) {
@@ -32,13 +32,13 @@ class ScopedVariable {
   std::optional<std::string> outer_;
 };
 
-/// Sets TESSERA_DEBUG, which ranks read when their threads start.
+/// Sets TESSERA_DEBUG. A rank reads this variable when its thread starts.
 class DebugChecks : public ScopedVariable {
  public:
   explicit DebugChecks(const char* value) : ScopedVariable("TESSERA_DEBUG", value) {}
 };
 
-/// Sets whether Gloo's groups of one host use shared memory, as new groups read it.
+/// Sets whether new Gloo groups on one host use shared memory.
 class SharedMemory : public ScopedVariable {
  public:
   explicit SharedMemory(bool used) : ScopedVariable("TESSERA_SHM", used ? "1" : "0") {}

@@ -1,4 +1,4 @@
-// Helpers for errors that calls throw, for tables of refused calls, and for names of cases.
+// Helpers for tests of errors, for tables of refused calls, and for names of test cases.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace tessera::testing {
 
-/// Whether `text` holds each of `parts`; the failure names the part that is missing.
+/// Whether `text` contains each of `parts`. The failure message names the missing part.
 inline ::testing::AssertionResult Contains(std::string_view text,
                                            const std::vector<std::string_view>& parts) {
   for (const std::string_view part : parts) {
@@ -39,8 +39,8 @@ inline ::testing::AssertionResult Contains(const std::vector<std::string>& texts
   return ::testing::AssertionSuccess();
 }
 
-/// Whether `call` throws a Thrown, a kind of std::exception, whose message holds each of `parts`. A
-/// message of tessera::Error must also be of one line.
+/// Whether `call` throws a Thrown (a kind of std::exception) whose message contains each of
+/// `parts`. The message of a tessera::Error must be one line.
 template <class Thrown, class Call>
 ::testing::AssertionResult Throws(Call&& call, const std::vector<std::string_view>& parts) {
   try {
@@ -58,7 +58,7 @@ template <class Thrown, class Call>
   return ::testing::AssertionFailure() << "no error was thrown";
 }
 
-/// The message of the std::exception that `call` throws; empty if it throws none.
+/// Returns the message of the exception that `call` throws, or "".
 template <class Call>
 std::string message_of(Call&& call) {
   try {
@@ -69,14 +69,14 @@ std::string message_of(Call&& call) {
   return "";
 }
 
-/// A row of a table of refusals: what is done, and the names that the message must hold.
+/// A row of a table of refused calls: the call, and words that the error must contain.
 struct Refusal {
   std::string name;
   std::function<void()> act;
   std::vector<std::string_view> words;
 };
 
-/// Expects each row's act to throw a tessera::Error of one line that contains the row's words.
+/// Expects that the call of each row throws a one-line tessera::Error with the words of the row.
 inline void expect_refusals(const std::vector<Refusal>& rows) {
   for (const Refusal& row : rows) {
     EXPECT_TRUE(Throws<Error>(row.act, row.words)) << row.name;
@@ -85,7 +85,7 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
 
 }  // namespace tessera::testing
 
-// The switch makes an `else` after the macro an error instead of the macro's own.
+// Because of the switch, the compiler refuses an `else` after the macro.
 #define TESSERA_EXPECT(outcome, what)                                   \
   switch (0)                                                            \
   case 0:                                                               \
@@ -94,12 +94,12 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
     } else                                                              \
       ADD_FAILURE() << what << ": " << tessera_outcome.failure_message()
 
-/// Expects `text`, or each element of a vector of texts, to contain each of the parts that follow.
+/// Expects that `text`, or each text of a vector, contains all parts that follow.
 #define EXPECT_CONTAINS(text, ...) \
   TESSERA_EXPECT(::tessera::testing::Contains(text, {__VA_ARGS__}), #text)
 
-/// Expects `expression` to throw a `type` whose message contains each of the parts that follow.
-/// Choose parts that no other error of the same call contains.
+/// Expects that `expression` throws a `type` whose message contains all parts that follow. Choose
+/// parts that other errors of the call do not contain.
 #define EXPECT_THROWN(type, expression, ...)                                                   \
   TESSERA_EXPECT(::tessera::testing::Throws<type>([&] { (void)(expression); }, {__VA_ARGS__}), \
                  #expression)
@@ -109,7 +109,7 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
 
 namespace tessera::testing {
 
-/// The name of a case of a parametrized test: its `name`, with _ for what gtest does not allow.
+/// The name of a parametrized test case: `name`, with _ for characters that GoogleTest refuses.
 template <class Case>
 std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
   std::string name = info.param.name;

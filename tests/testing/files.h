@@ -13,7 +13,7 @@
 
 namespace tessera::testing {
 
-/// The names of a folder's entries, sorted.
+/// Returns the names of a folder's entries, sorted.
 inline std::vector<std::string> FilesIn(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -23,7 +23,7 @@ inline std::vector<std::string> FilesIn(const std::filesystem::path& folder) {
   return names;
 }
 
-/// A temporary folder for a test, removed with its contents at the end.
+/// A temporary folder. The destructor removes the folder and its contents.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -42,7 +42,7 @@ class TemporaryFolder {
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  /// Names of the entries, sorted.
+  /// The names of the folder's entries, sorted.
   std::vector<std::string> files() const { return FilesIn(path_); }
 
  private:

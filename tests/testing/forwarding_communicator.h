@@ -14,8 +14,8 @@
 
 namespace tessera::testing {
 
-/// Forwards every call to another communicator. Tests derive from it and override calls to watch or
-/// disturb them.
+/// Forwards every call to another communicator. Tests derive from this class, and override calls to
+/// observe or disturb them.
 class ForwardingCommunicator : public comm::Communicator {
  public:
   explicit ForwardingCommunicator(comm::CommunicatorPtr inner)
@@ -73,11 +73,11 @@ class ForwardingCommunicator : public comm::Communicator {
   comm::CommunicatorPtr inner_;
 };
 
-/// A rank's world in which a test replaces groups by wrapped ones. Meshes can be made on it. Used
-/// by one thread at a time.
+/// A world whose process groups a test replaces by wrappers. Meshes can be made on a WrappedWorld.
+/// For one thread at a time.
 class WrappedWorld final : public comm::World {
  public:
-  /// Returns the replacement for the group of this name.
+  /// A function that returns the wrapper of a process group, given the group and its name.
   using Wrap =
       std::function<comm::CommunicatorPtr(comm::CommunicatorPtr group, const std::string& name)>;
 

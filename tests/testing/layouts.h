@@ -1,4 +1,4 @@
-// Placements as the tables of tests write them, and random layouts.
+// Placements written as text, and random layouts.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ inline std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-/// The placement that tables of tests write as "R", "S0", "P", "Pmax", ...
+/// Returns the placement for a text such as "R", "S0", "P" or "Pmax".
 inline Placement placement_of(const std::string& text) {
   if (text == "R") {
     return Replicate{};
@@ -42,7 +42,7 @@ inline Placement placement_of(const std::string& text) {
   return Shard{text[1] - '0'};
 }
 
-/// Placements written like "S0,R": one for each mesh dimension.
+/// Returns the placements for a text such as "S0,R", with one placement for each mesh dimension.
 inline Placements placements_of(const std::string& text) {
   Placements placements;
   for (const auto& part : split(text, ',')) {
@@ -51,7 +51,7 @@ inline Placements placements_of(const std::string& text) {
   return placements;
 }
 
-/// A list of `length` sizes, each drawn from `choices` by `engine`.
+/// Returns a list of `length` sizes, each drawn from `choices` by `engine`.
 inline std::vector<std::int64_t> random_sizes(std::mt19937& engine, std::size_t length,
                                               const std::vector<std::int64_t>& choices) {
   std::vector<std::int64_t> sizes(length);
@@ -61,9 +61,9 @@ inline std::vector<std::int64_t> random_sizes(std::mt19937& engine, std::size_t 
   return sizes;
 }
 
-/// A random layout: mesh dimensions in any order on a tensor dimension, in contiguous or
-/// interleaved blocks, replicated mesh dimensions, and partial ones of `ops`. Ranks with equal
-/// engines draw the same.
+/// Returns a random layout: mesh dimensions are replicated, are partial with one of `ops`, or shard
+/// tensor dimensions in any order, in contiguous or interleaved blocks. Equal engines draw equal
+/// layouts.
 inline LayoutPtr random_layout(std::mt19937& engine, const std::vector<std::int64_t>& mesh,
                                const std::vector<std::int64_t>& sizes,
                                const std::vector<ReduceOp>& ops) {

@@ -16,13 +16,13 @@ std::shared_ptr<AllocationWatcher> watching() {
   return watcher == nullptr ? nullptr : *watcher;
 }
 
-/// A header in front of each block. The block may outlive its watcher.
+/// A header before each block of memory. The block may outlive its watcher.
 struct alignas(64) Header {
   std::shared_ptr<AllocationWatcher> watcher;
   std::size_t bytes;
 };
 
-/// Frees a block; `data` begins behind its header.
+/// Frees a block of memory. `data` points behind the header.
 void free_block(void* data) {
   auto* header = static_cast<Header*>(data) - 1;
   if (header->watcher != nullptr) {

@@ -11,18 +11,18 @@
 
 namespace tessera::testing {
 
-/// Is notified when tensors allocate and free host memory. Another thread may free a block.
+/// An interface for notifications of the host memory of tensors. Any thread may free memory.
 class AllocationWatcher {
  public:
   virtual ~AllocationWatcher() = default;
   virtual void allocated(void* data, std::size_t bytes) = 0;
-  /// Called just before the memory is freed.
+  /// Called before the memory is freed.
   virtual void freed(void* data, std::size_t bytes) = 0;
 };
 
-/// While it exists, `watcher` is notified of the memory that this thread and its backwards
-/// allocate, and later of its release. From a program's first scope on, tensors use an allocator
-/// that can be watched. One scope per thread at a time.
+/// While the object exists, notifies `watcher` of memory that this thread and its backwards
+/// allocate, and later of each release. The first object changes the allocator of tensors for the
+/// whole process. Each thread may have one object at a time.
 class AllocationScope {
  public:
   explicit AllocationScope(std::shared_ptr<AllocationWatcher> watcher);
@@ -34,14 +34,14 @@ class AllocationScope {
   Carried carried_;
 };
 
-/// Counts the host memory of tensors that this thread and its backwards allocate from construction
-/// on, until any thread frees it. A thread may have one such object at a time.
+/// Counts the host memory of tensors that this thread and its backwards allocate while the object
+/// exists, until any thread frees the memory. Each thread may have one object at a time.
 class MemoryScope {
  public:
   MemoryScope();
 
   std::int64_t bytes() const;
-  /// The most since construction or the last call of reset_peak().
+  /// The maximum of bytes() since construction or the last reset_peak().
   std::int64_t peak() const;
   void reset_peak();
 
@@ -52,13 +52,13 @@ class MemoryScope {
   AllocationScope scope_;
 };
 
-/// Counts the bytes that this thread's tensors allocate and free on the CPU while it exists, as
-/// libtorch's profiler does. Also counts raw scratch memory of kernels.
+/// While the object exists, counts the CPU memory that this thread allocates and frees, as
+/// libtorch's profiler does. The scratch memory of kernels also counts.
 class AllocatedBytes {
  public:
   AllocatedBytes() : guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
 
-  /// Bytes that were allocated since construction and are not freed.
+  /// The number of bytes that were allocated since construction and are not freed.
   std::int64_t now() const { return counter_->now; }
 
  private:

@@ -1,4 +1,4 @@
-// Small models that tests of several layers share. Two and three ranks do not divide their sizes.
+// Small models for tests. Their sizes are not multiples of two or three ranks.
 
 #pragma once
 
@@ -26,11 +26,11 @@
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 
-// Models of libtorch's own modules, written as libtorch's documents have it. Two and three ranks do
-// not divide their sizes.
+// Models of libtorch modules, as in libtorch's documentation. Their sizes are not multiples of two
+// or three ranks.
 namespace tessera::testing {
 
-/// (rows, 5) -> (rows, 3).
+/// Maps (rows, 5) to (rows, 3).
 struct TorchMlp : torch::nn::Module {
   TorchMlp() {
     up = register_module("up", torch::nn::Linear(5, 7));
@@ -57,7 +57,7 @@ struct TorchConvNet : torch::nn::Module {
   torch::nn::Linear head;
 };
 
-/// (rows, 5) -> (rows, 3).
+/// Maps (rows, 5) to (rows, 3).
 inline torch::nn::Sequential torch_sequential() {
   return torch::nn::Sequential(torch::nn::Linear(5, 7), torch::nn::Tanh(), torch::nn::Linear(7, 3));
 }
@@ -69,7 +69,7 @@ inline torch::nn::TransformerEncoder torch_encoder() {
   return torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 2));
 }
 
-/// A module with a norm, which has running statistics, and with a buffer of its own.
+/// A module with a batch norm, which has running statistics, and with its own buffer.
 struct TorchWithBuffers : torch::nn::Module {
   TorchWithBuffers() {
     norm = register_module("norm", torch::nn::BatchNorm1d(5));
@@ -90,7 +90,7 @@ struct TorchScale : torch::nn::Module {
   at::Tensor scale;
 };
 
-/// A module with a TorchScale below it.
+/// A module that has a TorchScale as child.
 struct TorchScaled : torch::nn::Module {
   TorchScaled() {
     fc = register_module("fc", torch::nn::Linear(5, 3));
@@ -103,7 +103,7 @@ struct TorchScaled : torch::nn::Module {
 
 }  // namespace tessera::testing
 
-/// Allows nn::adopt<TorchScale>, although the class reads its own parameter.
+/// Allows nn::adopt<TorchScale>, although TorchScale reads its own parameter.
 template <>
 inline constexpr std::array tessera::nn::kSlotMembers<tessera::testing::TorchScale>{
     tessera::nn::SlotMember<tessera::testing::TorchScale>{"scale",
@@ -111,7 +111,7 @@ inline constexpr std::array tessera::nn::kSlotMembers<tessera::testing::TorchSca
 
 namespace tessera::testing {
 
-/// A module with a buffer, and with parameters filled by their module, the parent and a table.
+/// A module with a buffer, and with parameters that modules or a table initialize.
 struct LayersOfEachKind : nn::Module<LayersOfEachKind> {
   LayersOfEachKind() {
     for (int i = 0; i < 2; ++i) {

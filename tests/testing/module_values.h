@@ -19,8 +19,8 @@
 
 namespace tessera::testing {
 
-/// Fills each parameter with values that depend only on its position among the parameters and its
-/// sizes, not on its layout. Collective if one is distributed.
+/// Fills each parameter with values that depend on the parameter's index and sizes, but not on its
+/// layout. Collective if a parameter is distributed.
 inline void fill(nn::ModuleBase& module) {
   const c10::NoGradGuard no_grad;
   double seed = 0;
@@ -38,7 +38,7 @@ inline void fill(nn::ModuleBase& module) {
   }
 }
 
-/// A module of type M that has been filled.
+/// A module of type M whose parameters have been filled.
 template <class M>
 class Filled : public M {
  public:
@@ -58,7 +58,7 @@ std::shared_ptr<M> made_on_meta(Arguments&&... arguments) {
   return std::make_shared<M>(std::forward<Arguments>(arguments)...);
 }
 
-/// Calls `call` with a leaf each time that a backward has added to the leaf's gradient.
+/// Calls `call` with the leaf after each addition of backward to the leaf's gradient.
 inline void after_accumulation(const at::Tensor& leaf,
                                std::function<void(const at::Tensor&)> call) {
   struct Hook final : torch::autograd::PostAccumulateGradHook {
@@ -69,7 +69,7 @@ inline void after_accumulation(const at::Tensor& leaf,
   torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Hook>(std::move(call)));
 }
 
-/// The full values of all parameters, one after another. Collective if one is distributed.
+/// Returns the whole values of all parameters, concatenated. Collective if one is distributed.
 inline at::Tensor parameter_values(const nn::ModuleBase& module) {
   std::vector<at::Tensor> all;
   for (const auto& [name, slot] : module.named_slots()) {
@@ -78,7 +78,7 @@ inline at::Tensor parameter_values(const nn::ModuleBase& module) {
   return at::cat(all);
 }
 
-/// The gradients of a model that is not distributed, in the order of its slots.
+/// Returns the gradients of a model that is not distributed, in the order of its slots.
 inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
   std::vector<at::Tensor> gradients;
   for (const auto& [name, slot] : model.named_slots()) {
@@ -87,7 +87,7 @@ inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
   return gradients;
 }
 
-/// Expects whole gradients to be `factor` * `expected`. Collective if one is distributed.
+/// Expects whole gradients of `factor` * `expected`. Collective if a gradient is distributed.
 inline void expect_gradients(const nn::ModuleBase& model, const std::vector<at::Tensor>& expected,
                              double factor = 1, double relative = 1e-4, double absolute = 1e-6) {
   std::size_t i = 0;

@@ -28,7 +28,7 @@ struct Child {
   pid_t pid = -1;
   int output = -1;
   bool running = true;
-  bool stopped = false;  ///< stopped, as by SIGSTOP
+  bool stopped = false;  ///< after SIGSTOP
   Ended ended;
 };
 
@@ -132,7 +132,7 @@ void wait_for(std::vector<Child>& children, std::chrono::seconds deadline) {
 
 }  // namespace
 
-// Ports below the kernel's ephemeral range: a connection of another test can't take them.
+// The ports are below the kernel's ephemeral ports, which connections of other tests use.
 int free_port() {
   std::random_device random;
   std::uniform_int_distribution<int> ports(10000, 29999);

@@ -13,29 +13,29 @@ namespace tessera::testing {
 
 /// How a process of a test ended.
 struct Ended {
-  int exit_code = -1;  ///< -1: by a signal
+  int exit_code = -1;  ///< -1: ended by a signal
   int signal = 0;
-  std::chrono::milliseconds after{};  ///< time since the first process was started
+  std::chrono::milliseconds after{};  ///< since the first process started
   std::chrono::steady_clock::time_point at{};
-  std::string output;  ///< stdout and stderr
+  std::string output;
 };
 
 struct ProcessesOptions {
   std::map<std::string, std::string> environment;
-  /// After this time all processes are killed (signal 9); sooner if all that are left are stopped.
+  /// After this time, or if only stopped processes are left, all processes are killed (signal 9).
   std::chrono::seconds deadline{60};
 };
 
-/// Runs the test `body` ("DISABLED_Suite.Name" of this same program) in `size` processes, with the
-/// variables that world_from_environment() reads. For crashes and signals; else use RunRanks.
+/// Runs the test `body` ("DISABLED_Suite.Name" of this program) in `size` processes with the
+/// variables of world_from_environment(). For crashes and signals; for other tests, see RunRanks.
 std::vector<Ended> RunProcesses(int size, const std::string& body,
                                 const ProcessesOptions& options = {});
 
-/// A TCP port of 127.0.0.1 that was free a moment ago.
+/// Returns a TCP port of 127.0.0.1 that is free at the time of the call.
 int free_port();
 
-/// Runs `work` in a separate process, made by fork(), which exits with the number that it
-/// returns. The process's status, as waitpid() has it.
+/// Runs `work` in a process made by fork(). The exit code is the number that `work` returns.
+/// Returns the status as waitpid() does.
 template <class Work>
 int status_of_process(const Work& work) {
   const pid_t child = fork();

@@ -13,7 +13,7 @@
 namespace tessera::testing {
 namespace {
 
-// Tests count traffic, so that the checks of debug builds are off unless a test enables them.
+// The checks of TESSERA_DEBUG=1 would change the counted traffic, so tests must ask for them.
 [[maybe_unused]] const int kNoChecks = setenv("TESSERA_DEBUG", "0", /*overwrite=*/0);
 
 struct Failure {
@@ -35,7 +35,7 @@ class RankThreads {
     }
   }
 
-  /// The failures, in order of time.
+  /// Returns the failures, the earliest first.
   const std::vector<Failure>& failures() const { return failures_; }
 
  private:
@@ -44,7 +44,7 @@ class RankThreads {
       Rank rank(world);
       body_(rank);
       if (::testing::Test::HasFatalFailure()) {
-        world->abort();  // An ASSERT has ended this body early: don't let the peers wait for it.
+        world->abort();  // ends other ranks after a failed ASSERT
       }
     } catch (...) {
       note_failure(world->rank(), std::current_exception());
@@ -122,7 +122,7 @@ void RunRanks(int size, const Body& body, const RanksOptions& options) {
       std::rethrow_exception(failure.error);
     }
   }
-  // After a failed ASSERT the peers' errors only echo it.
+  // If an ASSERT has failed, the errors of other ranks are only consequences.
   if (!ranks.failures().empty() && !::testing::Test::HasFatalFailure()) {
     std::rethrow_exception(ranks.failures().front().error);
   }

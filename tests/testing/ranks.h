@@ -14,7 +14,7 @@
 
 namespace tessera::testing {
 
-/// One of the ranks that run a test's body.
+/// A rank in a test.
 class Rank {
  public:
   explicit Rank(comm::WorldPtr world) : world_(std::move(world)) {}
@@ -35,13 +35,13 @@ using Body = std::function<void(Rank&)>;
 
 struct RanksOptions {
   comm::WorldOptions world{.timeout = std::chrono::seconds(30)};
-  /// After this time the process aborts and prints the calls of each rank.
+  /// After this time, the process prints the calls of each rank, and aborts.
   std::chrono::seconds deadline{60};
   std::function<std::vector<comm::WorldPtr>(int size, const comm::WorldOptions&)> make_worlds =
       comm::thread_worlds;
 };
 
-/// How many ranks a mesh of these sizes has.
+/// Returns the number of ranks of a mesh of these sizes.
 inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
   std::int64_t ranks = 1;
   for (const std::int64_t size : mesh_sizes) {
@@ -50,21 +50,21 @@ inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
   return static_cast<int>(ranks);
 }
 
-/// Runs `body` on `size` ranks, each a thread. Rethrows the first error that isn't a PeerError,
-/// else the first error. A rank that throws or fails an ASSERT makes its peers fail, not hang.
+/// Runs `body` on `size` ranks, which are threads. Rethrows the first error that is no PeerError,
+/// or else the first error. After an error or a failed ASSERT, all other ranks get an error, too.
 void RunRanks(int size, const Body& body, const RanksOptions& options = {});
 
-/// RunRanks() with the ranks of a mesh of these sizes, which `body` gets.
+/// Like RunRanks(), but makes a mesh of these sizes, and passes the mesh to `body`.
 void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
                const std::function<void(Rank&, const DeviceMesh&)>& body);
 void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
                const std::function<void(const DeviceMesh&)>& body);
 
-/// RunRanks() for tests of errors: returns each rank's message, empty for a rank without an error.
+/// Like RunRanks(), but returns the message of each rank's error; "" for a rank without an error.
 std::vector<std::string> ErrorsOfRanks(int size, const Body& body,
                                        const RanksOptions& options = {});
 
-/// The traffic of a rank since construction.
+/// The traffic of a rank since the construction of the object.
 class Sent {
  public:
   explicit Sent(const Rank& rank) : world_(rank.world()), before_(world_->traffic().table()) {}

@@ -20,10 +20,10 @@ struct SmallLlamaConfig {
   std::int64_t vocabulary = 13, dim = 8, inner = 30, hidden = 10;
   int depth = 2;
   bool bias = false;
-  bool together = true;  ///< products of one input by linear_products()
+  bool together = true;  ///< whether to use linear_products()
 };
 
-/// linear(x) for each of the linear layers.
+/// Returns linear(x) for each of the Linears.
 inline std::vector<at::Tensor> products_of(
     const SmallLlamaConfig& c, const at::Tensor& x,
     const std::vector<std::reference_wrapper<nn::Linear>>& linears) {
@@ -37,7 +37,7 @@ inline std::vector<at::Tensor> products_of(
   return results;
 }
 
-/// Replaces a Llama's attention: three projections, a local operator, and one projection back.
+/// In place of attention: three projections, a local operator, and one projection.
 struct Mixer : nn::Module<Mixer> {
   explicit Mixer(const SmallLlamaConfig& c) : config(c) {
     const nn::LinearOptions options{.bias = c.bias};
@@ -82,7 +82,7 @@ struct LlamaBlock : nn::Module<LlamaBlock> {
   nn::Child<GatedMlp> mlp{*this, "mlp", config};
 };
 
-/// A small Llama without attention: token ids (tokens) -> logits (tokens, vocabulary).
+/// A small Llama without attention. Maps token ids (tokens) to logits (tokens, vocabulary).
 struct SmallLlama : nn::Module<SmallLlama> {
   explicit SmallLlama(const SmallLlamaConfig& c = {}) {
     embed = register_module("embed", std::make_shared<nn::Embedding>(c.vocabulary, c.dim));
@@ -107,7 +107,7 @@ struct SmallLlama : nn::Module<SmallLlama> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// The tensor-parallel plan, with or without sequence parallelism between the halves of a block.
+/// Returns the tensor-parallel plan of a SmallLlama, with or without sequence parallelism.
 inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parallel,
                                                             bool regather = true) {
   using namespace tensor_parallel;
@@ -136,7 +136,7 @@ inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parall
                                      .regather = regather})}};
 }
 
-/// The part of the plan for a block, with sequence parallelism.
+/// Returns the part of plan_of_small_llama() for one block, with sequence parallelism.
 inline tensor_parallel::ParallelizePlan plan_of_block(bool regather) {
   const std::string blocks = "block*.";
   tensor_parallel::ParallelizePlan plan;

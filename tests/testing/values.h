@@ -1,5 +1,5 @@
 #pragma once
-// Tensors of known values, whole tensors, and layouts of tensors.
+// Tensors with known values, whole values of tensors, and comparisons.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
@@ -24,30 +24,30 @@
 
 namespace tessera::testing {
 
-// Inputs of tests. Each depends on the sizes and the seed only, so that all ranks make the same.
+// The following tensors depend only on sizes and a seed, so all ranks get equal values.
 
-/// The values 0, 1, 2, ... in the order of the elements.
+/// Returns the values 0, 1, 2, ... in the order of the elements.
 inline at::Tensor counting_values(at::IntArrayRef sizes, at::ScalarType type = at::kDouble) {
   return at::arange(c10::multiply_integers(sizes), type).view(sizes);
 }
 
-/// Doubles in (-1, 1) without symmetries: element i is sin(1.7 i + seed).
+/// Returns doubles in (-1, 1) without symmetries: element i is sin(1.7 i + seed).
 inline at::Tensor values(at::IntArrayRef sizes, double seed = 0) {
   return at::sin(counting_values(sizes).mul(1.7).add(seed));
 }
 
-/// Irregular floats in (-scale, scale), evenly spread: a hash of the index.
+/// Returns floats in (-scale, scale), evenly distributed: a hash of the element's index.
 inline at::Tensor uniform_values(at::IntArrayRef sizes, double seed, double scale = 1.0) {
   const at::Tensor hash = counting_values(sizes).mul(12.9898).add(seed).sin().mul(43758.5453);
   return hash.sub(hash.floor()).mul(2 * scale).sub(scale).to(at::kFloat);
 }
 
-/// Floats of the standard normal distribution.
+/// Returns floats of the standard normal distribution.
 inline at::Tensor normal_values(at::IntArrayRef sizes, std::uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed));
 }
 
-/// Positions of tokens in documents of these lengths, which follow each other in each sequence.
+/// Returns token positions. Each sequence consists of documents of the given lengths.
 inline at::Tensor document_positions(const std::vector<std::vector<std::int64_t>>& lengths) {
   std::vector<at::Tensor> rows;
   for (const std::vector<std::int64_t>& of_row : lengths) {
@@ -60,8 +60,8 @@ inline at::Tensor document_positions(const std::vector<std::vector<std::int64_t>
   return at::stack(rows);
 }
 
-/// The whole value of a tensor, distributed or plain, without its gradient; undefined if `tensor`
-/// is. Collective if `tensor` is distributed.
+/// Returns the whole value of a tensor, detached. An undefined tensor stays undefined. Collective
+/// if `tensor` is distributed.
 inline at::Tensor full_tensor(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return tensor;
@@ -71,12 +71,12 @@ inline at::Tensor full_tensor(const at::Tensor& tensor) {
                                          : tensor.detach();
 }
 
-/// The term of `value` at index `i` of a partial mesh dimension of `n` ranks. Terms differ and
-/// reduce to `value`, exactly if it is a multiple of a power of 2 with few digits.
+/// Returns the term of rank `i` of `n` if `value` is Partial. Terms differ. They reduce to `value`,
+/// exactly if `value` has few binary digits.
 inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std::int64_t n) {
   const bool last = i == n - 1;
   const auto step = static_cast<double>(i + 1);
-  const double steps = static_cast<double>(n * (n - 1)) / 2;  // the sum of the other ranks' steps
+  const double steps = static_cast<double>(n * (n - 1)) / 2;  // sum of i + 1 for i < n - 1
   switch (op) {
     case ReduceOp::kMax:
       return last ? value : value - step;
@@ -89,7 +89,7 @@ inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std
   }
 }
 
-/// The local tensor of this rank, by index arithmetic alone; a term() for partial mesh dimensions.
+/// Returns the local tensor of this rank by index arithmetic; on Partial mesh dimensions, a term().
 inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, const Layout& layout) {
   at::Tensor part = full;
   for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
@@ -102,14 +102,13 @@ inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, con
   return part;
 }
 
-/// A leaf of autograd that has these values and is distributed in this way.
+/// Returns an autograd leaf that is distributed with the given values and placements.
 inline at::Tensor leaf_on(const DeviceMesh& mesh, const at::Tensor& values,
                           const Placements& placements) {
   return distribute_tensor(values, mesh, placements).tensor().detach().requires_grad_();
 }
 
-/// Whether two tensors have equal values. Collective if one is distributed: whole values are
-/// compared.
+/// Whether two tensors have equal whole values. Collective if a tensor is distributed.
 inline ::testing::AssertionResult Equal(const at::Tensor& found, const at::Tensor& expected) {
   const at::Tensor a = full_tensor(found), b = full_tensor(expected);
   if (at::equal(a, b)) {
@@ -118,7 +117,7 @@ inline ::testing::AssertionResult Equal(const at::Tensor& found, const at::Tenso
   return ::testing::AssertionFailure() << a << "\nexpected\n" << b << "\n";
 }
 
-/// As Equal(), but compares with at::allclose().
+/// Like Equal(), but compares with at::allclose().
 inline ::testing::AssertionResult Close(const at::Tensor& found, const at::Tensor& expected,
                                         double relative = 1e-5, double absolute = 1e-8,
                                         bool equal_nan = false) {
@@ -129,8 +128,8 @@ inline ::testing::AssertionResult Close(const at::Tensor& found, const at::Tenso
   return ::testing::AssertionFailure() << a << "\nexpected\n" << b << "\n";
 }
 
-/// Compares two lists of tensors, element by element, as Equal() or, with tolerances, as Close().
-/// Undefined tensors are equal.
+/// Compares two lists of tensors by Equal(), or by Close() if tolerances are given. Undefined
+/// tensors are equal.
 template <class... Tolerances>
 ::testing::AssertionResult EachPair(const std::vector<at::Tensor>& found,
                                     const std::vector<at::Tensor>& expected,
@@ -162,7 +161,7 @@ using testing::normal_values;
 using testing::uniform_values;
 }  // namespace tessera
 
-// A message may be streamed into each of these macros.
+// Each of the following macros allows `<<` of a message.
 #define EXPECT_EQUAL(...) EXPECT_TRUE(::tessera::testing::Equal(__VA_ARGS__))
 #define EXPECT_CLOSE(...) EXPECT_TRUE(::tessera::testing::Close(__VA_ARGS__))
 #define EXPECT_EACH(...) EXPECT_TRUE(::tessera::testing::EachPair(__VA_ARGS__))

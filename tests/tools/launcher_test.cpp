@@ -34,12 +34,12 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kLongestRun = 60s;
 
-/// How a launcher exited, and its output.
+/// How a launcher ended, and its output.
 struct Result {
-  int code = -1;    ///< exit code; -1: did not exit
-  int signal = 0;   ///< the signal that killed the launcher itself, or 0
-  std::string out;  ///< standard output
-  std::string err;  ///< standard error
+  int code = -1;   ///< exit code; -1: killed
+  int signal = 0;  ///< signal that killed the launcher, or 0
+  std::string out;
+  std::string err;
   std::chrono::duration<double> took{};
 };
 
@@ -57,7 +57,7 @@ struct Result {
   _exit(99);
 }
 
-// Appends the available bytes. Returns false at the end of the file.
+// Appends the bytes that are available. Returns false at the end of the file.
 bool read_into(int fd, std::string& text) {
   std::array<char, 4096> buffer;
   const auto size = read(fd, buffer.data(), buffer.size());
@@ -67,7 +67,7 @@ bool read_into(int fd, std::string& text) {
   return size > 0;
 }
 
-/// A file of a process in /proc; "" if the process has ended, also while the file is read.
+/// Returns a file of a process in /proc, or "" if the process has ended.
 std::string file_of_process(const std::string& process, const char* name) {
   std::ostringstream text;
   text << std::ifstream("/proc/" + process + "/" + name, std::ios::binary).rdbuf();
@@ -80,8 +80,8 @@ bool is_zombie(const std::string& process) {
   return paren == std::string::npos || status.compare(paren, 3, ") Z") == 0;
 }
 
-/// Runs tessera-run in a separate process. All its descendants have a mark in their environment, by
-/// which remaining processes are found.
+/// Runs tessera-run in a separate process. A mark in the environment of all its descendants allows
+/// the test to find processes that remain.
 class Launcher {
  public:
   using Variables = std::map<std::string, std::string>;
@@ -122,8 +122,8 @@ class Launcher {
   }
 
   pid_t pid() const { return pid_; }
-  /// Waits for the launcher's end and collects its output. After 60 s kills the launcher and fails
-  /// the test.
+  /// Waits for the end of the launcher, and collects its output. After 60 s, kills the launcher and
+  /// fails the test.
   Result wait() {
     Result result;
     bool reading = out_ >= 0;
@@ -152,7 +152,7 @@ class Launcher {
     result.took = Clock::now() - start_;
     return result;
   }
-  /// Closes the reading ends of the launcher's outputs.
+  /// Closes the test's ends of the pipes for the launcher's output.
   void stop_reading() {
     for (int* fd : {&out_, &err_}) {
       if (*fd >= 0) {
@@ -160,7 +160,7 @@ class Launcher {
       }
     }
   }
-  /// Processes of the job that still run after `grace`.
+  /// Returns the processes of the job that still run after `grace`.
   std::vector<pid_t> left_over(std::chrono::milliseconds grace = 2s) const {
     const auto end = Clock::now() + grace;
     auto pids = marked();
@@ -193,7 +193,7 @@ class Launcher {
   std::chrono::steady_clock::time_point start_;
 };
 
-/// The job `tessera-run --nproc <ranks> -- sh -c <script>`.
+/// Returns the arguments of `tessera-run --nproc <ranks> -- sh -c <script>`.
 std::vector<std::string> Shell(int ranks, const std::string& script) {
   return {"--nproc", std::to_string(ranks), "--", "sh", "-c", script};
 }
@@ -217,7 +217,7 @@ void WaitForFile(const std::string& path) {
   }
 }
 
-/// The value of `NAME=value` in a text of such lines, or "(none)".
+/// Returns the value of a line `NAME=value` in a text, or "(none)".
 std::string ValueOf(const std::string& text, const std::string& name) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -329,7 +329,7 @@ struct End {
   int ranks;
   const char* script;
   int code;
-  const char* word;  ///< expected in the errors
+  const char* word;  ///< expected in standard error
 };
 
 class LauncherEnd : public ::testing::TestWithParam<End> {};
@@ -340,7 +340,7 @@ TEST_P(LauncherEnd, HasTheJobsExitCodeAndLeavesNoProcess) {
   const auto result = launcher.wait();
   EXPECT_EQ(result.code, end.code) << result.err;
   EXPECT_CONTAINS(result.err, end.word);
-  EXPECT_LT(result.took.count(), 5);  // two seconds, and more on a busy machine
+  EXPECT_LT(result.took.count(), 5);  // 2 s, or more on a busy machine
   EXPECT_TRUE(launcher.left_over().empty());
 }
 
@@ -390,7 +390,7 @@ TEST(LauncherCommandLine, IsRefused) {
   }
 }
 
-// Each rank makes a file when it has started.
+// Each rank creates a file after its start.
 class LauncherSignal : public ::testing::Test {
  protected:
   std::vector<std::string> Job(int ranks, const std::string& script,
@@ -449,7 +449,7 @@ TEST_F(LauncherSignal, KillsAtTheSecondSignal) {
   EXPECT_TRUE(launcher.left_over().empty());
 }
 
-// The ranks have no handler yet when the signal comes: it must not kill them.
+// A signal that comes before the ranks have a handler must not kill the ranks.
 TEST_F(LauncherSignal, PassesUserSignalsOnOnceTheRankHandlesThem) {
   Launcher launcher(Job(2, std::string("sleep 0.5; trap 'echo noted; exit 0' USR1; ") + kLoop));
   WaitForRanks(2);
@@ -472,7 +472,7 @@ TEST_F(LauncherSignal, DoesNotWaitForAReaderThatStalls) {
                         "[ $RANK = 0 ] || { sleep 0.5; exit 6; }; "
                         "while :; do echo 0123456789012345678901234567890123456789 >&2; done"));
   WaitForRanks(2);
-  // Nobody reads the output: only the launcher remains, to deliver it.
+  // Only the launcher still runs, because nobody reads its output.
   while (launcher.left_over(std::chrono::milliseconds(0)).size() > 1) {
     usleep(5'000);
   }

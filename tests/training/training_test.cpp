@@ -1,6 +1,6 @@
-// Compares training steps on meshes with one rank that uses only libtorch's calls; tests
-// evaluation, the meter, recordings, and what a Checkpointer refuses. Runs of programs test the
-// Checkpointer's other properties, stops and the metrics file (tests/examples/checkpoint).
+// Compares training steps on meshes with one rank that calls only libtorch. Also tests evaluation,
+// the meter, recordings, and errors of Checkpointer. tests/examples/checkpoint tests the rest of
+// Checkpointer, stops and the metrics file.
 
 #include <nlohmann/json.hpp>
 
@@ -27,7 +27,7 @@
 
 namespace tessera::testing {
 
-// A small model whose sizes no mesh divides, its training data and its run.
+// A small model with sizes that no mesh divides, its training data, and its training run.
 
 struct Mlp : nn::Module<Mlp> {
   /// Returns the mean squared error of the outputs.
@@ -37,10 +37,10 @@ struct Mlp : nn::Module<Mlp> {
   nn::Child<nn::Linear> up{*this, "up", 7, 11}, down{*this, "down", 11, 3};
 };
 
-/// The rows of a step, of all ranks together.
+/// The number of rows of a step, summed over all ranks.
 constexpr std::int64_t kBatch = 12;
 
-/// Rows [first, first + count) of a step: (x, y).
+/// Returns rows [first, first + count) of a step as (x, y).
 inline std::pair<at::Tensor, at::Tensor> rows_of(std::int64_t step, std::int64_t first,
                                                  std::int64_t count) {
   const at::Tensor x = uniform_values({kBatch, 7}, 100.0 + static_cast<double>(step));
@@ -69,7 +69,7 @@ class MlpRun {
         training::TrainState{.model = *model, .optimizer = *optimizer});
   }
 
-  /// The loss of this rank's part of a micro-batch of the next step.
+  /// Returns the loss of this rank's part of micro-batch `i` of the next step.
   at::Tensor loss(std::int64_t i, std::int64_t micro_batches = 1) {
     const std::int64_t own = kBatch / data.size();
     const std::int64_t count = own / micro_batches;
@@ -82,11 +82,11 @@ class MlpRun {
     return training::step(*state, data, options,
                           [&](std::int64_t i) { return loss(i, options.accumulate); });
   }
-  /// All parameters in one vector, whole. Collective.
+  /// Returns the whole values of all parameters in one vector. Collective.
   at::Tensor weights() const { return testing::parameter_values(*model).detach(); }
 
   DeviceMesh mesh;
-  DeviceMesh data;  ///< the mesh of the ranks with different rows
+  DeviceMesh data;  ///< the data-parallel ranks
   std::shared_ptr<Mlp> model;
   std::unique_ptr<optim::AdamW> optimizer;
   std::unique_ptr<training::TrainState> state;
@@ -104,7 +104,7 @@ struct Outcome {
   at::Tensor weights;
 };
 
-/// Trains on one rank without training::step().
+/// Trains on one rank, with libtorch's calls instead of training::step().
 Outcome on_one_rank() {
   Outcome outcome;
   Mlp model;
@@ -219,7 +219,7 @@ TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
         return at::cat(all);
       };
       const at::Tensor before = values();
-      // With a scaler, the loss is NaN but no gradient is.
+      // The loss is NaN but all gradients are finite, and there is a scaler.
       const double added = rank.rank() == 1 ? std::nan("") : 0;
       EXPECT_ERROR(training::step(*run.state, run.mesh["dp"], {},
                                   [&](std::int64_t i) {
@@ -236,7 +236,7 @@ TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
   }
 }
 
-/// The optimizer updates only a part of the model; the other gradients must be cleared too.
+/// If the optimizer has only a part of the model, training::step() must clear all gradients.
 TEST_ON_RANKS(StepTest, LeavesNoGradientsOfOthers, 1) {
   MlpRun run(rank, 1, 1);
   optim::AdamW optimizer(*run.model->down, {.lr = 0});
@@ -248,7 +248,7 @@ TEST_ON_RANKS(StepTest, LeavesNoGradientsOfOthers, 1) {
   EXPECT_EQ(norm(), norm());
 }
 
-/// Runs a step whose loss function throws at a micro-batch, and then another step.
+/// Runs a step whose loss function throws at one micro-batch, then a correct step.
 void expect_nothing_left(const StepOptions& options, const fsdp::Options& units) {
   RunRanks(2, [&](Rank& rank) {
     MlpRun run(rank, 2, 1, units), expected(rank, 2, 1, units);
@@ -282,7 +282,7 @@ TEST_ON_MESH(StepTest, AModelThatIsOnNoMeshOfTheDataIsRefused, {2, 2}, {"dp", "t
   };
   EXPECT_ERROR(step(), "step 1: none of the 4 trained parameters of a tessera::testing::Mlp is on",
                "of 2 ranks", "fsdp::fully_shard or fsdp::replicate");
-  // A tensor-parallel plan reduces nothing over dp.
+  // A tensor-parallel plan has no reductions over dp.
   tensor_parallel::parallelize_module(
       model, mesh["tp"],
       {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
@@ -317,7 +317,7 @@ TEST_ON_MESH(StepTest, MeanOverTakesADistributedLossWhole, {2, 2}, {"dp", "tp"})
   const double own = 1.0 + static_cast<double>(mesh.local_rank("dp"));
   const at::Tensor value = at::full({}, own, at::kDouble).requires_grad_();
   for (const Placement& placement : {Placement(Replicate{}), Placement(Partial{})}) {
-    // The Partial sum of two equal terms is twice each term.
+    // Partial over two ranks with equal terms: the value is twice the term.
     const bool sums = placement == Placement(Partial{});
     const at::Tensor loss = DistributedTensor::from_local(value, mesh["tp"], {placement}).tensor();
     const at::Tensor mean = training::mean_over(loss, mesh["dp"]);
