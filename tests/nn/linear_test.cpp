@@ -13,6 +13,7 @@
 #include "tessera/kernels/detail/fused.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/detail/lora.h"
+#include "tessera/nn/experts.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
 #include "testing/added_terms.h"
@@ -673,6 +674,25 @@ TEST(Lora, IsFilledWhereALoadHasLeftItOut) {
   const auto branch = model.up->attached<LoraBranch>();
   EXPECT_EQUAL(*branch->a->weight, *fresh.up->attached<LoraBranch>()->a->weight);
   EXPECT_EQ(branch->b->weight->abs().max().item<double>(), 0);
+}
+
+TEST(Lora, OfExpertsStartsWithTheValuesOfSeparateLinears) {
+  MixtureOfExperts stacked(
+      {.hidden = 5,
+       .inner = 7,
+       .experts = 2,
+       .names = {.experts = "0", .mlp = {.gate = "0", .up = "1", .down = "2"}}});
+  const auto expert = [] { return std::make_shared<Sequential>(std::make_shared<Linear>(5, 7)); };
+  Sequential separate(std::make_shared<Sequential>(expert(), expert()));
+  apply_lora(stacked, {.rank = 3, .targets = {"0.0"}});
+  apply_lora(separate, {.rank = 3, .targets = {"0.*.0"}});
+  init_weights(stacked, 3);
+  init_weights(separate, 3);
+  const NamedSlots of_stack = lora_slots(stacked), of_each = lora_slots(separate);
+  for (std::size_t i = 0; i < of_each.size(); ++i) {
+    EXPECT_EQUAL(of_stack[i % 2].second->get()[static_cast<std::int64_t>(i / 2)],
+                 of_each[i].second->get());
+  }
 }
 
 TEST(Lora, RefusesWhatItCannotAdapt) {
