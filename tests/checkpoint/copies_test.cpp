@@ -35,7 +35,7 @@ struct Program {
   std::string name;
   std::function<void(Mlp&, const DeviceMesh&)> apply;
   std::vector<std::string> batch_dims;
-  std::vector<std::string_view> error;  ///< expected parts of the error; empty: no error
+  std::vector<std::string_view> error;  ///< `error`: parts of the expected error, or empty
 };
 
 std::vector<Program> programs() {

@@ -106,7 +106,7 @@ bool IsDamage(const Failure& error) {
       ADD_FAILURE() << "nothing was thrown";
     } catch (const checkpoint::DamagedStep&) {
       ++ranks;
-    } catch (const Error&) {  // read_or_fail_on_all() must throw other errors on all ranks, too
+    } catch (const Error&) {
     }
   });
   EXPECT_TRUE(ranks == 0 || ranks == 2) << ranks;
@@ -124,7 +124,7 @@ TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
   SaveStep(dir.path(), 1);
   const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
   std::filesystem::remove(path);
-  std::filesystem::create_symlink(path, path);  // a symbolic link to itself cannot be opened
+  std::filesystem::create_symlink(path, path);
   for (const std::string& error : ErrorsOfRanks(1, [&](Rank& rank) {
          SavedState state(rank, {1, 1});
          try {
@@ -456,7 +456,7 @@ TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
       EXPECT_EQ(third, ending == Ending::kDone) << fault;
     }
     expect_whole_steps(dir.path(), fault);
-    save_alone(dir.path(), third ? 4 : 3, 5);  // a restarted run must be able to save
+    save_alone(dir.path(), third ? 4 : 3, 5);
     ExpectLoads(dir.path(), 5);
   }
   std::printf("%zu of %zu faults\n", count, faults.size());

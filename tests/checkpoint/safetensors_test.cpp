@@ -461,7 +461,7 @@ TEST(SafetensorsFile, FillsBlocksOfAnyTypeAndStrides) {
     file.read_into("w", Sizes{1, 2}, block);
     EXPECT_TRUE(block.to(at::kFloat).equal(expected)) << block;
   }
-  EXPECT_GT(same._version(), version);  // autograd must see the write
+  EXPECT_GT(same._version(), version);
   EXPECT_ERROR(file.read_into("w", Sizes{3, 0}, same),
                "positions [3, 3 + 2) are outside of dimension 0, which has 4");
 }
@@ -470,7 +470,7 @@ TEST(SafetensorsFile, ReadsTheBytesOfABlockOnly) {
   TemporaryFolder folder;
   WriteFile(folder / "m", RangeBytes({16, 1 << 16}));
   const SafetensorsFile file(folder / "m");
-  constexpr std::int64_t kOwnReads = 1024;  // bytes that a call of BytesRead() itself reads
+  constexpr std::int64_t kOwnReads = 1024;  // `kOwnReads`: a bound of what BytesRead() itself reads
   const auto before = BytesRead();
   file.read("w", Sizes{4, 0}, Sizes{4, 1 << 16});
   const auto between = BytesRead();

@@ -58,7 +58,7 @@ TEST(ShardedCheckpoint, TellsAFolderOfStepsFromTheRemainsOfASave) {
   WriteFile(killed / "shard-00000-model-00001-of-00001.safetensors", "");
   EXPECT_FALSE(has("killed"));
   std::filesystem::remove(killed / "INCOMPLETE");
-  EXPECT_TRUE(has("killed"));  // the folder has no manifest, as if its copy were incomplete
+  EXPECT_TRUE(has("killed"));
 }
 
 TEST(Runs, AreOneInAFolder) {
@@ -429,7 +429,7 @@ TEST(Objects, AreSavedByRank0AndLoadedOnAllRanks) {
     Schedule schedule(0.25 + rank.rank());
     SaveFuture pending =
         async_save(*rank.world(), dir.path(), 1, with_objects(*net, {{"schedule", &schedule}}));
-    schedule.factor = 7;  // the next training step may change the object during the save
+    schedule.factor = 7;
     pending.wait();
     load(*rank.world(), dir.path(), with_objects(*net, {{"schedule", &schedule}}));
     EXPECT_EQ(schedule.factor, 0.25);

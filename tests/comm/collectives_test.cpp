@@ -205,7 +205,7 @@ TEST_P(Collectives, SeveralRunAtOnceAndADroppedWorkDoesNotBlockThem) {
 TEST_P(Collectives, ManyInARowStayInStep) {
   run([](Rank& rank) {
     const CommunicatorPtr group = group_of_all(*rank.world());
-    std::mt19937 random(7);  // all ranks draw the same numbers
+    std::mt19937 random(7);
     for (int i = 0; i < 300; ++i) {
       const auto count = static_cast<std::int64_t>(random() % 20'000);
       const at::Tensor sum = at::full({count}, i + rank.rank(), at::kLong);

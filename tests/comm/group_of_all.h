@@ -40,7 +40,7 @@ inline void run_on_hosts(const std::string& letters, const testing::Body& body) 
 /// A communication back end and the simulated hosts of the ranks.
 struct BackendCase {
   const char* backend;
-  std::string hosts;  ///< one letter for each rank; equal letters: one host
+  std::string hosts;  ///< `hosts`: one letter for each rank, its host
 
   std::string name() const { return backend + ("_" + hosts); }
 };

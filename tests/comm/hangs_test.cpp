@@ -76,8 +76,8 @@ void expect_peer_error(Call&& call) {
 struct Fault {
   const char* name;
   enum When { kAtOnce, kAtTheTimeOut } when;
-  std::vector<const char*> report;  ///< expected parts of the watchdog's report
-  std::vector<const char*> errors;  ///< expected parts of the errors of ranks 0 and 2
+  std::vector<const char*> report;  ///< `report`: expected in the watchdog's report
+  std::vector<const char*> errors;  ///< `errors`: expected in the errors of ranks 0 and 2
   void (*act)(World& world);
 };
 
@@ -198,7 +198,7 @@ void for_each_backend(const std::string& body, Expect&& expect) {
   std::vector<std::thread> threads;
   for (const char* backend : {"shm", "gloo", "nccl"}) {
     if (backend == std::string("nccl") && !std::filesystem::exists(fake_cuda())) {
-      continue;  // builds without CUDA headers lack fake_cuda()
+      continue;
     }
     Job& job = jobs.emplace_back();
     job.backend = backend;

@@ -18,7 +18,7 @@ TEST_ON_RANKS(WorldEnd, ShutdownEndsTheGroups, 2) {
   const CommunicatorPtr group = group_of_all(*rank.world());
   const at::Tensor value = at::zeros({4});
   group->all_reduce(value, ReduceOp::kSum)->wait();
-  group->barrier();  // no rank needs another rank after shutdown()
+  group->barrier();
   rank.world()->shutdown();
   const char* const said = "its world has ended; keep the world, and make this call before";
   EXPECT_ERROR(group->all_reduce(value, ReduceOp::kSum), "all_reduce in group 'all'", said);

@@ -43,7 +43,7 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
 
 TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
   const BatchLoader loader = Loader(Positions(11), 2, 2, 100);  // 11 tokens make 5 samples
-  const auto batch = loader.load(2, {{0, 2}});                  // samples 4 and 0
+  const auto batch = loader.load(2, {{0, 2}});
   EXPECT_TRUE(at::equal(batch.inputs[0], at::arange(8, 10)));
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
 }
@@ -254,7 +254,7 @@ TEST(PrefetchLoader, LoadsTheNextStepAheadOnAnotherThreadOrOnTheCallersThread) {
       EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
       EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
     }
-    ASSERT_EQ(tokens->reads.size(), 3U);  // the third read was in advance
+    ASSERT_EQ(tokens->reads.size(), 3U);
     for (std::size_t i = 0; i < 3; ++i) {
       const auto& [begin, thread] = tokens->reads[i];
       EXPECT_EQ(begin, static_cast<std::int64_t>(2 * i));

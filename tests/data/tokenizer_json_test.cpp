@@ -24,7 +24,7 @@ TEST(HuggingFaceTokenizer, EncodesAndDecodes) {
   EXPECT_EQ(tokenizer->decode({0, 4, 3, 5}), "abc ab");
   EXPECT_EQ(tokenizer->encode(""), Ids{});
   EXPECT_EQ(tokenizer->encode("a<s>b"), (Ids{0, 7, 1}));
-  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");  // special tokens have no text
+  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");
   EXPECT_ERROR(tokenizer->encode("d"), "has no token for 'd'");
   EXPECT_ERROR(tokenizer->decode({8}), "token 8 is outside");
   EXPECT_ERROR(tokenizer->decode({-1}), "token -1 is outside");

@@ -49,7 +49,7 @@ TEST(TiktokenTokenizer, NamesTheLineThatIsWrong) {
   EXPECT_ERROR(tiktoken_tokenizer(file, /*any_size=*/true), "the token of rank 1 is there twice");
   testing::WriteFile(file, "YQ== 0\r\nYg== 1\r\n");
   EXPECT_ERROR(open_tokenizer(file), "line 1 ends with CRLF", "tokenizer.model");
-  testing::WriteFile(file, std::string(1336, 'A') + " 0\n");  // a token of 1002 bytes
+  testing::WriteFile(file, std::string(1336, 'A') + " 0\n");
   EXPECT_ERROR(tiktoken_tokenizer(file), "line 1 is not a token");
 }
 
@@ -184,7 +184,7 @@ TEST(StreamDecoder, KeepsTokensOfSpacesBehindAText) {
   const auto tokenizer = std::make_shared<StrippingBytes>();
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer), tokenizer->encode(" a # b")),
             (Pieces{"", "a", " ", "", " ", "b", ""}));
-  const std::string gap(30, ' ');  // more spaces than StreamDecoder stores
+  const std::string gap(30, ' ');
   const auto joined = [&](const std::string& before, const std::string& text) {
     return Joined(StreamDecoder(tokenizer, tokenizer->encode(before)), tokenizer->encode(text));
   };

@@ -29,8 +29,8 @@ struct Change {
     kLink,
     kUnlink
   } kind = kCreate;
-  std::string path = {};   ///< path before the call
-  std::string to = {};     ///< new path, for kRename and kLink
+  std::string path = {};
+  std::string to = {};     ///< `to`: the new path, for kRename and kLink
   std::uint64_t file = 0;  ///< inode number
   off_t offset = 0;
   std::string bytes = {};
@@ -85,8 +85,8 @@ auto recorded(const Call& call, const Note& note) -> decltype(call()) {
 
 /// Which unsynced changes a power failure loses.
 enum class Lost {
-  kAll,   ///< file names and file contents
-  kBytes  ///< file contents only: the disk has already written the names
+  kAll,   ///< kAll: file names and file contents
+  kBytes  ///< kBytes: file contents only
 };
 
 /// Simulates a disk that keeps only synced data: fsync() of a file saves the file's contents,

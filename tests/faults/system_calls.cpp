@@ -30,7 +30,7 @@ constexpr std::array kCalls = {"openat", "pwrite", "fsync", "fallocate", "rename
 
 struct Action {
   const char* name;
-  int error;  ///< errno of the failed call, or 0
+  int error;  ///< `error`: errno of the failed call, or 0
 };
 constexpr std::array kActions = {
     Action{"kill", 0},        Action{"short", 0},     Action{"zero", 0},        Action{"slow", 0},

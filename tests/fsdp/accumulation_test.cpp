@@ -100,7 +100,7 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
       Filled<Scaled> model;
       const DeviceMesh mesh = rank.mesh({2}, {"dp"});
       shard_units({&*model.first, &*model.second, &model}, mesh);
-      set_unshard_in_backward(*model.first, gather);  // `x` needs no gradient
+      set_unshard_in_backward(*model.first, gather);
       const Sent sent(rank);
       model(x).square().sum().backward();
       EXPECT_EQ(sent.calls("dp", "all_gather"), gather ? 4 : 3);
@@ -236,7 +236,7 @@ TEST_ON_MESH(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain, {2}, {
 
 using testing::AddedTerms;
 
-constexpr int kWeights = 7;  // number of weights of the model
+constexpr int kWeights = 7;
 
 /// The input has 3 dimensions, so that only weights and gradients of weights have 2 dimensions.
 at::Tensor loss_of_rows(SmallModel& model, const Rank& rank, int step) {

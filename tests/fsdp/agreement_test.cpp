@@ -164,7 +164,7 @@ struct Pair : nn::Module<Pair> {
   }
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
   bool keep_inner = false;
-  at::Tensor inner;  ///< the chosen unit's result
+  at::Tensor inner;
 };
 
 at::Tensor input() {
@@ -262,7 +262,7 @@ TEST_F(Disagreement, LeavesNothingWrongBehind) {
       run_one(model, true).sum().backward();
       EXPECT_ERROR(run_one(model, rank.rank() == 0), "unit 'a'", "unit 'b'");
       EXPECT_FALSE(model.a->attached<Unit>()->unsharded());
-      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());  // from the step before
+      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());
       set_reshard_after_backward(model, false);
       EXPECT_ERROR(run_both(model, rank.rank() == 0).sum().backward(), "unit 'a'", "unit 'b'");
       expect_all_sharded(model);

@@ -85,7 +85,7 @@ TEST(FsdpCheckpointing, FailedRecomputationEndsAllRanksAndMayBeFollowedByAStep) 
         return;
       }
       EXPECT_ERROR(local_loss(model, rank).backward(), "a broken recomputation");
-      drop_gradients(model);  // some gradients are complete
+      drop_gradients(model);
       local_loss(model, rank).backward();
       expect_gradients(model, gradients_alone());
     });

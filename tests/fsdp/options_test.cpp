@@ -215,7 +215,7 @@ TEST_P(ExpertsWithoutRows, AreUpdatedAsOnOneRank) {
     }
     EXPECT_TRUE(full_tensor(model.w.slot()->persistent()).allclose(*alone.w, 1e-5, 1e-6));
     for (const auto& [name, tensor] : optim::named_state(optimizer, model)) {
-      EXPECT_TRUE(name != "w.step" || tensor.item<double>() == 3);  // step 3 has no rows
+      EXPECT_TRUE(name != "w.step" || tensor.item<double>() == 3);
     }
   });
 }
@@ -277,7 +277,7 @@ TEST_ON_RANKS(MoveBuffers, LeavesUnitsBelowAndAModelOnMeta, 3) {
   EXPECT_TRUE(all_on(*module.below, at::kCPU));
   move_buffers({&on_meta}, at::kMeta, {});
   fully_shard(on_meta, world_mesh(rank.world()));
-  EXPECT_TRUE(all_on(on_meta, at::kMeta));  // nn::to_empty() would move the buffers
+  EXPECT_TRUE(all_on(on_meta, at::kMeta));
 }
 
 TEST(MoveBuffers, LeavesIgnoredOnes) {
@@ -330,7 +330,7 @@ TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {
     fully_shard(module, world_mesh(rank.world()));
     const at::Tensor x = uniform_values({2, 3}, rank.rank());
     module(x).sum().backward();
-    EXPECT_TRUE(module.seen.is_same(x));  // FSDP does not copy the input
+    EXPECT_TRUE(module.seen.is_same(x));
   });
 }
 

@@ -124,8 +124,8 @@ struct ScaleNet : nn::Module<ScaleNet> {
 struct ReduceCase {
   std::vector<std::int64_t> sizes;
   bool offload = false;
-  bool accumulates_unsharded = false;  ///< no gradient sync in the first micro-batch
-  bool accumulates_sums = false;       ///< no all-reduce in the first micro-batch
+  bool accumulates_unsharded = false;  ///< `accumulates_unsharded`: no gradient sync at first
+  bool accumulates_sums = false;       ///< `accumulates_sums`: no all-reduce at first
   double divisor = 0;                  ///< 0: the number of data-parallel ranks
 };
 
@@ -305,11 +305,11 @@ void expect_averages(int ranks, int expected, const std::function<void(ShardedMo
   });
 }
 
-constexpr int kUnits = 4;  // number of units: 3 blocks and the head
+constexpr int kUnits = 4;
 
 TEST(Average, IsTakenByTheReduceScatterUnlessSumsOrRoundingNeedADivision) {
   expect_averages(4, kUnits, [](ShardedModel&) {});
-  expect_averages(3, 0, [](ShardedModel&) {});  // 1/3 is not exact
+  expect_averages(3, 0, [](ShardedModel&) {});
   expect_averages(4, 0, [](ShardedModel& model) { set_gradient_divide_factor(model, 2); });
   expect_averages(
       4, 0, [](ShardedModel& model) { set_all_reduce_hook(model, [](const at::Tensor&) {}); });

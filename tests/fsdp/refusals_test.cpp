@@ -268,9 +268,9 @@ struct Growing : nn::Module<Growing> {
 TEST(ParametersOutsideOfUnits, AreRefusedWheneverTheyAppear) {
   struct Change {
     const char* name;
-    bool has_extra;    ///< whether `extra` exists at first
-    bool shards_root;  ///< otherwise only `a` is a unit
-    bool frozen;       ///< whether `extra` is frozen at first
+    bool has_extra;
+    bool shards_root;
+    bool frozen;
     void (*act)(Growing&);
   };
   const Change changes[] = {

@@ -78,7 +78,7 @@ void run_backward_again(ShardedModel& model) {
 
 /// Calls a block outside of the root's forward.
 void call_a_block_twice(ShardedModel& model) {
-  walk_loss(model).backward();  // makes the block a unit of the root
+  walk_loss(model).backward();
   (*model.blocks[1])((*model.blocks[1])(input())).sum().backward();
 }
 
@@ -101,7 +101,7 @@ void fail_in_forward(ShardedModel& model) {
   EXPECT_EQ(model.blocks[0]->attached<Unit>()->phase(), UnitPhase::kForward);
   EXPECT_ERROR(walk_loss(model), "not this time");
   *fails = false;
-  earlier.backward();  // from before the failure
+  earlier.backward();
 }
 
 /// Makes a hook in backward throw once, when backward reaches block 1.

@@ -85,7 +85,7 @@ TEST(Streams, PrefetchTheRequestedUnitsInForward) {
 TEST(Streams, PrefetchTheRequestedUnitsInBackwardAndFreeUnusedUnits) {
   const Log found = notes_of_step([](SmallModel& model) {
     set_backward_prefetch(*model.blocks[2], {model.blocks[0].get()});
-    set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});  // block 2 is done by then
+    set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});
   });
   EXPECT_EQ(Log(found.begin() + 11, found.end()),
             notes({"+2 =2 +0 -2 r2", "+1 =1 -1 r1", "=0 +2 -0 r0", "-. r."}));

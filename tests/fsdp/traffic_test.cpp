@@ -57,8 +57,8 @@ TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
       const auto traffic = traffic_of_step(rank, {.post_forward_mesh_size = neighbours});
       EXPECT_EQ(traffic.size(), neighbours == 2 ? 3u : 2u);
       const comm::Traffic gathers = traffic.at({"dp", "all_gather"});
-      const int times = neighbours == 2 ? 1 : 2;     // gathers of a block
-      EXPECT_EQ(gathers.calls, times * kDepth + 1);  // the root is gathered once
+      const int times = neighbours == 2 ? 1 : 2;  // `times`: number of gathers of a block
+      EXPECT_EQ(gathers.calls, times * kDepth + 1);
       EXPECT_EQ(gathers.bytes, 4 * (times * kDepth * block_shard(4) + head_shard(4)));
       if (neighbours == 2) {
         const comm::Traffic backward = traffic.at({"dp/2", "all_gather"});
@@ -79,10 +79,10 @@ struct Formula {
   const char* name;
   int micro_batches;
   Options options;
-  std::function<void(SmallModel&, bool last)> before;  ///< runs before a micro-batch
+  std::function<void(SmallModel&, bool last)> before;
   double bytes;
-  bool replicas = false;    ///< 2 x 2 ranks (HSDP) instead of 4 ranks
-  bool replicated = false;  ///< whether replicate() makes the units
+  bool replicas = false;    ///< `replicas`: 2 x 2 ranks (HSDP), not 4 ranks
+  bool replicated = false;  ///< `replicated`: uses replicate()
 };
 
 void PrintTo(const Formula& formula, std::ostream* out) {

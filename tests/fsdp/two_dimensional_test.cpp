@@ -52,9 +52,9 @@ TEST_ON_MESH(TwoDimensional, SumsNormGradientsOverTpOnce, {2, 2}, {"dp", "tp"}) 
 
 /// How a rank uses a parameter. The use decides the layout of the gradient.
 enum class Use : std::uint8_t {
-  kSequence,  ///< for a shard of the tokens: Partial over tp
-  kWhole,     ///< for all tokens: Replicate over tp
-  kNoTokens,  ///< for no tokens: zeros, in any layout
+  kSequence,  ///< kSequence: only a shard of the tokens (gradient Partial)
+  kWhole,     ///< kWhole: all tokens (gradient Replicate)
+  kNoTokens,  ///< kNoTokens: no tokens (gradient of zeros)
   kUnused,    ///< no gradient
 };
 using Uses = std::vector<Use>;

@@ -90,7 +90,7 @@ TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
          EXPECT_TRUE(close(weight, *alone.head->weight));
        }},
       {"call of a block alone", [&](ShardedModel& model) {
-         model(x).sum().backward();  // makes the block a unit of the root
+         model(x).sum().backward();
          unshard(*model.blocks[0]);
          {
            const c10::AutoGradMode no_grad(false);
@@ -185,7 +185,7 @@ TEST(WrittenParameter, IsRefusedOnSeveralRanksAfterUnshard) {
     const at::Tensor before = linear.weight->detach().clone();
     fully_shard(linear, mesh);
     unshard(linear);
-    double_gathered(linear);  // the gathered tensor is also the shard
+    double_gathered(linear);
     reshard(linear);
     EXPECT_TRUE(full_tensor(linear.slot("weight")->persistent()).equal(2 * before));
   });
@@ -229,7 +229,7 @@ TEST_SHARDED(GatheredUnits, PersistAsShards, 3) {
   for (const at::Tensor& parameter : parameters_of(model)) {
     before.push_back(local_tensor(parameter).detach().clone());
   }
-  const at::Tensor loss = local_loss(model, rank);  // the root stays gathered
+  const at::Tensor loss = local_loss(model, rank);
   EXPECT_TRUE(model.head->slot("weight")->role.gathered);
   std::size_t i = 0;
   for (const at::Tensor& parameter : parameters_of(model)) {

@@ -57,28 +57,28 @@ enum class DropoutKind { kNone, kModule, kFunction, kStock };
 enum class Activation {
   kGelu,
   kRelu,
-  kCentred,         ///< subtracts the mean of the features
-  kRandomMultiply,  ///< multiplies by at::rand_like()
+  kCentred,         ///< kCentred: subtracts the mean of the features
+  kRandomMultiply,  ///< kRandomMultiply: multiplies by at::rand_like()
 };
 
 enum class Rotary { kNone, kFunction, kByHand };
 /// A mask of attention that depends only on sizes, and that is a plain tensor on every mesh.
 enum class Mask {
   kNone,
-  kWindow,  ///< a window; bool, (sequence, sequence)
-  kSlopes,  ///< a bias; (heads, sequence, sequence)
+  kWindow,  ///< kWindow: a bool mask of (sequence, sequence)
+  kSlopes,  ///< kSlopes: a bias of (heads, sequence, sequence)
 };
 
 struct AttentionSpec {
   std::int64_t key_value_heads = 0;
-  bool fused = false;  ///< whether one projection computes queries, keys and values
+  bool fused = false;  ///< `fused`: one projection computes queries, keys and values
   bool bias = false;
   bool causal = false;
-  bool by_hand = false;  ///< uses softmax, not scaled_dot_product_attention
-  bool gain = false;     ///< whether attention has a parameter with one number for each head
-  bool adapter = false;  ///< whether the query projection has a LoRA adapter
+  bool by_hand = false;  ///< `by_hand`: softmax, not scaled_dot_product_attention
+  bool gain = false;     ///< `gain`: a parameter with one number for each head
+  bool adapter = false;  ///< `adapter`: LoRA of the query projection
   NormKind query_key_norm = NormKind::kNone;
-  bool dropout = false;  ///< of the attention weights
+  bool dropout = false;
   Rotary rotary = Rotary::kNone;
   Mask mask = Mask::kNone;
 };
@@ -97,9 +97,9 @@ enum class Along { kNone, kSoftmax, kCumsum, kExchangedHalves };
 struct ExpertsSpec {
   std::int64_t experts = 4, top_k = 2;
   bool sigmoid = false;         ///< router scores: sigmoids instead of a softmax
-  bool not_normalized = false;  ///< the top-k weights of a token need not add up to 1
+  bool not_normalized = false;  ///< `not_normalized`: top-k weights of a token need not add up to 1
   bool selection_bias = false;
-  bool shared = false;  ///< whether every token also goes to a shared expert
+  bool shared = false;  ///< `shared`: every token also goes to a shared expert
 };
 
 struct MlpSpec {
@@ -109,30 +109,30 @@ struct MlpSpec {
   bool bias = false;
   LinearKind linear = LinearKind::kOwn;
   Activation activation = Activation::kGelu;
-  Along along = Along::kNone;   ///< operator after the activation
-  bool inner_bias = false;      ///< adds a parameter of the MLP itself before the last projection
-  bool auxiliary_loss = false;  ///< whether the MLP returns an auxiliary loss
+  Along along = Along::kNone;
+  bool inner_bias = false;  ///< `inner_bias`: a parameter of the MLP itself
+  bool auxiliary_loss = false;
   NormKind middle_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
-  bool adapter = false;          ///< whether the last projection has a LoRA adapter
+  bool adapter = false;          ///< `adapter`: LoRA of the last projection
   bool calls_forward = false;    ///< calls module->forward(x) instead of (*module)(x)
-  bool checkpoint_call = false;  ///< uses nn::checkpoint to call the MLP
-  bool skips_empty = false;      ///< whether a rank without tokens skips the MLP
+  bool checkpoint_call = false;  ///< `checkpoint_call`: nn::checkpoint calls the MLP
+  bool skips_empty = false;      ///< `skips_empty`: a rank without tokens skips the MLP
 };
 
 enum class ResidualScale { kNone, kVector, kScalar };
 
 struct ModelSpec {
   std::int64_t vocabulary = 0, heads = 0, head_dim = 0, depth = 0;
-  bool folded = false;    ///< activations of 2 dimensions: (batch * sequence, features)
-  bool position = false;  ///< adds a learned position embedding
-  bool repeated = false;  ///< whether the first block runs twice
+  bool folded = false;    ///< `folded`: activations are (batch * sequence, features)
+  bool position = false;  ///< `position`: adds a learned position embedding
+  bool repeated = false;  ///< `repeated`: the first block runs twice
   bool tied = false;
   NormKind norm = NormKind::kNone;
   NormKind final_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
   ResidualScale residual_scale = ResidualScale::kNone;
-  bool padding_mask = false;  ///< adds an attention mask that is computed from the token ids
+  bool padding_mask = false;  ///< `padding_mask`: a mask that depends on token ids
   bool attention = true, mlp = true;
   AttentionSpec attend{};
   MlpSpec feed{};
@@ -167,8 +167,8 @@ struct PlanEntry {
 struct MeshSpec {
   std::int64_t replicas = 1, data = 1, tensor = 1;
   bool tensor_first = false;
-  std::int64_t experts = 1;        ///< number of expert-parallel ranks
-  bool experts_on_tensor = false;  ///< whether tensor-parallel ranks share the experts
+  std::int64_t experts = 1;
+  bool experts_on_tensor = false;  ///< `experts_on_tensor`: tp ranks share experts
 
   int ranks() const { return static_cast<int>(replicas * data * tensor); }
 };
@@ -205,7 +205,7 @@ struct TrainSpec {
   Loss loss = Loss::kSquares;
   bool loss_in_forward = false;
   bool clip = false;
-  bool evaluate = false;  ///< evaluates after each step
+  bool evaluate = false;  ///< `evaluate`: evaluates after each step
 };
 
 /// A deliberate error in a case, for tests of the fuzzer. Never drawn.
@@ -249,7 +249,7 @@ inline bool is_fault(Verdict verdict) {
 
 struct Outcome {
   Verdict verdict = Verdict::kEqual;
-  std::string what;  ///< the error or the first differences, in one line
+  std::string what;  ///< `what`: the error or the first differences
 };
 
 /// Trains the case's model in fp64 on the case's ranks, which are threads, and on one rank, and

@@ -38,8 +38,8 @@ struct SearchOptions {
   std::int64_t first = 0;
   std::int64_t cases = 100;
   int processes = 2;
-  double seconds = 0;       ///< time limit for the start of a chunk of cases; 0: none
-  Choices::Labels fixed{};  ///< decisions that are not drawn
+  double seconds = 0;       ///< `seconds`: no chunk of cases begins later; 0: no limit
+  Choices::Labels fixed{};  ///< `fixed`: decisions that are not drawn
   /// The time-out of a collective in seconds. All steps of a case take less than one second.
   int timeout = 20;
 };
@@ -160,7 +160,7 @@ class WorkerLines {
  private:
   std::vector<Result>& results_;
   std::optional<std::int64_t> running_;
-  std::string rest_;  ///< last line of other output
+  std::string rest_;  ///< `rest_`: last line of other output
   bool hung_ = false;
 };
 

@@ -35,8 +35,8 @@
 namespace tessera::fuzz {
 namespace {
 
-constexpr std::int64_t kRank = 2;     // rank of LoRA adapters
-constexpr std::int64_t kLongest = 8;  // maximum sequence length
+constexpr std::int64_t kRank = 2;
+constexpr std::int64_t kLongest = 8;
 
 /// Registers the module of a Layer in `parent`, if the Layer has a module.
 Layer added(nn::ModuleBase& parent, const char* name, Layer made) {

@@ -114,10 +114,10 @@ constexpr double kAdamEps = 1e-4;
 
 /// The results of a training run, recorded by one rank.
 struct Trace {
-  std::vector<double> losses;                    ///< mean losses of this rank's rows
-  std::vector<double> grad_norms;                ///< one norm for each step
-  std::map<std::string, at::Tensor> parameters;  ///< whole parameters at the end
-  int steps = 0;                                 ///< number of completed steps
+  std::vector<double> losses;  ///< `losses`: mean losses of this rank's rows
+  std::vector<double> grad_norms;
+  std::map<std::string, at::Tensor> parameters;
+  int steps = 0;  ///< `steps`: number of completed steps
 };
 
 /// This rank's part of the batch: part `index` of `count` parts.
@@ -463,9 +463,9 @@ class Training {
   std::uint64_t flips_;
   std::shared_ptr<Net> net_;
   Part parts_;
-  DeviceMesh data_;       ///< the data-parallel ranks; undefined on one rank
-  bool wrapped_ = false;  ///< FSDP is applied
-  bool sharded_ = false;  ///< FSDP or tensor parallelism is applied
+  DeviceMesh data_;       ///< `data_`: data-parallel ranks; undefined on one rank
+  bool wrapped_ = false;  ///< `wrapped_`: whether FSDP is applied
+  bool sharded_ = false;  ///< `sharded_`: whether FSDP or tensor parallelism is applied
   std::function<void()> step_, zero_grad_;
 };
 
@@ -484,7 +484,7 @@ constexpr std::array kVerdicts{"equal",     "refused", "not comparable", "refuse
 /// How the training run of a rank ended.
 struct Ended {
   bool well = true;
-  bool by_peer = false;  ///< whether another rank caused the failure
+  bool by_peer = false;  ///< `by_peer`: another rank caused the failure
   std::string error;
 };
 
@@ -657,7 +657,7 @@ void seed_libtorch(std::uint64_t seed) {
 
 /// Whether the losses or gradients of the run on one rank are so large that rounding decides.
 bool explodes(const Trace& oracle) {
-  constexpr double kMost = 1e6;  // rounding errors are then 1e-10 of a parameter
+  constexpr double kMost = 1e6;
   return !std::ranges::all_of(oracle.losses, [](double x) { return std::isfinite(x); }) ||
          !std::ranges::all_of(oracle.grad_norms, [](double x) { return x < kMost; });
 }
@@ -706,7 +706,7 @@ Outcome run_case(const Case& c, std::chrono::seconds timeout) {
   try {
     testing::RunRanks(1, [&](testing::Rank&) { train_alone(c, oracle); });
   } catch (const Error& error) {
-    return {Verdict::kRefused, error.what()};  // the model is refused on one rank
+    return {Verdict::kRefused, error.what()};
   } catch (const std::exception& error) {
     const std::string text = error.what();
     return {Verdict::kNoOracle, text.substr(0, text.find('\n'))};

@@ -111,7 +111,7 @@ std::vector<at::Tensor> results_of(const Function& function, const std::vector<a
 
 TEST_P(Functions, AreTheCpusWithinRounding) {
   at::manual_seed(3);
-  nn::allow_math_attention(true);  // other kernels do not compute in fp64
+  nn::allow_math_attention(true);  // Only the math kernel computes in fp64.
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     const double tolerance = type == at::kDouble ? 1e-10 : type == at::kFloat ? 1e-4 : 3e-2;
     std::vector<at::Tensor> inputs;

@@ -72,7 +72,7 @@ TEST(LeafNodeCanary, AddsToAGradientThatItFinds) {
   (x * 2).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
   EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 9.0)));
-  x.mutable_grad() = at::Tensor();  // breaks a reference cycle
+  x.mutable_grad() = at::Tensor();
 }
 
 TEST(GuardedViewCanary, IsRefusedToWhoeverWritesToIt) {
@@ -277,7 +277,7 @@ TEST(GraphNodeCanary, ALongChainIsFreedWithoutRecursion) {
   for (int i = 0; i < 300'000; ++i) {
     x = times_kept(x, one);
   }
-  x = at::Tensor();  // destroys the graph without recursion
+  x = at::Tensor();  // Destroying the graph must not recurse.
 }
 
 }  // namespace

@@ -134,7 +134,7 @@ TEST_P(AdamWUpdate, KeepsNaNAndInfinities) {
 TEST_P(AdamWUpdate, ChangesNothingByAFactorThatIsNotFinite) {
   for (const double factor : {std::nan(""), HUGE_VAL}) {
     AdamWTensors update = update_of(1000, type());
-    update.step = number(0, at::kFloat);  // before the first step
+    update.step = number(0, at::kFloat);
     update.gradient[3].fill_(NAN);
     const AdamWTensors before = copied(update);
     adamw({update}, numbers_of(factor));

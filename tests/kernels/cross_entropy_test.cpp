@@ -165,7 +165,7 @@ TEST_P(CrossEntropy, OfLogitsThatAreFarFromZeroKeepsItsDigits) {
 
 TEST_P(CrossEntropy, OfMinusInfinityAndNaNIsThatOfTheFormula) {
   at::Tensor logits = random({6, 40});
-  logits[0].slice(0, 0, 35).fill_(-INFINITY);  // all logits before the target's
+  logits[0].slice(0, 0, 35).fill_(-INFINITY);
   logits[1].fill_(-INFINITY);
   logits[2][5] = NAN;
   logits[4][39] = INFINITY;

@@ -20,7 +20,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int kShares = 3;  ///< number of simulated threads that share a row
+constexpr int kShares = 3;  ///< `kShares`: number of simulated threads that share a row
 
 /// A simulated thread that computes a row alone.
 struct OneThread {

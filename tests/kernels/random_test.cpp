@@ -55,7 +55,7 @@ TEST(FillRandom, KeepsItsGoldenValues) {
 }
 
 TEST(FillRandom, PassesKolmogorovSmirnov) {
-  const double bound = 1.95 / std::sqrt(200'000.0);  // 0.1 % of all samples exceed the bound
+  const double bound = 1.95 / std::sqrt(200'000.0);  // 0.1 % of all random samples exceed the bound
   EXPECT_LT(kolmogorov_smirnov(filled({200'000}, Uniform{0.0, 1.0})), bound);
   EXPECT_LT(kolmogorov_smirnov(at::special_ndtr((filled({200'000}, Normal{3.0, 2.0}) - 3.0) / 2.0)),
             bound);

@@ -84,7 +84,7 @@ std::int64_t peak_of_step(Rank& rank, bool with_units) {
     fsdp::fully_shard(*model, mesh["dp"]);
   }
   const Part part{.part = rank.rank(), .parts = rank.size()};
-  run_backward(*model, kWideShape, part, 0);  // a first step, which needs other memory
+  run_backward(*model, kWideShape, part, 0);  // The first step allocates more memory.
   const testing::MemoryScope memory;
   run_backward(*model, kWideShape, part, 1);
   return memory.peak();

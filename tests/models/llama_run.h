@@ -26,16 +26,16 @@ inline constexpr Shape kOddShape{
 
 /// The results of a training run, for comparisons. Tensors are whole and plain.
 struct Outcome {
-  std::vector<double> losses;  ///< losses of this rank's part, one for each step
+  std::vector<double> losses;  ///< `losses`: of this rank's part of the batch
   std::vector<double> norms;
-  std::vector<at::Tensor> gradients;  ///< of the first step
+  std::vector<at::Tensor> gradients;  ///< `gradients`: of the first step
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
 };
 
 struct Part {
-  std::int64_t part = 0, parts = 1;     ///< this rank's part of the batch
-  std::function<void()> before_step{};  ///< called before each Optimizer::step()
+  std::int64_t part = 0, parts = 1;
+  std::function<void()> before_step{};
 };
 
 inline std::shared_ptr<Llama> make_llama(const Shape& shape) {

@@ -124,7 +124,7 @@ struct SplitMesh {
   ActivationMemory activations = ActivationMemory::kAll;
   std::int64_t window = 0;
   bool documents = false;
-  bool in_parts = false;  ///< whether the loss is computed in chunks
+  bool in_parts = false;  ///< `in_parts`: computes the loss in chunks
 };
 
 std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {

@@ -170,7 +170,7 @@ TEST(Adopt, LeavesFrozenParametersAndEvaluatedModulesAsTheyAre) {
 TEST(Adopt, AParameterAtTwoPlacesIsOneSlot) {
   const auto net = std::make_shared<testing::TorchMlp>();
   net->replace_module("down", net->up.ptr());
-  EXPECT_EQ(adopt(net)->named_slots().size(), 4U);  // up and norm have two slots each
+  EXPECT_EQ(adopt(net)->named_slots().size(), 4U);
 }
 
 TEST(Adopt, TakesAModuleOnce) {
@@ -253,7 +253,7 @@ TEST(Adopt, FillsNormsAndStatisticsAsLibtorchDoes) {
   EXPECT_EQUAL(value(model, "0.bias"), at::zeros({3}));
   (*model)(uniform_values({4, 3}, 2));
   EXPECT_FALSE(model->named_buffers()["0.running_var"].equal(at::ones({3})));
-  init_buffers(*model);  // does not change buffers
+  init_buffers(*model);
   EXPECT_EQ(model->named_buffers()["0.num_batches_tracked"].item<int>(), 1);
   init_weights(*model, 2);
   EXPECT_EQUAL(model->named_buffers()["0.running_mean"], at::zeros({3}));

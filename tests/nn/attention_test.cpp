@@ -480,7 +480,7 @@ TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
 struct SplitAttention {
   std::int64_t kv_heads;
   ContextAttentionOptions options{};
-  bool masked = false;  ///< a random mask instead of the causal mask
+  bool masked = false;  ///< `masked`: a random mask, not the causal mask
   std::int64_t batch = 2, width = 4;
   at::ScalarType type = at::kDouble;
   Lengths documents{};  ///< empty: each sequence is one document

@@ -173,7 +173,7 @@ TEST(Checkpoint, RecomputesOnceABackward) {
       .backward();
   EXPECT_EQ(counted->regions, 1);
   EXPECT_EQ(counted->recomputations, 1);
-  EXPECT_EQ(counted->packed, 4);  // exp's result, sin's input, two factors
+  EXPECT_EQ(counted->packed, 4);
 }
 
 TEST(Checkpoint, StopsOnceTheLastTensorIsThere) {
@@ -240,7 +240,7 @@ TEST(Checkpoint, Nests) {
         return checkpoint(outer.options, fn, x, w);
       });
   EXPECT_EQ(outer->recomputations, 1);
-  EXPECT_EQ(inner->regions, 4);  // twice in forward, twice in the recomputation
+  EXPECT_EQ(inner->regions, 4);
   EXPECT_EQ(inner->recomputations, 2);
 }
 
@@ -270,7 +270,7 @@ TEST(Checkpoint, FreesRecomputedTensorsAsBackwardTakesThem) {
   const at::Tensor x = leaf({64, 32}, 2);
   const testing::AllocatedBytes bytes;
   checkpoint([](const at::Tensor& t) { return t.exp().sin().exp().sin(); }, x).sum().backward();
-  EXPECT_LT(bytes.now(), 64 * 32 * 4 + 512);  // the gradient of x
+  EXPECT_LT(bytes.now(), 64 * 32 * 4 + 512);
 }
 
 TEST(Checkpoint, FreesTheFunctionWithTheGraph) {
@@ -338,7 +338,7 @@ std::vector<at::Tensor> drawn(Run run) {
   at::manual_seed(5);
   const at::Tensor x = leaf({40}, 1);
   const at::Tensor y = run(x);
-  at::rand({3});  // as a program may do before backward
+  at::rand({3});  // A program may draw random numbers before backward.
   y.sum().backward();
   return {x.grad(), at::rand({2})};
 }
@@ -423,7 +423,7 @@ TEST(CheckpointReplay, Refusals) {
   EXPECT_THROWN(std::exception, loss.backward(), "modified by an inplace operation");
   {
     const auto fn = [](const at::Tensor& t) {
-      const at::Tensor y = t.exp();  // backward of exp needs y
+      const at::Tensor y = t.exp();
       y.add_(1);
       return y.sin();
     };
@@ -438,7 +438,7 @@ TEST_ON_MESH(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors, {3}
     manual_seed(2);
     const at::Tensor x = testing::leaf_on(mesh, uniform_values({10, 3}, 1), {Shard{0}});
     const at::Tensor loss = (checkpointed ? checkpoint(fn, x) : fn(x)).sum();
-    at::dropout(x.detach(), 0.5, true);  // as a program may do before backward
+    at::dropout(x.detach(), 0.5, true);  // A program may draw random numbers here.
     loss.backward();
     EXPECT_EQ(random_state().calls, 2u);
     return DistributedTensor(x.grad()).full_tensor();
@@ -463,8 +463,7 @@ TEST(SelectiveCheckpoint, KeepsWhatThePolicySaysAndRecomputesTheRest) {
   });
   EXPECT_EQ(counted->kept_operators, 2);
   EXPECT_EQ(counted->replayed_operators, 2);
-  EXPECT_EQ(counted->recomputed_operators,
-            2);  // gelu and tanh, but not the last operator
+  EXPECT_EQ(counted->recomputed_operators, 2);
 }
 
 TEST(SelectiveCheckpoint, TellsThePolicyWhichCallItIs) {
@@ -568,7 +567,7 @@ TEST(SelectiveCheckpoint, FreesWhatItKeptAsBackwardUsesIt) {
   const Counted counted = keeping(save_operators({"aten::mm"}));
   const testing::AllocatedBytes bytes;
   checkpoint(counted.options, dense, x, w).sum().backward();
-  EXPECT_LT(bytes.now(), 64 * 32 * 4 + 32 * 32 * 4 + 512);  // gradients of x and w
+  EXPECT_LT(bytes.now(), 64 * 32 * 4 + 32 * 32 * 4 + 512);
 }
 
 TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
@@ -582,7 +581,7 @@ TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
       [&](const at::Tensor& x, const at::Tensor& w) {
         return checkpoint(outer.options, fn, x, w);
       });
-  EXPECT_EQ(outer->replayed_operators, 2);  // in the outer recomputation
+  EXPECT_EQ(outer->replayed_operators, 2);
   EXPECT_EQ(inner->recomputations, 1);
 }
 

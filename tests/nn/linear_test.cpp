@@ -325,7 +325,7 @@ TEST(LinearProducts, NameTheModuleThatDoesNotFit) {
 /// The placements of x and of the weights.
 struct Split {
   Placement x, weights;
-  int added;  ///< products that a rank adds in place
+  int added;  ///< `added`: products that a rank adds in place
 };
 
 class DistributedLinearProducts : public ::testing::TestWithParam<Split> {};

@@ -596,7 +596,7 @@ TEST(FqnPattern, MatchesNames) {
       {"layers.[!0-3]", {"layers.4"}, {"layers.3", "layers."}},
       {"layers.[^0-3]", {"layers.4"}, {"layers.3", "layers."}},
       {"a[!x]b", {}, {"a.b"}},
-      {"a[b", {"a[b"}, {"ab"}},  // [ without ] matches [
+      {"a[b", {"a[b"}, {"ab"}},
       {"[]]", {"]"}, {}},
       {"[!]]", {"x"}, {}},
       // "**" matches any number of components. Inside a component, "**" is like "*".

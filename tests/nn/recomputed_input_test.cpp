@@ -79,7 +79,7 @@ TEST(RecomputedInput, HasTheBitsOfAKeptOne) {
 /// Returns the bytes that a graph saves, not counting its inputs and its result.
 std::int64_t kept_bytes(const Function& function, const Tensors& values) {
   const Tensors inputs = leaves_of(values);
-  function(inputs);  // allocates memory that is reused later
+  function(inputs);  // The first call allocates memory that later calls reuse.
   const testing::AllocatedBytes memory;
   const at::Tensor y = function(inputs);
   return memory.now() - static_cast<std::int64_t>(y.nbytes());

@@ -79,7 +79,7 @@ TEST(MetricsWriter, CutsTheRecordsOfLaterStepsInAResumedRun) {
       first_two = metrics.step == 2 ? ReadFile(file) : first_two;
     }
   }
-  WriteFile(file, ReadFile(file) + R"({"step": 5, "lo)");  // a line that a killed process has left
+  WriteFile(file, ReadFile(file) + R"({"step": 5, "lo)");
   MetricsWriter writer(file, /*resumed=*/2);
   EXPECT_EQ(ReadFile(file), first_two);
   metrics.step = 3;
@@ -263,11 +263,11 @@ TEST(TensorMemory, ReportsEachBlockInMultiplesOfTheGranularity) {
   count_tensor_memory(
       {.granularity = 512, .observer = [&](const TensorBlock& block) { told.push_back(block); }});
   at::empty({129});
-  at::zeros({0, 5});  // an empty tensor has no block
+  at::zeros({0, 5});
   at::empty({128});
   count_tensor_memory();
   ASSERT_EQ(told.size(), 4U);
-  EXPECT_EQ(told[0].bytes, 1024);  // 516 bytes, rounded up
+  EXPECT_EQ(told[0].bytes, 1024);
   EXPECT_EQ(told[2].bytes, 512);
   EXPECT_EQ(told[1].number, told[0].number);
   EXPECT_TRUE(told[1].freed);

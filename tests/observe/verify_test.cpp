@@ -33,8 +33,8 @@ at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
 
 struct GptOptions {
   double dropout = 0;
-  TapFunction embedded = pass_on;  ///< after the embedding: (batch, tokens, hidden)
-  TapFunction inner = pass_on;     ///< in the MLP: (batch, tokens, inner), sharded by features
+  TapFunction embedded = pass_on;  ///< `embedded`: a Tap of (batch, tokens, hidden)
+  TapFunction inner = pass_on;     ///< `inner`: a Tap in the MLP, sharded by features
   /// A function between the projections of the MLP.
   std::function<at::Tensor(const at::Tensor& x)> between = [](const at::Tensor& x) { return x; };
   /// Returns whether a block skips its dropout.
@@ -462,7 +462,7 @@ TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
        [](const at::Tensor& x) { return x / std::sqrt(static_cast<double>(x.size(-1))); }},
       {"a fused weight cut along the wrong features",
        [](const at::Tensor& x) {
-         const auto halves = x.chunk(2, -1);  // should be halves of all features
+         const auto halves = x.chunk(2, -1);
          return at::cat({halves[0] * halves[1], halves[1]}, -1);
        }},
       {"a member of the wrong rank",

@@ -404,7 +404,7 @@ TEST(NarrowMoments, OfNarrowAndWideAndComplexParameters) {
 /// The random numbers of a moment depend on the parameter's name, not on the parameter's index.
 TEST(NarrowMoments, AreRoundedByTheNameOfTheParameter) {
   nn::Linear module(64, 64);
-  module.named_slots();  // sets the slots' names
+  module.named_slots();
   const auto squares_of = [&](std::vector<nn::SlotPtr> slots, std::size_t which) {
     AdamW optimizer(std::move(slots), kNarrow);
     for (const nn::SlotPtr& slot : optimizer.parameters()) {

@@ -27,7 +27,7 @@ TEST(GradScaler, RefusesAStepOfMoreThanWasClippedOrUnscaled) {
   AdamW optimizer({a, b}, kAdamW);
   GradScaler scaler;
   scaler.clip_grad_norm_({a}, 1.0);
-  EXPECT_TRUE(scaler.step(optimizer));  // only `a` has a gradient
+  EXPECT_TRUE(scaler.step(optimizer));
   set_grad(b, at::full({2}, kInfinity));
   const at::Tensor before = a->get().detach().clone();
   scaler.clip_grad_norm_({a}, 1.0);

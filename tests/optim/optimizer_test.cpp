@@ -465,7 +465,7 @@ TEST(Ema, Refusals) {
     const nn::SlotPtr slot = slot_of(at::ones({3}));
     Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
     EXPECT_EQ(ema.state().size(), 1U);
-    slot->set(at::ones({2}).requires_grad_());  // as fully_shard() does
+    slot->set(at::ones({2}).requires_grad_());
     set_grad(slot, at::ones({2}));
     EXPECT_ERROR(ema.step(), "has sizes [2] on cpu but had [3] on cpu when its average began");
     EXPECT_EQUAL(slot->persistent(), at::ones({2}));

@@ -125,7 +125,7 @@ TEST(Search, ByPlansFindsTheFastestLayoutThatFits) {
   planning::Machine machine = planning::machine_of("h100");
   machine.reserved_bytes = 0;
   const planning::Search all = planning::search(space_of(machine));
-  ASSERT_EQ(all.found.size(), 6U);  // tp 1, 2, 4 x ZeRO-2, ZeRO-3
+  ASSERT_EQ(all.found.size(), 6U);
   const double fastest = plan_first(all.best().layout, on_h100s()).time->total;
   for (const planning::FoundLayout& found : all.found) {
     EXPECT_LE(fastest, (1 + 1e-6) * plan_first(found.layout, on_h100s()).time->total);

@@ -52,7 +52,7 @@ TEST(Machine, HasTheRatesOfItsTypesAndHeads) {
   EXPECT_EQ(planning::machine_of("a100").peak_flops(type), 312e12);
   machine.fp8_share = 0.5;
   EXPECT_EQ(machine.product_flops(type), 0.5 * 1979e12);
-  const planning::Machine without = planning::machine_of("a100");  // a GPU without fp8
+  const planning::Machine without = planning::machine_of("a100");
   EXPECT_EQ(without.product_flops(type), without.product_flops(c10::kBFloat16));
   machine.attention_share = 0.5;
   machine.attention_share_64 = 0.25;
@@ -79,7 +79,7 @@ planning::SearchSpace space(double memory) {
 
 TEST(Search, TheFastestThatFitsIsFirstAndFixedOptionsStay) {
   const planning::Search all = planning::search(space(1e6));
-  EXPECT_EQ(all.found.size(), 24U);  // with tp of 1, 2, 4 and 8
+  EXPECT_EQ(all.found.size(), 24U);
   EXPECT_EQ(planning::detail::name_of(all.best().layout), "dp 8 × tp 1, ac none, ZeRO-2");
   planning::SearchSpace fixed = space(1e6);
   fixed.fixed = {"tp", "ac", "zero"};

@@ -178,7 +178,7 @@ class CheckedGroup final : public testing::ForwardingCommunicator {
                    [&] { return inner().broadcast(tensor, root); });
   }
   void any_rank(std::span<std::uint8_t> flags) override {
-    const OperatorPause pause;  // any_rank() uses no device memory
+    const OperatorPause pause;
     inner().any_rank(flags);
   }
   void agree_on_calls(const std::string& trouble) override {

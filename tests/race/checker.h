@@ -74,7 +74,7 @@ class MemoryMap {
     std::uintptr_t end = 0;
     bool written = true;
     std::optional<Action> writer;
-    std::vector<Action> readers;  ///< for each queue, the last read
+    std::vector<Action> readers;  ///< `readers`: the last read of each queue
   };
   /// An allocated block: its end, the queue that allocated it, and the place in the code.
   struct Block {
@@ -147,7 +147,7 @@ class RaceChecker final : public testing::AllocationWatcher {
               const std::vector<Range>& writes);
   void report(const MemoryMap::Faults& faults);
 
-  std::recursive_mutex mutex_;  ///< for frees by other threads
+  std::recursive_mutex mutex_;
   comm::Lane lane_ = comm::Lane::kCompute;
   std::string note_;
   std::vector<VectorClock> clocks_;

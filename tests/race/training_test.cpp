@@ -43,7 +43,7 @@ struct Scenario {
 /// What the RaceCheckers of all ranks have found.
 struct Findings {
   std::vector<std::string> faults;
-  std::set<Site> sites;  ///< the waits in this run
+  std::set<Site> sites;  ///< `sites`: the waits in this run
 };
 
 using fsdp::Options;
@@ -123,7 +123,7 @@ void gather_by_hand(CheckedRank& rank) {
     (*model.blocks[0])(uniform_values({2, fsdp::kDim}, 1));
     fsdp::reshard(*model.blocks[0]);
     const fsdp::UnshardScope unsharded(*model.blocks[1]);
-    fsdp::start_unshard(*model.blocks[2]);  // a gather without a use
+    fsdp::start_unshard(*model.blocks[2]);
     fsdp::reshard(*model.blocks[2]);
   });
 }
@@ -324,8 +324,8 @@ bool is_of_library(const Site& site) {
 }
 
 struct Mutation {
-  std::vector<const Scenario*> passes;  ///< scenarios with this wait
-  std::string found;                    ///< the first fault, with its scenario
+  std::vector<const Scenario*> passes;  ///< `passes`: the scenarios with this wait
+  std::string found;                    ///< `found`: the first fault, with its scenario
 };
 
 std::map<Site, Mutation> all_mutations() {

@@ -37,7 +37,7 @@ struct Net : nn::Module<Net> {
     gain = register_slot("gain", at::ones({kDim}));
     nn::apply_lora(*this, {.rank = 2, .alpha = 2, .targets = {"up"}});
     for (const auto& [name, slot] : named_slots()) {
-      slot->get().requires_grad_();  // apply_lora() froze weights
+      slot->get().requires_grad_();
     }
     testing::fill(*this);
   }
@@ -214,7 +214,7 @@ class Walk {
   bool nests_anywhere_;
   std::mt19937 random_;
   variable_list parameters_;
-  variable_list seen_;  ///< for each parameter, the sum in its hook
+  variable_list seen_;  ///< `seen_`: for each parameter, the sum of its hook
   std::vector<at::Tensor> found_;
 };
 

@@ -73,7 +73,7 @@ TEST(GatheredInput, SavesAtMostItsShard) {
       testing::Filled<testing::LlamaBlock> block(config);
       parallelize_module(block, mesh, testing::plan_of_block(regather));
       const at::Tensor x = split_leaf(uniform_values({kTokens, config.dim}, 0.2), mesh);
-      block(x);  // allocates memory that is reused later
+      block(x);  // The first call allocates memory that later calls reuse.
       const testing::MemoryScope memory;
       const at::Tensor y = block(x);
       return memory.bytes();
@@ -132,7 +132,7 @@ TEST_P(GatheredInputOfSeveral, IsTakenFromTheRecomputationOfActivationCheckpoint
           [&](const at::Tensor&) { reduced = sent.calls("tp", "reduce_scatter"); });
       y.square().sum().backward();
       EXPECT_EQ(sent.calls("tp", "all_gather"), 1);
-      EXPECT_EQ(reduced, sent.calls("tp", "reduce_scatter"));  // has begun by now
+      EXPECT_EQ(reduced, sent.calls("tp", "reduce_scatter"));
       results.push_back({local_tensor(x.grad())});
       for (const auto& [name, slot] : mixer.named_slots()) {
         results.back().push_back(local_tensor(slot->get().grad()));

@@ -116,13 +116,12 @@ void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
 
 TEST(LossOnMeshes, EqualsTheLossOfOneRank) {
   const Placement r = Replicate{}, s0 = Shard{0}, s1 = Shard{1};
-  const std::vector<MeshCase> cases{{{2, 2}, {s0, s1}, {}},       {{2, 2}, {s0, s1}, {s0, r}},
-                                    {{2, 2}, {s0, s1}, {r, s0}},  // other rows than the logits
-                                    {{2, 2}, {s1, s0}, {}},       {{2, 2}, {s1, s1}, {}},
-                                    {{2, 2}, {s0, s0}, {s0, s0}}, {{2, 2}, {r, s1}, {}},
-                                    {{2, 2}, {r, s1}, {r, r}},    {{2, 2}, {r, s1}, {s0, s0}},
-                                    {{2, 2}, {r, r}, {}},         {{1, 4}, {s0, s1}, {}},
-                                    {{3, 1}, {s0, s1}, {}},       {{2, 3}, {s1, s1}, {}}};
+  const std::vector<MeshCase> cases{
+      {{2, 2}, {s0, s1}, {}}, {{2, 2}, {s0, s1}, {s0, r}}, {{2, 2}, {s0, s1}, {r, s0}},
+      {{2, 2}, {s1, s0}, {}}, {{2, 2}, {s1, s1}, {}},      {{2, 2}, {s0, s0}, {s0, s0}},
+      {{2, 2}, {r, s1}, {}},  {{2, 2}, {r, s1}, {r, r}},   {{2, 2}, {r, s1}, {s0, s0}},
+      {{2, 2}, {r, r}, {}},   {{1, 4}, {s0, s1}, {}},      {{3, 1}, {s0, s1}, {}},
+      {{2, 3}, {s1, s1}, {}}};
   for (const MeshCase& param : cases) {
     RunRanks(testing::ranks_of(param.mesh), [&](Rank& rank) {
       for (const CrossEntropyOptions& options :
@@ -137,7 +136,7 @@ TEST(LossOnMeshes, EqualsTheLossOfOneRank) {
   }
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     const at::Tensor targets = mesh_targets();
-    targets.narrow(0, 4, 3).fill_(-100);  // on the second rank, no target counts
+    targets.narrow(0, 4, 3).fill_(-100);
     const at::Tensor logits = distribute_tensor(mesh_logits(), mesh, {Shard{0}}).tensor();
     const at::Tensor expected = cross_entropy(mesh_logits(), targets);
     EXPECT_TRUE(cross_entropy(logits, targets).allclose(expected, 0, 1e-12));

@@ -70,10 +70,10 @@ TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
   const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
     Filled<nn::RMSNorm> norm(4);
     parallelize_module(norm, rank.mesh({3}, {"tp"}), {{"", takes_parts()}});
-    const at::Tensor y = norm(x.chunk(3)[static_cast<std::size_t>(rank.rank())]);  // 3, 3, 2 rows
+    const at::Tensor y = norm(x.chunk(3)[static_cast<std::size_t>(rank.rank())]);
     EXPECT_EQ(y.sizes(), x.sizes());
     EXPECT_TRUE(full_tensor(y).allclose(alone(x).detach()));
-    norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));  // torch.chunk gives other sizes
+    norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));
   });
   EXPECT_CONTAINS(errors, "the root module", "[Shard(0)]", "[2, 3, 3]", "[3, 3, 2]");
 }

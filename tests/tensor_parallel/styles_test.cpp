@@ -34,7 +34,7 @@ TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
 TEST_ON_RANKS(Rowwise, AddsTheBiasOnceAndUnchanged, 3) {
   nn::Linear linear(6, 2);
   linear.weight->detach().zero_();
-  linear.bias->detach().fill_(0.1);  // 0.1 / 3 * 3 is not 0.1
+  linear.bias->detach().fill_(0.1);  // In fp32, three times a third of 0.1 is not 0.1.
   parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
   EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1f)));
 }
@@ -89,7 +89,7 @@ TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
     expect_calls(in_forward, 2);
     const Sent in_backward(rank);
     DistributedTensor(y).to_local().square().sum().backward();
-    expect_calls(in_backward, 4);  // includes two gathers for attention and MLP
+    expect_calls(in_backward, 4);
   });
 }
 

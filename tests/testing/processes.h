@@ -15,7 +15,7 @@ namespace tessera::testing {
 struct Ended {
   int exit_code = -1;  ///< -1: ended by a signal
   int signal = 0;
-  std::chrono::milliseconds after{};  ///< since the first process started
+  std::chrono::milliseconds after{};  ///< `after`: time since the first process started
   std::chrono::steady_clock::time_point at{};
   std::string output;
 };

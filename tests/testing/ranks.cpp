@@ -44,7 +44,7 @@ class RankThreads {
       Rank rank(world);
       body_(rank);
       if (::testing::Test::HasFatalFailure()) {
-        world->abort();  // ends other ranks after a failed ASSERT
+        world->abort();
       }
     } catch (...) {
       note_failure(world->rank(), std::current_exception());

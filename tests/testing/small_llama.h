@@ -20,7 +20,7 @@ struct SmallLlamaConfig {
   std::int64_t vocabulary = 13, dim = 8, inner = 30, hidden = 10;
   int depth = 2;
   bool bias = false;
-  bool together = true;  ///< whether to use linear_products()
+  bool together = true;  ///< `together`: uses linear_products()
 };
 
 /// Returns linear(x) for each of the Linears.

@@ -76,7 +76,7 @@ inline at::Tensor full_tensor(const at::Tensor& tensor) {
 inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std::int64_t n) {
   const bool last = i == n - 1;
   const auto step = static_cast<double>(i + 1);
-  const double steps = static_cast<double>(n * (n - 1)) / 2;  // sum of i + 1 for i < n - 1
+  const double steps = static_cast<double>(n * (n - 1)) / 2;
   switch (op) {
     case ReduceOp::kMax:
       return last ? value : value - step;

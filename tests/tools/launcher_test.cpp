@@ -36,8 +36,8 @@ constexpr auto kLongestRun = 60s;
 
 /// How a launcher ended, and its output.
 struct Result {
-  int code = -1;   ///< exit code; -1: killed
-  int signal = 0;  ///< signal that killed the launcher, or 0
+  int code = -1;   ///< `code`: exit code, or -1 if killed
+  int signal = 0;  ///< `signal`: what killed the launcher, or 0
   std::string out;
   std::string err;
   std::chrono::duration<double> took{};
@@ -329,7 +329,7 @@ struct End {
   int ranks;
   const char* script;
   int code;
-  const char* word;  ///< expected in standard error
+  const char* word;  ///< `word`: expected in standard error
 };
 
 class LauncherEnd : public ::testing::TestWithParam<End> {};
@@ -340,7 +340,7 @@ TEST_P(LauncherEnd, HasTheJobsExitCodeAndLeavesNoProcess) {
   const auto result = launcher.wait();
   EXPECT_EQ(result.code, end.code) << result.err;
   EXPECT_CONTAINS(result.err, end.word);
-  EXPECT_LT(result.took.count(), 5);  // 2 s, or more on a busy machine
+  EXPECT_LT(result.took.count(), 5);
   EXPECT_TRUE(launcher.left_over().empty());
 }
 

@@ -86,7 +86,7 @@ class MlpRun {
   at::Tensor weights() const { return testing::parameter_values(*model).detach(); }
 
   DeviceMesh mesh;
-  DeviceMesh data;  ///< the data-parallel ranks
+  DeviceMesh data;  ///< `data`: the data-parallel ranks
   std::shared_ptr<Mlp> model;
   std::unique_ptr<optim::AdamW> optimizer;
   std::unique_ptr<training::TrainState> state;

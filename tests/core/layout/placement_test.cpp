@@ -93,7 +93,7 @@ TEST(ToLayout, RefusesPlacementsThatDoNotFit) {
 /// For an even size, each list of Shard(0), StridedShard (factors up to 6) and Replicate must give
 /// each rank the indices that PyTorch gives. The layout must convert back to an equivalent list.
 void check_all_even_lists(const Indices& mesh) {
-  std::int64_t size = 60;  // a size that every split factor up to 6 divides
+  std::int64_t size = 60;
   for (const auto m : mesh) {
     size *= m;
   }

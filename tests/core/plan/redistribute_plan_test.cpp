@@ -97,7 +97,7 @@ TEST(RedistributePlan, GathersUnevenShardsByMeshDimensionAndLeavesALocalDigitInF
 }
 
 TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
-  const Placement dp = StridedShard{0, 2};  // FSDP splits what tp has split
+  const Placement dp = StridedShard{0, 2};
   EXPECT_EQ(steps({2, 2}, {dp, S0}, {R, S0}), Names{"all-gather 0 m0"});
   EXPECT_EQ(steps({2, 2}, {P, S0}, {dp, S0}), Names{"reduce-scatter 0 m0"});
   EXPECT_EQ(steps({2, 2}, {dp, S0}, {R, R}), Names{"all-gather 0 m1m0"});

@@ -187,8 +187,8 @@ using Sizes = std::vector<std::int64_t>;
 
 struct Expectation {
   const char* op;              ///< the operator's name without "aten::"
-  std::vector<Sizes> tensors;  ///< the sizes of the first arguments
-  std::vector<Argument> args;  ///< the arguments after the tensors
+  std::vector<Sizes> tensors;  ///< `tensors`: sizes of the tensor arguments
+  std::vector<Argument> args;  ///< `args`: the arguments after the tensors
   const char* before;   ///< layouts of the tensors: "S0 R"; on two mesh dimensions: "S0,R R,P"
   const char* decided;  ///< layouts of the inputs and of the results: "S0 R -> S0"
   Mesh mesh = {2};

@@ -82,7 +82,7 @@ using Arguments = std::vector<c10::IValue>;
 
 struct UnboxedCalls {
   const char* name;
-  std::vector<Arguments> calls;  ///< left-out arguments have defaults
+  std::vector<Arguments> calls;
 };
 
 at::Tensor spread(const at::Tensor& tensor, const Placement& placement = Shard{0}) {
@@ -137,7 +137,7 @@ void run(const c10::OperatorHandle& op, Arguments arguments) {
 TEST(UnboxedKey, IsThatOfTheBoxedCall) {
   const at::NoGradGuard no_grad;
   const ReplicationScope plain_ones_are_equal;
-  ListingMode mode;  // an operator mode boxes all arguments
+  ListingMode mode;
   for (const UnboxedCalls& calls : all_calls()) {
     SCOPED_TRACE(calls.name);
     const std::string name = calls.name;

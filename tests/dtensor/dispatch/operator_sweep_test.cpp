@@ -197,7 +197,7 @@ std::vector<Call> calls() {
         const auto copy = [](const at::Tensor& tensor) { return tensor.clone(); };
         found.push_back({*op, *arguments, run(*op, with_tensors(*arguments, copy))});
         ++taken;
-      } catch (const std::exception&) {  // libtorch refuses the arguments
+      } catch (const std::exception&) {
       }
     }
   }

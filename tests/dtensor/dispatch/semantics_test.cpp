@@ -174,7 +174,7 @@ TEST_ON_MESH(Strict, RefusesHiddenCommunicationAndOperatorsWithoutARule, {2}, {"
   EXPECT_EQUAL(at::nonzero(rows), at::nonzero(values({4, 4}, 0)));
   StrictScope strict;
   EXPECT_ERROR(at::softmax(rows, 0), "aten::_softmax", "Shard(0)", "redistribute");
-  EXPECT_EQUAL(rows, values({4, 4}, 0));  // collectives still match
+  EXPECT_EQUAL(rows, values({4, 4}, 0));
   EXPECT_ERROR(at::nonzero(rows), "aten::nonzero has no sharding rule for");
 }
 
@@ -195,7 +195,7 @@ at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
 struct KindCase {
   const char* what;
   const char* op;
-  std::vector<c10::IValue> arguments;  ///< left-out arguments have defaults
+  std::vector<c10::IValue> arguments;
   CallKind kind;
 };
 

@@ -37,9 +37,9 @@ struct Operation {
   const char* name;
   std::vector<Operand> operands;
   std::function<Tensors(const Tensors&)> run;
-  std::vector<LayoutCase> layouts;  ///< layouts with commas: 2 x 2 ranks; others: 4 ranks
+  std::vector<LayoutCase> layouts;  ///< `layouts` with commas: 2 x 2 ranks; others: 4 ranks
   bool differentiable;
-  bool random = false;  ///< if true, replicated operands give the expected results
+  bool random = false;  ///< if `random`, replicated operands give the expected results
 };
 
 struct Family {

@@ -37,7 +37,7 @@ struct Function {
   Tensors inputs;
   std::size_t differentiable;
   std::function<at::Tensor(const Tensors&)> run;
-  std::vector<std::string> operators;  ///< run by a forward and a backward
+  std::vector<std::string> operators;  ///< `operators`: those of a forward and a backward
 };
 
 std::vector<Function> functions() {
@@ -147,7 +147,7 @@ TEST(FusedOperators, HaveShapesWithoutValues) {
     }
     for (const Tensors& inputs : {meta, spread(meta, comm::meta_world(1, 2)), function.inputs}) {
       const Tensors leaves = leaves_of(function, inputs);
-      std::optional<kernels::FakeMode> fake;  // a FakeMode computes no values
+      std::optional<kernels::FakeMode> fake;
       if (!inputs[0].is_meta()) {
         fake.emplace();
       }
@@ -398,7 +398,7 @@ struct Split {
   std::vector<std::int64_t> mesh;
   Placements logits, targets;
   std::int64_t vocabulary;
-  std::int64_t calls;  ///< number of collectives of a rank
+  std::int64_t calls;  ///< `calls`: number of collectives of a rank
 };
 
 class CrossEntropyOperator : public ::testing::TestWithParam<Split> {};

@@ -143,7 +143,7 @@ struct Kernel {
   std::string name;
   /// `run` takes {query, key, value}.
   std::function<Tensor(const std::vector<Tensor>&, bool causal)> run;
-  bool grouped = true;  ///< allows fewer key-value heads than query heads
+  bool grouped = true;  ///< `grouped`: allows fewer key-value heads
 };
 
 std::ostream& operator<<(std::ostream& out, const Kernel& kernel) {

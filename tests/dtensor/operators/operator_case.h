@@ -16,7 +16,7 @@ namespace tessera::testing {
 /// A function of fp64 tensors, for tests that compare distributed tensors with one rank.
 struct OperatorCase {
   std::string name;
-  std::vector<std::vector<std::int64_t>> inputs;  ///< the inputs' sizes
+  std::vector<std::vector<std::int64_t>> inputs;  ///< `inputs`: the sizes of the inputs
   std::function<at::Tensor(const std::vector<at::Tensor>&)> run;
   bool differentiable = true;
 };

@@ -20,7 +20,7 @@ constexpr int kBadRank = 2;
 struct Case {
   const char* name;
   const char* operator_name;
-  at::Tensor numbers;  ///< row r is for rank r; row kBadRank is invalid
+  at::Tensor numbers;  ///< `numbers`: one row for each rank; row kBadRank is invalid
   std::function<at::Tensor(const at::Tensor& numbers, const DeviceMesh&)> run;
 };
 

@@ -218,7 +218,7 @@ TEST(UserOperator, TakesOneRuleBeforeItsFirstUse) {
     unary("tessera_test::halve_unruled", distribute_tensor(at::ones({2}), mesh, {Shard{0}}));
   });
   EXPECT_ERROR(register_rule("tessera_test::halve_unruled", &elementwise), "first use");
-  static const bool registered = [] {  // only once in repeated tests
+  static const bool registered = [] {
     register_rule("tessera_test::never_called", &elementwise);
     return true;
   }();

@@ -80,7 +80,7 @@ namespace {
 
 using testing::Indices;
 using testing::pos;
-using Tensors = std::vector<at::Tensor>;  // one tensor of each rank
+using Tensors = std::vector<at::Tensor>;  // `Tensors`: one tensor of each rank
 
 struct Case {
   Indices sizes;
@@ -177,7 +177,7 @@ double sent(const comm::TrafficTable& table, const Indices& mesh) {
 struct Outcome {
   Tensors moved, back, gradient;
   LayoutPtr gradient_layout = nullptr;
-  std::vector<comm::TrafficTable> there, home;  // one table for each rank
+  std::vector<comm::TrafficTable> there, home;
 };
 
 void execute(const Case& c, const DeviceMesh& mesh, std::size_t rank, Outcome& outcome) {

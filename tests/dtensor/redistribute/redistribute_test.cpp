@@ -314,7 +314,7 @@ TEST(Async, AFailureOfAPeerIsThrownWhereTheValuesAreUsed) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     const auto x = distribute_tensor(counting_values({4}), mesh, {Shard{0}});
-    x.full_tensor();  // creates the process group
+    x.full_tensor();  // The first collective creates the process group.
     if (rank.rank() == 1) {
       fail("this rank ends early");
     }

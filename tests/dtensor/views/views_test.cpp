@@ -127,7 +127,7 @@ TEST_ON_MESH(Expanded, IsWrittenAsOnOneRank, {3}, {"x"}) {
 }
 
 TEST_ON_MESH(ExpandedTensor, IsRefusedOnAllRanksWhereLibtorchRefusesIt, {3}, {"x"}) {
-  const auto value = at::arange(4.0).view({1, 4});  // rank 2 has no element
+  const auto value = at::arange(4.0).view({1, 4});
   const auto row = distribute_tensor(value, mesh, {Shard{1}}).tensor().detach();
   EXPECT_THROWN(std::exception, row.expand({4, 4}).mul_(2), "refers to a single memory location");
   EXPECT_EQUAL(row, value);

@@ -42,7 +42,7 @@ class UnsummedNorm final : public testing::ForwardingCommunicator {
 
  private:
   std::int64_t norms_;
-  std::int64_t elements_;  ///< elements of one norm on a rank
+  std::int64_t elements_;
 };
 
 int train(std::vector<std::string> arguments) {

@@ -161,7 +161,7 @@ struct Operation {
   std::size_t count;
   ncclDataType_t type;
   ncclRedOp_t op;
-  int root;  ///< for a send or receive: the peer
+  int root;  ///< `root`: for a send or receive, the other rank
   CommunicatorPtr communicator;
   Stream* stream;
 

@@ -73,7 +73,7 @@ class Transfers {
     Header header;
     std::byte* data;
     Header header_of_peer{};
-    std::size_t moved = 0;  ///< bytes moved of header, then data
+    std::size_t moved = 0;  ///< `moved`: bytes moved of the header and then the data
 
     bool ended() const { return moved == sizeof(Header) + header.bytes; }
 
@@ -203,7 +203,7 @@ void Run::start(Transfers& transfers) {
   inputs_.resize(operation_.reduces() ? ranks_ : 0);
   for (std::size_t other = 0; other < ranks_; ++other) {
     if (other == rank_ && operation_.reduces()) {
-      continue;  // finish() reads the block
+      continue;
     }
     const std::optional<const void*> part = part_for(other);
     const std::optional<void*> place = place_for(other);
@@ -287,7 +287,7 @@ namespace {
 /// Returns false if a communicator was aborted or `deadline` has passed.
 bool execute(std::vector<Operation> operations, std::optional<Clock::time_point> deadline) {
   Transfers transfers;
-  std::list<Run> runs;  // a std::list, since `transfers` has pointers
+  std::list<Run> runs;
   for (Operation& operation : operations) {
     runs.emplace_back(viewed(std::move(operation))).start(transfers);
   }

@@ -183,7 +183,7 @@ void reduce_type(T* output, const std::vector<const void*>& inputs, std::size_t 
 }  // namespace
 
 std::size_t bytes_of(ncclDataType_t type) {
-  std::size_t bytes = 1;  // the size of fp8 types
+  std::size_t bytes = 1;
   with_type(type, [&](auto* null) { bytes = sizeof(*null); });
   return bytes;
 }

@@ -37,13 +37,13 @@ struct StreamUse {
 };
 
 struct CommunicatorUse {
-  std::string id;  ///< equal on all ranks
+  std::string id;
   int ranks = 0;
   int rank = 0;
   std::string made_by;  ///< "init" or "split"
   bool finalized = false;
   std::string ended_by;     ///< "destroy" or "abort"; empty while the communicator exists
-  std::int64_t ended = -1;  ///< order of the communicator's end; -1: not ended
+  std::int64_t ended = -1;  ///< `ended`: order of the communicator's end, or -1
 };
 
 /// Collectives that differ only in size have the same key, and are counted together.
@@ -59,9 +59,9 @@ struct CollectiveKey {
 
 struct CollectiveUse {
   std::int64_t calls = 0;
-  std::int64_t bytes = 0;           ///< of this rank's inputs
-  std::int64_t unaligned = 0;       ///< calls whose buffers are not aligned to 16 bytes
-  std::int64_t unaligned_part = 0;  ///< the maximum of bytes_of_unaligned_parts()
+  std::int64_t bytes = 0;
+  std::int64_t unaligned = 0;  ///< `unaligned`: calls with buffers not aligned to 16 bytes
+  std::int64_t unaligned_part = 0;
 };
 
 /// Everything that the process records. `mutex` guards every member.
@@ -104,7 +104,7 @@ constexpr std::int64_t kDeviceBytes = std::int64_t{140} << 30;
 using Faults = std::map<std::string, std::int64_t>;
 
 struct Settings {
-  int rank;            ///< the environment variable RANK, or 0
+  int rank;
   std::string report;  ///< TESSERA_FAKE_CUDA_REPORT: path prefix of reports; "": none
   int devices;         ///< TESSERA_FAKE_CUDA_DEVICES: number of devices
   Faults faults;

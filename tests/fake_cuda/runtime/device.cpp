@@ -13,7 +13,7 @@
 namespace fake_cuda {
 namespace {
 
-constexpr std::uint64_t kThreads = 1024;  ///< the maximum number of threads in a block
+constexpr std::uint64_t kThreads = 1024;
 constexpr unsigned kBlockZ = 64;
 constexpr unsigned kGridX = 2147483647;
 constexpr unsigned kGridYZ = 65535;

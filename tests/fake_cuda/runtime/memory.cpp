@@ -23,14 +23,14 @@ struct Block {
   std::size_t bytes;
   MemoryKind kind;
   int device;
-  bool mapped;           ///< false for host memory of the program that is registered
-  void* view = nullptr;  ///< the fake's address of device memory
+  bool mapped;           ///< `mapped`: false for memory that the program has registered
+  void* view = nullptr;  ///< `view`: the address at which the fake accesses device memory
 };
 
 struct Blocks {
   std::mutex mutex;
   std::map<std::uintptr_t, Block> by_address;
-  std::map<int, std::int64_t> used;  ///< allocated bytes of each device
+  std::map<int, std::int64_t> used;  ///< `used`: allocated bytes of each device
   std::int64_t mallocs = 0;
 };
 

@@ -112,7 +112,7 @@ class Stream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> queue_;
-  bool busy_ = false;  ///< whether the stream runs work now
+  bool busy_ = false;
   bool has_thread_ = false;
 };
 

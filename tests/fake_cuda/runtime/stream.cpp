@@ -16,7 +16,7 @@ namespace {
 struct Streams {
   std::mutex mutex;
   std::set<Stream*> made;
-  std::map<int, Stream*> of_device;  ///< default streams by device
+  std::map<int, Stream*> of_device;
 };
 
 Streams& streams() {
@@ -84,7 +84,7 @@ void Stream::run() {
     busy_ = true;
     lock.unlock();
     work();
-    work = nullptr;  // runs destructors of captures without the lock
+    work = nullptr;
     lock.lock();
     busy_ = false;
   }
@@ -181,7 +181,7 @@ namespace {
 
 /// The object behind cudaEvent_t.
 struct Event {
-  CompletionPtr point;  ///< last cudaEventRecord(); null if none
+  CompletionPtr point;
 };
 
 struct Events {

@@ -14,7 +14,7 @@
 namespace tessera::fsdp::drawing {
 
 inline constexpr std::int64_t kSequence = 3, kDim = 8, kInner = 16, kVocabulary = 11;
-inline constexpr std::int64_t kHeadDim = 2;  // kDim / 4 heads
+inline constexpr std::int64_t kHeadDim = 2;
 
 using Draw = std::function<at::Tensor(const at::Tensor&)>;
 
@@ -24,12 +24,12 @@ inline at::Tensor keep(const at::Tensor& x) {
 
 /// The random functions that a model applies to its tensors.
 struct Draws {
-  Draw residual = keep;      ///< of (tokens, kDim)
-  Draw features = keep;      ///< of (tokens, kInner), sharded over tp
-  Draw scores = keep;        ///< of attention scores, sharded over tp by heads
-  bool modules = false;      ///< whether nn::Dropout modules draw instead
-  bool skips_empty = false;  ///< whether a rank without rows draws nothing
-  int quiet_forwards = 0;    ///< number of forwards before the first draw
+  Draw residual = keep;
+  Draw features = keep;  ///< `features` and `scores` are sharded over tp
+  Draw scores = keep;
+  bool modules = false;  ///< `modules`: nn::Dropout draws, not the functions
+  bool skips_empty = false;
+  int quiet_forwards = 0;  ///< `quiet_forwards`: forwards before the first draw
 };
 
 struct DrawingBlock : nn::Module<DrawingBlock> {
