@@ -1,4 +1,4 @@
-// Tests async_save(), and the buffers of adopted libtorch models in checkpoints.
+// Tests async_save(), and checkpoints of buffers of libtorch modules (nn::adopt).
 
 #include <csignal>
 #include <cstdlib>
@@ -201,7 +201,7 @@ TEST(SlowDisk, IsWrittenToInPieces) {
   EXPECT_GE(SystemCallFault::calls("fsync"), 3);
 }
 
-/// Tests that a checkpoint has the running statistics of a libtorch BatchNorm1d, and a buffer.
+/// Tests that a checkpoint has the running statistics of a libtorch BatchNorm1d, and buffers.
 TEST(AdoptedModel, HasBuffersUnderTheirNamesInLibtorch) {
   const auto make = [](Rank& rank) {
     auto model = nn::adopt(std::make_shared<testing::TorchWithBuffers>());

@@ -30,7 +30,7 @@ void plan(Mlp& model, const DeviceMesh& mesh) {
       {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
 }
 
-/// A training program: `apply` distributes its model; `batch_dims` split the batch.
+/// A training program. `apply` distributes the model over a mesh. `batch_dims` split the batch.
 struct Program {
   std::string name;
   std::function<void(Mlp&, const DeviceMesh&)> apply;
@@ -178,7 +178,7 @@ TEST(Copies, MayDifferWhereTheyAreNone) {
   });
 }
 
-// AdamW's step count of an expert's parameter differs between ranks if a rank had no rows for it.
+// If a rank has no rows for an expert, the expert's AdamW step count differs between ranks.
 TEST(Copies, OfStepCountsAreComparedByASave) {
   const TemporaryFolder dir;
   const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {

@@ -357,7 +357,7 @@ void save_alone(const fs::path& dir, std::int64_t step, int add, int keep = 0) {
   save(*rank.world(), dir, step, state.dict(), {.keep = keep});
 }
 
-/// Makes the save that the tests interrupt. The save has all phases, and also removes step 1.
+/// Calls the save that the tests interrupt. This save runs all phases, and removes step 1.
 void save_third(const fs::path& dir) {
   save_alone(dir, 3, 3, 2);
 }
@@ -378,7 +378,7 @@ void expect_whole_steps(const fs::path& dir, const std::string& when) {
   }
 }
 
-/// How a process that calls save() ended.
+/// How a process that called save() has ended: by itself, or by a signal.
 enum class Ending { kDone, kError, kKilled, kModelChanged, kOther };
 
 template <class Work>
@@ -411,7 +411,7 @@ Ending save_third_with(const fs::path& dir, const std::string& fault) {
   });
 }
 
-/// Returns all faults of save_third(), such as "pwrite:3:EIO": each action at each system call.
+/// Returns faults for save_third(), such as "pwrite:3:EIO": each action at each system call.
 std::vector<std::string> all_faults() {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -462,8 +462,8 @@ TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
   std::printf("%zu of %zu faults\n", count, faults.size());
 }
 
-/// Simulates a power failure after each system call. A power failure loses data that were not
-/// synced, which a killed process does not lose.
+/// Simulates a power failure after each system call. After a power failure, data that were not
+/// synced are lost. A killed process loses no data.
 TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -521,7 +521,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
 
 constexpr const char* kDirVariable = "TESSERA_TEST_DIR";
 
-/// EndsOnAllRanksWhenOneIsLost runs this test in four processes.
+/// The test EndsOnAllRanksWhenOneIsLost runs this test in four processes.
 TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
   const comm::WorldScope scope(comm::world_from_environment({.timeout = std::chrono::seconds(20)}));
   Rank rank(scope.world());
@@ -531,8 +531,8 @@ TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
 
 TEST(InterruptedSave, EndsOnAllRanksWhenOneIsLost) {
   std::vector<std::pair<std::string, std::string>> phases = {
-      {"3", "pwrite:2:kill"},   // kills rank 3 while it writes shards
-      {"0", "rename:3:kill"}};  // kills rank 0 while it publishes the manifest
+      {"3", "pwrite:2:kill"},   // rank 3 is killed while it writes shards
+      {"0", "rename:3:kill"}};  // rank 0 is killed while it renames the manifest
   if (every_fault()) {
     phases.insert(phases.end(), {{"0", "openat:1:kill"},
                                  {"0", "link:1:kill"},

@@ -186,7 +186,7 @@ inline std::int64_t ExpectLoads(const std::filesystem::path& dir, int add) {
   return step;
 }
 
-/// Collects warnings. Install it with a c10::WarningUtils::WarningHandlerGuard.
+/// A handler that collects warnings, for c10::WarningUtils::WarningHandlerGuard.
 class HeardWarnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }

@@ -6,8 +6,8 @@
 
 namespace tessera::testing {
 
-/// Returns the bytes of a safetensors file: the header length (`claimed`, or the correct one if
-/// `claimed` is -1), the header and the data.
+/// Returns the bytes of a safetensors file. `claimed`: the header length in the file, or -1 for the
+/// correct length.
 inline std::string SafetensorsBytes(const std::string& header, const std::string& data = "",
                                     std::int64_t claimed = -1) {
   const std::uint64_t length =

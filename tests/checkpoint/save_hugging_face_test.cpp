@@ -262,7 +262,7 @@ constexpr std::int64_t kThreeShards = 250;
 constexpr std::int64_t kTwoShards = 400;
 constexpr std::int64_t kOneFile = 1 << 20;
 
-/// Exports Values() plus `add`.
+/// Exports a model with the parameters Values() plus `add`.
 void export_model(const std::filesystem::path& folder, std::int64_t max_shard_bytes, int add) {
   ExportFolder files(folder, ItemsOf(Values()), "{}", max_shard_bytes);
   for (const auto& [name, tensor] : Values()) {

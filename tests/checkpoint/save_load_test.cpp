@@ -37,7 +37,7 @@ TEST(ShardedCheckpoint, NamesFilesByRankAndWritesNoEmptyOnes) {
   const TemporaryFolder dir;
   SaveStep(dir / "four", 1);
   RunRanks(4, [&](Rank& rank) {
-    // Three ranks get two rows of the weight each, and the last rank gets none.
+    // On four ranks, a weight of six rows is 2, 2, 2 and 0 rows.
     nn::Linear net(2, 6, nn::LinearOptions{false});
     net.slot("weight")->set(
         distribute_tensor(at::ones({6, 2}), rank.mesh({4}, {"dp"}), {Shard{0}}));
@@ -366,7 +366,7 @@ TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
     nn::init_weights(model, 1);
     fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
     count(model);
-    // Buffers may differ between ranks, as the statistics of batch norm do. save() saves the
+    // Buffers may differ between ranks, like the statistics of batch norm. save() writes the
     // buffers of rank 0.
     model.counts.slot()->set(at::full({5}, 7.0 + rank.rank()));
     model.stock->mean.fill_(0.5 + rank.rank());

@@ -205,7 +205,7 @@ class FusedNet : public nn::Module<FusedNet> {
   std::shared_ptr<nn::FusedLinear> qkv;
 };
 
-/// Returns weights and biases of separate projections. All elements differ.
+/// Returns the weights and biases of separate query, key and value projections.
 Tensors separate_values() {
   return {{"q.weight", at::arange(0, 24, at::kFloat).view({8, 3})},
           {"k.weight", at::arange(100, 112, at::kFloat).view({4, 3})},

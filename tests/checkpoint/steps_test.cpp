@@ -216,7 +216,7 @@ std::filesystem::path save_weight(const TemporaryFolder& dir, const at::Tensor& 
 }
 
 TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
-  // The second tensor has rows that are larger than piece_bytes.
+  // Rows of the second tensor are longer than piece_bytes.
   for (const auto& sizes : {std::vector<std::int64_t>{3072, 2048}, {2, 3 * kMebibyte}}) {
     const TemporaryFolder dir;
     const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view(sizes);
@@ -239,7 +239,7 @@ TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
   }
 }
 
-/// Only half of each row is read, so each thread reads parts of many MiBs that have a checksum.
+/// Reads only half of each row, so that each thread reads parts of many MiBs with a checksum.
 TEST(StoredStep, IsReadByItsThreadsAtOnce) {
   const TemporaryFolder dir;
   const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view({3072, 2048});
@@ -345,8 +345,8 @@ TEST(HostileManifest, IsRefusedByWhatItSays) {
   }
 }
 
-/// The manifest has a chunk for each corner of a 13-dimensional cube. Any two chunks overlap in
-/// some dimensions.
+/// The manifest has a chunk for each corner of a 13-dimensional cube. Any two chunks have common
+/// indices in some dimensions, but not in all.
 TEST(HostileManifest, IsRefusedSoonForTooManyAdjacentChunks) {
   constexpr int kDims = 13;
   const TemporaryFolder dir;

@@ -50,8 +50,8 @@ TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
   });
 }
 
-/// Rank 1 gathers for `purposes` and passes `error` to agree_on_calls(). Ranks 0 and 2 gather for
-/// "b", "c" and "e". The messages name call `number` of the other ranks and of rank 1.
+/// The calls of rank 1 (`purposes`, `error`), and the expected messages: call `number` differs.
+/// Ranks 0 and 2 gather for "b", "c" and "e".
 struct Difference {
   std::vector<std::string> purposes;
   std::string error, number, of_others, of_rank_1;

@@ -1,4 +1,4 @@
-// Tests the example in tessera/comm/communicator.h: a Communicator that a user has written.
+// Tests the example in tessera/comm/communicator.h: a user's own Communicator.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A function that returns whether the device has finished one certain collective.
+/// A function that returns whether the device has finished a certain collective.
 using Progress = std::function<bool()>;
 /// A function that starts a collective on the device. Returns the function that tests its progress.
 using Begin = std::function<Progress()>;

@@ -53,7 +53,7 @@ class OnBackend : public ::testing::TestWithParam<BackendCase> {
   static void run(const testing::Body& body) { run_on_hosts(GetParam().hosts, body); }
 };
 
-/// Returns the message of an Error that `call` throws, or "". Passes on a PeerError.
+/// Returns the message of the Error that `call` throws, or "". Does not catch a PeerError.
 template <class Call>
 std::string own_error_of(const Call& call) {
   try {
@@ -66,7 +66,7 @@ std::string own_error_of(const Call& call) {
   return "";
 }
 
-/// The values 1000 * sender + 0, 1, 2, ..., which show an element's sender and index.
+/// Returns the values 1000 * sender + 0, 1, 2, ..., which tell the sender and the index.
 inline at::Tensor numbers_from(std::int64_t sender, std::int64_t count) {
   return at::arange(count, at::kLong).add(1000 * sender).to(at::kFloat);
 }

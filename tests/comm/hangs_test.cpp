@@ -72,7 +72,7 @@ void expect_peer_error(Call&& call) {
   }
 }
 
-/// A fault of rank 1 while ranks 0 and 2 make a fourth step, and the expected output.
+/// A fault of rank 1, while ranks 0 and 2 take a fourth step, and the expected output.
 struct Fault {
   const char* name;
   enum When { kAtOnce, kAtTheTimeOut } when;

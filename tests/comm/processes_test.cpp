@@ -111,7 +111,7 @@ TEST(Processes, PeersOfARankKilledAnywhereFail) {
   }
 }
 
-/// The lines of a process's output that contain `part`.
+/// Returns the lines of a process's output that contain `part`.
 std::vector<std::string> lines_with(const Ended& ended, const std::string& part) {
   std::vector<std::string> found;
   std::istringstream lines(ended.output);

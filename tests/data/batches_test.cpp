@@ -42,7 +42,7 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
 }
 
 TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
-  const BatchLoader loader = Loader(Positions(11), 2, 2, 100);  // 11 tokens make 5 samples
+  const BatchLoader loader = Loader(Positions(11), 2, 2, 100);
   const auto batch = loader.load(2, {{0, 2}});
   EXPECT_TRUE(at::equal(batch.inputs[0], at::arange(8, 10)));
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
@@ -281,7 +281,7 @@ class PairTokenizer final : public Tokenizer {
   std::string decode(const Tokens& /*tokens*/) const override { return ""; }
 };
 
-/// Returns inputs and targets of the last sample of a JSON line, 6 tokens. The end token is 0.
+/// Returns inputs and targets of the last sample (6 tokens) of a JSON line. The end token is 0.
 std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {}) {
   bool given = false;
   const JsonLines lines = [&]() -> std::optional<std::pair<std::string, std::string>> {
@@ -303,7 +303,7 @@ void expect(const char* line, const PromptOptions& options, const Tokens& inputs
 TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
   expect(R"({"prompt": "ab", "completion": "cd"})", {}, {'a', 'b', 'c', 'd', 0, 0},
          {kNone, 'c', 'd', 0, kNone, kNone});
-  // The token "dd" covers the end of "cd" and the start of "du". It belongs to "du".
+  // The token "dd" has the end of "cd" and the start of "du". The token is no target, like "du".
   expect(R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})",
          {.begin = {1}, .truncate = true}, {'u', 'a', 'b', 'A', 'c', 'd' + 256},
          {kNone, kNone, kNone, 'c', kNone, kNone});

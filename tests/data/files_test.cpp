@@ -16,7 +16,7 @@ namespace {
 using testing::TemporaryFolder;
 using testing::WriteFile;
 
-/// Returns the bytes of a token shard, without the library's writer.
+/// Returns the bytes of a file of tokens, made without the library's writer.
 template <class Token>
 std::string ShardBytes(std::int32_t magic, std::int32_t version, std::int32_t count,
                        const std::vector<Token>& tokens) {
@@ -176,7 +176,7 @@ FileFingerprint fingerprint(const std::string& path) {
 TEST(Fingerprint, HasTheNameTheSizeAndASumOfBytesOfTheWholeFile) {
   const TemporaryFolder folder;
   const std::string path = folder / "a.bin";
-  // The fingerprint depends on all bytes of small files, and on first and last bytes of large ones.
+  // The fingerprint of a small file depends on all bytes; of a large file, on its first and last.
   for (const auto& [size, places] : std::vector<std::pair<std::size_t, std::vector<std::size_t>>>{
            {0, {}}, {10'000, {0, 4095, 4096, 9'999}}, {3'000'001, {0, 3'000'000}}}) {
     const std::string bytes(size, 'x');

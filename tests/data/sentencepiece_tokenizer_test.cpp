@@ -4,7 +4,7 @@
 #include "data/small_tokenizers.h"
 #include "testing/errors.h"
 
-// A flag of libc10. The SentencePiece library has another flag with the same name.
+// A flag of libc10. The SentencePiece library has a flag with an equal name.
 C10_DECLARE_bool(caffe2_use_fatal_for_enforce);
 
 namespace tessera::data {

@@ -176,7 +176,7 @@ TEST(StreamDecoder, PassesOverIdsBeyondTheVocabulary) {
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {beyond}), {word, beyond, word, beyond + 100}),
             (Pieces{"a", "", " a", "", ""}));
   EXPECT_ERROR(StreamDecoder(tokenizer).push(-1), "-1");
-  // A word that continues a text keeps the space before it.
+  // The first word of a continued text keeps the space before it.
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {word}), {word}), (Pieces{" a", ""}));
 }
 

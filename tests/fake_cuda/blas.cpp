@@ -165,7 +165,7 @@ std::size_t cublasLtGetVersion() {
   return CUBLAS_VERSION;
 }
 
-// Descriptors are in the caller's memory or on the heap. The fake never reads them.
+// The fake never reads descriptors. They are in the caller's memory or on the heap.
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* out, cublasComputeType_t,
                                         cudaDataType) {
   *out = new cublasLtMatmulDescOpaque_t{};

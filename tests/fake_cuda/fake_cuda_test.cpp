@@ -250,7 +250,7 @@ TEST_F(FakeBuffers, AreAlignedMemoryOfTheDeviceThatOverlapsInPlaceAlone) {
   EXPECT_EQ(gather(bytes + 4, bytes + 4, 1), ncclSuccess);
 }
 
-/// Returns the results of two ranks that make a communicator on the given devices.
+/// Makes a communicator of two ranks on the given devices. Returns the results of both ranks.
 std::vector<ncclResult_t> results_on_devices(int first, int second) {
   ncclUniqueId id;
   EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);

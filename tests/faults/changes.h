@@ -55,7 +55,7 @@ class Changes {
   std::vector<Change> list_;
 };
 
-/// Holds the active recorder; nullptr if there is none.
+/// Holds the active recorder; nullptr if no recorder exists.
 struct ChangesSlot {
   std::mutex mutex;
   std::atomic<Changes*> changes = nullptr;
@@ -66,7 +66,7 @@ std::uint64_t file_of(int fd);
 /// Returns whether `fd` has a path, and stores the path in `path`.
 bool path_of(int fd, std::array<char, PATH_MAX>& path);
 
-/// Makes a system call, and records its change by calling `note(result, changes)` if it succeeds.
+/// Makes a system call. After a success, records the change by `note(result, changes)`.
 template <class Call, class Note>
 auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   ChangesSlot& slot = changes_slot();
@@ -93,11 +93,11 @@ enum class Lost {
 /// fsync() of a folder saves the names in the folder.
 class Disk {
  public:
-  /// Starts with everything that is in `folder` now, as durable.
+  /// Treats everything that is in `folder` at construction as synced.
   explicit Disk(const std::filesystem::path& folder);
 
   void apply(const Change& change);
-  /// Writes the folder's contents after a power failure to `out`.
+  /// Writes to `out` what `folder` contains after a power failure.
   void write_after_power_cut(const std::filesystem::path& out, Lost lost) const;
 
  private:

@@ -186,7 +186,7 @@ int open_at(int folder, const char* path, int flags, mode_t mode) {
 }
 
 mode_t mode_of(int flags, va_list& arguments) {
-  // O_TMPFILE contains the bit of O_DIRECTORY.
+  // O_TMPFILE contains the bit of O_DIRECTORY, so all bits must be compared.
   const bool creates = (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE;
   return creates ? va_arg(arguments, mode_t) : 0;
 }

@@ -25,7 +25,7 @@ class SystemCallFault {
   SystemCallFault& operator=(const SystemCallFault&) = delete;
   ~SystemCallFault();
 
-  /// Returns the number of calls with this name since construction.
+  /// Returns the number of calls of a system call since construction.
   static int calls(const std::string& call);
 };
 

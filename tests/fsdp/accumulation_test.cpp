@@ -112,7 +112,7 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
 
 // A program may drop gradients that FSDP will reduce in a later micro-batch.
 
-/// A way to drop the gradients of a model.
+/// A function that drops the gradients of a model, and its name.
 struct Drop {
   const char* name;
   void (*act)(SmallModel& model);

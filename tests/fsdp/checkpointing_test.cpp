@@ -16,7 +16,7 @@ using Step = std::pair<comm::TrafficTable, std::vector<at::Tensor>>;
 
 const MixedPrecisionPolicy kBfloat16{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
 
-/// One step of a sharded SmallModel. `forward` computes the loss.
+/// Runs one step of a sharded SmallModel. `forward` computes the loss.
 Step step(Rank& rank, const Options& options, const std::function<void(SmallModel&)>& prepare,
           const std::function<at::Tensor(SmallModel&, const at::Tensor&)>& forward) {
   Filled<SmallModel> model(kDim, kHidden, kClasses);

@@ -36,7 +36,7 @@ void expect_gradient(const LossHead& head, const LossHead& alone) {
   EXPECT_TRUE(full_grad(head).allclose(alone.weight->grad(), 1e-4, 1e-5));
 }
 
-/// The mean over ranks of their losses. Collective.
+/// Returns the mean of the losses of all ranks. Collective.
 double mean_over_ranks(const at::Tensor& loss, const DeviceMesh& mesh) {
   const at::Tensor sum = loss.detach().clone();
   if (mesh.size() > 1) {
@@ -208,7 +208,7 @@ TEST_SHARDED(Penalty, OnShardsIsRefusedInASumWithALocalLoss, 2) {
   const at::Tensor penalty = penalty_of(model);
   EXPECT_ERROR(loss + 0.5 * penalty, "full_tensor()");
   EXPECT_ERROR(penalty * loss, "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
-  // A plain number without a gradient must have the same value on all ranks.
+  // A plain number that needs no gradient must be equal on all ranks.
   EXPECT_ERROR(penalty - loss.detach(), "differs from rank 0", "ranks 1");
   EXPECT_TRUE(tessera::is_distributed(penalty - at::scalar_tensor(2)));
 }

@@ -126,7 +126,7 @@ TEST(StockOptimizerMadeFirst, IsRefusedAfterItsParametersWereReplaced) {
   EXPECT_ERROR(optimizer.step(), "nn::to_empty has replaced");
 }
 
-// Training in fp16 with a GradScaler.
+// The following tests train in fp16 with a GradScaler.
 
 /// Returns the loss times 1e-6, so that the gradients underflow in fp16.
 at::Tensor tiny_loss(SmallModel& model, const at::Tensor& batch) {

@@ -105,8 +105,8 @@ TEST(RandomNumbers, InAMethodDependOnItsRows) {
   });
 }
 
-// Random operators are refused if a rank cannot know which numbers are its own: on all ranks, with
-// the name of the operator and the remedy.
+// If a rank cannot know which random numbers to draw, all ranks throw an Error with the name of the
+// operator and the remedy.
 
 constexpr std::int64_t kSide = 8;
 

@@ -241,7 +241,7 @@ TEST_ON_MESH(ForgottenParameters, MayBeFrozenIgnoredReplicatedOrOnOneRank, {2, 1
   expect_gradients(whole, expected);
 }
 
-/// A model whose module `extra` is added, replaced or unfrozen after its units were made.
+/// A model whose module `extra` is added, replaced or unfrozen after fully_shard().
 struct Growing : nn::Module<Growing> {
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor y = (*a)(x);

@@ -19,8 +19,7 @@ bool is_legal(P from, P to) {
   });
 }
 
-/// Checks every pair of phases: a legal transition succeeds, any other is an error that changes
-/// nothing.
+/// Tests every pair of phases. A legal transition succeeds. Any other throws and changes nothing.
 template <class P>
 void expect_table_is_enforced(int phases) {
   for (int i = 0; i < phases * phases; ++i) {

@@ -12,7 +12,7 @@ namespace tessera::fsdp::streams {
 
 using Log = std::vector<std::string>;
 
-/// "compute: record 7" -> "7"
+/// Returns "7" for "compute: record 7".
 std::string number_in(const std::string& line) {
   return line.substr(line.rfind(' ') + 1);
 }

@@ -1,4 +1,4 @@
-// The exact traffic of one training step.
+// Tests the traffic of a training step, to the byte.
 
 #include <map>
 #include <ostream>

@@ -85,7 +85,7 @@ at::Tensor tokens_of(std::int64_t seed) {
   return uniform_values({2, 4, 3}, seed);
 }
 
-/// Runs a backward in which data-parallel rank i uses the parameter as `uses[i]` says.
+/// Runs a backward in which data-parallel rank i uses the parameter as `uses[i]`.
 void run(ScaleOfTokens& model, const Uses& uses, std::int64_t part) {
   model(tokens_of(part), uses[static_cast<std::size_t>(part)]).backward();
 }

@@ -259,7 +259,7 @@ TrainSpec draw_train(Choices& choices, const FsdpSpec& fsdp) {
 // a result, because the library derives missing redistributions from the layouts.
 enum class Between { kWhole, kReplicated, kSequence };
 
-/// Which styles a module supports.
+/// The kind of a module, which decides the styles that the module supports.
 enum class Fits { kLinear, kTokenwise, kHooksOnly };
 
 /// A module that a plan can name, and the module's correct style; nullopt if no entry is needed.
@@ -372,7 +372,7 @@ class PlanDraft {
     }
   }
 
-  /// Adds a first projection of attention or MLP. The parameters of its adapter need no entries.
+  /// Adds the first projection of attention or MLP. The plan needs no entries for its LoRA adapter.
   void add_into(const std::string& pattern, bool local, bool adapter) {
     add(pattern + (adapter ? ".base" : ""), colwise(Shard{-1}, local), local);
     if (adapter) {

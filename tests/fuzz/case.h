@@ -15,8 +15,8 @@ namespace tessera::fuzz {
 /// independently of all other decisions. A case can thus be drawn with some decisions changed.
 class Choices {
  public:
-  /// The labels of decisions, by the decisions' names; "" is the simplest option. An entry with the
-  /// name kOthers sets all decisions without an entry to their simplest option.
+  /// The labels of decisions, by the names of decisions; "" is the simplest option. The entry
+  /// kOthers sets all decisions that have no entry to their simplest option.
   using Labels = std::map<std::string, std::string>;
   static constexpr const char* kOthers = "*";
   /// A possible result of a decision, with a probability proportional to `weight`.
@@ -115,7 +115,7 @@ struct MlpSpec {
   NormKind middle_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
   bool adapter = false;          ///< `adapter`: LoRA of the last projection
-  bool calls_forward = false;    ///< calls module->forward(x) instead of (*module)(x)
+  bool calls_forward = false;    ///< `calls_forward`: calls module->forward(x)
   bool checkpoint_call = false;  ///< `checkpoint_call`: nn::checkpoint calls the MLP
   bool skips_empty = false;      ///< `skips_empty`: a rank without tokens skips the MLP
 };
@@ -222,7 +222,7 @@ struct Case {
   Planted planted = Planted::kNone;
 };
 
-/// Draws a case. Equal seeds and choices give equal cases on every machine.
+/// Draws a case. Equal seeds and Choices give equal cases on every machine.
 Case draw_case(std::uint64_t seed, Choices& choices);
 
 /// The result of a case. kEqual, kRefused and kNotComparable are no faults. kNoOracle is a fault of

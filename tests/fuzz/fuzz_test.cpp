@@ -127,7 +127,7 @@ class WorkerLines {
  public:
   explicit WorkerLines(std::vector<Result>& results) : results_(results) {}
 
-  /// Returns whether the line ended a case; the case's result is then the last in the list.
+  /// Reads a line. Returns whether the line ends a case, whose result is then the last of results.
   bool take(const std::string& line) {
     if (line.starts_with("@begin ")) {
       running_ = std::stoll(line.substr(7));
@@ -293,7 +293,7 @@ int run_program(Arguments arguments) {
 }
 
 TEST(Fuzz, FindsNoSilentDifference) {
-  // The cases are the same on every machine; their number depends on the time limit.
+  // The cases are equal on every machine, but their number depends on the time limit.
   const SearchOptions options{.seed = 1, .cases = 600, .seconds = 25};
   const std::vector<Result> results = search(options);
   const auto count = [&](Verdict verdict) {
@@ -319,8 +319,8 @@ TEST(Fuzz, FindsAGradientThatIsSlightlyWrong) {
   EXPECT_CONTAINS(result.outcome.what, "loss 1 is", "of rank 0 differs by");
 }
 
-// This case uses stock AdamW, whose eps amplifies rounding: flipping the last bits of the initial
-// weights changes the trained weights by more than the tolerance.
+// A case with torch::optim::AdamW, whose eps amplifies rounding: flipping last bits of the
+// initial weights changes the trained weights by more than the tolerance.
 TEST(Fuzz, TellsRoundingThatGrowsFromAWrongGradient) {
   SearchOptions options{.seed = 52};
   constexpr std::int64_t kIllConditioned = 4153;

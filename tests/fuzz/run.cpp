@@ -376,7 +376,7 @@ class Training {
     return sum;
   }
 
-  /// Tells FSDP whether the next micro-batch is the last one of its step.
+  /// Tells FSDP whether the next micro-batch is the last of its step.
   void announce(bool last) {
     if (!wrapped_ || case_.train.micro_batches == 1) {
       return;
@@ -649,7 +649,7 @@ Verdict verdict_of(const std::string& text) {
 
 namespace {
 
-/// Seeds libtorch's default generator, which random operators use on plain tensors.
+/// Seeds libtorch's default generator, from which random operators on plain tensors draw.
 void seed_libtorch(std::uint64_t seed) {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(seed);

@@ -242,7 +242,7 @@ TEST(LinearProduct, AddsToAnFp32GradientOfABf16Weight) {
 namespace tessera::kernels {
 namespace {
 
-/// Returns the same random numbers in each run.
+/// Returns random numbers that are equal in each run.
 at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed, double scale = 1) {
   at::manual_seed(static_cast<std::uint64_t>(seed));
   return at::randn(sizes, at::kDouble).mul(scale);
@@ -258,7 +258,7 @@ void expect_same_bits(const at::Tensor& on_gpu, const at::Tensor& on_cpu) {
   EXPECT_TRUE(at::equal(on_gpu.cpu(), on_cpu)) << on_cpu.scalar_type() << " " << on_cpu.sizes();
 }
 
-/// Returns the bytes of fp8 values, with the sign of NaNs removed because it is not specified.
+/// Returns the bytes of fp8 values. The signs of NaNs are removed, because they are not specified.
 at::Tensor codes_of(const Fp8Rows& rows) {
   const at::Tensor codes = rows.values.cpu().view(at::kByte);
   const at::Tensor magnitudes = codes.remainder(128);

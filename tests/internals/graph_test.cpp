@@ -29,7 +29,7 @@ struct Identity : Node {
   variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
 };
 
-/// A leaf's node that counts its calls.
+/// The autograd node of a leaf, which counts its calls.
 struct Counting final : LeafNode {
   using LeafNode::LeafNode;
   variable_list apply(variable_list&& gradients) override {
@@ -117,7 +117,7 @@ TEST(SavedTensorCanary, IsRefusedOnceWritten) {
   EXPECT_THROW(y.sum().backward(), c10::Error);
 }
 
-/// The node of exp, which saves exp's result.
+/// The autograd node of exp, which saves the result of exp.
 struct ExpNode final : Node {
   variable_list apply(variable_list&& gradients) override {
     const at::Tensor kept = result.unpack(pointer_to(*this));

@@ -54,7 +54,7 @@ TEST(AutocastStateCanary, DecidesWhatAutocastComputesIn) {
   EXPECT_EQ(autocast_state().types, before.types);
 }
 
-// A device type that libtorch leaves to extensions.
+// A device type that libtorch reserves for extensions.
 constexpr auto kLent = c10::DeviceType::PrivateUse1;
 
 int synchronized = 0;

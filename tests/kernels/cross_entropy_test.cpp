@@ -1,5 +1,5 @@
-// Compares the cross entropy of rows, by CPU kernels, CUDA kernels and ATen operators, with
-// libtorch's loss and its autograd in fp64.
+// Compares the cross entropy of rows with libtorch's loss and autograd in fp64. CPU kernels, CUDA
+// kernels and ATen operators compute the cross entropy.
 #include "tessera/kernels/detail/cross_entropy.h"
 
 #include <ATen/ATen.h>

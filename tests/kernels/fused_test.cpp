@@ -15,7 +15,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Results are compared with ATen's operators and autograd in fp64, on the same (rounded) inputs.
+// Tests fused kernels against ATen's operators and autograd in fp64, on equal (rounded) inputs.
 
 at::Tensor random(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
   return at::randn(sizes, at::kDouble).to(type);

@@ -1,5 +1,5 @@
-// llama_logits MODEL OUT TOKEN...: writes the logits of a text of these tokens to OUT, as raw fp32,
-// (tokens, vocabulary). For comparisons with transformers.
+// The program llama_logits MODEL OUT TOKEN..., for comparisons with transformers. Writes the logits
+// of the tokens to OUT, as raw fp32 of sizes (tokens, vocabulary).
 
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>

@@ -29,7 +29,7 @@ struct NestsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Nests);
 
-/// Registers one module under two names, and a module of tessera::nn.
+/// A libtorch module with one child under two names, and with a child of tessera::nn.
 struct SharesImpl : torch::nn::Module {
   SharesImpl() {
     a = register_module("a", torch::nn::Linear(2, 2));
@@ -281,7 +281,7 @@ TEST(Adopt, FillsAttentionAndTransformersAsLibtorchDoes) {
     return torch::nn::Transformer(torch::nn::TransformerOptions(8, 2, 1, 1).dim_feedforward(40))
         .ptr();
   });
-  // libtorch's Transformer fills its matrices itself.
+  // libtorch's Transformer has its own initial values of matrices.
   expect_bound(transformer, "encoder.layers.0.linear1.weight", std::sqrt(6.0 / 48), 0.9);
 }
 

@@ -1,4 +1,4 @@
-// Helpers of tests that compare functions, their autograd graphs and their parameter slots.
+// Helpers for tests that compare functions by their results, gradients and parameter slots.
 
 #pragma once
 

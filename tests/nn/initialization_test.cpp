@@ -200,7 +200,7 @@ struct HalfIn : Module<HalfIn> {
   at::Tensor stray;
 };
 
-/// A module with an undefined parameter, as libtorch's own modules register a missing bias.
+/// A module with an undefined parameter, like the missing bias of a libtorch module.
 struct WithoutBias : Module<WithoutBias> {
   WithoutBias() {
     weight = register_slot("weight", at::ones({2}));

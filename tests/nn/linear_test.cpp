@@ -90,7 +90,7 @@ TEST(LinearProduct, KeepsNoInputOfAFrozenWeight) {
   EXPECT_CLOSE(x.grad(), weight.sum(0).mul(2).expand_as(x));
 }
 
-// linear_products(): several products of one input.
+// The following tests call linear_products(), which computes several products of one input.
 
 using testing::AddedTerms;
 
@@ -322,7 +322,7 @@ TEST(LinearProducts, NameTheModuleThatDoesNotFit) {
                 "5x6 and 5x4");
 }
 
-/// The placements of x and of the weights.
+/// The placements of x and of the weights, for one case.
 struct Split {
   Placement x, weights;
   int added;  ///< `added`: products that a rank adds in place

@@ -136,7 +136,7 @@ TEST(SetThroughput, DividesTheWorkAmongTheRanks) {
 }
 
 TEST(ModelFlops, AgreesWithTorchtitansFigureForLlama8B) {
-  // 8.03e9 parameters, 128256 x 4096 of them the embedding: 57.91 GFLOPs a token at 8192.
+  // A model of 8.03e9 parameters (128256 x 4096 in the embedding) needs 57.91 GFLOPs per token.
   const auto flops = model_flops(8030261248, 525336576, 32, 4096, 8192);
   EXPECT_NEAR(flops.per_token, 57.91e9, 0.01e9);
   EXPECT_NEAR(flops.per_token_causal, 51.47e9, 0.01e9);

@@ -281,7 +281,7 @@ TEST(Optimizer, HasNoStateOfFrozenParameters) {
   EXPECT_EQ(optimizer.state().size(), 3u);
 }
 
-// The example of a custom optimizer in tessera/optim/slot_optimizer.h.
+// The following test runs the example in tessera/optim/slot_optimizer.h.
 
 struct SignSgdOptions {
   double lr = 1e-3;

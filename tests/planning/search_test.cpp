@@ -1,4 +1,4 @@
-// Tests machine files, and the search over layouts, each with an arithmetic estimate.
+// Tests machine files, and the search over layouts, with estimates by simple formulas.
 
 #include "tessera/planning/detail/search.h"
 

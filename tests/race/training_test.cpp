@@ -35,7 +35,7 @@ struct Scenario {
   std::function<void(CheckedRank&)> train;
 };
 
-/// GoogleTest prints the scenario in messages.
+/// GoogleTest calls PrintTo() in messages.
 [[maybe_unused]] void PrintTo(const Scenario& scenario, std::ostream* out) {
   *out << scenario.name;
 }
@@ -75,7 +75,7 @@ void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
   }
 }
 
-/// Returns a function that trains a small model on a mesh, with options, after calling `prepare`.
+/// Returns a function that calls `prepare` and then trains a small model with `options` on a mesh.
 std::function<void(CheckedRank&)> training(std::vector<std::int64_t> sizes,
                                            const Options& options = {},
                                            const std::function<void(SmallModel&)>& prepare = {},
@@ -95,7 +95,7 @@ std::function<void(CheckedRank&)> training(std::vector<std::int64_t> sizes,
   };
 }
 
-/// A model that is sharded over two ranks, and whose streams the checker watches.
+/// A model that is sharded over two ranks and whose streams report to the checker.
 struct WatchedModel : ShardedModel {
   explicit WatchedModel(CheckedRank& rank) : ShardedModel(rank.mesh({2}, {"dp"})) {
     rank.watch(*this);

@@ -1,4 +1,4 @@
-// cross_entropy and linear_cross_entropy on every mesh give the loss and the gradients of one rank.
+// Tests that cross_entropy and linear_cross_entropy give one rank's loss and gradients.
 
 #include <c10/core/GradMode.h>
 

@@ -272,7 +272,7 @@ TEST(Parallelize, RefusesByName) {
   });
 }
 
-// Errors name the missing part of a plan or a call, and the remedy.
+// The following errors must name the missing part of a plan or call, and the remedy.
 
 using testing::fill;
 

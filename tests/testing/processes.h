@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// How a process of a test ended.
+/// How a process of a test has ended, and its output.
 struct Ended {
   int exit_code = -1;  ///< -1: ended by a signal
   int signal = 0;
@@ -47,7 +47,7 @@ int status_of_process(const Work& work) {
   return status;
 }
 
-/// Whether `work` ends normally in a separate process.
+/// Whether `work` returns normally in a separate process.
 template <class Work>
 bool survives(const Work& work) {
   const int status = status_of_process([&] {

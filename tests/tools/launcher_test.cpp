@@ -198,12 +198,12 @@ std::vector<std::string> Shell(int ranks, const std::string& script) {
   return {"--nproc", std::to_string(ranks), "--", "sh", "-c", script};
 }
 
-/// Runs Shell(ranks, script) to its end.
+/// Runs the job Shell(ranks, script) until the job ends.
 Result RunShell(int ranks, const std::string& script, const Launcher::Variables& variables = {}) {
   return Launcher(Shell(ranks, script), variables).wait();
 }
 
-/// Runs a shell that has the launcher's path in $RUN.
+/// Runs a shell script in which $RUN is the path of tessera-run.
 Result RunAround(const std::string& script) {
   return Launcher({"sh", "-c", script}, {{"RUN", TESSERA_RUN}}).wait();
 }

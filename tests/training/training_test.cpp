@@ -48,8 +48,7 @@ inline std::pair<at::Tensor, at::Tensor> rows_of(std::int64_t step, std::int64_t
   return {x.slice(0, first, first + count), y.slice(0, first, first + count)};
 }
 
-/// An Mlp on a mesh ("dp", "tp"), or on replicas of shards (`hybrid`), with its optimizer and
-/// state.
+/// An Mlp on a mesh ("dp", "tp"), or on replicas x shards (`hybrid`), with optimizer and state.
 class MlpRun {
  public:
   MlpRun(const Rank& rank, std::int64_t dp, std::int64_t tp, const fsdp::Options& options = {},
@@ -174,7 +173,7 @@ TEST_ON_RANKS(StepTest, TheScheduleSetsTheRate, 1) {
   const at::Tensor before = run.weights();
   const optim::LrSchedule schedule({.warmup = 4, .steps = 8});
   EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.25);
-  // The first update of Adam has the size of the learning rate.
+  // In its first update, Adam changes each parameter by the learning rate.
   EXPECT_NEAR((run.weights() - before).abs().max().item<double>(), 1e-2 / 4, 1e-4);
   EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.5);
 }

@@ -138,7 +138,7 @@ TEST(Propagate, GroupedQueriesShardKeyAndQueryHeadsTogether) {
   const auto decided = decide(attention, {heads, heads, heads});
   EXPECT_EQ(decided.inputs, std::vector<LayoutPtr>(3, heads));
   EXPECT_EQ(decided.outputs[0], heads);
-  // Four ranks would split the query heads, but cannot split the two key heads.
+  // Four ranks could shard the query heads, but not the two key heads.
   const LayoutPtr four = layout({{}, {{0, {0, 1}}}, {}, {}});
   EXPECT_EQ(decide(attention, {four, heads, heads}).inputs[1]->sharded_dim(1), -1);
 }
@@ -180,8 +180,8 @@ TEST(RuleRegistry, KnowsThatAttentionKeepsStatisticsOnlyWhereAsked) {
   }
 }
 
-// The following tables list the layouts that propagate() chooses for inputs and results of calls
-// that the tables of tests/dtensor/family lack.
+// The following tables list the layouts that propagate() chooses for inputs and results. The tables
+// of tests/dtensor/family have other calls.
 
 using Sizes = std::vector<std::int64_t>;
 

@@ -151,8 +151,8 @@ std::optional<Stack> arguments_of(const c10::OperatorHandle& op, const Profile& 
   return stack;
 }
 
-/// Whether the test leaves out `op`: operators for other devices and types, and operators that
-/// change the kind of a tensor.
+/// Whether the test skips `op`: operators for other devices and types, and operators that change
+/// the kind of a tensor.
 bool is_left_out(const c10::OperatorHandle& op) {
   static const std::regex kLeftOut(
       "(_|mkldnn|cudnn|miopen|mps|fbgemm|quant|fake_|sparse|q_|rename|align|resize|set_|nested|"
@@ -179,7 +179,7 @@ bool takes_and_makes_tensors(const c10::FunctionSchema& schema) {
          std::ranges::none_of(schema.arguments(), writes);
 }
 
-/// Returns up to two calls of each operator that the test does not leave out.
+/// Returns up to two calls of each operator that the test does not skip.
 std::vector<Call> calls() {
   std::vector<Call> found;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {

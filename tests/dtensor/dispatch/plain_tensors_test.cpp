@@ -15,7 +15,7 @@ namespace {
 
 using testing::values;
 
-/// Returns a distributed leaf of 5 rows, which the ranks do not divide.
+/// Returns a distributed leaf of 5 rows, which is not a multiple of the ranks.
 at::Tensor leaf(const DeviceMesh& mesh, const Placement& placement = Shard{0}) {
   return distribute_tensor(values({5, 3}), mesh, {placement}).tensor().detach().requires_grad_();
 }

@@ -1,5 +1,5 @@
-// Tests of this library's operators, besides the values that operators_test.cpp compares: operator
-// modes see them, they have shapes without values, and they refuse some gradients.
+// Tests this library's operators: operator modes see them, they work on meta tensors, and they
+// refuse some gradients. operators_test.cpp tests their values.
 
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
@@ -227,7 +227,7 @@ struct Parts {
 TEST(AttentionPart, IsMergedToTheWholeByEveryKernel) {
   const Parts parts;
   const Tensors mine = leaves(parts.inputs);
-  // In the first 4 keys, the mask must leave each query at least one key.
+  // Each query must attend to at least one of the first 4 keys.
   ASSERT_TRUE(parts.mask.slice(1, 0, 4).isfinite().any(1).all().item<bool>());
   const at::Tensor expected = attend(mine, parts.mask);
   const at::Tensor grad = values(expected.sizes(), 3);
@@ -293,7 +293,7 @@ void expect_calls(const Calls& c) {
   }
 }
 
-/// Queries from positions 3 and 6 are two chunks, although the chunks are adjacent.
+/// Queries that begin at positions 3 and 6 are two chunks, although the chunks are adjacent.
 TEST(ChunkedAttention, TakesTwoCallsForAChunkThatIsNotTheFirstAndNoMask) {
   for (const Calls& c : {Calls{{0, 9}, 0, 3, 0}, Calls{{3, 6}, 0, 4, 0}, Calls{{6}, 0, 2, 0},
                          Calls{{0}, 0, 1, 0}, Calls{{3, 9}, 3, 2, 2}, Calls{{3, 9}, 4, 4, 2},

@@ -15,7 +15,7 @@ using Case = OperatorCase;
 using Tensors = std::vector<at::Tensor>;
 using Sizes = std::vector<std::int64_t>;
 
-/// Expects that a gradient has the layout of its leaf, but is replicated where the leaf is partial.
+/// Expects that a gradient has the layout of its leaf, but Replicate where the leaf is Partial.
 void expect_lies_as_leaf(const at::Tensor& gradient, const at::Tensor& leaf) {
   const auto& of_leaf = *DistributedTensor(leaf).layout();
   const auto expected = Layout::intern(of_leaf.mesh_sizes(), of_leaf.dims());
@@ -332,7 +332,7 @@ void check_quotient(const std::function<at::Tensor(const at::Tensor&)>& divide_e
   const auto expected = 8.0 / plain;
   expected.mul(values({7, 5}, 1)).sum().backward();
   RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    // The terms are 1, 2, 3 and 4 tenths of the value, so that no term is 0 or the whole value.
+    // The terms are 0.1, 0.2, 0.3 and 0.4 of the value: no term is 0 or the whole value.
     const auto term = plain.detach() * ((rank.rank() + 1) / 10.0);
     const auto leaf = DistributedTensor::from_local(term, mesh, {Partial{}});
     leaf.tensor().requires_grad_();
@@ -359,13 +359,13 @@ TEST(PendingReductions, AreReducedBeforeTheyDivide) {
 // Shards may have one element along a dimension, or none. libtorch's kernels choose strides by the
 // sizes of the shard, but the strides must not differ between ranks.
 
-/// Shards `value` over all ranks. Of 4 ranks, the last rank has none of 5 rows.
+/// Shards `value` over all ranks. With 5 rows, the last of 4 ranks has an empty shard.
 at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement) {
   return distribute_tensor(value, rank.mesh({rank.size()}, {"x"}), {placement}).tensor().detach();
 }
 
 TEST_ON_RANKS(ThinShards, HaveTheSameStridesOnAllRanks, 4) {
-  // A shard of sizes [3, 1] or [3, 0] is contiguous whatever its strides are.
+  // Shards of sizes [3, 1] and [3, 0] are contiguous with any strides.
   const auto x = place(values({5, 3}), rank, Shard{0}).t();
   // The second x + x uses a cached call plan.
   for (const auto& y : {x.exp(), x + x, x + x, at::where(x > 0, x, -x), x.clone()}) {

@@ -90,7 +90,7 @@ TEST(BadValue, OnOneRankEndsTheCallOnAllRanks) {
   });
 }
 
-// All ranks must throw, whatever rows of the indices and of the weight they have.
+// All ranks must throw, whatever rows they have.
 TEST(BadValue, InASplitVocabularyEndsTheCallOnAllRanks) {
   const testing::DebugChecks debug("1");
   RunRanks(kRanks, [](Rank& rank) {

@@ -99,7 +99,7 @@ bool draws_nothing(const std::string& name) {
          name.find("_triton_") != std::string::npos;
 }
 
-// Each random operator is composed of other operators, or has a kernel on kRandomKey.
+// A random operator must either call other operators or have a kernel for kRandomKey.
 TEST(RandomOperators, AreAllKnownWithinARegion) {
   std::vector<std::string> unknown;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -204,7 +204,7 @@ TEST_ON_MESH(RandomOperators, DrawFromTheGeneratorThatIsPassed, {2}, {"x"}) {
 
 using testing::values;
 
-// Neither 2 nor 4 divides the batch size 3 and the sequence length 5.
+// The batch size 3 and the sequence length 5 are not multiples of 2 or 4.
 const std::vector<std::int64_t> kHeads{3, 4, 5, 8};
 
 /// The result of attention, and the gradients of query, key and value.

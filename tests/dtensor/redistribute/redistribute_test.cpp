@@ -183,7 +183,7 @@ class LoggedWork final : public comm::Work {
   Log& log_;
 };
 
-/// A process group that logs when its collectives start, and when they are waited for.
+/// A process group that logs the starts of its collectives and the waits for them.
 class LoggedCommunicator final : public testing::ForwardingCommunicator {
  public:
   LoggedCommunicator(CommunicatorPtr inner, std::string name, Log& log, bool on_device)

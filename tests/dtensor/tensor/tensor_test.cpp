@@ -295,7 +295,7 @@ TEST_ON_MESH(LocalMap, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
                "argument 0 must have placements");
 }
 
-// full_tensor(), to_local() and from_local() take placements of the gradients.
+// Tests the placements of gradients that full_tensor(), to_local() and from_local() take.
 
 TEST_ON_MESH(GradientPlacements, AFullTensorsGradientMayBePartial, {3}, {"x"}) {
   const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();

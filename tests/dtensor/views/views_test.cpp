@@ -17,8 +17,8 @@ using testing::values;
 struct Case {
   const char* name;
   std::function<void(at::Tensor&)> write;
-  /// Whether a tensor with Shard(0) (`rows`) or Shard(1) (`columns`) can be written through the
-  /// view without communication, as a strict scope demands.
+  /// Whether the write needs no communication if the tensor is Shard(0) (`rows`) or Shard(1)
+  /// (`columns`), so that a strict scope allows it.
   bool rows = true;
   bool columns = true;
 };

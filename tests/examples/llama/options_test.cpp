@@ -37,7 +37,7 @@ Flags flags_in(const std::string& text) {
   return tessera::testing::split(text, ' ');
 }
 
-/// Flags that are refused, and words of the error.
+/// Flags that llama_train must refuse, and words of the error.
 struct RefusedFlags {
   std::string flags;
   std::vector<std::string_view> words;

@@ -170,7 +170,7 @@ Place own_place(const Communicator& communicator) {
   return place;
 }
 
-/// Returns an error on every rank if two ranks share a device, which NCCL refuses.
+/// Like NCCL, returns an error on every rank if two ranks have the same device.
 ncclResult_t check_places(const CommunicatorPtr& communicator) {
   const std::vector<Place> places = gather(communicator, own_place(*communicator));
   for (auto place = places.begin(); place != places.end(); ++place) {

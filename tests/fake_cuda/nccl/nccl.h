@@ -16,22 +16,21 @@
 
 #include "runtime/runtime.h"
 
-// NCCL's element types and reductions, computed on the host.
+// Computes NCCL's reductions on the host, for NCCL's element types.
 
 namespace fake_cuda {
 
 std::size_t bytes_of(ncclDataType_t type);
 std::string name_of(ncclDataType_t type);
 
-/// Whether reduce() supports this reduction of this type.
+/// Whether reduce() supports a reduction of a type.
 bool can_reduce(ncclDataType_t type, ncclRedOp_t op);
 
 /// Sets output[i] to the reduction of inputs[r][i] over r, in rank order. `output` may be an input.
 void reduce(void* output, const std::vector<const void*>& inputs, std::size_t count,
             ncclDataType_t type, ncclRedOp_t op);
 
-// Transfers of bytes between the ranks of a communicator, which are processes or threads on one
-// host.
+// The following classes move bytes between ranks, which are processes or threads on one host.
 
 /// A byte queue for each pair of ranks, in shared memory.
 class Mailbox {
@@ -74,8 +73,8 @@ class Backoff {
 
 // The object behind ncclComm_t.
 
-/// One rank of a communicator, whose operations run in the order of the calls, even if they are on
-/// different streams, as in NCCL.
+/// One rank of a communicator. As in NCCL, operations run in the order of the calls, even on
+/// different streams.
 class Communicator {
  public:
   Communicator(std::string id, int rank, int ranks, std::shared_ptr<Mailbox> mailbox,
@@ -89,7 +88,7 @@ class Communicator {
 
   /// Returns the number of the next operation. The caller must lock issue_mutex().
   std::uint64_t take_turn() { return issued_++; }
-  /// Whether all operations with lower numbers than `turn` have ended.
+  /// Whether all operations before number `turn` have ended.
   bool has_turn(std::uint64_t turn) const { return ended_ == turn; }
   void end_turn() { ++ended_; }
 
@@ -97,7 +96,7 @@ class Communicator {
   void abort() { aborted_ = true; }
   bool aborted() const { return aborted_; }
 
-  /// Makes all later operations of this rank never start, so that its peers wait forever.
+  /// Prevents later operations of this rank from starting, so that other ranks wait forever.
   void lose() { lost_ = true; }
   bool lost() const { return lost_; }
 
@@ -134,7 +133,7 @@ using CommunicatorPtr = std::shared_ptr<Communicator>;
 /// communicators. Two groups thus have the same order in every communicator and cannot deadlock.
 std::mutex& issue_mutex();
 
-/// Returns the communicator of a handle. If it has ended, counts a violation and returns null.
+/// Returns the communicator of a handle. After its end, counts a violation and returns null.
 CommunicatorPtr find(ncclComm_t handle);
 
 /// Makes a handle for a communicator. The handle is valid until forget().
@@ -172,7 +171,7 @@ struct Operation {
   std::size_t input_bytes() const;
 };
 
-// NCCL calls become work on streams.
+// The following functions put NCCL calls on streams.
 
 /// Runs an operation in the calling thread, after all earlier operations. Returns false if the
 /// peers do not call within 10 s, or if the communicator is aborted.

@@ -38,8 +38,7 @@ struct Header {
   bool operator==(const Header&) const = default;
 };
 
-/// Sends and receives that run at the same time. Transfers from one rank to another keep their
-/// order.
+/// Sends and receives that run concurrently. Transfers from one rank to another keep their order.
 class Transfers {
  public:
   void send(Communicator& communicator, int peer, const Header& header, const void* data) {
@@ -116,7 +115,7 @@ class Transfers {
                        [](const auto& lane) { return std::get<0>(lane.first)->aborted(); });
   }
 
-  /// Moves bytes of all transfers that can continue. Returns whether any bytes were moved.
+  /// Moves bytes of all transfers that can proceed. Returns whether any bytes were moved.
   bool advance() {
     bool moved = false;
     for (auto lane = lanes_.begin(); lane != lanes_.end();) {
@@ -246,7 +245,7 @@ std::optional<void*> Run::place_for(std::size_t peer) {
   return block(operation_.receive, peer, bytes_);
 }
 
-/// Computes the reduction after all transfers, because the output may be the input, which is sent.
+/// Reduces after all transfers, because `output` may be the input that other ranks still receive.
 void Run::finish() {
   if (!operation_.reduces()) {
     return;
@@ -302,7 +301,7 @@ bool execute(std::vector<Operation> operations, std::optional<Clock::time_point>
 
 // Checks for buffers that NCCL cannot use.
 
-/// The number of bytes that NCCL moves at a time if addresses are aligned to it.
+/// NCCL moves this number of bytes at a time if addresses are aligned to this number.
 constexpr std::size_t kUnit = 16;
 
 struct Buffer {
@@ -394,7 +393,7 @@ std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   return in_parts && operation.communicator->ranks() > 1 && part % kUnit != 0 ? part : 0;
 }
 
-// Work on streams, made of NCCL calls.
+// The following functions run NCCL calls on streams.
 
 thread_local int group_depth = 0;
 thread_local std::vector<Operation> group;
@@ -464,7 +463,7 @@ void launch(const std::vector<Operation>& operations) {
     first.wait_for(other->mark());
   }
   {
-    // The lock makes the order of the turns equal to the order of the work on the streams.
+    // The lock makes the order of turns equal to the order of work on the streams.
     const std::lock_guard lock(issue_mutex());
     first.submit_waiting([operations, turns = take_turns(operations)] { run(operations, turns); });
   }

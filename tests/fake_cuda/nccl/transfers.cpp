@@ -21,7 +21,7 @@ namespace fake_cuda {
 
 constexpr std::size_t kCapacity = std::size_t{64} << 10;
 
-/// A queue with one writer and one reader. `written` and `read` count bytes since the start.
+/// A queue with one writer and one reader. `written` and `read` count all bytes so far.
 struct Mailbox::Queue {
   alignas(64) std::atomic<std::uint64_t> written;
   alignas(64) std::atomic<std::uint64_t> read;

@@ -85,10 +85,10 @@ Record& record();
 
 void count_call(const char* name);
 
-/// Counts a wait of the calling thread for a device.
+/// Counts a wait of the calling thread for the device.
 void count_host_sync(const char* call);
 
-/// Counts a call that no correct program makes, or that the fake does not offer.
+/// Counts a wrong call, or a call that the fake does not support.
 void count_violation(const std::string& what);
 
 /// Writes TESSERA_FAKE_CUDA_REPORT.RANK.json if the process has used the fake library.

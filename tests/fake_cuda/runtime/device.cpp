@@ -226,7 +226,7 @@ cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 
-// Only errors of launches are stored for cudaGetLastError. Other calls return their errors.
+// cudaGetLastError() returns only errors of launches. Other calls return their errors directly.
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_launch_error();
   clear_launch_error();

@@ -40,7 +40,7 @@ cudaError_t refuse_launch(const std::string& what, cudaError_t error);
 cudaError_t last_launch_error();
 void clear_launch_error();
 
-// Device memory, pinned host memory and pageable host memory.
+// The kinds of memory: device memory, pinned host memory and pageable host memory.
 
 enum class MemoryKind { kPageable, kPinned, kDevice };
 
@@ -63,7 +63,7 @@ int device_of(const void* address);
 
 // Streams run their work in order, while the host continues.
 
-/// A point in a stream's work. It is finished when all work before it is done.
+/// A point in a stream's work. The point is finished when all earlier work is done.
 class Completion {
  public:
   void finish();
@@ -93,7 +93,7 @@ class Stream {
   /// thread runs the work at once.
   void submit(Work work) { add(std::move(work), /*may_wait=*/false); }
 
-  /// Submits work that may wait. The stream's own thread runs the work, so that the host continues.
+  /// Submits work that may wait. A thread of the stream runs the work, while the host continues.
   void submit_waiting(Work work) { add(std::move(work), /*may_wait=*/true); }
 
   /// Returns a Completion of all work that was submitted so far.

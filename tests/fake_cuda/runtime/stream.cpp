@@ -145,8 +145,8 @@ void wait_for_all_streams() {
 
 }  // namespace fake_cuda
 
-// Says that no stream is captured, since CUDA graphs are not supported: libtorch asks this before
-// it allocates.
+// libtorch asks for the capture mode before it allocates. No stream is ever captured, because CUDA
+// graphs are not supported.
 
 using namespace fake_cuda;
 

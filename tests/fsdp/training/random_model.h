@@ -22,7 +22,7 @@ inline at::Tensor keep(const at::Tensor& x) {
   return x;
 }
 
-/// The random functions that a model applies to its tensors.
+/// The random functions, such as dropout, that a model applies to its tensors.
 struct Draws {
   Draw residual = keep;
   Draw features = keep;  ///< `features` and `scores` are sharded over tp
