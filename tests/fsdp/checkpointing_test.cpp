@@ -146,8 +146,8 @@ TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4
   EXPECT_EQ(saved.first.at({"tp", "reduce_scatter"}).calls,
             plain.first.at({"tp", "reduce_scatter"}).calls);
   EXPECT_EACH(llama_step(rank, 2, &selective).second, plain.second);
-  // The results of 7 products are saved. Only 6 are used, since backward does not need the result
-  // of down.
+  // The results of 7 products are saved. The recomputation uses 6, since backward does not need the
+  // result of down.
   EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
   EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);
   // If attention and MLP are units, each unit's autograd node follows the all-gather.

@@ -124,8 +124,8 @@ struct ScaleNet : nn::Module<ScaleNet> {
 struct ReduceCase {
   std::vector<std::int64_t> sizes;
   bool offload = false;
-  bool accumulates_unsharded = false;  ///< `accumulates_unsharded`: no gradient sync at first
-  bool accumulates_sums = false;       ///< `accumulates_sums`: no all-reduce at first
+  bool accumulates_unsharded = false;  ///< the first micro-batch has no gradient sync
+  bool accumulates_sums = false;       ///< the first micro-batch has no all-reduce
   double divisor = 0;                  ///< 0: the number of data-parallel ranks
 };
 

@@ -96,7 +96,7 @@ enum class Along { kNone, kSoftmax, kCumsum, kExchangedHalves };
 
 struct ExpertsSpec {
   std::int64_t experts = 4, top_k = 2;
-  bool sigmoid = false;         ///< router scores: sigmoids instead of a softmax
+  bool sigmoid = false;         ///< `sigmoid`: router scores are sigmoids
   bool not_normalized = false;  ///< `not_normalized`: top-k weights of a token need not add up to 1
   bool selection_bias = false;
   bool shared = false;  ///< `shared`: every token also goes to a shared expert

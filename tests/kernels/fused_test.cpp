@@ -187,7 +187,7 @@ TEST_P(Fused, SiluMulTakesHalvesOfOneTensor) {
   }
 }
 
-// One call for queries and keys must equal, bit for bit, calls for contiguous queries or keys.
+// One call for queries and keys equals, bit for bit, one call for each, also if contiguous.
 TEST_P(Fused, RotaryTakesQueriesAndKeysAtOnce) {
   const at::Tensor cos = random({5, 16}), sin = random({5, 16});
   const at::Tensor q = random({2, 6, 5, 16}, type()).transpose(1, 2),

@@ -283,7 +283,7 @@ TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
   };
   const at::Tensor gradient = gradient_of(1000, 1000);
   EXPECT_EQ(gradient[1][0].item<double>(), 250);
-  EXPECT_EQ(gradient[0][0].item<double>(), -752);  // the bf16 number next to -750
+  EXPECT_EQ(gradient[0][0].item<double>(), -752);
   for (const std::int64_t chunks : {1, 2, 7, 16, 64}) {
     EXPECT_EQ(gradient_of(64, chunks)[1][0].item<double>(), 16) << chunks;
   }

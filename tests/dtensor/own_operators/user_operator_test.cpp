@@ -263,7 +263,7 @@ TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
   EXPECT_EQUAL(result, at::hypot(whole, whole));
 }
 
-// Gradients of a user's operator must equal those of one rank. Otherwise an Error is thrown.
+// A user's operator must give the gradients of one rank, or throw an Error.
 
 using own_operators::call_binary;
 using testing::Operators;
