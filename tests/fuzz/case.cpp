@@ -213,7 +213,7 @@ FsdpSpec draw_fsdp(Choices& choices, const MeshSpec& mesh) {
   if (spec.kind == DataParallel::kFullyShard) {
     spec.placement = choices.pick_as<ShardPlacement>(
         "fsdp.placement", {{"default", 85}, {"last", 8}, {"replicate_vectors", 7}});
-    const bool halves = mesh.data % 2 == 0;
+    const bool halves = mesh.data / mesh.experts % 2 == 0;
     spec.post_forward = choices.pick("fsdp.post_forward", {{"1", 90}, {"2", halves ? 8 : 0}}) + 1;
   }
   return spec;
@@ -622,6 +622,9 @@ Case draw_case(std::uint64_t seed, Choices& choices) {
     result.mesh.experts = 1;
   }
   result.fsdp = draw_fsdp(choices, result.mesh);
+  if (result.fsdp.kind == DataParallel::kReplicate) {
+    result.mesh.experts = 1;  // Replicas have one mesh for all parameters.
+  }
   result.train = draw_train(choices, result.fsdp);
   if (result.mesh.tensor > 1) {
     result.plan = draw_plan(result, choices);

@@ -687,6 +687,10 @@ std::shared_ptr<ExpertsNet> make_experts(const DeviceMesh& mesh) {
   return model;
 }
 
+at::Tensor full_tensor_of(const at::Tensor& y) {
+  return tessera::is_distributed(y) ? DistributedTensor(y).full_tensor() : y;
+}
+
 /// `losses_of`: the mesh for take_router_losses(); nullptr: no auxiliary losses.
 VerifyReport verify_experts(ExpertsNet& model, const DeviceMesh& mesh,
                             const DeviceMesh* losses_of = nullptr) {
@@ -702,7 +706,7 @@ VerifyReport verify_experts(ExpertsNet& model, const DeviceMesh& mesh,
   return verify(model, reference, mesh,
                 [&](ExpertsNet& net) {
                   const bool whole = losses_of != nullptr && &net != &model;
-                  const at::Tensor loss = net(whole ? all : own).square().mean();
+                  const at::Tensor loss = full_tensor_of(net(whole ? all : own)).square().mean();
                   if (losses_of == nullptr) {
                     return loss;
                   }
