@@ -445,6 +445,9 @@ void take_record(RouterSums& sums, MixtureOfExperts& mixture) {
   TESSERA_CHECK(is_first || sums.probabilities.numel() == record.choices.numel(),
                 "take_router_losses: mixtures of ", sums.probabilities.numel(), " and of ",
                 record.choices.numel(), " experts; pass modules with equal mixtures, one by one");
+  TESSERA_CHECK(is_first || sums.token_mesh == record.token_mesh,
+                "take_router_losses: some mixtures had a plain input and some a distributed one; "
+                "give all mixtures inputs on the same mesh, or pass the mixtures one by one");
   sums.probabilities = is_first ? record.probabilities : sums.probabilities + record.probabilities;
   sums.z = is_first ? record.z : sums.z + record.z;
   sums.counts.push_back(record.choices);
