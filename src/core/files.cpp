@@ -26,8 +26,8 @@ namespace tessera::files {
 namespace {
 
 /// The suffix that follows the final name in a temporary file's name. The suffix contains the
-/// machine's name, because writers remove only stale files of their own machine: file locks may not
-/// work across machines.
+/// machine's name. A writer removes only stale files of its own machine, because file locks do not
+/// work across machines on every file system.
 std::string temporary_mark() {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
@@ -42,7 +42,7 @@ std::string temporary_prefix(const std::filesystem::path& path) {
 }
 
 /// The maximum number of bytes that are written but not yet on the disk. The limit keeps sync()
-/// short for files of any size, because other ranks may wait for this rank in a collective.
+/// short for files of any size: other ranks can wait for this rank in a collective meanwhile.
 constexpr std::uint64_t kMostUnsynced = std::uint64_t{16} << 20;
 
 /// Makes a system call, and repeats it while a signal interrupts it. Returns its result.
@@ -60,15 +60,15 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// Whether an open file still has a name. Another process may have removed the file as stale
-/// between this process's open() and flock(); data written to the file would then be lost.
+/// Whether an open file still has a name. Another process can remove the file as stale between this
+/// process's open() and flock(). Data written to the file would then be lost.
 bool still_linked(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink > 0;
 }
 
 /// Whether a file has two names, that is, whether link() has succeeded. NFS repeats a request whose
-/// answer was lost, so link() may return an error although the link was made.
+/// answer was lost, so link() sometimes returns an error although it made the link.
 bool has_two_names(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink == 2;
@@ -76,7 +76,7 @@ bool has_two_names(int fd) {
 
 /// Throws Error if `path` is a device, a pipe or a socket, which rename() would replace.
 void check_replaceable(const std::filesystem::path& path) {
-  std::error_code ignored;  // an error of status() is ignored: open() reports it better
+  std::error_code ignored;  // an error of status() is ignored: open() reports the error better
   const auto status = std::filesystem::status(path, ignored);
   TESSERA_CHECK(!std::filesystem::is_other(status), "cannot write '", path.string(),
                 "', which is a device, a pipe or a socket: give the name of a file");
@@ -113,8 +113,8 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::open_temporary() {
-  // The process id alone does not make a temporary file's name unique, because threads of one
-  // process may write the same path at once (tests run ranks as threads).
+  // The process id alone does not make a temporary file's name unique, because two threads of one
+  // process can write the same path at once (tests run ranks as threads).
   static std::atomic<int> counter{0};
   while (fd_ < 0) {
     temporary_ = folder_of(path_) / (temporary_prefix(path_) + std::to_string(getpid()) + "-" +
@@ -128,9 +128,9 @@ void AtomicFile::open_temporary() {
       temporary_.clear();
       fail_system("cannot write");
     }
-    // The file lock shows other processes that this writer is alive. Before this writer locks its
-    // temporary file, a process that removes stale files may lock or remove the file. This writer
-    // then tries another name.
+    // The file lock shows other processes that this writer is alive. Another process that removes
+    // stale files can lock or remove the temporary file before this writer has locked it. This
+    // writer then tries another file name.
     const bool is_taken = flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (is_taken || !still_linked(fd_)) {
       close(std::exchange(fd_, -1));
@@ -150,7 +150,7 @@ void AtomicFile::reserve(std::uint64_t bytes) {
   }
 }
 
-/// The loop is needed: pwrite() may write fewer bytes than requested, and never more than 2 GiB.
+/// The loop is needed, because pwrite() can write fewer bytes than requested (at most 2 GiB).
 void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const auto written = uninterrupted(
@@ -169,7 +169,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
   }
 }
 
-/// sync() must precede publish(), because a rename may reach the disk before the file's data.
+/// sync() must precede publish(): a rename can reach the disk before the file's data.
 void AtomicFile::sync() {
   if (uninterrupted([&] { return fsync(fd_); }) != 0) {
     fail_system("cannot make durable");
@@ -192,7 +192,7 @@ bool AtomicFile::publish_new() {
     return false;
   }
   if (!linked && (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS)) {
-    publish();  // a file system without hard links needs rename()
+    publish();  // link() does not work on a file system without hard links
     return true;
   }
   if (!linked) {
@@ -233,9 +233,8 @@ void remove_leftovers(const std::filesystem::path& folder,
     if (end == std::string::npos || !name.starts_with('.') || !of(name.substr(1, end - 1))) {
       continue;
     }
-    // O_WRONLY is set, because NFS grants an exclusive lock only for a file that is opened for
-    // writing; O_NOFOLLOW, because a symbolic link must not be followed; O_NONBLOCK, because
-    // opening a FIFO must not wait.
+    // O_WRONLY: NFS grants an exclusive lock only for a file that is opened for writing.
+    // O_NOFOLLOW: a symbolic link must not be followed. O_NONBLOCK: opening a FIFO must not wait.
     const int fd = open(entry.path().c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
       continue;
@@ -334,7 +333,7 @@ InputFile::~InputFile() {
 InputFile::InputFile(InputFile&& other) noexcept
     : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
 
-/// The loop is needed, because pread() may return fewer bytes than requested; 0 means end of file.
+/// The loop is needed: pread() can return fewer bytes than requested; 0 means end of file.
 void InputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
     const auto got = pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));

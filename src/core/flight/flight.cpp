@@ -34,8 +34,8 @@ bool has_begun(const Record& record, std::uint64_t id, std::uint64_t number) {
 
 namespace {
 
-/// Returns the group in which the rank has waited longest, or the group of the rank's last
-/// collective if the rank does not wait; nullptr if the rank has begun no collective.
+/// If the rank waits, returns the process group in which it has waited longest. Otherwise returns
+/// the group of the rank's last collective, or nullptr if the rank has begun no collective.
 const GroupSlot* current_group(const Record& record) {
   const GroupSlot* current = nullptr;
   for (const GroupSlot& slot : record.groups) {
@@ -102,7 +102,7 @@ std::string since_text(std::int64_t since) {
 }  // namespace
 
 std::vector<std::string> explain_records(const std::string& folder) {
-  // The keys of `records`: the number of the World, of which a job may have several, and the rank.
+  // The keys of `records`: the number of a World (a job can have several Worlds), and a rank.
   std::map<std::pair<int, int>, std::unique_ptr<const Record>> records;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {

@@ -11,7 +11,7 @@
 
 namespace tessera::detail {
 
-/// The size of one mesh dimension. `Sizes` may be any container of sizes.
+/// Returns the size of mesh dimension `mesh_dim`. `Sizes` can be any container of sizes.
 template <class Sizes>
 std::int64_t mesh_size(const Sizes& mesh_sizes, int mesh_dim) {
   return mesh_sizes[static_cast<std::size_t>(mesh_dim)];
@@ -21,8 +21,8 @@ std::int64_t mesh_size(const Sizes& mesh_sizes, int mesh_dim) {
 std::int64_t mesh_product(const std::vector<std::int64_t>& mesh_sizes,
                           const std::vector<int>& mesh_dims);
 
-/// Returns the canonical form of `digits` (see Layout). Neighbouring Digits (sub-dimensions) that
-/// shard like a single Digit are merged: [2 over dp][8] is [16 over dp] for dp=2.
+/// Returns the canonical form of `digits` (see Layout): neighbouring Digits (sub-dimensions) that
+/// shard like a single Digit are merged. For dp=2, [2 over dp][8] becomes [16 over dp].
 std::vector<Digit> canonical_digits(const std::vector<std::int64_t>& mesh_sizes,
                                     std::vector<Digit> digits);
 

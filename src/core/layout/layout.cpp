@@ -22,11 +22,11 @@ namespace {
 
 using MeshSizes = std::vector<std::int64_t>;
 
-/// Whether torch.chunk divides `extent * factor` positions over `mesh_dims` at the same boundaries
-/// as `extent` blocks of `factor` positions. If so, a Digit (sub-dimension) of `factor` positions
-/// that is not sharded can be merged with the Digit of `extent` positions before it. Divisibility
-/// is not needed, because uneven chunks may scale as well: 5 over 3 ranks gives 2, 2 and 1, and 10
-/// over 3 ranks gives 4, 4 and 2.
+/// Whether torch.chunk divides `extent * factor` positions over `mesh_dims` at the boundaries at
+/// which it divides `extent` blocks of `factor` positions. A Digit (sub-dimension) of `factor`
+/// positions that is not sharded can then be merged with the preceding Digit of `extent` positions.
+/// Uneven chunks can also have such boundaries: 3 ranks get 2, 2 and 1 of 5 positions, and 4, 4 and
+/// 2 of 10 positions.
 bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
                 std::span<const int> mesh_dims) {
   if (mesh_dims.empty() || extent == 0) {
@@ -51,9 +51,9 @@ std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
   return extent;
 }
 
-/// Whether two sub-dimensions (Digit) can be merged into one that is sharded over the mesh
-/// dimensions of both: `minor` is not sharded, or each rank has at most one position of `major`. In
-/// both cases torch.chunk must give the same boundaries (cuts_scale).
+/// Whether two neighbouring sub-dimensions (Digits) can be merged into a single sharded one. Either
+/// `minor` must not be sharded, or each rank must have at most one position of `major`. In both
+/// cases torch.chunk must divide both forms at the same boundaries (cuts_scale).
 bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor) {
   if (major.mesh_dims.empty()) {
     return mesh_product(mesh, minor.mesh_dims) == 1;
@@ -75,7 +75,7 @@ std::int64_t mesh_product(const MeshSizes& mesh_sizes, const std::vector<int>& m
 std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Digit> digits) {
   std::vector<Digit> out;
   for (auto& digit : digits) {
-    // Drops sub-dimensions of one position that are not sharded, unless no other one exists.
+    // Drops an unsharded sub-dimension of one position, unless it is the only sub-dimension.
     if (digit.extent == 1 && digit.mesh_dims.empty() && digits.size() > 1) {
       continue;
     }

@@ -97,8 +97,8 @@ std::ostream& operator<<(std::ostream& stream, const MeshShape& shape) {
 
 namespace {
 
-/// A contiguous range of positions along a tensor dimension: its first index in the global tensor
-/// and its first index in the local tensor.
+/// A contiguous range of positions along a tensor dimension. `global` and `local` are the indices
+/// of the first position in the global tensor and in the local tensor.
 struct Run {
   std::int64_t global = 0;
   std::int64_t local = 0;
@@ -107,14 +107,14 @@ struct Run {
 
 /// The chunk of a Digit (sub-dimension) that the rank at one mesh coordinate stores.
 struct Chunk {
-  std::int64_t extent = 0;  ///< number of positions of the whole sub-dimension
+  std::int64_t extent = 0;  ///< number of positions of the undivided Digit
   std::int64_t offset = 0;
   std::int64_t size = 0;
 };
 
 /// Returns the chunk of a Digit (sub-dimension) that the rank at `coordinate` stores. Each mesh
-/// dimension divides the chunk of the previous mesh dimension, as torch.chunk does. `dim_size` is
-/// the size of the tensor dimension, used if it has only one Digit.
+/// dimension divides the chunk of the previous mesh dimension, as torch.chunk does. `dim_size`: the
+/// tensor dimension's size, which replaces the extent 0 of a single Digit.
 Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
                std::span<const std::int64_t> coordinate) {
   Chunk out{digit.extent == 0 ? dim_size : digit.extent, 0, 0};
@@ -138,8 +138,8 @@ void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                 " dimensions was given a coordinate of ", coordinate.size());
 }
 
-/// Repeats the ranges `inner` for each position of `chunk`. From one position to the next the
-/// ranges move by `global_stride` in the global tensor and by `local_stride` in the local tensor.
+/// Repeats the ranges `inner` for each position of `chunk`. Consecutive repetitions are
+/// `global_stride` apart in the global tensor and `local_stride` apart in the local tensor.
 std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
                         std::int64_t global_stride, std::int64_t local_stride) {
   std::vector<Run> out;
@@ -152,9 +152,9 @@ std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
   return out;
 }
 
-/// Returns the contiguous ranges of a tensor dimension that the rank at `coordinate` stores, in
-/// order. The loop goes from the innermost Digit (sub-dimension) outwards. As long as the rank has
-/// all positions of the Digits visited so far, there is a single range.
+/// Returns, in order, the contiguous ranges of a tensor dimension that the rank at `coordinate`
+/// stores. Loops over the Digits (sub-dimensions) from the innermost outwards. There is a single
+/// range while the rank has all positions of the visited Digits.
 std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
                       std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(dim);
@@ -169,8 +169,8 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
     if (chunk.size == 0) {
       return {};
     }
-    // If the rank has all positions of the later Digits (sub-dimensions), neighbouring ranges merge
-    // into one range. Otherwise each position of the current Digit begins a new range.
+    // If the rank has all positions of every inner Digit (sub-dimension), its positions of `digit`
+    // are one range. Otherwise each position of `digit` repeats the ranges of the inner Digits.
     if (local_stride == global_stride) {
       out = {{chunk.offset * global_stride, 0, chunk.size * local_stride}};
     } else {
@@ -190,7 +190,7 @@ std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t ind
   return std::clamp(size - index * full, std::int64_t{0}, full);
 }
 
-/// The offset of an empty chunk is `size`, so that offsets never exceed the tensor's size.
+/// The offset of an empty chunk is `size`, so that no offset exceeds `size`.
 std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t index) {
   return std::min(size, index * detail::ceil_div(size, chunks));
 }

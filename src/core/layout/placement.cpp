@@ -42,8 +42,8 @@ struct Printer {
   }
 };
 
-/// Parses a placement that contains no spaces. Returns nullopt if the text is not a placement.
-/// "Partial()" is a sum, as in PyTorch. PyTorch prints "sf=" and accepts "split_factor=".
+/// Parses a placement without spaces. Returns nullopt for text that is no placement. "Partial()"
+/// means a sum, as in PyTorch. Both "sf=" (printed by PyTorch) and "split_factor=" are accepted.
 std::optional<Placement> parse(const std::string& text) {
   static const std::regex kShard(R"((?:Shard|S)\((?:dim=)?(-?\d{1,18})\))");
   static const std::regex kStridedShard(
@@ -72,7 +72,7 @@ std::optional<Placement> parse(const std::string& text) {
 
 }  // namespace
 
-/// Sum and average reductions commute. The order of any other two different reductions matters.
+/// Sums and averages commute with each other. No other two different reductions commute.
 bool commute(ReduceOp a, ReduceOp b) {
   const auto is_linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
   return a == b || (is_linear(a) && is_linear(b));
@@ -151,9 +151,9 @@ struct Cut {
   std::int64_t split_factor = 1;
 };
 
-/// Returns the order of mesh dimensions that explains all split factors; nullopt if there is none.
-/// Mesh dimensions are inserted from the last to the first, so `order` contains only later mesh
-/// dimensions. A split factor is the product of sizes of such later mesh dimensions.
+/// Returns the order in which the mesh dimensions divide, if an order explains all split factors;
+/// otherwise nullopt. The last mesh dimension is inserted into `order` first. A split factor must
+/// be the product of the sizes of the later mesh dimensions that divide first.
 std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<Cut>& cuts) {
   std::vector<int> order;
   for (const Cut& cut : cuts | ranges::views::reverse) {
@@ -170,8 +170,8 @@ std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<
   return order;
 }
 
-/// A DigitCutter applies the cuts of one tensor dimension in mesh order. It stores the tensor
-/// dimension's Digits (sub-dimensions) after each cut.
+/// A DigitCutter applies the divisions (Cut) of one tensor dimension in mesh order. It stores the
+/// Digits (sub-dimensions) of the tensor dimension that result from each division.
 class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
@@ -184,7 +184,7 @@ class DigitCutter {
     }
     for (auto i = *first; i < digits_.size(); ++i) {
       auto& digit = digits_[i];
-      const bool last = i + 1 == digits_.size();  // only the last Digit may be divided unevenly
+      const bool last = i + 1 == digits_.size();  // only the last Digit can have uneven chunks
       const auto left = remaining(digit);
       if (!last && left == 1) {
         continue;
@@ -201,8 +201,8 @@ class DigitCutter {
   std::vector<Digit> digits() && { return std::move(digits_); }
 
  private:
-  /// Returns the number of positions of a sub-dimension (Digit) on each rank; nullopt if the number
-  /// differs between ranks, because only equal chunks can be divided further in the same way.
+  /// Returns the number of positions of a sub-dimension (Digit) on each rank. Returns nullopt if
+  /// ranks have different numbers, because only equal chunks can all be divided further alike.
   std::optional<std::int64_t> remaining(const Digit& digit) const {
     const auto parts = detail::mesh_product(mesh_, digit.mesh_dims);
     if (digit.extent % parts != 0) {
@@ -273,7 +273,7 @@ struct CutsAndPartials {
   std::vector<PartialDim> partial;
 };
 
-/// Returns `dim` as an index from 0. If `dim` is out of range, throws an Error whose message
+/// Returns `dim` as an index from 0. Throws Error if `dim` is out of range; the error message
 /// contains all `placements`.
 std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int64_t ndim) {
   TESSERA_CHECK(dim >= -ndim && dim < ndim, "placements ", to_string(placements),
@@ -392,7 +392,7 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
   if (!has_several_digits(layout)) {
     return out;
   }
-  // Converts the placements back and compares layouts: some layouts have no list of placements.
+  // Converts back and compares, because some layouts cannot be written as placements.
   const auto back = try_to_layout(layout.mesh_sizes(), out, sizes);
   TESSERA_CHECK(
       back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(layout.ptr()),

@@ -27,8 +27,8 @@ struct Problem {
   LayoutPtr to = nullptr;
   std::span<const std::int64_t> sizes;
   std::int64_t itemsize = 1;  ///< number of bytes of an element
-  /// Tensor dimensions that a mesh dimension may shard temporarily, although it does not shard them
-  /// in layout `to`.
+  /// Tensor dimensions that a plan may shard temporarily over a mesh dimension which does not shard
+  /// them in layout `to`.
   std::vector<int> temporary_dims;
 
   std::int64_t size(int dim) const { return sizes[static_cast<std::size_t>(dim)]; }
@@ -41,9 +41,9 @@ bool contains(std::span<const int> list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-/// Returns `digits` without the mesh dimensions that are not in `present`. Returns nullopt if a
-/// removed mesh dimension precedes a remaining mesh dimension of the same Digit (sub-dimension),
-/// because a step can only append the removed mesh dimensions at the end.
+/// Returns `digits` without the mesh dimensions that are missing in `present`. A step can append a
+/// mesh dimension only at the end of a Digit (sub-dimension). Returns nullopt if a removed mesh
+/// dimension precedes a remaining mesh dimension of the same Digit.
 std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
   for (auto& digit : digits) {
     auto& dims = digit.mesh_dims;
@@ -124,10 +124,10 @@ class SearchState {
     return out;
   }
 
-  /// Returns the sets of partial mesh dimensions that one collective may reduce now. Their
-  /// reductions must be equal, and must commute with those of inner mesh dimensions that remain
-  /// partial, because inner mesh dimensions are reduced first. All 2^n subsets of n partial mesh
-  /// dimensions are tried; n is usually one or two.
+  /// Returns the sets of partial mesh dimensions that one collective can reduce next. All mesh
+  /// dimensions of a set must have the same reduction. This reduction must commute with those of
+  /// inner mesh dimensions outside the set, because inner mesh dimensions are reduced first. All
+  /// 2^n subsets of n partial mesh dimensions are tried; n is usually one or two.
   std::vector<std::vector<int>> reducible_sets() const {
     const auto& partial = layout_->partial();
     std::vector<std::vector<int>> out;
@@ -154,9 +154,9 @@ class SearchState {
     return out;
   }
 
-  /// Returns `mesh_dims` in their order in the target layout, which decides which chunk each rank
-  /// gets. Keeps the order if the target does not shard mesh_dims[0]. Mesh dimensions that the
-  /// target uses for another tensor dimension are last.
+  /// Returns `mesh_dims` in the order in which they divide in the target layout. This order decides
+  /// which chunk each rank gets. Keeps the given order if the target does not shard mesh_dims[0].
+  /// Mesh dimensions that the target uses for another tensor dimension are last.
   std::vector<int> in_final_order(std::vector<int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0) {
@@ -169,8 +169,8 @@ class SearchState {
     return mesh_dims;
   }
 
-  /// Returns the tensor dimension that the target shards over `mesh_dims`. nullopt if other mesh
-  /// dimensions must first be removed from this tensor dimension, or appended to it.
+  /// Returns the tensor dimension that the target shards over `mesh_dims`. Returns nullopt if a
+  /// step must first remove or append another mesh dimension of this tensor dimension.
   std::optional<Destination> final_destination(std::span<const int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0 || !complete_[static_cast<std::size_t>(dim)]) {
@@ -224,7 +224,7 @@ class SearchState {
 
   // The functions after_removal() and others that begin with after_ return the layout after a step.
 
-  /// The layout after the mesh dimensions of `tail` were gathered, or moved to `destination`.
+  /// The layout after a step gathers the mesh dimensions of `tail`, or moves them to `destination`.
   LayoutPtr after_removal(const Tail& tail, const Destination* destination = nullptr) const {
     auto dims = layout_->dims();
     auto& order = dims[static_cast<std::size_t>(tail.dim)][tail.digit].mesh_dims;
@@ -232,8 +232,8 @@ class SearchState {
     return interned(std::move(dims), layout_->partial(), destination);
   }
 
-  /// The layout after `mesh_dims`, which are replicated or partial now, were reduced, or were
-  /// sharded as `destination` says.
+  /// The layout after a step reduces the partial `mesh_dims`, or shards the partial or replicated
+  /// `mesh_dims` as `destination` says.
   LayoutPtr after_reduction(std::span<const int> mesh_dims,
                             const Destination* destination = nullptr) const {
     auto partial = layout_->partial();
@@ -286,9 +286,9 @@ class SearchState {
     return Layout::intern(layout_->mesh_sizes(), std::move(dims), std::move(partial));
   }
 
-  /// Whether the current Digits (sub-dimensions) of `dim` equal the target's Digits without the
-  /// mesh dimensions that are not in `present`. The Digits are compared in canonical form, because
-  /// removing mesh dimensions may merge neighbouring Digits.
+  /// Whether the current Digits (sub-dimensions) of `dim` equal the target's Digits after mesh
+  /// dimensions missing in `present` are removed from the target's Digits. Compares canonical
+  /// forms, because removing mesh dimensions can merge neighbouring Digits.
   bool fits_several_digits(int dim, const std::vector<int>& present) const {
     const auto& there = problem_.to->digits(dim);
     if (there.size() <= 1) {
@@ -322,7 +322,7 @@ class SearchState {
   LayoutPtr layout_;
   // For each mesh dimension, whether it is settled: already shards as in the target layout.
   std::vector<bool> settled_;
-  // For each tensor dimension, whether all mesh dimensions that shard it now are settled.
+  // For each tensor dimension: whether all mesh dimensions that shard it now are settled.
   std::vector<bool> complete_;
 };
 
@@ -342,8 +342,8 @@ constexpr CostModel kTime{.latency_us = 10, .bytes_per_us = 80'000};
 /// Bytes are compared first: a byte costs 1000 times the latency of a collective.
 constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
 
-/// The time of a step without communication: a kernel launch and perhaps a copy. The time is not 0,
-/// so that of two plans with equal communication the one with fewer steps wins.
+/// The assumed time of a step without communication: a kernel launch, and a copy in some cases. The
+/// time is not 0, so that of two plans with equal communication the plan with fewer steps wins.
 constexpr double kLocalStepUs = 0.5;
 
 /// Returns the coordinate of the rank with the largest shards: torch.chunk puts short chunks last.
@@ -393,17 +393,17 @@ std::int64_t elements(const Problem& problem, const Step& step) {
   return 0;
 }
 
-/// Estimated numbers of elements per rank: `needed` is the size of the shard in the target layout;
-/// `present` is how many of these elements a rank already has. The numbers are not rounded, because
-/// rounding up could make the lower bound too high.
+/// Estimated numbers of elements per rank. `needed`: the elements of the rank's shard in the target
+/// layout. `present`: how many of these elements the rank has already. The numbers are not rounded
+/// up, because the lower bound could then be too high.
 struct Shares {
   double needed = 1;
   double present = 1;
 };
 
-/// Returns the Shares of a layout, as if all divisions were even and independent. If a mesh
-/// dimension shards different tensor dimensions now and in the target, a rank needs only some of
-/// its current elements.
+/// Estimates the Shares of a rank, as if all divisions were even and independent. If a mesh
+/// dimension shards different tensor dimensions now and in the target, the target shard of a rank
+/// contains only some of the rank's current elements.
 Shares shares(const SearchState& state) {
   const auto& problem = state.problem();
   Shares out;
@@ -458,9 +458,9 @@ double step_cost(const CostModel& model, const Step& step) {
   return model.latency_us + static_cast<double>(step.bytes) / model.bytes_per_us;
 }
 
-/// A lower bound of the cost from `layout` to the target: counts each unavoidable collective once
-/// and never more bytes than a rank must receive. If the bound were too high, the search would miss
-/// the cheapest plan.
+/// A lower bound of the cost from `layout` to the target. Counts each unavoidable collective once,
+/// and only the bytes that a rank must receive. The bound must never be too high: the search would
+/// then miss the cheapest plan.
 double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layout) {
   const SearchState state(problem, layout);
   const int reductions = pending_reductions(state);
@@ -520,8 +520,8 @@ void make_partial(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// For each set of mesh dimensions that may be reduced together, proposes to shard the tensor
-/// dimension that the set shards in the target, or one of Problem::temporary_dims.
+/// For each set of mesh dimensions that one collective can reduce, proposes a reduce-scatter to the
+/// tensor dimension that the set shards in the target, or to one of Problem::temporary_dims.
 void reduce_scatter(const SearchState& state, std::vector<Step>& out) {
   for (const auto& set : state.reducible_sets()) {
     const auto mesh_dims = state.in_final_order(set);
@@ -600,8 +600,8 @@ class Search {
   std::vector<Step> run(LayoutPtr from) {
     reach(from, 0, kNone, {});
     while (!queue_.empty()) {
-      // A node may be in the queue several times, because each cheaper path adds an entry. The
-      // entry that is taken out first has the lowest cost; later entries are skipped.
+      // A node can have several entries in the queue, because each cheaper path adds an entry. The
+      // first entry that is taken out has the lowest cost; later entries are skipped.
       const auto [estimate, number] = queue_.top();
       queue_.pop();
       if (nodes_[number].layout == problem_.to) {

@@ -24,9 +24,9 @@ using detail::mesh_size;
 // tensor dimension into Digits (sub-dimensions). If the boundaries of factors and Digits disagree,
 // the dimension cannot stay sharded.
 
-/// Unflattens `digit` into a major Digit of `extent` positions, which is returned, and a minor
-/// Digit, which remains in `digit`. A Digit is a sub-dimension. Outer mesh dimensions divide the
-/// major Digit into single positions; the remaining mesh dimensions divide the minor Digit.
+/// Splits `digit`, a sub-dimension, into two sub-dimensions. Returns the outer one, of `extent`
+/// positions; `digit` becomes the inner one. The first mesh dimensions must divide the outer one
+/// into single positions before any mesh dimension divides the inner one.
 std::optional<Digit> cut(Digit& digit, std::int64_t extent,
                          std::span<const std::int64_t> mesh_sizes) {
   if (digit.extent % extent != 0) {
@@ -34,7 +34,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  // Positions of the major Digit (sub-dimension) in a chunk of the mesh dimensions visited so far.
+  // The number of positions of `major` in each chunk of the mesh dimensions visited so far.
   std::int64_t left = extent;
   // Whether a mesh dimension has divided the Digit (sub-dimension) unevenly. Later mesh dimensions
   // would then divide chunks of different sizes, which a Digit cannot express.
@@ -62,9 +62,9 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   return major;
 }
 
-/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Example:
-/// 7 over 2 ranks gives 4 and 3. Over 3 more ranks, 3 gives 1, 1 and 1, but 4 gives 2, 2 and 0. So
-/// both full and last chunks are checked.
+/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Checks
+/// full and last chunks. Example: 2 ranks get 4 and 3 of 7 positions. If 3 more ranks divide each
+/// of these chunks, 3 positions give 1, 1, 1, but 4 positions give 2, 2, 0.
 bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
                     std::span<const std::int64_t> mesh_sizes) {
   // The extent is 0 if an outer mesh dimension has left a rank without positions.
@@ -78,13 +78,13 @@ bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
   return leaves_nothing(last, inner, mesh_sizes) || leaves_nothing(chunk, inner, mesh_sizes);
 }
 
-/// The Digits (sub-dimensions) of each factor (einsum index letter), the major Digit first.
+/// The Digits (sub-dimensions) of each factor (einsum index letter), the outermost Digit first.
 using FactorDigits = std::vector<std::vector<Digit>>;
 
-/// Distributes the Digits (sub-dimensions) of a tensor dimension over its factors (einsum index
-/// letters). A Digit that contains a boundary between factors is split there. Returns nullopt if
-/// its chunks do not end at the boundary. No extent may be 0, and `factor_sizes` must multiply to
-/// the product of the extents.
+/// Assigns the Digits (sub-dimensions) of a tensor dimension to its factors (einsum index letters).
+/// A Digit that contains a boundary between two factors is split there; returns nullopt if the
+/// chunks of the Digit do not end at this boundary. No extent may be 0. The product of
+/// `factor_sizes` must be the product of the extents.
 std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
                                          std::span<const std::int64_t> factor_sizes,
                                          std::span<const std::int64_t> mesh_sizes) {
@@ -98,7 +98,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
   for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
     std::int64_t left = size;  // positions of the factor that no Digit covers yet
     while (left > 1 && digit != digits.end()) {
-      // The Digit (sub-dimension) belongs to this factor (index letter) and to the next one.
+      // The Digit (sub-dimension) contains the boundary to the next factor (index letter).
       if (digit->extent > left) {
         std::optional<Digit> major = cut(*digit, left, mesh_sizes);
         if (!major) {
@@ -115,7 +115,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
       of_factor.push_back(std::move(*digit++));
     }
   }
-  // Returns nullopt if Digits (sub-dimensions) remain that belong to no factor (index letter).
+  // Returns nullopt if a Digit (sub-dimension) belongs to no factor (einsum index letter).
   return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
 }
 
@@ -155,10 +155,10 @@ bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64
   });
 }
 
-// Candidates and costs of propagate(). The candidates for a mesh dimension are placements that some
-// input already has, and replication. Other placements would save computation but not bytes. Costs
-// are bytes. They are computed for one mesh dimension after another, outermost first, because outer
-// mesh dimensions have already divided the tensors.
+// Candidates and costs of propagate(). The candidates for a mesh dimension are the placements of
+// the inputs on this mesh dimension, and replication. A placement of no input would save
+// computation but no bytes. A cost is a number of bytes. Outer mesh dimensions get their placement
+// first, because they have already divided the tensors.
 
 struct FactorPlacement {
   /// How a mesh dimension divides a tensor. kFactor: the factor (einsum index letter) `factor` is
@@ -252,8 +252,8 @@ class TensorGroupPropagation {
       const auto at = static_cast<std::size_t>(index);
       inputs_.push_back(read_input(index, inputs[at]));
     }
-    // Inputs that are written in place come first, because their layout cannot change. Then come
-    // large inputs, which cost most to redistribute. The sort is stable, because all ranks must get
+    // Inputs that are written in place come first, because their layouts cannot change. The largest
+    // inputs, which cost most to redistribute, follow. The sort is stable, so that all ranks get
     // the same order.
     std::stable_sort(inputs_.begin(), inputs_.end(), [](const Input& a, const Input& b) {
       return std::pair(a.inplace, a.bytes) > std::pair(b.inplace, b.bytes);
@@ -282,7 +282,7 @@ class TensorGroupPropagation {
     bool plain = false;  // whether the input is not distributed
     bool inplace = false;
     std::int64_t bytes = 0;                        // number of bytes of the global tensor
-    std::vector<FactorPlacement> placements = {};  // one for each mesh dimension
+    std::vector<FactorPlacement> placements = {};  // a placement for each mesh dimension
     // The sharded factors (einsum index letters) of the input, and the Digits of each factor.
     std::vector<std::pair<int, std::vector<Digit>>> digits = {};
   };
@@ -319,8 +319,8 @@ class TensorGroupPropagation {
     return {};
   }
 
-  /// Returns the placement of an output with `choice`. An output that lacks the sharded factor
-  /// (einsum index letter) becomes Partial; may_shard() has checked that this is possible.
+  /// Returns the placement of an output for `choice`. An output without the sharded factor (einsum
+  /// index letter) becomes Partial, which may_shard() has permitted.
   FactorPlacement output_placement(int output, const Choice& choice) const {
     if (choice.kind == Choice::kLinear) {
       return {FactorPlacement::kPartial, -1,
@@ -339,13 +339,13 @@ class TensorGroupPropagation {
 
   bool is_unread(int input) const { return contains(rule_.unread, input); }
 
-  /// Whether neither the values nor the local sizes of an input matter, because the sizes of the
-  /// outputs are arguments (new_zeros). The input's layout is then only a hint for the outputs.
+  /// Whether neither values nor local sizes of an input are used: the output sizes are arguments,
+  /// as in new_zeros. The input's layout then only suggests a layout for the outputs.
   bool is_hint(int input) const { return is_unread(input) && !rule_.size_arguments.empty(); }
 
-  /// Returns how an input divides `factor` (index letter), as Digits whose extents are not 0.
-  /// Chooses the input that agrees with `choices` on the most mesh dimensions; among equals, an
-  /// input that is written in place, then the largest input. Empty if no input shards the factor.
+  /// Returns the Digits (extents not 0) by which an input divides `factor` (index letter). Prefers
+  /// an input written in place, then the input that agrees with `choices` on the most mesh
+  /// dimensions, then the largest input. Returns an empty list if no input shards the factor.
   std::vector<Digit> carried_digits(int factor, const std::vector<Choice>& choices) const {
     const Choice wanted{Choice::kFactor, factor};
     const std::vector<Digit>* best = nullptr;
@@ -444,8 +444,8 @@ class TensorGroupPropagation {
     }
   }
 
-  /// Returns the cheapest candidate for a mesh dimension. If all candidates are rejected (for an
-  /// in-place output that is sharded), returns replication (see LocalExecution::Inplace).
+  /// Returns the cheapest candidate for a mesh dimension, or replication if every candidate is
+  /// rejected, which can occur for a sharded in-place output (see LocalExecution::Inplace).
   Choice choose_dim(std::size_t mesh_dim, const std::vector<Choice>& before,
                     const std::set<int>& unsharded) const {
     std::optional<Choice> best;
@@ -497,8 +497,8 @@ class TensorGroupPropagation {
     return result;
   }
 
-  /// Whether a factor (einsum index letter) may be sharded. If an output lacks the factor, the rule
-  /// must give the factor a reduction, which combines the outputs of the ranks.
+  /// Whether a choice may shard a factor (einsum index letter). If an output lacks the factor, the
+  /// rule must name a reduction that combines the outputs of the ranks.
   bool may_shard(int factor) const {
     const auto& properties = rule_.factors[static_cast<std::size_t>(factor)];
     if (properties.unsharded) {
@@ -604,10 +604,10 @@ class TensorGroupPropagation {
     return total;
   }
 
-  /// Makes the choices for all mesh dimensions. The choices together may divide a factor (einsum
-  /// index letter) in a way that the rule forbids: unevenly, with an empty shard, or in several
-  /// ranges. Then all choices are made again without sharding this factor, at most once for each
-  /// factor.
+  /// Chooses a placement for every mesh dimension. All placements together can divide a factor
+  /// (einsum index letter) in a way that the rule forbids: unevenly, with an empty shard, or in
+  /// several ranges. All choices are then repeated without sharding this factor. Each factor causes
+  /// at most one repetition.
   void decide() {
     std::set<int> unsharded;
     for (bool done = false; !done;) {
@@ -730,7 +730,7 @@ class TensorGroupPropagation {
   LayoutPtr input_layout(int input) const {
     const auto index = static_cast<std::size_t>(input);
     LayoutPtr own = layouts_[index];
-    // An input whose values are not read need not be reduced; only its local sizes may matter.
+    // Values that are not read need not be reduced; at most the input's local sizes are used.
     const bool unread = is_unread(input);
     const auto& factors = rule_.inputs[index];
     const bool has_factors =
@@ -744,7 +744,7 @@ class TensorGroupPropagation {
     if (unread && own && own->dims() == wanted->dims()) {
       return own;
     }
-    // An input that is not distributed counts as replicated, so it may need no redistribution.
+    // A plain input counts as replicated. If it must be replicated, it is not redistributed.
     return !own && wanted->is_replicated() ? nullptr : wanted;
   }
 
@@ -753,12 +753,12 @@ class TensorGroupPropagation {
   std::span<const LayoutPtr> layouts_;
   const std::vector<std::int64_t>& mesh_sizes_;
   const ShardingRule::TensorGroup& group_;
-  // Inputs of this TensorGroup that are written in place, with their outputs.
+  // The inputs of this TensorGroup that are written in place, and the output of each such input.
   std::vector<ShardingRule::Inplace> inplace_;
   std::vector<int> linear_;    // indices of the group's entries in ShardingRule::linear
   std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size
   std::vector<Choice> choices_;  // a Choice for each mesh dimension, the outermost first
-  // For each sharded factor (einsum index letter), by its index: how mesh dimensions divide it.
+  // The key is a factor (einsum index letter); the value, how mesh dimensions divide the factor.
   std::map<int, std::vector<Digit>> digits_;
 };
 

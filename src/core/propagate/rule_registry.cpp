@@ -160,7 +160,7 @@ struct UserRules {
   std::mutex mutex;
   // The container is a std::map, because the addresses of its entries do not change.
   std::map<std::string, RuleFunction::Entry, std::less<>> rules;
-  // Operators whose rule was looked up, so that a cache of call plans may contain the rule.
+  // Operators whose rule was looked up. Cached call plans can depend on these rules.
   std::set<std::string, std::less<>> looked_up;
 };
 
@@ -185,8 +185,8 @@ void detail::add_library_rule(const std::string& op, RuleFunction::Body body, bo
   registry().add(op, {std::move(body), reads_numbers});
 }
 
-/// register_rule() throws Error after the first use of operator `op`, because caches of call plans
-/// may then contain plans made by the old rule.
+/// register_rule() throws Error after the first use of operator `op`, because cached call plans can
+/// already depend on the old rule.
 void register_rule(std::string op, RuleFunction::Body rule, bool reads_numbers) {
   TESSERA_CHECK(rule != nullptr, "register_rule of ", op, " without a rule; give a function");
   auto& all = user_rules();

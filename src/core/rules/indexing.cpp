@@ -9,10 +9,10 @@
 
 namespace tessera::rules {
 
-// Sharding rules of gathers, scatters and selections by a list of indices. A tensor is
-// not sharded along the dimension that indices refer to; all other dimensions may be sharded. There
-// are two exceptions: if a Partial sum is cheaper (gather_by_parts), and if written values are
-// added to the old ones.
+// Sharding rules of gathers, scatters and selections by a list of indices. The tensor dimension
+// that indices refer to stays unsharded, except in a gather for which a Partial sum is cheaper
+// (gather_by_parts), and where the operator adds to old values. All other dimensions can be
+// sharded.
 
 namespace {
 
@@ -35,17 +35,17 @@ void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& t
   }
 }
 
-/// Whether all tensors have equally many dimensions; libtorch accepts 0-d tensors too.
+/// Whether all tensors have equally many dimensions. (libtorch also accepts 0-d tensors here.)
 bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [&](int tensor) {
     return meta_of(call, tensor).ndim() == meta_of(call, tensors[0]).ndim();
   });
 }
 
-/// What several writes to one element do: the last write counts, or the values are added.
+/// The effect of several writes to one element: the last value remains, or all values are added.
 enum class Write { kReplace, kAdd };
 
-/// Gives the factors (einsum index letters) of `dims` the reduction sum.
+/// Declares that the reduction over each factor (einsum index letter) of `dims` is a sum.
 void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
   for (const Factors& dim : dims) {
     for (int factor : dim) {
@@ -54,8 +54,8 @@ void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
   }
 }
 
-/// Declares the output and the linearity of an operator that writes tensor `source` (a number, if
-/// negative) into tensor `self`. If values are added, `self` is one term of the sum.
+/// Declares output and linearity of an operator that writes tensor `source` into tensor `self`. A
+/// negative `source` stands for a number. If values are added, `self` is a term of the sum.
 void add_written(ShardingRule& rule, int self, int source, Write write) {
   rule.outputs.push_back(input_of(rule, self));
   if (write == Write::kAdd) {
@@ -71,8 +71,8 @@ void add_written(ShardingRule& rule, int self, int source, Write write) {
 
 // The rules of gather and scatter, which have one index for each element.
 
-/// Lets the dimension `dim` that gather indexes be sharded. Each rank returns the elements that it
-/// has and zeros for all others, so the result is Partial(sum).
+/// Permits sharding of dimension `dim` of gather. Each rank returns the elements of its own shard
+/// and zeros in place of all other elements, so the result is Partial(sum).
 void gather_by_parts(ShardingRule& rule, const OpCall& call, int self, std::size_t dim) {
   const std::int64_t size = meta_of(call, self).sizes[dim];
   const int along = input_of(rule, self)[dim].front();
@@ -273,8 +273,8 @@ std::optional<ShardingRule> index_put_rule(const OpCall& call) {
   if (add) {
     add_reduction(rule, index->broadcast);
   }
-  // If values are not accumulated, the last write wins. Shards of the indices could not agree on
-  // the last write, so the factors (einsum index letters) of the indices have no reduction.
+  // Without accumulation the last write to an element wins. Ranks with different indices cannot
+  // know which write is the last, so the indices' factors (einsum index letters) have no reduction.
   add_written(rule, self, values, add ? Write::kAdd : Write::kReplace);
   return rule;
 }
@@ -303,8 +303,8 @@ Table indexing_table() {
 
 namespace {
 
-/// Returns the tensors to join. `skip`: whether to leave out empty 1-d tensors. cat ignores empty
-/// 1-d tensors, whatever the shape of the other tensors; stack does not accept them.
+/// Returns the tensors to join. `skip`: whether to leave out empty 1-d tensors, which cat ignores
+/// for any shape of the remaining tensors. (stack refuses such tensors.)
 std::vector<int> joined_tensors(const OpCall& call, bool skip) {
   std::vector<int> result;
   for (TensorRef ref : call.tensor_list(0)) {
@@ -495,8 +495,8 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   if (step < 1) {
     return std::nullopt;
   }
-  // A slice covers the whole dimension only if its arguments are the defaults, because the local
-  // call has the same arguments: an end such as -1 would shorten every shard.
+  // A slice counts as the whole dimension only if `start` is 0 and `end` is at least the size,
+  // because the local call has the same arguments: the end -1 would shorten every shard.
   const bool takes_all = first == 0 && last == size && step == 1 &&
                          call.integer_or(3, size) >= size && call.integer_or(2, 0) == 0;
   const std::int64_t taken = last - first;

@@ -33,7 +33,7 @@ struct Einsum {
   }
 };
 
-using Letters = std::map<char, int>;  // the factor of each index letter
+using Letters = std::map<char, int>;  // from an index letter to its factor in the rule
 
 /// Whether an operand of the einsum equation is added to the matrix product, not multiplied.
 bool is_added(const std::string& operand) {
@@ -65,8 +65,8 @@ bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
 }
 
 /// Gives an added operand (the bias of addmm) the factors (einsum index letters) of the result, to
-/// which it broadcasts. The operand is also `additive`: if the dimension that is summed over is
-/// sharded, it must be added once and not once for each rank.
+/// which the operand broadcasts. Marks the operand as `additive`: if the summed dimension is
+/// sharded, only one rank adds the operand.
 bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
   const Sizes& sizes = meta_of(call, tensor).sizes;
   if (sizes.size() > rule.outputs[0].size()) {
@@ -153,7 +153,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   }
   const int a_matrix = std::min(a_ndim, 2), b_matrix = std::min(b_ndim, 2);
 
-  OpCall batch = call;  // the call with only the batch dimensions
+  OpCall batch = call;  // a description of the call that has only the batch dimensions
   batch.tensors[static_cast<std::size_t>(a)].sizes.resize(
       static_cast<std::size_t>(a_ndim - a_matrix));
   batch.tensors[static_cast<std::size_t>(b)].sizes.resize(

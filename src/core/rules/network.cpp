@@ -142,8 +142,8 @@ struct ConvolutionFactors {
         weight{out, in},
         result{batch, out} {
     forbid_empty_shards(rule);
-    // In a convolution with several groups, a shard of the input channels affects only the output
-    // channels of its own groups.
+    // If a convolution has several groups, a shard of the input channels affects only the output
+    // channels of the same groups.
     if (groups != 1) {
       keep_unsharded(rule, in);
       keep_unsharded(rule, out);
@@ -310,8 +310,8 @@ Table embedding_table() {
 
 namespace {
 
-/// Indices of the arguments in the schema of an attention kernel, and the shape of the log-sum-exp
-/// that the kernel returns.
+/// Properties of an attention kernel: indices of arguments in its schema, and the shape of the
+/// log-sum-exp that it returns.
 struct Kernel {
   enum Statistics { kRows, kRowsAndOne, kPaddedRows };
   int bias = -1;
@@ -319,9 +319,9 @@ struct Kernel {
   int causal = 4;
   int debug = -1;  ///< index of the flag that requests the dropout mask; if set, there is no rule
   Statistics statistics = kRows;
-  /// Index of a bool argument; if it is false, the log-sum-exp has the sizes (batch, heads, 0).
+  /// Index of the argument that requests the log-sum-exp; if false, it has no elements.
   int asks_statistics = -1;
-  /// Number of further outputs, which are replicated: seeds, offsets, empty tensors.
+  /// Number of outputs after the log-sum-exp. These are replicated: seeds, offsets, empty tensors.
   std::size_t other_outputs = 0;
 };
 
@@ -347,8 +347,8 @@ struct AttentionFactors {
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
       return std::nullopt;
     }
-    // In an attention backward, gradients of key, value and bias are sums over dimensions that they
-    // lack. The kernels divide by the sizes of these dimensions, so no shard may be empty.
+    // In the backward, the gradient of key, value or bias is a sum over each dimension that the
+    // tensor lacks. The kernels divide by the sizes of these dimensions, so no shard may be empty.
     const auto add_reduced = [](ShardingRule& in, std::int64_t size, ReduceOp op) {
       const int factor = rules::add_reduced(in, size, op);
       in.factors.back().allow_empty = false;
@@ -403,8 +403,8 @@ bool is_set(const OpCall& call, int flag) {
   return flag >= 0 && call.boolean_or(static_cast<std::size_t>(flag), false);
 }
 
-/// Whether queries may be sharded. With a causal mask queries stay unsharded, because the kernel
-/// would take the first local query as query 0.
+/// Whether the queries can be sharded. A causal mask forbids sharding, because the kernel would use
+/// the first local query as query 0 of the whole sequence.
 bool splits_queries(const OpCall& call, const Kernel& kernel) {
   return kernel.statistics != Kernel::kPaddedRows && !is_set(call, kernel.causal);
 }

@@ -20,9 +20,9 @@ std::optional<ShardingRule> like_rule(const OpCall& call) {
   return rule;
 }
 
-/// The rule of new_zeros(self, size, ...). A dimension of the same size as in self is sharded as in
-/// self, because gradient formulas make zeros in this way and then write a gradient into them. If
-/// the result and self have different numbers of dimensions, the result is replicated.
+/// The rule of new_zeros(self, size, ...). A dimension whose size is the same as in self is sharded
+/// as in self, because gradient formulas make zeros in this way and then write a gradient into the
+/// zeros. The result is replicated if it has another number of dimensions than self.
 std::optional<ShardingRule> new_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   const Sizes& own = call.tensor(0).sizes;
@@ -113,9 +113,9 @@ RuleFunction::Body pointwise(std::string_view linear = "", std::size_t outputs =
   return [=](const OpCall& call) { return pointwise_rule(call, linear, outputs); };
 }
 
-/// The rule of masked_fill with a constant. If the constant is 0, a Partial input stays Partial,
-/// for any reduction. Any other constant would be added once for each rank in a Partial sum. An
-/// average, a maximum or a minimum of equal constants is the constant; hence the terms "0~ 0<" (see
+/// The rule of masked_fill with a constant. The constant 0 keeps an input Partial for any
+/// reduction. Another constant in a Partial sum would be added once for each rank. The average,
+/// maximum or minimum of equal constants is the constant itself, so the terms are "0~ 0<" (see
 /// add_linear_terms()).
 std::optional<ShardingRule> masked_fill_scalar(const OpCall& call) {
   const bool zero = !call.is_none(2) && call.number(2) == 0;

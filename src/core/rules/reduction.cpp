@@ -49,8 +49,8 @@ std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, i
                            : named_dims(call, static_cast<std::size_t>(arguments.dim), ndim);
 }
 
-/// Adds the factor (einsum index letter) of a reduced dimension. No shard of a maximum may be
-/// empty, because libtorch throws; other reductions of an empty shard have a value.
+/// Adds the factor (einsum index letter) of a reduced dimension. No shard of a maximum or minimum
+/// may be empty, because libtorch throws. Every other reduction accepts an empty shard.
 int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   const std::optional<ReduceOp> op = reduction_of(kind);
   if (!op) {
@@ -187,20 +187,20 @@ Table reduction_table() {
           }};
 }
 
-// The rules of operators whose results along one dimension depend on the whole dimension: softmax,
-// cumsum, sort, roll. This dimension stays unsharded; all others may be sharded.
+// The rules of softmax, cumsum, sort and roll. A result along the operator's dimension depends on
+// the whole dimension, which stays unsharded. Any other dimension can be sharded.
 
 namespace {
 
 /// The reductions for which a Partial first tensor gives a Partial result.
 enum class Linearity {
   kNone,
-  kLinear,  ///< sums and averages
-  kMoves,   ///< all reductions, because the operator only moves elements
+  kLinear,  ///< Partial sums and averages
+  kMoves,   ///< every Partial tensor, because the operator only moves elements
 };
 
 struct Along {
-  int dim = 1;  ///< index of the argument with the dimension or dimensions; an empty list means all
+  int dim = 1;  ///< index of the argument with the dimensions (none: all dimensions)
   std::size_t outputs = 1;
   Linearity linearity = Linearity::kNone;
 };

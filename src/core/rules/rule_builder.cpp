@@ -52,8 +52,8 @@ void add_linear_term(ShardingRule& rule, std::string_view term, const std::vecto
 
 }  // namespace
 
-/// Makes a rule in which no dimension has a factor (einsum index letter), so that a dimension that
-/// the rule's author forgets is replicated.
+/// Makes a rule in which no dimension has a factor (einsum index letter). So a dimension for which
+/// a rule declares nothing is replicated.
 ShardingRule start(const OpCall& call) {
   ShardingRule rule;
   for (const TensorMeta& tensor : call.tensors) {

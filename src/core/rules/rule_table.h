@@ -76,7 +76,7 @@ void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
 /// A rule under construction, for an operator that reads one tensor, argument 0.
 struct UnaryRule {
   ShardingRule rule;
-  TensorFactors input;  ///< the tensor's factors; initially one for each dimension
+  TensorFactors input;  ///< factors of the tensor; one factor for each dimension at first
 
   explicit UnaryRule(const OpCall& call)
       : rule(start(call)),
@@ -107,8 +107,8 @@ struct UnaryRule {
 
 /// Returns the rule of an operator whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
-/// `whole` has the factors of a tensor. Returns the factors of a part of the tensor: without
-/// dimension `dim`, or with `size` elements along it. Tensor and part stay unsharded along `dim`.
+/// Returns the factors of a part of the tensor whose factors are `whole`. The part lacks dimension
+/// `dim`, or has `size` elements along it. Tensor and part stay unsharded along `dim`.
 TensorFactors part_along(ShardingRule& rule, const TensorFactors& whole, std::size_t dim,
                          std::optional<std::int64_t> size);
 /// Returns the factors (einsum index letters) of a tensor of `sizes` that broadcasts to a tensor
@@ -128,7 +128,7 @@ TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,
 struct Row {
   std::string_view names;
   RuleFunction::Body body;
-  bool reads_numbers = false;  ///< whether the rule depends on float and Scalar arguments
+  bool reads_numbers = false;  ///< whether the rule reads float and Scalar arguments
 };
 
 /// The sharding rules of a family of similar operators.

@@ -158,11 +158,10 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
 
 // The rules of reshape and view, which find the sub-dimensions that two shapes share.
 
-/// Finds the factors (einsum index letters) that the two shapes of a reshape share. Walks both
-/// shapes, major dimension first, and gives the current dimensions a common factor: its size is the
-/// greatest common divisor of their remaining sizes. (2, 6) -> (4, 3) has the factors 2, 2, 3. If
-/// the remaining sizes have no common divisor, the dimensions up to the next common boundary of
-/// both shapes stay unsharded.
+/// Finds the factors (einsum index letters) that both shapes of a reshape share. Walks both shapes,
+/// major dimension first. The two current dimensions get a common factor, whose size is the
+/// greatest common divisor of their remaining sizes: (2, 6) -> (4, 3) has the factors 2, 2, 3. If
+/// the divisor is 1, the dimensions up to the next boundary that both shapes have stay unsharded.
 class Reshape {
  public:
   Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
@@ -177,9 +176,9 @@ class Reshape {
     return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
   }
 
-  /// Handles tensors without elements, which can be viewed in any shape without elements. Leading
-  /// dimensions of equal size share factors (einsum index letters). The remaining dimensions are
-  /// matched by share() if their sizes are not 0, otherwise by equal trailing sizes.
+  /// Finds factors (einsum index letters) for tensors without elements, which can be viewed in any
+  /// empty shape. Leading dimensions of equal size share factors. share() handles the remaining
+  /// dimensions if no size is 0; otherwise trailing dimensions of equal size share factors.
   void share_without_elements() {
     const auto rest = std::ranges::mismatch(from_, to_);
     const auto same = static_cast<std::size_t>(rest.in1 - from_.begin());
@@ -202,11 +201,11 @@ class Reshape {
     }
   }
 
-  /// Finds shared factors (einsum index letters) from dimension `first` of both shapes on. `i` and
-  /// `o` are the indices after the current dimensions of input and output.
+  /// Finds the shared factors (einsum index letters) of the dimensions from `first` on. `i` and `o`
+  /// are the indices after the current dimensions of input and output.
   void share(std::size_t first) {
     std::size_t i = first, o = first;
-    std::int64_t in = 1, out = 1;  // remaining sizes of the current input and output dimensions
+    std::int64_t in = 1, out = 1;  // undivided rest of the current input and output dimensions
     for (;;) {
       const bool more_input = next(from_, i, in), more_output = next(to_, o, out);
       if (!more_input || !more_output) {
