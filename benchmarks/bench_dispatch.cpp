@@ -39,8 +39,8 @@ struct Case {
   std::string name;
   Tensors inputs;
   Operator run;
-  bool records = true;      ///< whether to measure the operator with autograd recording, too
-  std::size_t weights = 0;  ///< the last `weights` inputs are replicated, all others Shard(0)
+  bool records = true;      ///< whether to measure also with autograd recording
+  std::size_t weights = 0;  ///< number of last inputs that are replicated; all others are Shard(0)
 };
 
 Tensors inputs_of(const Case& c, bool distribute) {

@@ -107,8 +107,8 @@ void add_rms_norm(const Sizes& s) {
       [=] { return at::rms_norm(x, {weight.size(0)}, weight, 1e-5); });
 }
 
-/// Adds benchmarks of the RMSNorm of a sum, forward and backward, compared with ATen's two
-/// operators, and with an addition followed by Tessera's norm.
+/// Adds benchmarks of the fused kernel for RMSNorm(x + y), forward and backward. They compare the
+/// kernel with two ATen operators, and with an addition followed by Tessera's norm.
 void add_norm_of_sum(const Sizes& s) {
   const at::Tensor x = s.rand({s.tokens, s.dim}), other = s.rand({s.tokens, s.dim}),
                    weight = s.rand({s.dim}), rstd = kernels::rms_norm(x, weight, 1e-5).rstd;
@@ -164,8 +164,8 @@ void add_embedding(const Sizes& s) {
       [=] { return at::embedding_dense_backward(grad, indices, rows, -1, false); });
 }
 
-/// Adds benchmarks of nn::FusedLinear, which computes query, key and value in one matrix product:
-/// few tokens, with the sizes of a tensor-parallel rank.
+/// Adds benchmarks of nn::FusedLinear, which computes query, key and value in one matrix product.
+/// The input has few tokens, and the weight has the sizes of one tensor-parallel rank.
 void add_fused_linear(const Sizes& s) {
   const at::Tensor x = s.rand({64, 1024}), weight = s.rand({512, 1024});
   add_pair(

@@ -44,7 +44,7 @@ class ShardGradient final : public nn::StandInGradient {
 
   /// Returns the unit that owns the parameter; nullptr if the unit has been destroyed.
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// Returns the unit's parameter, which is valid while the unit exists and may have a new shard.
+  /// Returns the unit's parameter, whose shard can have been replaced. Call while the unit exists.
   ShardedParameter& parameter() const { return *parameter_; }
 
  private:

@@ -26,7 +26,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // Names are needed for mesh[name], whose result has the same root mesh as a tensor-parallel mesh.
+  // mesh[name] needs a name. mesh[name] has the same root mesh as a mesh for tensor parallelism.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];
@@ -186,7 +186,7 @@ FlatBufferLayout::FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::S
       // As in FSDP2, a reduction uses the compute type if reduce_dtype is not set.
       reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
                                                : compute_dtype_),
-      // Offsets fit both types: shards and their copies in the compute type have equal segments.
+      // A segment has the same offset in the flat buffer of each type (dtype_ and compute_dtype_).
       segments_(segments_of(shapes, narrower(dtype_, compute_dtype_))),
       home_(home),
       device_(device) {}
@@ -252,7 +252,7 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
-    // Waits because the buffer's last user may still read the buffer on another stream.
+    // The stream `lane` waits, because another stream can still be reading the reused buffer.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);

@@ -59,8 +59,8 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 /// second block, and so on.
 struct ShardShape {
   std::vector<std::int64_t> sizes;
-  // The dimension that is split. If `dim` is empty, rows() is 1 and row_numel() is the number of
-  // all elements, so that the arithmetic of flat buffers needs no special case.
+  // The dimension that is split. If `dim` is empty, rows() returns 1 and row_numel() returns the
+  // number of all elements, so that code for flat buffers needs no special case.
   std::optional<std::int64_t> dim = 0;
   std::int64_t ranks = 1;
   std::int64_t parts = 1;  ///< number of equal blocks of a fused weight
@@ -199,7 +199,7 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
 class BufferPool {
  public:
   struct Buffer {
-    at::Tensor tensor;  ///< a view of `bytes` with the requested size and type
+    at::Tensor tensor;  ///< a view of `bytes` that has the requested size and type
     at::Tensor bytes;   ///< the whole memory of the buffer
     comm::Lane lane;    ///< the stream on which the buffer was allocated
   };

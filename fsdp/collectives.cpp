@@ -18,8 +18,8 @@ namespace tessera::fsdp {
 
 using comm::Lane;
 
-/// Finishes the previous unit's reduction before a new reduction starts, because gradients that
-/// wait to be reduced are the largest part of a step's memory.
+/// Finishes the previous unit's reduction before a new reduction starts. Gradients that wait to be
+/// reduced are the largest part of the memory of a step.
 void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   finish_reductions();
   free_retired();
@@ -288,22 +288,22 @@ void GradientReduction::wait(CommContext& context) {
     std::exchange(work_, nullptr)->wait();
   }
   const comm::StreamEventPtr event = context.streams().record(Lane::kReduceScatter);
-  // On a GPU the buffer is in use until `event`, so the buffer returns to the pool with `event`.
+  // On a GPU the collective reads the buffer until `event`, so the pool gets both.
   if (buffer_ && event != nullptr) {
     context.pool().release(*std::move(buffer_), event);
   }
-  // On a CPU (no event) the buffer is freed, because an idle buffer would add to the peak of
-  // memory.
+  // On a CPU `event` is null and the packed buffer is freed: kept in the pool, an idle buffer would
+  // add to the peak of memory.
   buffer_.reset();
   context.retire(std::exchange(held_, {}), event);
 }
 
 /// Adds the sums that earlier reductions stored for the all-reduce over replicas. If this reduction
-/// has no all-reduce either, stores the new sum with the earlier sums.
+/// does no all-reduce over replicas, stores the new sum with the earlier sums.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // In a micro-batch before the last one, the sum over the shard dimension is added to the stored
-    // sum.
+    // Before the last micro-batch there is no all-reduce over replicas. The parameter then adds the
+    // sum over the shard dimension to its stored sum.
     if (!all_reduce_) {
       parameters_[i]->leave_to_replicas(
           {shard(i), gradients_[i].pending, gradients_[i].used, pre_divisor_}, dtype_);
@@ -508,8 +508,8 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating) {
     try {
       group->agree_on_calls(found);
     } catch (const comm::PeerError&) {
-      // A PeerError means that another rank has stopped. If an earlier process group has found the
-      // cause, the cause is thrown instead.
+      // A PeerError only means that another rank has stopped. If the comparison on an earlier
+      // process group found the cause, the cause is thrown instead of the PeerError.
       if (found.empty()) {
         throw;
       }
@@ -537,7 +537,7 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
     for (const ParameterGroup* group : same) {
       outdated.push_back(group->gathered().is_current() ? 0 : 1);
     }
-    // One exchange serves all parameter groups of a mesh.
+    // One exchange between ranks compares all parameter groups of a mesh.
     if (mesh.size() > 1) {
       set_where_any_rank_has(outdated, mesh.group(), "what is gathered still");
     }
@@ -553,8 +553,8 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
   // For each mesh: the parameters with parts on the ranks of the mesh, in the order of the modules.
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
-    // Adds also parameters that were not reduced on this rank, because ranks with another part of
-    // the tensor (for example of an expert) may run other units.
+    // Parameters that were not reduced on this rank are included, because ranks with another part
+    // of the tensor (for example of an expert) may run other units.
     for (ShardedParameter& parameter : group->parameters()) {
       const DeviceMesh& mesh = parameter.holders();
       auto found = std::ranges::find(peers, mesh, &decltype(peers)::value_type::first);

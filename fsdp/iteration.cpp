@@ -25,7 +25,7 @@ namespace {
 class OpenIterations {
  public:
   static OpenIterations& instance() {
-    static auto* const all = new OpenIterations;  // `all` is leaked: threads may outlive main()
+    static auto* const all = new OpenIterations;  // leaked: threads can use `all` after main()
     return *all;
   }
 
@@ -125,8 +125,8 @@ bool IterationState::backward_failed() const {
 }
 
 bool IterationState::begin_forward() {
-  // `abandons` is read before the phase changes. `abandons` is also true after a failed backward,
-  // whose gathered memory and gradients are dropped.
+  // is_open() is called before the phase changes. `abandons` is true also if backward has failed;
+  // the gathered memory and gradients of that backward are dropped.
   const bool abandons = is_open();
   if (backward_failed()) {
     forget_reductions();
@@ -161,7 +161,7 @@ void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // frees the parameters' cached part if backward did not use the part
+    gathered.drop_piece();  // frees the cached part, which backward can have left unused
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }
@@ -210,7 +210,7 @@ void IterationState::end_forward(bool backward_comes) {
   // units, all ranks throw, and no rank waits forever in backward.
   agree_on_gathers();
   gather_order_.end();
-  if (phase() == IterationPhase::kBackward) {  // a backward that forward called has failed
+  if (phase() == IterationPhase::kBackward) {  // a backward within forward has failed
     forget_reductions();
   }
   if (backward_comes) {
@@ -261,7 +261,7 @@ void IterationState::enter_backward() {
     // backward.
     const auto token = std::make_shared<char>();
     backward_ = token;
-    // The callback keeps this iteration alive, because backward may outlive the model.
+    // The callback shares ownership of this iteration: the model can be destroyed during backward.
     tessera::detail::call_at_end_of_backward(
         [self = shared_from_this(), token] { self->end_backward(); });
   }
@@ -273,22 +273,22 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
   if (ran == forward_order_.rend()) {
     return nullptr;
   }
-  // Backward reverses forward's order, so units that ran after `unit` in forward are finished.
+  // Backward visits units in the reverse order of forward, so units that ran after `unit` are done.
   forward_order_.erase(ran.base() - 1, forward_order_.end());
-  // An expired token means that the graph of the earlier forward was dropped, so gathering that
-  // unit would be useless. A token that has not expired also keeps its unit alive.
+  // An expired token means that the graph of the earlier forward was dropped, so gathering the unit
+  // of that forward would be useless. A token that has not expired keeps this unit alive.
   const bool known = !forward_order_.empty() && !forward_order_.back().token.expired();
   return known ? forward_order_.back().unit->shared_from_this() : nullptr;
 }
 
 void IterationState::end_backward() {
   const std::vector<std::shared_ptr<Unit>> all = units();
-  // The units end their backward in reverse order of forward.
+  // The units end their backward in the reverse order of their forward.
   std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
   // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
   if (last) {
-    comm_context().finish_reductions();  // finish_reductions() also all-reduces over replicas
+    comm_context().finish_reductions();  // also all-reduces over replicas
   }
   agree_on_gradients();
   // If more backwards follow, the last reduction stays in progress and overlaps the next

@@ -75,8 +75,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   return DeviceMesh::concatenate(parts);
 }
 
-/// Converts `layout`, which refers to the mesh dimensions of `from` by position, to the mesh `to`.
-/// A joined mesh has additional dimensions, so dimensions are matched by name.
+/// Converts `layout` from mesh `from` to mesh `to`, which has additional dimensions. A Layout
+/// refers to mesh dimensions by position, so the positions are looked up by name.
 Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const DeviceMesh& to) {
   Layout::Dims dims = layout.dims();
   for (std::vector<Digit>& digits : dims) {
@@ -89,9 +89,9 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// Returns the Digit (a factor of a dimension's size) that FSDP splits: the last Digit, if all
-/// earlier Digits are local (equal parts of a fused weight). Returns nullptr if tensor parallelism
-/// also splits an earlier Digit.
+/// Returns the factor (Digit) of a tensor dimension's size that FSDP splits. This is the last
+/// factor if no mesh dimension splits an earlier factor; a fused weight has such an earlier factor.
+/// Returns nullptr if tensor parallelism splits an earlier factor.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -179,7 +179,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
   sum = converted(std::move(sum), pending, dtype);
   const at::Tensor term = converted(gradient, pending, dtype).local;
   if (!sum.local.defined()) {
-    sum.local = term.to(dtype);  // rank 0 adds the earlier sum, which was complete
+    sum.local = term.to(dtype);  // the earlier sum, which was complete, is on rank 0 of `pending`
     sum.divisor = gradient.divisor;
   } else if (term.defined()) {
     sum.local.add_(term, gradient.divisor / sum.divisor);
@@ -215,7 +215,7 @@ std::vector<std::uint8_t> PartialGradGroup::flags() const {
 }
 
 void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
-  // Gradients that are pending over another process group are converted to group_ later.
+  // A gradient that is pending over another process group is later converted to a sum over group_.
   const auto found = std::ranges::find(flags, 1);
   group_ =
       found == flags.end() ? nullptr : candidates_[static_cast<std::size_t>(found - flags.begin())];
@@ -241,7 +241,7 @@ void UnreducedGradient::refuse() const {
 bool UnreducedGradient::run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const std::string& name = op.schema().name();
   if (name == "aten::detach" || name == "aten::detach_") {
-    return true;  // detach() returns the placeholder itself
+    return true;  // detach() of a placeholder returns the same placeholder
   }
   if (name == "aten::zero_") {
     drop();
@@ -330,8 +330,8 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
   sharded_ = make_distributed(shard, spec.sharding, original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
   const std::int64_t origin = shape_.dim && shape_.ranks > 1 ? origin_before_cut(*slot_) : 0;
-  // From now on, any use of the original tensor is an error, because code that uses the original
-  // tensor would train values without effect.
+  // From now on, any use of the original tensor throws Error. Otherwise code that still uses the
+  // original tensor would train values that the model never reads.
   nn::retire_parameter(original, sharded_, "fully_shard or replicate");
   slot_->set_persistent(sharded_);
   if (origin != 0) {
@@ -403,7 +403,7 @@ void ShardedParameter::set_unsharded(const at::Tensor& local) {
 
 void ShardedParameter::count_writes() {
   const std::uint64_t now = version();
-  // On one rank the unsharded tensor may be a view of the shard and share the shard's version
+  // On one rank the unsharded tensor can be a view of the shard. Both tensors then have one version
   // counter.
   if (std::exchange(counted_version_, now) != now &&
       !local_tensor(unsharded_).is_alias_of(shard())) {
@@ -654,7 +654,7 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   if (!sum.defined()) {
     // The terms in `arriving_` belong to a gradient that the program has dropped.
     arriving_.clear();
-    // If type and device agree, `sum` is a view of the reduction's result and not a copy.
+    // If type and device need no conversion, `sum` is a view of the reduction's result.
     sum = distributed(at_home(term));
   } else if (home_.offloaded) {
     arriving_.push_back(at_home(term));
@@ -711,7 +711,7 @@ bool ShardedParameter::has_hooks() const {
 at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   at::Tensor shard = at_home(gradient);
   if (home_.pinned) {
-    shard = shard.copy_(gradient);  // the copy blocks, because hooks read `shard` on the CPU
+    shard = shard.copy_(gradient);  // copy_() blocks, since hooks read `shard` on the CPU
   }
   const at::Tensor given = detail::call_hooks(sharded_, distributed(shard));
   check_layout("what a hook made of the gradient", given);

@@ -110,7 +110,7 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   /// Whether reductions are in progress whose results will be added to the sharded parameter's
   /// gradient.
   bool expects = false;
-  at::Tensor reduced;  ///< the reduced sum of earlier backwards
+  at::Tensor reduced;  ///< the sum of earlier backwards, already reduced over all ranks
 
   /// Whether no gradient waits for a reduction.
   bool is_settled() const { return !unsharded && !scattered.local.defined() && !expects; }
@@ -273,11 +273,11 @@ class ShardedParameter {
   PartialGradGroup& partial_group() { return partial_group_; }
 
  private:
-  /// What accumulate() has done to the gradient since the last agree_on_use().
+  /// What accumulate() has done to the sharded parameter's gradient since the last agree_on_use().
   enum class Accumulation : std::uint8_t {
-    kSettled,  ///< no reduced gradient has been added
-    kStarted,  ///< a reduced gradient became the gradient
-    kAdded,    ///< a reduced gradient was added to the gradient
+    kSettled,  ///< accumulate() has added no reduced gradient
+    kStarted,  ///< there was no gradient; a reduced gradient became the gradient
+    kAdded,    ///< accumulate() added a reduced gradient to an existing gradient
   };
 
   UnreducedGradient& unreduced_gradient();
@@ -299,21 +299,21 @@ class ShardedParameter {
   ShardingSpec sharding_;
   std::optional<ShardingSpec> unsharded_spec_;  ///< spec of unsharded_; nullopt for a plain tensor
   PartialGradGroup partial_group_;
-  bool comes_complete_;  ///< whether no gradient of the unsharded tensor is a pending sum
+  bool comes_complete_;  ///< whether no gradient of unsharded_ needs a further sum over ranks
   at::Tensor sharded_;
   at::Tensor unsharded_;
   MakeStandIn make_stand_in_;
   std::function<void()> notice_;
   tessera::detail::NodePtr<tessera::detail::Node> stand_in_;
   Request request_ = Request::kNone;
-  std::uint64_t counted_version_ = 0;  ///< the shard's version at the last count_writes()
-  std::uint64_t used_version_ = 0;     ///< the unsharded tensor's version at begin_use()
+  std::uint64_t counted_version_ = 0;  ///< the shard's version when count_writes() last ran
+  std::uint64_t used_version_ = 0;     ///< the unsharded tensor's version when begin_use() last ran
   int expected_ = 0;                   ///< number of reductions of the gradient in progress
   /// The number of reductions in progress, from the oldest, whose results the program has dropped.
   int discarded_ = 0;
   /// The placeholder that mark_expected() put into `.grad`; nullptr without a placeholder.
   const UnreducedGradient* marked_expected_ = nullptr;
-  at::Tensor restored_from_;          ///< the UnreducedGradient whose gradient was restored
+  at::Tensor restored_from_;          ///< the placeholder from which the gradient was restored
   std::vector<at::Tensor> arriving_;  ///< gradients in CPU memory that arrive() adds to `.grad`
   bool awaited_ = false;              ///< whether arrive() must add gradients
   Accumulation accumulation_ = Accumulation::kSettled;

@@ -195,7 +195,7 @@ void GatheredState::lay_out(CommContext& context) {
   }
   std::vector<ShardedParameter>& parameters = shards_->parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    // The shard is detached, so that the leaf that forward sees has its own gradient.
+    // The shard is detached, so that forward's leaf tensor does not share the shard's gradient.
     parameters[i].set_unsharded(lay.shares_memory() ? parameters[i].shard().detach()
                                                     : unsharded_.tensors()[i]);
   }
@@ -348,7 +348,7 @@ void GatheredState::wait_for_gather(CommContext& context) {
   }
   context.streams().order(Lane::kAllGather, Lane::kCompute);
   post_forward_.end_gather();
-  post_forward_.drop();  // a cached part is used in one backward only
+  post_forward_.drop();  // one backward uses the cached part of the parameters
 }
 
 /// Ends a gather that failed. The buffers of the gather have no valid values.
@@ -409,8 +409,8 @@ void GatheredState::free_unsharded(CommContext& context) {
     return;
   }
   if (auto event = unsharded() ? context.streams().record(Lane::kCompute) : nullptr) {
-    // Older idle memory is freed, so that only one unit's memory stays idle, for the next gather to
-    // reuse.
+    // Idle memory of earlier units is freed. Only the memory of this unit stays idle in the pool,
+    // and the next gather reuses this memory.
     context.pool().drop(Lane::kAllGather);
     context.pool().release(*std::move(memory_), std::move(event));
   }
@@ -444,7 +444,7 @@ void GatheredState::reshard(CommContext& context) {
 }
 
 void GatheredState::reshard_for_now(CommContext& context) {
-  // In a second forward before backward, the part from the first forward is already cached.
+  // If the unit runs forward twice before backward, the first forward has already cached the part.
   if (unsharded() && post_forward_.enabled() && !post_forward_.kept()) {
     const c10::AutoGradMode no_grad(false);
     post_forward_.keep(unsharded_.flat(), context.streams());
@@ -538,8 +538,8 @@ void GradientState::restore_accumulated_grads() {
 }
 
 bool GradientState::awaits_reduction() const {
-  // The result must not depend on whether this rank has a gradient, because a rank that used no
-  // parameter must also take part in the reduction.
+  // The result must be equal on all ranks, so the result does not depend on this rank's gradients.
+  // A rank that used no parameter must take part in the reduction.
   return std::ranges::any_of(shards_->parameters(), [this](const ShardedParameter& parameter) {
     return !parameter.left_out() && (parameter.has_unreduced() ||
                                      (settings_->all_reduce && parameter.has_left_to_replicas()));

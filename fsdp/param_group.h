@@ -117,13 +117,13 @@ class GradientReduction {
   c10::ScalarType dtype_;
   double divisor_;
   std::shared_ptr<const Settings> settings_;
-  // Copies of settings, because a later change applies to the next reduction.
+  // Copies of the settings: a change of the settings during this reduction applies to the next one.
   bool all_reduce_;
   bool force_sum_;
   AllReduceHook hook_;
   std::vector<Segment> segments_;
-  double pre_divisor_ = 1;                    ///< the divisor of gradients before the sum
-  ReduceOp op_ = ReduceOp::kSum;              ///< kAvg if the reduce-scatter computes the mean
+  double pre_divisor_ = 1;                    ///< divides the gradients before their sum
+  ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter computes the mean
   std::vector<at::Tensor> held_;              ///< the gradients that the collective reads
   std::optional<BufferPool::Buffer> buffer_;  ///< packed gradients, (ranks, flat numel)
   at::Tensor output_;                         ///< the reduced shards, (flat numel)
@@ -247,7 +247,7 @@ class GatheredState {
   /// the stream of the all-gather owns.
   std::optional<BufferPool::Buffer> memory_;
   PostForwardShard post_forward_;
-  std::uint64_t gathered_versions_ = 0;  ///< the versions of the shards at the last gather
+  std::uint64_t gathered_versions_ = 0;  ///< the shards' versions when the last gather began
 
   at::Tensor send_;                             ///< the input of the all-gather in progress
   std::optional<BufferPool::Buffer> gathered_;  ///< the gathered flat buffers, (ranks, flat numel)

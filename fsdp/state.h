@@ -91,11 +91,11 @@ struct Settings {
   std::optional<bool> reshard_after_forward;
   bool reshard_after_backward = true;
   bool gradient_sync = true;
-  bool all_reduce = true;  ///< whether reductions include replicas (HSDP)
+  bool all_reduce = true;  ///< whether to all-reduce gradients over replicas (HSDP)
   bool last_backward = true;
   bool unshard_in_backward = true;
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
-  std::optional<double> gradient_divisor;  ///< divisor of gradients; nullopt: the number of ranks
+  std::optional<double> gradient_divisor;  ///< divides gradients; nullopt: the number of ranks
   /// The event for which the all-gathers of the next forward wait. By default, all-gathers wait for
   /// all earlier work of the compute stream.
   std::optional<comm::StreamEventPtr> post_optim_event;

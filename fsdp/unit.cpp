@@ -323,9 +323,9 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   const auto rows = std::make_shared<detail::BatchRows>(dims, sizes);
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
-  // The ranks exchange their numbers of batch rows only in a root's training forward: replicas may
-  // evaluate independently, and a recomputation uses its forward's random positions. After an error
-  // on this rank alone, which abandons the iteration, the other ranks call other collectives.
+  // Only a root's training forward exchanges the ranks' numbers of batch rows: replicas may
+  // evaluate independently, and a recomputation uses its forward's random positions. An error on
+  // this rank alone abandons the iteration; the other ranks then call other collectives.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -348,8 +348,8 @@ void Unit::end_call() {
 
 void Unit::pre_forward(nn::TensorList inputs) {
   random_regions_.emplace_back();
-  // Activation checkpointing runs a part of the forward again, maybe before the gradient of the
-  // unit's results has been computed.
+  // In activation checkpointing, a part of the forward is computed a second time, sometimes before
+  // backward has reached the results of the unit.
   if (nn::is_recomputing()) {
     pre_backward(nullptr);
   } else if (phase() != UnitPhase::kBackward || iteration_->backward_failed()) {
@@ -367,7 +367,7 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (mp_policy_.cast_forward_inputs) {
     cast_floating(inputs, mp_policy_.param_dtype);
   }
-  const OperatorModePause pause;  // the operator mode applies only to the model's own operators
+  const OperatorModePause pause;  // FSDP's own operators run outside of the operator mode
   if (phase_ == UnitPhase::kBackward) {
     unshard();
     if (nn::is_recomputing()) {
@@ -383,8 +383,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
 void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
   std::ranges::for_each(groups(), &ParameterGroup::begin_use);
-  // The prefetch of the next unit starts after this unit's own all-gathers, which are needed first
-  // and run on the same stream.
+  // This unit's all-gathers are started before the prefetch of the next unit, because both run on
+  // one stream and this unit is needed first.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
   if (to_run_.empty()) {  // a backward between two of the unit's modules also empties to_run_
@@ -400,8 +400,8 @@ void Unit::begin_forward(nn::TensorList inputs) {
   }
 }
 
-/// Prefetches the next unit, so that its all-gather overlaps this unit's computation. The first
-/// forward prefetches nothing, because the order of the units is unknown.
+/// Starts the all-gather of the next unit, which overlaps this unit's computation. Nothing is
+/// prefetched in the first forward, because the order of the units is unknown.
 void Unit::prefetch_for_forward() {
   const std::shared_ptr<Unit> next = iteration_->gather_ahead(*this);
   if (!settings_->forward_prefetch.empty()) {
@@ -416,7 +416,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A method that register_forward_method registered may call forward, and then ends after forward.
+  // A method of register_forward_method() may call forward. The method then ends after forward has.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);
@@ -443,8 +443,8 @@ void Unit::await_backward(nn::TensorList outputs) {
       outputs, [unit = shared_from_this(), token] { unit->pre_backward(token.get()); });
   std::erase_if(recorded_calls_, [](const auto& call) { return call.expired(); });
   recorded_calls_.push_back(token);
-  // In a unit of several modules only the first module with a result that needs a gradient adds the
-  // unit to the forward order.
+  // A unit of several modules is added to the forward order only once, by its first module with a
+  // result that needs a gradient.
   if (!hooked || phase_ == UnitPhase::kForwardRecorded) {
     return;
   }
@@ -475,7 +475,7 @@ void Unit::end_partial_forward() {
 void Unit::end_forward() {
   const std::string lost = lost_write("forward of " + label());
   TESSERA_CHECK(lost.empty(), lost, " (stock Embedding: leave out max_norm)");
-  // The unit's phase changes first, because the end of the iteration depends on the phase.
+  // The unit's phase changes before end_forward(), because end_forward() reads the phase.
   enter(phase_ == UnitPhase::kForwardRecorded ? UnitPhase::kAwaitingBackward : UnitPhase::kIdle);
   if (is_root()) {
     iteration_->end_forward(/*backward_comes=*/phase_ == UnitPhase::kAwaitingBackward);
@@ -526,17 +526,17 @@ void Unit::pre_backward(RecordedCall* call) {
   // the program's hooks on other units' gradients.
   each(&GradientState::restore_accumulated_grads);
   begin_buckets();
-  // The prefetch is last, because this unit's own gather is needed first.
+  // Other units are prefetched last, because this unit's own all-gather is needed first.
   prefetch_for_backward();
 }
 
-/// Prefetches the unit that backward reaches next, so that its all-gather overlaps this unit's
-/// computation.
+/// Starts the all-gather of the unit that backward reaches next. The all-gather overlaps this
+/// unit's computation.
 void Unit::prefetch_for_backward() {
   const std::shared_ptr<Unit> before = iteration_->ran_before(*this);
   if (!settings_->backward_prefetch.empty()) {
     start_unshard_all(settings_->backward_prefetch);
-    // A unit that must not gather in backward is not prefetched in backward either.
+    // set_unshard_in_backward(false) excludes a unit from this prefetch.
   } else if (before != nullptr && before->settings_->unshard_in_backward) {
     before->start_unshard();
   }
@@ -563,7 +563,7 @@ void Unit::post_backward(nn::TensorList gradients) {
 void Unit::begin_buckets() {
   const int backward = tessera::detail::backward_id();
   if (buckets_backward_ >= 0 && buckets_backward_ == backward) {
-    return;  // at the unit's second call, buckets may be reduced already
+    return;  // a unit that ran twice can have reduced buckets already
   }
   noted_.clear();
   buckets_left_ = groups().size();
@@ -574,8 +574,8 @@ void Unit::begin_buckets() {
   buckets_backward_ = early ? backward : -1;
 }
 
-/// Autograd adds the gradient of `parameter` to `.grad` only after this hook. So `parameter` joins
-/// noted_ last, and its bucket is reduced in a later call.
+/// Autograd adds the gradient of `parameter` to `.grad` only after this function has returned. So
+/// `parameter` is added to noted_ last, and a later call reduces the bucket of `parameter`.
 void Unit::note_gradient(const ShardedParameter& parameter) {
   if (phase_ != UnitPhase::kBackward || !settings_->gradient_sync || buckets_backward_ < 0 ||
       buckets_backward_ != tessera::detail::backward_id()) {
@@ -611,8 +611,8 @@ std::vector<ParameterGroup*> Unit::groups_to_reduce() {
 }
 
 void Unit::settle_gradients() {
-  // The unsharded parameters are freed first, so that the reduction's buffers can reuse their
-  // memory.
+  // The unsharded parameters are freed before the reduction, so that the reduction's buffers can
+  // reuse the memory of the parameters.
   free_after_backward();
   // The reduction is collective. All ranks reduce in the order in which backward passes units.
   naming("reduction", label(), [this] {
@@ -630,7 +630,7 @@ void Unit::end_backward() {
   // `late` is true if the unit's inputs need no gradient, or if parameters of the unit got
   // gradients after the inputs.
   const bool late = any(&GradientState::any_unsharded);
-  // `awaits` is also true for a unit that only an earlier micro-batch used.
+  // `awaits` is true even if only an earlier micro-batch, and not this backward, used the unit.
   const bool awaits = settings_->gradient_sync && any(&GradientState::awaits_reduction);
   if (was_in_backward || late || awaits || awaited_call) {
     settle_gradients();

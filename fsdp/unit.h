@@ -90,8 +90,8 @@ class RandomAgreement {
   Counts agreed_;       ///< random-operator counts at the last comparison
   bool draws_ = false;  ///< whether any rank has drawn random numbers
   RowRange rows_;
-  bool quiet_ = false;  ///< whether two forwards compared the counts and no random number was drawn
-  /// The batch rows of the previous forward, if the ranks did not compare these rows.
+  bool quiet_ = false;  ///< whether two forwards compared counts and drew no random number
+  /// The batch rows of the previous forward, if that forward did not compare its batch rows.
   std::shared_ptr<tessera::detail::BatchRows> unasked_;
 };
 
@@ -165,9 +165,9 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   CommContext& comm_context() const;
 
   std::vector<std::weak_ptr<Unit>> units_;
-  std::vector<Ran> forward_order_;  ///< unit forwards, in order, whose backward may still run
+  std::vector<Ran> forward_order_;  ///< forwards of units, in order, whose backward has not run
   GatherOrder gather_order_;
-  std::weak_ptr<Unit> ahead_;  ///< the last unit that forward prefetched
+  std::weak_ptr<Unit> ahead_;  ///< the unit that a forward prefetched last
   /// A token that lives as long as autograd's callback for the end of the running backward.
   std::weak_ptr<void> backward_;
   Phase<IterationPhase> phase_{IterationPhase::kIdle};
@@ -306,7 +306,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// A forward of the unit that autograd has recorded. The autograd graph owns the RecordedCall.
   struct RecordedCall {
     std::vector<const tessera::detail::Node*> results;  ///< the autograd nodes of the results
-    int backward = -1;  ///< id of the last backward that reached the call
+    int backward = -1;  ///< id of the last backward that reached the results
   };
   /// Called when backward reaches the unit. `call`: the forward call whose results backward has
   /// reached; nullptr if backward has reached another tensor of the unit.
@@ -323,7 +323,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
-  bool in_buckets_;  ///< whether gradients use buckets; precedes groups_, which shards parameters
+  bool in_buckets_;  ///< whether gradients are reduced in buckets; groups_ needs this
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
   DataMesh mesh_;
@@ -332,7 +332,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<IterationState> iteration_;  ///< the root's state; nullptr until a root is known
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 
-  std::optional<c10::ScalarType> restored_dtype_;  ///< the type to which the unit casts results
+  std::optional<c10::ScalarType> restored_dtype_;  ///< the type of the unit's results
   /// Modules of this unit that have not run yet in the current forward.
   std::unordered_set<const nn::ModuleBase*> to_run_;
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;
@@ -340,12 +340,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// from the last to the first, usually the order in which backward completes them. The fixed
   /// order is equal on ranks that use different parameters.
   std::size_t buckets_left_ = 0;
-  int buckets_backward_ = -1;  ///< id of the backward that may reduce buckets early; -1: none
+  int buckets_backward_ = -1;  ///< id of the backward that can reduce buckets early; -1: none
   /// The parameters whose gradients the backward with id buckets_backward_ has computed.
   std::unordered_set<const ShardedParameter*> noted_;
-  bool awaits_call_ = false;  ///< whether the reduction waits for the backward of another call
+  bool awaits_call_ = false;  ///< whether backward must reach another call before the reduction
   bool warned_ = false;       ///< whether a warning about modules that did not run was printed
-  /// The random-number scopes of nested forward calls; nullptr for a call in an outer call's scope.
+  /// For each running forward call: its random-number scope; nullptr inside another call's scope.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
   RandomAgreement random_agreement_;  ///< the root unit's comparison of random-number counts
   bool warned_of_rows_ = false;

@@ -209,7 +209,7 @@ void Unit::compare_copies() const {
 }
 
 bool Unit::start_gathers() {
-  const OutsideInferenceMode ordinary;  // the BufferPool reuses these buffers in training
+  const OutsideInferenceMode ordinary;  // training reuses the buffers made in this scope
   bool began = false;
   for (ParameterGroup& group : groups_) {
     began |= group.gathered().start_unshard(comm_context());

@@ -148,7 +148,7 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
   std::unordered_set<const nn::ModuleBase*> inside;
   std::unordered_set<const nn::ParameterSlot*> seen;
   for (std::size_t i = 0; i < modules.size(); ++i) {
-    modules[i]->named_slots();  // slots() throws if a parameter has no nn::ParameterSlot
+    modules[i]->named_slots();  // throws if a parameter has no nn::ParameterSlot
     // The prefix distinguishes parameters in messages, because the modules of one unit may have
     // parameters of the same name.
     const std::string prefix = modules.size() == 1 ? "" : std::to_string(i) + ".";
@@ -238,7 +238,7 @@ std::vector<Group> buckets_of(const UnitSpec& spec) {
   std::vector<Group> buckets;
   for (auto next = spec.parameters.rbegin(); next != spec.parameters.rend(); ++next) {
     const ParameterSpec& parameter = *next;
-    // Among the buckets of one type, only the newest bucket has room.
+    // Of the buckets with parameters of one type, only the bucket that was made last has room.
     const auto newest = std::find_if(buckets.rbegin(), buckets.rend(), [&](const Group& bucket) {
       return may_share_group(bucket.front(), parameter);
     });

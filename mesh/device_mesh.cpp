@@ -143,9 +143,9 @@ struct DeviceMesh::Impl {
 /// ownership of its family, so the family lives as long as any of its meshes. Thread safe.
 class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
  public:
-  /// Returns the mesh family of `world`; a world has at most one family at a time. The family is
-  /// destroyed with its last mesh. Families are found by the world's address. A family owns its
-  /// world, so the address is not reused while the entry of the family is valid.
+  /// Returns the mesh family of `world`; a world has at most one family at a time. A family lives
+  /// as long as any of its meshes. The registry finds a family by the address of its world. A
+  /// family owns its world, so no other world gets this address while the family exists.
   static std::shared_ptr<Family> of(const comm::WorldPtr& world) {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
@@ -166,7 +166,7 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   ~Family() {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
-    // The registry's entry is not removed if it already belongs to a newer family of the World.
+    // Keeps the registry's entry if it already belongs to a newer family of the same World.
     if (const auto entry = families.find(world_.get());
         entry != families.end() && entry->second.expired()) {
       families.erase(entry);
@@ -228,7 +228,7 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
 
 namespace {
 
-/// The name of a dimension, for messages and names of groups; "dim0" in a mesh without names.
+/// The name of a mesh dimension, for messages and process groups; "dim0" in a mesh without names.
 std::string dim_name(const MeshShape& shape, int dim) {
   return shape.names().empty() ? "dim" + std::to_string(dim)
                                : shape.names()[static_cast<std::size_t>(dim)];
@@ -406,15 +406,15 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
     for (const int dim : wrapped) {
       names.push_back(dim_name(shape(), dim));
     }
-    // If group() throws, `known` stays null in the map, and the next call tries again.
+    // If group() throws, `known` stays nullptr in the map, and the next call tries once more.
     known = world()->group(ranks_through(ranks(), shape(), coordinate(), wrapped),
                            fmt::format("{}", fmt::join(names, "_")));
   }
   return *known;
 }
 
-/// The process group is looked up by the list of all dimensions, so that a 1-D mesh uses the group
-/// of its only dimension.
+/// The process group of all ranks is the group of the list of all dimensions. In a 1-D mesh this is
+/// the group of the only dimension.
 comm::Communicator& DeviceMesh::group_of_all_ranks() const {
   std::vector<int> dims(static_cast<std::size_t>(ndim()));
   std::iota(dims.begin(), dims.end(), 0);
@@ -476,8 +476,8 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string_view> names)
   return slice({names.begin(), names.end()});
 }
 
-/// Usually all names are names of mesh dimensions. Names given to flatten() are looked up in the
-/// mesh family; if there are several names, the slices of the single names are then concatenated.
+/// Usually all names are names of mesh dimensions. A name given to flatten() is looked up in the
+/// mesh family; with several names, the slices of the single names are concatenated.
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), to_string(*this), ": a slice needs at least one dimension name");
   if (names == shape().names()) {
@@ -535,9 +535,9 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   return dims;
 }
 
-/// Records the name of a flattened dimension for the root mesh, so that all slices of the root know
-/// the name; but not for a mesh without names. Throws Error if the name already stands for other
-/// dimensions.
+/// Records the name of the flattened dimension for the root mesh, so that all slices of the root
+/// know the name. Nothing is recorded for a mesh without names. Throws Error if the name already
+/// stands for other dimensions.
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
                 ": flattening an unnamed mesh needs a name");

@@ -189,7 +189,7 @@ struct ProductBackward final : Node {
   ShardingSpec output;
 };
 
-/// Whether the elements of `bias` on each rank belong to the rows of the weight on that rank.
+/// Whether `bias` is distributed like the rows of `weight`: a rank has the bias of its own rows.
 bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
   if (!tessera::is_distributed(bias)) {
     return false;
@@ -200,7 +200,7 @@ bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
          of_bias.layout->digits(0) == of_weight.layout->digits(0);
 }
 
-/// Returns the autograd node of the gather that made x; nullptr if no gather made x.
+/// Returns the autograd node of the all-gather whose result is x; nullptr if x is no such result.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight,
                                                    const at::Tensor& bias) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
@@ -274,7 +274,7 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  /// The autograd node for the input of the last matrix product.
+  /// The node that computes the gradient of the input x of the most recent matrix product.
   tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;
 };
 

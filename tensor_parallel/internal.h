@@ -64,7 +64,7 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
 
   DeviceMesh mesh_;
   bool debug_;
-  nn::NamedSlots parameters_;  ///< all parameters of the root and its submodules
+  nn::NamedSlots parameters_;  ///< the parameters of the root and of all its submodules
   std::unordered_map<const nn::ModuleBase*, std::string> names_;
   bool compared_ = false;         ///< whether the parameters have been compared
   bool compared_inputs_ = false;  ///< whether the root's inputs have been compared

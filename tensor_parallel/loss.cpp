@@ -353,15 +353,15 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
                 "; pass both plain, or both on one mesh");
 }
 
-/// Returns the losses of this rank's tokens as a shard of the losses of all tokens, or as a plain
-/// tensor if this rank has all tokens.
+/// Converts `losses`, the losses of this rank's tokens: returns a shard of the losses of all
+/// tokens, or the plain tensor if this rank has all tokens.
 at::Tensor distributed_losses(const at::Tensor& losses, const TokenSharding& rows,
                               std::int64_t tokens) {
   return are_split(rows) ? DistributedTensor::from_local(losses, *rows, {tokens}).tensor() : losses;
 }
 
-/// Returns the sum of the losses of this rank's tokens as a Partial tensor, or as a plain tensor if
-/// this rank has all tokens.
+/// Converts the sum of the losses of this rank's tokens: returns a Partial tensor, or the plain
+/// tensor if this rank has all tokens.
 at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   if (!are_split(rows)) {
     return sum;

@@ -203,7 +203,7 @@ std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& 
   return modules;
 }
 
-/// Throws Error for a style with hooks on a module inside an nn::Hooked: the hooks never run.
+/// Throws Error for a style with hooks on a module inside an nn::Hooked: its hooks never run.
 void check_is_called(const NamedModule& target, const ParallelStyle& style) {
   TESSERA_CHECK(
       !style.adds_hooks() || dynamic_cast<const nn::AdoptedModule*>(target.module) == nullptr,
@@ -250,8 +250,8 @@ bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
                              [&](const auto& owner) { return owner.module == &module; });
 }
 
-/// If an entry for a container and an entry for a module inside it place the same parameter,
-/// removes the placement by the container's entry.
+/// A container and a module inside the container can each have a plan entry that places the same
+/// parameter. leave_to_inner() then removes the placement of the container's entry.
 void leave_to_inner(std::vector<Application>& applications) {
   for (Application& outer : applications) {
     std::erase_if(outer.parameters, [&](const auto& placed) {
@@ -316,8 +316,8 @@ class PlacementTable {
     if (slot.role.replicated_by_default && spec.mesh == mesh_) {
       return;
     }
-    // A tied parameter may already be distributed. A parameter that is not tied can only have been
-    // distributed by an earlier plan of the same module, which is an error.
+    // An earlier call can have distributed a tied parameter with another of its modules. For a
+    // parameter that is not tied, a second plan for its module is an error.
     const bool tied = slot.owners().size() > 1;
     TESSERA_CHECK(tied && spec.mesh == mesh_ && spec.layout == layout,
                   "parallelize_module: a parameter of ", quoted(application.target.fqn),
@@ -375,7 +375,7 @@ using tessera::detail::RandomRegionScope;
 
 void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   for (const auto& [slot, placement] : plan.parameters) {
-    // Skips a tied parameter that an earlier call has distributed.
+    // Skips a tied parameter that an earlier call of parallelize_module() has distributed.
     if (slot->role.replicated_by_default || !tessera::is_distributed(slot->get())) {
       nn::distribute_parameter(*slot, mesh, {placement}, "parallelize_module");
     }
@@ -505,8 +505,8 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
     plan.emplace_back(below(names.value), kv_heads);
   }
   if (o.qk_norm) {
-    // The norm of each head gets (batch, tokens, heads, head_dim). A norm over all heads gathers
-    // the heads.
+    // A norm of single heads gets (batch, tokens, heads, head_dim) and runs on the sharded heads. A
+    // norm over all heads gathers the heads.
     const StylePtr norm =
         o.qk_norm_over_heads ? replicate_parallel() : sequence_parallel({.sequence_dim = 2});
     plan.emplace_back(below("q_norm"), norm);

@@ -54,8 +54,8 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   return found;
 }
 
-/// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is assumed
-/// to have this rank's coordinates in a parallel submesh.
+/// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is in a
+/// parallel submesh, and is assumed to have the coordinates of this rank in that submesh.
 bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
@@ -73,8 +73,8 @@ bool has_same_shard(const ShardingSpec& spec, int rank) {
   return true;
 }
 
-/// Whether the tensor is replicated over `mesh`. FSDP may have sharded the tensor over other mesh
-/// dimensions.
+/// Whether the tensor is replicated over `mesh`. The tensor may be sharded over mesh dimensions
+/// outside of `mesh`, for example by FSDP.
 bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return true;
@@ -105,8 +105,8 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
 
 /// Adds hooks that put the module's name into error messages of operators in the module's forward.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // The number of running calls of the module. If an earlier hook threw, the number is 0 when the
-  // hook after a call runs.
+  // The number of running calls of the module. The number is 0 in the hook after a call if the hook
+  // before the call did not run because another hook threw.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;
@@ -226,8 +226,8 @@ void ReplicaCheck::compare(const std::vector<Replica>& replicas, Equality equali
 }
 
 void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
-  // The ids of the running backwards that compare gradients at their end. One backward may reach
-  // several outputs, and backwards may be nested.
+  // The ids of the running backwards for which a comparison of gradients is queued. One backward
+  // can reach several outputs, and backwards can be nested.
   const auto queued = std::make_shared<std::unordered_set<int>>();
   for (const at::Tensor* output : outputs) {
     if (!output->defined() || !output->requires_grad()) {
@@ -237,8 +237,8 @@ void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
         *output, tessera::detail::OwnHook::kNotice,
         [self = shared_from_this(), queued](const at::Tensor& gradient) {
           if (queued->insert(tessera::detail::backward_id()).second) {
-            // The callback is queued by another callback, so that the comparison runs after FSDP's
-            // callback.
+            // The inner callback is queued when the outer callback runs, so that the comparison
+            // runs after the callback of FSDP.
             call_at_end_of_backward([self] {
               call_at_end_of_backward([self] {
                 self->compare(

@@ -18,7 +18,7 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-// The hooks of all styles share the functions that convert tensors at a module's boundary.
+// Functions that convert tensors when they enter or leave a module; all styles use them in hooks.
 
 at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& desired,
                            bool regather = false) {
@@ -133,7 +133,7 @@ class Colwise final : public ParallelStyle {
   explicit Colwise(ColwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "colwise_parallel"; }
-  /// With default options the style needs no hooks: the operator itself makes the redistributions.
+  /// With default options no hooks are needed: the operator aten::linear makes the redistributions.
   bool adds_hooks() const override {
     return !is_replicate(options_.input_layouts) || !is_shard(options_.output_layouts, -1) ||
            options_.use_local_output;
@@ -162,8 +162,8 @@ class Colwise final : public ParallelStyle {
     set_regathered_product(module, options_.regather);
     add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      // A plain output stays unchanged: the module has computed another value from the output
-      // features, for example a loss.
+      // A plain output is left unchanged: the module has already computed a plain tensor, for
+      // example a loss, from the output features.
       if (tessera::is_distributed(*outputs[0])) {
         *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
       }
@@ -350,7 +350,7 @@ class Rowwise final : public ParallelStyle {
   explicit Rowwise(RowwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "rowwise_parallel"; }
-  /// With default options the style needs no hooks: the next operator sums the ranks' results.
+  /// With default options the row-wise style needs no hooks: the next operator sums the outputs.
   bool adds_hooks() const override {
     return options_.input_layouts || !is_replicate(options_.output_layouts) ||
            options_.use_local_output;
@@ -542,7 +542,7 @@ class Prepare final : public ParallelStyle {
   }
 
  private:
-  /// Converts one tensor for each placement in `layouts_`. All further tensors stay unchanged.
+  /// Converts one tensor for each placement in `layouts_`. Tensors after these stay unchanged.
   void convert(const nn::ModuleBase& module, nn::TensorList tensors, const DeviceMesh& mesh) const {
     TESSERA_CHECK(tensors.size() >= layouts_.size(), name(), " has placements for ",
                   layouts_.size(), " tensors, but the call has ", tensors.size(),

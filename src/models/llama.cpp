@@ -26,9 +26,9 @@
 namespace tessera::models {
 namespace {
 
-/// Divides the rotary frequencies with fewer than low_freq_factor rotations in the original
-/// context. Frequencies with more than high_freq_factor rotations are unchanged. Frequencies
-/// between the two limits are interpolated.
+/// Divides the rotary frequencies that make fewer than low_freq_factor rotations in the original
+/// context. Frequencies with more than high_freq_factor rotations stay unchanged. Frequencies
+/// between these two limits are interpolated.
 at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   const at::Tensor turns =
       plain * (static_cast<double>(s.original_positions) / (2 * std::numbers::pi));
@@ -149,7 +149,7 @@ void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
 
 at::Tensor KvCache::mask(c10::Device device) const {
   const std::int64_t filled = std::min(tokens_ + 1, slots_);
-  // The oldest cached position is tokens_ + 1 - filled, after the new position has been added.
+  // `filled` positions will be cached after this token; the oldest is tokens_ + 1 - filled.
   if (*std::ranges::max_element(padding_) <= tokens_ + 1 - filled) {
     return {};
   }
@@ -162,7 +162,7 @@ at::Tensor KvCache::mask(c10::Device device) const {
 
 /// Context: the inputs that all blocks of one forward call share.
 struct Context : nn::AttentionInputs {
-  KvCache* cache = nullptr;  ///< cache of keys and values; set only in generation
+  KvCache* cache = nullptr;  ///< keys and values of earlier tokens; set only in generation
 };
 
 /// The parts of a Llama from which a Context (the inputs of all blocks) is made.
@@ -293,7 +293,7 @@ nn::ExpertsOptions experts_options(const LlamaConfig& c) {
   return options;
 }
 
-/// The name of a mixture of experts in its block.
+/// The name of the submodule of a block that is a mixture of experts.
 const char* mixture_name(const LlamaConfig& c) {
   return c.mixtral_names ? "block_sparse_moe" : "mlp";
 }
@@ -360,7 +360,7 @@ class Llama::Block : public nn::Module<Llama::Block> {
   nn::Child<Attention> self_attn;
   nn::Child<nn::RMSNorm> post_attention_layernorm;
   std::shared_ptr<nn::SwiGlu> mlp_;                ///< nullptr in a layer with experts
-  std::shared_ptr<nn::MixtureOfExperts> experts_;  ///< nullptr in a layer with one MLP
+  std::shared_ptr<nn::MixtureOfExperts> experts_;  ///< nullptr in a layer with mlp_
   double dropout_;
 };
 

@@ -149,10 +149,10 @@ constexpr std::int64_t kMaxLayers = 10'000;
 struct Architecture {
   const char* type;
   const char* class_name;
-  bool query_key_value_bias;  ///< whether queries, keys and values always have biases
+  bool query_key_value_bias;  ///< whether q, k, v have biases whatever config.json says
   bool query_key_norm;
   bool begins_texts;    ///< whether the tokenizer puts bos_token_id before a text
-  const char* experts;  ///< the key of the number of experts; nullptr: the model has no experts
+  const char* experts;  ///< config.json's key of the number of experts; nullptr: no experts
   bool has_attention_bias, has_mlp_bias;  ///< whether config.json can enable attention/MLP biases
 };
 constexpr std::array<Architecture, 7> kArchitectures{{

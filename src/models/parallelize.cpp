@@ -36,8 +36,8 @@ DeviceMesh with_replicas(const DeviceMesh& mesh, const std::vector<std::string>&
                                        : flat;
 }
 
-/// Returns the mesh of the experts' weights. The mesh's first dimension splits the experts; ranks
-/// along a second dimension have different tokens.
+/// Returns the mesh of the weights of experts. The first mesh dimension splits the experts. Ranks
+/// along a second mesh dimension have different tokens.
 DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   if (!has_dim(mesh, "ep") || mesh.size("ep") == 1) {
     return mesh["tp"];
@@ -45,8 +45,8 @@ DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   return mesh.size("tp") > 1 ? mesh[{"ep", "tp"}] : mesh["ep"];
 }
 
-/// Returns the options for the FSDP units of a model whose experts are split over "ep": the FSDP
-/// mesh of the experts is that of all other parameters without "ep".
+/// Returns the options for the FSDP units of a model whose experts are split over "ep". The FSDP
+/// mesh of the experts is the FSDP mesh of all other parameters without the dimension "ep".
 fsdp::Options with_experts(const DeviceMesh& mesh, fsdp::Options options) {
   const DeviceMesh over = experts_mesh(mesh);
   const DeviceMesh own = with_replicas(mesh, {"dp", "cp"});
@@ -57,7 +57,7 @@ fsdp::Options with_experts(const DeviceMesh& mesh, fsdp::Options options) {
   options.parameter_mesh = [=](const std::string&, const at::Tensor& parameter) {
     return is_expert(parameter) ? std::optional(own) : std::nullopt;
   };
-  // Distributes whole experts if all ranks get equally many; otherwise splits each by features.
+  // Shards whole experts if all ranks then get equally many, else the features of each expert.
   options.shard_placement = [=, others = options.shard_placement](const std::string& name,
                                                                   const at::Tensor& parameter) {
     const bool whole = parameter.dim() == 0 || (parameter.size(0) + ep - 1) / ep % shards == 0;
@@ -111,8 +111,8 @@ std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules&
 void shard_units(const std::vector<Modules>& units, const Modules& blocks, const DeviceMesh& mesh,
                  const ParallelOptions& options) {
   const std::ptrdiff_t resharded = count_resharded(units, blocks, options);
-  // The model is the last FSDP unit: a unit takes all parameters below its modules, except those of
-  // earlier units.
+  // The whole model is made an FSDP unit last. This unit takes the parameters that are in no
+  // earlier unit.
   for (std::ptrdiff_t i = 0; i < std::ssize(units); ++i) {
     const Modules& modules = units[static_cast<std::size_t>(i)];
     fsdp::Options unit = options.fsdp;

@@ -100,8 +100,8 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
   moment_ = 0;
 }
 
-/// Determines the current phase of the step. Autograd reports whether a backward is running;
-/// gradient clipping and optimizer steps are recognized by their CallerScope.
+/// Determines the phase of the step that runs now. Autograd tells whether a backward runs; gradient
+/// clipping and optimizer steps are recognized by their CallerScope.
 void MemoryLog::update_phase() {
   if (phase_ == MemoryPhase::kSetup || phase_ == MemoryPhase::kUpdate) {
     return;
@@ -142,7 +142,7 @@ void MemoryLog::note(const TensorBlock& block) {
   if (block.freed) {
     const auto known = blocks_.find(block.number);
     if (known == blocks_.end()) {
-      return;  // allocated before the MemoryLog existed
+      return;  // the block was allocated before the MemoryLog existed
     }
     known->second.ended = phases_;
     live_blocks_.erase(known->second.data);
@@ -184,7 +184,7 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
     return MemoryKind::kGradients;
   }
   if (block.earlier) {
-    // The first forward allocates shards, which are parameters, and masks, which are not.
+    // The first forward allocates shards (parameters) and masks, which are no parameters.
     return block.born == MemoryPhase::kForward && !block.is_parameter ? MemoryKind::kActivations
                                                                       : MemoryKind::kParameters;
   }
@@ -207,7 +207,7 @@ StepMemory MemoryLog::use(bool on_host) const {
   const std::lock_guard lock(mutex_);
   StepMemory memory;
   BytesByKind live{};
-  std::int64_t sum = 0;  // bytes in use, without offloaded memory
+  std::int64_t sum = 0;  // bytes in use at this moment, without offloaded memory
   const auto add = [&](const Block& block, std::int64_t sign) {
     const MemoryKind kind = kind_of(block);
     const auto at = static_cast<std::size_t>(kind);

@@ -44,7 +44,7 @@ std::string records_up_to(const std::filesystem::path& path, std::int64_t last) 
   for (std::string line; std::getline(in, line) && !in.eof();) {
     try {
       if (json::parse(line).at("step").get<std::int64_t>() > last) {
-        break;  // the resumed run will repeat all later steps
+        break;  // the resumed run repeats the steps after `last`
       }
     } catch (const json::exception& error) {
       fail("the metrics file '", path.string(), "' has a line that is no record (", error.what(),
@@ -61,8 +61,8 @@ std::string records_up_to(const std::filesystem::path& path, std::int64_t last) 
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops) {
   metrics.tokens_per_s = static_cast<double>(tokens) / metrics.step_time_s;
-  // The FLOPs are counted for this number of tokens per rank. With tensor parallelism, a rank
-  // processes parts of more tokens.
+  // The FLOPs are counted for the number of tokens that each rank contributes. With tensor
+  // parallelism, a rank computes parts of the results for more tokens.
   const double per_rank = metrics.tokens_per_s / world_size;
   metrics.tflops = per_rank * flops.per_token / 1e12;
   if (!peak_flops || tokens == 0) {
@@ -122,7 +122,7 @@ std::string grouped(double value, int decimals) {
   if (!std::isfinite(value)) {
     return text;
   }
-  // Groups of three digits begin after the sign of a number.
+  // The sign of a number is not counted when digits are divided into groups of three.
   const std::size_t first = text.starts_with('-') ? 1 : 0;
   std::size_t position = text.find('.');
   if (position == std::string::npos) {
@@ -160,7 +160,7 @@ std::string titan_line(const StepMetrics& metrics, int world_size) {
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed)
     : path_(files::absolute_path(path)) {
-  std::error_code ignored;  // an error is ignored: opening the file reports it better
+  std::error_code ignored;  // not checked: the error of opening the file is clearer
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
@@ -231,9 +231,9 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
   return {dense + attention, dense + attention / 2};
 }
 
-/// Returns the rate of the first entry in the table whose words are all in the device's name.
+/// Returns the rate of the first device in the table whose words are all in the given device name.
 std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
-  // The last word may be empty. No entry of the table of devices has an empty word.
+  // The last word of the name may be empty; it matches no word in the table of devices.
   const auto words = words_of(device_name);
   const auto has = [&](std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();

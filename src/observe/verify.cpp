@@ -76,8 +76,8 @@ class Recorder {
  private:
   struct Call {
     std::string fqn{}, caller{};
-    int number = 0, parent = 0;  ///< numbers of the call and of the enclosing call in the run
-    int of_module = 0;           ///< number of the call among the module's calls
+    int number = 0, parent = 0;  ///< numbers of this call and of its enclosing call
+    int of_module = 0;           ///< number of this call among the calls of the same module
   };
 
   void note(const Call& call, nn::TensorList tensors, bool is_input) {
@@ -190,8 +190,8 @@ class BackwardOrder : tessera::detail::NoCopy {
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
 };
 
-/// Takes the gradients of the parameters that require grad. A gradient that is missing on one rank
-/// counts as zeros.
+/// Takes the gradients off the parameters that require grad. If only some ranks have a gradient,
+/// the missing gradients count as zeros.
 std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   std::vector<SeenTensor> gradients;
   for (const auto& [fqn, slot] : module.named_slots()) {
@@ -209,7 +209,7 @@ std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   return gradients;
 }
 
-/// Returns the first line of a libtorch message, which may have several lines.
+/// Returns the first line of a libtorch error message, which can have several lines.
 std::string first_line(const std::string& message) {
   return message.substr(0, message.find('\n'));
 }
@@ -287,7 +287,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
   nn::visit_modules(reference, [&](const std::string& fqn, torch::nn::Module& copy) {
     copies.emplace(fqn, &copy);
   });
-  // Each module sets its mode before its submodules do, because train() also sets all submodules.
+  // A module's mode is set before its submodules' modes, because train() sets all of these modes.
   nn::visit_modules(module, [&](const std::string& fqn, torch::nn::Module& each) {
     const auto found = copies.find(fqn);
     if (found == copies.end()) {
@@ -296,7 +296,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
     found->second->train(each.is_training());
     auto* to = dynamic_cast<nn::Dropout*>(found->second);
     const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
-    // A Dropout without an explicit key derives its key from its name, so no key is copied.
+    // No key is copied for a Dropout without an explicit key: it derives its key from its name.
     if (to != nullptr && dropout != nullptr && dropout->key()) {
       to->set_key(*dropout->key());
     }
@@ -338,7 +338,7 @@ void change_last_places(nn::ModuleBase& reference, std::uint64_t draw) {
   }
 }
 
-/// How many random numbers this rank has drawn, by each Dropout of a module and by at:: operators.
+/// How many random numbers this rank has drawn: by each Dropout of a module, and by at:: operators.
 struct DrawCounts {
   RandomState state;
   /// The number of calls of each Dropout, by FQN.
@@ -376,8 +376,8 @@ bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t a
          });
 }
 
-/// Saves everything that a run changes in a module and in the calling thread. The destructor
-/// restores everything. Meanwhile the parameters have no gradients.
+/// Saves everything that a run changes in a module and in the calling thread; the destructor
+/// restores it. While the object exists, the parameters have no gradients.
 class SavedState : tessera::detail::NoCopy {
  public:
   explicit SavedState(nn::ModuleBase& module)
@@ -421,8 +421,8 @@ constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 /// values very little.
 constexpr std::uint64_t kDraws = 2;
 
-/// Returns an object that tells random operators which samples of the whole batch this rank has,
-/// while the object exists.
+/// Returns a scope object. While it exists, random operators use the random numbers of this rank's
+/// samples in the whole batch.
 BatchPart part_of_batch(const DeviceMesh& mesh, const VerifyOptions& options) {
   if (options.batch_dims.empty()) {
     return {0, 1};
@@ -493,7 +493,7 @@ class Verification {
     return problem_of_first_rank(problem);
   }
 
-  /// Returns the message of the first rank that has found a problem. Ranks with other samples may
+  /// Returns the message of the lowest rank that has found a problem. Ranks with other samples can
   /// have found another problem, or no problem.
   std::string problem_of_first_rank(const std::string& own) const {
     comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
@@ -551,7 +551,7 @@ class Verification {
   const VerifyStep& step_;
   const VerifyOptions& options_;
   DrawCounts counts_;
-  bool draws_ = false;  ///< whether the reference draws random numbers
+  bool draws_ = false;  ///< whether the one-rank reference model draws random numbers
   SeenRun one_rank_;
   Noise noise_;
 };

@@ -47,7 +47,7 @@ at::Tensor as_doubles(const at::Tensor& tensor) {
 struct Farthest {
   /// The difference of the two values; infinity if exactly one value is NaN or infinite.
   double distance = 0;
-  std::int64_t index = 0;  ///< the element's index in row-major order
+  std::int64_t index = 0;  ///< position of the element, in row-major order
   double value = 0, expected = 0;
 };
 
@@ -92,7 +92,7 @@ std::string layout_of(const at::Tensor& tensor) {
   std::string placements;
   try {
     placements = to_string(to_placements(*spec.layout, tensor.sizes()));
-  } catch (const Error&) {  // no list of placements describes the layout
+  } catch (const Error&) {  // a Layout that no list of placements describes
     placements = to_string(*spec.layout);
   }
   return fmt::format("{} on {} as {}", sizes, to_string(spec.mesh.shape()), placements);
@@ -145,11 +145,11 @@ at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::
 /// A tensor's values in the run on the mesh and in the one-rank run. The values are undefined for a
 /// run that lacks the tensor.
 struct Pair {
-  SeenTensor of;  ///< name and module of the tensor; `of.value` is not used
+  SeenTensor of;  ///< has the tensor's name and module; `of.value` is not used
   at::Tensor on_mesh, one_rank;
   double noise = 0;
-  std::string layout{};   ///< the tensor's layout on the mesh, for messages
-  std::string missing{};  ///< why one run lacks the tensor
+  std::string layout{};   ///< layout of the tensor in the run on the mesh, for messages
+  std::string missing{};  ///< why the tensor is in one run only
 };
 
 /// Returns the reason why one run lacks a tensor, for messages: "is never called on the mesh".
@@ -399,21 +399,21 @@ class PairingRanks {
 
 /// How one tensor of this rank on the mesh differs from the one-rank tensor.
 struct Finding {
-  std::string name, fqn, caller;  ///< name and modules of the tensor, as in SeenTensor
+  std::string name, fqn, caller;  ///< name of the tensor and its modules, as in SeenTensor
   int call = 0, parent = 0;
   bool is_input = false;
-  std::string layout;  ///< the tensor's layout on the mesh, or why nothing can be compared
+  std::string layout;  ///< layout of the tensor on the mesh, or why it cannot be compared
   std::vector<std::int64_t> at{};   ///< index of the element that differs most
-  std::string value{}, expected{};  ///< values that differ most: on the mesh and on one rank
+  std::string value{}, expected{};  ///< the element's value on the mesh and on one rank
   double distance = 0;  ///< the largest difference; infinity if the tensors can't be compared
-  double largest = 0;   ///< largest value of the one-rank tensor
-  double epsilon = 0;   ///< rounding unit of the less precise type
-  double noise = 0;     ///< by how much rounding changes the one-rank tensor
+  double largest = 0;   ///< largest absolute value in the one-rank tensor
+  double epsilon = 0;   ///< rounding unit of the less precise of both types
+  double noise = 0;     ///< how much rounding alone changes the one-rank tensor
 };
 
-/// The findings of all ranks on one kind of tensors, module tensors or gradients.
+/// The findings of all ranks on the tensors of module calls, or on the gradients.
 struct Together {
-  std::vector<VerifyDifference> differences;  ///< the differences, in the order of rank 0
+  std::vector<VerifyDifference> differences;  ///< in the order of the tensors on rank 0
   double largest = 0;   ///< largest difference within the tolerance, relative to the largest value
   std::string cause{};  ///< where to look for the cause of the first difference
 };
@@ -421,8 +421,8 @@ struct Together {
 /// The allowed ratio of a difference to the measured rounding noise. A mesh sums in another order
 /// than one rank, so rounding changes a tensor differently, but at most a few times as much.
 constexpr double kNoises = 8;
-/// The additional allowed difference, in rounding units of the largest value, for sums that do not
-/// depend on perturbed weights.
+/// A difference of this many rounding units of the largest value is also allowed, because perturbed
+/// weights do not show the rounding noise of all sums.
 constexpr double kRoundings = 8;
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_input, layout, at,
@@ -430,7 +430,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_
 
 /// The findings of all ranks on one tensor.
 struct OfRanks {
-  std::vector<std::pair<int, Finding>> findings;  ///< pairs of world rank and finding
+  std::vector<std::pair<int, Finding>> findings;  ///< world rank, and the finding of this rank
 
   const Finding& first() const { return findings.front().second; }
   /// Returns the maximum of a field of Finding over all ranks.
@@ -443,7 +443,7 @@ struct OfRanks {
   }
 };
 
-/// Gathers the findings of all ranks in the order of rank 0. Tensors that rank 0 lacks come last.
+/// Gathers the findings of all ranks, in the order of rank 0, then the tensors that rank 0 lacks.
 std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   // Findings are sent as CBOR, because JSON text cannot represent infinity.
   std::string text;
@@ -554,8 +554,8 @@ Together put_together(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   std::size_t first = tensors.size();
   for (const OfRanks& tensor : tensors) {
     const double epsilon = tensor.largest(&Finding::epsilon);
-    // The last term of the tolerance allows rounding to change zeros. The term is relative to the
-    // values to which these zeros are added.
+    // The last term of the tolerance allows small differences from 0. This term is relative to the
+    // values to which the zeros are added.
     const double allowed = kNoises * tensor.largest(&Finding::noise) +
                            kRoundings * epsilon * tensor.largest(&Finding::largest) +
                            epsilon * of_kind;

@@ -1,4 +1,4 @@
-// What both source files of verify() use: the tensors of one run, and the comparison of two runs.
+// Declarations for both source files of verify(): the tensors of a run, comparing two runs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,13 +14,13 @@
 
 namespace tessera::observe {
 
-/// A tensor of a run on this rank, detached from autograd. Distributed or plain, as the run has
-/// computed the tensor.
+/// A tensor of a run on this rank, detached from autograd: a distributed or a plain tensor, as the
+/// model computed the tensor.
 struct SeenTensor {
   std::string name;  ///< the tensor's name, equal in each run: "output of 'layers.0.norm', call 2"
-  std::string fqn;   ///< FQN of the module or parameter
+  std::string fqn;   ///< FQN of the module that was called, or of the parameter
   at::Tensor value;
-  std::string caller{};  ///< FQN of the module that called `fqn`
+  std::string caller{};  ///< FQN of the module that called the module `fqn`
   int call = 0;          ///< number of the module call in the run, from 1; 0 without a call
   int parent = 0;        ///< number of the enclosing module call; 0 if there is none
   /// Whether the tensor is an input of the call. Inputs are used only to find a cause.
@@ -32,12 +32,12 @@ struct SeenRun {
   /// The tensors in the order of the run: a module call's inputs when the call begins, its outputs
   /// when the call ends, and finally the result of the step.
   std::vector<SeenTensor> tensors;
-  std::vector<SeenTensor> gradients;  ///< in the order of backward; empty if there was no backward
+  std::vector<SeenTensor> gradients;  ///< in the order of backward; empty without a backward
   std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
-  std::int64_t rows = 0;              ///< dimension 0 of the first tensor passed to the module
+  std::int64_t rows = 0;              ///< size of dimension 0 of the module's first tensor
 };
 
-/// By how much rounding alone changes each tensor of a one-rank run, in the order of SeenRun.
+/// By how much rounding changes each tensor of SeenRun in a one-rank run, in the order of SeenRun.
 struct Noise {
   std::vector<double> tensors, gradients;
 };

@@ -63,13 +63,13 @@ class Submesh {
   }
 
  private:
-  /// For each dimension of the root mesh, how the submesh coordinate changes from the first rank
-  /// along the dimension to the second rank; empty if the submesh lacks the second rank.
+  /// For each dimension of the root mesh: the difference of the submesh coordinates of the second
+  /// and the first rank along the dimension; empty if the second rank is outside of the submesh.
   std::vector<Coordinate> steps_;
   std::size_t ndim_;
 };
 
-/// The layout and sizes of a parameter, and the submesh of its layout.
+/// The layout and sizes of a parameter, and the submesh to which the layout refers.
 struct Place {
   const ShardingSpec* spec;
   Coordinate sizes;
@@ -134,7 +134,7 @@ struct PlannedRank {
 
 PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options,
                      bool with_kinds) {
-  // One thread is enough, because in a FakeMode only small integer operators are computed.
+  // One thread is enough: a FakeMode computes no values except those of small integer operators.
   const auto restore =
       c10::make_scope_exit([before = at::get_num_threads()] { at::set_num_threads(before); });
   at::set_num_threads(1);

@@ -69,7 +69,7 @@ class Schedule final : public comm::Streams {
   bool has_lanes_;
   comm::Lane current_ = comm::Lane::kCompute;
   std::array<Moment, 4> lanes_{};
-  std::map<std::string, double> networks_;  ///< when each process group's network becomes free
+  std::map<std::string, double> networks_;  ///< when the network of each process group becomes idle
   /// Begin and end times of collectives that may overlap with later operators, sorted by begin.
   std::multimap<double, double> transfers_;
   double began_ = 0;

@@ -51,10 +51,10 @@ std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::i
   return meshes;
 }
 
-/// Layouts that need too much memory, as pairs of indices into kActivations and kZero.
+/// Layouts that need too much memory: pairs of an index into kActivations and an index into kZero.
 using TooLarge = std::vector<std::pair<std::size_t, std::size_t>>;
 
-/// Tries the layouts of one mesh (activation checkpointing, ZeRO) in increasing order of memory.
+/// Tries the layouts of one mesh, in increasing order of memory: checkpointing and ZeRO differ.
 class MeshSearch {
  public:
   /// `too_large`: layouts that are known not to fit into the machine's memory.
@@ -250,8 +250,8 @@ class LayoutSearch {
     for (std::int64_t n = 2; n <= s.batch && !fits() && floor <= s.machine.room(); n *= 2) {
       const std::int64_t before = least_peak(search_);
       try_meshes(s.first.cp, n);
-      // Each doubling halves the memory of a micro-batch, so the next doubling saves at most as
-      // much as the last doubling.
+      // Doubling the number of micro-batches halves the memory of a micro-batch. So the next
+      // doubling saves at most as much memory as the last doubling.
       floor = least_peak(search_) - (before - least_peak(search_));
     }
   }
@@ -269,9 +269,9 @@ class LayoutSearch {
 
   Search search_;
   bool is_laid_out_ = false;
-  // For each tp: the layouts that do not fit into the memory. These layouts do not fit with context
-  // parallelism either, which adds masks and other ranks' keys and values to the same number of
-  // tokens per rank.
+  // For each tp: the layouts that do not fit into the memory. Context parallelism cannot make these
+  // layouts fit: a rank keeps the same number of tokens, and masks and other ranks' keys and values
+  // take additional memory.
   std::map<std::int64_t, TooLarge> too_large_;
 };
 

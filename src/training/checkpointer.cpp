@@ -94,7 +94,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
       });
       find_source();
     } catch (...) {
-      unlock(lock_);  // releases the lock, because the destructor does not run
+      unlock(lock_);  // the destructor, which unlocks, does not run after this throw
       throw;
     }
   }
@@ -144,8 +144,8 @@ void Checkpointer::find_source() {
   }
 }
 
-/// With --resume auto, a run that is restarted before its first complete step overwrites the
-/// unfinished step.
+/// With --resume auto, a run can be restarted before its first complete step. The restarted run
+/// overwrites the unfinished step.
 void Checkpointer::begin_run() {
   std::optional<std::string> before;
   if (options_.resume == Resume::kAuto) {
@@ -273,7 +273,7 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
     state.samples = entries.at("samples");
   }
   if (!excludes("optimizer") && state.scaler.enabled()) {
-    // "loss_scaler" is null if the run that saved the step used no loss scaling.
+    // "loss_scaler" is null if the run that saved this step did not scale its loss.
     if (const Json& saved = entries.at("loss_scaler"); !saved.is_null()) {
       state.scaler.load_state(
           {.scale = saved.at("scale"), .steps_since_overflow = saved.at("steps_since_overflow")});
@@ -284,7 +284,7 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
   }
   const Json& random = entries.at("random");
   set_random_state({.seed = random.at("seed"), .calls = random.at("calls")});
-  // A run with 0 steps only loads, for example to export the weights.
+  // A run with 0 steps loads the step without training, for example to export the weights.
   TESSERA_CHECK(options_.steps == 0 || report.step <= options_.steps, "the checkpoint '",
                 source_.string(), "' is of a later step than ", option("steps"), " ",
                 options_.steps, ": give ", option("steps"), " ", report.step, " or more");

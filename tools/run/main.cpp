@@ -116,7 +116,7 @@ struct Rank {
   int number = 0;
   pid_t pid = -1;
   Source out, err;
-  std::vector<int> signals = {};   ///< signals for which the rank has no handler yet
+  std::vector<int> signals = {};   ///< signals to send once the rank has a handler for them
   std::optional<int> status = {};  ///< the rank's exit status from waitpid()
 
   bool stopped() const { return status && *status == W_EXITCODE(kStoppedExitCode, 0); }
@@ -188,7 +188,7 @@ class Job {
     for (const int number : {SIGCHLD, SIGUSR1, SIGUSR2, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
       struct sigaction now {};
       sigaction(number, nullptr, &now);
-      if (now.sa_handler != SIG_IGN) {  // ignored signals stay ignored, such as SIGHUP under nohup
+      if (now.sa_handler != SIG_IGN) {  // an ignored signal stays ignored (nohup ignores SIGHUP)
         sigaddset(&set, number);
       }
     }
@@ -215,7 +215,7 @@ class Job {
       if (pid == 0) {
         become(rank, store, ntohs(address.sin_port), out[1], err[1]);
       }
-      setpgid(pid, pid);  // parent and child both call setpgid, because either may run first
+      setpgid(pid, pid);  // the child calls setpgid too; either can run first
       close(out[1]);
       close(err[1]);
       fcntl(out[0], F_SETFL, O_NONBLOCK);
@@ -246,7 +246,7 @@ class Job {
     if (const char* threads = getenv("OMP_NUM_THREADS"); threads == nullptr || *threads == '\0') {
       set("OMP_NUM_THREADS", std::max(1, count / nproc_));
     }
-    unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // tessera-run may itself run under torchrun
+    unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // set if torchrun started tessera-run
     unsetenv("TORCHELASTIC_RESTART_COUNT");
     set("TESSERA_STORE_FD", rank == 0 ? std::to_string(store) : "");
     if (rank == 0) {
@@ -254,14 +254,14 @@ class Job {
     } else {
       dup2(out, STDOUT_FILENO);
     }
-    if (rank != 0 || isatty(STDIN_FILENO)) {  // background processes cannot read a terminal
+    if (rank != 0 || isatty(STDIN_FILENO)) {  // a background process cannot read a terminal
       dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
     }
     dup2(err, STDERR_FILENO);
     signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
     execvp(program_[0], program_);
-    const int code = errno == ENOENT ? 127 : 126;  // a shell returns 127 and 126 in these cases
+    const int code = errno == ENOENT ? 127 : 126;  // exit codes of a shell for these errors
     dprintf(STDERR_FILENO, "%s cannot be run: %s%s\n", program_[0], strerror(errno),
             strchr(program_[0], '/') == nullptr ? " in PATH (write ./NAME for one in this folder)"
                                                 : "");
@@ -315,7 +315,7 @@ class Job {
       return;
     }
     rank.status = status;
-    kill(-rank.pid, SIGKILL);  // kill() ends processes that the rank left behind
+    kill(-rank.pid, SIGKILL);  // kills child processes that the rank left behind
     if (rank.failed() && !is_ending_) {
       failed_.push_back(&rank);
     }
@@ -363,7 +363,7 @@ class Job {
     return any_stopped && !any_failed               ? kStoppedExitCode
            : stop_signal_ != 0                      ? 128 + stop_signal_
            : !failed_.empty()                       ? failed_.front()->exit_code()
-           : out_.error != 0 && out_.error != EPIPE ? 1  // a write to stdout failed (full disk)
+           : out_.error != 0 && out_.error != EPIPE ? 1  // writing to stdout failed (full disk)
                                                     : 0;
   }
 
@@ -387,7 +387,7 @@ class Job {
   Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
   sigset_t mask_before_{};
   int signals_ = -1, stop_signal_ = 0;
-  std::deque<Rank> ranks_;     ///< pointers to the elements of a deque stay valid
+  std::deque<Rank> ranks_;     ///< a deque, because pointers to its elements stay valid
   std::vector<Rank*> failed_;  ///< the ranks that failed before end_ranks() was called
   bool is_ending_ = false;
   Clock::time_point deadline_ = kNever;
@@ -443,8 +443,8 @@ int run(int argc, char** argv) {
 }  // namespace tessera::run
 
 int main(int argc, char** argv) {
-  // Closed standard streams are opened, because otherwise a pipe would get their number: the kernel
-  // uses the lowest free number.
+  // Opens standard streams that the caller has closed. Otherwise the kernel would give the number
+  // of a closed stream, the lowest free number, to the next pipe.
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) < 0) {
       [[maybe_unused]] const int opened = open("/dev/null", O_RDWR);
