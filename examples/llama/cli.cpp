@@ -31,8 +31,8 @@
 namespace llama {
 namespace {
 
-/// Returns a check that accepts numbers for which `holds` returns true. `range` completes the
-/// message "a number ...".
+/// Returns a check that accepts numbers for which `holds` returns true. The error message of the
+/// check is "X is not a number" followed by `range`.
 CLI::Validator number_check(const std::string& range, const std::function<bool(double)>& holds) {
   const auto check = [range, holds](const std::string& text) {
     double value = 0;
@@ -90,12 +90,12 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     check_integers(*option);
   }
-  // Unknown flags are accepted here and rejected later, because CLI11 suggests no similar name.
+  // CLI11 accepts unknown flags here, because it suggests no similar name; they are rejected later.
   app.allow_extras();
 }
 
-/// Throws Error for an unknown flag name. `what` is the name and where the name was given. The
-/// message suggests the most similar name or, of equally similar names, the first one declared.
+/// Throws Error for an unknown flag name. `what`: the name, and where the user wrote the name. The
+/// message suggests the most similar name; of equally similar names, the name declared first.
 [[noreturn]] void fail_unknown(const std::string& what, std::string_view name,
                                const CLI::App& app) {
   FlagNames names;
@@ -252,7 +252,7 @@ class Entries {
     if (const auto* flag = node.as_boolean()) {
       TESSERA_CHECK(option.get_expected_min() == 0, file_, ": \"", key, "\" takes a value");
       if (flag->get()) {
-        return {"{}"};  // CLI11's notation for a flag given without a value
+        return {"{}"};  // how CLI11 writes a flag that is given without a value
       }
       return option.check_lname("no-" + key) ? FlagNames{"false"} : FlagNames{};
     }
@@ -337,8 +337,8 @@ bool is_path(const CLI::Option& option) {
   return starts_with_any(option.get_option_text(), {"FILE", "DIR", "GLOB"});
 }
 
-/// Whether the option's check accepts a value on the command line. Some defaults mean "none" and
-/// are rejected: --keep 0.
+/// Whether the option's check accepts the value on the command line. The check rejects some
+/// defaults, for example the 0 of --keep, which means "no limit".
 bool can_be_given(CLI::Option& option, const std::string& value) {
   try {
     std::string text = value;
@@ -365,7 +365,7 @@ std::vector<std::string> default_values(CLI::Option& option) {
   return real ? values : std::vector<std::string>{};
 }
 
-/// Normalizes a flag's value, so that equal values have equal text, wherever they are given.
+/// Normalizes a flag's value: equal values get equal text, from the command line or from a file.
 void write_alike(std::string& value, const CLI::Option& option) {
   if (is_path(option) && !value.empty()) {
     value = std::filesystem::absolute(value).lexically_normal().string();

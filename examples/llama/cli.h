@@ -54,7 +54,7 @@ CLI::Validator number_above_0_to(double most);
 
 using tessera::nearest;
 
-/// A flag of a program after parsing, given or not.
+/// A flag of a program after parsing, whether the user gave the flag or not.
 struct ResolvedFlag {
   std::string name;                   ///< the flag's name without dashes
   std::string section;                ///< the flag's group, its section in a configuration file

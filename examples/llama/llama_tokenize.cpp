@@ -112,8 +112,8 @@ void encode_long(const data::Tokenizer& tokenizer, std::string_view text,
     const std::size_t bytes =
         text.size() > kPieceBytes ? cut_of(text.substr(0, kPieceBytes + 1)) : text.size();
     const std::vector<std::int64_t> some = tokenizer.encode(text.substr(0, bytes));
-    // Memory is reserved as if every part of the text had as many tokens as this part, because a
-    // vector that doubles its capacity would take three times the memory.
+    // Reserves memory as if every part of the text had as many tokens as this part. A vector that
+    // grows by doubling its capacity would need three times the memory.
     tokens.reserve(tokens.size() + some.size() * ((text.size() + bytes - 1) / bytes));
     tokens.insert(tokens.end(), some.begin(), some.end());
     text.remove_prefix(bytes);
@@ -284,7 +284,7 @@ constexpr std::size_t kBytesUnderWay = 16 << 20;
 /// Pieces of text that one thread tokenizes together.
 struct Chunk {
   std::size_t bytes;
-  /// The future result: one list of tokens for each piece of text in the chunk.
+  /// Becomes ready when the chunk is tokenized: one list of tokens for each piece of text.
   std::future<std::vector<std::vector<std::int64_t>>> tokens;
 };
 
@@ -344,9 +344,9 @@ class Pipeline {
   const PieceEncoder& encoder_;
   ShardSet& shards_;
   DocumentReader reader_;
-  std::vector<Piece> pieces_;  ///< pieces of text for the next chunk
-  std::size_t bytes_ = 0;      ///< total size in bytes of the texts in pieces_
-  std::size_t under_way_ = 0;  ///< total size in bytes of the texts in chunks_
+  std::vector<Piece> pieces_;  ///< pieces of text that are not in a chunk yet
+  std::size_t bytes_ = 0;      ///< bytes of text in pieces_
+  std::size_t under_way_ = 0;  ///< bytes of text in chunks_
   std::deque<Chunk> chunks_;
 };
 

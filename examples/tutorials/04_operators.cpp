@@ -110,7 +110,7 @@ at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
 void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
-  const StrictScope strict;  // an operator that needs an implicit gather throws
+  const StrictScope strict;  // throws for an operator that would gather implicitly
 
   const at::Tensor whole_a = at::arange(7 * 6, c10::kDouble).view({7, 6}) / 42;
   const at::Tensor whole_b = at::arange(6 * 5, c10::kDouble).view({6, 5}) / 30;

@@ -13,7 +13,7 @@
 
 using namespace tessera;
 
-constexpr std::int64_t kDim = 16, kRows = 48;  // kRows is the sum over all ranks
+constexpr std::int64_t kDim = 16, kRows = 48;  // kRows: rows of all ranks together
 
 // [model]
 /// Each row (token) is computed by the two experts with the largest scores of the router.

@@ -14,7 +14,7 @@
 
 using namespace tessera;
 
-constexpr std::int64_t kRows = 7, kDim = 6;  // the ranks split kRows rows as in torch.chunk
+constexpr std::int64_t kRows = 7, kDim = 6;  // the ranks split the kRows rows as torch.chunk does
 
 at::Tensor values(std::int64_t rows, double phase) {
   return at::sin(at::arange(rows * kDim, at::kFloat) + phase).view({rows, kDim});

@@ -72,7 +72,7 @@ void run_rank(const std::filesystem::path& folder) {
   checkpoint::save_hugging_face(*model, *world, folder, "{}");
   const at::NoGradGuard no_grad;
   model->eval();
-  const at::Tensor expected = (*model)(x);  // collective: FSDP gathers the weights
+  const at::Tensor expected = (*model)(x);  // collective, since FSDP gathers the weights
   if (world->rank() == 0) {
     convert(folder);
     TESSERA_CHECK(infer(folder, x).equal(expected), "the plain model computes another result");

@@ -159,8 +159,8 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
                       {"head.weight", nn::init::trunc_normal(0, 0.02)},
                       {"**.bias", nn::init::zeros()}});
   }
-  /// Returns a plan that splits attention heads and the MLP's features over the ranks, and the
-  /// tokens between blocks (Korthikanti et al. 2022).
+  /// Returns a plan that splits attention heads and the MLP's features over the ranks. Between
+  /// blocks, the tokens of each image are split over the ranks (Korthikanti et al. 2022).
   tensor_parallel::ParallelizePlan tensor_parallel_plan(
       const DeviceMesh&, const tensor_parallel::DeclaredPlanOptions& options) const override {
     using namespace tensor_parallel;
@@ -175,7 +175,7 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
     if (options.sequence_parallel) {
       plan.emplace_back("pos_drop", sequence_parallel());
       plan.emplace_back("norm",
-                        replicate_parallel());  // forward selects the class token from all tokens
+                        replicate_parallel());  // forward selects the class token of all tokens
     }
     return plan;
   }
@@ -315,7 +315,7 @@ struct Run {
 
   /// Runs the next step on this rank's samples of the batch.
   observe::StepMetrics step() {
-    const StrictScope strict;  // implicit communication throws in this scope
+    const StrictScope strict;  // throws Error for implicit communication
     meter.begin();
     const Images images = stripes(o.config, state.step, o.batch, mesh.local_rank("dp"), o.dp);
     meter.data_ready();
@@ -323,7 +323,7 @@ struct Run {
         state, mesh["dp"], {.batch = o.batch, .schedule = schedule}, [&](std::int64_t) {
           return tensor_parallel::cross_entropy(
               (*model)(images.pixels), images.labels,
-              {.over = mesh["dp"]});  // the ranks may have different numbers of samples
+              {.over = mesh["dp"]});  // ranks can have different numbers of samples
         });
     return meter.end(state, result, o.lr * result.lr_factor);
   }
@@ -339,7 +339,7 @@ struct Run {
 };
 
 void train(const Options& o) {
-  observe::count_tensor_memory();  // the metrics then include peak memory
+  observe::count_tensor_memory();  // adds peak memory to the metrics
   const comm::WorldPtr world = comm::world_from_environment();
   training::check_same_options(*world, o.shared());
   training::Checkpointer checkpoints(o.checkpoints, world);
@@ -370,7 +370,7 @@ void train(const Options& o) {
 }
 
 void plan(const Options& o) {
-  // Returns the sizes in which ranks may differ: a rank's number of samples and tokens per sample.
+  // Returns the sizes that can differ between ranks: the number of samples, and tokens per sample.
   const auto sizes = [&](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
     return {o.batch * (at[0] + 1) / o.dp - o.batch * at[0] / o.dp,
             chunk_size(1 + o.config.patches(), o.tp, at[1])};

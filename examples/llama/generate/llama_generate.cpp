@@ -47,7 +47,7 @@ using namespace llama;
 struct GrowingText {
   std::string prompt;
   data::StreamDecoder decoder;
-  std::string text = {};  ///< the generated text, without an incomplete last character
+  std::string text = {};  ///< the generated text without a last character that is incomplete
   Tokens tokens = {};
 };
 
@@ -179,7 +179,7 @@ struct Batch {
 /// The duration of a generation, and its numbers of tokens.
 struct GenerationTimes {
   std::int64_t prompt_tokens = 0;  ///< number of tokens in all prompts
-  double prompt_s = 0;             ///< seconds until the first token of each text
+  double prompt_s = 0;             ///< seconds until each text has its first token
   std::int64_t tokens = 0;         ///< number of tokens after the first token of each text
   double decoding_s = 0;
 };
@@ -188,14 +188,14 @@ struct GenerationTimes {
 /// continues.
 using TokenSink = std::function<bool(std::size_t index, std::int64_t token)>;
 
-/// Makes rank 0's decisions after each forward: which tokens are next, and which texts continue.
+/// Decides on rank 0, after each forward, the next tokens and which texts continue.
 class Chooser {
  public:
   Chooser(const SamplingOptions& options, std::size_t texts, const Tokens& end,
           const TokenSink& sink)
       : sampler_(options), end_(end), sink_(sink), goes_on_(texts, true) {}
 
-  /// Returns the next tokens. Finished texts keep their row of the batch, but get no tokens.
+  /// Returns the next tokens. A finished text stays in the batch, but `sink_` gets no more tokens.
   Tokens next(const at::Tensor& logits) {
     Tokens tokens = sampler_.next(logits);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -300,7 +300,7 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
   const at::Tensor tokens = at::tensor(text, c10::kLong);
   const std::int64_t last = std::ssize(text) - 1;
   double sum = 0;
-  // `sum` has the losses of tokens 1 to predicted - 1. Token 0 is never predicted.
+  // `sum`: the losses of the tokens 1 to predicted - 1, added. Token 0 is never predicted.
   std::int64_t predicted = 1;
   for (std::int64_t begin = 0; predicted <= last; begin += stride) {
     const std::int64_t end = std::min(begin + window, last);
@@ -339,8 +339,8 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   nn::check_initialized(*model);
   model->eval();
   {
-    // This forward records an autograd graph, in which the parallel styles detect parameters that
-    // the tensor-parallel plan does not cover.
+    // This forward records an autograd graph. The parallel styles look in the graph for parameters
+    // that the tensor-parallel plan does not cover.
     const c10::AutoGradMode gradients(true);
     (*model)(at::zeros({1, 1}, at::device(c10::Device(options.device)).dtype(c10::kLong)));
   }
@@ -348,7 +348,7 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   return model;
 }
 
-/// What is known of a run before the model is loaded.
+/// The data of a run that are known before the model is loaded.
 struct Run {
   const GenerateOptions& options;
   Config config;

@@ -93,9 +93,9 @@ std::string pattern_of(const std::string& fqn) {
   return std::regex_replace(fqn, number, "$1*");
 }
 
-/// Attributes each collective of rank 0 to a module: to the module whose forward is running, or to
-/// the module whose output's gradient arrived last. So collectives of gradient clipping and the
-/// optimizer are attributed to the last module of backward. Adds permanent hooks to the model.
+/// Attributes each collective of rank 0 to a module: in forward to the innermost running module, in
+/// backward to the module whose output's gradient came last. That module of backward also gets the
+/// collectives of gradient clipping and the optimizer. Adds permanent hooks to the model.
 class TrafficByModule {
  public:
   TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
@@ -104,7 +104,7 @@ class TrafficByModule {
       module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
         count();
         running_.push_back(name);
-        if (name.empty()) {  // the forward of the whole model begins
+        if (name.empty()) {  // the root module: a new forward begins
           backward_.reset();
         }
       });
@@ -256,11 +256,11 @@ std::string to_text(const std::vector<ModuleTraffic>& modules) {
 /// What a plan says about the experts of each layer.
 struct ExpertPlan {
   models::ParameterCount parameters;
-  /// The rows (tokens) of an expert in a micro-batch: the mean, the maximum by --expert-load, and
-  /// the maximum if all tokens of the ranks that share the experts chose one expert.
+  /// The rows (tokens) of an expert in a micro-batch: the mean; the maximum that --expert-load
+  /// gives; and the maximum if all tokens of the ranks that share the experts choose one expert.
   double mean_rows = 0, largest_rows = 0, most_rows = 0;
-  /// The bytes of features that rank 0, which has the most experts, sends for a micro-batch in one
-  /// layer: in the all-to-alls of forward and backward, without recomputation.
+  /// How many bytes of features rank 0, which has the most experts, sends for one micro-batch in
+  /// one layer: in the all-to-alls of forward and backward, without those of a recomputation.
   std::int64_t all_to_all_bytes = 0;
 };
 
@@ -325,7 +325,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                               std::int64_t gpus) {
   const models::LlamaConfig config = read_config(o.config);
   const std::int64_t heads = config.num_attention_heads;
-  // All layers need equal memory and time, unless only some layers are frozen or have experts.
+  // Layers take equal memory and time, unless only some of them are frozen or have experts.
   const bool is_even = o.freeze.empty() && config.dense_layers.empty();
   const std::int64_t layers = is_even ? config.num_hidden_layers : 0;
   const auto cut_run = [&](const TrainingLayout& layout, std::int64_t few) {
@@ -422,7 +422,7 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
   for (const auto& [flag, value] : o.listing) {
     json["flags"][flag] = value;
   }
-  json["flags"]["--ac"] = o.ac;  // the choice made for --ac auto
+  json["flags"]["--ac"] = o.ac;  // for --ac auto: the chosen checkpointing
   if (const std::optional<ExpertPlan> experts = plan_experts(o)) {
     json["experts"] = {{"parameters", experts->parameters.total},
                        {"active_parameters", experts->parameters.active},

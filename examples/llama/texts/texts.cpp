@@ -83,8 +83,8 @@ class ZstdStream final : public ByteStream {
   std::size_t read(std::span<char> out) override {
     ZSTD_outBuffer output{out.data(), out.size(), 0};
     while (output.pos < output.size) {
-      // has_more_ is true if the decoder still has output that did not fit into the last caller's
-      // buffer.
+      // has_more_ is true if the caller's last buffer was too small for the output of the decoder,
+      // so that the decoder still has output.
       if (input_.empty() && !refill() && !has_more_) {
         if (within_frame_) {
           fail_here("it ends too early");
@@ -196,7 +196,7 @@ void DocumentReader::open() {
 /// yet. Returns false if the file ends earlier.
 bool DocumentReader::fill(std::size_t bytes) {
   while (!at_end_ && left().size() < bytes) {
-    // The bytes move to the buffer's beginning once for each read of the file, not for each Piece.
+    // Unread bytes are moved to the beginning of the buffer once per read, not once per Piece.
     buffer_.erase(0, std::exchange(begin_, 0));
     const std::size_t had = buffer_.size();
     buffer_.resize(had + kReadBytes);

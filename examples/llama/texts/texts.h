@@ -27,8 +27,8 @@ std::unique_ptr<ByteStream> open_stream(const std::string& path);
 
 /// The place in the input files at which a piece of text begins.
 struct PiecePlace {
-  std::size_t file = 0;      ///< index of the file
-  std::uint64_t offset = 0;  ///< offset in the decompressed contents of the file
+  std::size_t file = 0;      ///< index of the input file
+  std::uint64_t offset = 0;  ///< offset in the file's contents after decompression
   std::uint64_t line = 1;    ///< line number in a JSONL file
 };
 
@@ -37,7 +37,7 @@ struct Piece {
   PiecePlace place;
   std::string text;  ///< the text of the piece; for a JSONL file, a whole line
   bool is_json = false;
-  bool begins = true, ends = true;  ///< whether a document begins or ends in this piece of text
+  bool begins = true, ends = true;  ///< whether a document begins in `text`, or ends in it
 };
 
 /// The maximum size of a piece: a text file with more bytes is split into pieces.
@@ -74,8 +74,8 @@ class DocumentReader {
   bool all_json_;
   PiecePlace place_;
   std::unique_ptr<ByteStream> stream_;
-  std::string buffer_;     ///< a part of the file's decompressed contents
-  std::size_t begin_ = 0;  ///< offset in buffer_ of the next piece of text
+  std::string buffer_;     ///< part of the file's contents after decompression
+  std::size_t begin_ = 0;  ///< where the next piece of text begins in buffer_
   bool at_end_ = false;    ///< whether the file has been read to its end
 };
 

@@ -64,8 +64,8 @@ data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
   return data::make_token_source(tokens);
 }
 
-/// Returns the begin and end tokens that the files of --model specify, or without --model the files
-/// in the folder of --config.
+/// Returns the tokens that begin and end texts: as the files of --model specify or, without
+/// --model, the files in the folder of --config.
 SpecialTokens special_tokens(const TrainOptions& options, const Config& config) {
   const std::filesystem::path folder = options.model.empty()
                                            ? std::filesystem::path(options.config).parent_path()
@@ -98,7 +98,7 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   return end;
 }
 
-/// The special tokens before and after each text. Samples depend on these tokens.
+/// The special tokens put before and after each text. The samples depend on these tokens.
 struct EdgeTokens {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
@@ -107,7 +107,7 @@ struct EdgeTokens {
 EdgeTokens edge_tokens(const TrainOptions& options, const Config& config,
                        const data::TokenizerPtr& tokenizer) {
   if (!options.jsonl.empty()) {
-    list_files("--jsonl", options.jsonl);  // list_files() throws if a file is missing
+    list_files("--jsonl", options.jsonl);  // throws if a file is missing
     return {text_begin(*tokenizer, special_tokens(options, config)),
             end_tokens(options, config, tokenizer)};
   }
@@ -198,7 +198,7 @@ class ZeroSamples final : public data::SampleSource {
 TrainingData planned_data(const TrainOptions& options, const Config& config) {
   data::BatchOptions batches{.batch = options.batch};
   if (options.document_mask) {
-    // `document_end` is a token id that samples never contain, so that each sample is one document.
+    // `document_end` is an id outside of the vocabulary, so each sample is one document.
     batches.document_end = config.vocab_size;
   }
   TrainingData data;
@@ -229,8 +229,8 @@ Json to_json(const std::vector<data::FileFingerprint>& files) {
   return list;
 }
 
-/// Returns the fingerprint of a tokenizer: the to_json() entry of its first file, with the entries
-/// of its other files under the key "beside". Returns null for the byte tokenizer ("").
+/// Returns the fingerprint of a tokenizer: the to_json() entry of its first file. The entries of
+/// its other files are under the key "beside". Returns null for the byte tokenizer ("").
 Json tokenizer_fingerprint(const std::string& tokenizer) {
   if (tokenizer.empty()) {
     return {};

@@ -69,7 +69,7 @@ void take_for_a_new_run(const std::filesystem::path& folder, const std::string& 
   const bool begins_again =
       may_begin_again && std::filesystem::exists(config) &&
       flags_of(files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
-  std::string found;  // the name of a file that an earlier run has written to the folder
+  std::string found;  // a file that an earlier run has written to the folder
   for (const char* name : {"run.json", "metrics.jsonl", "config.toml"}) {
     if (!begins_again && std::filesystem::exists(folder / name)) {
       found = name;
@@ -268,7 +268,7 @@ void write_record(const LlamaRun& run) {
   const bool has_place =
       std::filesystem::is_regular_file(run.options.metrics) || !run.options.output_dir.empty();
   if (!run.is_main() || run.options.metrics.empty() || !has_place) {
-    return;  // if --metrics names a pipe, there is no folder for run.json
+    return;  // if --metrics is a pipe, run.json has no folder
   }
   observe::write_run_record("llama_train on " + to_string(run.mesh), run.options.listing,
                             *run.model, record_file(run.options));
@@ -276,9 +276,9 @@ void write_record(const LlamaRun& run) {
 
 // ---- Checkpoints.
 
-/// Returns the flags on which a step and the optimizer's state depend besides the model's
-/// config.json: a JSON object of names and values, without flags that are off. Checkpoints save the
-/// object.
+/// Returns the flags, besides the model's config.json, that determine a step and the optimizer's
+/// state. The result is a JSON object of names and values, without flags that are off. Checkpoints
+/// save this object.
 Json fine_tuning_record(const TrainOptions& o) {
   Json record = Json::object();
   if (o.lora_rank > 0) {
@@ -337,7 +337,7 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
                                                  : change_of(saved, now, {"--ema"});
   }
   if (!checkpoints.resumes()) {
-    // With a different --lora-alpha, merging the loaded adapters would give different weights.
+    // Merging loaded adapters with another --lora-alpha would give other weights than before.
     const std::string change =
         change_of(saved, now, {"--lora-rank", "--lora-targets", "--lora-alpha"});
     TESSERA_CHECK(
@@ -412,7 +412,7 @@ std::string nonfinite_parameter(LlamaRun& run) {
 /// Returns the mean loss of the held-out data with the current weights; nullopt if `stop`, which is
 /// called after each batch, returns true. Collective.
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // mean number of targets per rank; 0 if no target is ignored
+  double counted = 0;  // targets per rank, summed; 0 if no target is ignored
   const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
@@ -509,8 +509,8 @@ struct RunParts {
   training::Checkpointer& checkpoints;
   training::MetricLog& log;
   const StopSignals* signals;
-  nlohmann::json entries;               ///< JSON entries that checkpoints save
-  std::optional<double> held_out = {};  ///< held-out loss with the current weights
+  nlohmann::json entries;               ///< entries in the JSON of each saved checkpoint
+  std::optional<double> held_out = {};  ///< loss on held-out data with the current weights
 };
 
 /// Whether any rank received a signal. If so, adds a line to the log. Collective.
@@ -532,8 +532,8 @@ void evaluate(RunParts& parts) {
   });
 }
 
-/// Evaluates after a step if --eval-every says so. Model and random number state do not change.
-/// Returns false if a signal stopped the evaluation.
+/// Evaluates after a step if --eval-every requires it. The evaluation changes neither the model nor
+/// the state of random numbers. Returns false if a signal stopped the evaluation.
 bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
   const TrainOptions& options = parts.run.options;
   const std::int64_t every = options.eval_every;

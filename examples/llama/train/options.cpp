@@ -30,8 +30,8 @@ using Check = std::function<void(CLI::Option&)>;
 
 /// Which runs use a flag. Giving the flag for any other run is an error.
 struct Use {
-  bool (*when)(const O&) = nullptr;  ///< whether a run uses the flag; nullptr: always
-  const char* where = "";            ///< which runs use the flag, as text for messages
+  bool (*when)(const O&) = nullptr;  ///< whether a run uses the flag; nullptr: every run does
+  const char* where = "";            ///< text for messages: which runs use the flag
 };
 
 enum class Form {
@@ -51,12 +51,12 @@ struct Flag {
   Check check{};
   Use use{};
   Form form = Form::kOne;
-  bool first = false;        ///< whether --help shows the flag among those for a first run
+  bool first = false;        ///< whether --help, which lists flags for a first run, has the flag
   const char* implied = "";  ///< the value of a flag that is given without a value
 };
 
 struct Section {
-  const char* name;  ///< the section's name, like torchtitan's section names
+  const char* name;  ///< the section's name; torchtitan has similar names
   std::vector<Flag> flags;
 };
 
@@ -91,7 +91,7 @@ std::string check_ac(const std::string& text) {
 const Use kLora{[](const O& o) { return o.lora_rank > 0; }, "--lora-rank"};
 const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
 const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
-// A planned run uses --memory, too, to decide whether the run fits into the memory.
+// A planned run uses --memory to decide whether the run fits into the memory.
 const Use kAutoAc{[](const O& o) { return o.ac == "auto" || o.planned; }, "--ac auto"};
 const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
 // A planned run accepts the flags of outputs such as --checkpoint, but writes no outputs.
@@ -362,7 +362,7 @@ void declare(CLI::App& app, const Flag& flag, TrainOptions& o) {
           CLI::Option& option = *app.add_option(name, o.*member, help);
           option.option_text(flag.value);
           if (flag.form == Form::kRepeated) {
-            option.allow_extra_args(false);  // a flag takes no arguments after its value
+            option.allow_extra_args(false);  // each use of the flag has one value
           } else if (flag.form == Form::kComma) {
             option.delimiter(',');
           }
@@ -398,8 +398,8 @@ FlagNames first_flags() {
   return names;
 }
 
-/// Throws Error for flags that are given but would have no effect. Returns the flags that are not
-/// given and whose defaults the run does not use.
+/// Throws Error for a flag that is given but would have no effect in this run. Returns the flags
+/// that are not given and whose defaults this run does not use.
 std::vector<LeftOut> unused_flags(const CLI::App& app, const TrainOptions& o) {
   std::vector<LeftOut> unused;
   for (const Section& section : table()) {

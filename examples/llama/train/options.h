@@ -23,7 +23,7 @@ struct TrainOptions {
   std::uint64_t seed = 0;
 
   std::vector<std::string> tokens;  ///< globs of token shards
-  std::vector<double> weights;      ///< weights of the token sources: none, or one per glob
+  std::vector<double> weights;      ///< weights of the token sources: empty, or one for each glob
   std::vector<std::string> jsonl;   ///< globs of JSONL files
   std::vector<std::string> text, eval_text;
   std::vector<std::string> eval_tokens;  ///< globs of held-out token shards
@@ -43,7 +43,7 @@ struct TrainOptions {
   std::optional<std::int64_t> loss_chunks;  ///< number of loss chunks; nullopt: chosen by size
   std::string optimizer = "adamw";
   double lr = 1e-3, min_lr = 0, clip = 1.0, weight_decay = 0.1;
-  std::vector<double> betas{0.9, 0.95};  // usual values of beta1 and beta2 for language models
+  std::vector<double> betas{0.9, 0.95};  // beta1 and beta2: usual values for language models
   double eps = 1e-8;
   std::string moment_dtype = "fp32";
   double momentum = 0.95;
@@ -67,7 +67,7 @@ struct TrainOptions {
   bool reshard_last = false;
   bool offload = false;
   std::string ac = "none";
-  std::optional<double> memory;  ///< GiB of a device that tensors may use, for --ac auto
+  std::optional<double> memory;  ///< --ac auto: GiB of a device that tensors can use
   std::string param_dtype, reduce_dtype = "fp32";
   bool fp8 = false;
   std::string device = "cpu", backend;
@@ -93,9 +93,9 @@ struct TrainOptions {
   /// Whether the run is only planned (llama_plan). A planned run has no data, reads only the
   /// model's configuration, and writes nothing.
   bool planned = false;
-  /// The number of layers to which a planned model is cut; 0: all layers.
+  /// The number of layers of a planned model, which can be smaller than the model; 0: all layers.
   std::int64_t layers = 0;
-  /// In a planned run, the rows of the expert with most rows divided by the mean.
+  /// Only for a planned run: the number of rows of the expert with most rows, divided by the mean.
   double expert_load = 1;
 
   /// The number of ranks of the mesh.
@@ -103,13 +103,13 @@ struct TrainOptions {
 
   /// The name and value of every flag that the run uses, given or not, for the report.
   std::vector<std::pair<std::string, std::string>> listing;
-  /// The flags and values that must be equal on all ranks. Files may differ between machines: of a
-  /// flag for a file, only whether the flag is given must be equal.
+  /// The flags and values that must be equal on all ranks. Machines can have different files, so
+  /// for a flag that names a file, ranks only compare whether the flag is given.
   std::map<std::string, std::string> shared;
   std::vector<std::string> given;  ///< names of the flags that were given
   std::vector<NamedFile> inputs;   ///< the files that the flags name as inputs
-  /// All flags as the text of a --config-file. With this file and another --output-dir, the run can
-  /// be repeated.
+  /// All flags as the text of a --config-file. A run with this file and another --output-dir
+  /// repeats this run.
   std::string resolved;
 };
 

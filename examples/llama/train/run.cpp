@@ -88,7 +88,7 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
 ParallelOptions parallel_options(const TrainOptions& options) {
   const std::string& ac = options.ac;
   const bool full = ac.starts_with("full"), selective = ac.starts_with("selective");
-  // The number of blocks in a value such as --ac selective:12; nullopt for all blocks.
+  // The number of blocks to checkpoint, as in --ac selective:12; nullopt: all blocks.
   std::optional<std::int64_t> blocks;
   if (const std::size_t colon = ac.find(':'); colon != std::string::npos) {
     blocks = std::stoll(ac.substr(colon + 1));
@@ -119,7 +119,7 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& conf
     model = std::make_shared<Llama>(config, o.seq, o.dropout);
   }
   if (o.fp8) {
-    // The output head and the adapters, which are added later, are not converted to fp8.
+    // The output head is not converted to fp8, nor are the adapters, which are added later.
     const std::vector<std::string> converted =
         nn::convert_to_fp8(*model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
     TESSERA_CHECK(!converted.empty(), "--fp8 is given for a model without linear layers that ",
@@ -531,7 +531,7 @@ std::string verify(LlamaRun& run) {
 }
 
 planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world) {
-  // A comm::fake_world computes on a CPU even when a GPU run is planned.
+  // The device of a comm::fake_world is a CPU, even if the planned run uses a GPU.
   TrainOptions on_cpu = options;
   on_cpu.device = "cpu";
   on_cpu.backend = "gloo";
@@ -555,13 +555,13 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
     const std::int64_t tokens =
         o.batch / (o.dp * o.dp_replicate * o.ep * o.accumulate) * (o.seq / o.cp);
     std::vector<std::int64_t> sizes{chunk_size(tokens, o.tp, coordinate.back())};
-    // Experts are split over ep, or over tp.
+    // The experts are split over the mesh dimension ep or, if ep is 1, over tp.
     if (experts > 0) {
       const std::size_t after = o.cp > 1 ? 3 : 2;
       const std::int64_t rank =
           o.ep > 1 ? coordinate[coordinate.size() - after] : coordinate.back();
       sizes.push_back(chunk_size(experts, o.ep > 1 ? o.ep : o.tp, rank));
-      // The first rank has the expert with most rows.
+      // The expert with most rows is assumed to be on the first rank.
       sizes.push_back(o.expert_load > 1 && rank == 0 ? 1 : 0);
     }
     if (o.cp > 1) {

@@ -59,7 +59,7 @@ struct TrainingData {
   tessera::data::TokenSourcePtr eval_text;  ///< the tokens of --eval-text
   std::shared_ptr<const tessera::data::BatchLoader>
       eval_loader;  ///< loads held-out data; nullptr without held-out data
-  nlohmann::json samples = nlohmann::json::object();  ///< settings that define the samples
+  nlohmann::json samples = nlohmann::json::object();  ///< settings that determine the samples
 };
 
 /// Opens the data that the flags name. Throws tessera::Error for data that cannot be read or do not
@@ -109,8 +109,8 @@ struct LlamaRun {
   TrainOptions options;
   tessera::comm::WorldPtr world;
   tessera::DeviceMesh mesh;
-  tessera::DeviceMesh batch_ranks;  ///< 1-D mesh of the ranks with different sequences
-  tessera::DeviceMesh data_ranks;   ///< 1-D mesh of the ranks with different tokens
+  tessera::DeviceMesh batch_ranks;  ///< 1-D mesh; each rank has different sequences
+  tessera::DeviceMesh data_ranks;   ///< 1-D mesh; each rank has different tokens
   Config config;
   TrainingData data;
   std::vector<tessera::data::RowRange> rows;  ///< this rank's samples of each batch
@@ -120,11 +120,11 @@ struct LlamaRun {
 
  private:
   std::optional<tessera::data::PrefetchLoader> prefetch_;
-  /// Adds the auxiliary losses of a micro-batch's routers to its loss, and to `experts_`.
+  /// Adds the auxiliary losses of the routers in this micro-batch to `loss`, and to `experts_`.
   at::Tensor with_router_losses(const at::Tensor& loss);
 
   tessera::training::StepOptions step_options_;
-  std::optional<tessera::observe::ExpertMetrics> experts_;  ///< expert metrics of the current step
+  std::optional<tessera::observe::ExpertMetrics> experts_;  ///< metrics of the experts in this step
   tessera::training::StepMeter meter_;
 };
 
