@@ -27,9 +27,9 @@
 
 namespace tessera {
 
-// Functions that check that the ranks of a mesh agree, and that make decisions on all ranks
-// together. The functions communicate over the process group of the whole mesh, apart from the
-// program's collectives. They first finish asynchronous redistributions.
+// Functions that check that the ranks of a mesh agree, or that make one decision for all ranks. The
+// functions communicate over the process group of all ranks of the mesh, in addition to the
+// program's own collectives, and first finish asynchronous redistributions.
 
 bool detail::checks_agreement() {
 #ifdef NDEBUG
@@ -91,7 +91,7 @@ std::string kind_of(const Replica& replica) {
                                  : "none";
 }
 
-/// Returns two hashes for each replica: of its name and kind, and of its values.
+/// Returns two hashes for each replica: a hash of its name and kind, and a hash of its values.
 Numbers hashes_of(const std::vector<Replica>& replicas) {
   Numbers hashes;
   for (const Replica& replica : replicas) {
@@ -110,7 +110,7 @@ std::int64_t joined(const Numbers& hashes) {
 struct Difference {
   std::size_t peer = 0;  ///< the first peer on which the element differs from peer 0
   std::int64_t element = 0;
-  std::string first, other;  ///< the element's value on peer 0, and its value on the peer `peer`
+  std::string first, other;  ///< the element's value on peer 0, and on peer number `peer`
 };
 
 at::Tensor gathered(const Peers& peers, const at::Tensor& block) {
@@ -337,7 +337,7 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
 }
 
 /// Whether the local sizes of the rank at mesh coordinate `coordinate` are added to the global
-/// size. If several ranks have copies of one shard, the size of only one copy is added.
+/// size. If several ranks store copies of the same shard, only one of these ranks is counted.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {

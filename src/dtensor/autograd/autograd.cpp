@@ -73,9 +73,9 @@ struct RedistributeBackward final : Node {
   RedistributeOptions options;
 };
 
-/// Returns a local tensor that the caller may write to. A detached view (DetachedView) has its own
-/// copy of its base's elements, and a write to the copy would not reach the base. Therefore another
-/// copy is returned for a detached view.
+/// Returns a local tensor that the caller can write to. A detached view (DetachedView) has its own
+/// copy of the elements of its base, so a write to the view's local tensor would not reach the
+/// base. For a detached view, the function therefore returns a new copy.
 at::Tensor own_local(const DistributedTensorImpl& impl) {
   return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
 }
@@ -110,8 +110,8 @@ at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& 
               intern_spec({target, spec->sizes, std::move(strides), spec->dtype}));
 }
 
-/// The result of redistributed(), or a result that the active OperatorMode returns instead.
-/// Selective activation checkpointing uses such a mode to save results of collectives.
+/// Returns the result of redistributed(), or a result that the active OperatorMode has saved.
+/// Selective activation checkpointing uses an OperatorMode to save results of collectives.
 at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   OperatorMode* mode = active_operator_mode();
   if (mode == nullptr) {
@@ -152,8 +152,8 @@ variable_list ToLocalBackward::apply(variable_list&& gradients) {
 
 }  // namespace
 
-/// Like from_local, but makes no checks. Not collective. A copy that makes the local tensor
-/// contiguous is recorded in autograd too.
+/// Like from_local, but without checks, so not collective. Autograd also records the copy that
+/// makes a local tensor contiguous.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient) {
   const at::Tensor dense = dense_local(local, sharding, sizes);
@@ -216,10 +216,10 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
       options);
 }
 
-// Hooks on gradients. Backward may choose any cheap layout for the gradient of a leaf, but
+// Hooks on gradients. Backward sometimes chooses a cheaper layout for a leaf's gradient, but
 // optimizers expect the layout of the leaf. The hook on a leaf is installed at the leaf's first
-// use, because most distributed tensors are not leaves. Another hook handles gradients of plain
-// tensors that operators combined with distributed tensors.
+// use, because most distributed tensors are not leaves. A second kind of hook handles gradients of
+// plain tensors that operators combined with distributed tensors.
 
 /// Autograd runs this hook before it accumulates a gradient, on every rank in the same order.
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {

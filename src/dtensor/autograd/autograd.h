@@ -25,8 +25,8 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor);
 
-/// Installs the hook that redistributes a leaf's gradient to the leaf's layout (replicated where
-/// the leaf is partial). Must be called when a leaf is first used, before it can have a gradient.
+/// Installs the hook that redistributes a leaf's gradient to the leaf's layout (Partial is replaced
+/// by Replicate). Must be called at the leaf's first use, before the leaf can have a gradient.
 inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   if (!impl.has_autograd_state() || impl.has_gradient_hook()) {
     return;

@@ -125,10 +125,10 @@ class CallKey {
   }
 
  private:
-  // Tags in the low bits of a key's words distinguish the kinds of words. The three low bits of a
-  // spec's address are free (aligned to eight bytes); all other words have the lowest bit set.
-  static constexpr std::uint64_t kMeta = 2;  ///< tag added to a spec's address for a meta tensor
-  /// Tag added to a spec's address for a view that has its own copy of its base's elements.
+  // The low bits of a word tell what the word describes. A spec's address has three free low bits,
+  // because specs are aligned to eight bytes. All other words have the lowest bit set.
+  static constexpr std::uint64_t kMeta = 2;  ///< added to the address of a meta tensor's spec
+  /// Added to the address of a spec, for a view that has its own copy of the base's elements.
   static constexpr std::uint64_t kDetached = 4;
   static constexpr std::uint64_t kNone = 1;
   static constexpr std::uint64_t kPlainTensor = 3;
@@ -207,9 +207,9 @@ class CallCache {
   void clear();
 
  private:
-  // A cache key may be stored in a few consecutive entries of the hash table, from the entry that
-  // its hash selects. The entries are filled in order, and a plan is replaced but never removed. So
-  // look_up may stop at the first empty entry.
+  // A cache key has a few consecutive entries of the hash table in which it can be stored, from the
+  // entry that its hash selects. The first empty entry is filled first, and a plan is replaced but
+  // never removed. So look_up may stop at the first empty entry.
   static constexpr std::size_t kSlots = 8192;
   static constexpr std::size_t kNeighbourhood = 8;
 

@@ -34,16 +34,16 @@ namespace tessera::detail {
 namespace {
 
 void run_form(PlannedCall& call) {
-  // Makes the same preparation that localize_arguments makes for other kinds of plans: a leaf gets
-  // the hook for its gradient's layout, and a view whose base has been written is refused.
+  // Prepares tensors as localize_arguments does for plans of other kinds: installs the hook for a
+  // leaf's gradient layout, and refuses a view whose base was written after the view was made.
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
     if (DistributedTensorImpl* impl = as_distributed(tensor)) {
       keep_gradient_layout(*impl, tensor);
       check_readable(*impl, call.info.name);
     }
   }
-  // The lowering (an alternative implementation of the operator) calls operators on distributed
-  // tensors, so kDistributedKey is not excluded during its run.
+  // The lowering (alternative implementation of the operator) calls operators on distributed
+  // tensors, so kDistributedKey stays enabled while the lowering runs.
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
   call.stack.resize(call.first);
@@ -66,8 +66,8 @@ void run_plain(PlannedCall& call) {
 }
 
 /// Runs libtorch's composite kernel, whose inner operators are dispatched to kDistributedKey. The
-/// call is redispatched without the keys that it has already passed, including kDistributedKey;
-/// otherwise it would return to this function for ever.
+/// call is redispatched without kDistributedKey and without all keys that the call has passed.
+/// Otherwise the call would return to this function for ever.
 void run_decomposed(PlannedCall& call) {
   // libtorch's CPU kernel of a _foreach_ operator loops over the tensors of its lists, which is
   // right on every device.
@@ -135,9 +135,9 @@ bool is_seen_by_modes(const OperatorInfo& info) {
 void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
-  // An OperatorMode may return results without running the operator. Then the arguments are still
-  // on the stack. If the operator ran, the stack has results whose values have been moved out. In
-  // either case the mode's results replace the values on the stack.
+  // An OperatorMode can return results without running the operator; the stack then still has the
+  // arguments. If the operator ran, the stack has its results, from which the values were moved. In
+  // both cases the results of the mode replace what is on the stack.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
     return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
@@ -165,13 +165,13 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup) {
-  // Nested calls may remove this plan from the dispatch cache, so it is not read after the call.
+  // The call can dispatch operators that remove this plan from the cache: not read afterwards.
   if (lookup.plan != nullptr) {
     PlannedCall call(op, info, *lookup.plan, stack);
     return execute(call, call.plan.kind);
   }
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
-  // If plan_call throws, no plan is cached: the next equal call throws again.
+  // If plan_call throws, nothing is cached, so the next equal call also throws.
   CallPlan made = plan_call(op, info, arguments);
   // Plans of kinds kPlain and kDecomposed are not cached, because they cost almost nothing to make.
   const bool keeps = made.kind != CallKind::kPlain && made.kind != CallKind::kDecomposed;

@@ -38,9 +38,9 @@ at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
   return narrow_stride_zero(tensor, strides).contiguous().expand(tensor.sizes());
 }
 
-/// Whether as_strided(tensor, sizes, strides, offset) addresses only elements of `tensor`. To find
-/// out, marks the tensor's elements in a storage of equal size, and reads the marks through the
-/// as_strided view.
+/// Whether as_strided(tensor, sizes, strides, offset) addresses only elements of `tensor`, and no
+/// memory between elements. Marks the elements of `tensor` in a storage of equal size, and reads
+/// the marks through the as_strided view.
 bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides,
                       std::int64_t offset) {
   const BelowAutograd guard;
@@ -61,8 +61,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
   const auto where = static_cast<std::size_t>(info.storage_offset);
   const auto& input = plan.inputs.front();
   auto local = arguments[0].toTensor();
-  // A gathered tensor stores every position as a separate element, even where the distributed
-  // tensor has stride 0.
+  // Gathering stores each position as a separate element, also along dimensions in which all
+  // positions of the distributed tensor share one element (stride 0).
   if (input.plan && !has_strides(local, input.spec->strides)) {
     local = expand_again(local, input.spec->strides);
     arguments[0] = local;
@@ -73,8 +73,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 " asks for memory by its strides. The tensor has strides ",
                 c10::IntArrayRef(input.spec->strides), ", but was gathered and has ",
                 local.strides(), " now: take a clone() first");
-  // A tensor that was not gathered already contains all memory that its as_strided() can read. A
-  // dense tensor has no gaps between elements.
+  // No check is needed for a tensor that was not gathered, because no memory is missing, nor for a
+  // dense tensor, which has no gaps between elements.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
     return;
   }
@@ -107,7 +107,7 @@ class Localizer {
   }
 
  private:
-  /// The record of a redistribution in this call: a read-only tensor, and the redistributed tensor.
+  /// A redistributed argument of this call that the operator only reads: tensors before and after.
   struct Moved {
     at::Tensor from;
     LayoutPtr target;
@@ -116,7 +116,7 @@ class Localizer {
 
   c10::List<at::Tensor> localize_list(c10::IValue list, std::size_t argument) {
     auto tensors = std::move(list).toTensorList();
-    // The caller's list must not be changed; a list that only the stack owns may be changed.
+    // The caller's list must not be changed, so a list that not only the stack owns is copied.
     if (tensors.use_count() > 1) {
       tensors = tensors.copy();
     }
@@ -158,8 +158,8 @@ class Localizer {
     if (input.plan) {
       local = moved(local, input);
     }
-    // An operator may resize an empty tensor on this rank alone, or into memory where another
-    // tensor begins. Therefore an empty local tensor is copied, unless a redistribution copies it.
+    // An operator can resize an empty tensor on this rank alone, or into memory where another
+    // tensor begins. So an empty local tensor is copied, unless its redistribution makes a copy.
     if (input.written != nullptr && impl != nullptr && local.numel() == 0) {
       local = local.clone();
     }
@@ -173,8 +173,8 @@ class Localizer {
     return local;
   }
 
-  /// Prepares a write to a detached view (DetachedView), which has its own copy of its base's
-  /// elements. The write will be repeated on the base.
+  /// If `tensor` is a written detached view (DetachedView), which has its own copy of the elements
+  /// of its base, records the view. The write is later repeated on the base.
   void check_detached(const DistributedTensorImpl& impl, const at::Tensor& tensor,
                       std::size_t argument) {
     if (!impl.detached_view()) {
@@ -192,7 +192,7 @@ class Localizer {
   }
 
   at::Tensor moved(const at::Tensor& local, const CallPlan::Input& input) {
-    // If an equal earlier argument was redistributed, reuses the result, as in cat({x, x}).
+    // If an earlier argument was the same tensor, as in cat({x, x}), reuses its redistribution.
     for (const Moved& done : moved_) {
       if (done.from.is_same(local) && done.target == input.target && input.written == nullptr) {
         return done.to;
@@ -212,7 +212,7 @@ class Localizer {
   }
 
   /// Redistributes the local tensor `local` by the steps of the call plan. For an operator without
-  /// a sharding rule, also restores the strides of the whole tensor. This costs a copy if the
+  /// a sharding rule, also restores the strides of the distributed tensor, by a copy if the
   /// gathered tensor has other strides.
   at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
     at::Tensor result = run_plan(*input.plan, local, plan_.replicated.mesh, input.spec->sizes);
@@ -302,8 +302,8 @@ class ResultWrapper {
     value = std::move(original);
   }
 
-  /// Finds the result's spec before `local` is copied to be contiguous, because the strides must be
-  /// those of the plan, not of a contiguous copy.
+  /// Makes the spec before contiguous() copies `local`, because the spec must have the strides that
+  /// the plan or the operator determined, not those of the copy.
   at::Tensor wrap_tensor(at::Tensor local) {
     TensorSpecPtr spec = spec_of(local);
     if (plan_.has_rule && plan_.outputs[output_].contiguous) {
@@ -313,9 +313,9 @@ class ResultWrapper {
                             : wrap_view(std::move(local), std::move(spec));
   }
 
-  /// Wraps a view of a local tensor. If the base was not redistributed, the view shares the base's
-  /// version counter. A view of a redistributed copy, or of a detached view, gets a DetachedView,
-  /// which directs reads and writes to the base. Inference tensors have no counter to share.
+  /// Wraps a view of a local tensor. If the base was not redistributed, the view shares the version
+  /// counter of the base, unless the base is an inference tensor. A view of a redistributed copy or
+  /// of a detached view gets a DetachedView, which directs reads and writes to the base.
   at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
     const DistributedTensorImpl* base =
         run_.viewed.defined() ? as_distributed(run_.viewed) : nullptr;
@@ -336,8 +336,8 @@ class ResultWrapper {
   /// Saves the arguments for making the view again from its base after a write to the view.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
-    // All results of one call share one record of the base's version, because the results are views
-    // that do not overlap.
+    // All results of one call share one record of the base's version. The results are views that do
+    // not overlap, so a write to one result keeps all other results valid.
     seen_ = seen_ == nullptr ? view->seen : seen_;
     view->seen = seen_;
     if (!run_.is_moved()) {

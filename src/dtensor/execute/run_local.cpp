@@ -118,7 +118,7 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
   const bool empty = original.numel() == 0;
-  // Restores the sizes of the caller's local tensor, which the operator has already resized.
+  // The operator has already resized the caller's local tensor: restores its sizes, then throws.
   if (!empty && local.is_same(original.local())) {
     restore_sizes(local, spec->sizes, spec->strides);
   }
@@ -126,12 +126,12 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
                 c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
                 ": pass one of the result's sizes");
   original.give_count_to(local);
-  // The tensor was empty, and its placements can be invalid for the new sizes.
+  // The placements of the empty tensor can be invalid for its new sizes: replicates the tensor.
   original.replace(local, replicated_spec(run.call.plan, local));
 }
 
-/// Copies the new value of one written tensor to the caller's tensor. Does nothing if the operator
-/// wrote directly to the caller's tensor, in the right layout and sizes.
+/// Copies the new value of a written tensor to the caller's tensor. Does nothing if the operator
+/// wrote to the local tensor of the caller's tensor, in the right layout and sizes.
 void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const CallPlan& plan = run.call.plan;
   const CallPlan::Input& input = plan.inputs[written.input];
@@ -140,7 +140,7 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const at::Tensor& own = impl != nullptr ? impl->local() : written.original;
   const bool in_place = written.local.is_same(own) && input.written == spec->sharding.layout;
   if (in_place && impl == nullptr) {
-    return;  // libtorch wrote to a plain tensor directly, and may have resized the tensor
+    return;  // libtorch has written to the plain tensor, and may have resized it
   }
   if (!plan.has_rule && written.local.sizes() != spec->sizes) {
     return take_new_sizes(run, *impl, written.local);
@@ -148,13 +148,13 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   if (in_place) {
     return;
   }
-  // The copy to the caller's tensor is never collective: the layout of the new value is the layout
-  // of the caller's tensor, or replicated.
+  // This redistribution is never collective: the new value is replicated, or already has the layout
+  // of the caller's tensor.
   const TensorSpecPtr left =
       intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
   const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
-  // `value` may share memory with `own` but have other strides. Then a direct copy would overwrite
-  // elements before they are read, so `value` is cloned first.
+  // If `value` shares memory with `own`, their strides can differ. A direct copy would overwrite
+  // elements before reading them, so `value` is cloned first.
   copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
 }
 
@@ -163,8 +163,8 @@ void write_back(LocalRun& run) {
   for (const LocalRun::Written& written : run.written) {
     bring_back(run, written);
   }
-  // Detached views (written_views) are copied last, because the operator may also have written the
-  // base of a detached view.
+  // Writes to detached views (written_views) are repeated on their bases last, because the operator
+  // sometimes writes the base of such a view as well.
   for (const at::Tensor& view : run.written_views) {
     write_through(view);
   }
@@ -198,8 +198,8 @@ LocalRun::LocalRun(PlannedCall& c) : call(c) {
 }
 
 /// Runs all steps of a call on local tensors. Version counters are read before the operator runs,
-/// because its kernel may bump them. Counters that the kernel did not bump are bumped after the new
-/// values are written back. Results are wrapped last, from the values on the stack.
+/// because its kernel bumps some of them. After new values are written back, bumps each counter
+/// that the kernel has not bumped. The results on the stack are wrapped last.
 void run_local(PlannedCall& call, CallKind kind) {
   LocalRun run(call);
   const OrdinaryViewScope ordinary(run);

@@ -21,18 +21,18 @@ struct LocalRun {
   explicit LocalRun(PlannedCall& call);
 
   PlannedCall& call;
-  /// the arguments that the operator writes, as the caller passed them, and returns as results
+  /// the caller's tensors that the operator writes and returns
   c10::SmallVector<c10::IValue, 2> returned;
-  at::Tensor viewed;  ///< the base of the operator's results, if the operator is a view operator
+  at::Tensor viewed;  ///< the base of the results of a view operator; otherwise undefined
 
   /// A tensor that the operator wrote, whose new value must be copied back to the caller's tensor.
   struct Written {
     at::Tensor original;  ///< the tensor that was written, as the caller passed it
     at::Tensor local;     ///< the local tensor that the operator writes to
-    std::size_t input;    ///< the written tensor's number among the call's tensors
+    std::size_t input;    ///< number of the written tensor among the call's tensors
   };
   c10::SmallVector<Written, 2> written;
-  /// Written views that have their own copy of their base's elements. Their bases are written too.
+  /// The written tensors that are detached views: each has its own copy of its base's elements.
   std::vector<at::Tensor> written_views;
   std::vector<at::Tensor> locals;  ///< local tensors of all arguments, for CallPlan::LocalCall
   c10::Device device = c10::kCPU;  ///< device on which the operator draws random numbers
@@ -56,7 +56,7 @@ void wrap_results(LocalRun& run);
 /// Makes the spec of a replicated result, for an operator without a sharding rule.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 
-/// Throws Error for a random operator that would draw the same numbers on data-parallel ranks with
+/// Throws Error for a random operator that would draw equal numbers on two data-parallel ranks for
 /// different rows. Collective if ranks must compare how many rows each rank has.
 void check_rows_together(const PlannedCall& call);
 

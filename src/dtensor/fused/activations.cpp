@@ -467,7 +467,7 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
-  /// Saves the inputs of compute() other than x.
+  /// Saves `weight` and `eps`, which compute() needs in addition to the saved tensor x.
   void take(const at::Tensor& weight, double eps) {
     eps_ = eps;
     weight_ = weight;
@@ -475,8 +475,8 @@ struct RmsNormNode final : RecomputableNode {
   }
 
  private:
-  /// Copies the weight, if another node will recompute the norm by this node in its backward. FSDP
-  /// may have freed the gathered weight by then.
+  /// Copies the weight if the backward of another node will recompute the norm by this node: FSDP
+  /// can free the gathered weight before that backward.
   bool prepare() override {
     if (!weight_.defined() || copied_) {
       return true;

@@ -433,7 +433,7 @@ struct Range {
   }
 };
 
-/// A block of keys, and whether all queries of a chunk see the keys fully, causally or by a mask.
+/// A block of keys. `kind`: whether a chunk's queries see the keys fully, causally or by a mask.
 struct Block {
   enum Kind { kFull, kCausal, kMasked };
   Range keys;
@@ -453,7 +453,7 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
     if (window <= chunk.length) {
       return {{{first, end - first}, Block::kMasked}};
     }
-    // The chunk's last query sees one key before position `full`; that key is in the masked block.
+    // The last query sees key `full` - 1, so every query sees at least one key of the masked block.
     full = end - window + 1;
     blocks.push_back({{first, full - first}, Block::kMasked});
   }

@@ -125,11 +125,11 @@ class RecomputableNode : public FusedNode {
   /// Whether `tensor` is the first result of this node and has not been written to, so that it can
   /// be recomputed.
   bool can_recompute(const at::Tensor& tensor);
-  /// Returns the recomputed first result. In a backward, nodes that need the result run before this
-  /// node. The first such node computes the result, which is cached until this node runs or the
-  /// backward ends.
+  /// Returns the recomputed first result. Nodes that need the result run earlier in a backward than
+  /// this node. The first such node computes the result, which is then cached until this node has
+  /// run or the backward has ended.
   at::Tensor recompute() { return recompute_for({}); }
-  /// Whether compute_with(), which also computes the gradients of the inputs, is implemented.
+  /// Whether the class implements compute_with(), which also computes the inputs' gradients.
   virtual bool takes_gradient() const { return false; }
   /// Like recompute(), but also computes the inputs' gradients from `gradient`, a gradient of the
   /// result. The node's backward uses these gradients if it receives an equal gradient.

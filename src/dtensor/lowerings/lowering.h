@@ -40,8 +40,8 @@ struct Lowering {
   bool own_collectives = false;
 };
 
-/// The lowering (alternative implementation) of an operator, or nullptr. Valid until the process
-/// ends, because cached plans refer to it.
+/// Returns the lowering (alternative implementation) of an operator, or nullptr. The lowering
+/// exists until the process ends, because cached plans refer to the lowering.
 const Lowering* lowering_of(const OperatorInfo& info);
 
 /// An AddedLowerings object, static in the defining file, registers lowerings (alternative

@@ -101,7 +101,7 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
   }
   const auto& spec = *self->spec();
   const std::int64_t classes = spec.sizes.size() > 1 ? 1 : 0;
-  // The loss of a sample reads one class score, so the class dimension must not be sharded.
+  // A sample's loss reads the score of one class, which must be on the rank of the sample.
   if (!sharding_mesh_dims(spec.sharding.layout, {classes}).empty()) {
     return std::nullopt;
   }
@@ -110,14 +110,14 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 
 /// The loss operator's arguments: (self, target, weight, reduction, ignore_index)
 Results run_mean(Arguments arguments) {
-  // Computes the loss's sum before the mean; the sharding rule makes the sum and the total weight
-  // Partial. Shards have different weights, because of their sizes, classes and ignored samples.
+  // Computes the sum of the losses; the sharding rule makes the sum and the total weight Partial.
+  // Each shard has its own weight, which depends on its size, classes and ignored samples.
   const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
                                                   arguments[2].toOptional<at::Tensor>(),
                                                   at::Reduction::Sum, arguments[4].toInt());
   // Stacks loss and total weight along a new dimension, to reduce both in one collective.
   const auto total = reduce_partial(at::stack({sum, weight})).unbind();
-  // unbind returns views, but the operator must return separate tensors: weight is cloned.
+  // unbind() returns views of one tensor, but results must be separate: clones the total weight.
   return {total[0] / total[1], total[1].clone()};
 }
 

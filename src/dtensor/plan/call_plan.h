@@ -26,9 +26,9 @@ enum class CallKind : std::uint8_t {
   kPlain,          ///< a call without distributed arguments, run below kDistributedKey
   kDecomposed,     ///< the operators of which the operator is composed are dispatched one by one
   kDirect,         ///< the operator runs on the local tensors, and its results are wrapped
-  kLocal,          ///< like kDirect, but arguments are changed or written values are copied back
-  kFailTogether,   ///< like kLocal, but if the operator throws on one rank, all ranks throw
-  kLowering,       ///< a lowering (another implementation) runs, which sends less than the rule
+  kLocal,          ///< kDirect, with changed arguments or written values that are copied back
+  kFailTogether,   ///< kLocal, but all ranks throw if the operator throws on one rank
+  kLowering,       ///< an alternative implementation runs, which sends less than the rule would
   kRandomInplace,  ///< random numbers, each drawn by its element's global index, fill a tensor
   kNativeDropout,  ///< dropout runs with a mask drawn by each element's global index
 };
@@ -39,14 +39,14 @@ enum class CallKind : std::uint8_t {
 struct CallPlan {
   /// The plan for one tensor argument. A call plan has one Input for each defined tensor.
   struct Input {
-    TensorSpecPtr spec;  ///< the tensor's own spec (a replicated spec for a plain tensor)
+    TensorSpecPtr spec;  ///< spec of the tensor before the call; replicated for a plain tensor
     /// The layout to which the tensor is redistributed; nullptr: the tensor keeps its layout.
     LayoutPtr target = nullptr;
     RedistributionPlanPtr plan;  ///< the steps of the tensor's redistribution to `target`
-    /// The layout of the new value that must be copied to a written tensor, or nullptr.
+    /// For a written tensor: the layout of the new value, which must be copied back; else nullptr.
     LayoutPtr written = nullptr;
     bool updated = false;   ///< whether the tensor is a running statistic that the operator writes
-    bool detached = false;  ///< whether the tensor is a view with its own copy (distributed_impl.h)
+    bool detached = false;  ///< whether the tensor is a DetachedView (distributed_impl.h)
 
     LayoutPtr layout() const { return target != nullptr ? target : spec->sharding.layout; }
   };
@@ -54,7 +54,7 @@ struct CallPlan {
   struct Output {
     LayoutPtr layout = nullptr;
     std::vector<std::int64_t> sizes;  ///< global sizes of the result (negative: not yet known)
-    std::optional<std::vector<std::int64_t>> strides;  ///< a view's strides, known before the call
+    std::optional<std::vector<std::int64_t>> strides;  ///< strides of a view, set by plan_call
     TensorSpecPtr spec;       ///< spec of the result, determined by the first call
     bool contiguous = false;  ///< whether the result must be made contiguous on all ranks
   };
@@ -62,7 +62,7 @@ struct CallPlan {
   struct LocalCall {
     c10::OperatorHandle op;
     std::vector<Argument> arguments;
-    double scale = 1.0;  ///< factor by which the results of the local call are multiplied
+    double scale = 1.0;  ///< the results of the local call are multiplied by `scale`
   };
 
   /// An argument that contains global sizes, and the local value that replaces the argument.
@@ -79,7 +79,7 @@ struct CallPlan {
   ShardingSpec replicated;  ///< the mesh, and the layout of results if there is no sharding rule
   bool has_rule = false;
   bool seeded = false;  ///< whether the call draws from a generator that all ranks seed equally
-  bool moves = false;   ///< whether the call moves data without the caller's request
+  bool moves = false;   ///< whether the call moves data that the caller did not ask to move
   /// Whether the call moves only a single value, which the caller requested explicitly (item()).
   bool asked_for = false;
   bool takes_plain = false;  ///< whether an argument is a plain tensor other than a wrapped number

@@ -169,8 +169,8 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
       plan.rewritten.push_back({argument, std::get<std::int64_t>(value), std::nullopt});
       continue;
     }
-    // Local sizes are stored in two forms: as a value for the stack, and as a list for kernels with
-    // unboxed arguments.
+    // Each local size is stored in two forms: as a value for the stack, and as a list for kernels
+    // with unboxed arguments.
     plan.rewritten.push_back({argument, sizes, sizes});
     // A stride argument is replaced too, because local sizes with global strides would describe
     // memory with gaps.
@@ -193,15 +193,15 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether output number `o` is a new tensor. False for written arguments, which follow the
-/// operator's results among the plan's outputs.
+/// Whether output number `o` is a new tensor. In a plan, the written arguments come after the
+/// results of the operator and are not new.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
 }
 
-/// Makes an output contiguous if ranks might not agree on the output's strides: some rank's shard
-/// may have too few positions to determine the order of dimensions in memory.
+/// Makes an output contiguous if ranks could otherwise disagree on its strides. If a shard has too
+/// few positions, its rank cannot determine the order of dimensions in memory.
 void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
@@ -554,11 +554,11 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   return plan;
 }
 
-// aten::embedding and aten::gather for a sharded dimension from which they select: each rank
-// selects from its shard, and the sum over ranks is the result. The original operator's sharding
-// rule names the operator that runs instead (ShardingRule::LocalCall). Additional arguments are the
-// start of the shard and the size of the whole dimension. An index out of range throws on a CPU. On
-// a GPU embedding_rows asserts on the device, and gather_part does not check.
+// Local implementations of aten::embedding and aten::gather for a sharded dimension from which
+// these operators select. Each rank selects from its shard; the sum over ranks is the result. The
+// sharding rule names the local operator (ShardingRule::LocalCall), which also gets the shard's
+// start and the dimension's size. An index out of range throws on a CPU. On a GPU, embedding_rows
+// asserts on the device, and gather_part does not check.
 
 namespace {
 
@@ -578,8 +578,8 @@ void check_range(const at::Tensor& indices, std::int64_t rows) {
   }
 }
 
-/// Looks up `indices` in `weight`, which has the rows from `first` on of a table with `rows` rows.
-/// Indices of other rows of the table give zeros.
+/// Looks up `indices` in `weight`, a shard that begins at row `first` of a table with `rows` rows.
+/// An index of another shard's row gives a row of zeros.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first,
                           std::int64_t rows) {
   check_range(indices, rows);
@@ -595,8 +595,8 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, s
       .masked_fill_(elsewhere.unsqueeze(-1), 0);
 }
 
-/// Gathers from `self`, which has the positions from `first` on of `size` positions along `dim`.
-/// Indices of other positions give zeros.
+/// Gathers from `self`, a shard along dimension `dim`, which has `size` positions in total and
+/// begins at position `first` on this rank. An index of another shard's position gives zero.
 at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tensor& index,
                        std::int64_t first, std::int64_t size) {
   if (index.numel() > 0 && index.is_cpu()) {

@@ -29,7 +29,7 @@ namespace tessera {
 
 namespace {
 
-/// Restricts `whole` to the rows `part`. Local indices then count only these rows.
+/// Restricts `whole` to the rows `part`. Local index 0 is then the first element of these rows.
 detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRows& part) {
   detail::RandomPlace place = whole;
   place.elements.sizes[0] = part.run * part.groups;
@@ -153,9 +153,9 @@ SeededGenerator::~SeededGenerator() {
   generator_.set_state(outer_);
 }
 
-// Functions that find the elements for which a rank draws random numbers. For the batch dimension,
-// by convention dimension 0, the rows of the forward determine the elements (BatchRows). For other
-// dimensions, the layout does. A plain tensor is the same on all ranks, except for its rows.
+// Functions that find the elements for which a rank draws random numbers. In the batch dimension,
+// by convention dimension 0, BatchRows gives this rank's rows. In other dimensions the layout gives
+// this rank's shard. A plain tensor is equal on all ranks, except for its rows.
 
 namespace {
 
@@ -245,8 +245,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
   return values;
 }
 
-/// Whether a tensor of `sizes` has the rows of the forward's input: its first dimension is the
-/// input's first dimension, or the product of the input's first dimensions.
+/// Whether a tensor of `sizes` has a row for each row of the forward's input: its first dimension
+/// is the input's first dimension, or the product of the first dimensions of the input.
 bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
   const std::int64_t rows = sizes_->front();
   const auto refuse = [&](const char* why) {
@@ -259,8 +259,8 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   if (sizes.empty() || is_parameter(call.source)) {
     return false;
   }
-  // A first dimension of size 1 may be one row of the batch, or a dimension without rows; the sizes
-  // do not tell which. All ranks throw, so that no rank waits for others.
+  // A first dimension of size 1 can mean one row of the batch, or a tensor without rows. Sizes do
+  // not show which, so all ranks throw together, and no rank waits for a collective.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
     refuse("a rank has just one, on which no size shows whether this is drawn for rows");
@@ -281,7 +281,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     folded *= size;
     return sizes[0] == folded;
   });
-  // The drawn sizes may be (sequence, batch, features), if an operator transposes its input.
+  // If an operator transposes its input, the tensor can have sizes (sequence, batch, features).
   if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
     refuse("its second dimension may be the batch");
   }
@@ -310,7 +310,7 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
       "this rank has is not known; pass the batch to forward, or say so with a BatchPart");
   settle();
   if (begins_with_rows(call, sizes)) {
-    // The global index of the first element in this rank's rows. All rows have equal size.
+    // The global index of the first element of this rank's rows, which have equal sizes.
     place.elements.first_element = before_ * (numel / sizes_->front());
     place.is_part = true;
   }
@@ -348,7 +348,7 @@ RandomPlace RandomRegion::place_of(const RandomCall& call) {
     }
   }
   RandomPlace place = find_place(call);
-  if (c10::GradMode::is_enabled()) {  // a recomputed forward must draw the same random numbers
+  if (c10::GradMode::is_enabled()) {  // a recomputed forward repeats these random numbers
     places.insert_or_assign(key, place);
   }
   return place;

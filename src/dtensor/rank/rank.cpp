@@ -120,8 +120,8 @@ std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
 }
 
 void TransferQueue::finish_before(std::uint64_t number) {
-  // The transfer leaves the queue before it is finished, because finish() calls this function for
-  // older transfers.
+  // take_before() removes the transfer from the queue before it is finished, because finish() of
+  // the transfer calls finish_before() for older transfers.
   while (const auto transfer = take_before(number)) {
     try {
       transfer->finish();
@@ -177,8 +177,8 @@ Transfer::~Transfer() {
 }
 
 const at::Tensor& Transfer::finish() {
-  // A second caller of finish() waits here and then finds the result. The lock is kept while older
-  // transfers are finished: locks are taken from younger to older transfers, so there is no cycle.
+  // A second thread that calls finish() waits here and then finds the result. The lock is kept
+  // while older transfers are finished: locks of younger transfers are always taken first.
   const std::lock_guard lock(mutex_);
   if (started_.rest != nullptr) {
     complete();
@@ -244,13 +244,12 @@ std::int64_t implicit_redistributions() {
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}
 
-// Hides the active OperatorMode. Plain calls still reach the fallback, which runs them unchanged.
+// Hides the active OperatorMode. The fallback still runs calls on plain tensors, unchanged.
 OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 
 OperatorMode* active_operator_mode() {
-  // First makes a quick test, because this function runs at each dispatch. The included keys are in
-  // the thread's own memory, which is fast to read; the full search walks the list of the thread's
-  // debug info.
+  // This function runs at each dispatch, so a quick test comes first: the included keys are in the
+  // thread's own memory. The slower search for the mode walks the list of the thread's debug info.
   if (!detail::is_included(detail::kDistributedKey)) {
     return nullptr;
   }

@@ -120,7 +120,7 @@ using TransferPtr = std::shared_ptr<Transfer>;
 /// Waits for all transfers of this rank, before a synchronous collective. A failed transfer throws
 /// when its result is used.
 void finish_transfers();
-/// Waits for all transfers up to the last on `group`, before another collective starts on `group`.
+/// Waits for all transfers up to the last transfer on process group `group`.
 void finish_transfers_on(const comm::Communicator& group);
 
 }  // namespace tessera::detail
@@ -131,9 +131,9 @@ namespace tessera::detail {
 /// The state of a rank that persists between operator calls. A rank is a thread, together with the
 /// autograd threads that run its backward.
 struct RankState {
-  /// The state of the rank that this thread works for: in a backward, the rank of the thread that
-  /// ran the forward; otherwise this thread's own rank. A node that a backward has made
-  /// (create_graph) belongs to the thread of that backward.
+  /// Returns the state of the rank for which this thread works. In a backward this is the rank of
+  /// the thread that ran the forward. A node made during a backward (create_graph) belongs to the
+  /// thread that ran this backward.
   static std::shared_ptr<RankState> here();
   RankState();
 
@@ -162,7 +162,7 @@ struct RankThread : private NoCopy {
   /// The rank whose end-of-backward callback this thread is running; nullptr if none is running.
   std::shared_ptr<RankState> rank_of_callback;
 
-  bool replicates = false;  ///< value of the thread's innermost ReplicationScope
+  bool replicates = false;  ///< whether a ReplicationScope of this thread declares replication
   bool makes_meta = false;  ///< whether this thread is inside a MetaFactoryGuard
   const bool checks_calls;  ///< value of TESSERA_DEBUG, which is too slow to read at each call
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running

@@ -35,16 +35,16 @@
 
 namespace tessera::detail {
 
-// Index arithmetic of redistribution steps. A digit is a factor of a tensor dimension's size that
-// mesh dimensions split (see Layout). The functions compute the ranks' positions of a digit before
-// and after a step, and the sizes around the digit in the local tensor. The local tensor is viewed
-// as three dimensions, (before, digit, after), or as five for a step on two digits (all-to-all).
-// All functions are pure: a rank also computes the chunks of other ranks.
+// Index arithmetic of redistribution steps. A digit is a sub-dimension of a tensor dimension, which
+// mesh dimensions split (see Layout). The functions compute the positions of a digit that each rank
+// has before and after a step, and the sizes of the local tensor before and after the digit. A step
+// views the local tensor as (before, digit, after), or with five dimensions if the step has two
+// digits (all-to-all). All functions are pure: a rank can compute the chunks of any rank.
 
 namespace {
 
-/// The number of positions that this rank has if the mesh dimensions split `extent` positions one
-/// after another: each mesh dimension splits the chunk that the previous mesh dimension left.
+/// The number of positions that this rank has if mesh dimensions split `extent` positions one after
+/// another. Each mesh dimension splits the chunk that results from the previous mesh dimension.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -53,8 +53,8 @@ std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
   return extent;
 }
 
-/// Returns the local extents of the factors ("digits") of dimension `dim`'s size. A dimension that
-/// is not sharded has one digit, its size.
+/// Returns the local sizes of the digits (sub-dimensions, see Layout) of dimension `dim`. An
+/// unsharded dimension counts as a single digit.
 std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int64_t size,
                                         const DeviceMesh& mesh) {
   if (layout.digits(dim).empty()) {
@@ -62,19 +62,19 @@ std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int6
   }
   std::vector<std::int64_t> extents;
   for (const auto& digit : layout.digits(dim)) {
-    // Extent 0 means that a digit (factor of the dimension) has all positions of the dimension.
+    // An extent of 0 stands for the size of the whole dimension, which has a single digit.
     extents.push_back(local_extent(digit.extent == 0 ? size : digit.extent, mesh, digit.mesh_dims));
   }
   return extents;
 }
 
-/// The digit (factor of a tensor dimension, see Layout) that a step splits or gathers.
+/// The digit (sub-dimension, see Layout) that a redistribution step splits or gathers.
 struct StepDigit {
   LayoutPtr layout;
   int dim;
   std::size_t digit;
 
-  /// The digit (factor) of tensor dimension `dim`'s size that mesh dimension `mesh_dim` splits.
+  /// Returns the digit (sub-dimension) of tensor dimension `dim` that `mesh_dim` splits.
   static StepDigit cut_by(LayoutPtr layout, int dim, int mesh_dim) {
     const auto& digits = layout->digits(dim);
     const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
@@ -85,8 +85,8 @@ struct StepDigit {
     return {layout, dim, static_cast<std::size_t>(digit - digits.begin())};
   }
 
-  /// The number of positions of a digit (factor of a dimension) that this rank has after an
-  /// all-gather over `mesh_dims`, which must be the digit's last mesh dimensions.
+  /// Returns how many positions of this digit (sub-dimension) this rank has after an all-gather
+  /// over `mesh_dims`, which must be the last mesh dimensions that split the digit.
   std::int64_t gathered_extent(c10::IntArrayRef sizes, const DeviceMesh& mesh,
                                const std::vector<int>& mesh_dims) const {
     const Digit& own = layout->digits(dim)[digit];
@@ -96,22 +96,22 @@ struct StepDigit {
   }
 };
 
-/// The sizes (before, between..., after) of the view of a contiguous local tensor with `layout`,
-/// around the given digits (factors of dimensions). `digits` is sorted by `dim`.
+/// Returns the sizes (before, between..., after) of a contiguous local tensor with `layout`, viewed
+/// so that each of `digits` (sub-dimensions) is one dimension. `digits` is sorted by `dim`.
 std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, LayoutPtr layout,
                                          c10::IntArrayRef sizes, const DeviceMesh& mesh) {
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // Reads the dimension of a digit (factor of its size) in the digit's own layout: in an
-    // all-to-all, one digit is split before the step, the other digit after it. Extents before the
-    // digit belong to the current product, extents after the digit to the next product.
+    // For a dimension with a StepDigit, reads the layout of the StepDigit: an all-to-all gathers a
+    // digit of the old layout and splits a digit of the new layout. Sizes before the digit belong
+    // to the current product, sizes after the digit to the next product.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
     for (const auto& [i, extent] : ranges::views::enumerate(extents)) {
       if (has_digit && next->digit == i) {
-        products.push_back(1);  // the extent of a StepDigit is in no product
+        products.push_back(1);  // the digit's own size is in no product
       } else {
         products.back() *= extent;
       }
@@ -123,21 +123,21 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   return products;
 }
 
-/// A contiguous range of positions of a digit (factor of a dimension).
+/// A contiguous range of positions of a digit (sub-dimension).
 struct Chunk {
   std::int64_t offset = 0;
   std::int64_t size = 0;
 };
 
-/// The chunks of a digit (factor of a dimension) with `extent` positions, which torch.chunk splits
-/// by one mesh dimension after another, in the order of the ranks of mesh.group(mesh_dims).
+/// Returns the ranks' chunks of a digit (sub-dimension) with `extent` positions, in the rank order
+/// of mesh.group(mesh_dims). Each mesh dimension splits the chunks of the previous mesh dimension.
 std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
                              const std::vector<int>& mesh_dims) {
   std::vector<Chunk> chunks{{0, extent}};
   for (const int dim : mesh_dims) {
     const auto count = mesh.size(dim);
-    // Divides each chunk further by the next mesh dimension. Later mesh dimensions vary faster, as
-    // in the numbering of a process group's ranks.
+    // Splits each chunk by the next mesh dimension. In the result, as in the rank numbers of a
+    // process group, the coordinate on the last mesh dimension changes fastest.
     std::vector<Chunk> finer;
     for (const auto& [chunk, i] :
          ranges::views::cartesian_product(chunks, ranges::views::iota(std::int64_t{0}, count))) {
@@ -149,8 +149,8 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   return chunks;
 }
 
-/// Whether all chunks have the size of the first chunk, except chunks at the end. If such chunks
-/// are padded to this size, their positions are in order and without gaps.
+/// Whether only chunks at the end are shorter than the first chunk. All chunks, padded to the first
+/// chunk's size, then follow one another in order and without gaps.
 bool only_last_are_short(const std::vector<Chunk>& chunks) {
   const auto full = chunks.front().size;
   for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
@@ -207,7 +207,7 @@ at::Tensor padded(const at::Tensor& tensor, std::int64_t numel) {
   return result;
 }
 
-/// The gathered tensor, viewed as (before, extent, after). Each rank has a chunk of `extent`.
+/// The gathered tensor, viewed as (before, extent, after), and each rank's chunk of `extent`.
 struct ChunkedView {
   std::int64_t before, extent, after;
   std::vector<Chunk> chunks;
@@ -219,8 +219,8 @@ struct ChunkedView {
   bool is_in_order() const { return before == 1 && only_last_are_short(chunks); }
 };
 
-/// Argument `sharded`: of the layouts before and after the step, the layout in which the mesh
-/// dimensions Step::mesh_dims shard tensor dimension Step::dim.
+/// `sharded`: either the layout before the step or the layout after the step, whichever shards
+/// tensor dimension Step::dim over the mesh dimensions Step::mesh_dims.
 ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
                          c10::IntArrayRef sizes) {
   const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());
@@ -262,7 +262,7 @@ at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const Chunked
 }
 
 /// An all-to-all on this rank. The local tensor is viewed as (before, digit, between, digit,
-/// after). One digit (factor of a dimension) is gathered by chunks, the other digit is scattered.
+/// after): one digit (sub-dimension of a tensor dimension) is gathered, the second digit is split.
 class AllToAll {
  public:
   AllToAll(const Step& step, const DeviceMesh& mesh, c10::IntArrayRef sizes)
@@ -277,15 +277,15 @@ class AllToAll {
     to_ = chunks_of(scattered_, mesh, step.mesh_dims);
   }
 
-  /// Whether no rank of the process group has anything to send. Reads whole extents instead of this
-  /// rank's chunks, so that all ranks of the group get the same answer.
+  /// Whether no rank of the process group has anything to send. Computed from whole sizes instead
+  /// of this rank's chunks, so that all ranks of the process group get the same answer.
   bool is_empty() const {
     return rest() * scattered_ * (from_.back().offset + from_.back().size) == 0;
   }
   std::int64_t own_gathered_extent() const { return from_[me_].size; }
   std::int64_t scattered_extent() const { return scattered_; }
 
-  /// The five sizes of the viewed local tensor; `gathered` and `scattered` are two of these sizes.
+  /// Returns the five sizes of the viewed tensor, given the sizes of its two digits.
   std::vector<std::int64_t> shape(std::int64_t gathered, std::int64_t scattered) const {
     return {around_[0], gather_first_ ? gathered : scattered, around_[1],
             gather_first_ ? scattered : gathered, around_[2]};
@@ -345,9 +345,9 @@ class AllToAll {
 
   bool gather_first_;
   std::size_t me_;
-  std::int64_t scattered_ = 0;  // positions of the scattered digit before the all-to-all
+  std::int64_t scattered_ = 0;  // size of the split digit before the all-to-all
   std::vector<std::int64_t> around_;
-  // Chunks of the view's gathered dimension (from_) and of the view's scattered dimension (to_).
+  // `from_`: the ranks' chunks of the gathered digit. `to_`: their chunks of the split digit.
   std::vector<Chunk> from_, to_;
 };
 
@@ -454,7 +454,7 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
     case ReduceOp::kAvg:
     case ReduceOp::kMax:
     case ReduceOp::kMin:
-      return value;  // the average, maximum and minimum of equal values are the value itself
+      return value;  // equal values v on all ranks have average, maximum and minimum v
   }
   fail("internal: unknown reduction");
 }

@@ -192,9 +192,9 @@ bool DetachedView::is_stale() const {
   if (!seen->version) {
     return false;
   }
-  // A write through the view bumps the version of the view, too. If view and base share a counter,
-  // as views of one tensor do, the version is one more than the version that write_through
-  // recorded.
+  // A write to the view also bumps the version of the view. If view and base share a version
+  // counter, as views of one tensor do, the base's version is then one more than the version that
+  // write_through recorded.
   const auto now = version_of(base);
   return now != seen->version && !(seen->written && now == *seen->version + 1);
 }
@@ -346,7 +346,7 @@ class SpecTable {
   std::unordered_multimap<std::size_t, Entry> specs_;
 };
 
-/// Returns the numbers of positions of a digit (factor of a dimension) that ranks may have.
+/// Returns the numbers of positions of a digit (sub-dimension) that ranks can have.
 std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std::int64_t size) {
   std::set<std::int64_t> parts{digit.extent == 0 ? size : digit.extent};
   for (const int mesh_dim : digit.mesh_dims) {

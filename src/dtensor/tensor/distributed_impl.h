@@ -20,10 +20,10 @@
 
 namespace tessera::detail {
 
-/// The state of a view that has its own copy of elements, because its base had to be redistributed.
-/// The view may be read until its base is written; a write to the view is repeated on the base.
+/// The state of a detached view: a view with its own copy of elements, because its base had to be
+/// redistributed. The view can be read until its base is written. Writes are repeated on the base.
 struct DetachedView {
-  /// How the view is made again from the base: from its local tensor, redistributed to `layout`.
+  /// What is needed to apply the view operator again: to the base, redistributed to `layout`.
   struct Replay {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments;  ///< the view operator's arguments, as local tensors
@@ -34,13 +34,13 @@ struct DetachedView {
     std::optional<std::vector<std::int64_t>> strides;
   };
 
-  /// The base's state when the view was taken or last written. All results of one split share this
-  /// record: the results do not overlap, so a write to one result does not invalidate another.
+  /// The base's version when the view was made or last written. All results of one split share this
+  /// record: its results do not overlap, so a write to one result keeps all other results valid.
   struct Seen {
     /// Version of the base; nullopt if the base is an inference tensor, which has no counter and
     /// must not be written.
     std::optional<std::uint32_t> version;
-    /// Whether a view was written. If so, the base's version may be one higher than `version`.
+    /// Whether a view was written. If so, the base's version can be `version` or `version` + 1.
     bool written = false;
   };
 

@@ -15,9 +15,9 @@
 
 namespace tessera::detail {
 
-// Strides and storage offsets. A distributed tensor's global strides are computed from its spec.
-// Its local tensor has other strides, and a redistribution changes these strides again. Operators
-// on memory (views, as_strided, expanded tensors) need local strides that match the global strides.
+// Strides and storage offsets. A spec contains the global strides of a distributed tensor. The
+// local tensor has different strides, which each redistribution changes. Operators that address
+// memory (views, as_strided, expanded tensors) need local strides that match the global strides.
 
 namespace {
 
@@ -107,8 +107,8 @@ at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
   return result;
 }
 
-/// Repeats a write to a view on its base: gathers the base, makes the view again, writes to it, and
-/// redistributes the base back.
+/// Repeats a write to a detached view on its base: gathers the base, makes the view of the gathered
+/// base, writes to this view, and redistributes the gathered base to the base's layout.
 void replay_write(const DetachedView::Replay& replay, const DistributedTensorImpl& base,
                   const at::Tensor& value) {
   auto gathered = redistribute_local(base.local(), base.spec(), replay.layout);
@@ -148,7 +148,7 @@ void write_through(const at::Tensor& view) {
   if (detached.replay) {
     replay_write(*detached.replay, *base, impl->local());
   }
-  // If the base is a detached view too, the write is repeated on the base's own base.
+  // A base that is itself a detached view has its own copy, so the write is repeated on its base.
   if (base->detached_view()) {
     write_through(detached.base);
   }
