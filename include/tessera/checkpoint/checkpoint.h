@@ -53,10 +53,10 @@ class RankState {
   virtual bool persistent() const { return true; }
 };
 
-// Sharded checkpoints: each rank writes its shards of the tensors. A load on any mesh reads only
-// the bytes of the new shards. The files have the format of PyTorch's HuggingFaceStorageWriter. A
-// step folder without a valid manifest.json counts as unfinished and is ignored.
-// docs/checkpoints.md describes the layout.
+// Sharded checkpoints: each rank writes its shards of the tensors. At a load, on any mesh, each
+// rank reads only the bytes of its shards. The files have the format of PyTorch's
+// HuggingFaceStorageWriter. A step folder without a valid manifest.json counts as unfinished and is
+// ignored. docs/checkpoints.md describes the layout.
 
 /// The state that a checkpoint saves and loads.
 ///
@@ -84,16 +84,16 @@ struct SaveOptions {
   /// The id of the training run, which is stored in each unfinished save of the run. Runs that
   /// share a folder need different ids; a restarted run must use its earlier id.
   std::string run_id = {};
-  /// The number of steps of this run that are kept: the newest steps, including the step being
-  /// saved. At least 2, or 0 to keep all steps.
+  /// How many saved steps of this run stay on disk: the newest, including the step being saved. At
+  /// least 2, or 0 to keep all steps.
   int keep = 0;
 };
 
 /// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. If several ranks
-/// have a block of a tensor, one of these ranks writes the block. Rank 0 writes tensors that are
-/// not distributed; plain buffers may differ between ranks, for example the running statistics of a
-/// norm. load() finds the step only after every byte is durable. Then save() removes the oldest
-/// steps of this run, so that options.keep steps remain.
+/// have the same block of a tensor, one of these ranks writes the block. Rank 0 writes tensors that
+/// are not distributed; plain buffers may differ between ranks, for example the running statistics
+/// of a norm. load() finds the step only after every byte is durable. Then save() removes the
+/// oldest steps of this run, so that options.keep steps remain.
 ///
 /// Collective over `world`. If save() fails or is killed at any moment, all older steps stay intact
 /// and the model is unchanged. A failure on one rank is the same Error on all ranks. Throws Error,
@@ -147,8 +147,8 @@ struct LoadReport {
 /// (or for its optimizer state). Throws DamagedStep if a file is missing or damaged. If reading
 /// fails or finds damage, the parameters being loaded count as uninitialized; all ranks may then
 /// load an older step. The `stateful` and `rank_states` objects are loaded before the first
-/// parameter changes, the nn::Dropout call counters after the last parameter. Entries of
-/// `rank_states` may be missing or unexpected.
+/// parameter changes, the nn::Dropout call counters after the last parameter. Missing or unexpected
+/// entries of `rank_states` are no error.
 LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
                 const StateDict& state, const LoadOptions& options = {});
 
@@ -163,7 +163,7 @@ class SaveFuture {
   /// Constructs a SaveFuture without a save: done() returns true.
   SaveFuture() = default;
 
-  /// Whether this rank's part of the save has finished or failed. Other ranks may still be writing.
+  /// Whether this rank's part of the save has finished or failed. Other ranks can still be writing.
   bool done() const;
   /// Waits until the step that is being saved is complete. Throws the errors of save().
   void wait();

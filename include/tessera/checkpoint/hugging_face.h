@@ -94,7 +94,7 @@ void check_other_files(const std::map<std::string, std::filesystem::path>& files
                        const std::filesystem::path& folder);
 
 /// Compares two model configurations, both JSON objects. Returns the first key whose value differs
-/// and may change the computation, as `"key" is 1 instead of 2`, or "" if there is none. A missing
+/// and can change the computation, as `"key" is 1 instead of 2`, or "" if there is none. A missing
 /// key counts as null. Ignores weight types, library versions, and the tokens that begin and end
 /// texts.
 std::string config_change(const std::string& before, const std::string& now);

@@ -49,8 +49,8 @@ class SafetensorsFile {
                   std::span<const std::int64_t> sizes) const;
   at::Tensor read(const std::string& name) const;
   /// Fills `block`, of any type, strides and device, with the tensor's block at `offset`. A
-  /// contiguous host tensor of the file's type is filled directly, without a copy, and may be
-  /// partly overwritten after an error. Throws the errors of read().
+  /// contiguous host tensor of the file's type is filled directly, without a copy; an error can
+  /// leave such a tensor partly overwritten. Throws the errors of read().
   void read_into(const std::string& name, std::span<const std::int64_t> offset,
                  const at::Tensor& block) const;
 

@@ -24,7 +24,7 @@ TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// The error of a collective that failed because another rank died, aborted or did not call in
-/// time. The cause is an error of another type on another rank. On CUDA the device may still run
+/// time. The cause is an error of another type on another rank. On CUDA the device can still run
 /// the collective, and write to freed memory. Therefore end the process, or abort the group and
 /// synchronize the device.
 class PeerError : public Error {
@@ -110,7 +110,7 @@ class Communicator {
   /// Whether all_gather_group() and reduce_scatter_group() read and write the given tensors
   /// directly, without packing them into a buffer.
   virtual bool moves_groups_in_place() const { return false; }
-  /// Whether a reduction with ReduceOp::kAvg costs no more than a reduction with kSum, as with
+  /// Whether a reduction with ReduceOp::kAvg costs no more than a reduction with kSum. True for
   /// NCCL, which divides each term before the sum. If the number of ranks is a power of two, the
   /// average must equal the divided sum bit for bit, except for subnormal numbers and overflow.
   virtual bool averages_while_reducing() const { return false; }
@@ -133,8 +133,8 @@ class Communicator {
   /// Whether each collective throws Error if ranks call different collectives, or collectives with
   /// different purposes (set_purpose()).
   virtual bool compares_calls() const { return false; }
-  /// Compares the ranks' collectives with a purpose (set_purpose()) since the last comparison. If
-  /// the collectives differ, every rank throws Error with the first calls that differ and their
+  /// Compares the collectives with a purpose (set_purpose()) since the last comparison. If they
+  /// differ between ranks, every rank throws Error with the first calls that differ and their
   /// ranks. The group stays usable. `local_error`: the message of an error on this rank, reported
   /// to the other ranks as this rank's last call; "" for none. Collective between CPUs: waits for
   /// no GPU work and counts no traffic. Does nothing in a group for which compares_calls() is true.

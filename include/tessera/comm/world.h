@@ -28,8 +28,8 @@ struct WorldOptions {
   std::chrono::milliseconds watchdog = std::chrono::seconds(30);
 };
 
-/// Describes the ranks of a job to one of the ranks. There is no process-wide rank. All
-/// communication starts from a World, so that one process can contain several ranks. World is
+/// The ranks of a job and their process groups, for one of the ranks. All communication starts from
+/// a World and not from process-wide state, so that one process can contain several ranks. World is
 /// thread safe; its communicators are not.
 class World {
  public:
@@ -111,8 +111,8 @@ WorldPtr world_from_broadcast(int rank, int size,
 /// Makes the Worlds of `size` ranks in this process; element r is for the thread that is rank r.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});
 
-/// Makes a World whose other ranks do not exist: collectives return at once, with results of the
-/// right sizes that use this rank's data for every rank. For planning, and for counting traffic.
+/// Makes a World whose other ranks do not exist: collectives return at once. Results have the right
+/// sizes; the data of every rank is this rank's data. For planning and counting traffic.
 WorldPtr fake_world(int rank, int size);
 
 /// The main function of one rank: runs `body` and returns 0. If `body` throws, prints one line on

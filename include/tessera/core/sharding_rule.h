@@ -91,8 +91,8 @@ struct ShardingRule : detail::LocalExecution {
     /// Whether a shard must be a contiguous range of the factor's positions (see offset_arguments).
     bool contiguous = false;
   };
-  /// The indices in ShardingRule::factors for one tensor dimension. Empty for a dimension of size
-  /// 1, which broadcasts, and for a dimension of one input that must stay unsharded.
+  /// The indices in ShardingRule::factors for one tensor dimension. Empty for a dimension of size 1
+  /// that is broadcast, and for a dimension that only one input has and that must stay unsharded.
   using Factors = std::vector<int>;
   using TensorFactors = std::vector<Factors>;  ///< the factors (index letters) of each dimension
 
@@ -134,10 +134,10 @@ int add_factor(ShardingRule& rule, std::int64_t size);
 /// Adds a factor (einsum index letter) that must not be sharded. Returns the factor's index.
 int add_unsharded(ShardingRule& rule, std::int64_t size);
 /// Adds a factor (einsum index letter) that is reduced: if the factor is sharded, outputs without
-/// it become Partial(op). Returns the factor's index.
+/// the factor become Partial(op). Returns the factor's index.
 int add_reduced(ShardingRule& rule, std::int64_t size, ReduceOp op);
-/// Adds a factor (einsum index letter) that may be sharded for each of `sizes`. Returns the factors
-/// of a tensor with `sizes`, one factor for each dimension.
+/// For each of `sizes`, adds a factor (einsum index letter) that may be sharded. Returns the
+/// factors of a tensor with `sizes`, one factor for each dimension.
 ShardingRule::TensorFactors add_factors(ShardingRule& rule, const std::vector<std::int64_t>& sizes);
 
 }  // namespace tessera::rules

@@ -58,7 +58,7 @@ struct PromptOptions {
 };
 
 /// A function that returns the next line of a JSON Lines file, and the file and line number for
-/// messages; nullopt at the end. Blank lines must be left out.
+/// messages; nullopt after the last line. The function must skip blank lines.
 using JsonLines = std::function<std::optional<std::pair<std::string, std::string>>()>;
 
 /// Makes one sample from each object in JSON Lines. A sample is the tokens of `begin`, the prompt,

@@ -43,7 +43,7 @@ TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 /// Not thread safe. All calls throw Error if the file cannot be written.
 class TokenShardWriter {
  public:
-  /// Opens a writer whose tokens have 16 bits for a `vocabulary` of up to 65,536, else 32 bits.
+  /// Writes tokens of 16 bits if `vocabulary` is at most 65,536, and of 32 bits otherwise.
   TokenShardWriter(const std::filesystem::path& path, std::int64_t vocabulary);
   ~TokenShardWriter();
   /// Appends tokens to the shard. Throws Error for a token that needs more bits than a token of the
@@ -51,8 +51,8 @@ class TokenShardWriter {
   void append(std::span<const std::int64_t> tokens);
   /// Returns the number of tokens written so far.
   std::int64_t size() const { return size_; }
-  /// Syncs the temporary file, and renames the file to the path of the shard. finish() is the last
-  /// call of a writer.
+  /// Syncs the temporary file, and renames the file to the path of the shard. No function of the
+  /// writer may be called after finish().
   void finish();
 
  private:

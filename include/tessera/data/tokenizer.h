@@ -22,10 +22,10 @@ class Tokenizer {
   /// Returns the tokens of a text, without begin and end tokens. Special tokens that are written in
   /// the text are recognized. Invalid UTF-8 is read as U+FFFD, except by byte_tokenizer().
   virtual std::vector<std::int64_t> encode(std::string_view text) const = 0;
-  /// Returns the text of tokens. Special tokens have no text. If tokens are bytes, the text may be
+  /// Returns the text of tokens. Special tokens have no text. If tokens are bytes, the text can be
   /// invalid UTF-8. Throws Error for an id outside the vocabulary.
   virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
-  /// begin_tokens() and end_tokens() return the tokens before and after each text, perhaps none.
+  /// begin_tokens() and end_tokens() return the tokens to add before and after a text, if any.
   virtual std::vector<std::int64_t> begin_tokens() const { return {}; }
   virtual std::vector<std::int64_t> end_tokens() const { return {}; }
   /// Whether texts for the model begin with begin_tokens(); nullopt if the tokenizer's files do not
@@ -49,20 +49,20 @@ std::vector<std::string> tokenizer_files(const std::string& path);
 bool is_tokenizer_json(const std::string& path);
 
 /// Decodes tokens one at a time. The texts that push() and finish() return, concatenated, equal the
-/// text of all tokens. No text of push() ends inside a character. push() decodes again only the
-/// tokens of the last returned text and later tokens. Not thread safe.
+/// text of all tokens. No text of push() ends inside a character. push() decodes only the tokens of
+/// the last returned text and later tokens. Not thread safe.
 class StreamDecoder {
  public:
   /// `before`: the tokens before the first token of push(). push() does not return the text of
   /// these tokens.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
-  /// Returns the text that `token` completes; may be empty. Bytes that cannot become a character
+  /// Returns the text that is complete with `token`, or "". Bytes that cannot become a character
   /// are returned unchanged, together with the next complete character. An id above the vocabulary
   /// decodes to nothing, as in `transformers`, because a model's vocabulary may be padded. Throws
   /// Error for a negative id.
   std::string push(std::int64_t token);
-  /// Returns the text that push() has not returned yet, which may be invalid UTF-8.
+  /// Returns the text that push() has not returned yet, which can be invalid UTF-8.
   std::string finish();
 
  private:

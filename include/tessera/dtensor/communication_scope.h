@@ -14,7 +14,7 @@ namespace tessera {
 /// A CommunicationScope records this rank's collectives while it exists: it counts calls and bytes
 /// by mesh dimension, and lists the calls. The list grows with every call, so use a scope for one
 /// step, not for a whole training run. Bytes are those of this rank's inputs. Not collective.
-/// Records the calls of all threads of this rank; the methods are for one thread. Like PyTorch's
+/// Records the calls of all threads of this rank; only one thread may use the scope. Like PyTorch's
 /// CommDebugMode, with bytes.
 ///
 ///   CommunicationScope communication(mesh);

@@ -21,9 +21,9 @@ namespace tessera {
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
-  /// The parts (separate weights) of a fused tensor (nn::FusedLinear), which have all of its rows.
-  /// Each part draws from its own stream instead of `stream`. The parts must stay valid during the
-  /// call that gets the key.
+  /// The parts (separate weights) of a fused tensor (nn::FusedLinear), which together have all rows
+  /// of the fused tensor. Each part draws from its own stream instead of `stream`. The parts must
+  /// stay valid during the call that gets the key.
   std::span<const RandomPart> parts{};
 };
 
@@ -47,16 +47,16 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
 /// or parallelize_module (docs/random.md). Not collective, but every rank must set the same seed
 /// and make the same calls: then the ranks get shards of the same global tensors, on every mesh.
 /// The common operators draw by global element, without communication and bit-equal on CPU and
-/// CUDA. Operators of other kinds gather their tensors, and are bit-equal on devices of one kind. A
-/// generator that the caller passes to an operator has precedence; every rank must pass an equal
+/// CUDA. All other random operators gather their tensors, and are bit-equal on devices of one kind.
+/// A generator that the caller passes to an operator has precedence; every rank must pass an equal
 /// generator. libtorch's own generators are not changed.
 void manual_seed(std::uint64_t seed);
 
 /// Returns this rank's position in its sequence of random operators. set_random_state() with the
 /// returned state repeats the numbers that were drawn after this call.
 RandomState random_state();
-/// Sets this rank's position to a state that random_state() returned. Random operators then repeat
-/// the numbers that were drawn after that call of random_state().
+/// Sets this rank's position to a result of random_state(). Random operators then repeat the
+/// numbers that were drawn after random_state() was called.
 void set_random_state(RandomState state);
 
 namespace detail {
@@ -67,8 +67,8 @@ class RandomRegionScope;
 /// thread as part `index` of `count` equal parts along dimension 0. Data-parallel ranks then draw
 /// the numbers that a single rank draws for the full batch. BatchPart(0, 1) declares that the
 /// tensors are the full batch. In the scope, plain tensors also use the seed of manual_seed(). The
-/// forward of a module with fully_shard does the same by itself; BatchPart is needed there only if
-/// the library cannot know the rank's rows of the batch. An inner scope replaces an outer scope.
+/// forward of a module with fully_shard needs a BatchPart only if the library cannot know the
+/// rank's rows of the batch. An inner scope replaces an outer scope.
 class BatchPart : tessera::detail::NoCopy {
  public:
   BatchPart(std::int64_t index, std::int64_t count);

@@ -20,8 +20,8 @@ struct ShardingSpec {
 
 /// Options of a redistribution.
 struct RedistributeOptions {
-  /// Whether redistribute() may return before the last collective has finished. The first use of
-  /// the values waits for this collective, and throws if the collective failed. On a CPU the next
+  /// Whether redistribute() returns before its last collective has finished. The first use of the
+  /// values waits for this collective, and throws if the collective failed. On a CPU the next
   /// synchronous redistribution also waits for this collective. In backward the gradient is
   /// redistributed asynchronously.
   bool async = false;

@@ -26,8 +26,8 @@ namespace tessera::fsdp {
 /// replicated). A unit's parameters are gathered together before forward and before backward and
 /// freed afterwards. Their gradients are reduce-scattered together and averaged over `mesh`. Apply
 /// fully_shard bottom-up: blocks first, the root last. Call the root's forward as root(x), because
-/// root.forward(x) skips the hooks. Outside of forward and backward the module's parameters are the
-/// shards, even while gathered. Parameters may be on the meta device.
+/// root.forward(x) skips the hooks. Outside of forward and backward, the module's parameters are
+/// the shards, even if the unit stays gathered. Parameters may be on the meta device.
 ///
 /// `mesh`: one dimension, over which parameters are sharded. Or two dimensions (HSDP): replicas
 /// along the first, shards along the second; gradients are also all-reduced over the first.
@@ -37,13 +37,13 @@ namespace tessera::fsdp {
 /// Buffers are moved to the mesh's device as well, and so are the inputs of the root's forward,
 /// except meta and distributed tensors.
 ///
-/// Not collective. Forward and backward of a unit are collective over `mesh`; one thread at a time
-/// may run forward or backward of a root and the units below the root. A parameter that a rank did
-/// not use counts as a zero gradient of this rank; a parameter that no rank used gets no gradient.
-/// docs/fsdp.md describes the order of events and the legal orders of calls. Throws Error, before
-/// anything is changed, for a mesh without one or two dimensions, options that contradict each
-/// other, a module that is already a unit, and a parameter that cannot be split as requested or is
-/// shared with a module outside of `module`.
+/// Not collective. Forward and backward of a unit are collective over `mesh`; only one thread at a
+/// time may run the forward or backward of a root and of units below the root. A parameter that a
+/// rank did not use counts as a zero gradient of this rank; a parameter that no rank used gets no
+/// gradient. docs/fsdp.md describes the order of events and the legal orders of calls. Throws
+/// Error, before anything is changed, for a mesh without one or two dimensions, options that
+/// contradict each other, a module that is already a unit, and a parameter that cannot be split as
+/// requested or is shared with a module outside of `module`.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 /// Makes several modules one FSDP unit. The unit is gathered before the first of these modules runs
 /// and freed after the last of these modules has run. All of the modules must run in each forward,
@@ -57,7 +57,7 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// backward continues, and averaged. The parameters must be equal on all ranks: the first forward
 /// compares the parameters and throws Error on all ranks if they differ. Apply replicate bottom-up
 /// like fully_shard; both may be used in one model. The rules for units of fully_shard apply to
-/// these units, too.
+/// units of replicate.
 ///
 /// Not collective. Throws Error as fully_shard does, for a mesh of more than one dimension, and for
 /// options that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size. Also
@@ -74,19 +74,19 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
 double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 
 /// Returns a mesh of all ranks of `world` with one dimension, "dp", which is FSDP2's default. The
-/// world must be passed, because a process has no default world: its threads may be ranks of one or
+/// world must be passed, because a process has no default world: its threads can be ranks of one or
 /// of several worlds. Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
 /// Makes a method of a unit's module callable from outside, like FSDP2's
 /// register_fsdp_forward_method:
 ///   const auto encode = fsdp::register_forward_method(*model, &Model::encode);
-///   const at::Tensor code = encode(x);
-/// A call through the returned object behaves like forward, with copies of the arguments: the
-/// parameters are unsharded during the call, and their gradients are reduced in the backward of the
-/// call. Such a call is collective and differentiable. Direct calls of the method do not gather.
-/// Under a plan of tensor_parallel::parallelize_module the method also runs in the plan's scope, as
-/// forward does. For a module that has neither a unit nor a plan, the object only calls the method.
-/// The module must outlive the object. Throws Error for a null method.
+/// const at::Tensor code = encode(x); A call through the returned object behaves like forward, with
+/// copies of the arguments: the parameters are unsharded during the call, and their gradients are
+/// reduced in the backward of the call. Such a call is collective and differentiable. A call of the
+/// method itself, without the object, does not gather. Under a plan of
+/// tensor_parallel::parallelize_module the method also runs in the plan's scope, as forward does.
+/// For a module that has neither a unit nor a plan, the object only calls the method. The module
+/// must outlive the object. Throws Error for a null method.
 template <class M, class Method>
 [[nodiscard]] auto register_forward_method(M& module, Method method) {
   static_assert(std::derived_from<M, nn::ModuleBase>,
@@ -114,8 +114,8 @@ std::string current_unit(const nn::ModuleBase& module);
 
 class Unit;
 
-/// A gather that start_unshard has started. The handle may be destroyed without wait(): forward or
-/// unshard then waits instead.
+/// A gather that start_unshard has started. If the handle is destroyed without wait(), the next
+/// forward or unshard waits.
 class UnshardHandle {
  public:
   /// Waits until the parameters are unsharded. Collective. A second call does nothing, and so does
@@ -137,7 +137,7 @@ class UnshardHandle {
 void unshard(nn::ModuleBase& module);
 /// Frees the unsharded parameters of a unit. Not collective; does nothing if the parameters are not
 /// unsharded. Unsharded parameters are copies: if the program has written to an unsharded parameter
-/// since unshard, reshard frees the parameters and then throws Error. A forward before reshard also
+/// since unshard, reshard frees the parameters and then throws Error. A forward before reshard
 /// throws Error for such a write, and does not free the parameters. Throws Error for a module that
 /// is not a unit.
 void reshard(nn::ModuleBase& module);
@@ -182,7 +182,7 @@ void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse 
 /// stored sums to its sums, and all-reduces over replicas. Micro-batches may use different
 /// parameters.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
-/// With `last` false, reductions may still be in progress when a backward returns. Gradients are
+/// With `last` false, reductions can still be in progress when a backward returns. Gradients are
 /// complete after a later backward with `last` true. Until then `.grad` of a parameter whose
 /// reduction is in progress can be dropped (zero_grad) but not read. Use false for all
 /// micro-batches except the last one. `module`: the root module.

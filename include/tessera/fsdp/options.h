@@ -72,10 +72,10 @@ struct Options {
   /// keep the parameters gathered between forward and backward (ZeRO-2). Default: true, except for
   /// a root unit without a post_forward_mesh_size.
   std::optional<bool> reshard_after_forward{};
-  /// A number n > 1 lets each of n neighbouring ranks store 1/n of the gathered parameters after
-  /// forward. Backward then gathers among these ranks only (hpZ of ZeRO++; FSDP2's
-  /// reshard_after_forward=n). n must divide the number of ranks in the shard dimension of the
-  /// mesh. If n is 1 or that number, only the shards are stored.
+  /// If n > 1, each of n neighbouring ranks stores 1/n of the gathered parameters after forward.
+  /// Backward then gathers among these ranks only (hpZ of ZeRO++; FSDP2's reshard_after_forward=n).
+  /// n must divide the number of ranks in the shard dimension of the mesh. If n is 1 or the number
+  /// of these ranks, a rank stores only its shards.
   std::int64_t post_forward_mesh_size = 1;
   PlacementFunction shard_placement{};
   /// Chooses a mesh for single parameters. Parameters with their own mesh are gathered and reduced
@@ -84,8 +84,7 @@ struct Options {
   /// by the number of ranks of the root's mesh, because the loss is the mean over these ranks.
   MeshFunction parameter_mesh{};
   /// Parameters and buffers that stay unchanged: not moved, sharded, gathered, cast or reduced.
-  /// Trainable parameters that are intentionally in no unit must be listed, too, anywhere in the
-  /// model.
+  /// Trainable parameters of the model that are intentionally in no unit must be listed here.
   std::unordered_set<nn::SlotPtr> ignored{};
   /// For replicate, and for HSDP with one rank in the shard dimension: gradients are all-reduced in
   /// buckets (DDP's bucket_cap_mb). A bucket takes parameters, beginning with the last, until the

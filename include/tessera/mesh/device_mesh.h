@@ -28,7 +28,7 @@ namespace tessera {
 /// safe.
 class DeviceMesh {
  public:
-  /// Constructs an object without a mesh, which may only be assigned and compared.
+  /// Constructs a DeviceMesh without ranks, which can only be assigned to and compared.
   DeviceMesh() = default;
   /// Makes a mesh of the world ranks `ranks`, in row-major order of `shape`. Not collective.
   DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape);
@@ -42,8 +42,8 @@ class DeviceMesh {
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
-  /// Returns the address of the object that copies of this mesh share. Meshes of one world with
-  /// equal ranks, sizes and names have the same address, and so have equal slices of one mesh.
+  /// Returns the address of the object that copies of this mesh share. Two meshes of one world with
+  /// equal ranks, sizes and names, or two equal slices of one mesh, have the same address.
   const void* id() const { return impl_.get(); }
 
   const MeshShape& shape() const;

@@ -58,11 +58,11 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// call; the logits are those of the last position only, (batch, vocabulary).
   ///
   /// `positions`, (batch, sequence) int64, are the positions of tokens within their documents: 0
-  /// where a document begins, else one more than the previous token's. A token then attends only to
-  /// its own document. The CPU reads the positions, and waits for a GPU to do so, unless
-  /// `documents` were already computed from the positions. With context parallelism, `tokens` are
-  /// this rank's part of each sequence, `positions` has the positions of all tokens, and a cache is
-  /// not supported.
+  /// where a document begins, otherwise one more than the position of the previous token. A token
+  /// then attends only to its own document. The CPU reads the positions, and waits for a GPU to do
+  /// so, unless `documents` were already computed from the positions. With context parallelism,
+  /// `tokens` are this rank's part of each sequence, `positions` has the positions of all tokens,
+  /// and a cache is not supported.
   ///
   /// Throws Error beyond max_sequence positions, and for `positions` together with a cache.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,

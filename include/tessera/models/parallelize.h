@@ -48,8 +48,8 @@ struct ParallelOptions {
   /// the split inputs are saved for backward and gathered again; with other modes, backward
   /// recomputes the gathered inputs.
   bool regather = true;
-  /// If `fsdp` reshards units after forward: whether also to reshard the last block and the units
-  /// after it, which backward needs first.
+  /// If `fsdp` reshards units after forward: whether the last block and the units after it, which
+  /// backward needs first, are resharded.
   bool reshard_last = false;
   /// Options for every FSDP unit. reshard_after_forward (default true: ZeRO-3) applies to the units
   /// before the last block. Without `reshard_last`, the last block and the units after it stay
@@ -69,13 +69,13 @@ DeviceMesh batch_mesh(const DeviceMesh& mesh);
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
 /// Parallelizes the model over a mesh ("dp", "tp"). Optional dimensions are "dp_replicate" in front
-/// and, between "dp" and "tp", "ep" and "cp". Applies in this order: tensor and sequence
-/// parallelism over tp, by the tensor-parallel plan that the model declares, if tp has more than
-/// one rank; context parallelism over cp; expert parallelism over ep or, without ep, over tp;
-/// activation checkpointing of the blocks; FSDP over dp, ep and cp (experts: dp and cp), with
-/// gradients all-reduced over dp_replicate. A unit with only embeddings is not gathered for
-/// backward. Throws Error for a model that does not implement DeclaresUnits, and the errors of the
-/// functions that parallelize() calls. Not collective.
+/// and, "ep" and "cp" between "dp" and "tp". Applies in this order: tensor and sequence parallelism
+/// over tp, by the tensor-parallel plan that the model declares, if tp has more than one rank;
+/// context parallelism over cp; expert parallelism over ep or, without ep, over tp; activation
+/// checkpointing of the blocks; FSDP over dp, ep and cp (experts: dp and cp), with gradients
+/// all-reduced over dp_replicate. A unit with only embeddings is not gathered for backward. Throws
+/// Error for a model that does not implement DeclaresUnits, and the errors of the functions that
+/// parallelize() calls. Not collective.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
 /// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`, and

@@ -18,17 +18,17 @@ namespace tessera::models {
 /// tokenizer's file in this folder. If `file` is "", the tokenizer's file in the model's folder, or
 /// "" if there is none.
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder);
-/// Opens the tokenizer of `file`, or of the model's folder if `file` is "". If there is no
-/// tokenizer, returns the tokenizer with one token per byte for a model with 256 tokens, and for an
-/// untrained model (`new_to_text`); otherwise throws Error. If the tokenizer has more tokens than
-/// the model, encode() throws Error for a text with a token that the model lacks.
+/// Opens the tokenizer of `file`, or of the model's folder if `file` is "". Without a tokenizer
+/// file, returns the tokenizer with one token per byte if the model has 256 tokens or is untrained
+/// (`new_to_text`); otherwise throws Error. If the tokenizer has more tokens than the model,
+/// encode() throws Error for a text with a token that the model lacks.
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text);
 
 /// The tokens that begin and end a model's texts, according to Hugging Face's files.
 struct SpecialTokens {
   std::vector<std::int64_t> begin;  ///< the token that begins a text; at most one
-  std::vector<std::int64_t> end;    ///< tokens, each of which ends a text; empty: no token
+  std::vector<std::int64_t> end;    ///< each of these tokens ends a text; empty: no token does
 };
 /// Reads "bos_token_id", if the model's texts begin with this token, and "eos_token_id" from the
 /// folder's generation_config.json, or from config.json if generation_config.json lacks them.

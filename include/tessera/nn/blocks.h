@@ -43,8 +43,8 @@ struct AttentionOptions {
   /// Dropout probability of the attention weights, in training only (docs/random.md).
   double dropout = 0;
   /// Weights are initialised from normal(0, init_std), the output projection's weight from
-  /// normal(0, output_init_std); if output_init_std is 0, init_std applies to the output projection
-  /// too. Biases are initialised to zero, norms to one.
+  /// normal(0, output_init_std); if output_init_std is 0, the output projection uses init_std.
+  /// Biases are initialised to zero, norms to one.
   double init_std = 0.02, output_init_std = 0;
   AttentionNames names{};
 };
@@ -56,7 +56,7 @@ struct AttentionInputs {
   /// (batch, tokens, hidden). With a 2-D input, each matrix product is a single aten::mm.
   std::int64_t batch = 0;
   /// Rotary tables (see rotary_embedding): (tokens, head_dim), or (batch * tokens, head_dim) if
-  /// each sequence has its own positions. Without tables there is no rotary embedding.
+  /// each sequence has its own positions. If undefined, no rotary embedding is applied.
   at::Tensor cos{}, sin{};
   /// Mask for nn::attention(), used instead of `causal` and `window`. If undefined, `causal` and
   /// `window` apply.
@@ -131,8 +131,8 @@ struct MlpOptions {
   std::int64_t inner = 0;   ///< number of features between the Linears
   bool bias = false;
   /// Weights are initialised from normal(0, init_std), the weight of `down` from normal(0,
-  /// output_init_std); if output_init_std is 0, init_std applies to `down` too. Biases are
-  /// initialised to zero.
+  /// output_init_std); if output_init_std is 0, `down` uses init_std. Biases are initialised to
+  /// zero.
   double init_std = 0.02, output_init_std = 0;
   MlpNames names{};
 };

@@ -48,7 +48,7 @@ struct CheckpointOptions {
   /// Selects the operators whose results are saved (selective activation checkpointing). If the
   /// function is empty, no results are saved.
   OperatorPolicy policy{};
-  /// For tests: the counters of checkpointed regions and recomputations.
+  /// For tests: counts the checkpointed regions and their recomputations.
   std::shared_ptr<CheckpointCounts> counts{};
 };
 
@@ -57,9 +57,9 @@ namespace detail {
 using Rerun = std::function<void(std::span<const at::Tensor> inputs)>;
 class CheckpointedForward;
 
-/// While a CheckpointedRegionScope exists, autograd on this thread saves placeholders, not tensors.
-/// The first placeholder that backward unpacks calls `rerun`. Without gradient recording the scope
-/// does nothing.
+/// While a CheckpointedRegionScope exists, autograd on this thread saves placeholders instead of
+/// tensors. The first placeholder that backward unpacks calls `rerun`. Without gradient recording
+/// the scope does nothing.
 class CheckpointedRegionScope : tessera::detail::NoCopy {
  public:
   CheckpointedRegionScope(const CheckpointOptions& options, std::span<at::Tensor* const> inputs,

@@ -43,8 +43,8 @@ class GroupedLinear : public Module<GroupedLinear> {
   GroupedLinear(std::int64_t experts, std::int64_t in_features, std::int64_t out_features);
   /// Multiplies the rows of each expert: (rows, in) -> (rows, out). counts[e] is the number of rows
   /// of this rank's expert e; the rows of the first expert come first. `rows_are_split`: whether
-  /// the ranks of the other dimensions of the weight's mesh have other rows, so that the gradient
-  /// of the weight is a sum over these ranks. Communicates nothing.
+  /// ranks along the second and later dimensions of the weight's mesh have different rows, so that
+  /// the gradient of the weight is a sum over these ranks. Communicates nothing.
   at::Tensor forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
                      bool rows_are_split = false);
   void reset_parameters(const InitContext& init) override;
@@ -70,19 +70,19 @@ struct ExpertNames {
 /// Options of a MixtureOfExperts. The comments name the settings of Hugging Face's config.json.
 struct ExpertsOptions {
   std::int64_t hidden = 0;   ///< number of features of the input and of the result
-  std::int64_t inner = 0;    ///< number of features within an expert (moe_intermediate_size)
+  std::int64_t inner = 0;    ///< number of hidden features of an expert (moe_intermediate_size)
   std::int64_t experts = 0;  ///< number of experts (num_local_experts, num_experts)
-  std::int64_t top_k = 2;    ///< number of experts of each token (num_experts_per_tok)
+  std::int64_t top_k = 2;    ///< number of experts that compute each token (num_experts_per_tok)
   RouterScores scores = RouterScores::kSoftmax;
   bool normalize = true;  ///< whether a token's weights are divided by their sum (norm_topk_prob)
   double scaling = 1;     ///< factor of the experts' weights (routed_scaling_factor)
   /// Whether a bias, which has no gradient, is added to the scores for the choice of experts only
   /// (DeepSeek-V3, "auxiliary-loss-free load balancing"); see update_selection_bias().
   bool selection_bias = false;
-  /// Number of features within an expert that computes every token; 0: there is no such expert.
+  /// Number of hidden features of the shared expert, which computes every token; 0: no such expert.
   std::int64_t shared_inner = 0;
   /// Weights are initialised from normal(0, init_std), the weights of `down` from normal(0,
-  /// output_init_std); if output_init_std is 0, init_std applies to `down` too.
+  /// output_init_std); if output_init_std is 0, `down` uses init_std.
   double init_std = 0.02, output_init_std = 0;
   ExpertNames names{};
 };
@@ -96,11 +96,11 @@ struct RouterRecord {
   at::Tensor z;              ///< sum of the squared log-sum-exp of the router's logits
   at::Tensor choices;        ///< number of tokens that chose each expert, (experts) int64
   std::int64_t tokens = 0;
-  DeviceMesh token_mesh;  ///< the tensor-parallel ranks that share the tokens, or undefined
+  DeviceMesh token_mesh;  ///< tensor-parallel ranks among which tokens are split, or undefined
 };
 
-/// A MixtureOfExperts' record of its last forward, and the tokens of each expert since the last
-/// update of the selection bias.
+/// What a MixtureOfExperts recorded in its last forward, and the number of tokens of each expert
+/// since the last update of the selection bias.
 struct RouterState {
   RouterRecord record;
   at::Tensor load;  ///< tokens of all ranks that chose each expert, (experts) int64
@@ -170,14 +170,14 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
 /// (docs/modules/experts.md). Returns the number of mixtures. Not collective.
 std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh);
 
-/// Auxiliary losses of the mixtures of a model, and how evenly the experts are loaded.
+/// Auxiliary losses of the mixtures of a model, and how evenly tokens are divided.
 struct RouterLosses {
   /// Load-balancing loss (Fedus et al. 2022), as `transformers` computes it: experts * sum over
   /// experts of (share of the tokens that chose the expert) * (mean probability of the expert),
-  /// over the tokens of all layers together. The loss is top_k if the load is even.
+  /// over the tokens of all layers together. Equal numbers give top_k.
   at::Tensor load_balancing;
   at::Tensor z;  ///< mean squared log-sum-exp of the router's logits (Zoph et al. 2022)
-  /// For each mixture, the tokens of the expert with most tokens divided by the mean.
+  /// For each mixture, the largest number of tokens of an expert divided by the mean number.
   std::vector<double> largest_over_mean;
 };
 /// Returns the auxiliary losses of the last forwards, in training, of the mixtures below `module`,
@@ -188,8 +188,8 @@ struct RouterLosses {
 RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh = {});
 
 /// For mixtures with ExpertsOptions::selection_bias: adds `rate` to the bias of each expert that
-/// had fewer tokens than the mean since the last call, and subtracts `rate` for more tokens (Wang
-/// et al. 2024). Call update_selection_bias() after each optimizer step; take_router_losses()
+/// had fewer tokens than the mean since the last call, and subtracts `rate` if the expert had more
+/// (Wang et al. 2024). Call update_selection_bias() after each optimizer step; take_router_losses()
 /// counts the tokens. Every rank computes the same bias, without communication.
 void update_selection_bias(ModuleBase& module, double rate = 1e-3);
 

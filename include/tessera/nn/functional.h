@@ -30,9 +30,9 @@ namespace tessera::nn {
 /// weight is Partial over the mesh dimensions that shard x.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-/// Returns rms_norm(x + residual) and x + residual, bit-equal to two separate operations. The
-/// gradients are computed in one pass. Layouts are the same as for rms_norm(). Partial inputs are
-/// reduced. Broadcasting and type promotion are those of the addition.
+/// Returns rms_norm(x + residual) and x + residual, bit-equal to separate calls for the sum and the
+/// norm. The gradients are computed in one pass. Layouts are the same as for rms_norm(). Partial
+/// inputs are reduced. Broadcasting and type promotion are those of the addition.
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps);
 
@@ -71,7 +71,7 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 /// heads, tokens, width). k, v: like q, with as many heads or with fewer heads. If k and v have
 /// fewer heads, several heads of q use one head of k and v. `mask`: (tokens of q, tokens of k),
 /// optionally with leading dimensions for batch and heads (or 1). A bool mask is true where a query
-/// sees a key; a mask of q's type is added to the scores. An undefined mask hides nothing. `mask`
+/// sees a key; a mask of q's type is added to the scores. An undefined mask excludes no key. `mask`
 /// and `causal` exclude each other.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask = {}, double dropout = 0);
@@ -143,7 +143,7 @@ struct CausalAttentionOptions {
   /// Number of positions that a query sees, including its own; 0: all positions.
   std::int64_t window = 0;
   DocumentsPtr documents{};  ///< boundaries of packed documents; nullptr: whole sequences
-  double dropout = 0;        ///< dropout probability; a window or documents then need a mask
+  double dropout = 0;        ///< dropout probability; if above 0, a window or documents need a mask
 };
 
 /// Computes causal attention, with an optional window and packed documents, usually without a mask.
@@ -195,7 +195,7 @@ struct ContextAttentionOptions {
 /// The model passes one ContextParallel object to attention(), or to nn::Attention in
 /// AttentionInputs. Tensors that depend on positions, such as rotary tables, are split by shard()
 /// or looked up by positions(). The parameters' gradients are sums over the ranks: apply
-/// fully_shard to this mesh dimension too, flattened with the data-parallel dimension
+/// fully_shard to this mesh dimension, flattened with the data-parallel dimension
 /// (docs/context_parallel.md).
 ///
 /// Thread safety: one thread at a time.

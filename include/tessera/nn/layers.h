@@ -50,8 +50,8 @@ class Linear : public Module<Linear>,
  private:
   friend std::vector<at::Tensor> linear_products(
       const at::Tensor& x, const std::vector<std::reference_wrapper<Linear>>& linears);
-  /// Returns the function that makes an object to compute the matrix products of this and other
-  /// Linears together; nullptr if a common computation is not possible.
+  /// Returns a function that makes a LinearProducts object, which computes the products of several
+  /// Linears; nullptr if each Linear must be called separately.
   detail::MakeLinearProducts products_together() const;
   at::Tensor own_bias() const;
 
@@ -158,7 +158,7 @@ class DropoutState {
 ///
 /// The mask depends on the module's key, the number of calls so far and the element's index in the
 /// global tensor. The mask is therefore the same on every mesh, and different in each module.
-/// init_weights or set_key sets the key; otherwise the first call derives it from the module's
+/// init_weights or set_key sets the key; otherwise the first call derives the key from the module's
 /// name. In the forward of a model with fully_shard, the global tensor includes the batch rows of
 /// all data-parallel ranks. These ranks compare their numbers of rows when the forward begins;
 /// otherwise nothing is communicated (docs/random.md). Thread safety: one thread at a time, because

@@ -34,8 +34,8 @@ class Module;
 
 namespace detail {
 
-// A base class to test whether M has a member `forward`: in a class that is derived from M and
-// OtherForward, the name `forward` is then ambiguous. The test finds templates and overloads too.
+// A base class to test whether M has a member `forward`: if so, the name `forward` is ambiguous in
+// a class derived from M and OtherForward. The test also finds templates and overloads.
 struct OtherForward {
   int forward;
 };
@@ -119,7 +119,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// Returns the buffers of this module and of all modules below it, each once, with its first FQN.
   NamedSlots named_buffer_slots() const;
   /// Returns the longest FQN of this module that named_slots() or an outermost module call has
-  /// found. nullopt before the first such call of a module above this module.
+  /// found. nullopt if neither has run on this module or a module above it.
   const std::optional<std::string>& fqn() const { return fqn_; }
   /// Returns the ParameterSlot of this module's own parameter `name`. Throws Error, with a list of
   /// the names, if there is no such parameter.
@@ -219,8 +219,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
 
   /// A function that copies the tensor of a ParameterSlot to the module member that forward reads.
   using Follow = std::function<void(const at::Tensor& tensor)>;
-  /// The objects to update when the tensor of a ParameterSlot is replaced: the parameter's handles,
-  /// and a member of a libtorch module.
+  /// Objects that must be updated when the tensor of a ParameterSlot is replaced: the parameter's
+  /// handles, and a member of a libtorch module.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
     Follow follow;  ///< function that updates a libtorch module's member, or empty
@@ -340,7 +340,7 @@ class Module : public ModuleBase {
 
   template <class... Values>
   auto call_checkpointed(Values&... values) {
-    // The autograd graph may outlive other handles to the module, so the lambda owns the module.
+    // The lambda owns the module, because the autograd graph can outlive other module handles.
     const auto region = [this, alive = this->weak_from_this().lock()](auto&... inputs) {
       const auto body = [this](auto&... arguments) { return this->call_forward(arguments...); };
       auto arguments = std::tie(inputs...);
@@ -436,9 +436,9 @@ void visit_modules(const torch::nn::Module& root, const Visit& visit,
 
 /// Freezes the parameters whose FQN matches one of the patterns (see matches_fqn). A frozen
 /// parameter gets no gradient and no optimizer state, and FSDP does not reduce its gradient. Saved
-/// checkpoints contain frozen parameters too. A tied parameter is frozen if any of its FQNs
-/// matches. Call freeze() before or after parallelize_module and fully_shard, but not between a
-/// forward and its backward.
+/// checkpoints contain frozen parameters. A tied parameter is frozen if any of its FQNs matches.
+/// Call freeze() before or after parallelize_module and fully_shard, but not between a forward and
+/// its backward.
 ///
 /// Not collective; every rank must freeze the same parameters. Throws Error, before anything is
 /// changed, for a pattern that matches no parameter.

@@ -29,8 +29,8 @@ class SlotState : tessera::detail::NoCopy {
     std::string name;
   };
 
-  /// Like ParameterSlot::set(), for a tensor with equal values in another layout. A parameter
-  /// without values remains uninitialised.
+  /// Like ParameterSlot::set(), for a tensor with the same values in another layout. A parameter
+  /// without values stays uninitialised.
   void swap(at::Tensor tensor);
   bool has_persistent() const { return persistent_.defined(); }
   /// For FSDP: makes `tensor` the result of persistent(). Afterwards swap() changes only get().

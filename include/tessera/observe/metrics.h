@@ -70,7 +70,7 @@ void count_tensor_memory();
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 /// The metrics of a model's experts in one training step: the means of the losses over the
-/// micro-batches, and the largest load of an expert.
+/// micro-batches, and the largest ratio of an expert's tokens to the mean.
 struct ExpertMetrics {
   double load_balancing_loss = 0;  ///< load-balancing loss, not multiplied by its coefficient
   double z_loss = 0;               ///< router z-loss, not multiplied by its coefficient
@@ -92,7 +92,7 @@ struct StepMetrics {
   double tokens_per_s = 0;      ///< tokens per second over all ranks
   double tflops = 0;            ///< TFLOP/s per rank, by torchtitan's FLOP formula
   std::optional<double> mfu{};  ///< model FLOPs utilization in %; nullopt if the peak is unknown
-  std::optional<double> mfu_causal{};  ///< `mfu` if causal attention counts half of its FLOPs
+  std::optional<double> mfu_causal{};  ///< `mfu`, with half of the FLOPs of causal attention
   std::int64_t peak_memory_bytes = 0;  ///< peak memory of this rank in this step (CUDA: reserved)
   std::optional<std::int64_t> peak_active_bytes{};  ///< peak memory of tensors, if known
   std::int64_t memory_capacity_bytes = 0;           ///< memory of this rank's device; 0 if unknown

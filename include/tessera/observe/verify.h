@@ -32,8 +32,8 @@ struct VerifyOptions {
   /// other ranks, and for a loss or statistic of the whole batch. If true, verify() compares no
   /// outputs, only the gradients, and the loss as a mean over `batch_dims`.
   bool splits_samples = false;
-  /// The least precise type in which the mesh computes or reduces. The option is required if that
-  /// type is less precise than the reference's parameters.
+  /// The least precise type in which the parallel module computes or reduces. Required if this type
+  /// is less precise than the type of the reference's parameters.
   std::optional<c10::ScalarType> coarsest{};
 };
 
@@ -45,10 +45,10 @@ struct VerifyDifference {
 
 /// The result of verify(), equal on every rank.
 struct VerifyReport {
-  /// Module outputs that differ, in the order in which the module calls end on one rank. All
-  /// outputs before the first entry are equal.
+  /// Module outputs that differ from the reference, in the order in which the reference's module
+  /// calls end. All outputs before the first entry are equal.
   std::vector<VerifyDifference> outputs{};
-  std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in backward's order
+  std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in the order of backward
   /// A line that names the weights that differ between ranks. If this line is not empty, nothing
   /// else was compared.
   std::string weights{};
@@ -77,11 +77,11 @@ struct VerifyReport {
 /// `reference`: a second instance of the same class with the same options, not parallelized,
 /// perhaps on the meta device. verify() copies the weights, buffers and modes of `module` to
 /// `reference`, which computes in the type of its own parameters and cannot be used afterwards.
-/// verify() runs `reference` three times, twice with weights that are perturbed by rounding, to
-/// measure the differences that rounding can cause. `mesh`: all ranks of the run. `step` must do
-/// the same at each call; the random number generators start from the same state for each call. A
-/// rank's step uses the rank's own samples. Choose small samples: every rank computes the samples
-/// of all ranks with all weights, and stores all inputs and outputs.
+/// verify() runs `reference` three times. Two of these runs use weights that are perturbed by
+/// rounding, to measure the differences that rounding can cause. `mesh`: all ranks of the run.
+/// `step` must do the same at each call; the random number generators start from the same state for
+/// each call. A rank's step uses the rank's own samples. Choose small samples: every rank computes
+/// the samples of all ranks with all weights, and stores all inputs and outputs.
 ///
 /// Distributed outputs are compared as whole tensors, with Partial outputs reduced. A plain output
 /// must equal the output of the reference on each rank. If the sizes differ, the concatenation of

@@ -40,7 +40,7 @@ struct NormOptions {
 /// norm, and nothing is communicated. Equals torch.nn.utils.get_total_norm.
 ///
 /// Throws Error, before any communication, for a norm_type that is not above 0, and, if `over` is
-/// not set, for meshes of which none contains all others.
+/// not set, if no mesh contains all other meshes.
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
 /// Multiplies all gradients by min(1, max_norm / (norm + 1e-6)), where norm is grad_norm(), and

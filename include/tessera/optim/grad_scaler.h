@@ -70,8 +70,8 @@ class GradScaler {
   /// Alternative to clip_grad_norm_(): divides the gradients by the scale now, in place, for code
   /// that reads or changes gradients before step(). Throws Error for gradients narrower than fp32,
   /// in which small values would vanish. Collective like grad_norm(). Call unscale_() at most once
-  /// per step, with all parameters that step() will update. Afterwards optim::clip_grad_norm_ may
-  /// clip some of these parameters.
+  /// per step, with all parameters that step() will update. After unscale_(),
+  /// optim::clip_grad_norm_ can clip some of these parameters.
   void unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
   /// Calls optimizer.step() unless a gradient overflowed, and sets the next scale. Returns whether
@@ -105,7 +105,7 @@ class GradScaler {
   void load_state(const State& state);
 
  private:
-  /// The result of clip_grad_norm_() or unscale_(), which the next step() uses.
+  /// The result of clip_grad_norm_() or unscale_(), for the next step().
   struct Checked {
     bool finite = true;
     double factor = 1.0;  ///< the factor by which step() multiplies the gradients

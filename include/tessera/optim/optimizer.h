@@ -29,7 +29,7 @@ struct StateTensor {
 struct GradientFactor;
 
 /// The interface of an optimizer that training loops use. An optimizer refers to parameter slots
-/// (nn::ParameterSlot), not tensors. An optimizer may thus be made before or after tensor
+/// (nn::ParameterSlot), not tensors. An optimizer can thus be made before or after tensor
 /// parallelism and FSDP are applied. Thread safety: one thread at a time. To write an optimizer,
 /// see GroupedOptimizer in slot_optimizer.h.
 class Optimizer : tessera::detail::NoCopy {

@@ -31,8 +31,8 @@ struct Batch {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::vector<at::Tensor>> states;  ///< one list of state tensors for each state name
   std::vector<at::Tensor> steps;                ///< each tensor's step number, from 1; or empty
-  /// For each tensor, the index of its parameter in Optimizer::parameters(). If shards of several
-  /// parameters were joined to one tensor, the index of the first parameter.
+  /// For each tensor, the index of its parameter in Optimizer::parameters(). For a tensor that
+  /// joins the shards of several parameters, the index of the first parameter.
   std::vector<std::size_t> shards = {};
   /// The factor by which update_batch() multiplies the gradients if takes_gradient_factor() is
   /// true: plain, 0-d fp64, on the device of the batch. Undefined: the factor is 1. If the factor
@@ -66,8 +66,8 @@ class SlotOptimizer : public Optimizer {
   /// of the type in which the update is computed: fp32 for narrower parameters, whose new values
   /// are then rounded back, a few at a time. Complex tensors are passed as real tensors with a last
   /// dimension for real and imaginary parts (at::view_as_real). Gradients are already multiplied by
-  /// the factor of step(), unless takes_gradient_factor() returned true. Gradients may be
-  /// overwritten. Ranks call update_batch() with different shards, and not equally often.
+  /// the factor of step(), unless takes_gradient_factor() returned true. update_batch() may
+  /// overwrite gradients. Ranks call update_batch() with different shards, and not equally often.
   /// update_batch() must therefore not communicate. step() throws the exceptions of update_batch()
   /// on this rank only, when earlier batches are already updated.
   virtual void update_batch(const Batch& batch, std::size_t group);
@@ -99,8 +99,8 @@ class SlotOptimizer : public Optimizer {
     std::vector<at::Tensor> tensors;  ///< the state tensors, one for each state name
     /// The step counter: 0-d fp32, on the shard's device; undefined if steps are not counted.
     at::Tensor step;
-    /// A hash of the counter's value when the host last read it, and of all steps since. States
-    /// with equal `history` have equal counters.
+    /// A hash of the counter's value when the host last read the counter, and of all steps after
+    /// this read. States with equal `history` have equal counters.
     std::uint64_t history = 0;
     std::uint32_t writes = 0;  ///< version of the tensor `step` at which `history` was set
   };

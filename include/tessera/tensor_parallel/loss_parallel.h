@@ -16,7 +16,7 @@ namespace tessera::tensor_parallel {
 struct CrossEntropyOptions {
   /// The target value of tokens that have no loss and no gradient.
   std::int64_t ignore_index = -100;
-  /// How the losses of the tokens (the rows of the logits) are reduced.
+  /// How the losses of the tokens are combined into one number, if at all.
   at::Reduction::Reduction reduction = at::Reduction::Mean;
   /// The divisor of Mean, a tensor with one number. If undefined, the divisor is the number of
   /// targets of the call that are not ignored, at least 1. This default is correct only if every

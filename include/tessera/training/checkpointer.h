@@ -53,7 +53,7 @@ struct CheckpointOptions {
   bool async = true;                  ///< whether to save from a copy while training continues
   int keep = 0;                       ///< how many checkpoints are retained, at least 2; 0: all
   Resume resume = Resume::kNever;
-  std::int64_t resume_step = -1;  ///< the step to continue from instead of the newest; -1: not set
+  std::int64_t resume_step = -1;  ///< step from which the run continues; -1: the newest step
   /// The checkpoint from which a new run starts, or a folder of checkpoints of another run.
   std::filesystem::path initial_load = {};
   /// Parts of a checkpoint that are not loaded: "optimizer", "data". With `initial_load`, the parts
@@ -112,9 +112,9 @@ class Checkpointer : tessera::detail::NoCopy {
   /// entries include the program's entries from after_step().
   Json peek(const TrainState& state);
   /// Loads the step into `state`. For a step of this run, also restores the random number state. If
-  /// a step is damaged, load() loads the step before, with a warning, unless the options name the
-  /// damaged step. Returns the report of checkpoint::load(). Throws Error if there is no complete
-  /// step, and for a step after the run's last step.
+  /// a step is damaged, load() prints a warning and loads the previous step, unless the options
+  /// name the damaged step. Returns the report of checkpoint::load(). Throws Error if there is no
+  /// complete step, and for a step after the run's last step.
   checkpoint::LoadReport load(TrainState& state);
 
   /// Throws the Error that load() throws for a checkpoint that another program has saved.

@@ -80,7 +80,7 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 ///
 /// The norm is over the gradients of all model parameters, and of other parameters that the
 /// optimizer updates. All gradients are dropped, also if step() throws; a step that throws is not
-/// counted. After a loss or norm that is not finite, parameters on a CPU are unchanged. On a GPU,
+/// counted. If the loss or the norm is not finite, parameters on a CPU are unchanged. On a GPU,
 /// where the CPU waits only once per step, parameters are already updated: load a checkpoint.
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);

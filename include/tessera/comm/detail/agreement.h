@@ -17,9 +17,9 @@ TESSERA_API_BEGIN
 namespace tessera::comm {
 
 // All functions of this header are collective over `group` and return the same value on every rank.
-// `device` is the device of the group's tensors. The functions wait for their result. Asynchronous
-// code must pass the result of flush_pending_transfers(group) as the group. Ranks are numbered as
-// in the group. All functions throw PeerError.
+// `device` is the device of the group's tensors. The functions wait for their result. If this rank
+// can have asynchronous redistributions, pass flush_pending_transfers(group) as the group. Ranks
+// are numbered as in the group. All functions throw PeerError.
 
 /// Returns each rank's values. All ranks must pass equally many values. Costs one all-gather.
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,

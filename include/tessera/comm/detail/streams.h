@@ -22,14 +22,14 @@ const char* to_string(Lane lane);
 /// The streams of a device, on which communication overlaps computation. A stream is called a lane
 /// here. The compute lane is libtorch's current stream.
 ///
-/// Memory belongs to the lane in which the memory was allocated. Before memory that another lane
-/// has used is freed, the lane of the memory must wait for an event of the other lane.
-/// record_stream is not used. Thread safety: one thread at a time (forward waits for backward). A
-/// LaneScope throws Error if another thread has a LaneScope.
+/// Memory belongs to the lane in which the memory was allocated. If a second lane uses the memory,
+/// the first lane must wait for an event of the second lane before the memory is freed.
+/// record_stream is not used. Thread safety: one thread at a time (forward and backward do not
+/// overlap). A LaneScope throws Error if another thread has a LaneScope.
 class Streams {
  public:
   virtual ~Streams() = default;
-  /// Returns an event after all work that was issued to `lane` so far.
+  /// Returns an event that is reached after all work that was issued to `lane` so far.
   virtual StreamEventPtr record(Lane lane) = 0;
   /// Makes work that is issued to `lane` from now on start after `event`. Does not block the
   /// caller.

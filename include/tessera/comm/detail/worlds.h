@@ -42,7 +42,7 @@ inline std::vector<int> ranks_of_world(int size) {
 
 /// Prints libtorch's warnings on this thread as on the main thread: in one line, and each text once
 /// for the whole job. libtorch's warning handler is per thread, so each thread of the library that
-/// may warn calls this function first. Does nothing before world_from_environment(), or if the
+/// can warn calls this function first. Does nothing before world_from_environment(), or if the
 /// thread has its own handler.
 void take_warnings_of_thread();
 

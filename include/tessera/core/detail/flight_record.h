@@ -29,7 +29,7 @@ enum class RankState : std::uint32_t {
   kGaveUp  ///< the rank has called World::abort()
 };
 
-/// A text in atomic words, so that one process may read the text while another process writes it. A
+/// A text in atomic words, so that one process can read the text while another process writes it. A
 /// reader may get a mixture of two texts. A text that is too long loses its end.
 class SharedText {
  public:
@@ -54,13 +54,13 @@ class SharedText {
 
 /// What a rank does in a process group.
 struct GroupSlot {
-  /// Id of the process group, equal on all ranks, written last; 0 means that the slot is unused.
+  /// Id of the process group, equal on all ranks, written last; 0: the entry is unused.
   std::atomic<std::uint64_t> id{0};
   /// World ranks of the process group, as bits: rank r is bit r % 64 of word r / 64.
   std::array<std::uint64_t, kMostRanks / 64> ranks{};
   /// Number of collectives that the rank has begun, including the set-up of the group.
   std::atomic<std::uint64_t> begun{0};
-  /// The collective in which the rank waits, or the rank's last collective, in words.
+  /// Describes the collective in which the rank waits, or else the rank's last collective.
   SharedText call;
   std::atomic<std::uint64_t> number{0};  ///< number of the collective in the process group, from 0
   std::atomic<bool> waits{false};      ///< whether a CPU thread or the GPU waits for the collective
@@ -73,7 +73,7 @@ struct Record {
   std::int32_t size = 0;
   std::int64_t pid = 0;
   std::uint64_t start_time = 0;  ///< start time of the process, in clock ticks since boot
-  int fd = -1;                   ///< the descriptor by which the process has opened the record
+  int fd = -1;                   ///< file descriptor with which the process has opened the record
   std::atomic<RankState> state{RankState::kRunning};
   /// Time at which the state changed from kRunning to another state.
   std::atomic<std::int64_t> ended{0};
@@ -81,7 +81,7 @@ struct Record {
   std::array<GroupSlot, kGroups> groups;
 };
 
-/// Returns the entry of the process group `id`; nullptr if the record has none.
+/// Returns the entry of the process group `id`; nullptr if the record has no such entry.
 auto* find_group(auto& record, std::uint64_t id) {
   auto* const slot = std::ranges::find(record.groups, id, [](const GroupSlot& each) {
     return each.id.load(std::memory_order_acquire);
@@ -93,7 +93,7 @@ std::vector<int> ranks_of(const Record& record, std::uint64_t id);
 /// Whether the rank has begun the collective `number` of the process group `id`.
 bool has_begun(const Record& record, std::uint64_t id, std::uint64_t number);
 
-/// What a rank does: "waits in ...", "ended after ...". `alive`: whether its process runs.
+/// What a rank does: "waits in ...", "ended after ...". `alive`: whether the rank's process runs.
 std::string what_it_does(const Record& record, bool alive = true);
 
 /// Returns the file name of a rank's flight record, `world-W.rank-R.flight`.

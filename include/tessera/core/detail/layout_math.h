@@ -41,8 +41,8 @@ struct Box {
 };
 
 /// Returns the blocks of the global tensor that the rank at `coordinate` stores, in row-major
-/// order, without empty blocks. There is one block, unless in some dimension a sharded Digit
-/// (sub-dimension, see Layout) follows a Digit of which the rank has several positions.
+/// order, without empty blocks. There is one block, unless a dimension has several sub-dimensions
+/// (Digit, see Layout), one is sharded, and the rank has several positions of an earlier one.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate);
 
@@ -70,8 +70,7 @@ std::vector<std::int64_t> flat_place(const FlatPlace& place);
 FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndim);
 
 /// The rows of one weight in a fused weight, which stores several weights in one matrix. The rows
-/// of the fused weight form groups of `group_rows` rows; the one weight has `run` rows in each
-/// group.
+/// of the fused weight form groups of `group_rows` rows; this weight has `run` rows in each group.
 struct PartRows {
   std::int64_t first = 0;  ///< the weight's first row in the first group of rows
   std::int64_t run = 0;    ///< number of the weight's rows in each group of rows

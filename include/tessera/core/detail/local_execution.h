@@ -61,7 +61,7 @@ struct LocalExecution {
       /// shards. An index outside of [0, rows) is an error.
       kEmbeddingRows,
       /// Gather with arguments (self, dim, index, first, size): `self` is a shard of `size`
-      /// positions of `dim`, from position `first` on. Zeros and errors: as for kEmbeddingRows.
+      /// positions of `dim`, from position `first` on. Other indices: see kEmbeddingRows.
       kGatherPart,
     };
     /// The full name of an operator ("aten::sum"), or a PartOperator.
@@ -102,8 +102,8 @@ struct LocalExecution {
   };
   std::vector<OffsetArgument> offset_arguments;
 
-  /// An argument that says which elements of input `input` this rank has. An empty list if the rank
-  /// has all elements, otherwise the list of integers that flat_place() returns (layout_math.h).
+  /// An argument that says which elements of input `input` this rank has. The argument is an empty
+  /// list if the rank has all elements, otherwise the result of flat_place() (layout_math.h).
   struct PlaceArgument {
     int arg = 0;
     int input = 0;

@@ -23,11 +23,11 @@ enum class StepKind : std::uint8_t {
   /// rank at coordinate 0 keeps the value; the other ranks get the identity of `op`, or the value
   /// if `op` is kAvg, kMax or kMin.
   kMakePartial,
-  kRelabel,  ///< a step without communication: layouts differ on mesh dimensions of size 1 only
+  kRelabel,  ///< changes the layout on mesh dimensions of size 1, without communication
 };
 
-/// One step of a redistribution: at most one collective, always over the last (innermost) mesh
-/// dimensions that divide a tensor dimension, or one Digit (layout.h) of the tensor dimension.
+/// One step of a redistribution: at most one collective, over the innermost mesh dimensions that
+/// divide a tensor dimension or one of its sub-dimensions (Digit in layout.h).
 struct Step {
   StepKind kind;
   /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims), in the

@@ -74,12 +74,12 @@ struct Propagation {
 };
 
 /// Chooses the cheapest layouts for a call with sharding rule `rule` and input layouts `inputs`
-/// (nullptr: a tensor that is not distributed, and counts as replicated; at least one is not
-/// nullptr). Greedy: chooses for one mesh dimension after another, outermost first. For each mesh
-/// dimension, prefers a choice without communication, then the choice that moves the fewest bytes,
-/// including the later reduction of a Partial result. If two choices cost the same, the layout of
-/// the largest input decides. Pure and thread safe. Throws Error if the layouts are for different
-/// meshes or do not fit the tensors.
+/// (nullptr for a plain tensor, which counts as replicated; at least one input must be
+/// distributed). Greedy: chooses for one mesh dimension after another, outermost first. For each
+/// mesh dimension, prefers a choice without communication, then the choice that moves the fewest
+/// bytes, including the later reduction of a Partial result. If two choices cost the same, the
+/// layout of the largest input decides. Pure and thread safe. Throws Error if the layouts are for
+/// different meshes or do not fit the tensors.
 Propagation propagate(const ShardingRule& rule, const OpCall& call,
                       std::span<const LayoutPtr> inputs);
 

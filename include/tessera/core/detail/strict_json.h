@@ -9,7 +9,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Limits on the cost of parsing a JSON document. The defaults permit a
+/// Limits on the cost of parsing a JSON document. The default limits are high enough for a
 /// model.safetensors.index.json.
 struct JsonLimits {
   int depth = 8;                 ///< maximum number of levels of nested objects and arrays

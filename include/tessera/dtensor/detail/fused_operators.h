@@ -45,7 +45,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 /// mask of chunk * keys elements. q: (batch, heads, tokens, width), with chunks of equal length one
 /// after another. `firsts`: the position of each chunk's first token. k, v: (batch, kv heads,
 /// sequence, width). `window`: the number of positions that a query sees, including its own; 0:
-/// all. `documents`: offsets as in nn::Documents::offsets(), since a query sees only its own
+/// all. `documents`: offsets as in nn::Documents::offsets(); a query sees only keys of its own
 /// document. If `documents` is empty, a query sees its whole sequence.
 at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              c10::IntArrayRef firsts, std::int64_t window = 0,
@@ -54,12 +54,12 @@ at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at:
 /// A tensor that an autograd node saves for backward. The result of an RMS norm or of silu_mul is
 /// not saved: the node that computed the result saves the inputs anyway. Backward recomputes the
 /// result once for all nodes that need it (as Korthikanti et al. 2022 do for the cheap parts of
-/// attention). Every other tensor is saved itself, as by autograd. Also saved themselves are
-/// results that were written to, results of operators that redistributed their inputs, and all
-/// tensors while saved-tensor hooks are active (activation checkpointing).
+/// attention). All other tensors are saved as autograd saves them. The same holds for results that
+/// were written to, results of operators that redistributed their inputs, and all tensors while
+/// saved-tensor hooks are active (activation checkpointing).
 ///
 /// Recomputed values are bit-equal. In a backward with create_graph, autograd records the
-/// recomputation too.
+/// recomputation.
 class KeptTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor);
@@ -67,8 +67,8 @@ class KeptTensor {
   /// an input of its recomputation, was written to or released. `gradient`: the gradient of the
   /// saved tensor, used if takes_gradient() is true; undefined if the gradient is not known yet.
   at::Tensor unpack(const at::Tensor& gradient = {}) const;
-  /// Whether unpack() can recompute the tensor and, in one pass over the same inputs, run the
-  /// backward of the tensor's operator for `gradient`.
+  /// Whether unpack() can, in one pass, recompute the tensor and compute the gradients of the
+  /// operator that made the tensor, from `gradient`.
   bool takes_gradient() const;
   /// Releases the saved tensor. The caller must know that no later backward runs the node that
   /// saved the tensor.

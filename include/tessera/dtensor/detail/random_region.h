@@ -30,7 +30,7 @@ struct RandomPlace {
   bool is_part = false;
 };
 
-/// Returns the elements that this rank stores in the tensor's layout; all for a plain tensor.
+/// Returns which global elements this rank stores; for a plain tensor, all elements.
 RandomPlace own_place(const at::Tensor& tensor);
 
 /// Fills `local`, a plain floating-point tensor, with random numbers that autograd does not record.
@@ -95,13 +95,13 @@ class RandomRegion {
                DeviceMesh replicated_on = {});
 
   const std::shared_ptr<BatchRows>& rows() const { return rows_; }
-  /// Whether plain tensors are the same on every rank of `mesh`.
+  /// Whether plain tensors in this region are the same on every rank of `mesh`.
   bool replicates_on(const DeviceMesh& mesh) const;
   /// Records that to_local() has returned a local tensor that differs between ranks. After this, a
   /// random operator on a plain tensor cannot know which elements of the global tensor to fill, and
   /// throws.
   void note_part();
-  /// Finds the global elements for which `call` draws; throws Error if the elements are unknown.
+  /// Finds the global elements that `call` fills; throws Error if the elements are unknown.
   /// Collective at the first call if data-parallel ranks must compare their numbers of rows.
   RandomPlace place_of(const RandomCall& call);
 
@@ -121,11 +121,11 @@ class RandomRegion {
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
 
-/// Returns this thread's RandomRegion, or nullptr. A backward has the region of the thread that
+/// Returns this thread's RandomRegion, or nullptr. A backward uses the region of the thread that
 /// called backward().
 const RandomRegionPtr& random_region();
-/// Finds the elements of the global tensor for which `call` draws, in this thread's region. Outside
-/// of any region a plain tensor is a whole tensor.
+/// Finds the elements of the global tensor that `call` fills, in this thread's region. Outside of
+/// any region a plain tensor is a whole tensor.
 RandomPlace random_place(const RandomCall& call);
 /// Whether a plain tensor that an operator combines with a distributed tensor on `mesh` counts as
 /// the same on every rank. True in the forward of a module that was parallelized on this mesh, in a
@@ -151,7 +151,7 @@ struct ActiveRandomRegion {
 };
 
 /// A RandomRegionScope sets this thread's RandomRegion; nullptr means no region. `replays`: whether
-/// the scope recomputes a forward in which the region has already drawn its numbers.
+/// the scope recomputes a forward in which the region has already drawn random numbers.
 class RandomRegionScope {
  public:
   explicit RandomRegionScope(RandomRegionPtr region, bool replays = false);

@@ -34,8 +34,8 @@ bool is_strict();
 /// the program defines.
 bool plain_tensors_are_replicated();
 
-/// Empties this thread's dispatch cache, and releases the meshes of the cached call plans. Must not
-/// be called from within an operator.
+/// Empties this thread's dispatch cache, and releases the meshes that cached call plans refer to.
+/// Must not be called from within an operator.
 void clear_dispatch_cache();
 
 }  // namespace tessera
@@ -51,8 +51,8 @@ struct DispatchCacheStatistics {
   std::uint64_t hits = 0;
   std::uint64_t misses = 0;  ///< number of calls that had to make a call plan
 };
-/// Returns the sums over the dispatch caches of this thread and of the threads that run this
-/// thread's backwards. Must not be called while a backward runs.
+/// Returns the statistics, summed over the dispatch caches of this thread and of the threads that
+/// run this thread's backwards. Must not be called while a backward runs.
 DispatchCacheStatistics dispatch_cache_statistics();
 
 /// While a MetaFactoryGuard exists, factory functions on this thread make meta tensors, unless the
@@ -64,8 +64,8 @@ class MetaFactoryGuard : NoCopy {
 
  private:
   bool outer_;
-  /// Includes kDistributedKey on this thread, so that operators without distributed tensors reach
-  /// the fallback of kDistributedKey too.
+  /// Includes the dispatch key kDistributedKey on this thread, so that even operators without
+  /// distributed tensors reach the fallback of this key.
   IncludeKeys guard_;
 };
 

@@ -17,8 +17,8 @@ class Communicator;
 }
 
 /// Finishes this rank's asynchronous redistributions (RedistributeOptions::async), including
-/// redistributions in its backward, and returns `group`. Call this function before a collective
-/// that is waited for at once: ranks may use asynchronous results in different orders, and would
+/// redistributions in a backward, and returns `group`. Call this function before a collective that
+/// is waited for at once: ranks may use asynchronous results in different orders, and would
 /// otherwise deadlock. The call is needed only on a CPU; on a GPU the streams preserve the order.
 /// Does not throw: a failed redistribution throws when its result is used. Not collective. Example:
 /// flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
@@ -41,8 +41,8 @@ namespace tessera::detail {
 void call_at_end_of_backward(std::function<void()> callback);
 
 /// Returns the process group over which `gradient` must be summed to get the layout of `leaf`, for
-/// a leaf with leave_gradient_pending(). nullptr if the layouts are equal, or if a sum over one
-/// group is not sufficient. Both tensors are distributed. Not collective.
+/// a leaf that was passed to leave_gradient_pending(). nullptr if the layouts are equal, or if a
+/// sum over one group is not sufficient. Both tensors are distributed. Not collective.
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf);
 
 /// A DeferredSums object sums many small tensors over the ranks of a process group, such as the

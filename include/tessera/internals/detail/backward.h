@@ -39,14 +39,14 @@ std::optional<std::uint64_t> origin_of_running_node();
 bool is_in_backward(const torch::autograd::Node* node);
 
 /// Queues a function to run at the end of the backward that runs on this thread. Functions run in
-/// the order of queueing and may queue further functions. Throws outside of a backward.
+/// the order in which they were queued, and may queue functions. Throws outside of a backward.
 void queue_end_of_backward(std::function<void()> callback);
 
-// Functions that distinguish this library's gradient hooks from the program's, and call or move the
-// hooks of a tensor. libtorch has all hooks in one private list. During a backward libtorch tells
-// which node runs, but not whether the node's formula or one of its hooks runs. A node belongs to
-// the program if torch::autograd::Function made it, in C++ or Python (also in this library), or if
-// its class is neither libtorch's nor this library's.
+// Functions that distinguish this library's gradient hooks from the program's, call the hooks of a
+// tensor, or add them to another tensor. libtorch has all hooks in one private list. During a
+// backward libtorch tells which node runs, but not whether the gradient formula of the node or a
+// hook of the node runs. A node belongs to the program if torch::autograd::Function made it, in C++
+// or Python (also in this library), or if its class is neither libtorch's nor this library's.
 //
 // A hook is recognised as a C++ hook by its class's mangled name: libtorch does not export the type
 // information that dynamic_cast needs.
@@ -56,20 +56,20 @@ void queue_end_of_backward(std::function<void()> callback);
 enum class OwnHook : std::uint8_t {
   kLayout,     ///< a hook that redistributes a gradient to the layout of its leaf
   kMakePlain,  ///< a hook that gathers and reduces the gradient of a tensor that is not distributed
-  kNotice,     ///< a hook that only observes that backward has reached the tensor, or its gradient
+  kNotice,     ///< a hook that changes nothing: it observes a gradient or its arrival
 };
 
 /// Like Tensor::register_hook, but marks the hook as one of this library.
 void add_own_hook(const at::Tensor& tensor, OwnHook what,
                   std::function<at::Tensor(const at::Tensor&)> hook);
 
-/// Whether `tensor` has a hook of kind `what`. Hooks of an alias (alias_tensor()) do not count.
+/// Whether `tensor` itself, and not an alias (alias_tensor()), has a hook of kind `what`.
 bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 
 enum class BackwardCode : std::uint8_t {
-  kNone,              ///< no code: this thread runs no backward
+  kNone,              ///< nobody's code: this thread runs no backward
   kFormula,           ///< a gradient formula of libtorch or of this library
-  kFormulaOrProgram,  ///< perhaps code of the program, which made the node or added hooks to it
+  kFormulaOrProgram,  ///< possibly the program's code: a node or hook of the program
 };
 
 /// Returns whose code the backward on this thread runs now: the program's or a library's.
@@ -78,7 +78,7 @@ BackwardCode backward_code();
 /// Whether a node of autograd's graph has hooks that were not added by this library.
 bool has_hooks_of_program(torch::autograd::Node& node);
 
-/// Whether a hook was ever registered on `leaf`, even if removed since.
+/// Whether a hook was ever registered on `leaf`, even if the hook was removed later.
 bool has_hooks(const at::Tensor& leaf);
 /// Runs the hooks of `leaf` one after another on `gradient` and returns the result.
 at::Tensor call_hooks(const at::Tensor& leaf, const at::Tensor& gradient);

@@ -52,15 +52,15 @@ std::uint16_t port_of(const StorePtr& store);
 // c10d's process groups, with the interface that Gloo and NCCL share. The interface is documented
 // for Python only, where torch.distributed calls it through the dispatcher.
 //
-// Some functions of c10d may be renamed: libtorch 2.15's headers contain old and new names.
+// Future versions can rename functions of c10d: libtorch 2.15's headers contain old and new names.
 //
 // Canary: C10dGroupCanary, a test of libtorch itself, with Gloo.
 
 using Group = c10d::Backend;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-/// A running collective. wait(time) throws after a time-out and after a failure; isCompleted()
-/// distinguishes these cases.
+/// A running collective. wait(time) throws after a time-out and after a failure; after a time-out,
+/// isCompleted() is false.
 using GroupWork = c10d::Work;
 using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 
@@ -76,7 +76,7 @@ struct GlooPlace {
   int size = 1;
   std::chrono::milliseconds timeout{0};
   /// This machine's address, to which the other ranks connect. Gloo's default is the address of the
-  /// host name, which may belong to another network interface.
+  /// host name, which can belong to another network interface.
   std::string address;
 };
 /// Makes a Gloo process group. Collective. Only this group may use `store`.

@@ -36,7 +36,7 @@ struct NcclGroupPlace {
   std::chrono::milliseconds timeout{0};
   std::string name;               ///< name of the process group in libtorch's flight record
   std::vector<int> ranks;         ///< world ranks of the group, for the flight record
-  NcclProcessGroupPtr from = {};  ///< the group that ncclCommSplit splits; nullptr: no split
+  NcclProcessGroupPtr from = {};  ///< existing group that ncclCommSplit splits; nullptr: no split
   int color = 0;                  ///< as in ncclCommSplit: identifies this group in the split
 };
 /// Makes an NCCL process group. Collective. Only this group may use `store`.

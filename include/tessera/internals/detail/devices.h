@@ -59,7 +59,7 @@ std::optional<CudnnVersions> cudnn_versions();
 
 c10::Allocator* cpu_allocator();
 /// Sets libtorch's CPU allocator permanently. `allocator` must exist until the process ends,
-/// because tensors may outlive main().
+/// because tensors can outlive main().
 void set_cpu_allocator(c10::Allocator* allocator);
 
 // libtorch's profiler of operators and kernels (Kineto), which torch.profiler uses in Python. In
@@ -67,10 +67,10 @@ void set_cpu_allocator(c10::Allocator* allocator);
 //
 // Canary: KernelProfilerCanary, a test of libtorch itself.
 
-/// Whether the profiler is recording, also if it was started in Python. A process records at most
-/// one profile at a time.
+/// Whether the profiler is recording, even if Python code has started the profiler. A process
+/// records at most one profile at a time.
 bool profiler_runs();
-/// Starts the profiler. `gpu`: whether to record the GPU's kernels too.
+/// Starts the profiler. `gpu`: whether to record the GPU's kernels.
 void begin_profile(bool gpu);
 /// Stops the profiler and discards the profile.
 void drop_profile();

@@ -101,13 +101,13 @@ inline Edge edge_to(const at::Tensor& tensor) {
   return torch::autograd::impl::gradient_edge(tensor);
 }
 
-/// Makes `node` the grad_fn of `output`.
+/// Sets grad_fn of the tensor `output` to `node`.
 inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
   torch::autograd::set_history(output, node);
 }
 
-// A tensor that a node of autograd's graph saves for backward. The tensor may be a result of the
-// node without a reference cycle, later writes to it are detected, and saved-tensor hooks apply.
+// A tensor that a node of autograd's graph saves for backward. A saved result of the node makes no
+// reference cycle. Writes to a saved tensor are detected, and saved-tensor hooks apply.
 // torch::autograd::Function stores saved tensors in a list; Tessera's nodes have members instead.
 //
 // Up to libtorch 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr;
@@ -124,9 +124,9 @@ using torch::autograd::SavedVariableHooks;
 bool hooks_keep_tensors();
 
 // The node of a leaf tensor in autograd's graph (AccumulateGrad), which adds a gradient to `.grad`
-// of the leaf. With OpenGradient another node may add to `.grad` itself, under the lock of the
-// leaf's node. The node can also be replaced, for a parameter for which the graph contains another
-// tensor (FSDP). There is no public way to get or set the node of a leaf.
+// of the leaf. With OpenGradient, a node can add to `.grad` of the leaf directly, under the lock of
+// the leaf's node. FSDP replaces the node of a parameter, because the graph contains the gathered
+// tensor and not the parameter. There is no public way to get or set the node of a leaf.
 //
 // Up to libtorch 2.12 the node is owned by shared_ptr, from 2.13 by intrusive_ptr. The leaf has
 // only a weak pointer to its node, and makes a node if there is none.
@@ -140,8 +140,8 @@ inline LeafNode* as_leaf(const Edge& edge) {
   return dynamic_cast<LeafNode*>(edge.function.get());
 }
 
-/// Whether the edge leads to the node that torch::autograd::grad() uses for an input that the graph
-/// does not contain.
+/// Whether the edge leads to the placeholder node that torch::autograd::grad() makes for an input
+/// that the graph lacks.
 inline bool is_unreachable(const Edge& edge) {
   return dynamic_cast<const torch::autograd::Identity*>(edge.function.get()) != nullptr;
 }
@@ -158,7 +158,7 @@ using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
 #endif
 
 /// An OpenGradient gives a node access to `.grad` of the leaf to which the node's gradient goes.
-/// The node may add its result to `.grad` directly and return an undefined gradient. While an
+/// The node can add its result to `.grad` directly and return an undefined gradient. While an
 /// OpenGradient exists, the lock of the leaf's node is locked.
 class OpenGradient {
  public:
@@ -193,7 +193,7 @@ inline std::uint64_t take_sequence_number() {
 // install_engine() replaces autograd's engine by one that calls two functions of Tessera. The first
 // chooses saved-tensor hooks for a tensor that is saved for backward: libtorch's stack of hooks
 // accepts only Python objects, and in C++ libtorch asks the engine instead. The second finds the
-// gradient of a parameter for which the graph contains another tensor (FSDP).
+// gradient of an FSDP parameter, which the graph contains as another tensor.
 //
 // set_default_engine_stub, which libtorch uses for Python's engine, replaces the process's engine.
 //

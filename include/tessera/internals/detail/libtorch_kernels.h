@@ -23,7 +23,7 @@ namespace tessera::detail {
 // Tessera registers a kernel that calls libtorch's composite implementation. The functions in at::
 // would dispatch to Tessera's kernel again.
 //
-// A new libtorch version may implement a composite operator differently. The tests of operators
+// A new libtorch version can implement a composite operator differently. The tests of operators
 // find composite operators that do not work on distributed tensors; the canary test only checks
 // that each operator exists and is still composite.
 //
@@ -69,8 +69,8 @@ Result take_result(torch::jit::Stack& stack) {
 torch::CppFunction refuse_gradient();
 
 // Functions that compute sizes of a convolution and strides of a view as libtorch's operators do,
-// and make meta tensors without dispatching. Only the operators are public, and need tensors on a
-// device for which the operator has a kernel.
+// and make meta tensors without dispatching. libtorch's public operators do the same, but need
+// tensors on a device for which the operator has a kernel.
 //
 // Canary: ShapesByLibtorchCanary, a test of libtorch itself.
 

@@ -49,7 +49,7 @@ class TensorWrapper : public c10::TensorImpl {
   }
 
  protected:
-  /// Makes another wrapper of the inner tensor, for detach() and similar functions.
+  /// Makes a second wrapper of the same inner tensor, for detach() and similar functions.
   virtual c10::intrusive_ptr<TensorWrapper> copy() const = 0;
   /// Implements Tensor::set_data(). `other` is the wrapper of the new data; nullptr if none.
   virtual void assign(const TensorWrapper* other) = 0;
@@ -120,7 +120,7 @@ class TensorWrapper : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<TensorImpl> copy_with(Version&& version, bool allow_change) const {
     c10::intrusive_ptr<TensorWrapper> result = copy();
-    // The copy of an ordinary tensor must be an ordinary tensor, even in inference mode.
+    // The copy of a tensor that is not an inference tensor must not become one in inference mode.
     if (key_set_.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView)) {
       result->key_set_ = key_set_;
     }
@@ -164,7 +164,7 @@ inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
 /// which libtorch's guards reset.
 void replay_views();
 
-// A placeholder tensor, which may be stored but never read. Every operator on it reaches Tessera's
+// A placeholder tensor, which can be stored but not read. Every operator on it reaches Tessera's
 // fallback through a dispatch key that no other tensor has (dispatch_keys.h). No public function
 // makes a tensor without a backend's dispatch key.
 //

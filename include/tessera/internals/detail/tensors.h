@@ -62,7 +62,7 @@ inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase
 }
 
 // The identity of a tensor: the address of its TensorImpl. Tensor::is_same() compares two tensors.
-// Tables of tensors and other code need the address.
+// Tables with tensors as keys need the address.
 //
 // Canary: TensorIdentityCanary, a test of libtorch itself.
 
@@ -77,7 +77,7 @@ inline at::Tensor tensor_of(c10::TensorImpl& impl) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl));
 }
 
-/// Returns the tensor's TensorImpl as class Impl, or nullptr if the class is another.
+/// Returns the tensor's TensorImpl as class Impl, or nullptr if the TensorImpl has another class.
 template <class Impl>
 Impl* impl_cast(const at::TensorBase& tensor) {
   return dynamic_cast<Impl*>(tensor.unsafeGetTensorImpl());
@@ -100,7 +100,7 @@ bool is_trainable_leaf(const c10::TensorImpl& impl);
 const at::TensorBase& viewed_by(const at::TensorBase& tensor);
 
 // Whether libtorch made a tensor from a number, as at::mul(x, 2.0) does from 2.0. Such a tensor has
-// less weight in type promotion. The flag is only accessible through the TensorImpl.
+// a lower priority in type promotion. The flag is only accessible through the TensorImpl.
 //
 // The functions are inline, because the flag is read for the cache key of every call.
 //
@@ -114,9 +114,9 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
 }
 
-// A view of a whole tensor that must not be changed in place, for a function that returns its
-// argument and must not return the same tensor. torch::autograd::Function uses the same kind of
-// view, but does not export the function.
+// A view of a whole tensor that must not be changed in place. A function returns such a view if its
+// result is its argument but must be another at::Tensor. torch::autograd::Function uses the same
+// kind of view, but does not export the function.
 //
 // Canary: GuardedViewCanary, a test of libtorch itself.
 
@@ -136,7 +136,7 @@ at::Tensor guarded_view(const at::Tensor& tensor);
 /// Replaces the memory of `storage`, and frees its old memory.
 void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t bytes);
 /// Frees the memory of `storage`. Tensors of this storage keep their sizes and strides, and must
-/// not be read until set_memory() was called.
+/// not be read before set_memory() is called.
 void free_memory(const c10::Storage& storage);
 /// Whether the elements of an ordinary tensor have memory now (see free_memory()).
 inline bool has_memory(const at::Tensor& tensor) {
@@ -147,7 +147,7 @@ inline bool has_memory(const at::Tensor& tensor) {
 /// type do not change.
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset);
 
-/// Makes a contiguous tensor of a storage, which may have no memory at the moment.
+/// Makes a contiguous tensor of a storage, even if the storage has no memory now.
 at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::IntArrayRef sizes,
                        c10::ScalarType dtype);
 

@@ -17,8 +17,8 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 // Thread-local values of Tessera that are copied to the threads on which a backward runs.
-// libtorch's ThreadLocalState copies libtorch's values and its debug info, to which any library may
-// add; there is no public way to copy anything else.
+// libtorch's ThreadLocalState copies libtorch's values and its debug info, to which any library can
+// add values. There is no other public way to copy values.
 //
 // Up to libtorch 2.12 the kinds of debug info are an enum, whose values beyond libtorch's are
 // unused; from 2.13 a kind is the address of its name.

@@ -62,13 +62,13 @@ RowTerms row_terms(const LossRows& rows);
 void make_relative(const LossRows& rows, const RowTerms& terms);
 void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosses& into);
 
-/// Writes the gradient of the logits to `gradient`, which may be the same tensor as the logits.
+/// Writes the gradient of the logits to `gradient`, which can be the same tensor as the logits.
 /// `of_row`: the gradient of each row's loss, (rows) in loss_type(), or undefined for ones.
 void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                      const at::Tensor& gradient);
 
 /// Returns `tensor` times `factor`, rounded once to `type`. `tensor` has type `type` or the type of
-/// `factor`. `factor` is one number, a tensor on the same device, of loss_type().
+/// `factor`. `factor` is a tensor of one element, on the same device and of loss_type().
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type);
 
 /// On CUDA, asserts in a kernel, without synchronising the CPU with the device, that each of

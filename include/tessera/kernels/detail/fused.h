@@ -72,9 +72,9 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows);
 /// Returns the gradient of a shard of an embedding table; the shard has `rows` rows. The gradients
-/// of one row's tokens are added in the order of `indices`, in fp32 (fp64 for fp64), so the result
-/// has the same bits for any number of threads. On CUDA partial sums are added; the indices alone
-/// determine the terms of each partial sum.
+/// of one row's tokens are added in the order of `indices`, in fp32 (fp64 for fp64), so the bits do
+/// not depend on the number of threads. CUDA kernels add partial sums, whose terms depend only on
+/// the indices.
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 
@@ -94,9 +94,9 @@ struct Fp8Rows {
 ///
 ///   |x - scale * value| <= max(2^-4 |x|, 2^-10 scale),
 ///
-/// and the rounding of elements of 2^-6 scale or more does not depend on the scale. Quantising
-/// twice changes nothing. Rows of zeros stay zeros. The format has no infinity: a row with a NaN or
-/// an infinity becomes NaN, and the corresponding row of a matrix product becomes NaN too.
+/// and the rounding of elements of 2^-6 scale or more does not depend on the scale. Quantising the
+/// result again changes nothing. Rows of zeros stay zeros. The format has no infinity: a row with a
+/// NaN or an infinity becomes NaN, and so does the corresponding row of a matrix product.
 Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 
 /// The three matrix products of a linear layer. On CUDA the functions use at::_scaled_mm with a

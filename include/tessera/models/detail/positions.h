@@ -27,9 +27,9 @@ struct RopeScaling {
   /// The context length of pretraining, in tokens: kLlama3 and kYarn count the rotations within
   /// this length.
   std::int64_t original_positions = 0;
-  double low_freq_factor = 1, high_freq_factor = 4;  ///< kLlama3: bounds of the ramp, in rotations
-  double beta_fast = 32, beta_slow = 1;              ///< kYarn: rotation counts that bound the ramp
-  bool truncate = true;         ///< kYarn: whether the ramp's bounds are rounded to integers
+  double low_freq_factor = 1, high_freq_factor = 4;  ///< kLlama3: transition bounds, in rotations
+  double beta_fast = 32, beta_slow = 1;              ///< kYarn: transition bounds, in rotations
+  bool truncate = true;         ///< kYarn: whether these bounds are rounded to integers
   double attention_factor = 1;  ///< kYarn: factor that multiplies cos and sin
 
   bool operator==(const RopeScaling&) const = default;

@@ -17,10 +17,10 @@ namespace tessera::nn {
 namespace detail {
 
 /// The parameters and buffers of one module, without its children. Each entry has the name of a
-/// parameter or buffer, and a function that returns the class member with the tensor.
+/// parameter or buffer, and a function that returns the class member in which the tensor is stored.
 using ModuleMembers = std::vector<std::pair<std::string, std::function<at::Tensor&()>>>;
-/// A function for one module class: appends the members of `module` to `found` if `module` has the
-/// class, and otherwise does nothing.
+/// A function for one module class: if `module` is of this class, appends the members of `module`
+/// to `found`.
 using FindMembers = void (*)(torch::nn::Module& module, ModuleMembers& found);
 
 /// Interface of a module that wraps a libtorch module and uses its parameters.

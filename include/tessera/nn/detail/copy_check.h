@@ -60,14 +60,14 @@ std::uint64_t written_version(const at::Tensor& tensor);
 // coordinate of dp. Its gradient is not reduced over dp, so copies on ranks with different data
 // drift apart. Therefore the ranks compare the copies.
 
-/// A tensor that may have copies on other ranks.
+/// A tensor of which other ranks can have copies.
 struct CopiedTensor {
   std::string name;  ///< the tensor's name for messages: "the gradient of parameter 'norm.weight'"
   const ParameterSlot* slot = nullptr;
   at::Tensor values = {};  ///< this rank's local tensor; undefined if this rank has no shard
-  /// Whether all shards of the tensor must have equal values too, as for a step count.
+  /// Whether even the shards of the tensor must have equal values, as for a step count.
   bool same_for_all_parts = false;
-  /// Whether copies may differ by rounding, because ranks computed sums in different orders.
+  /// Whether rounding differences are permitted, because ranks computed sums in different orders.
   bool rounded = false;
 };
 

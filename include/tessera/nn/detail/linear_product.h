@@ -20,8 +20,8 @@ namespace tessera::nn::detail {
 class DeferredBias {
  public:
   /// Sets whether forward leaves out the bias, for row-wise tensor parallelism. If the weight is
-  /// sharded over its inputs, forward's result is a pending sum (Partial), and the bias must be
-  /// added once, after the reduction. Not collective; every rank must pass the same value.
+  /// sharded over its inputs, the result of forward is Partial, and the bias must be added once,
+  /// after the reduction. Not collective; every rank must pass the same value.
   void set_defer_bias(bool defer) { defer_bias_ = defer; }
 
  protected:
@@ -37,8 +37,8 @@ class DeferredBias {
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
-  /// Computes linear_product(x, weight, bias). If a call passes another x than the first call, the
-  /// other x gets a separate gradient.
+  /// Computes linear_product(x, weight, bias). If the x of a call is not the x of the first call,
+  /// the gradient of this x is computed separately.
   virtual at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) = 0;
 };
 
@@ -89,8 +89,8 @@ class SharedInputNode final : public tessera::detail::Node {
                                  const at::Tensor& weight);
   SharedInputNode(const at::Tensor& x, AddTerm add_term);
 
-  /// Whether this node computes the gradient of the current x. After a write in place, x has
-  /// another gradient edge, so the result is false.
+  /// Whether this node computes the gradient of x. False after a write to x in place, because
+  /// autograd then gives x a new gradient edge.
   bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
   /// Saves the weight of a matrix product. keep() and edge_of() must be called in the same order of
   /// matrix products.

@@ -33,7 +33,7 @@ struct StoredParts {
   int depth = 1;
 };
 
-/// A part of a fused parameter, which weight files store as a separate tensor.
+/// A part of a fused parameter. Weight files store each part as a separate tensor.
 struct NamedRows {
   std::string name;  ///< name of the tensor in the files
   PartRows rows;     ///< rows of the fused parameter that are the part
@@ -81,7 +81,7 @@ void note_weighing();
 /// The calls of a module around which a hook runs.
 enum class HookedCalls : std::uint8_t {
   kForward,
-  kEveryMethod,  ///< the hook runs around forward and the methods that call_method() calls
+  kEveryMethod,  ///< the hook runs around forward and around methods called by call_method()
 };
 
 }  // namespace tessera::nn
@@ -94,7 +94,7 @@ struct SlotRole {
   /// unsharded.
   bool gathered = false;
   /// For tensor parallelism: whether the parameter is replicated because no tensor-parallel plan
-  /// has named the parameter. A later plan may still shard the parameter.
+  /// has named the parameter. A later plan can still shard the parameter.
   bool replicated_by_default = false;
   /// Whether the parameter belongs to an adapter (apply_lora). Tables of initialisers skip the
   /// parameters of adapters.

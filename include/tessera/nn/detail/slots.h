@@ -29,8 +29,7 @@ struct GradientRecord {
 /// Returns a text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]"
 /// before the FQN is known.
 std::string describe(const ParameterSlot& slot);
-/// Clears the gradient of the parameter in `slot`, and the gradient that FSDP saves for a later
-/// reduction.
+/// Clears the gradient of the parameter in `slot`, and the unreduced gradient that FSDP has stored.
 void drop_gradient(const ParameterSlot& slot);
 /// Sets whether the parameter in `slot` is trainable.
 void set_trainable(ParameterSlot& slot, bool trainable);
@@ -53,8 +52,8 @@ PlaceholderGradient* placeholder(const at::Tensor& gradient);
 using tessera::detail::BackwardCall;
 using tessera::detail::RunBackward;
 
-/// The gradient node of a persistent parameter (an FSDP shard) while forward uses another tensor
-/// (the unsharded parameter). If a graph uses the shard itself, autograd uses libtorch's own node.
+/// The gradient node of an FSDP shard, used while forward computes with the unsharded parameter. If
+/// an autograd graph contains the shard itself, autograd uses libtorch's node for the shard.
 class StandInGradient : public tessera::detail::LeafNode {
  public:
   using tessera::detail::LeafNode::LeafNode;

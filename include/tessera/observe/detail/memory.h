@@ -33,7 +33,7 @@ struct TensorBlock {
 
 /// Options of count_tensor_memory().
 struct TensorMemoryOptions {
-  /// Whether to reserve only address space; the system then allocates memory at the first write.
+  /// Whether to reserve only address space, so that the system allocates memory at the first write.
   /// Used with kernels::FakeMode.
   bool reserve_only = false;
   /// Sizes of blocks are rounded up to a multiple of `granularity` bytes. libtorch uses 512 on a
@@ -66,7 +66,7 @@ enum class MemoryKind : std::uint8_t {
   kGradients,    ///< memory allocated in a backward and used after that backward
   kGathered,     ///< all-gather buffers and gathered parameters
   kReduced,      ///< buffers for reducing gradients
-  kActivations,  ///< memory allocated in a forward and used afterwards, also in later steps (masks)
+  kActivations,  ///< memory allocated in a forward and used after this forward (masks: many steps)
   kTemporary,    ///< all other memory of tensors
 };
 
@@ -94,7 +94,7 @@ struct StepMemory {
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
   std::string peak_moment;  ///< the moment of the peak: "the backward of unit 'model.layers.3'"
-  /// The moments of the step, ordered by when each reaches its maximum; empty unless requested.
+  /// The moments of the step, ordered by the time of their memory maximum; empty unless requested.
   std::vector<MomentMemory> moments;
 };
 

@@ -43,7 +43,7 @@ struct SearchSpace {
   std::int64_t batch = 1;     ///< number of samples per step, over all ranks
   std::int64_t sequence = 0;  ///< number of tokens per sample; 0: samples are not sequences
   std::int64_t blocks = 0;    ///< number of equal blocks; 0: all or none are checkpointed
-  TrainingLayout first{};     ///< the layout with the fixed values, and the first cp and accumulate
+  TrainingLayout first{};     ///< fixed values of a layout; the cp and accumulate to try first
   /// The fields of `first` that all layouts keep: "dp", "tp", "cp", "ac", "zero", "accumulate".
   std::set<std::string> fixed{};
   /// Whether the model can be split over `tp` ranks. If the function is empty, any number of ranks
@@ -68,9 +68,9 @@ struct FoundLayout {
 /// The result of search().
 struct Search {
   SearchSpace space{};
-  /// Layouts that fit, sorted by time; then layouts that do not fit, sorted by memory.
+  /// First the layouts that fit into memory, sorted by time; then the others, sorted by memory.
   std::vector<FoundLayout> found{};
-  /// Layouts that do not fit the sizes of the model or the batch, with the reason.
+  /// Layouts that were refused, with the reason, such as an indivisible size of the model.
   std::vector<std::pair<TrainingLayout, std::string>> refused{};
   std::int64_t skipped = 0;  ///< number of layouts skipped because a smaller layout does not fit
 
