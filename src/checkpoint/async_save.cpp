@@ -44,7 +44,7 @@ class BackgroundSave : tessera::detail::NoCopy {
            ": allow the program more threads or memory, or save at once");
     }
   }
-  /// Waits for the thread. If no call has thrown the save's error, prints it as a warning.
+  /// Waits for the save to end. Prints the save's error as a warning if no wait() has thrown it.
   ~BackgroundSave() {
     try {
       wait_once();
@@ -103,8 +103,8 @@ struct Mapping {
   std::size_t size = 0;
 };
 
-/// Memory mappings of earlier saves that no save uses now. The kernel may reclaim their pages
-/// (MADV_FREE). The next save reuses the remaining pages without clearing them.
+/// Memory mappings of earlier saves that no save uses now. The kernel can reclaim pages of these
+/// mappings (MADV_FREE). The next save reuses the other pages without clearing them.
 class KeptMappings {
  public:
   static KeptMappings& instance() {
@@ -144,7 +144,7 @@ class KeptMappings {
 /// many small pages takes as long as the copy.
 class HostMemory {
  public:
-  /// Allocates memory for copies of all blocks that are on the CPU. Throws Error if this fails.
+  /// Allocates memory for a copy of each CPU block in `files`. Throws Error on failure.
   explicit HostMemory(const std::vector<ShardFile>& files) {
     for (const ShardFile& file : files) {
       for (const FileChunk& chunk : file.chunks) {

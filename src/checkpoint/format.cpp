@@ -238,7 +238,7 @@ const SafetensorsDtype* find_dtype(c10::ScalarType type) {
 }
 
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype) {
-  // Sizes of 0 count as 1: the other sizes of an empty tensor must not overflow either.
+  // A size of 0 counts as 1, so that the product of the other sizes is checked for overflow.
   std::int64_t positions = 1;
   for (const auto size : sizes) {
     TESSERA_CHECK(!__builtin_mul_overflow(positions, std::max<std::int64_t>(size, 1), &positions),
@@ -289,7 +289,7 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what) {
 }
 
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what) {
-  constexpr std::size_t kMaxDims = 64;  // the limit of libtorch (at::dim_bitset_size)
+  constexpr std::size_t kMaxDims = 64;  // libtorch's largest number of dimensions
   TESSERA_CHECK(value.is_array(), what, " is not a list");
   TESSERA_CHECK(value.size() <= kMaxDims, what, " has ", value.size(), " dimensions");
   std::vector<std::int64_t> numbers;

@@ -90,8 +90,8 @@ class Verification {
     }
   }
 
-  /// Returns the names of the tensors that have bytes in [begin, end) of a file, or ", in its
-  /// header" if the file's header cannot be read.
+  /// Returns, for a message, the names of the tensors that have bytes in [begin, end) of a file. If
+  /// the file's header cannot be read, returns ", in its header".
   static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
                               std::uint64_t end) {
     try {
@@ -185,7 +185,7 @@ struct Difference {
     const at::Tensor x = a.to(a.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor y = b.to(b.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
-    // at::equal() found a difference, which conversion to double may hide for integers beyond 2^53.
+    // at::equal() found a difference, but different integers beyond 2^53 can be equal as doubles.
     found = found || c10::isIntegralType(a.scalar_type(), /*includeBool=*/true) ||
             !same.all().item<bool>();
     const double infinity = std::numeric_limits<double>::infinity();

@@ -220,8 +220,8 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
 struct Filling {
   StateEntry entry;
   std::string name;
-  /// Further names in the checkpoint, if the parameter is tied in this model but was not tied in
-  /// the saved model.
+  /// The parameter's other names in the checkpoint, if the parameter is tied in this model but was
+  /// not tied in the saved model.
   std::vector<std::string> copies;
 };
 

@@ -116,7 +116,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder) : folder_(folder) {
   TESSERA_CHECK(single || std::filesystem::exists(folder / kIndexFile), "the model folder '",
                 folder.string(), "' has neither ", kSingleFile, " nor ", kIndexFile,
                 ": give the folder of a Hugging Face model in safetensors format");
-  // If a folder has both a single file and an index, `transformers` also prefers the single file.
+  // `transformers` prefers a single file to an index if a folder has both.
   single ? open_single() : open_index();
 }
 
@@ -138,7 +138,7 @@ void ModelFiles::open_index() {
     // Links are refused (Symlinks::kRefuse): shard_path() has resolved every permitted link.
     const auto& file = files_.emplace_back(shard_path(folder_, shard), Symlinks::kRefuse);
     shards.emplace(shard, &file);
-    // The index may assign the tensor to another shard; this shard then has an outdated copy.
+    // A tensor that the index assigns to another shard is not read from this file.
     for (const auto& [name, entry] : file.tensors()) {
       TESSERA_CHECK(weight_map.contains(name), "tensor '", name, "' is in '", file.path().string(),
                     "', but the index '", path.string(),
@@ -162,7 +162,7 @@ struct FileTensor {
 /// Returns the model's name for a tensor in the files; "" if the load skips the tensor.
 using ModelName = std::function<std::string(const std::string& tensor)>;
 
-/// Returns the tensors in the files by the model's names. Throws Error if two have one name.
+/// Returns the files' tensors by name in the model. Throws Error if two tensors get the same name.
 std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
                                                   const ModelName& model_name) {
   std::map<std::string, FileTensor> tensors;
@@ -178,13 +178,13 @@ std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
   return tensors;
 }
 
-/// A parameter, and the tensor in the files that fills the parameter or a part of the parameter.
-/// For a tied parameter, `stored` belongs to the name that the files use.
+/// A parameter, and the tensor in the files that fills the parameter or a part of the parameter. If
+/// a parameter is tied, `stored` has that name of the parameter which is in the files.
 struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;
   FileTensor in_file;
-  std::vector<Match> copies;  ///< equal tensors under further names of a tied parameter
+  std::vector<Match> copies;  ///< equal tensors under the other names of a tied parameter
 };
 
 /// Whether a tensor is a rotary-embedding buffer that older Llama exports contain. The model

@@ -211,7 +211,7 @@ Manifest from_json(const json& root, Checksums checksums) {
                   manifest.files.back().name, "' twice");
   }
   for (const auto& [name, value] : root.at("tensors").items()) {
-    check_tensor_name(name);  // messages may then contain the name
+    check_tensor_name(name);  // after this check, error messages can contain the name
     try {
       manifest.tensors.emplace(name, parse_tensor(value, manifest.files.size()));
     } catch (const Error& error) {
@@ -352,8 +352,8 @@ void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   }
 }
 
-/// Whether a save by Tessera wrote a shard. PyTorch's writer, but not Tessera, records its version
-/// in a shard.
+/// Whether a save by Tessera wrote a shard. The metadata of a shard from PyTorch's writer contain
+/// DCP_VERSION, the version of the writer.
 bool is_of_a_save(const SafetensorsFile& file) {
   return file.metadata().contains("format") && !file.metadata().contains("DCP_VERSION");
 }

@@ -60,7 +60,7 @@ void check_fillable(const nn::ParameterSlot& slot, const std::string& name);
 /// converted; other conversions could lose values.
 bool is_convertible_type(c10::ScalarType from, c10::ScalarType to);
 
-/// The names of the tensors that differ between a model and its files.
+/// Tensors that only the model has, that only the files have, or that have unequal sizes or types.
 struct Mismatch {
   std::vector<std::string> missing, unexpected, different;
 
@@ -77,7 +77,7 @@ struct StoredTensor {
   std::vector<std::int64_t> sizes;
   /// The rows of the parameter that the tensor stores. nullopt means all rows.
   std::optional<PartRows> rows{};
-  /// Whether the tensor is one matrix of a stack, so that `sizes` lacks the parameter's dimension 0.
+  /// Whether the tensor is one matrix of a stack, and `sizes` lacks the parameter's dimension 0.
   bool is_matrix_of_stack = false;
 
   /// A function that receives an offset in the stored tensor, and the values of the parameter at

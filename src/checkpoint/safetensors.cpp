@@ -153,7 +153,7 @@ TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
   TensorEntry entry{std::string(dtype.name), dtype.scalar_type,
                     natural_numbers(field(value, "shape"), "its shape")};
   const auto& offsets = field(value, "data_offsets");
-  // An entry has exactly the three required fields; a fourth field would be unknown.
+  // Fields other than the three required fields are refused.
   TESSERA_CHECK(value.size() == 3, "its entry has fields besides dtype, shape and data_offsets");
   TESSERA_CHECK(offsets.is_array() && offsets.size() == 2, "its data_offsets are not two numbers");
   const auto begin = natural_number(offsets[0], "its data_offsets");

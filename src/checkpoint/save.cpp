@@ -72,8 +72,8 @@ struct Holders {
   std::vector<int> ranks;  ///< world ranks that have the shard, in ascending order
 };
 
-/// Returns, for each position in `mesh`, the ranks at the same position in `mesh` and in all other
-/// slices of the root mesh along the same dimensions.
+/// The mesh of a tensor is one of several equal slices of its root mesh. Returns, for each position
+/// in `mesh`, the ranks that have this position in one of these slices.
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
   const std::vector<int>& root_ranks = root.ranks();
@@ -111,8 +111,8 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
 }
 
 /// Returns, for each shard of a tensor, the ranks that have the shard. The result depends only on
-/// the layout, and is equal on every rank. If the mesh is a slice of a root mesh, slices along the
-/// same dimensions have copies. Throws Error if the ranks of the slices are unknown.
+/// the layout, and is equal on every rank. If the mesh is a slice of a root mesh, parallel slices
+/// have copies of the tensor. Throws Error if the ranks of these slices are unknown.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
   // Plain tensors are saved from rank 0, because plain buffers may differ between ranks, for
   // example the running statistics of a norm.
@@ -319,7 +319,7 @@ std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<State
   return files;
 }
 
-/// JSON limits of an object's state: a manifest's maximum depth minus the levels around the state.
+/// JSON limits of an object's state. A manifest nests the state, and may be deeper (32 levels).
 constexpr JsonLimits kStateLimits{.depth = 29};
 
 std::string text_of(const json& state) {

@@ -237,8 +237,8 @@ std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
   return adapters;
 }
 
-/// Returns, for PEFT, the names that the modules with adapters have in Hugging Face's model. A
-/// FusedLinear has the names of its parts, a GroupedLinear those of its experts' Linears.
+/// Returns, for PEFT, Hugging Face's names of the modules with adapters. A FusedLinear has one name
+/// for each of its parts. A GroupedLinear has one name for each expert.
 std::vector<std::string> target_modules(const std::vector<LoraLinear>& adapters) {
   std::vector<std::string> names;
   for (const LoraLinear& each : adapters) {
@@ -311,7 +311,7 @@ std::vector<SentParameter> sent_adapters(const nn::ModuleBase& module) {
 /// configuration for PEFT.
 std::string checked_config(const nn::ModuleBase& module, const std::filesystem::path& folder,
                            const std::string& base_model) {
-  std::error_code missing;  // errors are ignored: base_model need not be a folder
+  std::error_code missing;  // equivalent() fails if base_model is not a folder
   TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing),
                 "the adapters were to be "
                 "saved to '",

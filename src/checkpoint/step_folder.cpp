@@ -131,7 +131,7 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
     return manifest;
   } catch (const tessera::detail::ReadError&) {
     if (lacks_manifest(folder)) {
-      return std::nullopt;  // another process has removed the step
+      return std::nullopt;  // no manifest: another process removed the step
     }
     throw;
   } catch (const Error& problem) {
@@ -260,14 +260,14 @@ void StepFolder::claim() const {
   check_not_there();
   if (is_untouched(path_) && files::write_new_file(path_ / kMarker, run_id_)) {
     if (!lacks_manifest(path_)) {
-      remove_file(path_ / kMarker);  // another run has just completed the step
+      remove_file(path_ / kMarker);  // another run completed the step meanwhile
     }
     return check_not_there();
   }
   TESSERA_CHECK(marker_of(path_) == run_id_, "'", path_.string(),
                 "' is the unfinished save of another run: remove it first");
   remove_under_marker(path_);
-  files::sync_folder(path_);  // a killed save has perhaps not synced its marker file
+  files::sync_folder(path_);  // the killed save may not have synced the marker file
 }
 
 void StepFolder::check_not_there() const {
@@ -309,12 +309,12 @@ void StepFolder::withdraw() const {
 void StepFolder::discard() const noexcept {
   try {
     remove_step(path_);
-  } catch (const std::exception&) {  // discard() ignores errors
+  } catch (const std::exception&) {  // errors of the removal are ignored
   }
 }
 
 void StepFolder::clean_up_others(int keep) const {
-  int kept = 1;  // counts the step that is being saved
+  int kept = 1;  // the step that is being saved is retained
   for (const auto& [step, folder] : steps_in(dir_)) {
     std::error_code ignored;
     // A symbolic link is not removed, because its target may belong to another run.
@@ -330,7 +330,7 @@ void StepFolder::clean_up_others(int keep) const {
 }
 
 void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, int& kept) const {
-  const bool marked = marker_of(folder) == run_id_;  // an unfinished save left the marker file
+  const bool marked = marker_of(folder) == run_id_;  // whether a save of this run left its marker
   if (keep == 0 && !marked) {
     return;
   }

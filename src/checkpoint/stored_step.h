@@ -30,8 +30,8 @@ class PieceReads {
   /// the type of `target`. The file must outlive run().
   void add(const SafetensorsFile& file, const std::string& name, std::span<const std::int64_t> from,
            const at::Tensor& target);
-  /// Reads the requested pieces in order. Throws the error of the first piece that fails. Unless
-  /// reading the file failed, the tensor's name is added to the message.
+  /// Reads the requested pieces in order. Throws the error of the first piece that fails. The
+  /// message names the tensor, except in errors of opening or reading a file.
   void run();
 
  private:

@@ -59,7 +59,7 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
     entry.calls -= before.calls;
     entry.bytes -= before.bytes;
   }
-  // Entries without new calls since `earlier` are omitted.
+  // Collectives that were not called since `earlier` are omitted.
   std::erase_if(now, [](const auto& item) { return item.second.calls == 0; });
   return now;
 }

@@ -146,7 +146,7 @@ class PromptCompletions final : public SampleSource {
   }
 
  private:
-  /// Returns a sample of the tokens `tokens`, whose first `prompt` tokens are not targets.
+  /// Makes a sample of `tokens`. The first `prompt` tokens, which are the prompt, are not targets.
   static Sample sample_of(std::vector<std::int64_t> tokens, std::size_t prompt) {
     std::vector<bool> learned(tokens.size(), true);
     std::fill_n(learned.begin(), std::min(prompt, learned.size()), false);
@@ -553,7 +553,7 @@ void PrefetchLoader::begin(std::int64_t step) {
                         return loader->load(step, ranges, pinned);
                       });
   if (!background_) {
-    batch_.wait();  // runs the deferred load on this thread
+    batch_.wait();  // without a background thread, wait() loads the batch here
   }
 }
 

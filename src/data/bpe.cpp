@@ -226,8 +226,8 @@ class Bpe {
     HeapMerge(merges_, workspace).run();
   }
 
-  /// Sets `ids` to the tokens of a word before any merge. Unknown tokens and byte-fallback tokens
-  /// are in the same order as in the `tokenizers` package.
+  /// Sets `ids` to the tokens of a word before any merge. The order of unknown tokens and
+  /// byte-fallback tokens is that of the `tokenizers` package.
   void first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
     bool unknown = false;  // whether an unknown token is pending
     while (!word.empty()) {
@@ -267,7 +267,7 @@ class Bpe {
   Merges merges_;
   std::array<std::optional<TokenId>, 256> fallback_;  ///< ids of the byte-fallback tokens <0xHH>
   bool divisible_ = false;                       ///< whether words may be cut before space symbols
-  std::unordered_set<std::string> before_mark_;  ///< characters before a space in a token
+  std::unordered_set<std::string> before_mark_;  ///< characters that precede a space in some token
 };
 
 /// A tokenizer with a BPE model. Encoding has four steps: added tokens, normalization, splitting

@@ -235,8 +235,8 @@ void add_normalizer(const JsonField& field, Normalizers& steps) {
   }
 }
 
-/// Returns a step that splits texts at the matches of a regular expression. Matches become pieces
-/// too, unless `removes` is true. If `invert` is true, the texts between matches count as matches.
+/// Returns a step that splits texts at the matches of a regular expression. A match is a piece,
+/// unless `removes` is true. If `invert` is true, the texts between matches count as matches.
 PreTokenizers::Step split_step(std::string_view expression, bool removes, bool invert) {
   const auto pattern = std::make_shared<const Pattern>(expression);
   return [pattern, removes, invert](Piece piece, OnPiece on_piece) {
@@ -325,7 +325,7 @@ void add_byte_level(const JsonField& field, PreTokenizers& all) {
 
 void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
   const std::string& type = field.type();
-  // A pre-tokenizer after ByteLevel would need texts in GPT-2's alphabet, which are never made.
+  // Refuses steps after ByteLevel, because they expect texts in GPT-2's alphabet, not in bytes.
   field.require(type == "Sequence" || !all.byte_level, "before ByteLevel");
   if (type == "Sequence") {
     field.only({"pretokenizers"});
@@ -452,7 +452,7 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
     // first template to the second template as a pair of texts.
     field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
     tokens = read_template(field, vocabulary);
-  } else if (type != "ByteLevel") {  // ByteLevel changes no tokens
+  } else if (type != "ByteLevel") {  // a post-processor ByteLevel adds no tokens
     field.at("type").refuse();
   }
 }

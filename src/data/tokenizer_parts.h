@@ -122,7 +122,7 @@ std::optional<std::string> bytes_of_token(std::string_view token);
 /// Returns the byte of a token "<0xHH>" of a model with byte fallback; nullopt for other tokens.
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token);
 
-/// Throws Error if a step has made a text of `from` bytes longer than any real tokenizer does.
+/// Throws Error if a step has made `to` bytes of `from` bytes, and no real tokenizer adds so many.
 void check_growth(std::size_t from, std::size_t to);
 
 /// Steps that modify a text (valid UTF-8) in place before the text is split into words. All
@@ -137,7 +137,7 @@ Decoders read_decoders(const JsonField& field);
 /// A part of a text that is tokenized separately.
 struct Piece {
   std::string_view text;
-  bool first = false;  ///< whether the piece begins the whole text
+  bool first = false;  ///< whether the piece is at the beginning of the text
 };
 using OnPiece = c10::function_ref<void(Piece)>;
 
@@ -155,7 +155,7 @@ struct PreTokenizers {
   void split_from(std::size_t step, Piece piece, OnPiece on_piece) const;
 };
 PreTokenizers read_pre_tokenizers(const JsonField& field);
-/// Returns a step that splits texts at matches of a regular expression. Matches become pieces, too.
+/// Returns a step that splits texts at matches of a regular expression. Each match is a piece.
 PreTokenizers::Step split_by_pattern(std::string_view expression);
 
 /// The tokens that the template of a tokenizer.json puts before and after a text.
@@ -206,7 +206,7 @@ TokenizerPtr bpe_tokenizer(BpeTokenizerParts parts);
 
 /// A special token that another file in the tokenizer's folder names.
 struct NamedToken {
-  std::optional<TokenId> id;  ///< the token's id; nullopt: found by text, or the next free id
+  std::optional<TokenId> id;  ///< the token's id; nullopt if the file gives no id
   AddedToken token;           ///< the token without its id
 };
 
@@ -218,7 +218,7 @@ struct TextEnd {
 };
 
 /// The settings in tokenizer_config.json. If tokenizer_config.json has no "added_tokens_decoder",
-/// special_tokens_map.json and added_tokens.json are read, too.
+/// the settings include those of special_tokens_map.json and added_tokens.json.
 struct TokenizerSettings {
   std::vector<NamedToken> tokens;  ///< tokens of all files; tokens with an id come first, by id
   TextEnd begin, end;

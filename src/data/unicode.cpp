@@ -226,7 +226,7 @@ class Translation {
   }
 
   /// Copies a "{", which is a literal or begins an interval such as {2,3}. Throws Error for {n,m}+
-  /// and {n}?, which are special only in PCRE2, and for {,m}, an interval only in Oniguruma.
+  /// and {n}?, which PCRE2 interprets differently, and for {,m}, which only Oniguruma has.
   void interval() {
     refuse_if(rest_.starts_with("{,"), "{,}");
     const std::size_t end = rest_.find_first_not_of("0123456789,", 1);

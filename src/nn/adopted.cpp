@@ -261,7 +261,7 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
 }
 
 /// A buffer slot gets the module's buffer tensor itself, because forward writes to the buffer in
-/// place. Running statistics, which are small, get memory and values at once if on the meta device.
+/// place. Running statistics on the meta device are replaced at once by tensors with values.
 void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
                                        const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -285,7 +285,7 @@ void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& mo
 std::shared_ptr<ModuleBase> AdoptedModule::Maker::part_of(
     const std::shared_ptr<torch::nn::Module>& module, const std::string& fqn) {
   if (auto ours = std::dynamic_pointer_cast<ModuleBase>(module)) {
-    return ours;  // a ModuleBase is returned unchanged, because it already has slots and hooks
+    return ours;  // a ModuleBase already has slots and hooks
   }
   if (const auto found = parts_.find(module.get()); found != parts_.end()) {
     return found->second;

@@ -53,8 +53,8 @@ at::Tensor normed(const at::Tensor& x, const std::shared_ptr<RMSNorm>& norm) {
   return norm == nullptr ? x : (*norm)(x);
 }
 
-/// Returns the result of a norm over all heads, split over the ranks like `x`: the norm itself
-/// needs all heads of a token.
+/// Returns the norm of x over all heads. The norm needs all heads of a token. The result is then
+/// split over the ranks like `x`.
 at::Tensor normed_over_heads(const at::Tensor& x, const std::shared_ptr<RMSNorm>& norm) {
   const at::Tensor result = normed(x, norm);
   return tessera::is_distributed(x) && tessera::is_distributed(result)

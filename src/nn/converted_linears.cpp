@@ -210,7 +210,7 @@ at::Tensor whole(const at::Tensor& parameter) {
 /// Computes weight += scale * B A (LoRA) for the blocks of the weight that this rank has.
 void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b, double scale) {
   const at::Tensor local = local_tensor(weight).detach();
-  // The last two dimensions are those of a matrix; a dimension before them counts the experts.
+  // The last two dimensions are the matrix; a GroupedLinear has a dimension of experts before.
   const std::int64_t row = weight.dim() - 2, column = row + 1;
   const auto add = [&](const Box& box) {
     const auto at = [&](std::int64_t dim) { return static_cast<std::size_t>(dim); };

@@ -142,8 +142,8 @@ class Comparison {
   }
 
  private:
-  /// Returns for each dimension of the root mesh whether ranks along it have different parameters
-  /// under this name (distinct_along).
+  /// Returns, for each dimension of the root mesh, whether distinct_along() declares that ranks
+  /// along the dimension have different parameters under this name.
   std::vector<bool> distinct_dims(const CopiedTensor& tensor, const DeviceMesh& root) const {
     const DeviceMesh& mesh = tensor.slot->distinct_along();
     return mesh && mesh.root() == root
@@ -156,7 +156,7 @@ class Comparison {
     return is_distributed(parameter) ? sharding_spec(parameter).mesh.root() : check.root;
   }
 
-  /// Returns a hash that all copies of one tensor share; nullopt if the tensor is not compared.
+  /// Returns a hash that is equal for all copies of a tensor; nullopt if the tensor has none.
   std::optional<std::int64_t> place_of(const CopiedTensor& tensor) const {
     const at::Tensor& parameter = tensor.slot->persistent();
     const DeviceMesh root = root_of(tensor, check_);
@@ -168,7 +168,7 @@ class Comparison {
     }
     std::string place = fmt::format("{}", fmt::join(root.ranks(), ","));
     std::vector<bool> parts(static_cast<std::size_t>(root.ndim()), false);
-    // Whether the mesh has only some ranks of a root mesh dimension (a mesh from unflatten() may).
+    // Whether the mesh is only a part of a root mesh dimension, which can be so after unflatten().
     bool is_slice = false;
     if (is_distributed(parameter)) {
       const DeviceMesh& mesh = sharding_spec(parameter).mesh;
@@ -198,8 +198,8 @@ class Comparison {
     return copies == 1 ? std::nullopt : std::optional(hash_of(place));
   }
 
-  /// Returns, for each set of tensors with an equal Entry::place, the place and a hash of the
-  /// tensors. Sets are in order of first appearance.
+  /// Divides the tensors into sets of equal Entry::place. Returns, for each set, the place and a
+  /// hash of the tensors. Sets are in order of first appearance.
   std::vector<std::int64_t> digests() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> sets;
     for (const Entry& entry : entries_) {

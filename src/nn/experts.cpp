@@ -28,7 +28,7 @@ namespace {
 
 using Counts = std::vector<std::int64_t>;
 
-/// Splits `counts` into `parts` ranges of equal length, and returns the sum of each range.
+/// Splits the list `counts` into `parts` lists of equal length, and returns the sum of each list.
 Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
   Counts sums;
   const auto size = static_cast<std::ptrdiff_t>(counts.size()) / parts;
@@ -38,12 +38,12 @@ Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
   return sums;
 }
 
-/// The numbers of rows for each expert on each rank, (ranks * experts of a rank).
+/// How many rows this rank sends to, and receives for, each expert: (ranks * experts of a rank).
 struct ExchangedCounts {
   Counts sent, received;
 };
 
-/// Sends n numbers of `counts`, (ranks * n), to each rank. On a GPU the CPU waits once.
+/// Exchanges `counts`, (ranks * n): n numbers for each rank. On a GPU, waits once for the numbers.
 ExchangedCounts exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
   const at::Tensor received = at::empty_like(counts);
   const Counts each(static_cast<std::size_t>(mesh.size()), counts.numel() / mesh.size());
@@ -132,8 +132,8 @@ class detail::Experts : public Module<detail::Experts> {
     down = linear(options.names.mlp.down, options.inner, options.hidden);
   }
 
-  /// Calls forward() of the modules instead of operator(), because a hook that compares results
-  /// between ranks would compare different rows.
+  /// Calls forward() of gate, up and down instead of operator(): a hook of operator() that compares
+  /// results between ranks would compare different rows.
   at::Tensor forward(const at::Tensor& x, const Counts& counts, bool rows_are_split) {
     const at::Tensor inner =
         silu_mul(gate->forward(x, counts, rows_are_split), up->forward(x, counts, rows_are_split));
@@ -203,7 +203,7 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
   if (distributed) {
     rows = DistributedTensor(rows).redistribute(Placements{Shard{0}});
   }
-  // The router's logits have another layout than the rows if a plan splits the router's weight.
+  // If a plan splits the router's weight, the logits do not have the layout of the rows.
   const auto local = [distributed](const at::Tensor& tensor) {
     const Placement rows_of = distributed ? Placement(Shard{0}) : Replicate{};
     return tessera::is_distributed(tensor)
@@ -230,8 +230,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
 
 namespace {
 
-/// Chooses experts for each token in a memory plan, (tokens, top_k), without scores: experts take
-/// turns. With a load other than 1, expert 0 has `load` times the mean load, from the first tokens.
+/// Chooses experts, (tokens, top_k), for a memory plan, which has no router scores: each token gets
+/// the next experts in turn. If `load` is not 1, expert 0 gets `load` times the mean load.
 at::Tensor planned_choice(const ExpertsOptions& options, std::int64_t tokens, double load) {
   const std::int64_t k = options.top_k, experts = options.experts;
   const bool even = load == 1 || k == experts;
@@ -317,7 +317,7 @@ at::Tensor MixtureOfExperts::compute_on_ranks(const at::Tensor& rows, const at::
                         sums_of_parts(exchanged.received, ranks)};
   const at::Tensor received = all_to_all_uneven(rows, there, ep_);
   const auto [sorted, unsorted] = by_expert(exchanged.received, most, received);
-  // If this rank has fewer experts than others, the counts of the missing experts are 0.
+  // The counts of experts that the last ranks lack are 0.
   Counts own(static_cast<std::size_t>(most));
   for (std::size_t i = 0; i < exchanged.received.size(); ++i) {
     own[i % own.size()] += exchanged.received[i];
@@ -344,8 +344,8 @@ at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bo
   return (of_tokens * routing.weights.to(x.scalar_type()).unsqueeze(2)).sum(1);
 }
 
-/// Records numbers for the auxiliary losses. The recomputation of a checkpointed region computes
-/// these numbers too, because it must save the same tensors as the forward, and drops them.
+/// Records numbers for the auxiliary losses. A recomputation (activation checkpointing) computes
+/// the same numbers, because it must save the same tensors as forward, but does not record them.
 void MixtureOfExperts::record(const at::Tensor& logits, const Routing& routing,
                               const DeviceMesh& token_mesh) {
   if (!is_training() || !c10::GradMode::is_enabled()) {
@@ -425,16 +425,16 @@ std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// The sums of the records of several mixtures over this rank's tokens.
+/// Sums over this rank's tokens of the records of several mixtures of experts.
 struct RouterSums {
-  at::Tensor probabilities;        ///< (experts)
+  at::Tensor probabilities;        ///< sums of probabilities, (experts)
   at::Tensor z;                    ///< ()
   std::vector<at::Tensor> counts;  ///< RouterRecord::choices of each mixture, then {tokens}
-  std::int64_t tokens = 0;         ///< the number of tokens, once for each mixture
+  std::int64_t tokens = 0;         ///< number of tokens, summed over the mixtures
   DeviceMesh token_mesh;           ///< see RouterRecord
 };
 
-/// Adds a record, and removes it from the mixture.
+/// Adds a mixture's record to the sums, and removes the record from the mixture.
 void take_record(RouterSums& sums, MixtureOfExperts& mixture) {
   const detail::RouterRecord record = std::exchange(mixture.router_state().record, {});
   TESSERA_CHECK(record.choices.defined(),
@@ -455,7 +455,7 @@ void take_record(RouterSums& sums, MixtureOfExperts& mixture) {
   sums.token_mesh = record.token_mesh;
 }
 
-/// Returns how many times the mean the largest count of each row of `load` is.
+/// Returns, for each row of `load`, the ratio of the largest count to the mean count.
 std::vector<double> largest_over_mean(const at::Tensor& load) {
   const at::Tensor counts = load.to(at::kDouble).cpu();
   const at::Tensor ratios = at::amax(counts, 1) / counts.mean(1).clamp_min(1e-9);

@@ -690,7 +690,7 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
   }
   const auto own = chunks(whole[0].size(kTokensDim));
   std::vector<std::int64_t> firsts{own[0].first};
-  // Between a rank's two chunks of the sequence there are other tokens, except on the last rank.
+  // This rank's two chunks of the sequence are adjacent only on the last rank.
   if (own[0].first + own[0].length < own[1].first) {
     firsts.push_back(own[1].first);
   }

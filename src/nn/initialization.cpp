@@ -191,7 +191,7 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed) {
 
 void init_buffers(ModuleBase& module, std::uint64_t seed) {
   InitRun run(module, seed);
-  // For parameters, reset_parameters() also calls fill(), which does nothing with buffers_only.
+  // reset_parameters() calls fill() for parameters; with buffers_only, such a call does nothing.
   run.buffers_only = true;
   run.reset_all(module);
 }

@@ -64,7 +64,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether `sum` has the layout that the product of the local tensors of a and b has.
+/// Whether `sum` has the layout of the product of a and b that each rank computes locally.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);
@@ -142,8 +142,8 @@ struct LinearNode final : tessera::detail::Node {
       results[0] = weight_ ? gradient_of_input(gradient, rows) : gradient;
     }
     if (task_should_compute_output(2)) {
-      // Autograd's engine can sum the gradient over the rows, to the size of the bias. The engine
-      // would not copy a single row, so LinearNode sums if results[0] is `gradient` too.
+      // Autograd's engine sums a returned gradient over the rows to the size of the bias, but makes
+      // no copy of a single row. LinearNode sums if results[0] is the same tensor, `gradient`.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;
@@ -255,7 +255,7 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   return {sum};
 }
 
-/// Releases saved weights, except weights that no backward has used yet and that are still needed.
+/// Releases saved weights. Weights that no backward has used yet stay saved for a later backward.
 void SharedInputNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (Weight& weight : weights_) {

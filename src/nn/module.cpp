@@ -281,7 +281,7 @@ void ModuleBase::check_in_a_tree() const {
       ", but no module has it registered, so that nothing fills, trains, shards or saves "
       "them: give it to register_module; if it is to be apart, freeze it (nn::freeze), or "
       "give it to nn::init_weights by itself");
-  check_initialized(*this, "forward of a " + name());  // sets each module's FQN too
+  check_initialized(*this, "forward of a " + name());  // check_initialized() also sets FQNs
 }
 
 /// Throws Error if a parameter has no ParameterSlot, because the program called libtorch's
@@ -481,7 +481,7 @@ void ModuleBase::rethrow_named() const {
     }
     throw;
   } catch (const Error& error) {
-    // An exception of a class derived from Error already names its module, or belongs to none.
+    // An Error of a derived class either names its module already or concerns no module.
     if (typeid(error) != typeid(Error)) {
       throw;
     }

@@ -387,7 +387,7 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
 
 namespace {
 
-/// Attached to a module with distributed parameters: a second distribute_module() then throws.
+/// A mark on a module with distributed parameters. distribute_module() throws if it finds the mark.
 struct Distributed {
   DeviceMesh mesh;
 };
@@ -421,8 +421,8 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   TESSERA_CHECK(!slot.has_persistent(), by,
                 ": the parameter belongs to an FSDP unit; distribute it before fully_shard");
   const c10::AutoGradMode no_grad(false);
-  // A parameter that parallelize_module() replicated because no entry names the parameter may still
-  // get another layout.
+  // A parameter that parallelize_module() replicated, because no plan entry names the parameter,
+  // can still get another layout.
   const bool undone = std::exchange(slot.role.replicated_by_default, false);
   TESSERA_CHECK(undone || !tessera::is_distributed(slot.get()), by,
                 ": the parameter is already distributed; distribute it once");

@@ -198,7 +198,7 @@ class OperatorLog {
     kept_[name][index] = {unrecorded_all(results), versions_of(results), packed,
                           std::move(random_after)};
   }
-  /// If saved results share memory with `results`, makes `results` share their version counters.
+  /// Makes `results` share the version counters of saved results that are in the same memory.
   void watch_aliases(const Results& results) {
     kernels::visit_tensors(results, [&](const at::Tensor& result) {
       for (const auto& [name, calls] : kept_) {
@@ -453,7 +453,7 @@ at::Tensor Frame::unpack(std::size_t index) {
     forget_after_backward(graph_task);
   }
   RecomputedTensors& tensors = run->second;
-  // A node that unpacks a tensor for the second time causes another recomputation.
+  // If a node unpacks a tensor twice, the second time causes another recomputation.
   if (tensors.empty() || !tensors[index]) {
     tensors = recompute();
   }
@@ -497,8 +497,8 @@ class CheckpointedRegion : tessera::detail::NoCopy {
 
   /// Returns the saved-tensor hooks for the next tensor that autograd saves.
   virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
-  /// Whether this checkpointed region is a recomputation. If so, replay_count() returns the counts
-  /// that the forward recorded, one after another; see replayed_count().
+  /// Whether this checkpointed region is a recomputation. In a recomputation, replay_count()
+  /// returns one by one the counts that forward recorded; see replayed_count().
   virtual bool replays() const { return false; }
   virtual std::uint64_t replay_count() { return 0; }
   virtual void record_count(std::uint64_t /*count*/) {}
@@ -506,7 +506,7 @@ class CheckpointedRegion : tessera::detail::NoCopy {
   CheckpointedRegion* outer() const { return outer_; }
 
  private:
-  // The checkpointed region around this region. It lives longer, because regions are on the stack.
+  // The checkpointed region around this region. Both are on the stack; the outer one lives longer.
   CheckpointedRegion* outer_;
 };
 
@@ -579,8 +579,8 @@ class Replay final : public CheckpointedRegion {
 
   Frame& frame_;
   RecomputedTensors tensors_;
-  // How many of the forward's records the recomputation has read: number of saved tensors, and
-  // number of counts.
+  // How many of forward's saved tensors (packed_) and counts (next_count_) the recomputation has
+  // reached.
   std::size_t packed_ = 0;
   std::size_t next_count_ = 0;
   std::optional<ReplayOperators> operators_;
@@ -599,7 +599,7 @@ RecomputedTensors Frame::recompute() {
   try {
     rerun_(inputs);
     replay.finish();
-  } catch (const StopRecomputation&) {  // StopRecomputation is thrown at the last needed tensor
+  } catch (const StopRecomputation&) {  // all needed tensors are recomputed
   }
   return replay.take();
 }

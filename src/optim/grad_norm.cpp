@@ -77,7 +77,7 @@ class Counting {
     std::vector<bool> skipped = nn::detail::dims_in_root(distinct);
     const std::vector<bool> own = nn::detail::dims_in_root(mesh);
     for (std::size_t d = 0; d < own.size(); ++d) {
-      // first_rank() must use coordinate 0 along the dimensions of `mesh`, so none is `skipped`.
+      // Along dimensions of `mesh`, first_rank() uses coordinate 0, not this rank's coordinate.
       skipped[d] = skipped[d] && !own[d];
     }
     // If `mesh` has only some coordinates along a dimension of `base`, first_rank() may be outside
@@ -244,8 +244,8 @@ kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
 
 at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   at::Tensor owned = local_term(terms.owned, p, device);
-  // Plain gradients are the same on every rank, so their contribution is added after the reduction;
-  // otherwise each rank would add it.
+  // Every rank has the same plain gradients. Their contribution is therefore added after the
+  // reduction over ranks, and counted once.
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
@@ -272,7 +272,7 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
   kernels::NormAndFactor total{
       .norm = norm, .factor = {}, .of_step = {}, .rounded = norm.to(c10::ScalarType::Float)};
   if (max_norm) {
-    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // adds 1e-6, as PyTorch does
+    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // PyTorch adds 1e-6 as well
     total.of_step = total.factor + (norm - norm);
   }
   return total;
@@ -324,7 +324,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-/// Returns a text that lists each rank's names `own`; "" if no rank has names.
+/// Returns a text with the names `own` of each rank; "" if `own` is empty on all ranks.
 std::string listed(const DeviceMesh& joint, const Names& own, const char* before,
                    const char* between) {
   std::string list;

@@ -28,7 +28,7 @@ namespace {
 /// that was computed for other gradients.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
-    return;  // usually both lists of parameters are the same
+    return;  // the same parameters in the same order
   }
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
   for (const nn::SlotPtr& slot : optimizer.parameters()) {
@@ -99,7 +99,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
                   " gradients would lose small values; leave it to ",
                   "clip_grad_norm_ and step, which divide in fp32");
   }
-  // The largest absolute value is infinite or NaN if any gradient is, so no other norm is needed.
+  // If any gradient is infinite or NaN, so is the largest absolute value of all gradients.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
   checked_ = {std::isfinite(largest.item<double>()), 1.0, parameters};
   // If a gradient is not finite, the gradients are not unscaled, because the step will be skipped.

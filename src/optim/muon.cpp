@@ -412,8 +412,8 @@ Muon::Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options)
 
 Muon::~Muon() = default;
 
-/// Returns true for matrices that are exchanged, because a rank without a gradient still takes part
-/// in the exchange.
+/// Whether a step exchanges the parameter's matrix between ranks. A rank without a gradient of the
+/// matrix takes part in the exchange.
 bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
   return parameter.requires_grad() && needs_exchange(parameter);
 }

@@ -31,7 +31,7 @@ struct Compared {
   std::set<std::size_t> lengths;
 };
 
-/// The record of the compared lists that start with parameter `first`; nullptr if it has no owner.
+/// Returns the record of the lists that start with `first`; nullptr if no module owns `first`.
 std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
   if (first.owners().empty()) {
     return nullptr;
@@ -46,7 +46,7 @@ std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
 }
 
 struct Roots {
-  std::vector<DeviceMesh> meshes;  ///< root meshes, in the order of the parameters
+  std::vector<DeviceMesh> meshes;  ///< the parameters' root meshes, in parameter order
   DeviceMesh largest;
 };
 
@@ -390,8 +390,8 @@ double LrSchedule::factor(std::int64_t step) const {
   if (o.schedule == Schedule::kConstant) {
     return 1.0;
   }
-  // If the warm-up is as long as the run, falling() would divide by zero. step >= o.steps excludes
-  // this case.
+  // falling() would divide by zero if the warm-up is as long as the run; then step >= o.steps is
+  // true here.
   const double factor = step >= o.steps ? 0.0 : falling(step);
   return o.min_factor + (1 - o.min_factor) * factor;
 }

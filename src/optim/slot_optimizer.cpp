@@ -86,7 +86,7 @@ void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
       dtypes.push_back(state_dtype(group_of_[index], locals.back().scalar_type()));
     }
   }
-  // Each state name has one buffer, because the kernel needs adjacent states of one name.
+  // The kernel needs adjacent tensors for each state name, so each name has its own buffer.
   for (std::size_t which = 0; which < state_names_.size(); ++which) {
     const std::vector<at::Tensor> zeros = zeros_beside(locals, dtypes);
     for (std::size_t i = 0; i < missing.size(); ++i) {
@@ -220,8 +220,8 @@ at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Increments the version counters of the updated tensors, because the kernel did not: the kernel
-/// wrote through a joined tensor, or is a fused kernel of libtorch, which does not count writes.
+/// Increments the version counters of updated tensors. Kernels do not increment these counters if
+/// they write through a joined tensor or are libtorch's fused kernels.
 void mark_changed(std::span<const ShardUpdate> run) {
   for (const ShardUpdate& shard : run) {
     tessera::detail::count_write(shard.parameter);
@@ -398,7 +398,7 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
   batch.shards.push_back(run.front().index);
 }
 
-/// Updates shards of a narrow type (bf16) through an fp32 copy. Only one `run` has a copy at once.
+/// Updates shards of a narrow type (bf16) through an fp32 copy, which is freed after this `run`.
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
@@ -408,12 +408,12 @@ void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFac
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
   if (factor.tensor.defined()) {
-    // The gradient is multiplied in its own type, as clip_grad_norm_() would multiply it.
+    // clip_grad_norm_() multiplies a gradient in the gradient's own type. The step does the same.
     scale_by({batch.gradients[0]}, factor.tensor);
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
   if (factor.number != 1.0) {
-    // mul() does not change the gradient, which to() may have returned unconverted.
+    // to() can return the gradient itself, and mul() does not change the gradient.
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   if (factor.tensor.defined() && takes_gradient_factor(batch, group)) {

@@ -36,7 +36,7 @@ TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
     SaveFuture pending = async_save(*rank.world(), dir.path(), 1, state.dict());
     change(state);
     const at::Tensor& weight = state.net.middle->slot("weight")->persistent();
-    for (int step = 0; step < 20; ++step) {  // During the save, full_tensor() calls collectives.
+    for (int step = 0; step < 20; ++step) {  // collectives during the save
       EXPECT_EQ(full_tensor(weight).sum().item<float>(), -35.0F);
     }
     pending.wait();
@@ -201,7 +201,7 @@ TEST(SlowDisk, IsWrittenToInPieces) {
   EXPECT_GE(SystemCallFault::calls("fsync"), 3);
 }
 
-/// Tests that a checkpoint has the running statistics of a libtorch BatchNorm1d, and buffers.
+/// Tests checkpoints of the buffers of libtorch modules, such as BatchNorm1d's running statistics.
 TEST(AdoptedModel, HasBuffersUnderTheirNamesInLibtorch) {
   const auto make = [](Rank& rank) {
     auto model = nn::adopt(std::make_shared<testing::TorchWithBuffers>());

@@ -1,7 +1,7 @@
-// The program checkpoint_copy DP TP FROM TO, for tests that compare with PyTorch. Reads a small
-// model and its AdamW state onto a mesh, and writes both. FROM is a file of whole tensors, a
-// Hugging Face model (then the AdamW state is zeros), or the folder of a step. TO is a file, or the
-// folder of a step.
+// The program checkpoint_copy DP TP FROM TO, for tests that compare with PyTorch. Loads a small
+// model and its AdamW state from FROM on a mesh DP x TP, and saves both to TO. FROM is a file of
+// whole tensors, a Hugging Face model (then the AdamW state is zeros), or a step's folder. TO is a
+// file or a step's folder.
 
 #include <cstdlib>
 #include <iostream>

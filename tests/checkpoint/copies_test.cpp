@@ -30,7 +30,7 @@ void plan(Mlp& model, const DeviceMesh& mesh) {
       {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
 }
 
-/// A training program. `apply` distributes the model over a mesh. `batch_dims` split the batch.
+/// A training program: `apply` distributes the model, mesh dimensions `batch_dims` split the batch.
 struct Program {
   std::string name;
   std::function<void(Mlp&, const DeviceMesh&)> apply;
@@ -80,7 +80,7 @@ at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims
 
 using Use = std::function<void(Rank&, Mlp&, optim::Optimizer&, const DeviceMesh&)>;
 
-/// For each program of programs(): runs forward, backward and then `use`, and checks the error.
+/// Runs forward, backward and `use` for each Program, and checks for the Program's error.
 void expect_of_programs(const Use& use) {
   for (const Program& program : programs()) {
     SCOPED_TRACE(program.name);

@@ -296,7 +296,7 @@ TEST(ComparedSteps, DifferByLargeIntegersAndImaginaryParts) {
   };
   using Lines = std::vector<std::string>;
   EXPECT_EQ(line(at::tensor({kLarge}), at::tensor({kLarge + 3})),
-            Lines{"count: largest difference 0, relative 0"});  // equal as doubles
+            Lines{"count: largest difference 0, relative 0"});  // both numbers are equal as doubles
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers * 3)),
             Lines{"count: largest difference 2, relative 0.632456"});
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers)), Lines{});
@@ -315,7 +315,7 @@ void make_shards_of_others(const std::filesystem::path& step) {
   }
 }
 
-/// Without a manifest, load() reads shards that PyTorch wrote, but not this library's shards.
+/// If a folder has no manifest, load() accepts shards from PyTorch but refuses Tessera's shards.
 TEST(TorchHfShards, AreLoadedWithoutAManifestUnlikeOurs) {
   const TemporaryFolder dir;
   const auto step = dir / "step-00000001";
@@ -357,7 +357,7 @@ void save_alone(const fs::path& dir, std::int64_t step, int add, int keep = 0) {
   save(*rank.world(), dir, step, state.dict(), {.keep = keep});
 }
 
-/// Calls the save that the tests interrupt. This save runs all phases, and removes step 1.
+/// The save that the tests interrupt: saves step 3, and removes step 1.
 void save_third(const fs::path& dir) {
   save_alone(dir, 3, 3, 2);
 }
@@ -378,7 +378,7 @@ void expect_whole_steps(const fs::path& dir, const std::string& when) {
   }
 }
 
-/// How a process that called save() has ended: by itself, or by a signal.
+/// How a process that called save() ended. kKilled: by SIGKILL, kOther: in an unexpected way.
 enum class Ending { kDone, kError, kKilled, kModelChanged, kOther };
 
 template <class Work>
@@ -411,7 +411,7 @@ Ending save_third_with(const fs::path& dir, const std::string& fault) {
   });
 }
 
-/// Returns faults for save_third(), such as "pwrite:3:EIO": each action at each system call.
+/// Returns a fault for each action at each system call of save_third(), such as "pwrite:3:EIO".
 std::vector<std::string> all_faults() {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -462,8 +462,8 @@ TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
   std::printf("%zu of %zu faults\n", count, faults.size());
 }
 
-/// Simulates a power failure after each system call. After a power failure, data that were not
-/// synced are lost. A killed process loses no data.
+/// Simulates a power failure after each system call. A power failure loses data that were not
+/// synced, whereas killing a process loses no data.
 TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   const TemporaryFolder dir;
   save_two(dir.path());

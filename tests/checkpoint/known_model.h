@@ -37,7 +37,7 @@ struct Net : nn::Module<Net> {
   nn::Child<nn::Linear> head{*this, "head", 5, 11, nn::LinearOptions{false}};
 };
 
-/// Returns values for the parameters of a Net: different numbers for each element, plus `add`.
+/// Returns parameter values of a Net. All elements have different values, increased by `add`.
 inline Tensors Values(double add = 0, c10::ScalarType type = at::kFloat) {
   const auto numbers = [&](int first, int end) {
     return at::arange(first, end, at::kFloat).to(type) + add;

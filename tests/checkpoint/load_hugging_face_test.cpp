@@ -74,7 +74,7 @@ TEST(LoadHuggingFace, FailsOnAllRanksWhereOneCannotRead) {
     return errors;
   };
   EXPECT_EQ(load(""), (std::vector<std::string>{"", ""}));
-  // load_hugging_face() reads the headers first, so the last call of pread() reads values.
+  // load_hugging_face() reads headers before values, so the last pread() reads values.
   for (const auto& error : load("pread:" + std::to_string(reads) + ":EIO")) {
     EXPECT_CONTAINS(error, "model.safetensors", "Input/output error");
   }
@@ -88,7 +88,7 @@ TEST(LoadHuggingFace, ConvertsFloatingPointTypes) {
       tensor = (tensor / 3).to(type);
     }
     auto in_file = stored;
-    in_file["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({4});  // in old files
+    in_file["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({4});  // only in old files
     WriteModel(folder / "model.safetensors", in_file);
     Net net;
     load_hugging_face(net, folder.path());

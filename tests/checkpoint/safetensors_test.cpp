@@ -134,7 +134,7 @@ class SafetensorsReject : public ::testing::Test {
     RefusesHeader("{" + Entry(dtype, shape, offsets) + "}", part);
   }
 
-  /// Pairs of refused bytes (a file, a header or a name) and a part of the expected message.
+  /// Each row is a refused text (a file, a header or a name) and a part of the expected message.
   using Rows = std::vector<std::pair<std::string, std::string>>;
 
   TemporaryFolder folder_;
@@ -411,7 +411,7 @@ TEST(SafetensorsFile, RefusesAPartOfAMibOfWhichAByteIsDamaged) {
   TemporaryFolder folder;
   const std::string bytes = RangeBytes({600000});
   const auto sums = SumsOf(bytes);
-  // Flips one byte of the second MiB, which is before, in or behind the part that is read.
+  // Flips one byte in the second MiB of the file: before, in or after the block to be read.
   for (const std::size_t damaged : {1048576, 1202000, 2097151}) {
     std::string other = bytes;
     other[damaged] ^= 1;

@@ -117,7 +117,7 @@ TEST(SaveHuggingFace, EndsOnAllRanksWhereOneFailsWhileGathering) {
     testing::WrappedWorld world(rank.world(), [&](comm::CommunicatorPtr group, const auto&) {
       return rank.rank() == 1 ? std::make_shared<FailingGather>(std::move(group)) : group;
     });
-    // Rank 1 does not end after its error, so the other ranks must get the error in another way.
+    // Rank 1's process continues after the error, so rank 1 must inform the other ranks itself.
     EXPECT_THROWN(std::exception, save_hugging_face(net, world, folder.path(), "{}"),
                   rank.rank() == 1 ? "out of memory" : "rank 1");
   });
@@ -229,7 +229,7 @@ TEST(SaveLora, WritesThoseOfAFusedLinearForItsParts) {
     save_lora(model, *rank.world(), folder / "out", "base");
     const auto saved = ReadModel(folder / "out/adapter_model.safetensors");
     ASSERT_EQ(saved.size(), 4u);
-    // FusedLinear::split() splits the last dimension, so the product is transposed.
+    // FusedLinear::split() splits the last dimension; B A has the rows of the weight in the first.
     const std::vector<at::Tensor> parts = qkv->split(b.matmul(a).t());
     for (const auto& [name, part] : {std::pair("q", parts[0]), std::pair("k", parts[1])}) {
       const std::string prefix = std::string("base_model.model.") + name;
@@ -272,7 +272,7 @@ void export_model(const std::filesystem::path& folder, std::int64_t max_shard_by
   files.publish();
 }
 
-/// Returns the number that was added to all of Values() in `files`; nullopt if numbers differ.
+/// Returns the number by which all tensors in `files` exceed Values(); nullopt if there is none.
 std::optional<int> added(const ModelFiles& files) {
   std::optional<int> all;
   for (const auto& [name, tensor] : Values()) {
@@ -286,7 +286,7 @@ std::optional<int> added(const ModelFiles& files) {
   return all;
 }
 
-/// Kills the second of two exports (of shard sizes `older`, `newer`) at each of its system calls.
+/// Exports twice, with shard sizes `older` and `newer`; kills the second export at any system call.
 void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
   int calls = 0;
   int found_new = 0;
@@ -300,7 +300,7 @@ void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
     const auto found = added(ModelFiles(folder.path()));
     ASSERT_TRUE(found == 1 || found == 2) << "a mixture, killed at call " << calls + 1;
     found_new += *found == 2 ? 1 : 0;
-    // The next export removes all files that the killed export has left.
+    // An export removes all files that a killed earlier export has left.
     export_model(folder.path(), kOneFile, 3);
     EXPECT_EQ(folder.files(), (Names{"config.json", "model.safetensors"}));
   }

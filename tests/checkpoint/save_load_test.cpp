@@ -37,7 +37,7 @@ TEST(ShardedCheckpoint, NamesFilesByRankAndWritesNoEmptyOnes) {
   const TemporaryFolder dir;
   SaveStep(dir / "four", 1);
   RunRanks(4, [&](Rank& rank) {
-    // On four ranks, a weight of six rows is 2, 2, 2 and 0 rows.
+    // Shards of a weight with six rows on four ranks have 2, 2, 2 and 0 rows.
     nn::Linear net(2, 6, nn::LinearOptions{false});
     net.slot("weight")->set(
         distribute_tensor(at::ones({6, 2}), rank.mesh({4}, {"dp"}), {Shard{0}}));
@@ -352,7 +352,7 @@ void count(WithBuffers& model) {
   model.stock->mean.fill_(0.5);
 }
 
-/// Expects that persistent buffers have the values of count(), and that others are unchanged.
+/// Expects the values of count() in persistent buffers, and initial values in all other buffers.
 void expect_counted(const WithBuffers& model) {
   EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
   EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));

@@ -127,7 +127,7 @@ TEST(StateDicts, ChangeNothingOnAnyRankWhenTheyDoNotFit) {
   EXPECT_CONTAINS(error_of(with_bias(at::zeros({7}, at::kLong))), "'middle.bias'", "Long", "Float");
   EXPECT_CONTAINS(error_of(Values(), {}), "set full_state_dict");
   EXPECT_CONTAINS(error_of(Values(), {.broadcast_from_rank0 = true}), "set full_state_dict too");
-  // With broadcast_from_rank0, the wrong state dict of rank 1 is ignored.
+  // With broadcast_from_rank0, rank 1's own state dict, which is wrong, is ignored.
   EXPECT_EQ(error_of(other, kFromRank0), "");
   RunRanks(1, [&](Rank& rank) {
     Net net;
@@ -227,7 +227,7 @@ at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   return at::cat(rows);
 }
 
-/// Layouts of one tensor dimension on a 2 × 2 mesh: on both mesh dimensions, on one, and strided.
+/// Layouts of rows on a 2 × 2 mesh: split over both mesh dimensions, split over one, and strided.
 std::vector<LayoutPtr> row_layouts() {
   return {Layout::intern({2, 2}, {{Digit{0, {0, 1}}}}), Layout::intern({2, 2}, {{Digit{0, {1}}}}),
           Layout::intern({2, 2}, {{Digit{2, {}}, Digit{8, {1, 0}}}})};

@@ -216,7 +216,7 @@ std::filesystem::path save_weight(const TemporaryFolder& dir, const at::Tensor& 
 }
 
 TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
-  // Rows of the second tensor are longer than piece_bytes.
+  // In the tensor with the second `sizes`, one row is longer than piece_bytes.
   for (const auto& sizes : {std::vector<std::int64_t>{3072, 2048}, {2, 3 * kMebibyte}}) {
     const TemporaryFolder dir;
     const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view(sizes);
@@ -393,7 +393,7 @@ struct Schedule final : Stateful {
   double factor;
 };
 
-/// A number that each rank saves. If a load has other ranks than the save, rank 0 gets the sum.
+/// A number that each rank saves. If the number of ranks changes, rank 0 gets the sum.
 struct Count final : RankState {
   explicit Count(int value) : value(value), initial(value) {}
   nlohmann::json state_dict() const override { return value; }

@@ -50,8 +50,8 @@ TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
   });
 }
 
-/// The calls of rank 1 (`purposes`, `error`), and the expected messages: call `number` differs.
-/// Ranks 0 and 2 gather for "b", "c" and "e".
+/// Ranks 0 and 2 gather for "b", "c" and "e". Rank 1 gathers for `purposes` and reports `error`.
+/// The message must say that call `number` is `of_others` on ranks 0 and 2, `of_rank_1` on rank 1.
 struct Difference {
   std::vector<std::string> purposes;
   std::string error, number, of_others, of_rank_1;

@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 
 /// A function that returns whether the device has finished a certain collective.
 using Progress = std::function<bool()>;
-/// A function that starts a collective on the device. Returns the function that tests its progress.
+/// A function that starts a collective on the device and returns the collective's Progress.
 using Begin = std::function<Progress()>;
 
 /// A collective whose wait() returns while the device still works.
@@ -90,7 +90,7 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsStuck) {
   TwoRanks(never).call_and_wait();
 }
 
-/// Each of four calls takes half of the time-out, so all calls together take twice the time-out.
+/// Each of four device calls takes half of the time-out, so all four take twice the time-out.
 TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   using Clock = std::chrono::steady_clock;
   constexpr milliseconds kOneCall{600};
@@ -106,8 +106,8 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   std::this_thread::sleep_for(5 * kOneCall);
 }
 
-/// The Progress function of each call owns an object whose destructor takes the watchdog's lock.
-/// When the world ends, one call has ended and the other call is still running.
+/// Each call's Progress function owns an object whose destructor takes the watchdog's lock. When
+/// the world ends, one of two calls has ended and the second call still runs.
 TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   WorldWatch* world = nullptr;
   bool done = true;

@@ -20,8 +20,8 @@ inline CommunicatorPtr group_of_all(World& world) {
   return world.group(ranks, "all");
 }
 
-/// Options for RunRanks() with simulated hosts. Letter i of `letters` names the host of rank i. A
-/// world with fewer ranks uses the first letters.
+/// Options for RunRanks() with simulated hosts: rank i is on the host that letter i of `letters`
+/// names. If there are fewer ranks than letters, the last letters are not used.
 inline testing::RanksOptions on_hosts(const std::string& letters) {
   return {.make_worlds = [letters](int size, const WorldOptions& options) {
     std::vector<std::string> hosts;
@@ -40,7 +40,7 @@ inline void run_on_hosts(const std::string& letters, const testing::Body& body) 
 /// A communication back end and the simulated hosts of the ranks.
 struct BackendCase {
   const char* backend;
-  std::string hosts;  ///< `hosts`: one letter for each rank, its host
+  std::string hosts;  ///< `hosts`: a letter per rank, naming its host
 
   std::string name() const { return backend + ("_" + hosts); }
 };

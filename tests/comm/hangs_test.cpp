@@ -72,7 +72,7 @@ void expect_peer_error(Call&& call) {
   }
 }
 
-/// A fault of rank 1, while ranks 0 and 2 take a fourth step, and the expected output.
+/// Rank 1 calls `act` while ranks 0 and 2 take a fourth step. `report`, `errors`: expected texts.
 struct Fault {
   const char* name;
   enum When { kAtOnce, kAtTheTimeOut } when;
@@ -166,8 +166,8 @@ struct Job {
   std::vector<Ended> ranks;
 
   bool on_device() const { return backend == "nccl"; }
-  /// On NCCL, the time-out is longer, because CUDA needs time to start, and because a rank waits
-  /// for its peers when it ends.
+  /// The time-out is longer with NCCL, because CUDA starts slowly, and because a rank that ends
+  /// waits for the other ranks.
   milliseconds timeout() const { return milliseconds(on_device() ? 5000 : 3200); }
   std::vector<std::string> explanation() const { return flight::explain_records(folder.path()); }
 };
@@ -247,15 +247,15 @@ std::string report_of(const Ended& ended) {
 /// The watchdog reports after 1 s. The bound allows two more seconds.
 constexpr milliseconds kAfterTheLimit{3000};
 
-/// A time much shorter than the time-out. A process with a sanitizer starts and ends slowly.
+/// Much shorter than the time-out. Processes with a sanitizer start and end slowly.
 #ifdef TESSERA_SANITIZED
 constexpr milliseconds kSoon{2000};
 #else
 constexpr milliseconds kSoon{1000};
 #endif
 
-/// The time within which errors must name a lost rank. On NCCL, the lost rank first waits for its
-/// peers, and the watchdog reports the wait.
+/// The time within which an error must name a lost rank. With NCCL, a lost rank waits for the other
+/// ranks before it ends, and the watchdog reports this wait.
 milliseconds soon(const Job& job) {
   return job.on_device() ? job.timeout() : kSoon;
 }
@@ -273,7 +273,7 @@ TEST_P(HangsOfRank1, NamesRank1) {
     for (const char* word : fault.report) {
       EXPECT_CONTAINS(report_of(job.ranks[0]), word);
     }
-    // If two ranks fail at the same time, the error of either rank may name the other rank.
+    // If ranks 0 and 2 fail at the same time, the error of one can name the other, not rank 1.
     for (const char* word : fault.errors) {
       EXPECT_CONTAINS(error + error_2, word);
     }

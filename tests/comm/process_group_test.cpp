@@ -1,4 +1,4 @@
-// Tests worlds of ranks that another library has started: from a c10d process group or a broadcast.
+// Tests worlds that are made from a c10d process group or by a broadcast, without a launcher.
 #include "tessera/comm/process_group_world.h"
 
 #include <ATen/ops/full.h>
@@ -12,7 +12,7 @@
 namespace tessera::comm {
 namespace {
 
-/// Calls `make` for each rank with a Gloo group of `size` ranks, on a thread for each rank.
+/// Makes a Gloo group of `size` ranks, which are threads, and calls `make` for each rank.
 std::vector<WorldPtr> worlds_of_groups(
     int size, const std::function<WorldPtr(const detail::GroupPtr& group)>& make) {
   // thread_worlds() turns off libtorch's flight recorder, which has data races between threads.

@@ -23,7 +23,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A store whose connection is lost before check() returns.
+/// A store that has lost its connection: check() throws.
 class LostStore final : public c10d::HashStore {
  public:
   bool check(const std::vector<std::string>& /*keys*/) override {
@@ -49,7 +49,7 @@ TEST(Arrivals, BelongToNoRankWhenTheStoreIsLost) {
                "come: the connection is closed");
 }
 
-// The nodes were started with different numbers of ranks, so a rank number may occur twice.
+// The nodes are started with different numbers of ranks, so a rank number can occur twice.
 TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto arrive = [&](int rank, int size) {
@@ -80,7 +80,7 @@ WorldWatchPtr watch_of(int rank, int world_size, const StorePtr& store = nullptr
   return std::make_shared<WorldWatch>(settings, std::move(records), store);
 }
 
-/// Calls all_come_at_once() for a new group, after `earlier` groups with the same name.
+/// Calls all_come_at_once() for group number `earlier` (from 0) of the name "tp".
 bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::vector<int>& ranks,
                     int earlier) {
   const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
@@ -163,7 +163,7 @@ GroupInfo group_of_all(int rank, const WorldWatchPtr& world) {
   return {"all", all, rank, milliseconds(2000), watch};
 }
 
-/// Waits for the peers of a barrier until an exception is thrown. Returns its message.
+/// Waits for the other ranks of a barrier until check() throws. Returns the exception's message.
 std::string error_of_wait(const GroupInfo& group) {
   PeerWait wait(group, "barrier");
   try {

@@ -98,7 +98,7 @@ TEST(WorldEnd, AScopeInTheCleanUpAfterAnExceptionEndsWell) {
   EXPECT_ERROR(world->group({0}, "late"), "has ended");
 }
 
-// Only thread_worlds() sets TORCH_FR_BUFFER_SIZE, the size of libtorch's flight recorder, to 0.
+// thread_worlds() sets TORCH_FR_BUFFER_SIZE (libtorch's flight recorder) to 0; no other world does.
 TEST(DISABLED_WorldEnd, RunsAProcessToItsEnd) {
   const WorldPtr world = world_from_environment();
   group_of_all(*world)->barrier();

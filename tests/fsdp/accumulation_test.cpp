@@ -1,5 +1,5 @@
-// Tests micro-batches whose gradients a later micro-batch reduces. A program may drop these
-// gradients before the reduction, and FSDP may add matrix products to them in place.
+// Tests gradient accumulation in which only the last micro-batch reduces gradients. Before the
+// reduction, a program can drop gradients, and FSDP can add matrix products to gradients in place.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
@@ -72,7 +72,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
   const auto streams = record(model);
   set_is_last_backward(model, false);
   local_loss(model, rank, 0).backward();
-  // The root's reduction starts last in backward, and no call has waited for the reduction.
+  // The reduction of the root's unit starts last in backward. Nothing has waited for it yet.
   EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
   EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
   set_is_last_backward(model, true);
@@ -137,7 +137,7 @@ const std::vector<Drop>& drops() {
   return all;
 }
 
-/// A setting of FSDP. While the setting is false, gradients are incomplete.
+/// An FSDP setting of the last micro-batch. While `is_last` is false, gradients are not complete.
 struct Setting {
   const char* name;
   void (*set)(SmallModel& model, bool is_last);
@@ -157,8 +157,8 @@ const std::vector<Setting>& settings() {
   return all;
 }
 
-// Tests each way to drop gradients with each Setting. The dropped gradients are NaN, so that no
-// part of them can be used unnoticed.
+// Tests each way to drop gradients with each Setting. The dropped gradients are NaN, so that a use
+// of a dropped gradient gives NaN.
 TEST(DroppedGradients, DoNotComeBack) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {1});
   const std::vector<at::Tensor> expected_of_two = gradients_alone({}, {1, 2});
@@ -194,7 +194,7 @@ TEST(DroppedGradients, DoNotComeBack) {
   }
 }
 
-/// The reduction of the last unit is still running when backward returns.
+/// The reduction of the head's gradient is still running when backward returns.
 TEST_SHARDED(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction, 2) {
   const at::Tensor& head = model.head->slot("weight")->persistent();
   set_is_last_backward(model, false);
@@ -277,7 +277,7 @@ TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
   }
 }
 
-// Only a product of type reduce_dtype is added in place.
+// A matrix product is added in place only if its type is reduce_dtype.
 TEST(AddedProductsOfTypes, DependOnTheTypeOfTheReduction) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
   for (const at::ScalarType reduce : {at::kBFloat16, at::kFloat}) {
@@ -316,11 +316,11 @@ TEST(AddedProductsOfTensorParallelWeights, AreAddedToLocalParts) {
     }
     expect_gradients(model, expected);
   });
-  // The product of the head is not added in place, because its gradient may be Partial over tp.
+  // The head's gradient may be Partial over tp, so its matrix product is not added in place.
   EXPECT_EQ(AddedTerms::products(), 2 * (kWeights - 1) * 4);
 }
 
-/// Layers `a` and `b` in one unit. A call uses `b` twice if `twice`, otherwise `b` and `a` once.
+/// A unit with layers `a` and `b`. A call with `twice` uses `b` twice; otherwise `b` and `a` once.
 struct Shared : nn::Module<Shared> {
   at::Tensor forward(const at::Tensor& x, bool twice) {
     const at::Tensor y = (*b)(x).square().sum();
@@ -389,7 +389,7 @@ TEST(AddedProductsOfAUnit, AreNotInGradientsOfAutogradGrad) {
 }
 
 TEST(AddedProductsOfAUnit, OfABackwardThatFailsAreDropped) {
-  // Before a step, the program keeps the earlier gradients, or drops them (their values are NaN).
+  // The first gradients are retained as numbers, or are NaN and dropped before the second backward.
   for (const bool drops : {false, true}) {
     const std::vector<at::Tensor> expected =
         shared_alone(drops ? std::vector{0} : std::vector{0, 1});

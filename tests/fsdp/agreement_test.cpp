@@ -58,7 +58,7 @@ TEST(CopyAgreement, ComparesReplicatedParametersOfAShardedUnit) {
   EXPECT_CONTAINS(errors[0], "'head.weight'", "rank 0", "ranks 1");
 }
 
-// After the first step, rank 1 changes its own parameter or its own accumulated gradient.
+// Rank 1 changes its copy of a parameter or of an accumulated gradient after the first step.
 TEST(CopyAgreement, ComparesParametersAndGradientsAgainWithDebugChecks) {
   const DebugChecks checks("1");
   for (const bool of_gradient : {false, true}) {
@@ -120,7 +120,7 @@ TEST(ParameterAgreement, ComparesTheNumberOfParameters) {
   EXPECT_CONTAINS(errors, "rank 0 has 2 parameters, rank 1 has 1");
 }
 
-// Ranks 0 and 1 share the head, and have different sizes of the head. Ranks 2 and 3 do not.
+// Ranks 0 and 1 shard one copy of the head, ranks 2 and 3 another. Rank 1's head has a wrong size.
 TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
@@ -182,7 +182,7 @@ void expect_both_named(const std::vector<std::string>& errors) {
   EXPECT_CONTAINS(errors, "unit 'a'", "unit 'b'", "every rank must call");
 }
 
-/// Returns the inner result of the chosen unit. Its backward does not begin at the root.
+/// Returns the chosen unit's result, which is not the model's result: backward skips the root.
 at::Tensor run_below_root(Pair& model, bool take_a) {
   model.keep_inner = true;
   run_both(model, take_a);
@@ -242,7 +242,7 @@ TEST_F(Disagreement, BetweenNeighboursNamesTheirGroup) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Pair model(rank.mesh({4}, {"dp"}), {.reshard_after_forward = true, .post_forward_mesh_size = 2},
                /*frozen=*/true);
-    // Ranks 0 and 1 of group 'dp/2' run different units. Ranks 2 and 3 must get the error, too.
+    // Ranks 0 and 1 (group 'dp/2') run different units. The error must reach ranks 2 and 3 as well.
     model(input().requires_grad_(), rank.rank() != 1, true).sum().backward();
   });
   expect_both_named(errors);

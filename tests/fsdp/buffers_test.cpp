@@ -19,7 +19,7 @@ FlatBufferLayout layout_of(const std::vector<ShardShape>& shapes,
 }
 
 TEST(FlatBufferLayout, PutsPaddedShardsOneAfterAnotherAligned) {
-  // On 3 ranks, 5 rows are shards of 2, 2 and 1 rows, and 4 columns are shards of 2, 2 and 0.
+  // On 3 ranks, shards of 5 rows have 2, 2 and 1 rows. Shards of 4 columns have 2, 2 and 0 columns.
   const FlatBufferLayout layout =
       layout_of({{{5, 3}, 0, 3}, {{2, 4}, 1, 3}, {{}, std::nullopt, 3}});
   ASSERT_EQ(layout.segments().size(), 3u);
@@ -117,7 +117,7 @@ TEST(BufferPool, ReusesMemoryOfOneLaneAfterItsEvent) {
 }
 
 TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
-  // The idle buffer has 100 elements: too few for 101, and too many to be used for 10.
+  // An idle buffer of 100 elements is too small for 101 elements, and is not used for as few as 10.
   for (const std::int64_t numel : {101, 10}) {
     Pool p;
     p.pool.release(p.pool.acquire(100, at::kFloat, Lane::kAllGather),
@@ -125,7 +125,7 @@ TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
     EXPECT_EQ(p.pool.idle_bytes(), 400);
     const BufferPool::Buffer buffer = p.pool.acquire(numel, at::kFloat, Lane::kAllGather);
     EXPECT_EQ(p.pool.idle_bytes(), 0);
-    // Before the memory is freed, the stream of the memory waits for the last use.
+    // The buffer's stream waits for the last use of the buffer before the buffer is freed.
     EXPECT_EQ(p.streams->log(), (Log{"compute: record 1", "all_gather: wait 1"}));
   }
 }

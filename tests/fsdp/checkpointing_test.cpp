@@ -98,8 +98,8 @@ TEST(FsdpCheckpointing, FailedRecomputationEndsAllRanksAndMayBeFollowedByAStep) 
   }
 }
 
-/// Returns the gradients and traffic of a Llama on dp x tp. If `halves`, the attention and the MLP
-/// of each block are units, too.
+/// Returns the gradients and the traffic of a Llama on a mesh dp x tp. If `halves` is true, the
+/// attention and the MLP of each block are separate units.
 Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options, bool halves = false) {
   const DeviceMesh mesh = rank.mesh({rank.size() / tp, tp}, {"dp", "tp"});
   Filled<testing::SmallLlama> model;
@@ -146,11 +146,11 @@ TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4
   EXPECT_EQ(saved.first.at({"tp", "reduce_scatter"}).calls,
             plain.first.at({"tp", "reduce_scatter"}).calls);
   EXPECT_EACH(llama_step(rank, 2, &selective).second, plain.second);
-  // The results of 7 products are saved. The recomputation uses 6, since backward does not need the
-  // result of down.
+  // In each block, the results of 7 matrix products are saved. The recomputation takes 6 of them:
+  // backward does not need the result of the product with `down`.
   EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
   EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);
-  // If attention and MLP are units, each unit's autograd node follows the all-gather.
+  // If attention and MLP are units, the all-gather comes before the autograd node of each unit.
   const Step halves = llama_step(rank, 2, nullptr, true);
   EXPECT_EACH(llama_step(rank, 2, &full, true).second, halves.second);
   EXPECT_EACH(llama_step(rank, 2, &selective, true).second, halves.second);

@@ -1,5 +1,5 @@
-// Mixtures of experts: the operators and one rank against plain operators of libtorch; training on
-// meshes with a dimension "ep" against one rank; the traffic; refusals.
+// Tests mixtures of experts: operators and training on one rank against libtorch's operators, and
+// on meshes with a dimension "ep" against one rank. Also tests traffic and refused calls.
 
 #include "tessera/nn/experts.h"
 
@@ -43,8 +43,8 @@ struct Case {
   std::optional<nn::CheckpointOptions> recompute{};
   std::int64_t lora = 0;    ///< rank of the experts' adapters
   double bias_of_3 = 0;     ///< selection bias of expert 3
-  bool first_idle = false;  ///< whether the first of several ranks has no rows
-  bool ema = false;         ///< whether averages of the weights are compared, not the weights
+  bool first_idle = false;  ///< whether rank 0 of several has no rows
+  bool ema = false;         ///< whether to compare averages of weights (EMA)
   std::vector<std::vector<std::int64_t>> meshes{{2, 2}};  ///< (dp, ep) or (replicas, dp, ep)
 };
 
@@ -115,7 +115,7 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
   return sum / (mesh ? mesh.size() : 1);
 }
 
-/// The rows of rank `index` of `count`.
+/// Returns the rows of a batch for rank number `index` of `count` ranks.
 at::Tensor own_rows(const Case& test, const at::Tensor& all, std::int64_t index,
                     std::int64_t count) {
   const std::int64_t idle = test.first_idle && count > 1 ? 1 : 0;
@@ -238,7 +238,7 @@ INSTANTIATE_TEST_SUITE_P(
              .meshes = {{1, 4}}}),
     testing::name_of_case<Case>);
 
-/// Computes every expert for every row with operators of libtorch, in the order of the weights.
+/// Computes the result of a mixture with libtorch's operators: every expert for every row.
 struct Expected {
   Expected(nn::MixtureOfExperts& mixture, const at::Tensor& x) {
     const nn::ExpertsOptions& o = mixture.options();
@@ -341,7 +341,7 @@ TEST(MixtureOfExperts, GradientsOfItsOperatorsAreThoseOfPlainOperators) {
 }
 
 TEST(AllToAllUneven, ExchangesRowsAndGradients) {
-  // Row r: the numbers of rows that rank r sends to ranks 0, 1 and 2.
+  // counts[r] has the numbers of rows that rank r sends to ranks 0, 1 and 2.
   const std::vector<std::vector<std::int64_t>> counts{{2, 0, 3}, {0, 0, 0}, {1, 4, 0}};
   RunOnMesh({3}, {"ep"}, [&](Rank& rank, const DeviceMesh& mesh) {
     const auto own = static_cast<std::size_t>(rank.rank());
@@ -392,8 +392,8 @@ TEST(AllToAllUneven, SendsAtMostSixTenthsOfWhatGathersSend) {
     const Sent gathers(rank);
     const at::Tensor all = DistributedTensor::from_local(x, mesh["ep"], {Shard{0}}).full_tensor();
     DistributedTensor::from_local(all, mesh["ep"], {Partial{}}).redistribute({Shard{0}});
-    // A rank sends its input of an all-gather to each other rank, and all of its input of a
-    // reduce-scatter or an all-to-all except its own part.
+    // In an all-gather, a rank sends its input to each other rank. In a reduce-scatter or
+    // all-to-all, a rank sends all of its input except its own part.
     const double to_others = (kRanks - 1.0) / kRanks;
     const double gathered =
         (kRanks - 1.0) * static_cast<double>(gathers.of("ep", "all_gather").bytes) +

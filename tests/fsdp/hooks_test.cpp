@@ -223,7 +223,7 @@ TEST_P(RequestedGradients, EqualTheGradientsOfOneRank) {
     for (int step = 0; step < 2; ++step) {
       EXPECT_EACH(grad({local_loss(model, rank, 0)}, parameters), first, 1e-4, 1e-6);
       EXPECT_EQ(defined_gradients(parameters), "");
-      // Between two calls of autograd::grad(), backward() must still set `.grad`.
+      // backward() between two calls of autograd::grad() must set `.grad` as usual.
       local_loss(model, rank, 1).backward();
       EXPECT_EACH(grad({local_loss(model, rank, 0)}, parameters), first, 1e-4, 1e-6);
       expect_gradients(model, second);
@@ -235,7 +235,7 @@ TEST_P(RequestedGradients, EqualTheGradientsOfOneRank) {
                   {first[i], first[j]}, 1e-4, 1e-6);
       EXPECT_EQ(defined_gradients(parameters), "");
     }
-    // A backward() with `inputs` adds only to the gradients of these parameters.
+    // backward() with `inputs` adds only to the gradients of the parameters in `inputs`.
     for (int i = 0; i < 2; ++i) {
       local_loss(model, rank, 0)
           .backward({}, std::nullopt, false, Tensors{parameters[1], parameters[6]});

@@ -306,7 +306,7 @@ class CheckedCommunicator final : public Communicator {
       group_.watch->world().give_up();
     }
     if (hosts_ != nullptr) {
-      hosts_->abort();  // `hosts_` is first: its abort() does not block
+      hosts_->abort();  // first `hosts_`, whose abort() does not block
     }
     inner_->abort();
   }

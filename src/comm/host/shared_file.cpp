@@ -58,7 +58,7 @@ SharedFile open_file(const std::string& handle) {
   text >> identity >> std::ws;
   std::getline(text, path);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  // If the identity differs, the path is of another pid namespace and names another file here.
+  // In another pid namespace, `path` can name a different file, which has a different identity.
   const bool is_same = identity_of(fd) == identity;
   SharedFile file = map_file(fd, /*keeps_open=*/false);
   return is_same ? file : SharedFile{};

@@ -153,7 +153,7 @@ class StoreWorld final : public World {
     }
     TESSERA_CHECK(!ended_, "group '", name,
                   "': this rank's world has ended; ask for its groups before World::shutdown()");
-    // After an abort no group can be made, because other ranks do not take part in making it.
+    // After abort() no group can be made, because making a group needs the other ranks.
     TESSERA_CHECK(!aborted_, "group '", name,
                   "': this rank's world has failed or was aborted; start the job again");
     const GroupInfo info = info_of_group(*this, ranks, name);
@@ -161,7 +161,7 @@ class StoreWorld final : public World {
     try {
       made = make(info);
     } catch (const PeerError&) {
-      aborted_ = true;  // a detached thread may still use the store
+      aborted_ = true;  // the failed make() may have left a thread that uses the store
       throw;
     }
     groups.emplace(key, made);

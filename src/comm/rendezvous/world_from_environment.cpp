@@ -123,8 +123,8 @@ bool serves_store(const JobVariables& job) {
   return job.rank == 0 && !job.agent_store;
 }
 
-/// Returns the settings of the TCP store. The store does not wait for other ranks:
-/// await_all_ranks() does, and can name missing ranks.
+/// Returns the settings of the TCP store. Not the store but await_all_ranks() waits for other
+/// ranks, because await_all_ranks() can name missing ranks.
 detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) {
   detail::TcpStore store{.address = job.address,
                          .port = job.port,
@@ -196,7 +196,7 @@ StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   return store;
 }
 
-/// Returns the number of lower ranks on the machine of `rank`, if a launcher sets no local rank.
+/// Returns how many ranks below `rank` are on the same machine as `rank`: its local rank.
 int local_rank_among(const std::vector<std::string>& hosts, int rank) {
   return static_cast<int>(
       std::count(hosts.begin(), hosts.begin() + rank, hosts[static_cast<std::size_t>(rank)]));
@@ -215,7 +215,7 @@ WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> r
 /// `store`. `own`: this rank's flight record (log of its calls).
 JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& own,
              const WatchSettings& settings, const WorldOptions& options) {
-  // Making a process group also waits at most for the store's time-out.
+  // c10d waits at most for the store's time-out when a process group is made.
   store->setTimeout(options.timeout);
   JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
   std::vector<RecordPtr> records;
@@ -228,7 +228,7 @@ JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& ow
   const bool one_host =
       std::ranges::adjacent_find(info.hosts, std::not_equal_to<>()) == info.hosts.end();
   if (!one_host) {
-    // On one machine the address is not needed, and a single machine may have no network.
+    // Ranks on one machine use loopback; routable_address() can fail on a machine without network.
     info.address = routable_address(job.address);
   }
   return info;

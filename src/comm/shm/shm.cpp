@@ -55,8 +55,8 @@ struct ShmOperation {
   /// Reads the slots (buffers in shared memory) of all ranks; `slots` is in rank order.
   std::function<void(std::int64_t round, std::span<const std::byte* const> slots)> consume;
 
-  /// Whether the operation has succeeded or failed. An operation runs once. After a failure each
-  /// wait() throws the error again.
+  /// Whether the operation has succeeded or failed. An operation runs once. If the operation has
+  /// failed, every wait() throws `error`.
   bool done = false;
   std::exception_ptr error;  ///< the error of the operation; nullptr unless it has failed
 };
@@ -384,8 +384,8 @@ class ShmCommunicator final : public Communicator {
     auto operation = std::make_shared<ShmOperation>();
     operation->kind = kind;
     for (const at::Tensor& tensor : tensors) {
-      // The ranks compare the total size of the tensors; different lists rarely have the same
-      // total.
+      // The ranks compare only the sum of the tensors' sizes, because different lists of tensors
+      // rarely have the same sum.
       operation->elements += tensor.numel();
     }
     operation->dtype = static_cast<std::int32_t>(tensors.front().scalar_type());

@@ -155,8 +155,8 @@ ShmCall& ShmSegment::call(int rank, std::uint32_t round) const {
 }
 
 void ShmSegment::arrive(int rank, std::uint32_t round) const {
-  // state(rank).round is written last. If this rank is killed before, messages of other ranks name
-  // this rank as missing.
+  // state(rank).round is written last. If this rank is killed before the write, messages of other
+  // ranks name this rank as missing.
   Header& shared = header();
   // `arrivals` is never reset, because another rank could call arrive() during a reset.
   const std::uint32_t arrivals = shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;

@@ -32,7 +32,7 @@ using flight::RankState;
 using flight::Record;
 using std::chrono::milliseconds;
 
-/// The topic of announcements that a rank has ended. For a wait, the topic is the group's id.
+/// The topic of an announcement that a rank has ended. The topic of a wait is the group's id.
 constexpr auto kEnd = "end";
 constexpr auto kAnnouncements = "announcements";
 
@@ -79,7 +79,7 @@ RecordPtr open_record(const std::string& handle) {
              : nullptr;
 }
 
-/// Records how this rank ends. Only the first call counts: the first failure causes the others.
+/// Records how this rank ends. Later calls change nothing, because the first failure is the cause.
 void WorldWatch::note_end(RankState state) {
   auto running = RankState::kRunning;
   std::int64_t never = 0;
@@ -184,16 +184,16 @@ void WorldWatch::announce(int rank, const std::string& topic, const std::string&
     return;
   }
   const std::string line = detail::concat(rank, " ", topic, " ", text);
-  // A zero byte ends each announcement.
+  // Announcements in the store are separated by zero bytes.
   ask(store_, [bytes = std::vector<std::uint8_t>(line.c_str(), line.c_str() + line.size() + 1)](
                   detail::Store& store) {
     store.append(kAnnouncements, bytes);
-    return store.check({kAnnouncements});  // returns when the store has the bytes
+    return store.check({kAnnouncements});  // check() returns after the store has received the bytes
   }).wait_for(kPatience);
 }
 
-/// Reads the announcements of all ranks. Does not block: a call reads the answer to the question of
-/// an earlier call.
+/// Reads the announcements of all ranks from the store. Does not block: each call takes the store's
+/// answer to an earlier question, if the answer has arrived.
 void WorldWatch::read_announcements() {
   constexpr std::chrono::milliseconds kBetweenQuestions{500};
   const std::lock_guard lock(mutex_);
@@ -206,8 +206,8 @@ void WorldWatch::read_announcements() {
         announced_[{rank, topic}] = text;
       }
     } catch (const std::exception&) {
-      // The process that serves the store has ended, which ends the job. Each rank notices this
-      // itself.
+      // The store does not answer, because the process that serves the store has ended. The other
+      // ranks find this without an announcement.
     }
   }
   const auto now = std::chrono::steady_clock::now();
@@ -268,7 +268,7 @@ void PeerWait::check(std::optional<std::vector<int>> given) {
   const auto now = Clock::now();
   const auto waited = now - begun_;
   const auto ended = world_.first_to_end(missing);
-  // Data that a rank sent before its end may still arrive, so check() waits for kGrace.
+  // Data that a rank sent before the rank ended can still arrive, so check() waits for kGrace.
   lost_since_ = ended ? lost_since_.value_or(now) : std::optional<Clock::time_point>();
   if (ended && now - *lost_since_ >= kGrace) {
     const std::string why = world_.what_it_does(*ended);
@@ -383,7 +383,7 @@ void WorldWatch::look_at_device() {
       // that call.
       wait_.reset();
     }
-    // A rank that has aborted has already reported the reason.
+    // A rank whose state is not kRunning has already reported an error.
     if (!calls_.empty() && own().state == RankState::kRunning) {
       const BegunCall& call = calls_.front().call;
       note(call, true);
@@ -441,8 +441,8 @@ bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own
   // Only the first rank of each group calls decide(). The first decision applies to all groups.
   const auto decide = [size = group.size(), world_size, meeting](detail::Store& store) {
     const std::string decision = meeting + "/decision";
-    // The groups are disjoint, because each rank takes part with only one group at a time. So the
-    // sum of their sizes is the number of ranks.
+    // At any time each rank takes part with only one group, so the groups are disjoint. When the
+    // sizes of the arrived groups add up to the number of ranks, all groups have arrived.
     const bool last = store.add(meeting + "/arrived", size) == world_size;
     const auto begun = std::chrono::steady_clock::now();
     while (!last && !store.check({decision}) &&

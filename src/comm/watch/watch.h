@@ -112,12 +112,12 @@ class WorldWatch : tessera::detail::NoCopy {
   /// Records that a thread or the device waits for the end of `call`, or no longer waits.
   void note(const BegunCall& call, bool waits);
 
-  /// Returns those of `ranks` that are on other machines.
+  /// Returns the ranks in `ranks` that are on other machines.
   std::vector<int> away(std::vector<int> ranks) const;
   /// The ranks of the call's group that are known not to take part in `call`: ranks on this machine
   /// that have not begun the call or have failed, and ranks on other machines that have ended.
   std::vector<int> not_in(const BegunCall& call);
-  /// Returns which of `ranks` ended first; nullopt if none has ended.
+  /// Returns the rank in `ranks` that ended first; nullopt if none has ended.
   std::optional<int> first_to_end(std::vector<int> ranks);
   /// Says what a rank does, and what the user can do if the rank has ended: "rank 1 waits in ...".
   std::string what_it_does(int rank);
@@ -154,7 +154,7 @@ class WorldWatch : tessera::detail::NoCopy {
 
   detail::StorePtr store_;
   std::mutex mutex_;                ///< protects the members from here to `announced_`
-  std::future<std::string> asked_;  ///< all announcements in the store, not read yet
+  std::future<std::string> asked_;  ///< the pending answer of the store: all announcements
   std::chrono::steady_clock::time_point next_question_;
   /// The last announcement of each rank for each topic.
   std::map<std::pair<int, std::string>, std::string> announced_;
@@ -162,7 +162,7 @@ class WorldWatch : tessera::detail::NoCopy {
   std::mutex device_mutex_;  ///< protects the members from here to `device_thread_`
   std::condition_variable ends_thread_;
   bool ended_ = false;
-  std::list<DeviceCall> added_;  ///< new collectives, which device_thread_ has not moved to calls_
+  std::list<DeviceCall> added_;  ///< collectives that device_thread_ still has to move to calls_
   std::thread device_thread_;
   // Only `device_thread_` uses the following members.
   std::list<DeviceCall> calls_;  ///< collectives on the GPU that have not ended, in order
