@@ -295,7 +295,7 @@ class PostForwardShard {
   DeviceMesh mesh_;  ///< the 1-D mesh of the caching ranks; empty if the option is off
   at::Tensor piece_;
   comm::StreamEventPtr copied_;  ///< event after the copy of this rank's part into piece_
-  at::Tensor sent_;              ///< a second reference to piece_ while a collective reads it
+  at::Tensor sent_;              ///< second reference to piece_, while a collective reads piece_
 };
 
 }  // namespace tessera::fsdp

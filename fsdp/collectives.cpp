@@ -173,9 +173,8 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
 }
 
 /// Whether the reduce-scatter returns the average, which saves a pass over the result. The number
-/// of ranks must be a power of two: dividing by a power of two is exact, so that the result has the
-/// same bits as with a back end that divides the sum. The reduce-scatter does not divide sums that
-/// are all-reduced later or passed to a hook.
+/// of ranks must be a power of two: this division is exact, so the bits are the same as with a back
+/// end that only sums. A sum that is all-reduced later or passed to a hook is not divided here.
 bool GradientReduction::averages() const {
   const auto ranks = static_cast<std::uint64_t>(mesh_.shard.size());
   return !mesh_.replicate && !hook_ && !force_sum_ && pre_divisor_ == 1 &&

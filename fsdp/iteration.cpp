@@ -515,7 +515,7 @@ void Unit::refuse_outdated() {
 }
 
 /// In training, checks that all trainable parameters of the module whose forward was called are in
-/// units. Repeats the check whenever a parameter slot or a requires_grad has changed.
+/// units. Repeats the check when a parameter slot, or requires_grad of a parameter, has changed.
 void Unit::check_all_in_units() {
   if (!c10::GradMode::is_enabled() || mesh_.ranks() == 1) {
     return;

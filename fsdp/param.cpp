@@ -140,9 +140,9 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 }
 
 // Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
-// tensor-parallel ranks. The sum is computed after the reduction, on shards. A rank without tokens
-// gets a zero gradient in any layout, and a rank that skipped the module gets no gradient. The
-// ranks agree, because such a rank must sum its shard, too: the shard contains other ranks' terms.
+// tensor-parallel ranks, computed after the reduction, on shards. A rank without tokens gets a zero
+// gradient in any layout; a rank that skipped the module gets no gradient. Both ranks must take
+// part in the sum: their shards have other ranks' terms. So all ranks agree on the sum.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype) {
@@ -376,8 +376,8 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
   make_stand_in_ = std::move(make);
 }
 
-/// Makes a node in place of the shard's gradient accumulator. stand_in_ keeps the node alive,
-/// because libtorch refers to the node weakly. A type conversion of the shard drops the node.
+/// Makes an autograd node that replaces the shard's gradient accumulator. stand_in_ keeps the node
+/// alive, because libtorch refers to it weakly. A type conversion of the shard drops the node.
 void ShardedParameter::install_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);
@@ -443,7 +443,7 @@ UnreducedGradient& ShardedParameter::unreduced_gradient() {
   return *unreduced(gradient);
 }
 
-/// Puts the reduced gradient back into `.grad` when no unreduced gradient is left.
+/// If no unreduced gradient is left, replaces the placeholder in `.grad` by the reduced gradient.
 void ShardedParameter::settle_unreduced() {
   at::Tensor& gradient = sharded_.mutable_grad();
   const UnreducedGradient* waiting = unreduced(gradient);
@@ -480,8 +480,8 @@ void ShardedParameter::notice_drop() {
                 "ended since; take it away after a backward with set_is_last_backward(true)");
 }
 
-/// Records the end of the oldest reduction in progress. Returns whether the result must still be
-/// added to the gradient.
+/// Records that the oldest reduction in progress has ended. Returns whether the result of this
+/// reduction must still be added to the gradient.
 bool ShardedParameter::arrives() {
   notice_drop();
   --expected_;

@@ -74,8 +74,8 @@ class PartialGradGroup {
   explicit PartialGradGroup(const std::optional<ShardingSpec>& spec);
 
   /// The process group over which gradients must still be summed; nullptr if no sum is needed.
-  /// Until the ranks have agreed, a process group that may be needed; a sum over this group is
-  /// correct for a complete gradient, too.
+  /// Before the ranks have agreed: a process group over which a sum can be needed. A sum over this
+  /// group leaves a complete gradient correct.
   comm::Communicator* group() const { return group_; }
   /// Records the process group over which this rank's `gradient` must be summed.
   void note(const UnshardedGradient& gradient);
@@ -83,7 +83,7 @@ class PartialGradGroup {
   /// Returns one flag for each process group over which a gradient may have to be summed. The ranks
   /// exchange these flags before agree(). The list is empty once the ranks have agreed.
   std::vector<std::uint8_t> flags() const;
-  /// Sets the process group that the ranks chose. `flags`: the maximum of flags() over all ranks.
+  /// Sets the process group that all ranks chose. `flags`: the maximum over all ranks of flags().
   void agree(std::span<const std::uint8_t> flags);
 
  private:
@@ -225,7 +225,7 @@ class ShardedParameter {
   /// Completes accumulate() for a shard in CPU memory (offload_policy). Before the call, the CPU
   /// must have waited for the copies to CPU memory.
   void arrive();
-  /// After a failed backward, drops the gradients that still wait to be added by arrive().
+  /// After a failed backward: drops the gradients that arrive() would add.
   void forget_arrivals();
   /// Drops the reduced gradient, and the gradients that wait to be reduced.
   void drop_gradient();

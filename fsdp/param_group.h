@@ -210,7 +210,7 @@ class GatheredState {
   bool installed() const { return installed_; }
   /// Calls install_sharded() and frees the gathered memory.
   void reshard(CommContext& context);
-  /// Like reshard(), but for shards that do not change before they are gathered again: with
+  /// Like reshard(), for shards that stay unchanged until the next gather. With
   /// Options::post_forward_mesh_size, caches this rank's part of the gathered memory.
   void reshard_for_now(CommContext& context);
   void reshard_unused(CommContext& context);

@@ -27,13 +27,13 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
   static const std::vector<Transition<IterationPhase>> table{
       // Transition when the root's forward begins.
       {kIdle, kForward},
-      // Transition when the root's forward ends after an inner backward has ended the iteration.
+      // Transition when the root's forward ends, if a backward within it has ended the iteration.
       {kIdle, kAwaitingBackward},
-      // Transition when backward reaches a unit that was called without the root, or a forward of
-      // an earlier micro-batch (a pipeline), or a forward for a second time (create_graph,
-      // retain_graph).
+      // Transition when backward reaches a unit that was called without the root, or the forward of
+      // an earlier micro-batch (in a pipeline), or a forward that an earlier backward has already
+      // reached (create_graph, retain_graph).
       {kIdle, kBackward},
-      // Transition when the root's forward begins after a failed forward, or calls itself.
+      // Transition when the root's forward begins and the last one failed or is still running.
       {kForward, kForward},
       // Transition when the root's forward ends, and no result needs a gradient.
       {kForward, kIdle},
@@ -74,7 +74,7 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       {kForward, kForwardRecorded},
       // Transition when a backward runs within the unit's forward or after the forward failed.
       {kForward, kBackward},
-      // Transition when the root's forward begins after a later module of the unit has failed.
+      // Transition when the root's forward begins and the last forward failed in a later module.
       {kForwardRecorded, kIdle},
       // Transition when all modules of the unit have run.
       {kForwardRecorded, kAwaitingBackward},

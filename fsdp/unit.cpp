@@ -179,7 +179,7 @@ auto naming(const char* what, const std::string& label, Act&& act) {
 
 std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
   auto settings = std::make_shared<Settings>();
-  // The unit's FQN is unknown until a root is known, so the label names the module's class.
+  // The unit's FQN is unknown until the root is known, so the label is the class of its module.
   settings->label = detail::concat("a unit of ", spec.modules.front()->name());
   settings->reshard_after_forward = spec.options.reshard_after_forward;
   // post_forward_mesh_size caches parts of the parameters when forward frees the parameters.
@@ -627,8 +627,8 @@ void Unit::end_backward() {
     enter(UnitPhase::kIdle);
   }
   const bool awaited_call = std::exchange(awaits_call_, false);
-  // `late` is true if the unit's inputs need no gradient, or if parameters of the unit got
-  // gradients after the inputs.
+  // `late` is true if the unit has unreduced gradients: the inputs of the unit need no gradient, or
+  // parameters got gradients after the inputs.
   const bool late = any(&GradientState::any_unsharded);
   // `awaits` is true even if only an earlier micro-batch, and not this backward, used the unit.
   const bool awaits = settings_->gradient_sync && any(&GradientState::awaits_reduction);

@@ -50,7 +50,7 @@ struct NamedModule {
 struct Application {
   NamedModule target;
   StylePtr style;
-  /// The style's placements, without parameters that the plan entry of an inner module places.
+  /// The placements of the style, except for parameters that the entry of an inner module places.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 
@@ -466,8 +466,8 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh) {
 namespace {
 
 /// Returns the plan entry that makes a block's input distributed, once for all projections. With
-/// sequence parallelism, the projections then share one gather; without, they share one all-reduce
-/// of the input's gradient.
+/// sequence parallelism, the projections share one gather of the input. Without sequence
+/// parallelism, the projections share one all-reduce of the input's gradient.
 std::pair<std::string, StylePtr> shared_input(const std::string& fqn,
                                               const BlockPlanOptions& options) {
   return {fqn, prepare_module_input({.input_layouts = {Replicate{}},

@@ -204,8 +204,8 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// Returns the placement of a tensor whose dimension `dim` is the output features. If
-  /// FusedLinear::groups() > 1, the weight is split contiguously.
+  /// Returns the placement of a tensor whose dimension `dim` has the output features. The weight of
+  /// a FusedLinear with groups() > 1 is split contiguously.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
     return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};

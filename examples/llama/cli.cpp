@@ -106,8 +106,8 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
                 app.get_help_all_ptr() == nullptr ? "--help" : "--help-all", " lists all)");
 }
 
-/// Hides all flags except `first` from --help, by removing their group: CLI11 does not print flags
-/// without a group.
+/// Hides all flags except `first` from --help. CLI11 does not print flags without a group, so the
+/// groups of the hidden flags are removed.
 void leave_out_of_help(CLI::App& app, const FlagNames& first) {
   for (CLI::Option* option : app.get_options()) {
     const bool is_first = std::ranges::find(first, option->get_single_name()) != first.end();

@@ -398,8 +398,8 @@ Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
   const nn::LinearOptions no_bias{.bias = false};
   lm_head_ = register_module(
       "lm_head", std::make_shared<nn::Linear>(config_.hidden_size, config_.vocab_size, no_bias));
-  // The rotary tables are buffer slots instead of plain tensors: on the meta device, slots are
-  // created without values, like parameters.
+  // The rotary tables are buffer slots instead of plain tensors. On the meta device a slot, like a
+  // parameter, is created without values.
   cos_ = register_buffer_slot("rope_cos", {max_sequence, config_.head_dim},
                               /*persistent=*/false);
   sin_ = register_buffer_slot("rope_sin", {max_sequence, config_.head_dim},

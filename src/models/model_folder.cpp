@@ -231,7 +231,7 @@ RopeScaling::Kind scaling_kind(const ConfigReader& rope, const char* key) {
   return found->second;
 }
 
-/// The factor on attention scores for a context that is `scale` times as long (YaRN, equation 22).
+/// YaRN's factor on attention scores if the context is `scale` times the original (equation 22).
 double yarn_scale(double scale) {
   return scale <= 1 ? 1 : 0.1 * std::log(scale) + 1;
 }
@@ -571,7 +571,7 @@ data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem
              : std::make_shared<LimitedTokenizer>(std::move(tokenizer), config.vocab_size);
 }
 
-/// generation_config.json takes precedence over config.json: it is newer for chat models.
+/// generation_config.json overrides config.json, which is often the older file in chat models.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config) {
   const std::string of_model = (folder / "config.json").string();
   const std::filesystem::path file = folder / "generation_config.json";

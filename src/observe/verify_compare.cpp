@@ -238,8 +238,8 @@ std::pair<std::string, std::string> first_lines_apart(const std::string& a, cons
   return {line(a), line(b)};
 }
 
-/// Whether a tensor's sizes on the mesh differ from the sizes on one rank, so that the parts of
-/// several ranks may have to be joined.
+/// Whether a tensor has other sizes on the mesh than on one rank. The parts of several ranks then
+/// possibly have to be joined.
 bool has_other_sizes(const Pair& pair) {
   return pair.on_mesh.defined() && pair.one_rank.defined() &&
          pair.on_mesh.sizes() != pair.one_rank.sizes();
@@ -363,8 +363,8 @@ class PairingRanks {
     }
   }
 
-  /// Joins the parts along the dimension in which the result differs least from the one-rank
-  /// tensor.
+  /// Joins the parts along that dimension in which the joined tensor differs least from the
+  /// one-rank tensor.
   void join(comm::Communicator& group, Pair& pair) const {
     std::vector<at::Tensor> parts;
     for (const std::string& bytes :
@@ -513,7 +513,7 @@ std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool
     return "all outputs before are equal, so look at the forward of " + quoted(output.caller) +
            ", which calls it";
   }
-  // The first input that differs is searched in the module call and in its enclosing calls.
+  // Looks for the first input that differs in the module call, then in the calls that enclose it.
   std::set<int> calls{output.call};
   std::map<int, int> parents;
   for (const OfRanks& tensor : tensors) {

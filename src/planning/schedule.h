@@ -47,7 +47,7 @@ class Schedule final : public comm::Streams {
   }
 
  private:
-  /// A point in time, and the mesh dimension of the collective for which a stream waited last.
+  /// A point in time, and the mesh dimension of the collective for which the stream waited last.
   struct Moment {
     double time = 0;
     std::string cause;

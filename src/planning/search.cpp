@@ -17,7 +17,7 @@
 namespace tessera::planning {
 namespace {
 
-/// Kinds of activation checkpointing, and ZeRO stages (kZero), each in increasing order of memory.
+/// Kinds of activation checkpointing, and ZeRO stages (kZero). Both lists go from least memory up.
 constexpr std::array kActivations{"full", "selective", "none"};
 constexpr std::array kZero{3, 2};
 /// The context-parallel degrees to try for long sequences, or if no other layout fits.
@@ -111,7 +111,7 @@ class MeshSearch {
   }
 
   /// Whether the layout without activation checkpointing must be estimated although it does not
-  /// fit: the estimates of layouts that checkpoint some blocks need it.
+  /// fit. Layouts that checkpoint some blocks are interpolated from this estimate.
   bool may_fit_in_part(std::size_t ac, std::size_t zero) const {
     const auto fits = [&](const FoundLayout& all) {
       return all.fits && all.layout.zero == kZero[zero];

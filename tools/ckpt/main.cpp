@@ -99,7 +99,7 @@ int run(int argc, char** argv) {
 }  // namespace tessera::checkpoint
 
 int main(int argc, char** argv) {
-  // With SIGXFSZ ignored, a file above the size limit is a write error with a message.
+  // SIGXFSZ is ignored, so that a write above the file-size limit fails with an error message.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     return tessera::checkpoint::run(argc, argv);

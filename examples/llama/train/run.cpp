@@ -282,8 +282,8 @@ std::optional<double> peak_flops_of(const TrainOptions& o, comm::World& world) {
 
 namespace {
 
-/// The FLOPs of a matrix product per weight and token. The gradient of the input costs the same
-/// number of FLOPs, and so does the gradient of the weight.
+/// How many FLOPs a matrix product takes per weight and token. In backward the gradient of the
+/// input takes as many FLOPs, and the gradient of the weight takes as many FLOPs.
 constexpr double kProduct = 2;
 
 /// Returns the stage of forward that uses a parameter: 0 for the embedding, 1 to N for the N
@@ -311,8 +311,8 @@ std::int64_t first_trained(const Llama& model) {
   return first;
 }
 
-/// Whether the matrix products of a stage compute the gradient of their input. In the layer with
-/// the first trained weight, the result is true even for the few products before that weight.
+/// Whether the matrix products of a stage compute the gradient of their input. True for all
+/// products in the layer with the first trained weight, even for the few before that weight.
 bool has_input_gradient(std::int64_t stage, std::int64_t first, const Config& config) {
   return stage > first || (stage == first && stage <= config.num_hidden_layers);
 }
@@ -330,7 +330,7 @@ double products_of(const Llama& model, std::int64_t first) {
     const std::int64_t product = stage > 0 ? stage : 1 + config.num_hidden_layers;
     const int of_gradients =
         int{has_input_gradient(product, first, config)} + int{is_trained(*slot)};
-    // A token is computed by some of the experts, whose weights are stacked.
+    // A token uses only some of the experts. The weights of all experts are one stacked tensor.
     const bool of_experts = slot->role.stored_parts && slot->role.stored_parts->stacked;
     const double share = of_experts ? static_cast<double>(config.num_experts_per_tok) /
                                           static_cast<double>(config.num_experts)
