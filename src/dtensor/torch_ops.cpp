@@ -95,8 +95,8 @@ bool set_replication(bool replicate) {
   return before;
 }
 
-// An operator that is defined together with its function is a composite operator, so libtorch
-// differentiates the operators that the function calls.
+// An operator that is defined together with its implementation is composite: libtorch
+// differentiates the operators that the implementation calls.
 TORCH_LIBRARY(tessera, library) {
   using Texts = std::vector<std::string>;
   library.def("init_device_mesh(str device, int[] shape, str[] names) -> int",
@@ -118,7 +118,7 @@ TORCH_LIBRARY(tessera, library) {
   library.def("to_local(Tensor tensor) -> Tensor",
               [](const at::Tensor& tensor) { return DistributedTensor(tensor).to_local(); });
   library.def("placements(Tensor tensor) -> str[]", &placements);
-  // Sets this thread's strictness permanently; returns the previous value.
+  // Sets this rank's strictness outside of StrictScopes; returns the previous value.
   library.def("set_strict(bool strict) -> bool",
               [](bool strict) { return detail::RankState::here()->strict.exchange(strict); });
   library.def("set_replication(bool replicate) -> bool", &set_replication);

@@ -65,7 +65,7 @@ bool is_in_backward(const Node* node) {
   if (nodes == nullptr || !nodes->contains(key)) {
     return false;
   }
-  // The nodes that this backward executes; empty if it executes all nodes of the graph.
+  // Maps nodes to whether this backward executes them; empty if all nodes are executed.
   const auto* executed = torch::autograd::get_current_graph_task_exec_info();
   if (executed == nullptr || executed->empty()) {
     return true;
@@ -97,12 +97,12 @@ void queue_end_of_backward(std::function<void()> callback) {
 
 namespace {
 
-/// A class derived from libtorch's Node, for access to the protected mutex of nodes.
+/// Derives from libtorch's Node only to access its protected member `mutex_`.
 struct Opened : Node {
   static std::mutex& mutex_of(Node& node) { return node.*(&Opened::mutex_); }
 };
 
-/// Whether this thread's backward adds to `.grad` of all leaves, without create_graph.
+/// Whether this thread's backward, without create_graph, adds gradients to `.grad` of all leaves.
 bool accumulates_all() {
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
   return asked != nullptr && asked->empty() && !c10::GradMode::is_enabled();
@@ -129,8 +129,8 @@ namespace {
 using torch::autograd::FunctionPreHook;
 using CppHook = std::function<at::TensorBase(const at::TensorBase&)>;
 
-/// A class for the hooks that this library registers on tensors. Their type distinguishes these
-/// hooks from the program's hooks.
+/// The class of the hooks that this library registers on tensors. The class distinguishes these
+/// hooks from hooks of the program.
 struct Tagged {
   OwnHook what;
   std::function<at::Tensor(const at::Tensor&)> hook;

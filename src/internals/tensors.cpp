@@ -45,7 +45,7 @@ void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t by
 }
 
 void free_memory(const c10::Storage& storage) {
-  // The null pointer has the storage's device, which tensors of this storage report as theirs.
+  // Keeps the storage's device, because tensors of this storage report this device as theirs.
   set_memory(storage, at::DataPtr(nullptr, storage.device()), 0);
 }
 

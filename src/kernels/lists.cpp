@@ -109,7 +109,7 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// A norm kernel launch for tensors of one type, and how many chunks earlier launches have.
+/// A launch of the norm kernel for tensors of one type, and the number of its first chunk.
 struct NormLaunch {
   SquareSums call;
   std::vector<at::Tensor> tensors;
@@ -187,7 +187,7 @@ NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm) {
 
 namespace {
 
-/// Rows of a dense local tensor. The elements of a row are consecutive in the whole tensor too.
+/// Rows of a dense local tensor. A row's elements are also consecutive in the whole tensor.
 struct PlacedRows {
   std::int64_t local = 0;  ///< offset of the first row in the local tensor, in elements
   std::int64_t count = 1;
@@ -196,8 +196,8 @@ struct PlacedRows {
   std::int64_t place = 0;   ///< index of the first row's first element in the whole tensor
 };
 
-/// Returns the rows of `box`, a rectangular part of the whole tensor. A row spans the last
-/// dimensions that the box covers completely, and the dimension before these dimensions.
+/// Returns the rows of `box`, a rectangular part of the whole tensor. All elements of a row are
+/// consecutive both in the box's local tensor and in the whole tensor.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
   std::vector<Extent> extents;  // the box's dimensions, with strides in both tensors

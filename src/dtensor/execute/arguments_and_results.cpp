@@ -1,4 +1,4 @@
-// Steps of run_local that localize and rewrite an operator's arguments, and wrap its results.
+// Steps of run_local: convert arguments of an operator to local tensors, and wrap its results.
 
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>

@@ -216,8 +216,8 @@ void run_local(PlannedCall& call, CallKind kind) {
 
 namespace {
 
-/// Fills a Partial tensor with random numbers. The local tensors of a Partial tensor are terms
-/// instead of elements, so a tensor without Partial is filled first.
+/// Fills a Partial tensor with random numbers. The local tensors of a Partial tensor have terms of
+/// a reduction, so first fills a tensor that is replicated where `self` is Partial.
 void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
   const DistributedTensorImpl& impl = *as_distributed(self);
   const TensorSpec& spec = *impl.spec();
@@ -227,8 +227,8 @@ void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key
   const at::Tensor& local = local_tensor(values);
   const RandomPlace place = random_place({call.info.name, values, random_source(), key});
   call.info.traits.fill()({local, place, key}, call.arguments());
-  // Converts the random numbers to terms of a Partial tensor, which reduce to these numbers. The
-  // conversion does not communicate.
+  // Makes the tensor of random numbers Partial, without communication: its terms reduce to the
+  // random numbers.
   impl.local().copy_(
       redistribute_local(local, as_distributed(values)->spec(), spec.sharding.layout));
 }

@@ -168,7 +168,7 @@ at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   return kernels::fp8_linear(x, weight);
 }
 
-/// Adds factors (einsum index letters) for the rows. `reduced`: whether the product sums over rows.
+/// Adds a factor (index letter) for each row dimension. `reduced`: whether the product sums rows.
 rules::TensorFactors row_factors(ShardingRule& rule, const rules::Sizes& sizes, bool reduced) {
   rules::TensorFactors factors;
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {

@@ -144,8 +144,8 @@ struct CrossEntropy : FusedOperator<CrossEntropy, TwoTensors(const at::Tensor&, 
       "float z_loss=0.0) -> (Tensor losses, Tensor log_sum_exp)";
 };
 
-/// Arguments: `logits` has the columns from `first_column` on of `vocabulary` columns, or all
-/// columns if `vocabulary` is negative.
+/// The operator for the gradient of the logits. `logits` has the columns from `first_column` on of
+/// a vocabulary of `vocabulary` columns; a negative `vocabulary` means all columns.
 struct CrossEntropyBackward
     : FusedOperator<CrossEntropyBackward,
                     at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -207,8 +207,8 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int row = rules::add_factor(rule, sizes[0]);
   const int column = rules::add_factor(rule, sizes[1]);
-  // A rank's columns of the logits must be contiguous, because a range of column numbers tells
-  // which targets are in the rank's columns.
+  // The columns that a rank has must be contiguous, because `first_column` and the number of
+  // columns must suffice to find the targets among the columns.
   rule.factors.back().contiguous = true;
   const rules::TensorFactors rows{{row}}, matrix{{row}, {column}};
   rule.inputs = {rows, matrix, rows, rows};

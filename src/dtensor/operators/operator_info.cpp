@@ -293,11 +293,11 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},
 
-    // Operators whose number argument must not be applied to the terms of a Partial sum one by one:
+    // Operators whose number argument must not act on each term of a Partial sum:
     TraitRow{Trait::kNumberBesideSum, "where.* masked_fill.* masked_fill_.*"},
     TraitRow{Trait::kDivides, "div.* div_.* divide.* divide_.* true_divide.* true_divide_.*"},
 
-    // Operators that may throw on some ranks only.
+    // Operators that sometimes throw on only some ranks.
     TraitRow{Trait::kFailsByElement, "embedding.* gather.* index.* index_select.*"},
     TraitRow{Trait::kFailsByElement,
              "scatter.* scatter_.* scatter_add.* scatter_add_.* index_put.* index_put_.* "

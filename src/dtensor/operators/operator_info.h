@@ -24,21 +24,21 @@ namespace tessera::detail {
 /// A property of an operator that neither its schema nor its sharding rule contains.
 enum class Trait : std::uint8_t {
   // Traits that tell how the operator is run:
-  kRandomInplace,  ///< an operator that fills a tensor by global index (run_random_inplace)
-  kNativeDropout,  ///< the dropout operator, which draws by global index (run_native_dropout)
-  kForeach,        ///< a foreach operator, a loop over lists; each list position is a separate call
-  kOwnKernel,      ///< the operator has a kernel in src/dtensor/overrides/ instead of a plan
-  kHelperTensors,  ///< a composite operator that makes plain helper tensors (composite_kernels.cpp)
+  kRandomInplace,  ///< the operator fills a tensor by global index (run_random_inplace)
+  kNativeDropout,  ///< the operator is dropout and draws by global index (run_native_dropout)
+  kForeach,    ///< the operator loops over lists (foreach); each list position is a separate call
+  kOwnKernel,  ///< a kernel in src/dtensor/overrides/ runs the operator without a plan
+  kHelperTensors,  ///< the composite operator makes plain helper tensors (composite_kernels.cpp)
   // Traits of the operator's arguments and results:
   kViewsMemory,    ///< the argument storage_offset refers to the memory of the input (views.h)
-  kUnsafeView,     ///< the operator's result may be a copy instead of a view
-  kLeavesMemory,   ///< the operator returns memory without values
+  kUnsafeView,     ///< the operator's result can be a copy instead of a view
+  kLeavesMemory,   ///< the operator returns uninitialised memory
   kReadsOneValue,  ///< the operator returns one value to the host; a StrictScope permits this
-  // Traits of a number argument that must not be applied to the terms of a Partial sum one by one:
+  // Traits of an operator whose number argument must not act on each term of a Partial sum:
   kNumberBesideSum,  ///< the operator's number neither multiplies nor divides the sum
-  kDivides,  ///< the operator's number is a divisor; zero must not be applied to terms either
-  // Traits of operators that may throw on some ranks only:
-  kFailsByElement,  ///< the operator throws for an invalid index or value, maybe on one rank only
+  kDivides,          ///< the number is a divisor; if it is zero, it must not act on each term
+  // Traits of operators that sometimes throw on only some ranks:
+  kFailsByElement,  ///< the operator throws on a rank that has an invalid index or value
 };
 
 /// The traits of one operator, from the table in operator_info.cpp.
@@ -80,11 +80,11 @@ struct OperatorInfo {
     kTensor,              ///< an argument of schema type Tensor or Tensor?
     kTensorList,          ///< an argument of schema type Tensor[]
     kOptionalTensorList,  ///< an argument of schema type Tensor?[]
-    kScalar,              ///< a number that no rule reads; a cache key contains only its type
-    kDType,               ///< an argument of type ScalarType or ScalarType?
-    kGenerator,           ///< a generator; a cache key contains only whether there is one
-    kNumberList,          ///< a list of numbers; a call's cache key contains only their types
-    kStatic,              ///< an argument of any other type; a call's cache key contains the value
+    kScalar,      ///< a number that no rule reads; its type is in the cache key, its value is not
+    kDType,       ///< an argument of type ScalarType or ScalarType?
+    kGenerator,   ///< a random generator; the cache key contains only whether a generator is passed
+    kNumberList,  ///< a list of numbers; their types are in the cache key, their values are not
+    kStatic,      ///< an argument of any other type; its value is in the cache key
   };
   struct Return {
     bool is_tensor = false;  ///< whether the result is a tensor or a list of tensors
@@ -102,7 +102,7 @@ struct OperatorInfo {
   // Indices of the arguments `device` and `generator`, or -1 if the operator has none.
   int device = -1;
   int generator = -1;
-  int stride = -1;  ///< index of the argument with memory strides; not the stride of a convolution
+  int stride = -1;  ///< index of the argument with memory strides (in a convolution: -1)
   /// Index of the argument storage_offset, or -1; set only for Trait::kViewsMemory.
   int storage_offset = -1;
   bool takes_tensors = false;
@@ -112,7 +112,7 @@ struct OperatorInfo {
   /// Whether the operator changes the shape of an argument in place (t_, squeeze_).
   bool changes_shape = false;
   bool draws_random = false;
-  bool is_own = false;  ///< whether another library defines the operator; autograd may not know it
+  bool is_own = false;  ///< whether another library than libtorch defines the operator
 
   // The operator's entries in the tables of traits and sharding rules. `rule` is null for an
   // operator without a sharding rule.

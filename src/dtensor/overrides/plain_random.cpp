@@ -41,8 +41,8 @@ c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey);
 }
 
-/// Whether no RandomRegion is active on this thread. The dispatch key does not tell, because a
-/// thread may restore dispatch keys after a RandomRegion has ended.
+/// Whether no RandomRegion is active on this thread. The active dispatch keys do not tell, because
+/// libtorch can restore a RandomRegion's keys after the region has ended.
 bool outside() {
   return random_region() == nullptr;
 }
@@ -123,8 +123,8 @@ bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   return true;
 }
 
-/// Returns the tensor for which an operator draws: its first argument, or for randperm an empty
-/// vector of as many elements.
+/// Returns a tensor with the sizes for which an operator draws: its first tensor argument, or for
+/// randperm an empty vector of as many elements.
 at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   if (arguments[0].isTensor()) {
     return arguments[0].toTensor();
@@ -157,8 +157,8 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// For a tensor without elements this rank still takes a random key and compares rows, because
-/// other ranks may have elements.
+/// Ranks that have elements take a random key and compare rows, which is collective. For an empty
+/// tensor this rank therefore does the same.
 void count_if_empty(const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     return;

@@ -23,8 +23,8 @@ struct RandomTarget {
   RandomKey key;
 };
 
-/// A function that fills the target with random numbers of the distribution that the operator's
-/// other arguments define, below autograd. Throws Error for arguments that libtorch refuses too.
+/// A function that fills the target, below autograd, with random numbers. The operator's remaining
+/// arguments define the distribution. Throws Error for arguments that libtorch also refuses.
 using RandomFill = void (*)(const RandomTarget& target, std::span<const c10::IValue> arguments);
 /// Returns the function that fills a tensor for an operator with Trait::kRandomInplace, such as
 /// "uniform_"; nullptr for any other operator.
@@ -37,9 +37,9 @@ inline constexpr const char* kDrawsInOrder =
     "draw what one rank does; draw before forward, or uniform, normal, exponential or Bernoulli "
     "numbers, which are drawn by element";
 
-/// During this scope, a tensor that this thread fills with random numbers counts as having the
-/// dimensions of the tensor `source`. A composed operator (dropout) needs the scope, because the
-/// new tensor that it fills has no history of its input.
+/// In this scope, a tensor that this thread fills with random numbers counts as computed from the
+/// tensor `source`. Composed operators (dropout) need the scope, because they fill a new tensor,
+/// which has no autograd history of their input.
 class RandomSourceScope : NoCopy {
  public:
   explicit RandomSourceScope(at::Tensor source);
@@ -50,7 +50,7 @@ class RandomSourceScope : NoCopy {
 };
 const at::Tensor& random_source();
 
-/// Takes the random key of this rank's next random operator. All ranks must make the same calls.
+/// Takes the random key of this rank's next random operator. All ranks must take equally many.
 RandomKey next_random_key();
 
 /// A scope for random operators that are gathered (CallPlan::seeded): all ranks run the whole

@@ -162,7 +162,7 @@ struct RankThread : private NoCopy {
   /// The rank whose end-of-backward callback this thread is running; nullptr if none is running.
   std::shared_ptr<RankState> rank_of_callback;
 
-  bool replicates = false;  ///< whether a ReplicationScope of this thread declares replication
+  bool replicates = false;  ///< argument of this thread's innermost ReplicationScope
   bool makes_meta = false;  ///< whether this thread is inside a MetaFactoryGuard
   const bool checks_calls;  ///< value of TESSERA_DEBUG, which is too slow to read at each call
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running

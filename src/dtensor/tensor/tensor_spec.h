@@ -43,30 +43,30 @@ std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArra
 /// tensor's dimensions in memory (channels last, transposed). A stride of 0 stays 0.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
-/// Whether the local tensors' strides have the same order of dimensions on every rank. The orders
-/// may differ if ranks have different numbers of positions along a dimension and some ranks have at
-/// most one position: such a dimension may have any stride, and kernels choose it freely.
+/// Whether the strides of the local tensors imply one order of dimensions on all ranks. If a rank
+/// has at most one position along a dimension, kernels choose the dimension's stride freely. Ranks
+/// with more positions can then have another order.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
 
 /// Returns the strides of a contiguous tensor of `sizes`.
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
 
-/// Global strides with the dimensions in the order of `local_strides`. Returns contiguous strides
-/// if `agreed` is false, because ranks could disagree on the order (see
+/// Returns global strides with the dimensions in the order of `local_strides`. If `agreed` is
+/// false, returns contiguous strides, because the order can differ between ranks (see
 /// shards_agree_on_stride_order).
 std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
                                          bool agreed);
 
-/// The layout of the gradient of a tensor with `layout`: Replicate in place of Partial, because the
-/// derivative of a sum is the same for each term.
+/// Returns the layout of a tensor's gradient: `layout` with Replicate in place of Partial, because
+/// the derivative of a sum is the same for each term.
 LayoutPtr gradient_layout(LayoutPtr layout);
 
-/// Whether `type` supports reductions with `op`. bool supports no sum and no average, integers no
-/// average, complex numbers only sum and average (of real and imaginary parts separately).
+/// Whether `type` supports the reduction `op`. bool has no sum and no average, integers have no
+/// average. Complex numbers have only sum and average (of real and imaginary parts separately).
 bool is_reducible(c10::ScalarType type, ReduceOp op);
 
-/// Throws Error unless `type` supports the reductions of `layout`. `asked`: the operation that the
-/// caller requested, for the message.
+/// Throws Error unless `type` supports all reductions of `layout`. `asked`: the operation that the
+/// caller requested, for the error message.
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
 /// Formats the placements of `layout` for messages, or the layout if placements can't express it.

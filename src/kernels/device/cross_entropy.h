@@ -77,20 +77,20 @@ TESSERA_HOST_DEVICE inline float fast_exp(float x) {
 
 constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
 
-/// Returns the number to subtract from logits before exp(): the maximum, or 0 if there are no
-/// logits or all are -inf, so that no NaN results.
+/// Returns the number to subtract from logits before exp(): the maximum, but 0 instead of -inf,
+/// because -inf - -inf would be NaN.
 TESSERA_HOST_DEVICE inline float reference(float maximum) {
   return maximum == kNoMaximum ? 0.0F : maximum;
 }
 
-/// Returns the factor that converts a sum of exp(x - maximum) to a sum of exp(x - all). `all` is
-/// not smaller than `maximum`.
+/// Returns the factor that converts a sum of exp(x - maximum) to a sum of exp(x - all), where `all`
+/// is at least `maximum`.
 TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
   return maximum == kNoMaximum ? 0.0F : fast_exp(maximum - all);
 }
 
-/// Returns the address of a row of logits. A tensor without columns has no memory; on a CPU,
-/// arithmetic on its null pointer would be undefined. On a GPU a null check would cost registers.
+/// Returns the address of a row of logits. A tensor without columns has the address nullptr, with
+/// which a CPU must not do arithmetic. The check is omitted on a GPU, where it costs registers.
 template <class T>
 TESSERA_HOST_DEVICE T* row_of(T* data, std::int64_t row, std::int64_t stride) {
 #ifndef __CUDA_ARCH__
@@ -120,7 +120,7 @@ TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const 
   }
 }
 
-/// RowSums: the results of one pass over a row of logits.
+/// RowSums: the maximum and the sums that one pass over a row of logits computes.
 struct RowSums {
   float maximum = kNoMaximum;
   float sum = 0;    ///< sum of exp(x - reference(maximum)) over the row's logits x
@@ -194,7 +194,7 @@ TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t r
 template <class T>
 TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, const RowSums& sums) {
   const Logits& in = p.logits;
-  const auto* x = static_cast<const T*>(in.data);  // the address is nullptr on a rank without data
+  const auto* x = static_cast<const T*>(in.data);  // nullptr if the rank has no columns
   const float target =
       in.has_target(row) ? static_cast<float>(x[row * in.stride + in.target(row)]) : 0.0F;
   if (p.step == CrossEntropyStep::kWhole) {

@@ -22,10 +22,10 @@ struct Embedding {
 };
 
 /// Arguments of the kernel for the gradient of the embedding table. The sorted indices are divided
-/// into tiles of kTileSlots; a tile adds the gradients of equal indices in the order of their
-/// positions. If a row's indices continue in the next tile, each tile writes its sum to `partial`,
-/// and a second launch adds these sums. So a frequent row does not occupy one block for long, and
-/// equal indices always give the same bits.
+/// into tiles of kTileSlots. A tile adds the gradients of equal indices in the order of their
+/// positions. If equal indices cross the end of a tile, each of their tiles writes a sum to
+/// `partial`, and a second launch adds these sums. So no block works long on a frequent index, and
+/// the bits are always the same.
 struct EmbeddingBackward {
   const void* grad = nullptr;             ///< (count, size): gradient of the looked-up rows
   const std::int64_t* indices = nullptr;  ///< the indices in sorted order
@@ -36,8 +36,8 @@ struct EmbeddingBackward {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   void* weight_grad = nullptr;  ///< (rows, size): gradient of the table; zeros before the launch
-  /// (tiles, 2, size): two sums for each tile: for the row that continues from the previous tile,
-  /// and for a row that begins in the tile and continues in the next tile.
+  /// (tiles, 2, size): each tile's sum for an index that continues from the previous tile, and its
+  /// sum for an index that begins in the tile and continues in the next tile.
   float* partial = nullptr;
 
   TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
@@ -57,7 +57,7 @@ struct CheckIndices {
   const std::int64_t* indices = nullptr;
   std::int64_t count = 0;
   std::int64_t size = 0;     ///< each index must be in [0, size), or be `ignored`
-  std::int64_t ignored = 0;  ///< index value that is permitted outside of the range
+  std::int64_t ignored = 0;  ///< an index with this value is valid even outside of [0, size)
 
   TESSERA_HOST_DEVICE bool is_right(std::int64_t i) const {
     return (indices[i] >= 0 && indices[i] < size) || indices[i] == ignored;
@@ -105,7 +105,7 @@ TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot
   }
 }
 
-/// Sums elements i, ..., i + N - 1 of the rows' gradients in one tile (kTileSlots sorted indices).
+/// Sums elements i, ..., i + N - 1 of gradient rows, for equal indices in one tile of kTileSlots.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std::int64_t tile,
                                                  std::int64_t i) {
@@ -143,7 +143,7 @@ TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std
   }
 }
 
-/// If the sorted indices of a row begin in this tile and continue, adds the partial sums of tiles.
+/// If equal indices begin in this tile and continue after the tile, adds the sums of their tiles.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std::int64_t tile,
                                                 std::int64_t i) {
@@ -152,8 +152,8 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // The indices of a row may begin in an earlier tile and continue after this tile. Then the thread
-  // of the earlier tile adds this tile's sum.
+  // If the indices that continue after this tile began in an earlier tile, the thread of that
+  // earlier tile adds the sums, including the sum of this tile.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }

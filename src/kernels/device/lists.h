@@ -135,14 +135,14 @@ struct SquareSums {
   double* sums = nullptr;  ///< one sum of squares for each chunk
 };
 
-/// The sums of squares of chunks, for three kinds of tensors, one kind after another (GradTerms):
-/// tensors that this rank counts, plain tensors, and copies of tensors that another rank counts.
+/// The sums of squares of chunks, for three kinds of tensors (GradTerms), in this order: tensors
+/// that this rank counts, plain tensors, and copies of tensors that another rank counts.
 struct SumKinds {
   const double* sums = nullptr;
   std::int64_t ends[3] = {};  ///< index after the last sum of each of the three kinds of tensors
-  /// Two results: the sum of squares that is added over the ranks, and the sum of squares of the
-  /// plain tensors. The first sum is made non-finite if a plain tensor or a copy has a non-finite
-  /// value, so that all ranks see the failure.
+  /// out[0]: the sum of squares of the first kind, which ranks then add up. out[1]: that of the
+  /// plain tensors. A non-finite value in a plain tensor or a copy makes out[0] non-finite too, so
+  /// that all ranks see the failure.
   double* out = nullptr;
 };
 
@@ -151,12 +151,12 @@ struct ClipNorm {
   /// The values of SumKinds::out after they were added over the ranks.
   const double* sums = nullptr;
   double max_norm = 0;
-  /// Three numbers: norm, clip factor, and factor of a step (NaN if the norm is not finite).
+  /// Norm, clip factor, and the gradient factor of a step (NaN if the norm is not finite).
   double* norm_and_factor = nullptr;
   float* norm = nullptr;  ///< the gradient norm, rounded to fp32
 };
 
-/// Sums squares in vector number `first` and every `step`-th vector after it, of `n` elements.
+/// Sums the squares of vector number `first` and of every `step`-th vector after it.
 template <class T, int N>
 TESSERA_HOST_DEVICE double squares_of_range(const T* data, std::int64_t n, std::int64_t first,
                                             std::int64_t step) {
@@ -182,8 +182,7 @@ TESSERA_HOST_DEVICE double squares_of_chunk(const SquareSums& call, std::int32_t
                          : squares_of_range<T, 1>(data, n, first, step);
 }
 
-/// Adds the sums of the three kinds of tensors in SumKinds. Executed by a team of threads;
-/// Team::sum() has the same bits in each thread.
+/// Computes SumKinds::out by a team of threads. Team::sum() returns the same bits in each thread.
 template <class Team>
 TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   double of_kinds[3];

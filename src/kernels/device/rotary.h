@@ -27,8 +27,8 @@ struct RotaryHeads {
 
 constexpr int kMostRotaryParts = 2;
 
-/// Queries and keys to rotate, or one of them, at positions (batch, sequence). `cos` and `sin`:
-/// dense, fp32, (sequence, 2 * half). With vectors of N elements, `half` must be a multiple of N.
+/// Arguments of rotary embedding for queries, keys or both, at positions (batch, sequence). `cos`,
+/// `sin`: dense fp32 (sequence, 2 * half). For vectors of N elements N must divide `half`.
 struct Rotary {
   RotaryHeads parts[kMostRotaryParts] = {};  ///< queries and keys; an entry without heads is unused
   std::int64_t batch = 0;
@@ -55,8 +55,8 @@ TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, floa
   return std::fma(a, b, product) + lost;
 }
 
-/// N elements of both halves of the cos and sin tables at one position, with the signs of the
-/// rotation formula.
+/// N elements of the first half (1) and of the second half (2) of the cos and sin tables at one
+/// position. The sines have the signs of the rotation formula.
 template <int N>
 struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;
@@ -72,8 +72,8 @@ TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float 
   return values;
 }
 
-/// Reads the cos and sin tables at position `place`. The sine for an output element is read at the
-/// output element's index, in the transposed rotation at the index of the paired input element.
+/// Reads the cos and sin tables at position `place`. A rotation reads the sine at the index of the
+/// output element. The transposed rotation reads the sine at the index of its paired element.
 template <int N>
 TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t place, std::int64_t i) {
   const float* cos = p.cos + place * 2 * p.half;
@@ -83,7 +83,7 @@ TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t plac
           load<N>(cos + p.half + i, N), signed_at<N>(sin, p.transposed ? i : p.half + i, -sign)};
 }
 
-/// Returns N elements of one half of the rotated head: own * cos + other * sin.
+/// Returns N elements of one half of a rotated head: own * cos + other * sin (of the other half).
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
                                      const Floats<N>& other, const Floats<N>& sin) {
@@ -94,8 +94,8 @@ TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
   return result;
 }
 
-/// The vectors and heads of a position that a thread processes: the first vector and head, and the
-/// distances to the thread's next vector and head (`..._step`).
+/// The part of a position that a thread processes: its first vector and its first head, and the
+/// distances to its next vector and head (`..._step`).
 struct RotaryShare {
   int first_vector = 0;
   int vector_step = 1;

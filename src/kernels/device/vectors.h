@@ -33,7 +33,7 @@ struct __attribute__((may_alias, aligned(kBytes))) Words {
 };
 using Vector = Words<kVectorBytes>;
 
-/// How N elements of T are accessed: in units of 16 bytes, or with a single smaller access.
+/// How a thread accesses N elements of T: in units of 16 bytes, or by one smaller access.
 template <class T, int N>
 struct Access {
   static constexpr int kBytes = std::clamp<int>(N * sizeof(T), 4, kVectorBytes);
@@ -63,8 +63,8 @@ TESSERA_HOST_DEVICE inline void write_global(const Words<kBytes>& value, Words<k
 #endif
 }
 
-/// Loads N elements: the first n elements from `from`, all others are zeros. Unless N is 1, N
-/// elements are read in units of 16 bytes and must be aligned accordingly.
+/// Returns N elements: the first n elements are loaded from address `from`, all others are zeros.
+/// Unless N is 1, `from` must be aligned to units of 16 bytes, in which N elements are read.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   T elements[N];
@@ -86,8 +86,8 @@ TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   return values;
 }
 
-/// Writes the first n of N values, with the same memory accesses as load(): write(words, to) writes
-/// a whole vector, otherwise single elements are written.
+/// Writes the first n of N values. A whole vector is written by calls write(words, to), with the
+/// memory accesses of load(). An incomplete vector is written element by element.
 template <int N, class T, class Write>
 TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::int64_t n,
                                          const Write& write) {
@@ -132,7 +132,7 @@ TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
   return values;
 }
 
-/// Like for_vectors(), for vectors that begin at elements i, i + apart, i + 2 * apart and so on.
+/// Like for_vectors(), for the vectors from elements i, i + apart, i + 2 * apart and so on.
 template <int N, int kAtOnce, class Load, class Use>
 TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t apart,
                                                  std::int64_t size, const Load& load,

@@ -302,7 +302,7 @@ bool has(const c10::OperatorHandle& op, c10::DispatchKey key) {
   return op.hasKernelForDispatchKey(key);
 }
 
-/// FakeKind: how an operator on floating-point tensors is run without values.
+/// FakeKind: how a FakeMode runs an operator on floating-point tensors, which have no values.
 enum class FakeKind : std::uint8_t {
   kThrough,  ///< the operator runs as usual, because it is composite or reads only sizes
   kInPlace,  ///< the operator does not run, because it only writes to its arguments
@@ -498,7 +498,7 @@ bool is_input(const c10::Argument& argument) {
   return !argument.is_out();
 }
 
-/// Describes a call for the observer. The inputs include tensors that the call also writes.
+/// Describes a call for the observer. An input that the call also writes is in `inputs` as well.
 FakeCall call_of(const c10::OperatorHandle& op, const Stack& stack) {
   return {.name = op.schema().name(),
           .arguments = torch::jit::last(stack, op.schema().arguments().size()).vec(),
@@ -525,7 +525,7 @@ Sizes pointwise_sizes(const c10::OperatorHandle& op, const Stack& stack) {
   return sizes;
 }
 
-/// The sizes of each out= argument after the call. An elementwise operator may lack a meta kernel.
+/// Returns the sizes that the operator gives to each out= argument.
 std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t results = op.schema().returns().size();
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && op.hasTag(at::Tag::pointwise)) {

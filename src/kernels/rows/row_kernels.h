@@ -11,7 +11,7 @@ namespace tessera::kernels {
 
 /// The factor by which RMSNorm multiplies elements whose squares would overflow in fp32.
 constexpr float kShrink = 0x1p-80F;
-/// If 1 / rms of a row is below this limit, the row's elements times the gradient may overflow.
+/// If 1 / rms of a row is below this limit, the products of elements and gradient can overflow.
 constexpr float kHugeRstd = 0x1p-40F;
 
 using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
@@ -37,9 +37,9 @@ struct RowKernels {
   /// are x_stride elements apart in x, and dense in out.
   void (*rotary)(const T* x, std::int64_t x_stride, const float* cos, const float* sin, T* out,
                  std::int64_t heads, std::int64_t half, bool transposed);
-  /// Computes for a row of logits: the maximum, which is -inf for an empty row; the sum of exp(x -
-  /// maximum), or of exp(x) if the maximum is -inf; and, if `differences` is not null, the sum of x
-  /// - maximum, or of x if the maximum is -inf.
+  /// For a row of n logits x, computes the maximum m (-inf if n is 0) and the sum of exp(x - m). If
+  /// `differences` is not null, also computes the sum of x - m. If m is -inf, x replaces x - m in
+  /// both sums.
   void (*sums_of_logits)(const T* x, std::int64_t n, float* maximum, float* exponentials,
                          float* differences);
   /// Computes out = exp(x - high - low) * factor + added for a row of logits x, where high + low is
