@@ -113,8 +113,8 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::open_temporary() {
-  // The process id alone does not make a temporary file's name unique, because two threads of one
-  // process can write the same path at once (tests run ranks as threads).
+  // The process id alone does not make a temporary file's name unique, because threads of one
+  // process can write to one path at the same time (tests run ranks as threads).
   static std::atomic<int> counter{0};
   while (fd_ < 0) {
     temporary_ = folder_of(path_) / (temporary_prefix(path_) + std::to_string(getpid()) + "-" +

@@ -153,7 +153,7 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
     const auto column = [&](const at::Tensor& values) {
       return values.narrow(0, row, count).unsqueeze(1);
     };
-    // to() may return `logits` itself; sub() then makes a copy, because `gradient` may be `logits`.
+    // If to() returns `logits` itself, sub() makes a copy, because `gradient` can be `logits`.
     at::Tensor block = logits.narrow(0, row, count)
                            .to(type)
                            .sub(column(high))
@@ -206,8 +206,8 @@ Logits call_of(const LossRows& rows, const at::Tensor& targets) {
           .z_loss = static_cast<float>(rows.options.z_loss)};
 }
 
-/// Calls body(kernels, element, value, row) for each row, on several threads. Only the types of the
-/// arguments `element` and `value` matter: the logits' type in the row kernels and in libtorch.
+/// Calls body(kernels, element, value, row) for each row, on several threads. `element` and `value`
+/// are dummies: their types are the logits' types in the row kernels and in libtorch.
 template <class Body>
 void for_rows(const at::Tensor& logits, Body&& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (logits.size(1) + 1));
@@ -256,7 +256,7 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
     }
     const RowScales scales = scales_of_row(call, row);
     const T* const x = row_of(static_cast<const T*>(in.data), row, in.stride);
-    // Reads the target's logit first, because the gradient may overwrite the logits.
+    // Reads the target's logit first, because `gradient` can use the memory of the logits.
     const T at_target = in.has_target(row) ? x[in.target(row)] : T(0);
     const auto [high, low] = two_floats(call.log_sum_exp[row]);
     kernels.softmax(x, out, in.columns, high, low, scales.softmax, -scales.all);

@@ -1,6 +1,6 @@
-// fp8 matrix products with torchao's "rowwise" scaling: e4m3 for all matrices, with scales that are
-// powers of two. Such a scale changes the bits of a value only if the value is subnormal, so other
-// values have the same bits on a rank that has only a shard of the row.
+// fp8 matrix products with torchao's "rowwise" scaling: e4m3 for all matrices, and scales that are
+// powers of two. Such a scale only changes the bits of subnormal values. All other values have the
+// same bits whether the scale comes from a whole row or from a rank's shard of the row.
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/detail/fused.h"
 
@@ -37,8 +37,8 @@ at::Tensor power_of_two(const at::Tensor& number) {
 Fp8Rows composed_quantized(const at::Tensor& x) {
   const at::Tensor amax = x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
                                          : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
-  // Computes the scale of a row like fp8_scale() of device/quantize_fp8.h. The bits are masked and
-  // clamped, because a NaN may have any sign and its bits could overflow.
+  // Computes the scale of a row like fp8_scale() of device/quantize_fp8.h. Masks and clamps the
+  // bits, because a NaN can be negative and its bits could overflow.
   const at::Tensor bits =
       amax.view(at::kInt).bitwise_and(0x7FFFFFFF).clamp_max(0x7F800000) + 0x1FFFFF;
   // The smallest scale is 2^-100, so that its inverse and all bf16 results are normal numbers.

@@ -1,6 +1,6 @@
-// Selects the implementation of a fused operation: the row kernels (fp32 and bf16 on a CPU), the
-// CUDA kernels (fp16 too), or a composition of ATen operators. All implementations compute the same
-// formula; the row kernels and CUDA kernels read memory only once.
+// Selects the implementation of a fused operation: the row kernels (CPU: fp32, bf16), the CUDA
+// kernels (fp32, bf16, fp16), or a composition of ATen operators. All implementations compute the
+// same formula; the row kernels and CUDA kernels read memory only once.
 #pragma once
 
 #include <ATen/core/Tensor.h>

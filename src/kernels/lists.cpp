@@ -183,7 +183,7 @@ NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm) {
 }
 
 // AdamW over lists of tensors. The tensors are split into pieces (AdamWPiece) for the kernel in
-// device/adamw.h, which the CPU runs as well.
+// device/adamw.h, which is compiled for GPUs and for the CPU.
 
 namespace {
 

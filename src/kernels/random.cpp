@@ -18,8 +18,8 @@
 namespace tessera::kernels {
 namespace {
 
-/// A pointer to the registered CUDA kernels. The pointer is atomic, because libtessera_cuda.so may
-/// be loaded while other threads run.
+/// A pointer to the registered CUDA kernels. The pointer is atomic, because a program can load
+/// libtessera_cuda.so while other threads run.
 std::atomic<const CudaKernels*> registered = nullptr;
 
 constexpr std::int64_t kGrain = 4096;  // minimum number of elements for each thread
@@ -41,7 +41,7 @@ void for_each_range(const at::Tensor& local, const GlobalPlace& place, const Run
 }  // namespace
 
 /// Registers a copy of the CUDA kernels `kernels`. The copy is never freed, because destructors of
-/// static objects may use it.
+/// static objects can still call the kernels.
 void register_cuda_kernels(const CudaKernels& kernels) {
   registered = new CudaKernels(kernels);
 }
@@ -100,7 +100,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
 }
 
 at::Tensor dropout(const at::Tensor& x, const GlobalPlace& place, double p, PhiloxKey key) {
-  // Tensor x must be contiguous for CUDA too: the kernels index `out` and `x` in the same way.
+  // Also the CUDA kernels need a contiguous x, because they index `out` and `x` in the same way.
   const at::Tensor from = x.contiguous();
   at::Tensor out = at::empty_like(from);
   if (from.is_cuda()) {

@@ -50,8 +50,8 @@ const T* pointer(const at::Tensor& tensor, std::int64_t element = 0) {
   return tensor.defined() ? in<T>(tensor) + element : nullptr;
 }
 
-/// Returns a tensor as the kernels require: contiguous, and in the type of `like`. Under autocast a
-/// gradient may have another type.
+/// Returns a tensor as the kernels require: contiguous, and in the type of `like`, from which the
+/// type of a gradient can differ under autocast.
 at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()).contiguous() : tensor;
 }
@@ -211,7 +211,7 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   // Each block of rows adds to its own row of `terms`: threads never add to the same address.
   const at::Tensor terms =
       weight.defined() ? at::zeros({kBlocks, rows.dim}, rstd.options()) : at::Tensor();
-  // The last blocks of rows may be shorter than the others, or empty.
+  // The last blocks can have fewer rows than the first block, or no rows.
   const std::int64_t block = (rows.count + kBlocks - 1) / kBlocks;
   with_row_kernels(x, [&](const auto& kernels, auto element) {
     using T = decltype(element);
@@ -262,7 +262,7 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 }
 
 // silu(gate) * up, the gate of SwiGLU. The operation is elementwise: threads divide the elements.
-// The inputs have rows, because gate and up may be column ranges of one matrix product's result.
+// Inputs have rows, because gate and up can be column ranges of one matrix product.
 
 namespace {
 
@@ -367,7 +367,7 @@ void on_host(const RowKernels<T>& kernels, const SiluMulBackward& p) {
 std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at::Tensor& gate,
                                                const at::Tensor& up, const at::Tensor& product,
                                                const char* name) {
-  // Converts the gradient to gate's type, because under autocast it may have another type.
+  // Converts the gradient to the type of `gate`, which can differ under autocast.
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
   const GateRows rows(gate, up);
   // Both gradients are allocated alike, because `up` has the type and sizes of `gate`.
@@ -439,7 +439,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
 namespace {
 
 /// Computes the rotation with ATen operators. `transposed` selects the backward: a rotation by the
-/// negative angle. cos and sin may differ between the two halves of a head, so the backward
+/// negative angle. The two halves of a head can have different cos and sin, so the backward
 /// multiplies by the sine before it swaps the halves.
 at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                     bool transposed) {
@@ -536,8 +536,8 @@ void run(std::initializer_list<Heads> tensors, const Tables& tables, const char*
   with_row_kernels(first, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-/// Returns tensor x, or a copy if the elements of a head are not consecutive. Heads and positions
-/// may have any stride, so queries that are a view of a fused projection's result are not copied.
+/// Returns tensor x, or a copy if the elements of a head are not consecutive. Any strides of heads
+/// and positions are accepted, so queries that are a view of a fused projection are not copied.
 at::Tensor with_dense_heads(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
 }

@@ -79,7 +79,7 @@ std::string to_string(const MeshShape& shape) {
   std::string out = "(";
   for (const auto& [dim, size] : ranges::views::enumerate(shape.sizes())) {
     out += dim > 0 ? ", " : "";
-    if (dim < shape.names().size()) {  // an invalid shape may have fewer names than sizes
+    if (dim < shape.names().size()) {  // an invalid shape can lack names
       out += shape.names()[dim] + "=";
     }
     out += std::to_string(size);

@@ -112,7 +112,7 @@ std::ostream& operator<<(std::ostream& stream, const Placements& placements) {
 }
 
 Placement parse_placement(std::string_view text) {
-  // PyTorch prints a space after each comma; users may omit the space. No name contains a space.
+  // PyTorch prints a space after each comma; the space is optional here. No name has a space.
   std::string packed(text);
   std::erase_if(packed, [](unsigned char c) { return std::isspace(c) != 0; });
   const auto placement = parse(packed);
@@ -325,8 +325,8 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
     }
     break;
   }
-  // The split factor may be 0 after an uneven division of preceding Digits (sub-dimensions);
-  // to_placements() then throws Error.
+  // If preceding Digits (sub-dimensions) are divided unevenly, the split factor can be 0. In this
+  // case to_placements() throws Error.
   return std::max(factor, std::int64_t{1});
 }
 

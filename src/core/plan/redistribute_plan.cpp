@@ -62,8 +62,8 @@ std::vector<int> with(std::vector<int> list, std::span<const int> more) {
   return list;
 }
 
-/// A tensor dimension that a step may shard over more mesh dimensions, and the Digits
-/// (sub-dimensions) of the tensor dimension after this step.
+/// A tensor dimension that a step shards over additional mesh dimensions, and the Digits
+/// (sub-dimensions) of this tensor dimension after the step.
 struct Destination {
   int dim = 0;
   Digits digits;

@@ -510,8 +510,8 @@ class TensorGroupPropagation {
            });
   }
 
-  /// Whether an output would be partial with reductions that do not commute. A Layout fixes the
-  /// order of reductions, and the operator may need another order.
+  /// Whether an output would be partial with reductions that do not commute. A Layout always
+  /// reduces in a fixed order, which can be wrong for the operator.
   bool mixes_reductions(const Choice& choice, const std::vector<Choice>& before) const {
     return std::any_of(group_.outputs.begin(), group_.outputs.end(), [&](int output) {
       const FactorPlacement placement = output_placement(output, choice);
@@ -539,8 +539,8 @@ class TensorGroupPropagation {
     for (const Input& input : inputs_) {
       bytes += moved_bytes(input, mesh_dim, choice);
     }
-    // A choice that moves no data wins, even if its result is Partial, because the reduction may
-    // never be needed.
+    // A choice that moves no data wins even if its result is Partial: the result is only reduced if
+    // an operator needs its value.
     if (bytes == 0) {
       return {};
     }

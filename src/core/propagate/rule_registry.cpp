@@ -130,8 +130,8 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
     return std::nullopt;
   }
   const std::size_t first = call.args.size() - count;
-  // Removes the out arguments for the functional operator's rule, which may broadcast all tensor
-  // arguments. The out tensors stay in OpCall::tensors, so that indices stay valid.
+  // Hides the out arguments from the functional operator's rule, which can broadcast all tensor
+  // arguments. OpCall::tensors keeps the out tensors, so that indices stay valid.
   OpCall functional = call;
   functional.args.resize(first);
   std::optional<ShardingRule> rule = body(functional);

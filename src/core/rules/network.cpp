@@ -168,7 +168,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
   const int input = call.tensor_index(0), weight = call.tensor_index(1);
   ShardingRule rule = start(call);
   ConvolutionFactors factors(rule, call.tensor(0), call.tensor(1), call.integer(8));
-  // The factor (index letter) of the batch needs no reduction, because the result has a batch too.
+  // Sharding the batch needs no reduction, because the result also has the batch dimension.
   rule.factors[static_cast<std::size_t>(factors.batch[0])].reduction.reset();
   input_of(rule, input) = factors.input;
   input_of(rule, weight) = factors.weight;

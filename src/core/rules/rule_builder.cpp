@@ -108,8 +108,8 @@ ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> o
   return group;
 }
 
-/// add_linear() declares averages too, because an average is a sum divided by the number of ranks,
-/// so a linear operator commutes with averages.
+/// add_linear() also declares averages. An average is a sum divided by the number of ranks, so a
+/// linear operator commutes with averages.
 void add_linear(ShardingRule& rule, std::vector<int> inputs) {
   rule.linear.push_back({inputs, ReduceOp::kSum});
   rule.linear.push_back({std::move(inputs), ReduceOp::kAvg});
@@ -327,7 +327,7 @@ bool OpCall::is_none(std::size_t arg) const {
   return std::holds_alternative<std::monostate>(argument(*this, arg));
 }
 
-/// integer() reads a bool as 0 or 1, so that flags may be read like numbers.
+/// integer() reads a bool as 0 or 1, so that a rule can read flags like numbers.
 std::int64_t OpCall::integer(std::size_t arg) const {
   if (const auto* flag = std::get_if<bool>(&argument(*this, arg))) {
     return *flag ? 1 : 0;

@@ -56,8 +56,8 @@ std::optional<ShardingRule> t_rule(const OpCall& call) {
   return swapped(call, 0, call.tensor(0).ndim() < 2 ? 0 : 1);
 }
 
-/// The rule of squeeze. The local call names the dimensions of global size 1, because other
-/// dimensions may have local size 1.
+/// The rule of squeeze. The local call names the dimensions of global size 1, because a shard can
+/// also have size 1 in a larger dimension.
 std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
   UnaryRule view(call);
   const Sizes& sizes = call.tensor(0).sizes;
@@ -267,7 +267,7 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
     }
   }
   if (inferred) {
-    // If another size is 0, the value for size -1 is ambiguous, and libtorch throws as well.
+    // If a size is 0, no value for size -1 is unique; libtorch throws in this case.
     if (known == 0 || numel % known != 0) {
       return std::nullopt;
     }

@@ -207,8 +207,8 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
   if (as_distributed(tensor) != nullptr) {
     return redistribute_with_gradient(tensor, sharding, options);
   }
-  // A plain gradient counts as replicated: libtorch's gradient formulas may return a plain tensor
-  // if all ranks compute equal values.
+  // A plain gradient counts as replicated: libtorch's gradient formulas return plain tensors in
+  // some cases in which all ranks compute equal values.
   const ShardingSpec replicated{sharding.mesh, Layout::replicated(sharding.layout->mesh_sizes(),
                                                                   static_cast<int>(tensor.dim()))};
   return redistribute_with_gradient(

@@ -159,8 +159,8 @@ class CallKey {
 };
 
 /// Hash table of bounded size with the plans of this thread's recent operator calls. If all entries
-/// where a plan may be stored are full, the least recently used of their plans is dropped. Each
-/// thread has its own cache, so that no locks are needed if ranks are threads.
+/// that are possible for a new plan are full, the plan replaces the least recently used of these
+/// entries. Each thread has its own cache, so that no locks are needed if ranks are threads.
 class CallCache {
  public:
   /// The dispatch cache of the calling thread.
@@ -176,8 +176,8 @@ class CallCache {
   CallCache& operator=(const CallCache&) = delete;
   ~CallCache() { here_ = nullptr; }
 
-  /// The cache key of the call that this thread is about to look up, and to insert if it is not
-  /// found. No other operator may be dispatched between look-up and insertion.
+  /// The cache key of the call that this thread looks up next. If no plan is found, the new plan is
+  /// inserted with this key, so no other operator may be dispatched between look-up and insertion.
   CallKey& key() { return key_; }
 
   struct Lookup {

@@ -125,8 +125,8 @@ void execute(PlannedCall& call, CallKind kind) {
   }
 }
 
-/// Whether an OperatorMode sees the call. A mode may save results and return them later, which
-/// would be wrong for views and for writes to an argument.
+/// Whether an OperatorMode sees the call. A mode can save a call's results and return these later,
+/// which would be wrong for views and for writes to an argument.
 bool is_seen_by_modes(const OperatorInfo& info) {
   return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes &&
          !info.traits.has(Trait::kLeavesMemory);

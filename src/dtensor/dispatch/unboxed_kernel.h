@@ -206,7 +206,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     std::apply([&](auto&... each) { (wrap(each), ...); }, results);
   }
 
-  /// Wraps one local result of an operator, which may be undefined, as a distributed tensor.
+  /// Wraps a local result as a distributed tensor. An undefined result stays undefined.
   static at::Tensor wrap_output(const OperatorInfo& info, const CallPlan::Output& output,
                                 at::Tensor result, const Arguments&... arguments) {
     const auto& spec = output.spec;
@@ -219,8 +219,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     if (result.scalar_type() == spec->dtype) [[likely]] {
       return wrap(std::move(result), spec);
     }
-    // Compares the result's type with the plan's type too, because the type may depend on state
-    // that is not in the cache key, such as libtorch's default type.
+    // Compares the result's type with the plan's type, because the type of some results depends on
+    // state that is not in the cache key, such as libtorch's default type.
     auto other = *spec;
     other.dtype = result.scalar_type();
     return wrap(std::move(result), intern_spec(std::move(other)));

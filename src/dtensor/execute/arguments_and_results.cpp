@@ -333,7 +333,7 @@ class ResultWrapper {
     return result;
   }
 
-  /// Saves the arguments for making the view again from its base after a write to the view.
+  /// After a write to the view, write_through runs the view operator on the base: saves arguments.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
     // All results of one call share one record of the base's version. The results are views that do
@@ -369,8 +369,8 @@ class ResultWrapper {
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }
-    // The result's type is compared with the plan's type, because the type may depend on state that
-    // is not in the cache key, such as libtorch's default type.
+    // Compares the result's type with the plan's type, because the type of some results depends on
+    // state that is not in the cache key, such as libtorch's default type.
     if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
       output.spec = first_spec(output, local);
     }

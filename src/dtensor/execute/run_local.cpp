@@ -81,8 +81,8 @@ void run_local_call(LocalRun& run) {
   }
 }
 
-/// Saves the arguments of a view operator whose base was redistributed, so that write_through can
-/// make the view again.
+/// Saves the arguments of a view operator whose base was redistributed. write_through runs the view
+/// operator with these arguments on the gathered base.
 void keep_view_arguments(LocalRun& run) {
   if (run.call.info.viewed < 0 || !run.is_moved()) {
     return;
@@ -170,8 +170,8 @@ void write_back(LocalRun& run) {
   }
 }
 
-/// Runs the kernel below autograd, because autograd has recorded the call on the distributed
-/// tensors and must not see local tensors. New values are copied back below autograd as well.
+/// Runs the kernel and copies new values back below autograd. Autograd has recorded the call on the
+/// distributed tensors and must not see local tensors.
 void run_on_local_tensors(LocalRun& run, CallKind kind) {
   const BelowAutograd guard;
   keep_view_arguments(run);
@@ -252,8 +252,8 @@ struct Dropped {
 Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& spec, double p) {
   const auto kept = at::empty_like(local);
   const RandomKey key = next_random_key();
-  // Dropout of meta tensors takes a random key too, so that later random numbers are the same as
-  // with real tensors.
+  // A call on meta tensors must take a random key, as a call on real tensors does, so that later
+  // random numbers are equal.
   if (!kept.is_meta()) {
     const at::Tensor whole = make_distributed(kept, spec, x.sizes().vec());
     fill_random(kept, random_place({"native_dropout", whole, x, key}), kernels::Bernoulli{1 - p},

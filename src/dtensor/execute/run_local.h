@@ -36,7 +36,7 @@ struct LocalRun {
   std::vector<at::Tensor> written_views;
   std::vector<at::Tensor> locals;  ///< local tensors of all arguments, for CallPlan::LocalCall
   c10::Device device = c10::kCPU;  ///< device on which the operator draws random numbers
-  std::vector<c10::IValue> view_arguments;  ///< arguments of the view operator, to run it again
+  std::vector<c10::IValue> view_arguments;  ///< saved arguments of the view operator (DetachedView)
 
   /// Whether the base of a view was redistributed before the view operator ran. The result is then
   /// a view of a copy of the base.

@@ -15,8 +15,8 @@
 
 namespace tessera::detail {
 
-// The operator silu(gate) * up in one kernel: the middle of a gated MLP. With two separate
-// operators, autograd would save silu(gate) as well.
+// The operator silu(gate) * up in one kernel, for the middle of a gated MLP. If silu and the
+// product were separate operators, autograd would also save silu(gate).
 
 namespace {
 
@@ -329,9 +329,9 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
   return {std::move(turned_q), std::move(turned_k)};
 }
 
-// RMS norm in one kernel: x / rms(x) * weight along the last dimension. A second operator
-// normalises the sum of two tensors and returns the sum too. Rows are independent, so all
-// dimensions but the last may be sharded. Backward needs x (or the sum), and one number per row.
+// RMS norm in one kernel: x / rms(x) * weight along the last dimension. A second operator adds two
+// tensors and returns their sum and the norm of the sum. Rows are independent, so every dimension
+// except the last can be sharded. Backward needs x (or the sum) and one number per row.
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Code that all operators in src/dtensor/fused share. Each operator is defined in one file: a
 // FusedOperator with its name and schema, a kernel, a sharding rule, and an autograd node. The
-// backward is an operator too.
+// backward of an operator is a separate FusedOperator.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>

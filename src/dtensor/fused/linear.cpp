@@ -8,8 +8,8 @@
 
 namespace tessera::detail {
 
-// Embedding. The table may be sharded by rows (vocabulary parallel), by columns or not at all; the
-// indices may be sharded too. With a table sharded by rows, each rank looks up its own rows and
+// Embedding. The table can be sharded by rows (vocabulary parallel) or by columns; the indices can
+// be sharded independently. With a table sharded by rows, each rank looks up its own rows and
 // returns zeros for all other rows: the result is Partial. Backward writes a dense gradient of the
 // rank's rows.
 
@@ -227,8 +227,8 @@ at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weig
   };
   const auto node = formula_node("fp8_linear", "Fp8LinearBackward", backward, x, weight);
   if (node != nullptr) {
-    // fp8_linear saves x and weight in their own type, not in fp8. Backward scales x along another
-    // dimension, and FSDP gathers the weight again.
+    // fp8_linear saves x and weight in their own type, not in fp8: backward needs the scales of x
+    // along another dimension, and FSDP gathers the weight in backward anyway.
     node->save(x, weight);
   }
   return recorded(node, Fp8Linear::call_below_autograd(x, weight));

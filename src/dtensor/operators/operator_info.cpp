@@ -16,8 +16,8 @@
 
 namespace tessera::detail {
 
-// Reads an operator's schema, tags, traits and sharding rule into one OperatorInfo, once per
-// process, so that calls need not read schemas or names again.
+// Reads an operator's schema, tags, traits and sharding rule into an OperatorInfo at the operator's
+// first use in the process. Later calls read only the OperatorInfo.
 
 namespace {
 

@@ -47,8 +47,8 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-/// Refuses a mix of plain and distributed tensors before any collective. Otherwise an operator in
-/// the composition would refuse the mix later.
+/// Refuses a mix of plain and distributed tensors before the composition runs any collective;
+/// otherwise an inner operator would refuse the mix after some collectives.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -287,7 +287,7 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
 at::Tensor detach(const at::Tensor& self) {
   const auto* impl = as_distributed(self);
   if (impl == nullptr) {
-    // In an OperatorMode or a MetaDevice scope, plain tensors reach this kernel too.
+    // An OperatorMode or a MetaDevice scope also sends plain tensors to this kernel.
     BelowFallback guard;
     return at::detach(self);
   }

@@ -172,8 +172,8 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
     // Each local size is stored in two forms: as a value for the stack, and as a list for kernels
     // with unboxed arguments.
     plan.rewritten.push_back({argument, sizes, sizes});
-    // A stride argument is replaced too, because local sizes with global strides would describe
-    // memory with gaps.
+    // The stride argument is replaced like the size argument, because local sizes with global
+    // strides would describe memory with gaps.
     if (info.stride == argument + 1) {
       const auto strides = strides_in_order_of(
           sizes, arguments[static_cast<std::size_t>(info.stride)].toIntVector());
@@ -290,8 +290,8 @@ void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
         left = plan.outputs[static_cast<std::size_t>(pair.output)].layout;
       }
     }
-    // Without a sharding rule the operator may also resize the written tensor, which is detected
-    // only after the call.
+    // An operator without a sharding rule can resize the written tensor. The new size is known only
+    // after the call.
     if (input.plan || left != input.spec->sharding.layout || !plan.has_rule) {
       input.written = left;
     }
@@ -390,8 +390,8 @@ CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicate
           .plan = nullptr};
 }
 
-/// Sets the plan's mesh and inputs. A plain tensor with one element may count as a number that is
-/// the same on every rank; check_policy compares such numbers between ranks.
+/// Sets the plan's mesh and inputs. A plain tensor with one element is accepted as a number that is
+/// equal on all ranks; check_policy compares such numbers between ranks.
 void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   const DeviceMesh& mesh = common_mesh(info, bound.tensors);
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};

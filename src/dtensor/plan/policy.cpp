@@ -125,7 +125,7 @@ void warn_once(const std::string& name) {
 }
 
 /// Advice for a call that was refused because it moves data. Explains where a Partial sum comes
-/// from (a row-wise matrix product), since the product may be far from the refused call.
+/// from: a row-wise matrix product, which is often far from the refused call.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute them explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {

@@ -141,8 +141,8 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
     : turn_(turns()),
       generator_(at::globalContext().defaultGenerator(device)),
       outer_(generator_.get_state()) {
-  // Locks the generator too, because libtorch may draw from the generator in other threads. The
-  // generator's seed is one number, which combines the random key's seed and stream.
+  // Also locks the generator itself, because other threads of libtorch can draw from it. The seed
+  // is one number, which combines the seed and the stream of the random key.
   std::lock_guard lock(generator_.mutex());
   generator_.set_current_seed(key.seed ^ key.stream);
 }
@@ -169,8 +169,7 @@ bool is_parameter(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad() && tensor.is_leaf();
 }
 
-/// Returns a list of blocks of the global tensor instead of one offset, because a shard may be
-/// several ranges.
+/// Returns a list of blocks of the global tensor, because a shard can consist of several ranges.
 RandomPlace place_of_shard(const at::Tensor& tensor) {
   const ShardingSpec& spec = sharding_spec(tensor);
   TESSERA_CHECK(

@@ -226,8 +226,8 @@ ReplicationScope::~ReplicationScope() {
   detail::RankThread::here().replicates = outer_;
 }
 
-// Gradient formulas make plain tensors from numbers that all ranks have. Hooks and functions that
-// the program adds to a backward may make other plain tensors.
+// Plain tensors that gradient formulas make from numbers are equal on all ranks. Plain tensors that
+// the program's hooks and functions make in a backward can differ between ranks.
 bool plain_tensors_are_replicated() {
   return detail::RankThread::here().replicates ||
          detail::backward_code() == detail::BackwardCode::kFormula;
@@ -238,8 +238,8 @@ std::int64_t implicit_redistributions() {
 }
 
 // OperatorModeScope and MetaDevice, the scopes that include kDistributedKey on a thread, so that
-// operators on plain tensors reach the fallback too. Outside of such scopes plain calls never reach
-// the fallback and have no overhead.
+// operators on plain tensors also reach the fallback. Outside of these scopes plain calls never
+// reach the fallback and have no overhead.
 
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}

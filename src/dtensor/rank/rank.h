@@ -57,9 +57,9 @@ at::Tensor finish(const Started& started);
 
 class Transfer;
 
-/// The transfers that a rank has started and not finished, oldest first. The queue's references are
-/// weak, since the user of a result owns the transfer; an unused transfer's destructor finishes the
-/// transfer. Thread safe, since a backward may finish a transfer that the forward has started.
+/// A rank's transfers that have started and not finished, oldest first. The user of a result owns
+/// the transfer, so the queue has weak references. The destructor of an unused transfer finishes
+/// the transfer. Thread safe: a backward can finish a transfer that the forward has started.
 class TransferQueue {
  public:
   std::uint64_t next_number();
@@ -164,7 +164,7 @@ struct RankThread : private NoCopy {
 
   bool replicates = false;  ///< argument of this thread's innermost ReplicationScope
   bool makes_meta = false;  ///< whether this thread is inside a MetaFactoryGuard
-  const bool checks_calls;  ///< value of TESSERA_DEBUG, which is too slow to read at each call
+  const bool checks_calls;  ///< value of TESSERA_DEBUG, read once because each read is slow
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running
   at::Tensor random_source;          ///< value of the thread's innermost RandomSourceScope
 };

@@ -171,10 +171,10 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
   return static_cast<std::size_t>(rank);
 }
 
-// The steps of a redistribution plan on this rank. A collective uses flat buffers with the ranks'
-// chunks one after another, all of the same size. But the chunks of a dimension are strided in the
-// tensor, and the last chunk may be short. So most of this code reorders and pads, without copies
-// if the memory is already in order.
+// Runs the steps of a redistribution plan on this rank. A collective needs flat buffers with
+// equally long chunks of the ranks one after another. In a tensor, however, chunks of a dimension
+// are strided, and the last chunk can be shorter. So most of this code reorders and pads chunks,
+// without copies if the chunks are already in order.
 
 /// Returns the elements of `tensor` in order as a 1-D tensor; resolves lazy conjugation, negation.
 at::Tensor flat(const at::Tensor& tensor) {
@@ -680,8 +680,8 @@ void DeferredSums::forget(const void* owner) {
 }
 
 void DeferredSums::run() {
-  // Moves the buckets of sums out of the member before they are reduced, because a callback `then`
-  // may call add(), and failed sums must not be sent again.
+  // Empties the member before the buckets of sums are reduced: a callback `then` can call add(),
+  // and failed sums must not be sent a second time.
   const std::vector<Bucket> buckets = std::exchange(buckets_, {});
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }

@@ -123,7 +123,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
                 "found ", from->sizes_default(), " and ", to_string(*from->spec_->sharding.layout),
                 "; copy values into it under a NoGradGuard (copy_) instead");
   replace(from->local(), from->spec_);
-  take_kind_of(*from);  // dtype and device may change: a module's to() uses set_data
+  take_kind_of(*from);  // dtype and device can differ: a module's to() calls set_data
   detached_view_ = from->detached_view_;
 }
 

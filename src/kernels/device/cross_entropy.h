@@ -287,8 +287,8 @@ TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& 
   });
 }
 
-/// Multiplies tensor x by a number in device memory. The result `out` has type T, which may differ
-/// from the type of x.
+/// Multiplies tensor x by a number in device memory. T, the element type of the result `out`, can
+/// differ from the type of x.
 struct Scale {
   const void* x = nullptr;
   bool x_is_float = false;  ///< whether x is fp32; otherwise x has the type of `out`

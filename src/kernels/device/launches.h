@@ -70,8 +70,8 @@ class Team {
       x = combine(x, __shfl_xor_sync(~0U, x, lanes));
     }
     if constexpr (kWidth > kWarp) {
-      // Alternates between two buffers, because threads may still read the previous result while
-      // others write the next result.
+      // Alternates between two buffers, because some threads can still read the previous result
+      // while other threads write the next result.
       __shared__ T of_warps[2][kWidth / kWarp];
       turn_ ^= 1;
       of_warps[turn_][threadIdx.x / kWarp] = x;

@@ -14,7 +14,7 @@ namespace tessera::kernels {
 /// have a fixed size, because a kernel receives the list by value, in at most 4 KiB of arguments.
 template <class Piece, int kMost, std::int64_t kNumel>
 struct Chunked {
-  /// Maximum number of elements in a chunk. Only the last chunk of a piece may have fewer elements.
+  /// Number of elements of each chunk of a piece, except that the last chunk can be shorter.
   static constexpr std::int64_t kChunk = kNumel;
 
   int count = 0;              ///< number of pieces in the list

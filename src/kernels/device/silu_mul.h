@@ -1,5 +1,5 @@
-// silu(gate) * up and its gradients. The operation is elementwise, but runs row by row, so that
-// gate and up may be ranges of columns of one matrix.
+// silu(gate) * up and its gradients. The operation is elementwise, but runs row by row, because
+// gate and up can be column ranges of one matrix.
 #pragma once
 
 #include "device/vectors.h"

@@ -27,9 +27,9 @@
 
 namespace tessera::kernels {
 
-// How operators run without values. Operators are classified by their schemas. The few operators
-// that have a meta kernel in Python, but no meta kernel in libtorch's C++ library, have rules in
-// this file. Memory plans are recorded with meta tensors, for which the rules are used too.
+// How a FakeMode runs operators without values. Operators are classified by their schemas. This
+// file has rules for the few operators whose meta kernel exists only in Python and not in
+// libtorch's C++ library. Memory plans, which are recorded with meta tensors, use the same rules.
 
 namespace {
 
@@ -547,7 +547,7 @@ std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   return sizes;
 }
 
-/// Runs a call with out= arguments, which may have any sizes before the call.
+/// Runs a call with out= arguments and gives these the sizes of the results.
 void run_out(const c10::OperatorHandle& op, Stack& stack) {
   const Stack written = arguments_of(op, stack, writes);
   const std::vector<Sizes> sizes = out_sizes(op, stack);

@@ -266,7 +266,7 @@ void silu_mul_backward(const T* grad, const T* gate, const T* up, T* gate_grad, 
     store(gate_grad + i, value * (1.0F + g * rest) * d * u, n - i);
     store(up_grad + i, d * silu, n - i);
     if (out != nullptr) {
-      store(out + i, silu * u, n - i);  // silu(g) has the same bits as in forward
+      store(out + i, silu * u, n - i);  // gives silu(g) the same bits as in forward
     }
   }
 }
