@@ -119,7 +119,7 @@ struct UnevenRows {
     count = std::min(chunk, kAll - first);
     x = inputs(kAll).narrow(0, first, count);
   }
-  /// A loss that grows with the row, so that the mean of the ranks' means differs from the mean.
+  /// A row's loss grows with the row, so the mean over ranks differs from the mean over rows.
   static at::Tensor loss(nn::Linear& head, const at::Tensor& x) {
     return (head(x).sum(1) * x.sum(1)).square().mean();
   }
@@ -146,7 +146,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
   }
 }
 
-// Even rows, a gradient divide factor and a weighted loss must cause no warning.
+// No warning for equally many rows on all ranks, a gradient divide factor, or a weighted loss.
 TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Warnings warnings("differently many rows");
@@ -208,7 +208,7 @@ TEST_SHARDED(Penalty, OnShardsIsRefusedInASumWithALocalLoss, 2) {
   const at::Tensor penalty = penalty_of(model);
   EXPECT_ERROR(loss + 0.5 * penalty, "full_tensor()");
   EXPECT_ERROR(penalty * loss, "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
-  // A plain number that needs no gradient must be equal on all ranks.
+  // A plain number that requires no gradient causes an error if it differs between ranks.
   EXPECT_ERROR(penalty - loss.detach(), "differs from rank 0", "ranks 1");
   EXPECT_TRUE(tessera::is_distributed(penalty - at::scalar_tensor(2)));
 }

@@ -63,7 +63,7 @@ TEST(Options, GivesParametersTheirMesh) {
     EXPECT_EQ(sent.calls("dp", "all_gather"), 1);
     EXPECT_EQ(sent.calls("efsdp", "all_gather"), 1);
     EXPECT_TRUE(full_grad(*model.dense).allclose(alone.dense->weight->grad().div(4), 1e-4, 1e-5));
-    // The gradients of experts are divided by four ranks, like all gradients.
+    // FSDP divides every gradient by four ranks, including the gradients of experts.
     const at::Tensor experts = full_grad(*model.experts).mul(4);
     mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();
     EXPECT_TRUE(experts.allclose(alone.experts->weight->grad(), 1e-4, 1e-5));
@@ -103,7 +103,7 @@ TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
   });
 }
 
-// Each rank of "ep" has different experts, so a norm must count all of them.
+// Ranks along "ep" have different experts, so a norm must count the experts of each rank.
 TEST_ON_MESH(Options, CountsParametersOnAnotherMeshInNorms, {2, 2}, {"ep", "efsdp"}) {
   Filled<Mixture> model;
   shard_mixture(model, mesh);
@@ -193,7 +193,7 @@ TEST_P(ExpertsWithoutRows, AreUpdatedAsOnOneRank) {
     optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
     optim::AdamW optimizer_alone(alone, {.lr = 0.1, .weight_decay = 0.5});
     const at::Tensor x = at::ones({3});
-    // In each step a rank's rows go to other experts: all, the first, none, or the last.
+    // The expert that gets a rank's rows changes in each step: own expert, first, none, last.
     for (const int step : {0, 1, 2, 3}) {
       const std::int64_t own = rank.rank() % c.experts;
       const std::int64_t chosen[] = {own, 0, -1, c.experts - 1};

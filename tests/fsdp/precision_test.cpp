@@ -62,8 +62,8 @@ float gradient_over_replicas(Rank& rank, at::ScalarType reduce_dtype, bool zero3
 
 TEST_ON_RANKS(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBatches, 4) {
   for (const bool zero3 : {true, false}) {
-    // The average over four ranks, times two micro-batches. In bf16, a sum loses the small
-    // gradients: 2 + 2^-7 is rounded to 2.
+    // Expects the average over four ranks, times two micro-batches. A sum in bf16 loses the small
+    // gradients, because 2 + 2^-7 is rounded to 2.
     EXPECT_EQ(gradient_over_replicas(rank, at::kFloat, zero3), 2 * (2 + 3.0F / 256) / 4);
     EXPECT_EQ(gradient_over_replicas(rank, at::kBFloat16, zero3), 2 * 2.0F / 4);
   }
@@ -107,7 +107,7 @@ TEST_ON_MESH(MixedPrecision, CastsResultsToTheOutputTypeOrTheTypeOfTheInput, {2}
   EXPECT_EQ(to_input(x).scalar_type(), at::kFloat);
 }
 
-// Gradients are summed and divided in reduce_dtype, also in groups of one rank.
+// The following tests sum and divide gradients in reduce_dtype, in groups of one or several ranks.
 
 struct Scale : nn::Module<Scale> {
   Scale() { w = register_slot("w", at::ones({3})); }
@@ -129,7 +129,7 @@ struct ReduceCase {
   double divisor = 0;                  ///< 0: the number of data-parallel ranks
 };
 
-/// Rank 0's gradients are 256, all others are 1. 257 and 513 are no bf16 numbers.
+/// Gradients are 256 on rank 0 and 1 on other ranks. bf16 cannot represent the sums 257 and 513.
 TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
   const std::vector<ReduceCase> cases{{{1, 1, 1}, false, false, false, 3},
                                       {{1, 1, 2}},
@@ -161,7 +161,7 @@ TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
       if (c.divisor != 0) {
         set_gradient_divide_factor(model, c.divisor);
       }
-      // Each tp rank has one row.
+      // x has one row for each tp rank.
       const std::int64_t tp_ranks = c.sizes[2];
       at::Tensor x = at::ones({tp_ranks, 3});
       if (rank.rank() < tp_ranks) {
@@ -194,7 +194,7 @@ at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(n
 
 TEST_ON_RANKS(ForceSum, SumsBeforeAnyDivision, 4) {
   const auto force = [](nn::Linear& linear) { set_force_sum_reduction(linear, true); };
-  // 4 * 20000 overflows fp16. 2^-24, the smallest fp16 number, becomes 0 if divided by 2.
+  // The sum 4 * 20000 overflows fp16. The smallest fp16 number, 2^-24, becomes 0 when halved.
   EXPECT_TRUE(gradient_in_half(rank, 20000, force).isinf().all().item<bool>());
   EXPECT_TRUE(gradient_in_half(rank, 20000, [](auto&) {}).equal(at::ones({4, 3}).mul(20000)));
   const double least = std::ldexp(1.0, -24);
@@ -255,7 +255,7 @@ TEST_ON_RANKS(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit, 2) {
   EXPECT_ERROR(linear(at::ones({2, 3})), "'bias'");
 }
 
-/// A process group that can average in a reduce-scatter, and that counts the averages.
+/// A process group whose reduce-scatter can average. Counts the reduce-scatters that average.
 class Averaging final : public testing::ForwardingCommunicator {
  public:
   Averaging(comm::CommunicatorPtr inner, int& averages)

@@ -55,8 +55,8 @@ TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
   }
 }
 
-// After a training forward, also one that throws, random operators draw libtorch's numbers, as in
-// evaluation.
+// Outside of a training forward, random operators draw libtorch's numbers. This must be so after a
+// forward that has thrown.
 TEST_ON_MESH(RandomNumbers, OutsideOfTrainingForwardsAreLibtorchs, {2}, {"dp"}) {
   Draws draws;
   draws.residual = [](const at::Tensor& x) -> at::Tensor {
@@ -157,10 +157,10 @@ TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 8); },
        {"[8, 4, 8]", "second dimension"},
        4},
-      // A random tensor whose rows could be any dimension.
+      // A random tensor of which any dimension could be the batch.
       {[](const at::Tensor& y) { return y + at::rand({4, 1}).sum(); },
        {"uniform_", "[4, 1]", "first dimension", "BatchPart(0, 1)"}},
-      // Operators that draw numbers one after another.
+      // Operators whose random numbers depend on the numbers drawn before.
       {[](const at::Tensor& y) { return at::poisson(y.detach().abs()); },
        {"aten::poisson", "one after another"}},
       {[](const at::Tensor& y) { return at::multinomial(y.detach().softmax(-1), 2, true); },

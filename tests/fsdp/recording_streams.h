@@ -46,7 +46,7 @@ class RecordingStreams final : public comm::Streams {
   }
 
   const std::vector<std::string>& log() const { return log_; }
-  /// The notes of the log, without its lines about events and waits.
+  /// The lines of log() that are notes (note()), without the lines about events and waits.
   const std::vector<std::string>& notes() const { return notes_; }
   void clear() {
     log_.clear();
@@ -67,7 +67,7 @@ class RecordingStreams final : public comm::Streams {
   std::vector<std::string> notes_;
 };
 
-/// Makes the unit of `root`, and all units that its first forward finds, use RecordingStreams.
+/// Gives RecordingStreams to the unit of `root`; root's first forward passes them to all units.
 inline std::shared_ptr<RecordingStreams> record(const nn::ModuleBase& root) {
   auto streams = std::make_shared<RecordingStreams>();
   root.attached<Unit>()->set_comm_context(std::make_shared<CommContext>(streams, at::kCPU));

@@ -264,7 +264,7 @@ struct Growing : nn::Module<Growing> {
   std::shared_ptr<nn::Linear> extra;
 };
 
-// If these parameters caused no error, each rank would train a different copy of them.
+// A parameter that belongs to no unit must cause an error: each rank would train a different copy.
 TEST(ParametersOutsideOfUnits, AreRefusedWheneverTheyAppear) {
   struct Change {
     const char* name;

@@ -110,7 +110,7 @@ struct Chain : nn::Module<Chain> {
   }
   static constexpr nn::LinearOptions kNoBias{.bias = false};
   std::vector<std::shared_ptr<nn::Linear>> layers;
-  /// Backward calls this function when only the first layer is left.
+  /// Called in backward, when only the backward of the first layer has not run.
   std::function<void()> at_first_layer = [] {};
 };
 
@@ -124,8 +124,8 @@ at::Tensor rows_from(std::int64_t first, std::int64_t count) {
   return uniform_values({4, kWide}, 3).narrow(0, first, count);
 }
 
-/// Runs `prepare` and a backward on 2 ranks. Expects the gradients of one rank, and that `early`
-/// buckets were reduced before backward reached the first layer.
+/// On 2 ranks, runs `prepare` and a backward. Expects the same gradients as on one rank. When
+/// backward reaches the first layer, `early` buckets must have been reduced.
 void expect_early_buckets(std::int64_t early, const std::function<void(Chain&)>& prepare) {
   Filled<Chain> alone;
   alone(rows_from(0, 4), -1).square().mean().backward();
@@ -154,7 +154,7 @@ TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
   });
 }
 
-/// A unit with four layers. One call runs the first two layers, another call the last two.
+/// A unit with four layers. A call runs the first two layers or, if `second` is true, the last two.
 struct Halves : nn::Module<Halves> {
   at::Tensor forward(const at::Tensor& x, bool second) {
     at::Tensor y = x;
@@ -167,7 +167,7 @@ struct Halves : nn::Module<Halves> {
   nn::Child<Chain> chain{*this, "chain"};
 };
 
-// Backward completes the buckets of the last two layers, then reaches the first call.
+// The buckets of the last two layers are complete before backward reaches the unit's first call.
 TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
   Filled<Halves> alone;
   alone(alone(rows_from(0, 4), false), true).square().mean().backward();
@@ -208,7 +208,7 @@ TEST(Buckets, HaveOneOrderOnRanksThatUseDifferentParameters) {
   });
 }
 
-// Both models have buckets of the same sizes in the same process group.
+// The buckets of both models have the same sizes and are reduced in the same process group.
 TEST(Buckets, HaveOneOrderInABackwardOfTwoModels) {
   const std::vector<at::Tensor> expected = gradients_of_skipping();
   RunRanks(2, [&](Rank& rank) {

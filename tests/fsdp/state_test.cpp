@@ -1,6 +1,6 @@
-// Tests the phases of iterations, units and gathers. Models must recover from unusual orders of
-// calls, and an error must name the unit in which it occurred. Also tests frozen parameters and
-// settings that change between steps.
+// Tests the phases of iterations, units and gathers. After calls in an unusual order, a model must
+// train correctly. Errors must name the unit. Tests frozen parameters and settings that change
+// between steps as well.
 
 #include <c10/core/InferenceMode.h>
 
@@ -103,7 +103,7 @@ void fail_in_forward(ShardedModel& model) {
   earlier.backward();
 }
 
-/// Makes a hook in backward throw once, when backward reaches block 1.
+/// Adds a hook that throws in the next backward, when the backward reaches block 1.
 void fail_in_backward(ShardedModel& model) {
   const auto fails = std::make_shared<bool>(true);
   model.blocks[1]->add_forward_hook([fails](nn::ModuleBase&, nn::TensorList outputs) {
@@ -134,7 +134,7 @@ void call_forward_from_a_method(const DeviceMesh& mesh) {
   expect_gradients(model, gradients_alone());
 }
 
-/// A model that runs its block twice, and between them a backward, which may throw.
+/// A model that runs its block twice. A backward between the two calls throws if `fails` is true.
 struct RunsBackward : nn::Module<RunsBackward> {
   at::Tensor forward(const at::Tensor& x, bool fails) {
     const at::Tensor y = (*block)(x);
@@ -243,8 +243,8 @@ TEST_SHARDED(CurrentUnit, IsTheUnitThatFailed, 1) {
   EXPECT_EQ(current_unit(model), "");
 }
 
-// A forward in inference mode allocates the buffers that a later training step uses. On one rank,
-// the gathered tensors are the shards.
+// A forward in inference mode allocates buffers, and a later training step reuses these buffers. On
+// one rank, the shards themselves are the gathered tensors.
 TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
@@ -320,7 +320,7 @@ TEST_SHARDED(Frozen, FirstBlocksAreNotGatheredInBackward, 2) {
   // Forward gathers four units. Backward gathers one block, because the others are frozen.
   EXPECT_EQ(sent.calls("dp", "all_gather"), 3 + 1 + 1);
   EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 2);
-  // For each parameter with a gradient, AdamW has two averages and a step counter.
+  // AdamW's state is two averages and a step counter for each parameter that has a gradient.
   optim::AdamW optimizer(model, {});
   EXPECT_EQ(optim::named_state(optimizer, model).size(), 3u * (4 + 2));
 }
@@ -377,7 +377,7 @@ TEST_SHARDED(Settings, GathersAheadAfterStartUnshard, 2) {
   EXPECT_EQ(sent.calls("dp", "all_gather"), 4);
 }
 
-// With parameters of these sizes, PyTorch 2.11's FSDP2 shows wrong values.
+// PyTorch 2.11's FSDP2 shows wrong values of parameters with these sizes.
 TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   const at::Tensor x = uniform_values({4, 3}, 5);
   for (const std::int64_t rows : {2, 3, 5, 6, 8}) {

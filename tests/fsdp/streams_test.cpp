@@ -12,7 +12,7 @@ namespace tessera::fsdp::streams {
 
 using Log = std::vector<std::string>;
 
-/// Returns "7" for "compute: record 7".
+/// Returns the number at the end of a line, for example "7" for "compute: record 7".
 std::string number_in(const std::string& line) {
   return line.substr(line.rfind(' ') + 1);
 }
@@ -57,7 +57,7 @@ Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options
   return notes;
 }
 
-// As in FSDP2, while backward of a unit runs, FSDP gathers the unit that ran before in forward.
+// As in FSDP2, backward of a unit runs while FSDP gathers the unit whose backward is next.
 TEST(Streams, PrefetchBackwardInReverseOrderOfForward) {
   EXPECT_EQ(notes_of_step([](SmallModel&) {}),
             notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // forward
@@ -106,12 +106,12 @@ TEST_ON_RANKS(Streams, LetTheNextGathersWaitForTheUpdateAlone, 2) {
   const std::string wait = "all_gather: wait " + number_of(update);
   set_post_optim_event(linear, update);
   EXPECT_EQ(waits_of_step(), Log{wait});
-  // The event is for one step. The next step waits for all earlier work of the compute stream.
+  // The event applies to one step. In the next step, gathers wait for the compute stream.
   const Log next = waits_of_step();
   ASSERT_EQ(next.size(), 2u);
   EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
   EXPECT_NE(next[1], wait);
-  set_post_optim_event(linear, nullptr);  // nullptr: nothing to wait for
+  set_post_optim_event(linear, nullptr);  // nullptr: no wait
   EXPECT_EQ(waits_of_step(), Log{});
 }
 
@@ -249,8 +249,8 @@ TEST_ON_RANKS(GatherAhead, EndsWhereTheOrderChangesAndFreesUnusedUnits, 2) {
   EXPECT_EQ(run({0, 1, 0, 2}), notes({"+0 =0 +1 -0", "=1 +0 -1", "=0 +2 -0", "=2 -2"}));
 }
 
-// One rank may run a unit that needs no gather, and another rank may not. All ranks must still
-// gather the other units in one order.
+// Only one of two ranks runs a unit that needs no gather. The gathers of all other units must
+// nevertheless have the same order on both ranks.
 TEST_ON_RANKS(GatherAhead, IsTheSameOnRanksThatRunUnshardedUnitsDifferently, 2) {
   InAnyOrder model(rank.mesh({2}, {"dp"}));
   const at::Tensor x = uniform_values({2, 6}, 1);

@@ -37,8 +37,8 @@ comm::TrafficTable traffic_of_step(Rank& rank, const Options& options = {}) {
   return sent.table();
 }
 
-/// After forward, a block's gathered parameters are split over `pieces` ranks. Returns the bytes of
-/// all pieces. Each parameter begins at a multiple of 64 bytes.
+/// After forward, the gathered parameters of a block stay split over `pieces` ranks. Returns the
+/// bytes of all pieces; each parameter begins at a multiple of 64 bytes.
 std::int64_t kept_block(std::int64_t ranks, std::int64_t pieces) {
   const auto round_up = [](std::int64_t bytes, std::int64_t unit) {
     return padded(bytes, unit) * unit;
@@ -73,8 +73,8 @@ TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
   RunRanks(1, [](Rank& rank) { EXPECT_TRUE(traffic_of_step(rank).empty()); });
 }
 
-/// A case: `bytes` is what a rank sends for each parameter in a step, if the ranks divide every
-/// size and every collective is a ring.
+/// `bytes`: the bytes that a rank sends in a step for each parameter, if every size is a multiple
+/// of the number of ranks and every collective is a ring.
 struct Formula {
   const char* name;
   int micro_batches;

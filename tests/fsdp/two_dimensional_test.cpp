@@ -111,7 +111,7 @@ TEST_ON_MESH(PendingSums, DoNotDependOnTheUsesOfOtherRanks, {2, 2}, {"dp", "tp"}
     for (const Use second : kUses) {
       ScaleOfTokens model(mesh["tp"]);
       fully_shard(model, mesh["dp"]);
-      // The ranks agree on a gradient layout in the first step. Later gradients may have others.
+      // The first step decides the gradient's layout for all ranks, but later layouts can differ.
       for (const Uses& uses :
            {Uses{first, second}, {second, first}, {Use::kWhole, Use::kSequence}}) {
         run(model, uses, mesh.local_rank("dp"));
@@ -202,7 +202,7 @@ TEST(MethodUnderAPlan, RunsInThePlansScope) {
   }
 }
 
-// The test writes a distributed result into a plain tensor, whose gradient is plain and whole.
+// A program writes a distributed result into a plain tensor. The plain tensor's gradient is whole.
 TEST(DistributedResultWrittenIntoAPlainTensor, HasTheGradientsOfOneRank) {
   const at::Tensor x = uniform_values({4, 8}, 1);
   const std::vector<Write> writes{

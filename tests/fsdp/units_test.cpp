@@ -84,7 +84,7 @@ TEST(UnitCalls, MayRunAHeadWithSeveralBackwards) {
 }
 
 /// A unit that returns two tensors with gradients, a tensor without a gradient, and a number. A
-/// loss may use only one of the first two.
+/// loss uses one or both of the tensors with gradients.
 struct Several : nn::Module<Several> {
   std::tuple<at::Tensor, at::Tensor, at::Tensor, int> forward(const at::Tensor& x) {
     const at::Tensor y = (*a)(x);
@@ -272,7 +272,7 @@ TEST_ON_RANKS(Slots, ShowGatheredTensorsInForwardAndOnRequest, 2) {
   EXPECT_ERROR(layer.to(at::kBFloat16), "'weight'");
   out.sum().backward();
   EXPECT_FALSE(layer.slot("weight")->role.gathered);
-  // The layer was gathered once, by the scope, and stayed gathered for backward.
+  // The layer stayed gathered after forward, so neither the scopes nor backward gathered it.
   EXPECT_EQ(sent.calls("dp", "all_gather"), 0);
   unshard(layer);
   EXPECT_TRUE(shown());
@@ -311,7 +311,7 @@ struct Changing : nn::Module<Changing> {
   Act act_;
 };
 
-/// Returns y + h, where y is the unit's result for h. If `act_later`, changes both in place.
+/// Returns y + h: y is the unit's result for h. If `act_later`, changes y and h in place before.
 struct Net : nn::Module<Net> {
   explicit Net(Act act, bool act_later = false) : unit(*this, "unit", act), act_later_(act_later) {
     testing::fill(*this);

@@ -15,8 +15,8 @@ struct Branches : nn::Module<Branches> {
   nn::Child<nn::Linear> left, right;
 };
 
-// With even shards, the reduction reads autograd's gradient or zeros. With uneven shards, the
-// gradients are first packed into a buffer.
+// With even shards, FSDP reduces autograd's gradient, or zeros, directly. With uneven shards, FSDP
+// packs the gradients into a buffer before the reduction.
 TEST(Unused, ParameterOfOneRankCountsAsZero) {
   for (const auto& [in, out] : {std::pair{3, 2}, {4, 4}}) {
     const at::Tensor x = uniform_values({4, in}, 9);
@@ -28,7 +28,7 @@ TEST(Unused, ParameterOfOneRankCountsAsZero) {
       fully_shard(model, mesh);
       model(x, rank.rank() == 0).square().sum().backward();
       expect_gradients(model, gradients_of(alone));
-      // A second backward that uses only `left` must not change the gradient of `right`.
+      // A backward that uses only `left` must leave the accumulated gradient of `right` unchanged.
       const at::Tensor before = full_grad(*model.right);
       model(x, true).sum().backward();
       EXPECT_TRUE(full_grad(*model.right).equal(before));

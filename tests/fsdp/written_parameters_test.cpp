@@ -14,7 +14,7 @@ constexpr auto kModified = "modified by an inplace operation";
 
 TESSERA_ARRANGED(WrittenParameters, "OneRank", "Zero3", "Zero2", "Hpz", "Hsdp", "Offloaded");
 
-// On one rank, autograd refuses such a write, too, if backward needs the old value.
+// If backward needs the old value, the write is refused, as autograd refuses it on one rank.
 TEST_P(WrittenParameters, AreRefusedInBackwardIfItNeedsTheirValue) {
   const std::vector<at::Tensor> expected = gradients_alone(kSizes);
   const auto write = [](const nn::SlotPtr& slot) {
@@ -205,7 +205,7 @@ TEST_ON_MESH(WrittenParameter, CausesAWarningAtTheEndOfAScope, {2}, {"dp"}) {
   EXPECT_CONTAINS(warnings.messages()[0], "after unshard of", "'weight'", "slot->persistent()");
 }
 
-// A checkpoint load may assign a new shard to a slot.
+// Loading a checkpoint can assign a new shard to a parameter slot.
 TEST_ON_MESH(Assignment, OfANewShardIsUsedByTheNextForward, {3}, {"dp"}) {
   Filled<nn::Linear> linear(3, 7, {.bias = false});
   fully_shard(linear, mesh);

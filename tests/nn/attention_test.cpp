@@ -60,7 +60,7 @@ TEST(MathAttention, IsRefusedUnlessItIsAllowed) {
 
 using at::Tensor;
 
-/// For each sequence, the lengths of its documents.
+/// The lengths of the documents in each sequence.
 using Lengths = std::vector<std::vector<std::int64_t>>;
 
 struct Packing {
@@ -455,7 +455,7 @@ TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
           split_over(rank)->positions(kTokens, at::kCPU);
     });
     for (const at::Tensor& own : positions) {
-      // The query at position p attends to p + 1 keys. All ranks must have equal sums of keys.
+      // A query at position p attends to p + 1 keys. All ranks must have the same sum of p + 1.
       EXPECT_EQ((own + 1).sum().item<std::int64_t>() * ranks, kTokens * (kTokens + 1) / 2);
     }
     EXPECT_EQUAL(std::get<0>(at::cat(positions).sort()), at::arange(kTokens));
@@ -471,7 +471,7 @@ TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
   EXPECT_EQUAL(again, whole);
   const at::Tensor tokens = at::arange(24).view({12, 2});
   EXPECT_EQUAL(split->unshard(split->shard(tokens, 0), 0), tokens);
-  // Each of three ranks multiplies its loss by 1, 2 or 3, so the gradient has the factor 6.
+  // Rank r of three ranks multiplies its loss by r + 1, so gradients have the factor 1 + 2 + 3 = 6.
   const at::Tensor weights = testing::values({2, 12, 3}, 5);
   (again * weights * (rank.rank() + 1)).sum().backward();
   EXPECT_CLOSE(split->shard(whole.grad(), 1), split->shard(weights * 6, 1), 1e-12, 1e-12);
@@ -541,7 +541,7 @@ TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
   }
 }
 
-// Each rank's chunks have 12, 6, 4 or 3 tokens. Windows are shorter or longer than a chunk.
+// A rank's two chunks have 12, 6, 4 or 3 tokens each. Windows are shorter or longer than a chunk.
 INSTANTIATE_TEST_SUITE_P(
     , AttentionOfSplitSequences,
     ::testing::Values(SplitAttention{6}, SplitAttention{2}, SplitAttention{3, {.window = 2}},
@@ -556,7 +556,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitAttention{2, {}, false, 1, 24, at::kBFloat16},
                       SplitAttention{3, {.window = 9}, false, 1, 16, at::kBFloat16}));
 
-// Documents end inside a chunk, at its end, or in a later chunk. Some have one token.
+// A document ends inside a chunk, at the end of a chunk, or in a later chunk, or has one token.
 INSTANTIATE_TEST_SUITE_P(
     OfDocuments, AttentionOfSplitSequences,
     ::testing::Values(

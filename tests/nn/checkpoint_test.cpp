@@ -260,7 +260,7 @@ TEST(Checkpoint, KeepsLess) {
     const at::Tensor y = checkpointed ? checkpoint(fn, x, weight) : fn(x, weight);
     return bytes.now();
   };
-  // Each of two layers saves the results of mm and tanh. The last tanh gives the result.
+  // Without activation checkpointing, the results of mm and tanh are saved for each of two layers.
   const std::int64_t tensor = 64 * 32 * 4;
   EXPECT_EQ(kept(false), 4 * tensor);
   EXPECT_LT(kept(true), tensor + 512);
@@ -585,7 +585,7 @@ TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
   EXPECT_EQ(inner->recomputations, 1);
 }
 
-// In PyTorch, saving a random operator changes later random numbers of the recomputation.
+// PyTorch's recomputation draws wrong numbers after a random operator whose result was saved.
 TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKept) {
   const auto fn = [](const at::Tensor& x) {
     const at::Tensor y = std::get<0>(at::native_dropout(x.exp(), 0.5, true));

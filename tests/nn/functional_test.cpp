@@ -82,7 +82,7 @@ TEST(Functions, AgreeWithCompositions) {
   }
 }
 
-/// The loss uses the norm, the sum, or both.
+/// add_rms_norm() returns a norm and a sum. The loss uses the norm, the sum, or both.
 TEST(RmsNorm, OfASumAgreesWithComposition) {
   for (const Precision& precision : kPrecisions) {
     for (const auto& factors : {std::pair(1.0, 0.5), std::pair(1.0, 0.0), std::pair(0.0, 1.0)}) {

@@ -217,7 +217,7 @@ struct HoldsStock : Module<HoldsStock> {
   torch::nn::Linear fc;
 };
 
-/// A module that registers a child in its first forward after `known` was set.
+/// A module whose forward registers a child if `known` is set, and then clears `known`.
 struct Forgets : Module<Forgets> {
   explicit Forgets(std::shared_ptr<Linear> child) : fc(std::move(child)) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -282,7 +282,7 @@ TEST(CallChecks, RefuseForwardOfAModuleWithHooks) {
   EXPECT_ERROR(module.forward(input()), "m.forward(x)", "has hooks", "(*m)(x)");
   module(input());
   EXPECT_EQ(calls, 1);
-  // After a call that threw, a direct call of forward() must still be refused.
+  // A direct call of forward() must be refused, although the call before has thrown.
   EXPECT_THROWN(std::exception, module(at::ones({3, 3})), "shapes cannot be multiplied");
   EXPECT_ERROR(module.forward(input()), "has hooks");
 }

@@ -184,7 +184,7 @@ TEST(LinearProducts, ServeSeveralBackwards) {
 TEST(LinearProducts, ServeBackwardsOfOneResultEach) {
   Model model;
   const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
-  // The graphs of the two results share only the node of view(), so each can be freed separately.
+  // The backward of q can run without that of k: the two graphs share only the node of view().
   const Tensors y = linear_products(x.view({5, 6}), {*model.q, *model.k});
   y[0].sum().backward();
   EXPECT_FALSE(model.k->weight->grad().defined());
@@ -264,7 +264,7 @@ TEST(LinearProducts, OfInputsThatHooksReplaceAreTheirs) {
 TEST(LinearProducts, OfAnInputThatAHookWritesToAreOfItsValuesThen) {
   Model model;
   model.k->add_forward_pre_hook([](auto&, TensorList inputs) { inputs[0]->mul_(3); });
-  // With a frozen weight, q does not save x, so a hook of k may write to x.
+  // A Linear with a frozen weight (q) does not save x, so a hook of the Linear k may write to x.
   model.q->weight->requires_grad_(false);
   const auto gradient_of_x = [&](bool together) {
     model.together = together;
@@ -322,7 +322,7 @@ TEST(LinearProducts, NameTheModuleThatDoesNotFit) {
                 "5x6 and 5x4");
 }
 
-/// The placements of x and of the weights, for one case.
+/// The placements of x and of all weights in a test case.
 struct Split {
   Placement x, weights;
   int added;  ///< `added`: products that a rank adds in place

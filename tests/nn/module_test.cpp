@@ -588,7 +588,7 @@ TEST(FqnPattern, MatchesNames) {
       // A question mark matches exactly one character.
       {"layers.?.w", {"layers.3.w"}, {"layers.10.w"}},
       {"a?b", {}, {"a.b"}},
-      // Brackets match one of their characters; after ! or ^, any character not in them.
+      // [abc] matches one of a, b and c. [!abc] and [^abc] match any other character.
       {"block*.mixer.[qkv]", {"block0.mixer.k"}, {"block0.mixer.o"}},
       {"layers.[0-3].w", {"layers.2.w"}, {"layers.4.w", "layers.22.w"}},
       {"[a-cx-z]", {"y"}, {}},

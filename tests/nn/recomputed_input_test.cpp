@@ -39,7 +39,7 @@ Tensors values_for_norm(at::ScalarType type = at::kFloat) {
           normal_values({4, 6}, 3).to(type), normal_values({4, 6}, 4).to(type)};
 }
 
-/// Returns products of a norm of a sum, and of the sum.
+/// Multiplies a matrix product of norm(v[0] + v[4]) by a matrix product of v[0] + v[4].
 at::Tensor with_norm_of_sum(const Tensors& v) {
   const auto [y, sum] = add_rms_norm(v[0], v[4], v[1], kEps);
   return linear_product(y, v[2], {}).mul(linear_product(sum, v[3], {}));
@@ -106,7 +106,7 @@ TEST(RecomputedInput, IsFreedAfterTheBackward) {
   const at::Tensor y = with_norm(v);
   y.sum().backward({}, /*retain_graph=*/true);
   const testing::AllocatedBytes memory;
-  // A gradient of v[2] alone does not run the norm's node. The recomputed result is still freed.
+  // The gradient of v[2] needs the recomputed norm but not the norm's node. The norm must be freed.
   torch::autograd::grad({y.sum()}, {v[2]}, {}, /*retain_graph=*/true);
   EXPECT_EQ(memory.now(), 0);
 }
@@ -131,13 +131,13 @@ TEST(RecomputedInput, ServesTwoBackwards) {
     v[0].mutable_grad().zero_();
     loss.backward();
     EXPECT_EQUAL(v[0].grad(), of_input);
-    // The product is added in place to the first gradient, which rounds differently.
+    // The second backward adds the product in place to the first gradient, with other rounding.
     EXPECT_CLOSE(v[2].grad(), of_weight.mul(2), 1e-4, 1e-4);
     EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
   }
 }
 
-// If a norm's result is written before its product, the product saves the written values.
+// If a program writes to the norm's result in place, a later product saves the written result.
 TEST(RecomputedInput, IsKeptOnceWrittenTo) {
   const auto written = [](auto product) {
     return [product](const Tensors& v) {
@@ -176,7 +176,7 @@ TEST(RecomputedInput, IsRefusedWhereWhatMadeItWasWrittenTo) {
                 "modified by an inplace operation");
 }
 
-/// As under FSDP, the norm's weight is not gathered when the backward of the product runs.
+/// During backward of the matrix product, the norm's weight is not gathered, as under FSDP.
 TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
   const Tensors values = values_for_norm();
   const Tensors expected = results_of(with_kept_norm, values);
@@ -269,7 +269,7 @@ TEST(RecomputedInput, IsLeftToACheckpoint) {
     expect_equal_bits(
         [&](const Tensors& inputs) { return checkpoint(counted.options, function, inputs); }, kept,
         v);
-    // The norm saves three tensors, each of two products two, and mul() two.
+    // Saved tensors: three for the norm, two for each of two matrix products, two for mul().
     EXPECT_EQ(counted->packed, 9);
   };
   expect_left(with_norm, with_kept_norm, values_for_norm());
@@ -294,7 +294,7 @@ TEST_ON_MESH(RecomputedInput, MayBeDistributed, {3}, {"tp"}) {
   }
   const Sent sent(rank);
   DistributedTensor(mlp(spread)).redistribute({Replicate{}}).tensor().square().sum().backward();
-  // The first all-reduce is for the result, the second for the gradient of the norm's result.
+  // One all-reduce is for the MLP's result, one for the gradient of the norm's result.
   EXPECT_EQ(sent.calls(), 2);
   for (std::size_t i = 0; i < values.size(); ++i) {
     EXPECT_CLOSE(spread[i].grad(), alone[i].grad(), 1e-4, 1e-4) << i;

@@ -19,7 +19,7 @@ const AdamWOptions kOptions{
 
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 
-/// Compares four steps with libtorch's optimizer. Complex values are given as pairs.
+/// Compares four steps of an optimizer with libtorch's. Complex values are pairs of real numbers.
 template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Place& place, bool is_complex, const Options& options,
                         const ReferenceOptions& reference_options) {
@@ -55,8 +55,8 @@ void expect_as_libtorch(const Place& place, bool is_complex, const Options& opti
   }
 }
 
-/// Compares steps of plain parameters, of replicated and sharded parameters on meshes (also with
-/// empty shards), and of a parameter on a submesh.
+/// Compares an optimizer with libtorch's for plain, replicated and sharded parameters (some with
+/// empty shards), and for a parameter on a submesh.
 template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
   const auto expect = [&](const Place& place, bool is_complex) {
@@ -233,7 +233,7 @@ std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
   return {slot(buffer.narrow(0, 0, 6).view({2, 3})), slot(buffer.narrow(0, 6, 4))};
 }
 
-// Also tests parameters with different step counters, and gradients that are not adjacent.
+// Some neighbours have different step counters, or gradients that are not adjacent in memory.
 TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
   for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor buffer = normal_values({10}, 0).to(dtype);
@@ -262,7 +262,7 @@ TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
   }
 }
 
-// Autograd must detect that a parameter has changed if a backward still needs the parameter.
+// If backward needs a parameter that a step has changed, autograd must throw.
 TEST(AdamW, ChangesTheVersionsOfNeighbours) {
   const std::vector<nn::SlotPtr> slots = neighbours(normal_values({10}, 0));
   const at::Tensor loss = slots[1]->get().square().sum();
@@ -342,8 +342,8 @@ TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) 
   EXPECT_EQUAL(after(slot_of(values, mesh, {Shard{1}, Shard{2}})), expected);
 }
 
-/// The mean of many bf16 moments must equal an fp32 moment. With rounding to nearest, an average of
-/// squares with a decay of 0.999 would never change.
+/// Rounding is random: the mean of many bf16 moments must equal the fp32 moment. Rounding to
+/// nearest would never change an average of squares with a decay of 0.999.
 TEST(NarrowMoments, AreRightInTheMean) {
   const auto mean_of = [](c10::ScalarType type, std::size_t which) {
     const nn::SlotPtr slot = slot_of(at::zeros({20000}));

@@ -64,7 +64,7 @@ TEST(GradNorm, OfMillionsOfElementsIsThatOfFp64) {
   EXPECT_NEAR(grad_norm({slot}).item<double>(), expected, 1e-6 * expected);
 }
 
-// 1 row over 4 ranks gives three of them empty shards.
+// Three of four ranks have an empty shard of the parameter with 1 row.
 TEST_ON_MESH(GradNorm, OverOneMeshDimensionWithEmptyShards, {4}, {"dp"}) {
   expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Shard{0}}),
                     slot_of(at::zeros({1, 4}), mesh, {Shard{0}}),
@@ -89,7 +89,7 @@ TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
     std::vector<nn::SlotPtr> slots{slot_of(at::zeros({6}), square, {Shard{0}, Replicate{}}),
                                    slot_of(at::zeros({5, 2}), all, {Shard{0}})};
     expect_all_norms(slots);
-    // Ranks 0 and 1 have a gradient of norm 3, ranks 2 and 3 of norm 4: the norm of both is 5.
+    // The gradient has norm 3 on ranks 0 and 1, and norm 4 on ranks 2 and 3; together, norm 5.
     const nn::SlotPtr own = slot_of(at::zeros({2}), pair, {Shard{0}});
     set_grad(own, at::tensor({rank.rank() < 2 ? 3.0F : 4.0F, 0.0F}));
     for (const nn::SlotPtr& slot : slots) {
@@ -102,7 +102,7 @@ TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
   });
 }
 
-// As in pipeline parallelism, each rank has only the mesh of its own stage.
+// Each rank knows only the mesh of its own pipeline stage.
 TEST_ON_MESH(GradNorm, OverAMeshThatNoParameterNames, {4}, {"world"}) {
   const bool first = rank.rank() < 2;
   const DeviceMesh stage(rank.world(), first ? std::vector<int>{0, 1} : std::vector{2, 3},
@@ -122,7 +122,7 @@ double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& disti
   return grad_norm({slot}, {.norm_type = 1.0}).item<double>();
 }
 
-// Rank 4 pp + 2 dp + tp has the gradient 2^rank. Without `distinct`, only rank 0's counts.
+// Rank 4 pp + 2 dp + tp has the gradient 2^rank. Without `distinct`, only rank 0 is counted.
 TEST_ON_MESH(GradNorm, CountsSlicesThatDifferAlongAMeshDimension, {2, 2, 2}, {"pp", "dp", "tp"}) {
   EXPECT_EQ(norm_on(rank, mesh["dp"]), 1.0);
   EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["pp"]), 1.0 + 16.0);
@@ -324,7 +324,7 @@ TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   EXPECT_ERROR(clip_factor({}, -1), "to a norm of -1");
 }
 
-/// Tests fused CPU kernels and the updates for moments or parameters in bf16.
+/// Steps that must change nothing: by fused CPU kernels, and with bf16 parameters or moments.
 TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {
   for (const c10::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {

@@ -12,7 +12,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr AdamWOptions kAdamW{.lr = 1e-2};
 
-/// Takes a step with finite or infinite gradients. Returns whether the optimizer made the update.
+/// Calls GradScaler::step() with finite or infinite gradients. Returns whether AdamW took the step.
 bool step(GradScaler& scaler, bool overflow) {
   const nn::SlotPtr slot = slot_of(at::ones({2}));
   set_grad(slot, at::full({2}, overflow ? kInfinity : 1.0));
@@ -56,7 +56,7 @@ TEST(GradScaler, UnscalesInPlaceOnceAStepAndNoNarrowGradients) {
   EXPECT_ERROR(GradScaler().unscale_({half}), "unscale_ of Half gradients");
 }
 
-// The unscaled gradient, 2^-26, would be 0 in fp16.
+// In fp16, the unscaled gradient (2^-26) would become 0.
 TEST(GradScaler, KeepsGradientsThatFp16CannotHold) {
   const nn::SlotPtr slot = slot_of(at::ones({2}, at::kHalf));
   set_grad(slot, at::full({2}, std::ldexp(1.0, -10), at::kHalf));
@@ -139,8 +139,8 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, double scale) {
   }
 }
 
-// In each case, an element of a parameter overflows on one rank. Some parameters of rank 2 are
-// replicas, which norms do not count.
+// In each case, one rank's shard of one parameter has a gradient that is not finite. Norms do not
+// count replicas, such as some parameters on rank 2.
 TEST_ON_MESH(GradScaler, AllRanksLeaveOutTheStepTogether, {2, 2}, {"dp", "tp"}) {
   for (const auto& [bad, where] : {std::pair(0U, 0), {1U, 0}, {2U, 0}, {3U, 0}, {2U, 2}, {3U, 2}}) {
     const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
@@ -157,7 +157,7 @@ TEST_ON_MESH(GradScaler, AllRanksLeaveOutTheStepTogether, {2, 2}, {"dp", "tp"}) 
   }
 }
 
-// Ranks 0 and 1 have other meshes than ranks 2 and 3. Plain parameters have no mesh.
+// Pipeline stages: ranks 0 and 1 have one mesh, ranks 2 and 3 another. One parameter is plain.
 TEST(GradScaler, AllPipelineStagesLeaveOutTheStepTogether) {
   RunOnMesh({2, 2}, {"pp", "dp"}, [](Rank& rank, const DeviceMesh& all) {
     const std::vector<int> stage = rank.rank() < 2 ? std::vector{0, 1} : std::vector{2, 3};

@@ -19,7 +19,7 @@ void run(Muon& optimizer) {
   }
 }
 
-/// A function that makes a slot of matrix i, in some layout. In each layout, updates must be equal.
+/// A function that makes the slot of matrix i in some layout. All layouts must give equal updates.
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {8, 2}, {1, 6}, {5, 9}, {4, 4}, {3, 7}};
 
@@ -75,7 +75,7 @@ TEST_ON_MESH(Muon, AgreesInBf16, {3}, {"dp"}) {
       {.lr = 0.05, .rate = MuonRate::kMatchRmsAdamW});
 }
 
-// Like a fused weight of two parts under TP: rank 0 has rows 0, 1, 4, 5, rank 1 rows 2, 3, 6, 7.
+// Rank 0 has rows 0, 1, 4, 5 and rank 1 has rows 2, 3, 6, 7, as for a fused weight of two parts.
 TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
   const LayoutPtr layout = Layout::intern({2}, {{{2, {}}, {4, {0}}}, {}});
   const at::Tensor values = normal_values({8, 3}, 0);

@@ -188,7 +188,7 @@ TEST(Optimizer, KnowsWhatWasWrittenToItsCounters) {
   }
   const at::Tensor before = bias->get().detach().clone();
   step();
-  // The update of the bias must be that of a first step.
+  // The loaded state of the bias is zero, so the update must be that of a first step.
   EXPECT_CLOSE(bias->get().detach(), before * (1 - 0.1 * 1e-2) - 0.1);
 }
 
@@ -313,7 +313,7 @@ TEST(OptimizerExample, StepsByTheSignOfTheGradient) {
   EXPECT_TRUE(linear.bias->equal(at::full({3}, 0.5)));
 }
 
-// An fp16 momentum would stay at 1, because each change is below half of fp16's spacing.
+// An fp16 parameter must have an fp32 momentum, and is rounded once in each step.
 TEST(Sgd, KeepsMomentumOfNarrowParametersInFp32) {
   const nn::SlotPtr slot = slot_of(at::ones({1}, at::kHalf));
   Sgd optimizer({slot}, {.lr = 1.0, .momentum = 1.0});
@@ -416,7 +416,7 @@ TEST(Ema, IsTheAverageOnUnevenShards) {
   });
 }
 
-/// If a checkpoint has no averages, load() may fill the parameters after state() was called.
+/// After state(), a load fills the averages or, if the checkpoint has none, only the parameters.
 TEST(Ema, BeginsWithALoadedStateOrTheParametersOfTheFirstStep) {
   for (const bool loads : {true, false}) {
     const nn::SlotPtr slot = slot_of(at::ones({3}));

@@ -1,6 +1,6 @@
 // Tests the peak memory of a step against the formulas of FSDP2's memory test, and offload to the
-// host. Sizes in bytes of fp32: s, a rank's shards; b, the largest block; u, all blocks; n, the
-// whole parameters outside of blocks.
+// host. Sizes in bytes of fp32: s, the shards of one rank; b, the largest block; u, all blocks; n,
+// the unsharded parameters outside of blocks.
 
 #include "testing/memory.h"
 #include "fsdp/recording_streams.h"
@@ -66,12 +66,12 @@ void prefetch_next_block(SmallModel& model) {
   }
 }
 
-/// Makes the model use several streams, as on CUDA. Memory moves between streams by events.
+/// Makes the model use several streams, as on CUDA. Buffers wait for events before their reuse.
 void with_lanes(SmallModel& model) {
   record(model);
 }
 
-// The optimizer's state (2 s bytes) exists since the first step.
+// All peaks contain the optimizer state (2 s bytes), which the first step creates.
 TEST(Memory, Zero3StaysWithinItsBound) {
   struct Case {
     const char* name;
@@ -84,7 +84,7 @@ TEST(Memory, Zero3StaysWithinItsBound) {
                         Case{"packed groups with lanes", columns, with_lanes}}) {
     SCOPED_TRACE(c.name);
     const Peaks p = peaks(c.options, c.prepare);
-    // With several streams, the next unit's backward begins before reduced gradients are freed.
+    // With several streams, a unit's reduced gradients are freed in the next unit's backward.
     const std::int64_t blocks = c.prepare == with_lanes ? 4 : 3;
     EXPECT_LE(p.init, kShards + kBlock);
     EXPECT_LE(p.forward, 3 * kShards + 3 * kBlock + kOutside + kSlack);
@@ -115,7 +115,7 @@ TEST(Memory, Bfloat16HalvesWhatIsGathered) {
   EXPECT_LE(p.forward, 3 * kShards + (3 * kBlock + kOutside) / 2 + kSlack);
 }
 
-// Offload keeps shards, gradients and the optimizer's state in the host's memory.
+// With offload, shards, gradients and optimizer state are in host memory.
 
 const Options kOffload{.offload_policy = OffloadPolicy{}};
 

@@ -25,9 +25,9 @@ inline at::Tensor keep(const at::Tensor& x) {
 /// The random functions, such as dropout, that a model applies to its tensors.
 struct Draws {
   Draw residual = keep;
-  Draw features = keep;  ///< `features` and `scores` are sharded over tp
+  Draw features = keep;  ///< tensors of `features` and `scores` are sharded over tp
   Draw scores = keep;
-  bool modules = false;  ///< `modules`: nn::Dropout draws, not the functions
+  bool modules = false;  ///< `modules`: nn::Dropout replaces the functions
   bool skips_empty = false;
   int quiet_forwards = 0;  ///< `quiet_forwards`: forwards before the first draw
 };

@@ -78,7 +78,7 @@ inline at::Tensor loss_of(SmallModel& model, const at::Tensor& batch, std::int64
 
 constexpr std::int64_t kRows = 12;  // number of rows of the whole batch
 
-/// Sizes that are not multiples of 2, 3 or 4 ranks, or of some of them.
+/// Sizes that give 2, 3 or 4 ranks uneven shards, at least for some of the sizes.
 constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3;
 
 struct Sizes {
@@ -109,7 +109,7 @@ inline void shard_units(const std::vector<nn::ModuleBase*>& units, const DeviceM
   }
 }
 
-/// Makes the blocks units, then the root, whose parameters stay gathered after forward.
+/// Makes each block and the root an FSDP unit. After forward, the root's parameters stay gathered.
 inline void shard(SmallModel& model, const DeviceMesh& mesh, const Options& options = {}) {
   for (const auto& block : model.blocks) {
     fully_shard(*block, mesh, options);
@@ -137,7 +137,7 @@ struct Arrangement {
   Options options{};
 };
 
-/// A shard placement along the last dimension, which makes FSDP pack gathers and reductions.
+/// Shards parameters along the last dimension, so that FSDP must pack gathers and reductions.
 inline std::optional<Placement> by_columns(const std::string&, const at::Tensor& parameter) {
   return Shard{parameter.dim() - 1};
 }
