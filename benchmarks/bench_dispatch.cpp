@@ -39,7 +39,7 @@ struct Case {
   std::string name;
   Tensors inputs;
   Operator run;
-  bool records = true;      ///< whether to measure also with autograd recording
+  bool records = true;      ///< whether to measure with and without autograd recording
   std::size_t weights = 0;  ///< number of last inputs that are replicated; all others are Shard(0)
 };
 

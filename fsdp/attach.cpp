@@ -303,7 +303,7 @@ void make_unit(const UnitSpec& spec) {
     module->attach(unit);
     module->attach(context);
   }
-  // The pointer to the unit is weak, because a submodule may outlive the module that owns the unit.
+  // The pointer to the unit is weak, because a submodule can outlive the module that owns the unit.
   const auto record = std::make_shared<nn::GradientRecord>(
       nn::GradientRecord{[weak = std::weak_ptr(unit)](const nn::ParameterSlot& slot) {
         const std::shared_ptr<Unit> alive = weak.lock();

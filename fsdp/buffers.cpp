@@ -242,8 +242,8 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
 
 namespace {
 
-/// A reused buffer may be at most kWaste times larger than the requested size. The units of one
-/// model differ little in size, so a much larger buffer is freed instead of reused.
+/// A reused buffer is at most kWaste times larger than the requested size. The units of one model
+/// differ little in size, so a much larger buffer is freed instead of reused.
 constexpr std::int64_t kWaste = 2;
 
 }  // namespace
@@ -271,7 +271,7 @@ std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes,
   auto best = idle_.end();
   for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
     const std::int64_t room = idle->bytes.numel();
-    // A buffer may be reused only on the stream that allocated the buffer.
+    // A buffer can be reused only on the stream that allocated the buffer.
     const bool fits = idle->lane == lane && room >= bytes && room <= kWaste * bytes;
     if (fits && (best == idle_.end() || room < best->bytes.numel())) {
       best = idle;
@@ -289,7 +289,7 @@ void BufferPool::drop(comm::Lane lane) {
     if (idle.lane != lane) {
       return false;
     }
-    // The allocator may reuse freed memory on this stream at once, so the stream first waits for
+    // The allocator can reuse freed memory on this stream at once, so the stream first waits for
     // the last user of the buffer.
     streams_->wait(lane, idle.event);
     return true;
@@ -370,7 +370,7 @@ void UnshardedTensors::allocate() {
       storage_, storage_.allocator()->allocate(static_cast<std::size_t>(bytes_)), bytes_);
 }
 
-/// The deleter of the storage's data pointer owns `memory`, because views of the storage may
+/// The deleter of the storage's data pointer owns `memory`, because views of the storage can
 /// outlive the caller's reference.
 void UnshardedTensors::lend(at::Tensor memory) {
   void* const data = memory.mutable_data_ptr();
@@ -396,7 +396,7 @@ void PostForwardShard::keep(const at::Tensor& memory, comm::Streams& streams) {
 comm::WorkPtr PostForwardShard::start_gather(const at::Tensor& memory, const std::string& label,
                                              comm::Streams& streams) {
   streams.wait(comm::Lane::kAllGather, copied_);
-  // Keeps a second reference to the memory of piece_, since drop() may reset piece_ while the
+  // Keeps a second reference to the memory of piece_, since drop() can reset piece_ while the
   // collective still reads the memory.
   sent_ = piece_;
   const comm::PurposeScope purpose(group(), label);

@@ -183,13 +183,13 @@ class FlatBufferLayout {
 };
 
 /// Joins the gathered shards of all ranks: copies `gathered` (ranks, flat numel) into `unsharded`,
-/// which has one contiguous tensor of segment.shape.sizes for each segment. The types may differ.
+/// which has one contiguous tensor of segment.shape.sizes for each segment. The types can differ.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded);
 
 /// The inverse of unpack: copies `unsharded` into `buffer` (ranks, flat numel) and casts to the
 /// buffer's type. Padding, gaps, and segments whose tensor is undefined are set to zero. The
-/// tensors of `unsharded` may have any strides.
+/// tensors of `unsharded` can have any strides.
 void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
           const at::Tensor& buffer);
 
@@ -266,7 +266,7 @@ class UnshardedTensors {
 
 /// PostForwardShard caches a part of a parameter group's gathered memory on each of a few
 /// neighbouring ranks (Options::post_forward_mesh_size), among which backward gathers (hpZ of
-/// ZeRO++). The parts are equal, larger than a shard, and may divide a parameter anywhere.
+/// ZeRO++). The parts are equal, larger than a shard, and can divide a parameter anywhere.
 class PostForwardShard {
  public:
   PostForwardShard(const DataMesh& mesh, std::int64_t size);

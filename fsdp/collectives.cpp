@@ -153,7 +153,7 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
   // The pre-divisor is a power of two, so that dividing in two steps rounds as dividing once does.
   // Types other than fp16 have enough range without a pre-divisor.
   if (dtype_ == at::kHalf && !force_sum_) {
-    // The user's divisor may be smaller than the factor of half_pre_divisor(), even 1. Dividing by
+    // The user's divisor can be smaller than the factor of half_pre_divisor(), even 1. Dividing by
     // the factor first would then require a multiplication after the sum.
     pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), divisor_);
   }
@@ -206,7 +206,7 @@ bool GradientReduction::in_place() const {
     return shape.splits_rows() && shape.rows(shape.ranks - 1) == shape.chunk();
   });
   // If gradients are divided before the sum, the gradients are packed: a division in place would
-  // change autograd's tensors, to which the program may hold references.
+  // change autograd's tensors, to which the program can hold references.
   return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
          mesh_.shard.group().moves_groups_in_place();
 }
@@ -313,11 +313,11 @@ void GradientReduction::join_earlier() {
     if (!earlier.local.defined()) {
       continue;
     }
-    // The divisor or the type may have changed since the earlier micro-batch, so the sum of that
+    // The divisor or the type can have changed since the earlier micro-batch, so the sum of that
     // micro-batch is scaled.
     const double factor = earlier.divisor / pre_divisor_;
     if (mesh_.ranks() == 1) {
-      // The addition is not done in place, because the user's hooks may hold a reference to
+      // The addition is not done in place, because the user's hooks can hold a reference to
       // autograd's tensor.
       gradients_[i].local = gradients_[i].local.add(earlier.local, factor);
     } else {
@@ -419,7 +419,7 @@ void GradientReduction::hand_out_alone(CommContext& context) {
       hook_(gradient);
     }
     if (divisor_ != 1) {
-      // The division is not done in place, because the user's hooks may hold a reference to
+      // The division is not done in place, because the user's hooks can hold a reference to
       // autograd's tensor.
       gradient = gradient.div(divisor_);
     }
@@ -455,7 +455,7 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   // parameters. Before the ranks have agreed on the process group (PartialGradGroup), complete
   // gradients are treated in the same way: an optimizer that merges neighbouring gradients must
   // merge the same gradients in a resumed run. The result is not written to autograd's tensor,
-  // because the user's hooks may hold a reference to that tensor.
+  // because the user's hooks can hold a reference to that tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
@@ -553,7 +553,7 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
     // Parameters that were not reduced on this rank are included, because ranks with another part
-    // of the tensor (for example of an expert) may run other units.
+    // of the tensor (for example of an expert) can run other units.
     for (ShardedParameter& parameter : group->parameters()) {
       const DeviceMesh& mesh = parameter.holders();
       auto found = std::ranges::find(peers, mesh, &decltype(peers)::value_type::first);

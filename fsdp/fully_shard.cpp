@@ -155,7 +155,7 @@ std::string current_unit(const nn::ModuleBase& module) {
   return ActiveUnits(module).text();
 }
 
-// Calls await_compute() before the gather, because outside of a root's forward the program may have
+// Calls await_compute() before the gather, because outside of a root's forward the program can have
 // written the shards since the last gather.
 void unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "unshard");
@@ -166,7 +166,7 @@ void unshard(nn::ModuleBase& module) {
 void reshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "reshard");
   const std::string lost = unit->write_by_hand();
-  // The unit is resharded before the check, which may throw, so that the program can continue after
+  // The unit is resharded before the check, which can throw, so that the program can continue after
   // the error.
   unit->reshard();
   TESSERA_CHECK(lost.empty(), lost);
@@ -176,7 +176,7 @@ UnshardHandle start_unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "start_unshard");
   unit->await_compute();
   unit->start_unshard();
-  // The handle refers weakly to the unit, because the model may be destroyed before wait() is
+  // The handle refers weakly to the unit, because the model can be destroyed before wait() is
   // called.
   return UnshardHandle(unit);
 }

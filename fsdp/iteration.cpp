@@ -55,12 +55,12 @@ IterationState::~IterationState() {
 }
 
 /// is_alone() also returns false if a second root unit has an iteration in progress, because both
-/// roots may share one backward, in which their collectives use the same process groups.
+/// roots can share one backward, in which their collectives use the same process groups.
 bool IterationState::is_alone() const {
   return units().size() == 1 && OpenIterations::instance().add(rank_, 0) == 1;
 }
 
-/// Returns the units that still exist: the program may have destroyed a part of the model.
+/// Returns the units that still exist: the program can have destroyed a part of the model.
 std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   std::vector<std::shared_ptr<Unit>> alive;
   for (const std::weak_ptr<Unit>& unit : units_) {
@@ -117,7 +117,7 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
 }
 
 /// Whether the backward of this iteration has thrown. The check uses a token of the iteration,
-/// because another model's backward may be running on this thread. Autograd may keep the token
+/// because another model's backward can be running on this thread. Autograd can keep the token
 /// slightly longer than backward runs, so the check also uses the id of the running backward.
 bool IterationState::backward_failed() const {
   return phase() == IterationPhase::kBackward &&
@@ -136,7 +136,7 @@ bool IterationState::begin_forward() {
                 " was called within its own backward, from a hook or an autograd function for "
                 "example; call it before or after backward, or let nn::checkpoint run it again");
   enter(IterationPhase::kForward);
-  // Removes forwards whose graphs were dropped. Graphs of earlier micro-batches may still run
+  // Removes forwards whose graphs were dropped. Graphs of earlier micro-batches can still run
   // backward (in a pipeline).
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
   await_update();
@@ -221,7 +221,7 @@ void IterationState::end_forward(bool backward_comes) {
 }
 
 /// Checks that the ranks of each sharding group called the same all-gathers. Replicas are excluded:
-/// forward calls no collectives over replicas, which may run different forwards.
+/// forward calls no collectives over replicas, which can run different forwards.
 void IterationState::agree_on_gathers() {
   std::vector<comm::Communicator*> sharding;
   for_each_group([&](ParameterGroup& group) { group.gathered().add_groups(sharding); });
@@ -311,7 +311,7 @@ void IterationState::end_backward() {
 }
 
 /// Checks that all ranks reduced the same gradients. If not, drops the gradients, because wrong
-/// sums may have been added to right sums.
+/// sums can have been added to right sums.
 void IterationState::agree_on_gradients() {
   std::vector<comm::Communicator*> sharding;
   std::vector<comm::Communicator*> replicating;
@@ -424,7 +424,7 @@ void Unit::make_iteration() {
       }
     }
     // The label is the FQN of the unit's first module below the root, because other modules of the
-    // unit may be outside of the root.
+    // unit can be outside of the root.
     const auto below = std::ranges::find_if(
         unit->modules_, [&](const nn::ModuleBase* module) { return names.contains(module); });
     unit->settings_->label = unit->is_root() ? "the root unit" : "unit '" + names.at(*below) + "'";
@@ -454,7 +454,7 @@ std::string Unit::write_by_hand() const {
 }
 
 /// Throws Error for a write to unsharded parameters by the program. Called before anything is
-/// gathered, because the next gather may free the memory that the program has written.
+/// gathered, because the next gather can free the memory that the program has written.
 void Unit::refuse_write_by_hand() const {
   const std::string lost = write_by_hand();
   TESSERA_CHECK(lost.empty(), lost);
@@ -484,7 +484,7 @@ void Unit::enter_as_root() {
 
 void Unit::await_compute() {
   const bool between = iteration_ == nullptr || !iteration_->is_under_way();
-  // Outside of an iteration the program may have written shards since the parts for
+  // Outside of an iteration the program can have written shards since the parts for
   // Options::post_forward_mesh_size were cached. Within an iteration the program must not write
   // shards, and backward needs the cached parts.
   if (between) {
@@ -499,12 +499,12 @@ void Unit::await_compute() {
     }
     free_outdated(holding, comm_context());
   }
-  // Later gathers wait for the work in the compute stream so far, which may write the shards.
+  // Later gathers wait for the work in the compute stream so far, which can write the shards.
   comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
 }
 
 /// Throws Error if this rank has written to shards whose old values are still gathered. Unlike
-/// await_compute(), refuse_outdated() sends nothing, because a loss may call the unit often.
+/// await_compute(), refuse_outdated() sends nothing, because a loss can call the unit often.
 void Unit::refuse_outdated() {
   for (const ParameterGroup& group : groups()) {
     TESSERA_CHECK(!group.gathered().holds_copies() || group.gathered().is_current(), "forward of ",
@@ -536,7 +536,7 @@ void Unit::abandon_iteration() {
 }
 
 void Unit::begin_iteration() {
-  // A failed forward or backward may have left the unit in any state, so the state is reset.
+  // A failed forward or backward can have left the unit in any state, so the state is reset.
   to_run_.clear();
   awaits_call_ = false;
   buckets_left_ = groups().size();

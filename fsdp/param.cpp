@@ -30,7 +30,7 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 }
 
 /// Whether two slices of one root mesh extend along a common dimension of the root mesh. Flattened
-/// slices may share a dimension without a common name. Slices along different dimensions have only
+/// slices can share a dimension without a common name. Slices along different dimensions have only
 /// this rank in common.
 bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
   return std::ranges::count_if(a.ranks(), [&](int rank) {
@@ -150,7 +150,7 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
     return gradient;
   }
   if (gradient.pending != nullptr) {
-    // The gradient is copied, because the user's hooks may hold a reference to autograd's tensor.
+    // The gradient is copied, because the user's hooks can hold a reference to autograd's tensor.
     gradient.local = gradient.local.to(dtype, /*non_blocking=*/false, /*copy=*/true,
                                        at::MemoryFormat::Contiguous);
     gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
@@ -422,7 +422,7 @@ bool ShardedParameter::written_in_use() const {
 }
 
 void ShardedParameter::install_unsharded() {
-  // The program may have frozen or unfrozen the parameter since the last forward.
+  // The program can have frozen or unfrozen the parameter since the last forward.
   unsharded_.requires_grad_(trainable());
   using tessera::detail::OwnHook;
   if (notice_ && trainable() && !tessera::detail::has_own_hook(unsharded_, OwnHook::kNotice)) {
@@ -574,8 +574,8 @@ UnshardedGradient ShardedParameter::take_unreduced() {
   return sum;
 }
 
-/// Restores nothing if the new gradient may be a pending sum: autograd would compute the sum at
-/// once, maybe on this rank alone. The accumulated gradient may have another type than the
+/// Restores nothing if the new gradient can be a pending sum: autograd would compute the sum at
+/// once, maybe on this rank alone. The accumulated gradient can have another type than the
 /// unsharded tensor; new gradients are converted when they are added.
 void ShardedParameter::restore_accumulated_grads() {
   if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
@@ -676,7 +676,7 @@ void ShardedParameter::arrive() {
   notice_drop();
   settle_expected();
   const auto arrived = std::exchange(arriving_, {});
-  // The program may have dropped the gradient during the copy to CPU memory.
+  // The program can have dropped the gradient during the copy to CPU memory.
   if (!gradient().defined()) {
     return;
   }

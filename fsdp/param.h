@@ -51,7 +51,7 @@ struct UnshardedGradient {
   /// The process group over which the gradient must still be summed. nullptr: the gradient is
   /// complete.
   comm::Communicator* pending = nullptr;
-  bool used = false;  ///< whether this rank computed a gradient, even if another rank now stores it
+  bool used = false;   ///< whether this rank computed a gradient; another rank can store it
   double divisor = 1;  ///< the number by which the gradient was divided before an fp16 sum
 };
 
@@ -61,8 +61,8 @@ struct UnshardedGradient {
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype);
 
-/// Adds `gradient`, in type `dtype` and scaled to the divisor of `sum`, to `sum`. If only one of
-/// the two is a pending sum over a process group, the other becomes a term of that sum.
+/// Adds `gradient`, in type `dtype` and scaled to the divisor of `sum`, to `sum`. If only `sum` or
+/// only `gradient` is a pending sum over a process group, the result is pending over that group.
 void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient, c10::ScalarType dtype);
 
 /// The process group over which the gradients of a parameter must still be summed when the
@@ -80,7 +80,7 @@ class PartialGradGroup {
   /// Records the process group over which this rank's `gradient` must be summed.
   void note(const UnshardedGradient& gradient);
 
-  /// Returns one flag for each process group over which a gradient may have to be summed. The ranks
+  /// Returns one flag for each process group over which a gradient sometimes needs a sum. The ranks
   /// exchange these flags before agree(). The list is empty once the ranks have agreed.
   std::vector<std::uint8_t> flags() const;
   /// Sets the process group that all ranks chose. `flags`: the maximum over all ranks of flags().
@@ -182,7 +182,7 @@ class ShardedParameter {
   /// Makes the unsharded tensor, an autograd leaf, from its local part `local`.
   void set_unsharded(const at::Tensor& local);
   /// A function that makes the autograd node that computes the gradient of the sharded tensor
-  /// (nn::StandInGradient). The function is called again for each tensor that adopt() takes over.
+  /// (nn::StandInGradient). Each tensor that adopt() takes over needs a new node.
   using MakeStandIn =
       std::function<tessera::detail::NodePtr<tessera::detail::Node>(const at::Tensor& sharded)>;
   void set_stand_in(MakeStandIn make);
@@ -216,7 +216,7 @@ class ShardedParameter {
   void mark_expected();
   /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's
   /// gradient and calls the parameter's libtorch hooks: register_hook's hooks before the addition,
-  /// which may change the gradient, and the post-accumulate-grad hook after the addition. For an
+  /// which can change the gradient, and the post-accumulate-grad hook after the addition. For an
   /// offloaded shard, the copy to CPU memory is asynchronous: the addition and the
   /// post-accumulate-grad hook wait for arrive(), and the CPU waits for the copy before
   /// register_hook's hooks. `used`: this rank contributed to the gradient. Throws Error if the

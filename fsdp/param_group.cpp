@@ -49,7 +49,7 @@ bool ParameterGroupShards::adopt() {
   return changed;
 }
 
-/// Addresses are compared, because model.to(dtype), a load or an optimizer may have replaced the
+/// Addresses are compared, because model.to(dtype), a load or an optimizer can have replaced the
 /// memory of a tensor.
 bool ParameterGroupShards::laid_out() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -122,7 +122,7 @@ void ParameterGroupShards::check_devices() const {
   // values.
   std::string meta;
   for (const ShardedParameter& parameter : parameters_) {
-    // On the mesh of a comm::meta_world, parameters may stay on the meta device.
+    // On the mesh of a comm::meta_world, parameters can stay on the meta device.
     if (parameter.device().is_meta() && !layout_.home().device.is_meta()) {
       meta += (meta.empty() ? "'" : ", '") + parameter.name() + "'";
     }
@@ -151,7 +151,7 @@ void ParameterGroupShards::check_types() const {
 
 // GatheredState is the all-gather of a parameter group: from the first request to the unsharded
 // parameters in the model, and back. start_unshard() and unshard() are separate, so that a gather
-// overlaps another unit's computation. Memory rule: a stream may reuse memory that it allocated
+// overlaps another unit's computation. Memory rule: a stream can reuse memory that it allocated
 // after it has waited for the last user of the memory; no other wait is needed. Every wait() and
 // record() of GatheredState is needed for this rule.
 
@@ -187,7 +187,7 @@ GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_for
 
 void GatheredState::lay_out(CommContext& context) {
   const c10::AutoGradMode no_grad(false);
-  // Reads the flat buffer's layout again: a conversion may have changed types or devices.
+  // Reads the flat buffer's layout, because a conversion can have changed types or devices.
   const FlatBufferLayout& lay = layout();
   if (!lay.shares_memory()) {
     unsharded_ = UnshardedTensors(lay.segments(), lay.compute_dtype(), lay.device(),
@@ -348,7 +348,7 @@ void GatheredState::wait_for_gather(CommContext& context) {
   }
   context.streams().order(Lane::kAllGather, Lane::kCompute);
   post_forward_.end_gather();
-  post_forward_.drop();  // one backward uses the cached part of the parameters
+  post_forward_.drop();  // backward uses the cached part only once
 }
 
 /// Ends a gather that failed. The buffers of the gather have no valid values.
@@ -460,7 +460,7 @@ void GatheredState::reshard_unused(CommContext& context) {
 
 void GatheredState::discard(CommContext& context) {
   try {
-    // reshard() puts the shards back into the model before it waits, because the wait may throw.
+    // reshard() puts the shards back into the model before it waits, because the wait can throw.
     reshard(context);
   } catch (const Error&) {
     // A failed all-gather is already discarded, and its error is reported elsewhere.
@@ -521,8 +521,8 @@ void GradientState::drop_all() {
 void GradientState::set_aside() {
   const c10::AutoGradMode no_grad(false);
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // The condition depends only on whether a gradient may be computed, which is equal on all
-    // ranks. Whether a gradient was computed may differ between ranks.
+    // The condition depends only on whether a gradient can be computed, which is equal on all
+    // ranks. Whether a gradient was computed can differ between ranks.
     if (!parameter.left_out() && (parameter.trainable() || parameter.has_unreduced())) {
       const c10::ScalarType dtype = shards_->layout().reduce_dtype();
       parameter.add_unreduced(parameter.take_unsharded(dtype), dtype);
@@ -604,7 +604,7 @@ void GradientState::start_reduce(CommContext& context) {
   std::vector<ShardedParameter*> trainable;
   std::vector<UnshardedGradient> gradients;
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // The reduction includes every parameter that may have a gradient on any rank, because all
+    // The reduction includes every parameter that can have a gradient on any rank, because all
     // ranks must send the same parameters. A parameter that the program froze after a micro-batch
     // still has gradients of that micro-batch.
     if (parameter.left_out()) {
@@ -642,7 +642,7 @@ void GradientState::forget_reduction(CommContext& context) {
 }
 
 // ParameterGroup combines the shards, the gathered state and the gradient state of a group. Only
-// prepare() lays out all three again.
+// prepare() renews the layout of all three.
 
 namespace {
 

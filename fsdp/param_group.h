@@ -38,8 +38,8 @@ class CommContext {
   /// gradients of at most one unit, or one bucket, are being reduced.
   void reduce(const std::vector<ParameterGroup*>& groups);
   void finish_reductions();
-  /// Finishes all communication and frees all buffers. Afterwards the compute stream may use the
-  /// gradients, and the CPU may use offloaded gradients.
+  /// Finishes all communication and frees all buffers. Afterwards the compute stream can use the
+  /// gradients, and the CPU can use offloaded gradients.
   void settle();
   /// Drops the reductions of `groups` that are in progress, because their backward failed or the
   /// groups are about to be destroyed.
@@ -151,9 +151,9 @@ class ParameterGroupShards {
   /// Whether all shards are still in the memory where lay_out() put them. Conversions and loads
   /// move shards.
   bool laid_out() const;
-  /// Puts the shards into a flat buffer. Reads the types of the shards again, since a model may be
-  /// converted after sharding. Throws Error with the parameters' names if parameters are on the
-  /// meta device or another wrong device, or if only some were converted.
+  /// Puts the shards into a flat buffer. Reads the types of the shards, which can have been
+  /// converted since the last call. Throws Error with the parameters' names if parameters are on
+  /// the meta device or another wrong device, or if only some were converted.
   void lay_out();
   /// A number that grows with each write to a shard, as autograd's version counters do.
   std::uint64_t versions() const;
@@ -277,7 +277,7 @@ class GradientState {
   /// wait for the sum over replicas. The result is the same on all ranks, whichever parameters each
   /// rank used.
   bool awaits_reduction() const;
-  /// To be called at the end of a backward after which reductions may still be in progress
+  /// To be called at the end of a backward after which reductions can still be in progress
   /// (ShardedParameter::mark_expected).
   void mark_expected();
 
@@ -329,8 +329,8 @@ class ParameterGroup {
   GradientState& gradients() { return gradients_; }
   const GradientState& gradients() const { return gradients_; }
 
-  /// If a parameter was replaced or converted since the last call, lays out the shards and the
-  /// unsharded tensors again. To be called before the first unshard of an iteration. Throws what
+  /// If a parameter was replaced or converted since the last call, makes a new layout of the shards
+  /// and the unsharded tensors. To be called before the first unshard of an iteration. Throws what
   /// ParameterGroupShards::adopt and lay_out throw. Collective unless an error is thrown.
   void prepare(CommContext& context);
 

@@ -82,7 +82,7 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       {kForwardRecorded, kBackward},
       // Transition when the root's forward begins and no backward followed the previous forward.
       {kAwaitingBackward, kIdle},
-      // Transition when the unit is called again.
+      // Transition when the unit runs a second forward before backward.
       {kAwaitingBackward, kForward},
       // Transition at the end of a method that has called the unit's forward.
       {kAwaitingBackward, kForwardRecorded},
@@ -148,7 +148,7 @@ template class Phase<IterationPhase>;
 template class Phase<UnitPhase>;
 template class Phase<GatherPhase>;
 
-// GatherOrder stores positions instead of a successor for each unit, because a unit may run more
+// GatherOrder stores positions instead of a successor for each unit, because a unit can run more
 // than once in a forward.
 
 void GatherOrder::begin() {

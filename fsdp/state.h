@@ -84,7 +84,7 @@ class Phase {
 
 class TESSERA_API Unit;
 
-/// A unit's settings that may change between iterations. A unit and its parameter groups share one
+/// A unit's settings that can change between iterations. A unit and its parameter groups share one
 /// Settings object. The setters in fully_shard.h document the fields.
 struct Settings {
   std::string label;  ///< the unit's name in messages: "unit 'layers.3'"
@@ -99,9 +99,9 @@ struct Settings {
   /// The event for which the all-gathers of the next forward wait. By default, all-gathers wait for
   /// all earlier work of the compute stream.
   std::optional<comm::StreamEventPtr> post_optim_event;
-  /// Units to prefetch in forward; if empty, the unit that ran next in the last forward.
+  /// Units to prefetch in forward; if empty, the unit that followed this unit in the last forward.
   std::vector<std::weak_ptr<Unit>> forward_prefetch;
-  /// Units to prefetch in backward; if empty, the unit that ran just before in forward.
+  /// Units to prefetch in backward; if empty, the unit whose forward ran before this unit's.
   std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
 
@@ -114,8 +114,8 @@ inline constexpr const char* kCallOnEveryRank =
     "; every rank must call each unit: leave a module that only some ranks call to the unit above";
 
 /// The order in which the root's last forward used the units that it had gathered. The current
-/// forward prefetches in this order. Units that were already unsharded are not recorded, because
-/// only some ranks may run such units, but all ranks must gather the same units.
+/// forward prefetches in this order. Units that were already unsharded are not recorded: some ranks
+/// sometimes skip such units, but all ranks must gather the same units.
 class GatherOrder {
  public:
   void begin();

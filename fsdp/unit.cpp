@@ -224,9 +224,9 @@ Unit::Unit(const UnitSpec& spec)
     groups_.emplace_back(parameters, mp_policy_, spec.options.post_forward_mesh_size, settings_);
   }
   buckets_left_ = groups_.size();
-  // Other slices of the unit's mesh have other expert parameters, so gradient norms must include
-  // the parameters of all slices. If a tensor's own mesh contains the unit's mesh, all slices have
-  // parts of that tensor.
+  // Submeshes parallel to the unit's mesh have other expert parameters, so gradient norms must
+  // include the parameters of these submeshes. If a tensor's own mesh contains the unit's mesh, all
+  // these submeshes have parts of that tensor.
   for (const ParameterSpec& parameter : spec.parameters) {
     if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
       parameter.slot->set_distinct_along(mesh_.all);
@@ -235,7 +235,7 @@ Unit::Unit(const UnitSpec& spec)
 }
 
 void Unit::install() {
-  // The hooks may capture a raw pointer, because the modules own both this unit and the hooks.
+  // The hooks can capture a raw pointer, because the modules own both this unit and the hooks.
   for (nn::ModuleBase* module : modules_) {
     constexpr auto kCalls = nn::HookedCalls::kEveryMethod;
     module->add_forward_pre_hook([this](auto&, nn::TensorList inputs) { pre_forward(inputs); },
@@ -292,9 +292,9 @@ void Unit::free_idle_buffers() {
 }
 
 /// Warns once if the ranks had different numbers of batch rows in the previous training forward and
-/// the losses of the ranks are not weighted. The warning is printed one forward later, because by
-/// then the program has computed its loss and may have weighted the loss. The warning is printed
-/// only once, because the program may intend the difference.
+/// the losses of the ranks are not weighted. The warning comes one forward later, because the
+/// program weights its loss after the forward. There is only one warning, because the difference
+/// can be intended.
 void Unit::warn_of_uneven_rows() {
   const auto [least, most] = random_agreement_.rows();
   const bool said = settings_->gradient_divisor || nn::weighs_ranks();
@@ -323,7 +323,7 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   const auto rows = std::make_shared<detail::BatchRows>(dims, sizes);
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
-  // Only a root's training forward exchanges the ranks' numbers of batch rows: replicas may
+  // Only a root's training forward exchanges the ranks' numbers of batch rows: replicas can
   // evaluate independently, and a recomputation uses its forward's random positions. An error on
   // this rank alone abandons the iteration; the other ranks then call other collectives.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
@@ -339,7 +339,7 @@ void Unit::begin_random_region(nn::TensorList inputs) {
 }
 
 void Unit::end_call() {
-  // The list of random scopes may be empty, because another hook may have thrown before FSDP's hook
+  // The list of random scopes can be empty, because another hook can have thrown before FSDP's hook
   // ran.
   if (!random_regions_.empty()) {
     random_regions_.pop_back();
@@ -416,7 +416,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A method of register_forward_method() may call forward. The method then ends after forward has.
+  // A method of register_forward_method() can call forward. The method then ends after forward has.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);
@@ -456,7 +456,7 @@ void Unit::end_partial_forward() {
   if (to_run_.empty()) {
     return;
   }
-  // The warning is printed only once, because skipping a module is no error and may be intended.
+  // The warning is printed only once, because skipping a module is no error and can be intended.
   if (!std::exchange(warned_, true)) {
     TORCH_WARN(label(), ": ", to_run_.size(), " of its ", modules_.size(), " modules, one a ",
                (*to_run_.begin())->name(), ", did not run in a forward of the root; modules that ",
@@ -548,8 +548,8 @@ void Unit::post_backward(nn::TensorList gradients) {
     awaits_call_ = is_called_again();
     awaits_call_ ? free_after_backward() : settle_gradients();
   }
-  // With create_graph, the graph of the gradients reads the parameters again, so the unit is
-  // gathered again for a backward of that graph.
+  // With create_graph, the gradients have a graph that reads the parameters. So the unit is
+  // gathered a second time when a backward of this graph reaches the gradients.
   call_before_backward(gradients, [unit = shared_from_this()] { unit->pre_backward(nullptr); });
 }
 
@@ -558,7 +558,7 @@ void Unit::post_backward(nn::TensorList gradients) {
 
 /// Buckets are reduced early only if no other unit takes part in backward. Other units reduce over
 /// the same process group, so ranks that use different parameters would call collectives in
-/// different orders. With parameter hooks no bucket is reduced early, as a hook may write a
+/// different orders. With parameter hooks no bucket is reduced early, as a hook can write a
 /// parameter that backward still reads.
 void Unit::begin_buckets() {
   const int backward = tessera::detail::backward_id();

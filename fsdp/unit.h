@@ -124,7 +124,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
   /// Prepares all units. To be called when the root's forward begins. If an earlier iteration had
-  /// no backward, frees the parameters that the iteration left gathered, because the shards may
+  /// no backward, frees the parameters that the iteration left gathered, because the shards can
   /// have changed, and returns true. Within this root's backward, throws Error and changes nothing.
   bool begin_forward();
   /// To be called when the root's forward has ended. Also ends the forward of units whose modules
@@ -135,7 +135,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// To be called when `unit` begins its forward. Returns the unit to prefetch; nullptr: no unit.
   std::shared_ptr<Unit> gather_ahead(Unit& unit);
   /// To be called when `unit` has run forward. `token` lives as long as the autograd graph through
-  /// which backward may reach the unit.
+  /// which backward can reach the unit.
   void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
 
   void enter_backward();
@@ -332,7 +332,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<IterationState> iteration_;  ///< the root's state; nullptr until a root is known
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 
-  std::optional<c10::ScalarType> restored_dtype_;  ///< the type of the unit's results
+  std::optional<c10::ScalarType> restored_dtype_;  ///< type to which the unit casts its results
   /// Modules of this unit that have not run yet in the current forward.
   std::unordered_set<const nn::ModuleBase*> to_run_;
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;

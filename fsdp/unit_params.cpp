@@ -80,7 +80,7 @@ void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, 
 }
 
 // check_same_parameters() checks (for debugging), at a unit's first gather, that all ranks have
-// built equal models. Shards are padded to one size, so collectives of different parameters may
+// built equal models. Shards are padded to one size, so collectives of different parameters can
 // succeed and give each rank the values of another parameter. No other check detects this mistake.
 
 /// Returns text with the number of parameters of `groups`, then one line for each parameter.
@@ -195,7 +195,7 @@ void Unit::prepare() {
   for (ParameterGroup& group : groups_) {
     group.prepare(comm_context());
   }
-  // Copies are compared at the first prepare(), because the program may have changed the parameters
+  // Copies are compared at the first prepare(), because the program can have changed the parameters
   // since the unit was made.
   if (is_first) {
     check_copies(groups_, Equality::kBitwise, Of::kValues, label());
@@ -225,7 +225,7 @@ void Unit::forget_reductions() {
 
 // When a forward begins, the ranks compare how many random numbers each rank has drawn, until all
 // ranks know that the model draws no random numbers. Whether a model draws random numbers is
-// unknown before its forward. A rank may skip all random operators, so a comparison that starts at
+// unknown before its forward. A rank can skip all random operators, so a comparison that starts at
 // the first random operator could wait for that rank forever.
 
 namespace {
@@ -282,7 +282,7 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
 }
 
 // The shards of one parameter must be parts of one tensor: a tensor that all ranks had, or values
-// from one seed. Parts of different tensors may have fitting sizes, and training would continue
+// from one seed. Parts of different tensors can have fitting sizes, and training would continue
 // without an error. The values of the shards do not show the mistake, so the ranks compare the
 // origins of the values.
 

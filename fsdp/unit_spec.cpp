@@ -149,7 +149,7 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
   std::unordered_set<const nn::ParameterSlot*> seen;
   for (std::size_t i = 0; i < modules.size(); ++i) {
     modules[i]->named_slots();  // throws if a parameter has no nn::ParameterSlot
-    // The prefix distinguishes parameters in messages, because the modules of one unit may have
+    // The prefix distinguishes parameters in messages, because the modules of one unit can have
     // parameters of the same name.
     const std::string prefix = modules.size() == 1 ? "" : std::to_string(i) + ".";
     const auto add = [&](const std::string& fqn, const nn::ModuleBase& module) {
@@ -203,9 +203,9 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
   return spec;
 }
 
-/// Only plain parameters are reduced in buckets: the gradient of a parameter that tensor
-/// parallelism has distributed may need a collective before the reduction, and that collective must
-/// not depend on the time at which the gradients of a bucket are complete.
+/// Only plain parameters are reduced in buckets. Before its reduction, the gradient of a parameter
+/// of tensor parallelism sometimes needs a collective. This collective must not depend on the time
+/// at which the gradients of a bucket are complete.
 bool reduces_in_buckets(const UnitSpec& spec) {
   return spec.mesh.replicas() > 1 && spec.mesh.shard.size() == 1 &&
          std::ranges::none_of(spec.parameters, [](const ParameterSpec& parameter) {

@@ -1,5 +1,5 @@
 // Meshes of one World share a DeviceMesh::Family, which owns the descriptions of all these meshes,
-// so that slices and roots may point to each other. Equal meshes are one object, so comparing
+// so that slices and roots can point to each other. Equal meshes are one object, so comparing
 // meshes compares pointers. Each operator on distributed tensors compares meshes.
 #include "tessera/mesh/device_mesh.h"
 
@@ -102,7 +102,7 @@ struct Registry {
   std::map<const comm::World*, std::weak_ptr<T>> families;
 };
 
-/// The registry is never destroyed, because a mesh may outlive main().
+/// The registry is never destroyed, because a mesh can outlive main().
 template <class T>
 Registry<T>& registry() {
   static auto* const families = new Registry<T>();
@@ -259,7 +259,7 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
 }
 
 /// All process groups are checked before the first group is stored, so that an error leaves the
-/// mesh unchanged. The lock is held for the checks, because another thread may use the same mesh.
+/// mesh unchanged. The lock is held for the checks, because another thread can use the same mesh.
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
   DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));
@@ -278,8 +278,8 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
                   " must have ", mesh.size(dim), " ranks and this one as number ",
                   mesh.local_rank(dim));
     const auto other = known.find({dim});
-    // An existing process group must not be replaced, because it may have pending collectives:
-    // equal meshes are one object, so another DeviceMesh may use the group.
+    // An existing process group must not be replaced, because it can have pending collectives:
+    // equal meshes are one object, so another DeviceMesh can use the group.
     TESSERA_CHECK(other == known.end() || other->second == group, to_string(mesh), ": ",
                   dim_name(mesh.shape(), dim),
                   " has a group already; make the mesh from groups before it is used, or give it "
@@ -300,7 +300,7 @@ const DeviceMesh::Impl& DeviceMesh::impl() const {
   return *impl_;
 }
 
-/// Throws Error if this rank is not a member of the mesh. Ranks that are not members may store and
+/// Throws Error if this rank is not a member of the mesh. Ranks that are not members can store and
 /// compare the mesh (pipeline stages do), but have no coordinate in it.
 void DeviceMesh::check_member(const char* wish) const {
   TESSERA_CHECK(contains_this_rank(), to_string(*this), ": rank ", world()->rank(),

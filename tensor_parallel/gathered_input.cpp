@@ -51,7 +51,7 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
 }
 
 /// The functions that compute the matrix products of a Linear. Each implementation (aten::linear,
-/// fp8) has one Products object. `bias` may be undefined.
+/// fp8) has one Products object. `bias` can be undefined.
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   nn::detail::SharedInputNode::AddTerm add_of_input;
@@ -137,7 +137,7 @@ struct GatherBackward final : Node {
   std::shared_ptr<GatheredInput> input;
   DeviceMesh mesh;
   Placements shards;
-  std::uint64_t late_number;  ///< low sequence number of the WeightBackward nodes, which run late
+  std::uint64_t late_number;  ///< number of WeightBackward nodes: low, so that they run late
 };
 
 /// The node that computes the gradient of the weight: (gradient of y)^T x.

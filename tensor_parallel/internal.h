@@ -38,11 +38,11 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   ReplicaCheck(nn::ModuleBase& root, DeviceMesh mesh);
 
   /// Adds a module with a parallel style. The first call of any added module starts the comparison,
-  /// since a program may call a module without calling the root. Returns false if the module was
+  /// since a program can call a module without calling the root. Returns false if the module was
   /// already added.
   bool add(nn::ModuleBase& module, const std::string& fqn);
   /// Adds the hooks that compare the inputs of the root. These hooks run after the hooks of the
-  /// root's styles, because an input that a style interprets as a shard may differ between ranks.
+  /// root's styles, because an input that a style interprets as a shard can differ between ranks.
   void watch_root(nn::ModuleBase& root);
 
   /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all

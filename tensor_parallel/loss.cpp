@@ -40,7 +40,7 @@ namespace {
 using TokenSharding = std::optional<ShardingSpec>;
 
 /// Throws Error if targets are ignored and several data-parallel ranks share the batch: the ranks
-/// may ignore different numbers of targets, but FSDP gives the ranks' gradients equal weights.
+/// can ignore different numbers of targets, but FSDP gives the ranks' gradients equal weights.
 void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   const std::int64_t ranks = nn::batch_ranks();
   if (ranks == 1 || count.is_meta()) {
@@ -309,7 +309,7 @@ struct HeadPlacements {
 };
 
 /// Returns the placements of `hidden` and of the gradients of `hidden` and `weight`. On each mesh
-/// dimension only the tokens or the weight may be split. If the weight is split, the gradient of
+/// dimension only the tokens or the weight can be split. If the weight is split, the gradient of
 /// the hidden states is Partial. If the tokens are split, the gradient of the weight is Partial.
 HeadPlacements head_placements(const DistributedTensor& hidden, const DistributedTensor& weight) {
   HeadPlacements result{hidden.placements(), hidden.placements(), weight.placements()};

@@ -65,7 +65,7 @@ struct CheckedPlan {
   nn::NamedSlots unnamed;
 };
 
-// A Match may be a libtorch module without hooks, so that error messages can name such modules.
+// A Match can be a libtorch module without hooks, so that error messages can name such modules.
 
 struct Match {
   std::string fqn;
@@ -160,7 +160,7 @@ void check_all_match(const std::string& pattern, const std::string& prefix,
        below, "' for every match");
 }
 
-/// Whether the segment has wildcards. "**" does not count, because "**" may match no segment.
+/// Whether the segment has wildcards other than "**", which matches any number of segments, even 0.
 bool is_wildcard(std::string_view segment) {
   return segment != "**" && segment.find_first_of("*?[") != std::string_view::npos;
 }
@@ -270,7 +270,7 @@ class PlacementTable {
 
   void add(const Application& application) {
     const auto& placements = application.parameters;
-    // A style without placements is skipped: a module may have several styles, but at most one
+    // A style without placements is skipped: a module can have several styles, but at most one
     // style that places parameters.
     if (placements.empty()) {
       return;
@@ -389,7 +389,7 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
 /// Declares that plain tensors are the same on every rank of `mesh`, in the forward of `module` and
 /// in its other hooked methods.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // The scopes of the module's running calls form a stack, since the module may call itself. For a
+  // The scopes of the module's running calls form a stack, since the module can call itself. For a
   // call within the forward of another parallel module the scope is nullptr.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
@@ -423,7 +423,7 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
   const auto replicas = std::make_shared<ReplicaCheck>(module, mesh);
   for (const Application& application : checked.applications) {
     nn::ModuleBase& target = *application.target.module;
-    // A module with a style also starts the comparison of ReplicaCheck, because a program may call
+    // A module with a style also starts the comparison of ReplicaCheck, because a program can call
     // the module directly instead of the root.
     if (replicas->add(target, application.target.fqn) && &target != &module) {
       add_parallel_forward(target, mesh);

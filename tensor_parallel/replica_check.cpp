@@ -1,5 +1,5 @@
 // Checks that ranks have equal data where tensor parallelism requires equal data. A rank alone
-// cannot find a difference, and the loss of a run with different data may look right.
+// cannot find a difference, and the loss of a run with different data can look right.
 
 #include "internal.h"
 #include "tessera/kernels/detail/fake_state.h"
@@ -73,7 +73,7 @@ bool has_same_shard(const ShardingSpec& spec, int rank) {
   return true;
 }
 
-/// Whether the tensor is replicated over `mesh`. The tensor may be sharded over mesh dimensions
+/// Whether the tensor is replicated over `mesh`. The tensor can be sharded over mesh dimensions
 /// outside of `mesh`, for example by FSDP.
 bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {

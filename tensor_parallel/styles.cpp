@@ -319,7 +319,7 @@ Placement placement_of_plain(const RowwiseOptions& options) {
 }
 
 /// Returns the global sizes of a Linear's plain input that is sharded in its last dimension. The
-/// sizes come from the module, because local shards may be uneven. nullopt: the last dimension is
+/// sizes come from the module, because local shards can be uneven. nullopt: the last dimension is
 /// not sharded.
 std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linear,
                                                      const at::Tensor& input,
@@ -433,7 +433,7 @@ class ReplicatedParameters final : public ParallelStyle {
 
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     SlotPlacements placements;
-    // The submodules' parameters are included, so that one plan entry may name a container of
+    // The submodules' parameters are included, so that one plan entry can name a container of
     // norms.
     for (const auto& [name, slot] : module.named_slots()) {
       placements.emplace_back(slot, Replicate{});
@@ -530,7 +530,7 @@ class Prepare final : public ParallelStyle {
   SlotPlacements parameters(const nn::ModuleBase&) const override { return {}; }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    // The hook has a copy of the style, because the module may outlive the plan.
+    // The hook has a copy of the style, because the module can outlive the plan.
     const auto hook = [mesh, style = *this](auto& self, nn::TensorList tensors) {
       style.convert(self, tensors, mesh);
     };

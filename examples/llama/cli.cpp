@@ -480,7 +480,7 @@ std::filesystem::path place_of(const std::string& file) {
   return place.has_filename() ? place : place.parent_path();
 }
 
-/// Returns the paths of all files that a program reads for the name `path`, which may be a glob or
+/// Returns the paths of all files that a program reads for the name `path`, which can be a glob or
 /// a model's folder. A missing file is reported later, by the code that reads the file.
 std::vector<std::string> places_read(const std::string& path) {
   constexpr std::array kOfModel{"*.safetensors",     "*.safetensors.index.json",

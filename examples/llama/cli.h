@@ -78,7 +78,7 @@ std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& left_out);
 
 /// Returns, by flag, the values that must be equal on all ranks, without flags for outputs of rank
-/// 0. Paths may differ between ranks, so the value of a path is only whether the path is given.
+/// 0. Paths can differ between ranks, so the value of a path is only whether the path is given.
 std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
 /// Returns the text of a file for --config-file, in sections. Flags that are omitted or have no
@@ -88,7 +88,7 @@ std::string to_toml(const std::vector<ResolvedFlag>& flags);
 /// A file or folder that a program reads or writes.
 struct NamedFile {
   std::string what;  ///< the path's name in errors: "--profile", "run.json of --metrics"
-  std::string path;  ///< the path; "": none; an input may be a glob or a model's folder
+  std::string path;  ///< the path; "": none; an input can be a glob or a model's folder
   bool is_read = false;
 };
 

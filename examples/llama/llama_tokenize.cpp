@@ -120,7 +120,7 @@ void encode_long(const data::Tokenizer& tokenizer, std::string_view text,
   }
 }
 
-/// Converts pieces of text to tokens. Immutable: several threads may use one encoder.
+/// Converts pieces of text to tokens. Immutable: several threads can use one encoder.
 struct PieceEncoder {
   data::TokenizerPtr tokenizer;
   std::vector<std::int64_t> begin, end;  ///< special tokens before and after each document
@@ -170,7 +170,7 @@ PieceEncoder make_encoder(const TokenizeOptions& o, std::vector<std::string> fil
                        .field = o.field};
   const data::Tokenizer& tokenizer = *encoder.tokenizer;
   SpecialTokens special;
-  // --tokenizer may name a model's folder, whose tokenizer is then used.
+  // --tokenizer can name a model's folder, whose tokenizer is then used.
   if (const auto config = std::filesystem::path(o.tokenizer) / "config.json";
       std::filesystem::exists(config)) {
     special = read_special_tokens(o.tokenizer, read_config(config));

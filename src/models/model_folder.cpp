@@ -26,7 +26,7 @@
 namespace tessera::models {
 namespace {
 
-/// An upper limit on the size of config.json, far above any real size: the file may come from an
+/// An upper limit on the size of config.json, far above any real size: the file can come from an
 /// untrusted source.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
@@ -141,7 +141,7 @@ class ConfigReader {
 
 using Json = nlohmann::json;
 
-/// The largest accepted number of layers, far above any real model, because the file may come from
+/// The largest accepted number of layers, far above any real model, because the file can come from
 /// an untrusted source.
 constexpr std::int64_t kMaxLayers = 10'000;
 
@@ -327,13 +327,13 @@ Rope read_rope(const ConfigReader& reader, double default_theta) {
   return rope;
 }
 
-/// Returns the number of positions of a model with rope scaling. max_position_embeddings may or may
-/// not already include the scaling.
+/// Returns the number of positions of a model with rope scaling. In some models
+/// max_position_embeddings already includes the scaling, in others not.
 std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& scaling) {
   const std::int64_t said = reader.positive_or("max_position_embeddings", 0);
   const std::int64_t original = scaling.original_positions > 0 ? scaling.original_positions : said;
   const double scaled = scaling.factor * static_cast<double>(original);
-  // The largest accepted number of positions, far above any real model, because the file may come
+  // The largest accepted number of positions, far above any real model, because the file can come
   // from an untrusted source.
   constexpr double kMost = 1e15;
   return std::max(said, static_cast<std::int64_t>(std::min(scaled, kMost)));
@@ -483,7 +483,7 @@ std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp
                                        " tensor-parallel ranks, each on ", copies, " of them");
 }
 
-/// The parameters are counted by the sizes in config.json, because no rank may have the whole
+/// The parameters are counted by the sizes in config.json, because no rank needs to have the whole
 /// model.
 ParameterCount count_parameters(const LlamaConfig& c) {
   const std::int64_t embedding = c.vocab_size * c.hidden_size;

@@ -275,7 +275,7 @@ struct Blocks {
   std::mutex mutex;
   std::unordered_map<void*, Counted> by_address;
 };
-/// The table of blocks is never destroyed, because tensors may outlive main().
+/// The table of blocks is never destroyed, because tensors can outlive main().
 Blocks& blocks() {
   static auto* const all = new Blocks();
   return *all;
@@ -372,7 +372,7 @@ void count_tensor_memory(TensorMemoryOptions options) {
   if (counting.exchange(true)) {
     return;
   }
-  // The counting allocator is never destroyed, because tensors may outlive main().
+  // The counting allocator is never destroyed, because tensors can outlive main().
   static auto* const allocator = new CountingAllocator(tessera::detail::cpu_allocator());
   tessera::detail::set_cpu_allocator(allocator);
 }

@@ -233,7 +233,7 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
 
 /// Returns the rate of the first device in the table whose words are all in the given device name.
 std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
-  // The last word of the name may be empty; it matches no word in the table of devices.
+  // The last word of the name can be empty; it matches no word in the table of devices.
   const auto words = words_of(device_name);
   const auto has = [&](std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();

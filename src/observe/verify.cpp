@@ -40,7 +40,7 @@
 namespace tessera::observe {
 namespace {
 
-/// Returns a copy of a tensor, because the program may later write to the tensor. The copy is
+/// Returns a copy of a tensor, because the program can later write to the tensor. The copy is
 /// invisible to autograd and to selective activation checkpointing.
 at::Tensor copy_of(const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
@@ -417,7 +417,7 @@ class SavedState : tessera::detail::NoCopy {
 /// so the verification runs must not repeat the program's counts.
 constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 
-/// The number of runs with perturbed weights. A single perturbation may by chance change some
+/// The number of runs with perturbed weights. A single perturbation can by chance change some
 /// values very little.
 constexpr std::uint64_t kDraws = 2;
 

@@ -247,7 +247,7 @@ bool has_other_sizes(const Pair& pair) {
 
 // ---- Plain parts of several ranks.
 
-/// Serializes a tensor, which may be undefined.
+/// Serializes a tensor, which can be undefined.
 std::string to_bytes(const at::Tensor& tensor) {
   const std::vector<char> bytes =
       torch::pickle_save(tensor.defined() ? c10::IValue(tensor.cpu()) : c10::IValue());

@@ -13,8 +13,8 @@ namespace tessera::planning {
 namespace {
 
 /// A model's estimate is extrapolated from plans with 4 and 6 layers. The first and last layers
-/// differ from the others, because FSDP prefetches, and keeps the last unit gathered. The plans
-/// differ by two layers, because layers may alternate.
+/// differ from the middle layers, because FSDP prefetches, and keeps the last unit gathered. The
+/// plans differ by two layers, because two kinds of layers can alternate.
 constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
 
 /// Replaces the layer number n in a name such as "model.layers.3" by `number`(n).

@@ -70,7 +70,7 @@ class Schedule final : public comm::Streams {
   comm::Lane current_ = comm::Lane::kCompute;
   std::array<Moment, 4> lanes_{};
   std::map<std::string, double> networks_;  ///< when the network of each process group becomes idle
-  /// Begin and end times of collectives that may overlap with later operators, sorted by begin.
+  /// Begin and end times of collectives that can overlap with later operators, sorted by begin.
   std::multimap<double, double> transfers_;
   double began_ = 0;
   StepTime step_;

@@ -54,7 +54,7 @@ std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::i
 /// Layouts that need too much memory: pairs of an index into kActivations and an index into kZero.
 using TooLarge = std::vector<std::pair<std::size_t, std::size_t>>;
 
-/// Tries the layouts of one mesh, in increasing order of memory: checkpointing and ZeRO differ.
+/// Tries all layouts that use one mesh. Layouts that need less memory are tried first.
 class MeshSearch {
  public:
   /// `too_large`: layouts that are known not to fit into the machine's memory.

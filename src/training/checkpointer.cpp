@@ -85,7 +85,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
   options_.folder = files::absolute_path(options_.folder);
   if (!options_.folder.empty()) {
     try {
-      // The folder is locked before it is read, because an ending run may still save a checkpoint.
+      // The folder is locked before it is read, because an ending run can still save a checkpoint.
       const auto group = world_->host_group(comm::ranks_of_world(world_->size()), "start");
       comm::run_or_fail_together(*group, c10::kCPU, [this] {
         if (world_->rank() == 0 && std::filesystem::is_directory(options_.folder)) {
@@ -103,7 +103,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
   }
 }
 
-/// The checkpoint options are checked at the start, because the first save may be hours later.
+/// The checkpoint options are checked at the start, because the first save can be hours later.
 void Checkpointer::check_options() const {
   TESSERA_CHECK(options_.keep == 0 || options_.keep >= 2, "the newest ", options_.keep,
                 " checkpoints were to be kept; keep 2 or more, so that one is there if the newest "
@@ -123,8 +123,8 @@ void Checkpointer::find_source() {
   resumes_ = newest && options_.resume != Resume::kNever;
   if (options_.resume_step >= 0) {
     resumes_ = true;
-    // Later steps than --resume-step in the folder are an error: the run would save these steps
-    // again, and until then the old steps would count as the newest steps.
+    // Steps in the folder after --resume-step are an error. The run would save steps with the same
+    // numbers, and until then the old steps would count as the newest steps.
     TESSERA_CHECK(options_.steps == options_.resume_step || last <= options_.resume_step,
                   option("resume-step"), " ", options_.resume_step, ": '", dir,
                   "' has later steps, up to ", last.value_or(0), "; move them away first");
@@ -353,8 +353,8 @@ void Checkpointer::check_last_save() {
   }
 }
 
-/// Waits for the background save of a step. Returns false, with a warning, if the save failed; the
-/// step may then be saved again. The result is the same on all ranks.
+/// Waits for the background save of a step. If the save failed, warns and returns false, and the
+/// step can be saved a second time. The result is the same on all ranks.
 bool Checkpointer::settle() {
   try {
     pending_.wait();

@@ -82,8 +82,8 @@ std::filesystem::path file_of_rank(const std::filesystem::path& file, int rank) 
   return own;
 }
 
-/// Throws Error if the file for metrics can't be written. Called before the training, because an
-/// error after the training would be too late.
+/// Throws Error if the file for metrics can't be written. Called before the training, so that the
+/// error does not come after hours of training.
 void check_can_write(const std::string& option, const std::filesystem::path& file) {
   files::create_folders(std::filesystem::absolute(file).parent_path());
   std::error_code error;

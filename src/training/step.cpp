@@ -40,7 +40,7 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
                 "; give it a scalar with a value");
   TESSERA_CHECK(value.numel() == 1, "mean_over was given a tensor of sizes ", value.sizes(),
                 "; give it a scalar, for example the mean of a loss");
-  // The loss is cloned, because the all-reduce overwrites its argument and the caller may still use
+  // The loss is cloned, because the all-reduce overwrites its argument and the caller can still use
   // the loss.
   at::Tensor mean = value_of(value).to(c10::kFloat).clone();
   if (mesh.size() > 1) {
@@ -193,7 +193,7 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
     is_checked = true;
   };
   if (state.scaler.enabled()) {
-    /// The loss scale is read before the optimizer step, which may change it.
+    /// The loss scale is read before the optimizer step, which can change it.
     result.loss_scale = state.scaler.scale();
   }
   const auto [norm, stepped] = state.scaler.clip_and_step(

@@ -215,7 +215,7 @@ class Job {
       if (pid == 0) {
         become(rank, store, ntohs(address.sin_port), out[1], err[1]);
       }
-      setpgid(pid, pid);  // the child calls setpgid too; either can run first
+      setpgid(pid, pid);  // parent and child both do this; either can run first
       close(out[1]);
       close(err[1]);
       fcntl(out[0], F_SETFL, O_NONBLOCK);

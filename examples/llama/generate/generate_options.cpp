@@ -10,7 +10,7 @@
 namespace llama {
 namespace {
 
-/// The smallest temperature above 0. Logits divided by a smaller temperature may overflow.
+/// The smallest temperature above 0. Logits divided by a smaller temperature can overflow.
 constexpr double kLeastTemperature = 1e-6;
 
 // The number in brackets in each help text is the default.

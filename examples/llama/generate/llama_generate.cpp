@@ -101,7 +101,7 @@ class TextWriter {
                                          {"text", text.text},
                                          {"tokens", text.tokens},
                                          {"finish", full ? "length" : "end"}};
-    // Invalid UTF-8 is replaced, because a token may be a single byte of a character.
+    // Invalid UTF-8 is replaced, because a token can be a single byte of a character.
     return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   }
 
@@ -188,7 +188,7 @@ struct GenerationTimes {
 /// continues.
 using TokenSink = std::function<bool(std::size_t index, std::int64_t token)>;
 
-/// Decides on rank 0, after each forward, the next tokens and which texts continue.
+/// Chooses on rank 0, after each forward, the next tokens and the texts that continue.
 class Chooser {
  public:
   Chooser(const SamplingOptions& options, std::size_t texts, const Tokens& end,
@@ -238,7 +238,7 @@ Tokens of_rank_0(Tokens own, comm::Communicator* ranks, c10::Device device) {
 /// text depends on the other texts of the batch only by rounding and by its index in the batch,
 /// which determines its random numbers. `ranks`: the process group of the ranks that compute the
 /// model together; nullptr for one rank. With a group, the call is collective: rank 0 chooses the
-/// tokens and calls `sink`, which may be empty on the other ranks. Throws Error for a prompt
+/// tokens and calls `sink`, which can be empty on the other ranks. Throws Error for a prompt
 /// without tokens, and the model's errors.
 GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
                                const SamplingOptions& options, const Tokens& end,
@@ -285,7 +285,7 @@ struct TextLoss {
 };
 
 /// Returns the mean loss of all tokens but the first. The text is read in windows of `window`
-/// tokens that start `stride` tokens apart; the last window may be shorter. Each token is predicted
+/// tokens that start `stride` tokens apart; the last window can be shorter. Each token is predicted
 /// once, in the first window that has it as a target, from the window's preceding tokens. With
 /// stride == window, a window's first prediction uses only one token of context; a smaller stride
 /// costs more, and gives each prediction at least window - stride tokens of context. Collective if
@@ -307,7 +307,7 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
     const at::Tensor inputs = tokens.slice(0, begin, end).unsqueeze(0).to(model.device());
     const at::Tensor targets = tokens.slice(0, begin + 1, end + 1).clone();
     targets.slice(0, 0, predicted - begin - 1).fill_(options.ignore_index);
-    // HeadLoss computes the loss in chunks of tokens, because the logits of a window may take
+    // HeadLoss computes the loss in chunks of tokens, because the logits of a window can take
     // gigabytes.
     const HeadLoss head{targets.to(model.device()), {.loss = options}, {}};
     sum += model(inputs, head).item<double>();
@@ -365,7 +365,7 @@ struct Run {
   }
 };
 
-/// Prints a line on rank 0, in one write, because several ranks may share the stream.
+/// Prints a line on rank 0, in one write, because several ranks can share the stream.
 void note(const Run& run, const std::string& line) {
   if (run.prints()) {
     std::cerr << line + "\n" << std::flush;

@@ -208,7 +208,7 @@ planning::RunPlan plan_llama(TrainOptions& options,
     options.ac = ac;
     run = plan();
     if (run.fits()) {
-      // With all blocks checkpointed the run fits, so fewer checkpointed blocks may be enough.
+      // With all blocks checkpointed the run fits, so fewer checkpointed blocks can be enough.
       const std::int64_t blocks = read_config(options.config).num_hidden_layers;
       const std::int64_t count = planning::checkpointed_blocks(
           peak, run.largest().memory.peak_bytes, machine->room(), blocks);
@@ -303,7 +303,7 @@ std::string to_text(const ExpertPlan& plan) {
       plan.most_rows, plan.all_to_all_bytes);
 }
 
-/// Returns the fields of the training layout that flags set, which a search does not change.
+/// Returns the fields of the training layout that flags set. A search does not change these.
 std::set<std::string> fixed_fields(const TrainOptions& o) {
   std::set<std::string> fixed;
   for (const std::string name : {"dp", "tp", "cp", "ac", "zero", "accumulate"}) {

@@ -272,7 +272,7 @@ std::optional<Piece> DocumentReader::next() {
 
 namespace {
 
-/// Removes repeated files: two of the names and patterns in a flag may match the same file.
+/// Removes repeated files: two of the names and patterns in a flag can match the same file.
 std::vector<std::string> without_repeats(const std::vector<std::string>& files) {
   std::vector<std::string> once;
   std::set<std::filesystem::path> seen;
@@ -293,7 +293,7 @@ std::vector<std::string> list_files(const std::string& flag,
                                     const std::vector<std::string>& patterns) {
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
-    // The name of an existing file is not treated as a pattern, because a file name may contain
+    // The name of an existing file is not treated as a pattern, because a file name can contain
     // characters that are special in a pattern.
     std::error_code error;
     if (std::filesystem::exists(pattern, error)) {

@@ -1,4 +1,4 @@
-// Text files, which may be compressed: bytes, documents, JSON lines.
+// Text files, which can be compressed: bytes, documents, JSON lines.
 #pragma once
 
 #include <cstddef>

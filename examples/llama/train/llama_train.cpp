@@ -48,7 +48,7 @@ std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
   return "# The flags of a run of llama_train, given or not. " + to_use_it + options.resolved;
 }
 
-/// Returns the flags in the text of a config.toml, without --resume, which a restart may change.
+/// Returns the flags in the text of a config.toml, without --resume, which a restart can change.
 std::string flags_of(const std::string& text) {
   std::istringstream lines(text);
   std::string kept;
@@ -60,7 +60,7 @@ std::string flags_of(const std::string& text) {
   return kept;
 }
 
-/// Reserves a folder for a new run. With --resume auto (`may_begin_again`), the folder may belong
+/// Reserves a folder for a new run. With --resume auto (`may_begin_again`), the folder can belong
 /// to a run with the same flags that ended before its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
@@ -319,7 +319,7 @@ Json checkpoint_entries(const LlamaRun& run) {
 }
 
 /// Compares fine-tuning flags with the checkpoint's before loading tensors, because the error for
-/// missing tensors would not name the flags. With --initial-load, flags may differ if the tensors
+/// missing tensors would not name the flags. With --initial-load, flags can differ if the tensors
 /// still fit.
 void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
                              const TrainOptions& options) {
@@ -564,7 +564,7 @@ bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   LlamaRun& run = parts.run;
   const TrainOptions& options = run.options;
   const observe::ModelFlops flops = flops_of(options, run.config);
-  bool stopped = stop_if_asked(parts);  // a signal may arrive while the model is created
+  bool stopped = stop_if_asked(parts);  // a signal can arrive while the model is created
   while (run.state.step < options.steps && !stopped) {
     observe::StepMetrics metrics = parts.recording.run(run.state, [&run] { return run.step(); });
     observe::set_throughput(metrics, options.batch * options.seq, run.world->size(), flops,

@@ -17,8 +17,8 @@ namespace {
 
 int train(std::vector<std::string> arguments) {
   llama::TrainOptions options = llama::parse_train_options(std::move(arguments));
-  // With TESSERA_COUNT_MEMORY, metrics include peak_active_bytes on a CPU, too, for comparison with
-  // a plan.
+  // With TESSERA_COUNT_MEMORY, a run on a CPU also has the metric peak_active_bytes, for comparison
+  // with the peak memory of a plan.
   if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
     tessera::observe::count_tensor_memory();
   }

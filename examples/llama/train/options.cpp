@@ -37,7 +37,7 @@ struct Use {
 enum class Form {
   kOne,       ///< a flag with one value, or a switch
   kNegated,   ///< a switch with a --no- form
-  kRepeated,  ///< a list: the flag may be given several times, each with one value
+  kRepeated,  ///< a list: the flag can be given several times, each with one value
   kComma,     ///< a list of comma-separated values
 };
 
@@ -78,7 +78,7 @@ std::string check_peak(const std::string& text) {
   return valid ? "" : text + " is neither measure nor a number of FLOP/s, such as 989e12";
 }
 
-/// Checks --ac. A number of blocks may follow "selective" and "full".
+/// Checks --ac. A number of blocks can follow "selective" and "full".
 std::string check_ac(const std::string& text) {
   static const std::regex valid("none|auto|(selective|full)(:[1-9][0-9]{0,5})?");
   return std::regex_match(text, valid)

@@ -83,8 +83,8 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
   return batch;
 }
 
-/// With ZeRO-3, FSDP frees the gathered parameters after forward and gathers the parameters again
-/// for backward. With ZeRO-2, the parameters stay gathered until backward.
+/// With ZeRO-3, FSDP frees the gathered parameters after forward, and backward gathers the
+/// parameters a second time. With ZeRO-2, the parameters stay gathered until backward.
 ParallelOptions parallel_options(const TrainOptions& options) {
   const std::string& ac = options.ac;
   const bool full = ac.starts_with("full"), selective = ac.starts_with("selective");
@@ -146,7 +146,7 @@ Config model_config(const TrainOptions& o) {
   if (o.layers > 0) {
     config.num_hidden_layers = std::min(config.num_hidden_layers, o.layers);
   }
-  // Rejects an excessive --seq before memory is allocated. A model may be trained with sequences
+  // Rejects an excessive --seq before memory is allocated. A model can be trained with sequences
   // longer than its positions, as in `transformers`.
   constexpr std::int64_t kMostTokens = 1'000'000, kMostOfAStep = std::int64_t{1} << 40;
   const std::int64_t most = std::max(config.max_positions, kMostTokens);
@@ -205,7 +205,7 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
   if (takes_loss_in_chunks(model, options, targets.size(0), head)) {
     return model(rows.inputs, HeadLoss{targets, head, rows.positions, documents});
   }
-  // The logits may be sharded over the vocabulary: cross_entropy() accepts such logits.
+  // The logits can be sharded over the vocabulary: cross_entropy() accepts such logits.
   const at::Tensor logits =
       rows.positions.defined()
           ? model(rows.inputs, static_cast<KvCache*>(nullptr), rows.positions, documents)
