@@ -165,7 +165,7 @@ std::size_t cublasLtGetVersion() {
   return CUBLAS_VERSION;
 }
 
-// The fake never reads descriptors. They are in the caller's memory or on the heap.
+// The fake never reads a descriptor, which is in the caller's memory or on the heap.
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* out, cublasComputeType_t,
                                         cudaDataType) {
   *out = new cublasLtMatmulDescOpaque_t{};
@@ -198,7 +198,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// The count of a matrix product needs the sizes, so the layout stores the sizes.
+// A matrix product is counted by its sizes, so the object for a matrix stores the sizes.
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType type,
                                           std::uint64_t rows, std::uint64_t columns, std::int64_t) {
   *out = new cublasLtMatrixLayoutOpaque_t{{static_cast<std::uint64_t>(type), rows, columns}};

@@ -88,8 +88,8 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   expect_ok(cudaStreamQuery(stream));
 }
 
-/// A blocked stream will set 1 to 0. A second stream copies the number, if `waits` after an event
-/// of the first stream. Returns the copies before and after the stream is unblocked.
+/// A blocked stream will change 1 to 0. A second stream copies the number; with `waits`, after an
+/// event of the first stream. Returns copies from before and after the unblocking.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();
@@ -404,7 +404,7 @@ class TwoCommunicators {
     call(reversed ? first_ : second_);
   }
 
-  /// Waits for this rank's streams. The device also has the other rank's streams, which may wait
+  /// Waits for this rank's streams. The device also has the other rank's streams, which can wait
   /// for this rank.
   void synchronize() const {
     first_.synchronize();

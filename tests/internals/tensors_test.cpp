@@ -454,7 +454,7 @@ void note(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
 }
 
-/// Registers note() as fallback of the key; throws if libtorch has a fallback for it.
+/// Registers note() as fallback of the key; throws if libtorch has a fallback for the key.
 template <c10::DispatchKey key>
 torch::Library notes_calls() {
   torch::Library library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);

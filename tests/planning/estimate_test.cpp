@@ -97,10 +97,10 @@ TEST(Estimate, IsThatOfTheWholeModelFromPlansOfFewLayers) {
     const planning::Estimate found =
         planning::estimate_by_plans(run_of, kDepth, "layers", kRanks, on_h100s())(layout);
     const auto peak = static_cast<double>(whole.memory.peak_bytes);
-    // The estimate may differ by the rounding of memory blocks to 512 bytes.
+    // The estimate can differ from the plan by the rounding of memory blocks to 512 bytes.
     EXPECT_NEAR(static_cast<double>(found.peak_bytes), peak, 4 * 512);
     EXPECT_EQ(found.peak_moment, whole.memory.peak_moment);
-    // The number of launches is not proportional to the layers, so times differ by up to 0.1 %.
+    // Launches are not proportional to the number of layers, so times differ by up to 0.1 %.
     EXPECT_NEAR(found.metrics.step_time_s / whole.time->total, 1, 1e-3);
     EXPECT_NEAR(found.exposed_s / sum_of(whole.time->exposed), 1, 1e-3);
     EXPECT_NEAR(*found.metrics.mfu / *whole.metrics.mfu, 1, 1e-3);

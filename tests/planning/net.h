@@ -86,7 +86,7 @@ inline std::shared_ptr<Net> make_net(const DeviceMesh& mesh) {
   return make_deep_net(mesh, /*depth=*/0);
 }
 
-/// Returns a machine on which only products take time, at 1e9 operations per second.
+/// Returns a machine on which only matrix products take time, at 1e9 operations per second.
 inline planning::Machine products_alone() {
   return {.name = "m",
           .memory_bytes = 1e15,

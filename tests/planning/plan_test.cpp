@@ -1,4 +1,4 @@
-// Tests whether a plan predicts the traffic, memory and time of a run (not of a Llama).
+// Compares the planned traffic, memory and time of a step with a real step. The model is no Llama.
 
 #include "tessera/planning/plan.h"
 #include "tessera/observe/detail/memory.h"
@@ -135,7 +135,7 @@ TEST(Plan, TakesTheMemoryOfARunOnRanksOfSeveralKinds) {
         << planned.memory.peak_bytes << " planned, " << measured << " measured";
   }
   EXPECT_EQ(ranks, 4);
-  // 333 columns are split into 167 and 166, and each half into 84 and 83 or 83 and 83.
+  // 333 columns are split into 167 and 166. 167 is split into 84 and 83, and 166 into 83 and 83.
   EXPECT_GE(plan.ranks.size(), 3U);
 }
 
@@ -173,7 +173,7 @@ TEST(Plan, CopiesThatStandInForOtherRanksAreNoOperators) {
   const std::vector<std::int64_t> counts{1, 1, 1};
   group.all_to_all(three, at::empty({3}), counts, counts)->wait();
   EXPECT_EQ(copies, 0);
-  // A plan computes the values of integers, so collectives copy integers.
+  // Planning computes the values of integer tensors, so collectives copy integer tensors.
   const at::Tensor numbers = at::zeros({3}, at::kLong);
   group.all_gather(numbers, at::full({1}, 7, at::kLong))->wait();
   EXPECT_EQ(numbers.sum().item<std::int64_t>(), 21);
@@ -186,7 +186,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
   const double features = Net::kChannels * Net::kSize * Net::kSize;
   const double linear = 2.0 * testing::kSamples * Net::kHidden * (features + 3);
   const double convolution = 2.0 * testing::kSamples * features * 3 * 3 * 3;
-  // Products of forward and of the gradients of weights and inputs; images have no gradient.
+  // Matrix products of forward and of gradients of weights and inputs. Images have no gradient.
   const double flops = 3 * linear + 2 * convolution;
   ASSERT_TRUE(plan.ranks.front().time);
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);

@@ -45,7 +45,7 @@ class CheckedStreams final : public comm::Streams {
   std::set<Site> sites_;
 };
 
-/// While the object exists, checks a rank. Create the object before models and meshes.
+/// While a CheckedRank exists, a RaceChecker checks the rank. Create it before models and meshes.
 class CheckedRank {
  public:
   explicit CheckedRank(const Rank& rank, Site left_out = {});

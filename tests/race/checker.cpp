@@ -209,7 +209,7 @@ void RaceChecker::run(const std::string& name, const std::vector<Range>& reads,
                       const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t queue = queue_of_lane(lane_);
-  // What the host issues runs after all work for which the host has waited.
+  // Work that the host issues runs after all work for which the host has waited.
   clock(queue).join(clock(kHost));
   access(queue, place(name, std::string("lane ") + comm::to_string(lane_)), reads, writes);
 }

@@ -56,7 +56,7 @@ struct Action {
 };
 
 /// Stores the last read and the last write of all memory. Each function returns the faults of a new
-/// access. A fault names both actions. Memory from before the first action has no writer.
+/// access. A fault names both actions. Memory that is older than the first action has no writer.
 class MemoryMap {
  public:
   using Faults = std::vector<std::string>;
@@ -106,9 +106,9 @@ using Point = VectorClock;
 /// one queue for each process group's collectives. Operators run immediately, as on a CPU. The
 /// checker examines the order that events would enforce if the lanes ran concurrently.
 ///
-/// Faults are: two accesses to the same memory that no event orders; freed memory that its lane may
-/// allocate for a new use without a wait for earlier uses; and reads of memory that was not written
-/// since its allocation. Freed memory is filled with NaN.
+/// Faults are: two accesses to the same memory that no event orders; freed memory that its lane can
+/// use again without waiting for the end of all earlier uses; and reads of memory that was not
+/// written since its allocation. Freed memory is filled with NaN.
 class RaceChecker final : public testing::AllocationWatcher {
  public:
   /// Sets the current lane (stream). All later work runs in this lane.

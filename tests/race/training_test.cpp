@@ -24,8 +24,8 @@ namespace {
 
 // The following training runs are checked for races.
 
-/// Enough steps to test all code of FSDP: the first step knows no order for prefetching, and the
-/// second step waits for the optimizer's step.
+/// Enough steps to test all code of FSDP: the first step has no recorded order for prefetching, and
+/// the second waits for the optimizer.
 constexpr int kSteps = 3;
 
 /// A training run that uses lanes (streams) in some way.

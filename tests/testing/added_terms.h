@@ -8,7 +8,7 @@
 namespace tessera::testing {
 
 /// While the object exists, counts additions to plain matrices on this thread and in its backwards.
-/// All threads have common counts.
+/// The counts are common to all threads.
 class AddedTerms {
  public:
   AddedTerms()

@@ -16,7 +16,7 @@ std::shared_ptr<AllocationWatcher> watching() {
   return watcher == nullptr ? nullptr : *watcher;
 }
 
-/// A header before each block of memory. The block may outlive its watcher.
+/// A header before each block of memory. The block can exist longer than its watcher.
 struct alignas(64) Header {
   std::shared_ptr<AllocationWatcher> watcher;
   std::size_t bytes;

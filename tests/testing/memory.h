@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// An interface for notifications of the host memory of tensors. Any thread may free memory.
+/// An interface for notifications of the host memory of tensors. Any thread can free memory.
 class AllocationWatcher {
  public:
   virtual ~AllocationWatcher() = default;

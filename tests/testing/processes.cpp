@@ -28,7 +28,7 @@ struct Child {
   pid_t pid = -1;
   int output = -1;
   bool running = true;
-  bool stopped = false;  ///< after SIGSTOP
+  bool stopped = false;  ///< whether SIGSTOP has stopped the process
   Ended ended;
 };
 

@@ -13,9 +13,9 @@ namespace tessera::testing {
 
 /// How a process of a test has ended, and its output.
 struct Ended {
-  int exit_code = -1;  ///< -1: ended by a signal
+  int exit_code = -1;  ///< -1 if a signal ended the process
   int signal = 0;
-  std::chrono::milliseconds after{};  ///< `after`: time since the first process started
+  std::chrono::milliseconds after{};  ///< time from the start of the first process to this end
   std::chrono::steady_clock::time_point at{};
   std::string output;
 };

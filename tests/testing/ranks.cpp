@@ -13,7 +13,7 @@
 namespace tessera::testing {
 namespace {
 
-// The checks of TESSERA_DEBUG=1 would change the counted traffic, so tests must ask for them.
+// TESSERA_DEBUG is off by default, because its checks would change the counted traffic.
 [[maybe_unused]] const int kNoChecks = setenv("TESSERA_DEBUG", "0", /*overwrite=*/0);
 
 struct Failure {

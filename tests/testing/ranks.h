@@ -51,7 +51,7 @@ inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
 }
 
 /// Runs `body` on `size` ranks, which are threads. Rethrows the first error that is no PeerError,
-/// or else the first error. After an error or a failed ASSERT, all other ranks get an error, too.
+/// or else the first error. After an error or a failed ASSERT, all other ranks get an error.
 void RunRanks(int size, const Body& body, const RanksOptions& options = {});
 
 /// Like RunRanks(), but makes a mesh of these sizes, and passes the mesh to `body`.

@@ -37,7 +37,7 @@ inline std::vector<at::Tensor> products_of(
   return results;
 }
 
-/// In place of attention: three projections, a local operator, and one projection.
+/// Replaces attention: three projections, operators without communication, a fourth projection.
 struct Mixer : nn::Module<Mixer> {
   explicit Mixer(const SmallLlamaConfig& c) : config(c) {
     const nn::LinearOptions options{.bias = c.bias};

@@ -472,7 +472,7 @@ std::vector<RuleCase> rms_norm_cases() {
   };
 }
 
-/// Returns cases of chunked attention: sequences of two chunks, also with grouped heads.
+/// Returns cases of attention in two chunks, some with fewer key-value heads than query heads.
 std::vector<RuleCase> chunked_attention_cases() {
   const auto q = [] { return reals({2, 4, 6, 8}); };
   const auto kv = [] { return units({2, 2, 9, 8}); };

@@ -19,7 +19,7 @@ using Tensors = std::vector<at::Tensor>;
 using Values = std::vector<c10::IValue>;
 
 /// Distributes `whole` in a random layout. Integers and masks never become Partial. A layout has at
-/// most one reduction, because several reductions would depend on their order.
+/// most one reduction, because a result of several reductions depends on their order.
 at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937& engine) {
   static const std::vector<ReduceOp> kOps{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                           ReduceOp::kMin};
@@ -33,7 +33,7 @@ at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937&
                           sizes);
 }
 
-/// Returns the results of an operator call, then the arguments, which an in-place call has changed.
+/// Returns the results of an operator call, then its arguments, because in-place calls change them.
 Tensors run(const RuleCase& rule_case, Values arguments) {
   const auto dot = rule_case.op.find('.');
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(

@@ -112,8 +112,8 @@ TEST(BackwardThread, DrawsForItsCallersPartOfTheBatch) {
   });
 }
 
-/// Ranks may use two asynchronous results in different orders. All ranks must wait in one order.
-/// Otherwise, collectives of several rounds would deadlock.
+/// Ranks can use two asynchronous results in different orders. All ranks must wait in the same
+/// order, because otherwise collectives of several rounds would deadlock.
 TEST_ON_MESH(BackwardThread, FinishesTransfersInTheOrderOfTheForward, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Calls with different outcomes must have different keys in the cache of call plans.
+// Calls that run differently must have different keys in the dispatch cache.
 
 namespace {
 
@@ -26,7 +26,7 @@ TEST_ON_MESH(CallKey, TellsPlainTensorsOfOtherStridesApart, {2}, {"x"}) {
   EXPECT_EQUAL(y, values({4, 1}).add(plain));
 }
 
-// In a strict scope, equal() may compare local tensors. Meta tensors have no values to compare.
+// In a StrictScope, equal() can compare CPU tensors, but not meta tensors, which have no values.
 TEST_ON_MESH(CallKey, TellsMetaTensorsApart, {2}, {"x"}) {
   const auto on = [&](c10::DeviceType device) {
     return distribute_tensor(values({4, 2}).to(device), mesh, {Shard{0}}).tensor();
@@ -37,7 +37,7 @@ TEST_ON_MESH(CallKey, TellsMetaTensorsApart, {2}, {"x"}) {
   EXPECT_TRUE(at::equal(x, x.clone()));
 }
 
-// A view along a sharded dimension holds a copy, so it cannot use an ordinary tensor's call plan.
+// A view along a sharded dimension copies data, so calls with the view need a separate cache entry.
 TEST_ON_MESH(CallKey, TellsViewsThatHoldACopyApart, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({4, 2}), mesh, {Shard{0}});
   const auto view = x.slice(0, 1, 3);
@@ -76,7 +76,7 @@ TEST(CallKey, ClearingTheCacheReleasesTheMeshesOfRedistributions) {
 }
 
 // The operators that a training step calls most have kernels with unboxed arguments. An operator
-// mode puts the arguments on a stack. Both ways must make the same key of the call plan.
+// mode puts the arguments on a stack. Both ways must give the same cache key.
 
 using Arguments = std::vector<c10::IValue>;
 
@@ -96,7 +96,7 @@ at::Tensor wrapped(const at::Scalar& number) {
   return tensor;
 }
 
-/// Returns calls with each argument type of unboxed kernels, with values that call plans depend on.
+/// Returns calls with each argument type of unboxed kernels. The cache keys depend on the values.
 std::vector<UnboxedCalls> all_calls() {
   const auto x = spread(values({4, 4}).abs()), y = spread(values({4, 4}, 1).abs(), Replicate{});
   const auto q = spread(values({2, 2, 4, 8})), flat = spread(values({4, 1, 6}));

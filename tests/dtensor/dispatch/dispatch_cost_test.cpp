@@ -1,4 +1,4 @@
-// Counts the allocations that a cached call on distributed tensors needs, and plain tensors do not.
+// Counts the allocations that a cached call needs on distributed tensors, but not on plain tensors.
 
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>

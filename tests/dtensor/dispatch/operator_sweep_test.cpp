@@ -1,6 +1,6 @@
 // Calls each libtorch operator that takes and returns tensors, with arguments that its schema
-// allows. On distributed tensors, no result may be plain or wrong, and each refusal is an error of
-// the call with one line.
+// allows. With distributed tensors, the operator must return correct distributed tensors, or throw
+// an error of one line.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
@@ -59,7 +59,7 @@ at::Tensor matrix(at::ScalarType type) {
   return counting_values({4, 4}).mul(7).remainder(5).to(type);
 }
 
-/// Returns a symmetric, positive definite matrix, which factorisations accept, too.
+/// Returns a symmetric, positive definite matrix, as factorisations need.
 at::Tensor definite() {
   const at::Tensor m = counting_values({4, 4}).sin();
   return m.mm(m.t()).add(at::eye(4, at::kDouble)).mul(0.1);
@@ -94,7 +94,7 @@ const std::vector<Profile>& profiles() {
   return all;
 }
 
-/// Returns a value for `argument`; nullopt for other types, such as strings and dimension names.
+/// Returns a value for `argument`; nullopt for unsupported types, such as strings.
 std::optional<c10::IValue> value_of(const c10::Argument& argument, const Profile& profile,
                                     int& number) {
   using Kind = c10::TypeKind;
@@ -239,7 +239,7 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// Runs `call` with each tensor t replaced by replace(t). Returns what is wrong, or the error.
+/// Runs `call` with each tensor t replaced by replace(t). Returns the wrong result or the error.
 template <class Replace>
 std::string outcome(const Call& call, Replace replace) {
   try {

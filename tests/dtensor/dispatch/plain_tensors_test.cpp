@@ -8,14 +8,14 @@
 
 namespace tessera {
 
-// Tests operators of distributed and plain tensors. A plain tensor that may differ between ranks is
+// Tests operators of distributed and plain tensors. A plain tensor that can differ between ranks is
 // refused. In a ReplicationScope, the gradient of a plain tensor equals that of a one-rank run.
 
 namespace {
 
 using testing::values;
 
-/// Returns a distributed leaf of 5 rows, which is not a multiple of the ranks.
+/// Returns a distributed leaf of 5 rows. 5 is not a multiple of the number of ranks.
 at::Tensor leaf(const DeviceMesh& mesh, const Placement& placement = Shard{0}) {
   return distribute_tensor(values({5, 3}), mesh, {placement}).tensor().detach().requires_grad_();
 }

@@ -54,7 +54,7 @@ const std::vector<std::function<at::Tensor(const at::Tensor&)>>& views() {
   return all;
 }
 
-// In inference mode, libtorch returns ordinary tensors for views of ordinary tensors.
+// In inference mode, a view of a normal tensor is a normal tensor, not an inference tensor.
 TEST(InferenceMode, ViewsAndWritesOrdinaryTensors) {
   for (const int ranks : {2, 4}) {
     RunRanks(ranks, [](Rank& rank) {
@@ -261,7 +261,7 @@ TEST(CallKind, FollowsFromTheCallAndHasARowEach) {
   EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kNativeDropout) + 1);
 }
 
-// A view along a sharded dimension holds a copy, so its calls need more than the local operator.
+// A view along a sharded dimension copies data, so its calls do more than run the local operator.
 TEST(CallKind, IsNotDirectForADetachedView) {
   const auto rows = on_two_ranks(values({4, 4}), Shard{0});
   const auto view = rows.slice(0, 1, 3);

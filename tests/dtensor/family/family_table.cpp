@@ -245,7 +245,7 @@ Outcome run_as(const Operation& operation, const std::string& layouts, const Dev
   return run(operation, distribute(values_of(operation), layouts, mesh), &mesh);
 }
 
-/// Returns the expected outcome: on plain operands, or, for random operations, on replicated ones.
+/// Returns the outcome with plain operands or, for random operations, with replicated operands.
 Outcome expected_of(const Operation& operation, const DeviceMesh& mesh) {
   if (operation.random) {
     return run_as(operation, replicated(operation, mesh), mesh);

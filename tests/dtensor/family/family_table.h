@@ -37,7 +37,7 @@ struct Operation {
   const char* name;
   std::vector<Operand> operands;
   std::function<Tensors(const Tensors&)> run;
-  std::vector<LayoutCase> layouts;  ///< `layouts` with commas: 2 x 2 ranks; others: 4 ranks
+  std::vector<LayoutCase> layouts;  ///< commas in `layouts`: on 2 x 2 ranks; otherwise on 4
   bool differentiable;
   bool random = false;  ///< if `random`, replicated operands give the expected results
 };

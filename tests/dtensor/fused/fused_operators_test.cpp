@@ -37,7 +37,7 @@ struct Function {
   Tensors inputs;
   std::size_t differentiable;
   std::function<at::Tensor(const Tensors&)> run;
-  std::vector<std::string> operators;  ///< `operators`: those of a forward and a backward
+  std::vector<std::string> operators;  ///< `operators`: called in forward and backward
 };
 
 std::vector<Function> functions() {
@@ -87,7 +87,7 @@ std::vector<Function> functions() {
   return all;
 }
 
-/// Returns the names of this library's operators in `mode`, but no redistributions.
+/// Returns the names of this library's operators that `mode` has seen, without redistributions.
 std::vector<std::string> own_names(const ListingMode& mode) {
   std::vector<std::string> names;
   std::ranges::copy_if(mode.names, std::back_inserter(names), [](const std::string& name) {
@@ -183,7 +183,7 @@ TEST(FusedOperators, RunInInferenceMode) {
   }
 }
 
-/// Tests forward and backward, also with fewer key-value heads than query heads.
+/// Tests forward and backward of attention, with as many and with fewer key-value heads as queries.
 TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   for (const std::int64_t kv_heads : {4, 2}) {
     expect_attention_of_parts(

@@ -62,7 +62,7 @@ TEST(Norm, SumsHalfPrecisionInSinglePrecision) {
               [](const at::Tensor& t) { return at::linalg_vector_norm(t, 2, at::IntArrayRef{0}); });
 }
 
-// The rule of batch_norm redistributes the running statistics like the channels, and back.
+// batch_norm redistributes the running statistics to the layout of the channels, and back.
 TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
   const at::Tensor values = at::sin(at::arange(48, at::kDouble)).view({4, 3, 4});
   const at::Tensor statistics = at::arange(1, 13, at::kDouble).view({4, 3});
@@ -102,8 +102,8 @@ TEST_ON_MESH(Forms, AreRefusedInAStrictScopeIfTheyCommunicate, {4}, {"x"}) {
   EXPECT_NO_THROW(x.amax(0));
 }
 
-// Plans are recorded with tensors on the meta device, whose results and gradients must have the
-// sizes of real tensors.
+// On the meta device, results and gradients must have the same sizes as results and gradients of
+// tensors with values.
 
 namespace meta_sizes {
 

@@ -139,7 +139,7 @@ using testing::OperatorCases;
 using testing::Operators;
 using Tensors = std::vector<at::Tensor>;
 
-// Blocks can be interleaved if 2 or 3 divides a size, as for 6, but not for 7.
+// A dimension of size 6 can be sharded in interleaved blocks, because 2 divides 6. 7 cannot.
 OperatorCases element_operators() {
   OperatorCases c;
   c.add("add", {{7, 6}, {7, 6}}, [](auto& t) { return t[0] + t[1]; });
@@ -356,7 +356,7 @@ TEST(PendingReductions, AreReducedBeforeTheyDivide) {
   });
 }
 
-// Shards may have one element along a dimension, or none. libtorch's kernels choose strides by the
+// A shard can have one element along a dimension, or none. libtorch's kernels choose strides by the
 // sizes of the shard, but the strides must not differ between ranks.
 
 /// Shards `value` over all ranks. With 5 rows, the last of 4 ranks has an empty shard.

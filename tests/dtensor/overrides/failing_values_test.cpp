@@ -90,7 +90,7 @@ TEST(BadValue, OnOneRankEndsTheCallOnAllRanks) {
   });
 }
 
-// All ranks must throw, whatever rows they have.
+// All ranks must throw, even a rank whose rows are valid.
 TEST(BadValue, InASplitVocabularyEndsTheCallOnAllRanks) {
   const testing::DebugChecks debug("1");
   RunRanks(kRanks, [](Rank& rank) {

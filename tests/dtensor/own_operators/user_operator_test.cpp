@@ -57,7 +57,7 @@ struct CubeByHand : torch::autograd::Function<CubeByHand> {
   }
 };
 
-/// The rule of an elementwise operator. If `w` has fewer dimensions than `x`, it is broadcast over
+/// The rule of an elementwise operator. If `w` has fewer dimensions than `x`, `w` is broadcast over
 /// the first dimensions of `x`.
 std::optional<ShardingRule> elementwise(const OpCall& call) {
   ShardingRule rule;
@@ -226,7 +226,7 @@ TEST(UserOperator, TakesOneRuleBeforeItsFirstUse) {
   EXPECT_ERROR(register_rule("tessera_test::never_called", &elementwise), "for the second time");
 }
 
-/// Registers a rule for `name`, and prints the error messages of two later calls, a line each.
+/// Registers a rule for `name`, and prints the error messages of two later calls, one line each.
 /// Rules are global, so the function runs in a process of its own.
 void call_with_rule_of(const std::string& name) {
   const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
@@ -257,13 +257,13 @@ TEST(UserOperatorDeathTest, FirstCallsFailAfterARuleOfNoOperatorOrACompositeOne)
 TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
   const auto whole = at::arange(6, at::kFloat);
   const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
-  // The test replaces the library's rule, which shards the result, by a rule without layouts.
+  // The library's rule shards the result. The user's rule, without layouts, replicates the result.
   const DistributedTensor result(at::hypot(x, x));
   EXPECT_EQ(result.placements(), Placements{Replicate{}});
   EXPECT_EQUAL(result, at::hypot(whole, whole));
 }
 
-// A user's operator must give the gradients of one rank, or throw an Error.
+// A user's operator must give the same gradients as on one rank, or throw an Error.
 
 using own_operators::call_binary;
 using testing::Operators;

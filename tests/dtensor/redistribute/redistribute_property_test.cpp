@@ -40,7 +40,7 @@ at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordina
   return whole;
 }
 
-/// Returns the local tensor at a mesh coordinate: a shard, or one term of it where Partial.
+/// Returns the local tensor at a mesh coordinate: a shard or, if Partial, one term of a shard.
 at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices& coordinate) {
   auto local = piece(whole, layout, coordinate);
   for (const auto& partial : layout.partial()) {

@@ -105,8 +105,8 @@ TEST_ON_MESH(Scatter, SpreadsTheValuesOfOneRank, {2, 2}, {"dp", "tp"}) {
                "distribute_tensor from 4 of");
 }
 
-// Some dtypes lack a reduction: integers have no average. Such a tensor must never become Partial
-// with this reduction: by distribute_tensor(), by redistribute(), or as a result.
+// Some dtypes do not support a reduction: integers have no average. Neither distribute_tensor(),
+// redistribute() nor an operator may make such a tensor Partial with this reduction.
 
 using testing::full_tensor;
 
@@ -210,7 +210,7 @@ class LoggedCommunicator final : public testing::ForwardingCommunicator {
   bool on_device_;
 };
 
-/// A 2 x 2 mesh whose groups write to `log`. `on_device`: whether a device orders the calls.
+/// A 2 x 2 mesh whose groups write to `log`. `on_device`: whether a device runs calls in order.
 DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
   const int row = rank.rank() / 2, column = rank.rank() % 2;
   const auto dp = rank.world()->group({column, column + 2}, "logged dp");
@@ -254,7 +254,7 @@ TEST_ON_RANKS(Async, OverlapsOnTwoGroups, 4) {
   }
 }
 
-// While a rank uses one result, the collective of the other result must still proceed.
+// A rank that uses one asynchronous result must not stop the collective of a second result.
 TEST_ON_MESH(Async, RanksMayUseResultsInUnlikeOrders, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});

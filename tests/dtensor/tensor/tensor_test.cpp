@@ -93,8 +93,8 @@ TEST(SetData, TakesAnotherDistributedTensorAndItsType) {
   EXPECT_TRUE(local_tensor(leaf.grad()).equal(counting_values({2, 3}).to(at::kDouble).mul(2)));
 }
 
-// An in-place operator may redistribute the written tensor. If the redistribution moves no data,
-// the tensor has the same memory before and after, maybe with other strides.
+// An in-place operator can redistribute the written tensor. If the redistribution moves no data,
+// the tensor keeps its memory, but its strides can change.
 
 using testing::values;
 
@@ -182,7 +182,7 @@ at::Tensor wrapped(double number) {
   return at::native::wrapped_scalar_tensor(number);
 }
 
-/// Some terms of a sum are positive and some negative. All sums have one sign.
+/// For each element the terms have both signs: multiplied by infinity, their sum would be NaN.
 TEST_ON_MESH(PendingSums, CombineWithInfinityAsTheirValuesDo, {3}, {"x"}) {
   const std::vector<testing::Named<at::Tensor(at::Tensor)>> all{
       {"mul", [](auto x) { return at::mul(x, kInfinity); }},
@@ -295,7 +295,7 @@ TEST_ON_MESH(LocalMap, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
                "argument 0 must have placements");
 }
 
-// Tests the placements of gradients that full_tensor(), to_local() and from_local() take.
+// Tests the argument `grad_placements` of full_tensor(), to_local() and from_local().
 
 TEST_ON_MESH(GradientPlacements, AFullTensorsGradientMayBePartial, {3}, {"x"}) {
   const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();

@@ -170,7 +170,7 @@ TEST(AsStrided, CountsFromTheBeginningOfTheView) {
   });
 }
 
-// A view along a sharded dimension holds a copy of the viewed elements. Reads and writes of the
+// A view along a sharded dimension contains a copy of the viewed elements. Reads and writes of the
 // view must use the viewed tensor, not an old copy.
 
 using testing::full_tensor;
@@ -215,7 +215,7 @@ TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
   });
 }
 
-/// Returns a 5 x 3 tensor of ones. `fill` has filled rows 1 to 3.
+/// Returns a 5 x 3 tensor of ones in which `fill` has set rows 1 to 3.
 template <class Fill>
 at::Tensor filled(Rank& rank, const Placement& placement, const Fill& fill) {
   manual_seed(1);

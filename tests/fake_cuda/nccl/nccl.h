@@ -133,7 +133,7 @@ using CommunicatorPtr = std::shared_ptr<Communicator>;
 /// communicators. Two groups thus have the same order in every communicator and cannot deadlock.
 std::mutex& issue_mutex();
 
-/// Returns the communicator of a handle. After its end, counts a violation and returns null.
+/// Returns the communicator of a handle. If it was ended, counts a violation and returns null.
 CommunicatorPtr find(ncclComm_t handle);
 
 /// Makes a handle for a communicator. The handle is valid until forget().
@@ -160,7 +160,7 @@ struct Operation {
   std::size_t count;
   ncclDataType_t type;
   ncclRedOp_t op;
-  int root;  ///< `root`: for a send or receive, the other rank
+  int root;  ///< `root`: root rank, or peer of a send or receive
   CommunicatorPtr communicator;
   Stream* stream;
 

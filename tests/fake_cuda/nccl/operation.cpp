@@ -72,7 +72,7 @@ class Transfers {
     Header header;
     std::byte* data;
     Header header_of_peer{};
-    std::size_t moved = 0;  ///< `moved`: bytes moved of the header and then the data
+    std::size_t moved = 0;  ///< `moved`: how many bytes of header and data are moved
 
     bool ended() const { return moved == sizeof(Header) + header.bytes; }
 
@@ -245,7 +245,7 @@ std::optional<void*> Run::place_for(std::size_t peer) {
   return block(operation_.receive, peer, bytes_);
 }
 
-/// Reduces after all transfers, because `output` may be the input that other ranks still receive.
+/// Reduces after all transfers, because `output` can be the input that other ranks still read.
 void Run::finish() {
   if (!operation_.reduces()) {
     return;
@@ -383,8 +383,8 @@ bool is_aligned(const Operation& operation) {
   return input_of(operation).aligned_to(kUnit) && output_of(operation).aligned_to(kUnit);
 }
 
-/// Returns the bytes for each rank, if NCCL must move them one by one because their number is not a
-/// multiple of 16; otherwise 0.
+/// Returns the number of bytes for each rank if this number is not a multiple of 16, so that NCCL
+/// must move single bytes; otherwise 0.
 std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   const bool in_parts = operation.collective == Collective::kAllGather ||
                         operation.collective == Collective::kReduceScatter ||

@@ -43,7 +43,7 @@ struct CommunicatorUse {
   std::string made_by;  ///< "init" or "split"
   bool finalized = false;
   std::string ended_by;     ///< "destroy" or "abort"; empty while the communicator exists
-  std::int64_t ended = -1;  ///< `ended`: order of the communicator's end, or -1
+  std::int64_t ended = -1;  ///< number of this end among all ends; -1: not ended
 };
 
 /// Collectives that differ only in size have the same key, and are counted together.
@@ -72,7 +72,7 @@ struct Record {
   std::map<std::string, std::int64_t> gemms;
   std::map<std::pair<std::string, CallStack>, std::int64_t> host_syncs;
   std::map<std::pair<std::string, CallStack>, std::int64_t> violations;
-  std::map<int, CallStack> contexts;  ///< the calls that made contexts, by device
+  std::map<int, CallStack> contexts;  ///< key: device; value: the call that made the context
   MemoryUse device_memory;
   MemoryUse pinned_memory;
   std::map<std::int64_t, StreamUse> streams;
@@ -80,7 +80,7 @@ struct Record {
   std::map<CollectiveKey, CollectiveUse> collectives;
 };
 
-/// Returns the record. It is never destroyed: libraries call the fake until the process ends.
+/// Returns the record, which is never destroyed: libraries call the fake until the process ends.
 Record& record();
 
 void count_call(const char* name);

@@ -120,8 +120,8 @@ struct sigaction previous {};
 
 constexpr char kWhat[] = "the host touches memory of a device";
 
-/// Handles SIGSEGV. Locks a mutex, which in general is not safe in a signal handler, but is safe
-/// here: the fake never accesses device memory while it holds the lock.
+/// Handles SIGSEGV. Locks a mutex, which is generally unsafe in a signal handler. Here the lock is
+/// safe, because the fake never accesses device memory while the mutex is locked.
 void on_fault(int signal, siginfo_t* info, void*) {
   // After on_fault(), the faulting instruction runs a second time and gets the default handler.
   sigaction(signal, &previous, nullptr);
@@ -135,8 +135,8 @@ void on_fault(int signal, siginfo_t* info, void*) {
   write_reports();
 }
 
-/// From now on, a host access to device memory ends the process. The report and standard error say
-/// why.
+/// After this call, a host access to device memory ends the process. The report and standard error
+/// say why.
 void watch_host_access() {
   static const int once = [] {
     struct sigaction action {};
@@ -320,7 +320,7 @@ void count_copy(const Stream& stream, const void* to, const void* from) {
   ++record().streams[stream.id()].copies;
 }
 
-/// Copies pageable host memory before the call returns, because the program may free it afterwards.
+/// Copies pageable host memory before the call returns, because the program can free it later.
 std::shared_ptr<std::vector<std::byte>> staged(const void* from, std::size_t bytes) {
   const auto* const first = static_cast<const std::byte*>(from);
   return std::make_shared<std::vector<std::byte>>(first, first + bytes);

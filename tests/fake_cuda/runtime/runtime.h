@@ -51,7 +51,7 @@ MemoryKind kind_of(const void* address);
 std::size_t bytes_from(const void* address);
 
 /// Returns the address at which the fake accesses the memory that the program knows as `address`.
-/// The two differ for device memory, which the host may not access at the program's address.
+/// The addresses differ for device memory, which the host must not access at the program's address.
 void* view_of(const void* address);
 template <class T>
 T* view_of(T* address) {
@@ -93,7 +93,7 @@ class Stream {
   /// thread runs the work at once.
   void submit(Work work) { add(std::move(work), /*may_wait=*/false); }
 
-  /// Submits work that may wait. A thread of the stream runs the work, while the host continues.
+  /// Submits work that can wait. A thread of the stream runs the work, while the host continues.
   void submit_waiting(Work work) { add(std::move(work), /*may_wait=*/true); }
 
   /// Returns a Completion of all work that was submitted so far.
@@ -116,7 +116,7 @@ class Stream {
   bool has_thread_ = false;
 };
 
-/// Returns the handle's stream, or the default stream for a null handle. Null if it was destroyed.
+/// Returns the handle's stream, or the default stream for a null handle. Null if destroyed.
 Stream* find_stream(cudaStream_t handle);
 
 /// Returns all existing streams, for calls that wait for a device.
