@@ -123,7 +123,7 @@ inline constexpr std::int64_t kTensorAlignment = 64;
 struct Segment {
   ShardShape shape;
   std::int64_t offset = 0;  ///< index of the segment's first element in the flat buffer
-  std::int64_t gap = 0;     ///< number of unused elements after the segment
+  std::int64_t gap = 0;     ///< number of unused elements between this segment and the next
 };
 
 /// Returns Segments for shards of the given shapes, one after another in a flat buffer. Each
@@ -200,7 +200,7 @@ class BufferPool {
  public:
   struct Buffer {
     at::Tensor tensor;  ///< a view of `bytes` that has the requested size and type
-    at::Tensor bytes;   ///< the whole memory of the buffer
+    at::Tensor bytes;   ///< all bytes of this buffer; `tensor` is a view
     comm::Lane lane;    ///< the stream on which the buffer was allocated
   };
 

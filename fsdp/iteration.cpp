@@ -54,8 +54,8 @@ IterationState::~IterationState() {
   }
 }
 
-/// is_alone() also returns false if a second root unit has an iteration in progress, because both
-/// roots can share one backward, in which their collectives use the same process groups.
+/// Returns false if a second root unit has an iteration in progress. Both roots can share one
+/// backward, in which their collectives use the same process groups.
 bool IterationState::is_alone() const {
   return units().size() == 1 && OpenIterations::instance().add(rank_, 0) == 1;
 }
@@ -125,8 +125,8 @@ bool IterationState::backward_failed() const {
 }
 
 bool IterationState::begin_forward() {
-  // is_open() is called before the phase changes. `abandons` is true also if backward has failed;
-  // the gathered memory and gradients of that backward are dropped.
+  // is_open() is called before the phase changes. After a failed backward `abandons` is true, and
+  // the gathered memory and the gradients of that backward are dropped.
   const bool abandons = is_open();
   if (backward_failed()) {
     forget_reductions();
@@ -210,7 +210,7 @@ void IterationState::end_forward(bool backward_comes) {
   // units, all ranks throw, and no rank waits forever in backward.
   agree_on_gathers();
   gather_order_.end();
-  if (phase() == IterationPhase::kBackward) {  // a backward within forward has failed
+  if (phase() == IterationPhase::kBackward) {  // here a backward that forward called has failed
     forget_reductions();
   }
   if (backward_comes) {
@@ -288,7 +288,7 @@ void IterationState::end_backward() {
   // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
   if (last) {
-    comm_context().finish_reductions();  // also all-reduces over replicas
+    comm_context().finish_reductions();  // reduces over shards and over replicas
   }
   agree_on_gradients();
   // If more backwards follow, the last reduction stays in progress and overlaps the next

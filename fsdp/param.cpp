@@ -575,8 +575,8 @@ UnshardedGradient ShardedParameter::take_unreduced() {
 }
 
 /// Restores nothing if the new gradient can be a pending sum: autograd would compute the sum at
-/// once, maybe on this rank alone. The accumulated gradient can have another type than the
-/// unsharded tensor; new gradients are converted when they are added.
+/// once, and possibly on this rank alone. If the accumulated gradient has another type than the
+/// unsharded tensor, new gradients are converted when they are added.
 void ShardedParameter::restore_accumulated_grads() {
   if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
       unsharded_.grad().defined()) {

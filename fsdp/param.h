@@ -150,7 +150,7 @@ class ShardedParameter {
   /// What a backward for selected parameters (autograd::grad, or backward with `inputs`) does with
   /// this parameter.
   enum class Request : std::uint8_t {
-    kNone,     ///< no backward for selected parameters runs
+    kNone,     ///< default: no backward for selected parameters runs
     kReturn,   ///< the caller gets the gradient; the post-accumulate-grad hook is not called
     kAdd,      ///< the gradient is added to `.grad`
     kLeaveOut  ///< the gradient is neither reduced nor stored
@@ -315,7 +315,7 @@ class ShardedParameter {
   const UnreducedGradient* marked_expected_ = nullptr;
   at::Tensor restored_from_;          ///< the placeholder from which the gradient was restored
   std::vector<at::Tensor> arriving_;  ///< gradients in CPU memory that arrive() adds to `.grad`
-  bool awaited_ = false;              ///< whether arrive() must add gradients
+  bool awaited_ = false;              ///< whether arrive() must still complete accumulate()
   Accumulation accumulation_ = Accumulation::kSettled;
   bool used_ = false;  ///< whether this rank used the parameter; agree_on_use() exchanges used_
 };

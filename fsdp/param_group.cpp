@@ -428,7 +428,7 @@ void GatheredState::free_gathered(CommContext& context) {
       parameter.set_gathered(false);
     }
   }
-  if (gather_ != nullptr) {  // the group was prefetched but not used
+  if (gather_ != nullptr) {  // an unused prefetch: its all-gather still runs
     wait_for_gather(context);
   }
   if (gathered_) {

@@ -122,8 +122,8 @@ class GradientReduction {
   bool force_sum_;
   AllReduceHook hook_;
   std::vector<Segment> segments_;
-  double pre_divisor_ = 1;                    ///< divides the gradients before their sum
-  ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter computes the mean
+  double pre_divisor_ = 1;                    ///< divides the gradients before their summation
+  ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter also divides
   std::vector<at::Tensor> held_;              ///< the gradients that the collective reads
   std::optional<BufferPool::Buffer> buffer_;  ///< packed gradients, (ranks, flat numel)
   at::Tensor output_;                         ///< the reduced shards, (flat numel)

@@ -95,7 +95,7 @@ struct Settings {
   bool last_backward = true;
   bool unshard_in_backward = true;
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
-  std::optional<double> gradient_divisor;  ///< divides gradients; nullopt: the number of ranks
+  std::optional<double> gradient_divisor;  ///< gradients are divided by this; nullopt: by the ranks
   /// The event for which the all-gathers of the next forward wait. By default, all-gathers wait for
   /// all earlier work of the compute stream.
   std::optional<comm::StreamEventPtr> post_optim_event;

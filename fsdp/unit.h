@@ -351,7 +351,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool warned_of_rows_ = false;
   /// In the root unit: a hash of all nn::ParameterSlots at the last check_all_in_units().
   std::optional<std::uint64_t> checked_slots_;
-  bool follows_abandoned_ = false;  ///< in the root: whether the previous iteration had no backward
+  bool follows_abandoned_ = false;  ///< root unit: whether the last iteration had no backward
 };
 
 /// Makes a unit of modules that are not units yet, and attaches the unit to the modules. Not

@@ -209,7 +209,7 @@ void Unit::compare_copies() const {
 }
 
 bool Unit::start_gathers() {
-  const OutsideInferenceMode ordinary;  // training reuses the buffers made in this scope
+  const OutsideInferenceMode ordinary;  // training also uses the buffers made here
   bool began = false;
   for (ParameterGroup& group : groups_) {
     began |= group.gathered().start_unshard(comm_context());

@@ -229,9 +229,9 @@ std::size_t bytes_of(const Group& group) {
 }
 
 /// Returns the buckets in the order of their parameters. Buckets are filled from the last parameter
-/// on, because backward computes the last parameters' gradients first. A bucket takes parameters
-/// until it has bucket_cap_mb. The first bucket takes parameters until it has 1 MiB (PyTorch's DDP
-/// has the same rule), so that the first all-reduce begins early.
+/// on, because backward computes the last parameters' gradients first. A full bucket has
+/// bucket_cap_mb of parameters. The first bucket to be filled has only 1 MiB, as in PyTorch's DDP,
+/// so that the first all-reduce begins early.
 std::vector<Group> buckets_of(const UnitSpec& spec) {
   const auto cap = static_cast<std::size_t>(spec.options.bucket_cap_mb) << 20U;
   constexpr std::size_t kFirstCap = std::size_t{1} << 20U;

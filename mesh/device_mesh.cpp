@@ -161,8 +161,8 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   explicit Family(comm::WorldPtr world) : world_(std::move(world)) {}
   Family(const Family&) = delete;
   Family& operator=(const Family&) = delete;
-  /// The family's destructor removes it from the registry. Runs on any thread, when the last
-  /// DeviceMesh of the family is destroyed.
+  /// The destructor removes this family from the registry. Runs on the thread that destroys the
+  /// last DeviceMesh of this family.
   ~Family() {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
@@ -235,7 +235,7 @@ std::string dim_name(const MeshShape& shape, int dim) {
 }
 
 /// Checks the ranks of a mesh without communication, so that all ranks find the same errors. If
-/// only some ranks rejected the mesh, the others would wait forever in its first collective.
+/// only some ranks rejected the mesh, all other ranks would wait forever in a collective.
 void check_ranks(const comm::WorldPtr& world, const std::vector<int>& ranks,
                  const MeshShape& shape) {
   TESSERA_CHECK(world != nullptr, "DeviceMesh: no world; pass world_from_environment()");
@@ -396,8 +396,8 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
   for (const int dim : dims) {
     wrapped.push_back(shape().dim(dim));
   }
-  // The lock is held while the process group is made. Making a group is collective, so a second
-  // thread that also made the group would wait for other ranks forever.
+  // The lock is held while the process group is made. Making a group is collective: if two threads
+  // made the group, one of them would wait for the other ranks forever.
   const std::lock_guard lock(impl().mutex);
   comm::CommunicatorPtr& known = impl().groups[wrapped];
   if (known == nullptr) {

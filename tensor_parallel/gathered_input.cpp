@@ -137,7 +137,7 @@ struct GatherBackward final : Node {
   std::shared_ptr<GatheredInput> input;
   DeviceMesh mesh;
   Placements shards;
-  std::uint64_t late_number;  ///< number of WeightBackward nodes: low, so that they run late
+  std::uint64_t late_number;  ///< sequence number for WeightBackward nodes, which run late
 };
 
 /// The node that computes the gradient of the weight: (gradient of y)^T x.

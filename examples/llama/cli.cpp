@@ -90,7 +90,7 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     check_integers(*option);
   }
-  // CLI11 accepts unknown flags here, because it suggests no similar name; they are rejected later.
+  // CLI11 accepts unknown flags here; fail_unknown() rejects them with a similar name.
   app.allow_extras();
 }
 
@@ -138,7 +138,7 @@ CLI::Validator number_of_at_least_0() {
   return number_check("of at least 0", [](double value) { return value >= 0; });
 }
 
-/// Returns a check that rejects 0, negative numbers and also subnormal numbers.
+/// Returns a check that rejects numbers <= 0, and subnormal numbers.
 CLI::Validator number_above_0() {
   return number_check("above 0",
                       [](double value) { return value >= std::numeric_limits<double>::min(); });

@@ -359,8 +359,8 @@ class Llama::Block : public nn::Module<Llama::Block> {
   nn::Child<nn::RMSNorm> input_layernorm;
   nn::Child<Attention> self_attn;
   nn::Child<nn::RMSNorm> post_attention_layernorm;
-  std::shared_ptr<nn::SwiGlu> mlp_;                ///< nullptr in a layer with experts
-  std::shared_ptr<nn::MixtureOfExperts> experts_;  ///< nullptr in a layer with mlp_
+  std::shared_ptr<nn::SwiGlu> mlp_;                ///< nullptr in a layer that has experts_
+  std::shared_ptr<nn::MixtureOfExperts> experts_;  ///< nullptr in a layer that has mlp_
   double dropout_;
 };
 
@@ -567,8 +567,8 @@ std::vector<nn::ModuleBase*> Llama::blocks() const {
   return blocks;
 }
 
-/// The FSDP units are those of torchtitan. The embedding is a separate unit, so that it is not
-/// gathered while the blocks run.
+/// The FSDP units are those of torchtitan. The embedding is a separate unit, so that the embedding
+/// is not gathered while the blocks run.
 std::vector<std::vector<nn::ModuleBase*>> Llama::fsdp_units() {
   std::vector<std::vector<nn::ModuleBase*>> units;
   const bool tied = config_.tie_word_embeddings;

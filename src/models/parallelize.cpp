@@ -77,7 +77,7 @@ bool keep_every_other_matmul(const nn::OperatorCall& call) {
   return !other && costly(call);
 }
 
-/// Applies activation checkpointing to the blocks of a model, which are also FSDP units.
+/// Applies activation checkpointing to the blocks of a model. Each block is also an FSDP unit.
 void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOptions& options) {
   if (options.activations == ActivationMemory::kAll || options.recomputed_blocks == 0) {
     return;
@@ -94,8 +94,8 @@ void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOpti
 }
 
 /// The number of FSDP units, counted from the first, that are resharded after forward. By default
-/// the last block and the units after it are not resharded, because backward would gather these
-/// units again immediately.
+/// the last block and the units after it stay gathered, because backward, which begins right after
+/// forward, needs these units first.
 std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules& blocks,
                                const ParallelOptions& options) {
   if (!options.fsdp.reshard_after_forward.value_or(true)) {

@@ -43,7 +43,7 @@ bool is_state(MemoryKind kind) {
 }
 
 /// Forwards calls to another Streams object and records the current stream (Lane). A MemoryLog
-/// recognizes FSDP's communication buffers by the stream on which they are allocated.
+/// recognizes FSDP's communication buffers by the stream that allocated the buffers.
 class MemoryLog::Lanes final : public comm::Streams {
  public:
   Lanes(MemoryLog& log, comm::StreamsPtr inner) : log_(log), inner_(std::move(inner)) {}

@@ -160,7 +160,7 @@ std::string titan_line(const StepMetrics& metrics, int world_size) {
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed)
     : path_(files::absolute_path(path)) {
-  std::error_code ignored;  // not checked: the error of opening the file is clearer
+  std::error_code ignored;  // a failure is reported when the file is opened
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
@@ -185,7 +185,7 @@ namespace {
 /// The vendor's data-sheet values of a device for dense matrix products, in TFLOP/s.
 struct Peak {
   std::vector<std::string_view> words;  ///< words that the device's name must contain
-  double half;                          ///< TFLOP/s in bf16 and fp16
+  double half;                          ///< data-sheet TFLOP/s in bf16 and fp16
   double fp32;  ///< TFLOP/s in fp32, for NVIDIA without TF32, for AMD on matrix cores
 };
 

@@ -296,7 +296,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
     found->second->train(each.is_training());
     auto* to = dynamic_cast<nn::Dropout*>(found->second);
     const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
-    // No key is copied for a Dropout without an explicit key: it derives its key from its name.
+    // A Dropout without an explicit key derives the key from its name, so no key must be copied.
     if (to != nullptr && dropout != nullptr && dropout->key()) {
       to->set_key(*dropout->key());
     }
@@ -376,8 +376,8 @@ bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t a
          });
 }
 
-/// Saves everything that a run changes in a module and in the calling thread; the destructor
-/// restores it. While the object exists, the parameters have no gradients.
+/// Saves everything that a run changes in a module and in the calling thread. The destructor
+/// restores all of this. Between constructor and destructor the parameters have no gradients.
 class SavedState : tessera::detail::NoCopy {
  public:
   explicit SavedState(nn::ModuleBase& module)
@@ -421,8 +421,8 @@ constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 /// values very little.
 constexpr std::uint64_t kDraws = 2;
 
-/// Returns a scope object. While it exists, random operators use the random numbers of this rank's
-/// samples in the whole batch.
+/// Returns a scope object, which tells random operators (while the object exists) which samples of
+/// the whole batch this rank has.
 BatchPart part_of_batch(const DeviceMesh& mesh, const VerifyOptions& options) {
   if (options.batch_dims.empty()) {
     return {0, 1};

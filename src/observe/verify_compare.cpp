@@ -92,7 +92,7 @@ std::string layout_of(const at::Tensor& tensor) {
   std::string placements;
   try {
     placements = to_string(to_placements(*spec.layout, tensor.sizes()));
-  } catch (const Error&) {  // a Layout that no list of placements describes
+  } catch (const Error&) {  // placements cannot describe this Layout
     placements = to_string(*spec.layout);
   }
   return fmt::format("{} on {} as {}", sizes, to_string(spec.mesh.shape()), placements);
@@ -149,7 +149,7 @@ struct Pair {
   at::Tensor on_mesh, one_rank;
   double noise = 0;
   std::string layout{};   ///< layout of the tensor in the run on the mesh, for messages
-  std::string missing{};  ///< why the tensor is in one run only
+  std::string missing{};  ///< reason why only one of the runs has the tensor
 };
 
 /// Returns the reason why one run lacks a tensor, for messages: "is never called on the mesh".
@@ -408,7 +408,7 @@ struct Finding {
   double distance = 0;  ///< the largest difference; infinity if the tensors can't be compared
   double largest = 0;   ///< largest absolute value in the one-rank tensor
   double epsilon = 0;   ///< rounding unit of the less precise of both types
-  double noise = 0;     ///< how much rounding alone changes the one-rank tensor
+  double noise = 0;     ///< the change of the one-rank tensor by rounding alone
 };
 
 /// The findings of all ranks on the tensors of module calls, or on the gradients.
@@ -430,7 +430,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_
 
 /// The findings of all ranks on one tensor.
 struct OfRanks {
-  std::vector<std::pair<int, Finding>> findings;  ///< world rank, and the finding of this rank
+  std::vector<std::pair<int, Finding>> findings;  ///< each finding with the world rank that made it
 
   const Finding& first() const { return findings.front().second; }
   /// Returns the maximum of a field of Finding over all ranks.

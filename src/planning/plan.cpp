@@ -152,7 +152,7 @@ PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const Pl
   const Run run = make(world);
   const fsdp::ActiveUnits units(*run.model);
   const auto where = [&] { return units.text(); };
-  // The second step is planned, because the first step also allocates the optimizer's state.
+  // Plans the second step, because the first step also allocates the state of the optimizer.
   log.begin_step(where);
   run.step();
   for (const auto& [name, slot] : run.model->named_slots()) {

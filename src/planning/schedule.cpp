@@ -206,7 +206,7 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
 /// Erases the collectives that ended before `begin`, because later operators begin later.
 double Schedule::lost_to_collectives(double begin, double seconds) {
   const double taken = machine_->collective_multiprocessors;
-  if (machine_->multiprocessors <= taken) {  // too few multiprocessors, or 0 (unknown)
+  if (machine_->multiprocessors <= taken) {  // too few multiprocessors, or 0: unknown
     return 0;
   }
   std::erase_if(transfers_, [&](const auto& transfer) { return transfer.second <= begin; });
@@ -246,7 +246,7 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   }
   const Moment end{network, call.group};
   if (!has_lanes_) {
-    wait(current_, end);  // on a CPU the calling thread makes the transfer, so it waits
+    wait(current_, end);  // a CPU has one stream, which waits for the transfer
   }
   return std::make_shared<Transfer>(*this, end);
 }

@@ -155,8 +155,8 @@ void Checkpointer::begin_run() {
   checkpoint::detail::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
-/// Sets the step from which the run continues. Later saved steps are withdrawn (marked as
-/// unfinished), because otherwise the run could not save them again.
+/// Sets the step from which the run continues. Later saved steps are marked as unfinished, because
+/// the run could otherwise not save steps with the same numbers.
 void Checkpointer::go_on_from(std::int64_t step) {
   newest_ = step;
   source_ = folder(step);

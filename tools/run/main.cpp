@@ -35,12 +35,12 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
-constexpr auto kTermTime = 1000ms;  ///< time from SIGTERM to SIGKILL after a failure
+constexpr auto kTermTime = 1000ms;  ///< time between SIGTERM and SIGKILL if a rank has failed
 /// How often tessera-run checks whether a rank has a handler for a pending signal.
 constexpr auto kSignalPoll = 100ms;
 constexpr auto kNever = Clock::time_point::max();
 constexpr std::size_t kLongestLine = 64 << 10;  ///< maximum bytes of a line; a longer line is split
-constexpr std::size_t kFull = 1 << 20;          ///< maximum bytes buffered for a slow reader
+constexpr std::size_t kFull = 1 << 20;          ///< maximum bytes kept for a reader that is slow
 constexpr auto kHelp =
     R"(Usage: tessera-run --nproc N [OPTIONS] [--] PROGRAM ARGS...
        tessera-run --explain DIR
@@ -261,7 +261,7 @@ class Job {
     signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
     execvp(program_[0], program_);
-    const int code = errno == ENOENT ? 127 : 126;  // exit codes of a shell for these errors
+    const int code = errno == ENOENT ? 127 : 126;  // the exit codes that a shell uses
     dprintf(STDERR_FILENO, "%s cannot be run: %s%s\n", program_[0], strerror(errno),
             strchr(program_[0], '/') == nullptr ? " in PATH (write ./NAME for one in this folder)"
                                                 : "");
@@ -315,7 +315,7 @@ class Job {
       return;
     }
     rank.status = status;
-    kill(-rank.pid, SIGKILL);  // kills child processes that the rank left behind
+    kill(-rank.pid, SIGKILL);  // kills the processes that this rank has started
     if (rank.failed() && !is_ending_) {
       failed_.push_back(&rank);
     }
@@ -363,7 +363,7 @@ class Job {
     return any_stopped && !any_failed               ? kStoppedExitCode
            : stop_signal_ != 0                      ? 128 + stop_signal_
            : !failed_.empty()                       ? failed_.front()->exit_code()
-           : out_.error != 0 && out_.error != EPIPE ? 1  // writing to stdout failed (full disk)
+           : out_.error != 0 && out_.error != EPIPE ? 1  // e.g. the disk with stdout is full
                                                     : 0;
   }
 

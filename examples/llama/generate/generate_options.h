@@ -15,7 +15,7 @@ namespace llama {
 struct SamplingOptions {
   std::int64_t max_tokens = 200;
   double temperature = 0.8;  ///< sampling temperature; 0: always the most likely token
-  std::int64_t top_k = 0;    ///< sample from this many most likely tokens; 0: from all tokens
+  std::int64_t top_k = 0;    ///< samples from this many most likely tokens; 0: from all
   double top_p = 1.0;
   std::uint64_t seed = 0;
 };
@@ -34,7 +34,7 @@ struct GenerateOptions {
   std::int64_t tp = 1;
   std::string device = "cpu", dtype;
 
-  std::map<std::string, std::string> shared;  ///< flags and values that all ranks must share
+  std::map<std::string, std::string> shared;  ///< flags whose values must be equal on all ranks
 };
 
 /// Parses the command line of llama_generate. Throws tessera::Error for wrong or missing flags.

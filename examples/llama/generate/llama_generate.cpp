@@ -280,7 +280,7 @@ GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
 
 /// The result of measuring how well a model predicts a text.
 struct TextLoss {
-  std::int64_t tokens = 0;  ///< number of predicted tokens
+  std::int64_t tokens = 0;  ///< number of tokens that were predicted
   double mean = 0;          ///< mean negative log likelihood, in nats; its exp is the perplexity
 };
 

@@ -104,7 +104,7 @@ class TrafficByModule {
       module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
         count();
         running_.push_back(name);
-        if (name.empty()) {  // the root module: a new forward begins
+        if (name.empty()) {  // a forward of the root module begins
           backward_.reset();
         }
       });
@@ -422,7 +422,7 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
   for (const auto& [flag, value] : o.listing) {
     json["flags"][flag] = value;
   }
-  json["flags"]["--ac"] = o.ac;  // for --ac auto: the chosen checkpointing
+  json["flags"]["--ac"] = o.ac;  // the chosen value if --ac is "auto"
   if (const std::optional<ExpertPlan> experts = plan_experts(o)) {
     json["experts"] = {{"parameters", experts->parameters.total},
                        {"active_parameters", experts->parameters.active},

@@ -268,7 +268,7 @@ void write_record(const LlamaRun& run) {
   const bool has_place =
       std::filesystem::is_regular_file(run.options.metrics) || !run.options.output_dir.empty();
   if (!run.is_main() || run.options.metrics.empty() || !has_place) {
-    return;  // if --metrics is a pipe, run.json has no folder
+    return;  // run.json has no folder, because --metrics is a pipe
   }
   observe::write_run_record("llama_train on " + to_string(run.mesh), run.options.listing,
                             *run.model, record_file(run.options));

@@ -594,7 +594,7 @@ std::vector<LeftOut> place_outputs(const CLI::App& app, TrainOptions& o) {
 void check_outputs(const TrainOptions& o) {
   std::vector<NamedFile> files = o.inputs;
   const std::string record = o.metrics.empty() ? "" : record_file(o).string();
-  // A resumed run does not overwrite config.toml: it writes config-2.toml or the next free name.
+  // A resumed run keeps config.toml and writes config-2.toml, or the next name that is free.
   const bool writes_flags = !o.output_dir.empty() && !resumes(o);
   const std::string flags = writes_flags ? o.output_dir + "/config.toml" : "";
   for (const NamedFile& written : {NamedFile{"--output-dir", o.output_dir},

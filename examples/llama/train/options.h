@@ -119,7 +119,7 @@ std::string flags_page();
 /// Returns the path of run.json in a run with --metrics.
 std::filesystem::path record_file(const TrainOptions& options);
 
-/// Whether --resume or --resume-step lets the run continue from checkpoints that it has saved.
+/// Whether --resume or --resume-step lets the run continue from its own checkpoints.
 bool resumes(const TrainOptions& options);
 
 /// Returns degrees of parallelism as the user would pass them: "--dp 2 x --tp 2". Degrees of 1 are
