@@ -167,7 +167,7 @@ TESSERA_WITHOUT_TYPE_CHECK bool is_of_program(const std::unique_ptr<FunctionPreH
   return single == nullptr || is_of_program(single->hook_);
 }
 
-/// Whether the node's class is a torch::autograd::Function, or a class of the program.
+/// Whether the node is of a torch::autograd::Function, or of a class that the program defines.
 TESSERA_WITHOUT_TYPE_CHECK bool is_node_of_program(const torch::autograd::Node& node) {
   const std::string_view mangled = typeid(node).name();
   if (mangled.starts_with("N5torch8autograd")) {

@@ -32,14 +32,14 @@ void for_each_row_block(const at::Tensor& matrix, Body&& body) {
   }
 }
 
-/// The column of each target in this rank's vocabulary shard. If another shard has the target,
-/// `is_here` is false and the column is any valid column. Sizes: (rows, 1).
+/// For each target, its column in this rank's vocabulary shard. If another rank's shard has the
+/// target, `is_here` is false and `column` is any valid column. Sizes: (rows, 1).
 struct TargetColumns {
   explicit TargetColumns(const LossRows& rows)
       : column(rows.targets.sub(rows.first_column).unsqueeze(1)),
         is_here(column.ge(0).bitwise_and_(column.lt(rows.logits.size(1)))) {
-    // The target's column is clamped to a valid column, because gather and scatter use the column
-    // even where is_here is false.
+    // Clamps to a valid column, because gather and scatter access `column` also for targets for
+    // which is_here is false.
     column = column.clamp(0, std::max<std::int64_t>(0, rows.logits.size(1) - 1));
   }
   at::Tensor column;
@@ -63,12 +63,12 @@ at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
 
-/// Three numbers for each row's gradient, (rows) each: a factor for the softmax, a factor for the
-/// one-hot target, and a term for every column.
+/// Three numbers for the gradient of each row: the factor of the softmax, the factor of the one-hot
+/// target, and a term that is added to every column. Sizes: (rows).
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
-  at::Tensor all;  ///< term that is added to every column; undefined if the term is 0
+  at::Tensor all;  ///< the term of every column; undefined if the term is 0
 };
 
 RowScales row_scales(const LossRows& rows, const at::Tensor& of_row,
@@ -370,8 +370,8 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
   run(CrossEntropyBackward{.logits = call_of(rows, targets),
                            .log_sum_exp = in<double>(sums),
                            .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
-                           // If all rows have one gradient number, as for the gradient of a sum,
-                           // its stride is 0, and the number is not copied.
+                           // If all rows have the same gradient number, as in the gradient of a
+                           // sum, `of_row` has stride 0, and the number is not copied.
                            .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
                            .gradient = gradient.mutable_data_ptr(),
                            .gradient_stride = gradient.stride(0)},

@@ -37,9 +37,9 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
-/// Looks up embedding rows with ATen operators, for types and devices without a kernel. Indices of
-/// other shards' rows read row 0, and the results are set to zero afterwards. Indices are not
-/// checked, because the CPU would have to wait for the device.
+/// Looks up embedding rows with ATen operators, for types and devices without a kernel. For a row
+/// of another shard, looks up row 0 and sets the result to zero. Does not check indices, because
+/// the CPU would have to wait for the device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
   const at::Tensor local = indices.flatten() - first_row;
@@ -55,8 +55,7 @@ at::Tensor composed_backward(const at::Tensor& grad, const at::Tensor& indices,
                              std::int64_t first_row, std::int64_t rows) {
   const at::Tensor local = indices - first_row;
   const at::Tensor elsewhere = (local < 0).logical_or(local >= rows);
-  // The table's gradient gets one additional row, which receives the indices of other shards' rows
-  // and is dropped afterwards.
+  // Adds the gradients of other shards' rows to an additional last row, which is then dropped.
   return at::embedding_dense_backward(grad, local.masked_fill(elsewhere, rows), rows + 1, rows,
                                       /*scale_grad_by_freq=*/false)
       .narrow(0, 0, rows)
@@ -76,8 +75,8 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
                             .total_rows = total_rows,
                             .size = weight.size(1),
                             .out = result.mutable_data_ptr()},
-                  // For the memory plan, `result` is passed in place of the table as an input,
-                  // because the kernel reads as many bytes of the table as it writes.
+                  // A memory plan gets `result` in place of the table as an input, because the
+                  // kernel reads as many bytes of the table as it writes to `result`.
                   "tessera::embedding", {result, flat}, {result});
   return result;
 }
@@ -106,8 +105,8 @@ at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
   return weight_grad;
 }
 
-/// Adds each term to the row of its index in `sums`, which is zeros before the call. Threads divide
-/// the columns, so that the terms of a row are added in the same order on any number of threads.
+/// Adds each term to the row of `sums` that its index selects. `sums` is zeros before the call.
+/// Threads divide the columns, so any number of threads adds the terms of a row in one order.
 template <class T>
 void add_terms(const at::Tensor& terms, const std::int64_t* indices, std::int64_t first_row,
                const at::Tensor& sums) {

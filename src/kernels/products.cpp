@@ -19,7 +19,7 @@ using tessera::detail::onednn_product;
 namespace libtorch = tessera::detail::libtorch_cpu;
 
 /// Whether MKL lacks kernels for this processor's widest vectors. MKL has AVX-512 kernels for Intel
-/// processors only, and uses AVX2 kernels on AMD processors.
+/// processors only; on AMD processors MKL uses AVX2 kernels.
 bool mkl_leaves_vectors_unused() {
 #ifdef __x86_64__
   return __builtin_cpu_is("amd") != 0 && has_avx512();
@@ -28,9 +28,9 @@ bool mkl_leaves_vectors_unused() {
 #endif
 }
 
-/// Whether a matrix product (rows, inner) x (inner, columns) is so large that oneDNN beats MKL.
-/// With few multiplications, oneDNN's kernel look-up takes most of the time; with few rows or
-/// columns, reading the other matrix does.
+/// Whether oneDNN beats MKL for a matrix product (rows, inner) x (inner, columns). In a small
+/// product, oneDNN's kernel look-up takes most of the time. With few rows or columns, reading the
+/// large matrix does.
 bool gains_from_onednn(std::int64_t rows, std::int64_t inner, std::int64_t columns) {
   constexpr std::int64_t kMostMultiplications = 2'000'000;
   constexpr std::int64_t kShortSide = 7;

@@ -176,7 +176,7 @@ class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
 
-  /// Shards a Digit over the cut's mesh dimension. Returns false if Digits cannot express the cut.
+  /// Shards a Digit over the mesh dimension of `cut`. Returns false if no Digit can be sharded so.
   bool apply(const Cut& cut) {
     const auto first = skip(cut.split_factor);
     if (!first) {
@@ -211,8 +211,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// Returns the index i for which a rank has `factor` positions of the first i Digits
-  /// (sub-dimensions) together. Splits a Digit in two if necessary.
+  /// Returns the index i of the Digit (sub-dimension) before which a rank has `factor` positions:
+  /// the product over all Digits before Digit i. Splits a Digit in two if necessary.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -237,8 +237,8 @@ class DigitCutter {
     if (factor != 1) {
       return std::nullopt;
     }
-    // If the split factor covers all positions, the mesh dimension divides an additional Digit
-    // (sub-dimension) of one position, which only the rank at coordinate 0 has.
+    // If the split factor equals the number of a rank's positions, the mesh dimension divides one
+    // more Digit (sub-dimension). It has one position, which the rank at coordinate 0 gets.
     digits_.push_back(Digit{1, {}});
     return digits_.size() - 1;
   }
@@ -247,8 +247,8 @@ class DigitCutter {
   std::vector<Digit> digits_;
 };
 
-/// Returns the sub-dimensions (Digit) of a tensor dimension of size `size`. Prefers a single Digit
-/// with the order of pure_order(), which is independent of `size` and may be divided unevenly.
+/// Returns the sub-dimensions (Digits) of a tensor dimension of size `size`. Prefers a single Digit
+/// with the order of pure_order(): such a Digit is valid for any size, divisible or not.
 std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector<Cut>& cuts,
                                             std::int64_t size) {
   if (cuts.empty()) {

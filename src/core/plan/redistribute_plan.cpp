@@ -102,10 +102,10 @@ class SearchState {
     return layout_->sharded_dim(mesh_dim) < 0 && layout_->partial_on(mesh_dim) == nullptr;
   }
 
-  /// Returns the lists of mesh dimensions (Tail) that one collective may remove from a tensor
-  /// dimension. A list begins with the innermost mesh dimension and extends outwards over mesh
-  /// dimensions that do not shard as in the target. A collective over several mesh dimensions uses
-  /// one flattened process group. A list that cannot be one group is not extended further.
+  /// Returns each list of mesh dimensions (Tail) that one collective can remove from a tensor
+  /// dimension. Every list begins with the innermost mesh dimension and continues outwards. A list
+  /// ends before a settled mesh dimension (see SearchState), and before a mesh dimension with which
+  /// the list could not be one flattened process group.
   std::vector<Tail> tails() const {
     std::vector<Tail> out;
     for (int d = 0; d < layout_->tensor_ndim(); ++d) {
@@ -192,9 +192,9 @@ class SearchState {
     return Destination{dim, std::move(*digits)};
   }
 
-  /// Returns the tensor dimensions to which `mesh_dims` can be moved. The dimension that
-  /// `mesh_dims` shard in the target comes first, because the first of several equally cheap plans
-  /// is taken.
+  /// Returns the tensor dimensions to which `mesh_dims` can be moved. The tensor dimension that the
+  /// target shards over `mesh_dims` is first, because the first of several equally cheap plans
+  /// wins.
   std::vector<Destination> destinations(std::span<const int> mesh_dims) const {
     std::vector<Destination> out;
     if (auto destination = final_destination(mesh_dims)) {
@@ -248,9 +248,9 @@ class SearchState {
   }
 
  private:
-  /// Finds the settled mesh dimensions (see SearchState) of tensor dimension `dim`: the longest
-  /// common prefix of the mesh dimensions that divide `dim` now and in the target. If `dim` has
-  /// several Digits (sub-dimensions), either all of its mesh dimensions are settled or none.
+  /// Finds the settled mesh dimensions (see SearchState) of tensor dimension `dim`: those at the
+  /// beginning of its order that divide `dim` in the same order in the target. If `dim` has several
+  /// Digits (sub-dimensions), its mesh dimensions are all settled, or none is.
   void settle(int dim) {
     const auto& here = layout_->digits(dim);
     if (here.empty()) {
@@ -259,8 +259,8 @@ class SearchState {
     const auto& there = problem_.to->digits(dim);
     const auto present = layout_->mesh_dims_of(dim);
     std::size_t settled = 0;
-    // If there are several Digits (sub-dimensions), comparing the orders of mesh dimensions is not
-    // enough: an order does not show which Digit a mesh dimension divides.
+    // With several Digits (sub-dimensions), equal orders of mesh dimensions do not suffice: an
+    // order does not show which Digit a mesh dimension divides.
     if (here.size() > 1 || there.size() > 1) {
       if (fits_several_digits(dim, present)) {
         settled = present.size();
@@ -346,12 +346,12 @@ constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
 /// time is not 0, so that of two plans with equal communication the plan with fewer steps wins.
 constexpr double kLocalStepUs = 0.5;
 
-/// Returns the coordinate of the rank with the largest shards: torch.chunk puts short chunks last.
+/// Returns the coordinate with the largest shard. (torch.chunk puts shorter chunks last.)
 std::vector<std::int64_t> first_coordinate(const Problem& problem) {
   return std::vector<std::int64_t>(problem.to->mesh_sizes().size(), 0);
 }
 
-/// Returns the coordinate of the rank with the smallest shards along `mesh_dims`.
+/// Returns the coordinate that is last along `mesh_dims`, where the shards are smallest.
 std::vector<std::int64_t> last_coordinate(const Problem& problem,
                                           const std::vector<int>& mesh_dims) {
   auto out = first_coordinate(problem);
@@ -361,8 +361,8 @@ std::vector<std::int64_t> last_coordinate(const Problem& problem,
   return out;
 }
 
-/// Returns the largest number of elements that a rank sends in an all-to-all. A rank sends all its
-/// elements except the chunk that it keeps, which is smallest on the last coordinate. `local /
+/// Returns the largest number of elements that a rank sends in an all-to-all. The rank with the
+/// last coordinate sends most, because it keeps the smallest chunk of its elements. `local /
 /// before` is the number of elements for each position of `to_dim`.
 std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::int64_t local) {
   const auto size = problem.size(step.to_dim);
@@ -653,8 +653,8 @@ class Search {
     }
   }
 
-  // Records a path to `layout` if the layout is new or the path is cheaper than the known path. A
-  // cheaper path reopens a finished node: the A* estimate is admissible but not consistent.
+  // Records a path to `layout`, if it is the first or the cheapest one so far. A cheaper path
+  // reopens a finished node, because the A* estimate is admissible but not consistent.
   void reach(LayoutPtr layout, double cost, std::size_t parent, Step step) {
     const auto [known, is_new] = numbers_.try_emplace(layout, nodes_.size());
     if (!is_new && nodes_[known->second].cost <= cost) {

@@ -96,7 +96,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
   FactorDigits result(factor_sizes.size());
   auto digit = digits.begin();
   for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
-    std::int64_t left = size;  // positions of the factor that no Digit covers yet
+    std::int64_t left = size;  // number of the factor's positions without a Digit so far
     while (left > 1 && digit != digits.end()) {
       // The Digit (sub-dimension) contains the boundary to the next factor (index letter).
       if (digit->extent > left) {
@@ -119,7 +119,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
   return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
 }
 
-/// Removes the innermost mesh dimension from `digits` and returns it; -1 if there is none.
+/// Removes the innermost mesh dimension from `digits` and returns that mesh dimension, or -1.
 int drop_innermost(std::vector<Digit>& digits) {
   for (Digit& digit : digits | ranges::views::reverse) {
     if (digit.mesh_dims.empty()) {

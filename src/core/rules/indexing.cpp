@@ -142,7 +142,7 @@ RuleFunction::Body scatter(Write write, bool has_source) {
   };
 }
 
-// The rules of index_select, index_add and others with a list of indices along one dimension.
+// The rules of index_select, index_add and similar operators with a list of indices along `dim`.
 
 /// The rule of index_select(self, dim, index).
 std::optional<ShardingRule> index_select_rule(const OpCall& call) {
@@ -395,7 +395,7 @@ ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes
 }
 
 /// Returns the rule of an operator that splits `dim` into `count` equal parts and returns one part.
-/// Each part may be sharded.
+/// Dimension `dim` of every part can be sharded.
 ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t count) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
@@ -425,7 +425,7 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
   return rule;
 }
 
-/// Returns the rule of slice() if the slice is number `part` of equal parts of `size` positions.
+/// Returns the rule of a slice() that returns part number `part` of equal parts of size `size`.
 ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
                            std::int64_t part) {
   ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);

@@ -97,8 +97,8 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
     set_input(rule, call, arg, channels);
   }
   rule.outputs = {input, channels, channels};
-  // Outputs that are written but not returned (the running statistics, which the schema does not
-  // mark as written) come after the returned outputs.
+  // The written running statistics are outputs of the rule after the returned outputs. The
+  // operator's schema does not mark the running statistics as written.
   for (std::size_t arg : {3, 4}) {
     if (!call.has_tensor(arg)) {
       continue;
@@ -257,7 +257,7 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   input_of(rule, indices) = result;
   result.push_back({add_factor(rule, meta_of(call, weight).sizes[1])});
   const int row = add_reduced(rule, rows, ReduceOp::kSum);
-  // The rows of a rank must be contiguous, because the local operator gets them as a range.
+  // The rows of a rank must be contiguous: a range of rows describes them for the local operator.
   rule.factors[static_cast<std::size_t>(row)].contiguous = true;
   input_of(rule, weight) = {{row}, result.back()};
   rule.outputs.push_back(result);
@@ -283,8 +283,8 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   for (std::int64_t size : meta_of(call, indices).sizes) {
     const int factor = add_reduced(rule, size, ReduceOp::kSum);
-    // Only the indices have factors (einsum index letters) here, one factor for each dimension, so
-    // factor i belongs to dimension i of the indices.
+    // Only the dimensions of the indices have factors (einsum index letters) yet, one factor each.
+    // So factor number i belongs to dimension i of the indices.
     input_of(rule, indices)[rule.factors.size() - 1] = {factor};
   }
   input_of(rule, grad) = input_of(rule, indices);
@@ -317,7 +317,7 @@ struct Kernel {
   int bias = -1;
   int dropout = 3;
   int causal = 4;
-  int debug = -1;  ///< index of the flag that requests the dropout mask; if set, there is no rule
+  int debug = -1;  ///< index of the flag that requests the dropout mask (with the flag: no rule)
   Statistics statistics = kRows;
   /// Index of the argument that requests the log-sum-exp; if false, it has no elements.
   int asks_statistics = -1;

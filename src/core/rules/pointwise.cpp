@@ -193,7 +193,7 @@ Table pointwise_table() {
           {"fill_.Tensor", overwrite("1*")},
           {"fill_.Scalar", overwrite("0~ 0<")},
           {"zero_", overwrite("0*")},
-          // Pointwise operators for which no Partial input gives a Partial result.
+          // Pointwise operators whose results are never Partial.
           {"abs{,.out,_} angle{,.out} sgn{,.out,_} acos{,.out,_} acosh{,.out,_} atanh{,.out,_} "
            "asin{,.out,_} cos{,.out,_} cosh{,.out,_} erfc{,.out,_} erfinv{,.out,_} frac{,.out,_} "
            "log{,.out,_} log10{,.out,_} log1p{,.out,_} log2{,.out,_} reciprocal{,.out,_} "

@@ -61,7 +61,7 @@ int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   return factor;
 }
 
-/// Declares for which Partial inputs the result of the reduction is Partial.
+/// Declares the reductions for which a Partial input of the operator gives a Partial result.
 void add_linearity(ShardingRule& rule, Kind kind, int self) {
   if (kind == Kind::kSum) {
     add_linear(rule, {self});
@@ -285,8 +285,8 @@ Table scan_table() {
           }};
 }
 
-// The rules of losses. Samples may be sharded, classes may not. If shards differ in size, the mean
-// of the shards' means would be wrong.
+// The rules of losses. Samples can be sharded; classes stay unsharded. The mean over all samples is
+// not computed from the shards' means, because shards can differ in size.
 
 namespace {
 
@@ -343,7 +343,7 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
 }
 
 /// The rule of nll_loss_backward(grad, self, target, weight, reduction, ignore_index, total
-/// weight). The total weight of all shards is an argument, so samples may be sharded.
+/// weight). Samples can be sharded, because the argument `total weight` includes all shards.
 std::optional<ShardingRule> nll_backward(const OpCall& call) {
   const Sizes& sizes = call.tensor(1).sizes;
   if (sizes.empty()) {
@@ -371,10 +371,10 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   return rule;
 }
 
-/// The rule of a loss(self, target, ..., reduction, ...) that compares pairs of elements and then
-/// reduces. A mean runs as a sum that is scaled by the global count; in half precision it is the
-/// average of the means of equal shards. The loss's backward has no reduction, and is linear in its
-/// first argument: the gradient, a scalar or a tensor of the elements' shape.
+/// The rule of a loss(self, target, ..., reduction, ...) of pairs of elements. A mean runs as a
+/// sum, divided by the global number of elements; in half precision, as the average of the means of
+/// equal shards. A backward does not reduce, and is linear in its first argument: the gradient, a
+/// scalar or a tensor of the elements' shape.
 std::optional<ShardingRule> loss_rule(const OpCall& call, std::size_t reduction_arg,
                                       bool is_backward) {
   ShardingRule rule = start(call);

@@ -272,8 +272,8 @@ namespace tessera {
 
 namespace {
 
-/// The None that stands for an argument past the end of OpCall::args. Older schemas have fewer
-/// arguments, and rules of out= variants see the call without `out`.
+/// Stands for each argument after the end of OpCall::args. Older schemas have fewer arguments, and
+/// the rule of an out= variant gets the call without `out`.
 const Argument kNone;
 
 const Argument& argument(const OpCall& call, std::size_t arg) {
@@ -295,7 +295,7 @@ std::int64_t TensorMeta::numel() const {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-/// An optional tensor that is missing is None, or a TensorRef with index -1.
+/// A missing optional tensor argument is None, or a TensorRef whose index is -1.
 bool OpCall::has_tensor(std::size_t arg) const {
   const auto* ref = std::get_if<TensorRef>(&argument(*this, arg));
   return ref && ref->index >= 0;

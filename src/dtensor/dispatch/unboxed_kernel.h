@@ -81,8 +81,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return call_boxed([&](auto& stack) { dispatch(handle(), info, stack, found); }, arguments...);
   }
 
-  /// Looks up the plan of the call. Adds the arguments to the cache key in schema order: C++
-  /// evaluates comma folds from left to right.
+  /// Looks up the plan of the call. Adds the arguments to the cache key in schema order, because
+  /// C++ evaluates the operands of a comma fold from left to right.
   static CallCache::Lookup look_up(const OperatorInfo& info, const Arguments&... arguments) {
     CallCache& cache = CallCache::of_thread();
     CallKey& key = cache.key();

@@ -49,8 +49,8 @@ std::string text_of(const DistributedTensor& tensor) {
          c10::toString(tensor.tensor().scalar_type());
 }
 
-/// The ranks of the mesh whose `number` differs from that of the mesh's first rank, as text: "1,
-/// 3". Empty if all ranks agree. `number` is a hash, to send only one number per rank. Collective.
+/// Returns the ranks whose `number` differs from that of the mesh's first rank, as text: "1, 3".
+/// Empty if all ranks agree. `number` is a hash of the compared data. Collective.
 std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
   const comm::CallerScope caller("check_agreement");
   const detail::BelowAutograd guard;
@@ -123,8 +123,8 @@ std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMe
   return detail::agreed_sizes("from_local", local, mesh, placements);
 }
 
-/// Returns the layout of the local gradient, for a tensor with `layout` and global `sizes`. Throws
-/// Error, on all ranks, if `placements` split the tensor in another way than `layout`.
+/// Returns the layout of the local gradient of a tensor with `layout` and global `sizes`. Throws
+/// Error, on all ranks, unless `placements` shard the tensor as `layout` does.
 LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& placements,
                          const Layout& layout, c10::IntArrayRef sizes) {
   if (!placements) {
@@ -277,8 +277,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
     return distribute_equal(tensor, mesh, placements);
   }
   const auto sizes = tensor.sizes().vec();
-  // Checks the arguments on all ranks before the scatter, because ranks that disagree would wait
-  // for one another. make_agreed() makes an empty tensor, of which only layout and sizes are used.
+  // Compares the arguments between ranks before the scatter: ranks that disagree would wait for one
+  // another. Only the layout and the sizes of the empty tensor from make_agreed() are used.
   const auto empty = make_agreed(mesh, [&] {
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
@@ -294,8 +294,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   return DistributedTensor(make_distributed(part, empty.spec(), sizes));
 }
 
-/// Prevents the hook that redistributes a leaf's gradient to the leaf's layout. Returns false,
-/// without effect, if `leaf` was used before, or if this function was called for `leaf` before.
+/// Prevents the installation of the hook that redistributes a leaf's gradient to the leaf's layout.
+/// Returns false if the hook is installed already, or was prevented for `leaf` before.
 bool leave_gradient_pending(const at::Tensor& leaf) {
   detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
   TESSERA_CHECK(impl != nullptr, "leave_gradient_pending was asked for a plain tensor");
@@ -315,9 +315,9 @@ at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
   return options.has_device() ? options : options.device(mesh.device());
 }
 
-/// Makes an empty distributed tensor without Partial placements, calls `fill` to write its values,
-/// and then makes the tensor Partial if requested. `requires_grad` is set last, so that the result
-/// is a leaf instead of the output of a redistribution.
+/// Makes an empty distributed tensor that is not Partial, calls `fill` to write its values, and
+/// then makes it Partial if requested. Sets `requires_grad` last, so that the result is a leaf and
+/// not the output of a redistribution.
 DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {
@@ -476,8 +476,8 @@ std::optional<Placements> item(const OptionalPlacements& list, std::size_t numbe
   return number < list.size() ? list[number] : std::nullopt;
 }
 
-/// How gradients of a replicated argument of local_map are reduced over ranks, if the result has
-/// `placement` on a mesh dimension. nullopt: not reduced, because each rank has the whole gradient.
+/// Returns how local_map reduces the gradient of a replicated argument over a mesh dimension, if
+/// the result has `placement`. nullopt: no reduction, because each rank has the whole gradient.
 std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   if (is_replicate(placement)) {
     return std::nullopt;
@@ -486,8 +486,8 @@ std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   return partial != nullptr ? partial->op : ReduceOp::kSum;
 }
 
-/// The default layout of the gradient of a local_map argument: the argument's layout, but
-/// replicated where the argument is Partial, and Partial where only the argument is replicated.
+/// The default layout of a local_map argument's gradient: the argument's layout with Replicate in
+/// place of Partial, and with Partial where the argument is replicated but the results are not.
 LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
                           const std::vector<Placements>& results) {
   std::vector<PartialDim> partial;
@@ -497,7 +497,7 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
     }
     std::set<std::optional<ReduceOp>> found;
     for (const Placements& result : results) {
-      // Skips results whose number of placements is wrong; from_local throws for such results.
+      // Skips a result with a wrong number of placements, for which from_local throws later.
       if (result.size() == argument.mesh_sizes().size()) {
         found.insert(reduction_behind(result[static_cast<std::size_t>(dim)]));
       }
@@ -525,8 +525,8 @@ at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
   return detail::to_local_with_gradient(tensor, gradient_behind(*tensor.layout(), number, results));
 }
 
-/// Converts a local_map argument to a distributed tensor; a plain argument counts as replicated.
-/// The argument's gradient may be Partial, if each rank computes only its own term of the gradient.
+/// Converts a local_map argument to a distributed tensor; a plain argument counts as replicated. If
+/// each rank computes one term of the argument's gradient, the gradient is Partial.
 DistributedTensor as_distributed(const at::Tensor& argument, const DeviceMesh& mesh) {
   if (tessera::is_distributed(argument)) {
     return DistributedTensor(argument);

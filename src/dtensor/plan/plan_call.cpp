@@ -469,7 +469,7 @@ CallKind kind_of(const CallPlan& plan, const OperatorInfo& info, const BoundCall
   if (!plan.has_rule) {
     return CallKind::kLocal;
   }
-  // If only one rank has the index for which the operator throws, all ranks must throw together.
+  // An invalid index can be on one rank only, but all ranks must throw together.
   if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split) &&
       ((info.traits.has(Trait::kFailsByElement) && checks_calls()) ||
        std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {

@@ -162,8 +162,8 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
 }
 
-/// Whether a plain argument has several elements, or is a number that requires a gradient. All
-/// other plain numbers, which libtorch's composed operators make, are compared between ranks.
+/// Whether a plain argument has several elements, or is a number that requires a gradient.
+/// libtorch's composed operators make all other plain numbers; ranks compare such numbers.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
@@ -183,8 +183,8 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   return bind_call(call.info, read).tensors;
 }
 
-/// Checks the plain tensors of a call. In code that the program runs in a backward, the scopes of
-/// the forward do not apply, so ranks compare the plain tensors.
+/// Checks the plain tensors of a call. The scopes of the forward do not apply to code that the
+/// program runs in a backward, so there the ranks compare the plain tensors.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);
@@ -196,8 +196,8 @@ void check_plain(const PlannedCall& call) {
   }
 }
 
-/// Throws for an operator of another library if a gradient is wanted but the operator has no
-/// autograd kernel. (Operators that an autograd kernel calls run with autograd's keys excluded.)
+/// Throws if a gradient is wanted from another library's operator that has no autograd kernel. (An
+/// operator that an autograd kernel calls runs with autograd's keys excluded.)
 void check_gradients(const PlannedCall& call) {
   if (!call.info.is_own || !at::GradMode::is_enabled() || is_below_autograd()) {
     return;

@@ -117,7 +117,7 @@ class DistributedTensorImpl final : public TensorWrapper {
   // Exactly one of local_ and transfer_ is set, except in an object that libtorch has released.
   // Both are mutable because waiting does not change the value.
   mutable at::Tensor local_;
-  /// The transfer whose result becomes local_. transfer_ is set until the first use of local_.
+  /// The pending transfer whose result becomes local_ at the first use of local_; then nullptr.
   mutable TransferPtr transfer_;
   TensorSpecPtr spec_;
   DetachedViewPtr detached_view_;

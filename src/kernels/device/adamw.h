@@ -8,7 +8,7 @@
 namespace tessera::kernels {
 
 /// A piece of a parameter shard: `rows` rows of `size` elements, contiguous in the local tensor. In
-/// the whole tensor the rows begin `stride` elements apart.
+/// the whole tensor, `stride` elements lie between the beginnings of two rows.
 struct AdamWPiece {
   float* parameter = nullptr;
   const float* gradient = nullptr;
@@ -38,9 +38,9 @@ struct AdamW {
 
 /// Numbers of the AdamW update that all elements of an AdamWPiece share.
 struct AdamWFactors {
-  bool skips;      ///< whether the gradient factor is not finite, so that no element may be changed
-  float gradient;  ///< factor by which the gradient is multiplied
-  float decay;     ///< factor by which the parameter is multiplied (weight decay)
+  bool skips;          ///< whether AdamW changes nothing, because the gradient factor is not finite
+  float gradient;      ///< factor by which the gradient is multiplied
+  float decay;         ///< factor by which the parameter is multiplied (weight decay)
   float beta1, rest1;  ///< decay rate of the first moment, and 1 - decay rate
   float beta2, rest2;
   float rate;  ///< factor of the first moment in the AdamW update, with the bias correction
@@ -75,13 +75,13 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   f.rate = static_cast<float>(lr / (1.0 - power(call.beta1, step)));
   f.root = static_cast<float>(1.0 / std::sqrt(1.0 - power(call.beta2, step)));
   f.eps = static_cast<float>(call.eps);
-  // The random numbers of each parameter and step are a separate stream. The streams of the steps
-  // differ by multiples of the golden ratio, so that the streams are far apart.
+  // Each parameter and each step has its own stream of random numbers. The streams of two steps
+  // differ by a multiple of the golden ratio, so that the streams are far apart.
   f.key = {call.seed, piece.stream + static_cast<std::uint64_t>(step) * 0x9E3779B97F4A7C15ULL};
   return f;
 }
 
-/// Returns random bits for four elements: 32 bits for each element, 16 for each of its two moments.
+/// Returns 128 random bits for four elements: for each element 16 bits for each moment.
 TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t four) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };

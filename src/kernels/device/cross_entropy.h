@@ -34,17 +34,17 @@ struct Logits {
   }
 };
 
-/// The steps of the cross-entropy forward. With a whole vocabulary one launch (kWhole) computes the
-/// losses. With a split vocabulary, kTerms computes the maximum and the terms of this rank's
-/// columns; kRelative makes the terms relative to the maximum over all ranks; and after the sum
-/// over the ranks, kLosses computes the losses.
+/// The steps of the cross-entropy forward. With a whole vocabulary, the single step kWhole computes
+/// the losses. With a split vocabulary, kTerms computes this rank's maximum and terms, kRelative
+/// makes the terms relative to the maximum over all ranks, and kLosses computes the losses from the
+/// terms that were summed over all ranks.
 enum class CrossEntropyStep : std::uint8_t { kWhole, kTerms, kRelative, kLosses };
 
 struct CrossEntropy {
   CrossEntropyStep step = CrossEntropyStep::kWhole;
   Logits logits;
   float* maximum = nullptr;  ///< (rows): each row's maximum over this rank's columns
-  /// (rows): initially a copy of `maximum`. An all-reduce then computes the maximum over all ranks.
+  /// (rows): a copy of `maximum`, of which an all-reduce makes the maximum over all ranks.
   float* all_maximum = nullptr;
   /// The terms of each row, (2 or 3, rows): the sum of exp(x - reference(maximum)), the target's
   /// logit, and for label smoothing the sum of x - reference(maximum). After kRelative, the terms
@@ -59,7 +59,7 @@ struct CrossEntropyBackward {
   const double* log_sum_exp = nullptr;
   const float* of_row = nullptr;  ///< gradient of each row's loss; nullptr means ones
   std::int64_t of_row_stride = 1;
-  void* gradient = nullptr;  ///< gradient of the logits; may use the memory of the logits
+  void* gradient = nullptr;  ///< gradient of the logits; can be in the logits' memory
   std::int64_t gradient_stride = 0;
 };
 
@@ -240,8 +240,8 @@ TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
   return {high, rest == rest ? rest : 0.0F};
 }
 
-/// Numbers for the gradient of a row of logits: the factor of the row's softmax, the number that is
-/// subtracted at the target, and the number that is subtracted at every column.
+/// Numbers for the gradient of a row of logits: the factor of the softmax, the number to subtract
+/// at the target's column, and the number to subtract at every column.
 struct RowScales {
   float softmax, target, all;
 };

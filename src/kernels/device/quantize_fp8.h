@@ -47,8 +47,8 @@ TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
 #endif
 }
 
-/// Multiplies N elements by `factor` and stores the first n elements as fp8. Uses one memory access
-/// if the address is aligned.
+/// Multiplies N elements by `factor` and stores the first n products as fp8. One memory access
+/// stores a whole vector if the address is aligned.
 template <int N>
 TESSERA_HOST_DEVICE void store_fp8(std::uint8_t* to, const Floats<N>& v, float factor,
                                    std::int64_t n) {

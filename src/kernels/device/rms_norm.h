@@ -12,20 +12,20 @@ namespace tessera::kernels {
 /// Arguments of RMSNorm for dense rows of `size` elements.
 struct RmsNorm {
   const void* x = nullptr;
-  const void* residual = nullptr;  ///< tensor that is added to x first; nullptr if there is none
+  const void* residual = nullptr;  ///< tensor that is added to x before the norm, or nullptr
   const void* weight = nullptr;    ///< (size): the weight; nullptr stands for ones
   bool weight_is_float = false;    ///< whether the weight is fp32; otherwise it has x's type
   std::int64_t rows = 0;
   std::int64_t size = 0;
   float eps = 0;
-  /// The tensor x + residual, rounded, which is normalised; unused if there is no residual.
+  /// Receives x + residual, rounded, which is then normalised; unused without a residual.
   void* sum = nullptr;
   void* out = nullptr;
   float* rstd = nullptr;  ///< (rows): 1 / rms of each row, which backward uses
 };
 
 struct RmsNormBackward {
-  RmsNorm forward;  ///< inputs of the forward, without results; x is the normalised tensor
+  RmsNorm forward;  ///< forward's inputs; x is the normalised tensor (with a residual, the sum)
   const void* grad = nullptr;
   /// A gradient that is added to the rounded gradient of x; nullptr if nothing is added.
   const void* sum_grad = nullptr;
@@ -39,9 +39,9 @@ constexpr int kRmsNormThreads = 256;  // number of threads in a block of the RMS
 // Number of threads in a block of the RMSNorm backward: fewer than in the forward, because backward
 // reads two tensors, and more rows should be processed at the same time.
 constexpr int kRmsNormBackwardThreads = 128;
-// In RMSNorm, a warp processes a row of up to `kShortRow` elements, a block processes a longer row.
-// The limit is lower in backward, where each warp has its own sum of the weight's gradient in the
-// block's small shared memory.
+// In RMSNorm, a warp processes a row of up to `kShortRow` elements, and a block a longer row.
+// Backward has a lower limit: each warp has its own sum of the weight's gradient, and all these
+// sums must fit into the block's shared memory.
 constexpr std::int64_t kShortRow = 2048;
 constexpr std::int64_t kShortBackwardRow = 512;
 constexpr int kBackwardVectors = 2;  // number of vectors that a thread loads at once
@@ -67,8 +67,8 @@ TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_
   return rounded<T>(values);
 }
 
-/// Returns the sum of the squares of factor * v over a row v, computed by the threads of a team. v
-/// is x, or with a residual x + residual, which is written to `sum`.
+/// Returns the sum of the squares of factor * v over a row v, computed by the threads of a team.
+/// Without a residual, v is x. With a residual, v is x + residual, which is written to `sum`.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, std::int64_t size,
                                          float factor, Team& team) {
@@ -100,8 +100,8 @@ TESSERA_HOST_DEVICE T* element(Void* rows, std::int64_t at) {
   return rows != nullptr ? static_cast<T*>(rows) + at : nullptr;
 }
 
-/// Returns 1 / sqrt(mean(v^2) + eps) for the row v that begins at element `at`. v is x, or with a
-/// residual x + residual, which is written to `sum`. Only rows with huge elements are read twice.
+/// Returns 1 / sqrt(mean(v^2) + eps) for the row v at element `at`. v is x, or x + residual, which
+/// is then written to `sum`. Only a row whose sum of squares overflows is read twice.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& team) {
   const T* x = element<const T>(p.x, at);

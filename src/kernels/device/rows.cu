@@ -38,8 +38,8 @@ constexpr std::int64_t kSharedBytes = 48 << 10;
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
   Team<kWidth, kRmsNormThreads> team;
-  // Number of vectors that a thread loads at once. A thread of a warp loads more vectors, because
-  // it has more elements of the row.
+  // Number of vectors that a thread loads at once. If a warp processes a row, each thread loads
+  // more vectors, because the thread has more elements of the row.
   constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;
   constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call)
   }
 }
 
-/// Sums the RMSNorm weight's gradient over the rows of each team, in shared memory or, if the sums
-/// do not fit there, in `terms`.
+/// Sums the RMSNorm weight's gradient over the rows of each team. The sums are in shared memory, or
+/// in `terms` if shared memory is too small.
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
     rms_norm_backward_kernel(RmsNormBackward call, bool in_shared) {
