@@ -1,4 +1,4 @@
-// Background saves of checkpoints: copy the state to host memory, then write it on a thread.
+// Background saves: the state is copied to host memory, and a separate thread writes the copy.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -31,7 +31,7 @@
 
 namespace tessera::checkpoint {
 
-/// A checkpoint save on a separate thread. Only one thread at a time may call its functions.
+/// A checkpoint save on a separate thread. Must not be used by two threads at the same time.
 class BackgroundSave : tessera::detail::NoCopy {
  public:
   /// Starts the thread that saves. Throws Error if the thread cannot be created.
@@ -192,7 +192,7 @@ class HostMemory {
 };
 
 /// Replaces each block of the state by a copy in host memory, page-locked for a block on a GPU.
-/// When the function returns, the program may change the model and the optimizer.
+/// When the function returns, the program can change the model and the optimizer.
 void copy_to_host(std::vector<ShardFile>& files) {
   HostMemory memory(files);
   std::optional<c10::Device> device;

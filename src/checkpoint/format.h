@@ -65,7 +65,7 @@ at::Tensor local_block(const at::Tensor& local, const Box& box);
 
 inline constexpr std::uint64_t kGranuleBytes = std::uint64_t{1} << 20;
 
-/// Returns the number of 1 MiB blocks (granules) in a file; the last block may be shorter.
+/// Returns the number of 1 MiB blocks (granules) in a file; the last block can be shorter.
 constexpr std::uint64_t granules_of(std::uint64_t bytes) {
   return tessera::detail::ceil_div(bytes, kGranuleBytes);
 }
@@ -145,7 +145,7 @@ class SafetensorsWriter {
 
   /// Returns the names of the tensors, in the order in which the file stores the tensors.
   std::vector<std::string> names() const;
-  /// Writes a whole tensor from any device, with any strides. Tensors may be written in any order.
+  /// Writes a whole tensor from any device, with any strides. Tensors can be written in any order.
   void write(const std::string& name, const at::Tensor& tensor);
   /// Writes the block of a tensor that begins at `offset`. Blocks must not overlap.
   void write(const std::string& name, std::span<const std::int64_t> offset,

@@ -48,7 +48,7 @@ Manifest manifest_to_inspect(const std::filesystem::path& folder) {
   return read_manifest(folder);
 }
 
-/// Returns JSON as ASCII, because the text may come from an untrusted file and is printed to a
+/// Returns JSON as ASCII, because the text can come from an untrusted file and is printed to a
 /// terminal.
 std::string escaped(const nlohmann::json& value) {
   return value.dump(-1, ' ', /*ensure_ascii=*/true);

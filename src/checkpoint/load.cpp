@@ -189,8 +189,8 @@ void check_same_request(comm::World& world, const fs::path& path, const LoadOpti
                 "partial: pass the same on all ranks");
 }
 
-/// Opens the saved step that rank 0 chooses. Rank 0 broadcasts the manifest, because on a network
-/// file system other ranks may still see an older state of the folder.
+/// Opens the saved step that rank 0 chooses. Rank 0 broadcasts the manifest, because a network file
+/// system can show other ranks an older state of the folder.
 StoredStep open_step(comm::World& world, const fs::path& path) {
   std::string folder;
   std::string text;

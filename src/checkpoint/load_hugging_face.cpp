@@ -24,7 +24,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// A model folder may come from an untrusted source, such as a download, so all entries of the
+// A model folder can come from an untrusted source, such as a download, so all entries of the
 // folder's model.safetensors.index.json are checked against the files.
 
 using nlohmann::json;
@@ -187,8 +187,8 @@ struct Match {
   std::vector<Match> copies;  ///< equal tensors under the other names of a tied parameter
 };
 
-/// Whether a tensor is a rotary-embedding buffer that older Llama exports contain. The model
-/// computes this buffer itself.
+/// Whether a tensor is a rotary-embedding buffer. Older exports of Llama contain this buffer, which
+/// the model computes and does not load.
 bool is_computed(const std::string& name) {
   return name.ends_with("rotary_emb.inv_freq");
 }

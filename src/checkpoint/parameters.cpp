@@ -19,7 +19,7 @@ namespace tessera::checkpoint {
 namespace {
 
 /// Returns the parameters of a module, each parameter once, in order of registration. A tied
-/// parameter is listed with all of its FQNs, because files may use any of the FQNs.
+/// parameter is listed with all of its FQNs, because files can use any of the FQNs.
 std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::vector<std::string>> names;
   nn::visit_modules(module,

@@ -56,7 +56,7 @@ void check_filled(const std::vector<NamedParameter>& parameters);
 /// meta device or gathered.
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name);
 
-/// Whether a load may convert values of type `from` to type `to`. Only floating-point types are
+/// Whether a load can convert values of type `from` to type `to`. Only floating-point types are
 /// converted; other conversions could lose values.
 bool is_convertible_type(c10::ScalarType from, c10::ScalarType to);
 

@@ -155,8 +155,8 @@ class Gather {
     }
   }
 
-  // Passes the received blocks to the visitor. `received` is the result of the all-to-all, in the
-  // order of world ranks. The ranks of the mesh may have another order.
+  // Passes the received blocks to the visitor. `received`, the result of the all-to-all, is in the
+  // order of world ranks, which can differ from the order of the mesh's ranks.
   void deliver(const at::Tensor& received, const std::vector<std::int64_t>& counts,
                std::int64_t begin, std::int64_t end) {
     for (const auto& part : parts_) {

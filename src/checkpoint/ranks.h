@@ -1,4 +1,4 @@
-// Operations of all ranks of a world: run work that may fail, and send tensors to rank 0.
+// Operations of all ranks of a world: run work that can fail, and send tensors to rank 0.
 
 #pragma once
 

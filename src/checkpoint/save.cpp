@@ -114,7 +114,7 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
 /// the layout, and is equal on every rank. If the mesh is a slice of a root mesh, parallel slices
 /// have copies of the tensor. Throws Error if the ranks of these slices are unknown.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
-  // Plain tensors are saved from rank 0, because plain buffers may differ between ranks, for
+  // Plain tensors are saved from rank 0, because plain buffers can differ between ranks, for
   // example the running statistics of a norm.
   if (!tessera::is_distributed(tensor)) {
     return {{{}, {0}}};
@@ -319,7 +319,7 @@ std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<State
   return files;
 }
 
-/// JSON limits of an object's state. A manifest nests the state, and may be deeper (32 levels).
+/// JSON limits of an object's state. A manifest nests the state, and can be deeper (32 levels).
 constexpr JsonLimits kStateLimits{.depth = 29};
 
 std::string text_of(const json& state) {
@@ -445,7 +445,7 @@ void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
 }
 
 /// Returns the tensors whose copies on different ranks must be equal: parameters and optimizer
-/// state. Buffers may differ, for example the running statistics of a norm.
+/// state. Buffers can differ, for example the running statistics of a norm.
 std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model,
                                                      const std::vector<StateEntry>& entries) {
   std::set<std::string> buffers;
@@ -666,8 +666,8 @@ void save_step(comm::Communicator& hosts, PreparedSave save) {
   try {
     write_and_commit(hosts, save, committed);
   } catch (const comm::PeerError&) {
-    // The folder of the failed save is not removed, because other ranks may still write or may have
-    // committed. The next save removes leftovers.
+    // The folder of the failed save is not removed: another rank may be writing to it or may have
+    // committed the step. The next save removes an unfinished step.
     throw;
   } catch (...) {
     if (hosts.rank() == 0 && !committed) {

@@ -49,7 +49,7 @@ PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path
 std::vector<FileRecord> write_shards(const std::filesystem::path& folder,
                                      const std::vector<ShardFile>& files);
 
-/// Writes the prepared save and commits the step. Collective over `hosts`; may run on a separate
+/// Writes the prepared save and commits the step. Collective over `hosts`; can run on a separate
 /// thread. Throws the errors of save(), and PeerError.
 void save_step(comm::Communicator& hosts, PreparedSave save);
 

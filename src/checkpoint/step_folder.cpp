@@ -33,7 +33,7 @@ constexpr const char* kMarker = "INCOMPLETE";
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::uint64_t kMaxMarkerBytes = 10'000;
 
-/// Returns a run_id as ASCII, for messages, because a run_id in a file may contain any characters.
+/// Returns a run_id as ASCII, for messages, because a run_id in a file can contain any characters.
 std::string quoted_run(const std::string& run_id) {
   return "run " + nlohmann::json(run_id).dump(-1, ' ', /*ensure_ascii=*/true,
                                               nlohmann::json::error_handler_t::replace);
@@ -164,7 +164,7 @@ json of_first_rank(comm::World& world, const std::function<json()>& look) {
       comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text));
 }
 
-/// Calls `look` on rank 0, and broadcasts its result, which may be nullopt, to all ranks.
+/// Calls `look` on rank 0, and broadcasts its result, which can be nullopt, to all ranks.
 template <class T>
 std::optional<T> optional_of_first_rank(comm::World& world,
                                         const std::function<std::optional<T>()>& look) {
@@ -254,13 +254,13 @@ void StepFolder::claim() const {
                 path_.string(), "': ", std::strerror(errno),
                 ": name a folder that may be written and has room");
   std::error_code error;
-  // A symbolic link is rejected, because it may lead to the files of another program.
+  // A symbolic link is rejected, because it can lead to the files of another program.
   TESSERA_CHECK(fs::is_directory(fs::symlink_status(path_, error)), "'", path_.string(),
                 "' is where the step goes, and is not a folder: move it away");
   check_not_there();
   if (is_untouched(path_) && files::write_new_file(path_ / kMarker, run_id_)) {
     if (!lacks_manifest(path_)) {
-      remove_file(path_ / kMarker);  // another run completed the step meanwhile
+      remove_file(path_ / kMarker);  // another run completed this step after check_not_there()
     }
     return check_not_there();
   }
@@ -317,7 +317,7 @@ void StepFolder::clean_up_others(int keep) const {
   int kept = 1;  // the step that is being saved is retained
   for (const auto& [step, folder] : steps_in(dir_)) {
     std::error_code ignored;
-    // A symbolic link is not removed, because its target may belong to another run.
+    // A symbolic link is not removed, because its target can belong to another run.
     if (step == step_ || fs::is_symlink(folder, ignored)) {
       continue;
     }

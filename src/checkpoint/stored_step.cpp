@@ -33,7 +33,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
     }
   };
   const tessera::detail::StateOfThread state;
-  // A future of std::async waits for its thread in its destructor, also after an exception.
+  // The destructor of a std::async future waits for the thread, even after an exception.
   std::vector<std::future<void>> others;
   for (int i = 1; i < threads; ++i) {
     others.push_back(std::async(std::launch::async | std::launch::deferred, [&] {
@@ -103,7 +103,7 @@ void PieceReads::add(const SafetensorsFile& file, const std::string& name,
 
 /// Reads the pieces with several threads. Reading any part of a 1 MiB block reads the whole block,
 /// so a task reads several neighbouring pieces. There are more tasks than threads, because threads
-/// may differ in speed.
+/// can differ in speed.
 void PieceReads::run() {
   const auto threads = std::clamp<std::int64_t>(bytes_ / kLeastBytesOfAThread, 1, limits_.threads);
   const std::int64_t bytes_of_share = std::max(bytes_ / (4 * threads), kLeastBytesOfAThread);

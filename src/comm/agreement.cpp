@@ -1,5 +1,5 @@
 // Small collectives by which ranks compare values and share decisions. They use only a
-// Communicator, so they work with every back end. They run below autograd, because the caller may
+// Communicator, so they work with every back end. They run below autograd, because the caller can
 // be recording an autograd graph, which must not contain the tensors of this file.
 
 #include "tessera/comm/detail/agreement.h"

@@ -63,9 +63,9 @@ at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) 
 
 }  // namespace
 
-// Collectives of several tensors pack the tensors into one. The start-up cost of a collective is
-// then paid once, but the packed input and output are copied. Back ends with
-// moves_groups_in_place() override all_gather_group() and reduce_scatter_group().
+// A collective of several tensors packs the tensors into one tensor. Packing saves start-up costs
+// of collectives but copies input and output. Back ends with moves_groups_in_place() override
+// all_gather_group() and reduce_scatter_group().
 WorkPtr Communicator::all_gather_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

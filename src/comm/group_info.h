@@ -32,7 +32,7 @@ struct GroupInfo {
 
 /// Begins a message about a collective: "all_gather in group 'tp' (ranks 0, 1), rank 1".
 std::string describe(const GroupInfo& group, const char* collective);
-/// Returns a call with its purpose: "all_gather for unit 'head'". `purpose` may be empty.
+/// Returns a call with its purpose: "all_gather for unit 'head'". `purpose` can be empty.
 std::string with_purpose(const char* collective, const std::string& purpose);
 /// The end of the message about a collective that was called after World::shutdown().
 inline constexpr auto kWorldHasEnded =

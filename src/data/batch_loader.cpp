@@ -514,7 +514,7 @@ bool BatchLoader::ignores_targets() const {
          });
 }
 
-/// The pinned tensors may be freed before the copies to the GPU end, because the allocator of
+/// The pinned tensors can be freed before the copies to the GPU end, because the allocator of
 /// pinned memory waits for the copies.
 BatchLoader::Batch BatchLoader::Batch::to(c10::Device device) const {
   const auto copy = [device](const at::Tensor& host) {
@@ -546,7 +546,7 @@ void PrefetchLoader::begin(std::int64_t step) {
   // DeviceGuard of the calling thread has no index: it only returns the current GPU.
   const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
                                      : c10::Device(c10::kCPU);
-  // The task captures copies, because the PrefetchLoader may be moved while a batch is loaded.
+  // The task captures copies, because the PrefetchLoader can be moved while a batch is loaded.
   batch_ = std::async(background_ ? std::launch::async : std::launch::deferred,
                       [loader = loader_, ranges = ranges_, pinned = pinned_, step, device] {
                         const c10::DeviceGuard guard(device);
@@ -562,7 +562,7 @@ BatchLoader::Batch PrefetchLoader::load(std::int64_t step) {
   if (step != step_) {
     begin(step);
   }
-  // If get() throws, the next call of load() loads the step again.
+  // If get() throws, a later load() must load this step anew.
   step_ = -1;
   BatchLoader::Batch batch = batch_.get();
   begin(step + 1);

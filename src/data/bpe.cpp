@@ -182,8 +182,8 @@ class Bpe {
   }
 
  private:
-  /// Finds borders at which a word may be cut. Without a pre-tokenizer the whole text is one word.
-  /// A text may be cut between two characters that are adjacent in no token, because no merge joins
+  /// Finds borders at which a word can be cut. Without a pre-tokenizer the whole text is one word.
+  /// A text can be cut between two characters that are adjacent in no token, because no merge joins
   /// these characters. Only cuts before space symbols are used, because they give words that the
   /// cache can reuse.
   void find_inner_borders() {
@@ -266,7 +266,7 @@ class Bpe {
   BpeModel model_;
   Merges merges_;
   std::array<std::optional<TokenId>, 256> fallback_;  ///< ids of the byte-fallback tokens <0xHH>
-  bool divisible_ = false;                       ///< whether words may be cut before space symbols
+  bool divisible_ = false;                       ///< whether words can be cut before space symbols
   std::unordered_set<std::string> before_mark_;  ///< characters that precede a space in some token
 };
 

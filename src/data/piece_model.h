@@ -10,7 +10,7 @@
 
 namespace tessera::data {
 
-/// A loaded SentencePiece model. Several threads may call its functions.
+/// A loaded SentencePiece model, whose functions are thread safe.
 class PieceModel {
  public:
   virtual ~PieceModel() = default;

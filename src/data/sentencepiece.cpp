@@ -35,7 +35,7 @@ int scope_of_names() {
 LoadPieceModel load_library() {
   const std::string path =
       detail::library_beside(reinterpret_cast<const void*>(&load_library), kLibrary);
-  // The library is never unloaded, because its models may live until the process ends.
+  // The library is never unloaded, because its models can live until the process ends.
   void* const library = dlopen(path.c_str(), RTLD_NOW | scope_of_names());
   TESSERA_CHECK(library != nullptr, "a SentencePiece model (tokenizer.model) was given, but ",
                 kLibrary, " cannot be loaded: ", dlerror(),
@@ -49,7 +49,7 @@ LoadPieceModel load_library() {
 /// Loads a SentencePiece model with libtessera_sentencepiece.so. Throws Error if Tessera was built
 /// without SentencePiece.
 std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::string& fault) {
-  // If load_library() throws, the next call of load_piece_model() tries again.
+  // If load_library() throws, the next call of load_piece_model() calls load_library() anew.
   static const LoadPieceModel load = load_library();
   return std::unique_ptr<PieceModel>(load(model, fault));
 }

@@ -13,7 +13,7 @@ const nlohmann::json kNull;
 constexpr std::size_t kMaxShown = 80;
 
 /// Returns a JSON value as ASCII text of limited length for messages, because keys and texts of an
-/// untrusted file may contain any characters.
+/// untrusted file can contain any characters.
 std::string short_text(const nlohmann::json& value) {
   const std::string text = value.dump(-1, ' ', true);
   return text.size() <= kMaxShown ? text : text.substr(0, kMaxShown) + "...";
@@ -267,8 +267,8 @@ PreTokenizers::Step read_split(const JsonField& field) {
   return split_step(pattern.at("Regex").text(), removes, field.at("invert").flag_or(false));
 }
 
-/// Returns the piece's text with each space replaced by `mark`. If `prepended` is true, `mark` is
-/// also put before the text.
+/// Returns the piece's text with `mark` in place of each space. If `prepended` is true, the result
+/// begins with an additional `mark`.
 std::string marked(std::string_view piece, const std::string& mark, bool prepended) {
   std::string text;
   for (const char c : piece) {
@@ -389,7 +389,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
       }
     });
   } else if (type == "Replace") {
-    // Incomplete UTF-8 characters are not replaced, because further tokens may complete them.
+    // Incomplete UTF-8 characters are not replaced, because further tokens can complete them.
     add_for_each([replace = read_replace(field)](std::string& token) {
       std::string storage;
       if (replace_invalid_utf8(token, storage).data() == token.data()) {

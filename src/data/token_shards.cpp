@@ -45,8 +45,8 @@ const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
        " (uint32): give token shards, or tokenize the text first (llama_train --text does)");
 }
 
-/// A file of tokens. The file is open only during a read, because a data set may have more shards
-/// than the number of files that a process may open.
+/// A file of tokens. The file is open only during a read, because a data set can have more shards
+/// than a process can open files.
 class Shard {
  public:
   // The constructor checks the header and the size, so that reads stay inside the tokens.
@@ -102,7 +102,7 @@ void check_range(const TokenSource& tokens, std::int64_t begin, std::int64_t cou
                 ": ask for a range inside them");
 }
 
-/// The tokens of several shards as one sequence. Immutable, so that several threads may read at the
+/// The tokens of several shards as one sequence. Immutable, so that several threads can read at the
 /// same time.
 class ShardedTokens final : public TokenSource {
  public:

@@ -154,7 +154,7 @@ std::string StreamDecoder::finish() {
 std::string StreamDecoder::take_new(const std::string& text) {
   std::string piece = text.substr(std::min(given_, text.size()));
   given_ = text.size();
-  // A token's text may depend on the tokens before it: a decoder may remove spaces at the beginning
+  // A token's text can depend on the tokens before it: a decoder can remove spaces at the beginning
   // of a text. So the tokens of the returned text are decoded again together with the next tokens,
   // unless the tokens of the returned text alone have no text.
   const std::vector<std::int64_t> own(window_.begin() + static_cast<std::ptrdiff_t>(context_),

@@ -67,7 +67,7 @@ void read_added_tokens(const JsonField& field, TokenizerSettings& files) {
   }
 }
 
-/// Adds a special token to `files`, which may already contain the token with an id.
+/// Adds a special token to `files`. A token that `files` already has is only marked as special.
 void add_special_token(AddedToken token, TokenizerSettings& files) {
   token.special = true;
   const auto known = std::ranges::find(files.tokens, token.content,

@@ -137,7 +137,7 @@ namespace {
 
 /// The maximum number of match steps of PCRE2 in one search: kMinMatchLimit, or more for a long
 /// text, in proportion to its bytes. A tokenizer's pattern needs a few steps per word, but a word
-/// may be the whole text.
+/// can be the whole text.
 constexpr std::size_t kMinMatchLimit = 1'000'000;
 constexpr std::size_t kMatchStepsOfByte = 16;
 /// The maximum size of the heap of PCRE2's interpreter, in KiB.
@@ -172,7 +172,7 @@ std::string pcre2_message(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-/// Translates a regular expression of Oniguruma to PCRE2. Throws Error for a construct that may
+/// Translates a regular expression of Oniguruma to PCRE2. Throws Error for a construct that can
 /// mean something else in PCRE2.
 class Translation {
  public:
@@ -260,7 +260,7 @@ class Translation {
     return std::string(take(1 + first_character(rest_.substr(1)).bytes));
   }
 
-  /// Reads a general category such as \p{Lu}. Throws Error for properties that may differ in PCRE2.
+  /// Reads a general category such as \p{Lu}. Throws Error for properties that can differ in PCRE2.
   std::string take_category() {
     const std::size_t end = rest_.find('}');
     const std::string_view name = rest_.substr(0, end).substr(2);

@@ -43,7 +43,7 @@ std::string printable(std::string_view text);
 std::string to_nfc(std::string_view text);
 
 /// A regular expression of a tokenizer. The syntax is Oniguruma's, which the `tokenizers` package
-/// uses; PCRE2 executes it. The expression may be untrusted, so searches are limited in steps and
+/// uses; PCRE2 executes it. The expression can be untrusted, so searches are limited in steps and
 /// memory. Immutable.
 class Pattern {
  public:

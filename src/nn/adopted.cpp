@@ -186,7 +186,7 @@ struct Taken {
   std::unordered_set<const torch::nn::Module*> modules;
 };
 
-/// Returns the set of adopted modules, never destroyed, as a module may outlive static objects.
+/// The set of adopted modules. Never destroyed, because a module can outlive static objects.
 Taken& taken() {
   static auto* const all = new Taken;
   return *all;

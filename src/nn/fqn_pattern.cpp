@@ -52,7 +52,7 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn) {
       return false;
     }
   }
-  // All segments of the FQN are matched, so the rest of the pattern may contain only "**".
+  // All segments of the FQN are matched, so the rest of the pattern can contain only "**".
   return std::all_of(parts.begin() + static_cast<std::ptrdiff_t>(part), parts.end(),
                      [](const std::string& rest) { return rest == "**"; });
 }

@@ -33,7 +33,7 @@
 namespace tessera::nn {
 namespace {
 
-/// Returns a different number for each dropout call, because calls may have equal random keys.
+/// Returns a number of the dropout call. Calls with equal random keys drop different elements.
 RandomKey next_id() {
   thread_local std::uint64_t calls = 0;
   return {stream_of("nn::dropout"), replayed_count(calls)};
@@ -126,7 +126,7 @@ void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
 
 /// Calls `attend` on the local tensors, which contain this rank's heads. The result has the layout
 /// of q. Throws Error, with a message that begins with `call`, unless q, k and v are all sharded by
-/// heads only. If `by_batch` is true, q, k and v may also be sharded by batch.
+/// heads only. If `by_batch` is true, q, k and v can also be sharded by batch.
 at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const Attend& attend) {
   for (const at::Tensor* tensor : {&q, &k, &v}) {
@@ -227,7 +227,7 @@ detail::DocumentOffsets::DocumentOffsets(const at::Tensor& positions, c10::Devic
   for (const std::int64_t length : lengths()) {
     longest_ = std::max(longest_, length);
   }
-  // The offsets of documents are not made in inference mode, because training may use them later.
+  // The offsets of documents are not made in inference mode, because training can use them later.
   const c10::InferenceMode ordinary(false);
   device_offsets_ = copied_to(offsets_, device);
 }

@@ -30,7 +30,7 @@ struct InitRun {
     }
   }
 
-  /// Visits parent modules before child modules, because a block may initialise a child Linear.
+  /// Visits parent modules before child modules, because a block can initialise a child Linear.
   void reset_all(ModuleBase& root) {
     const c10::AutoGradMode no_grad(false);
     visit_modules(root, [this](const std::string& fqn, ModuleBase& module) {

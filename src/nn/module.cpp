@@ -17,7 +17,7 @@
 
 namespace tessera::nn {
 
-// visit_modules() has a fixed order, because a collective may run for each visited module.
+// visit_modules() has a fixed order, because a collective can run for each visited module.
 
 namespace {
 
@@ -200,7 +200,7 @@ void check_not_gathered(const ModuleBase& root) {
 
 }  // namespace
 
-/// The ParameterSlot of a tied parameter may outlive this module, so the destructor removes this
+/// The ParameterSlot of a tied parameter can outlive this module, so the destructor removes this
 /// module from the slot's owners.
 ModuleBase::~ModuleBase() {
   for (const auto& [name, slot] : slots_) {
@@ -213,7 +213,7 @@ ModuleBase::~ModuleBase() {
 NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
   NamedSlots found;
   std::unordered_set<const ParameterSlot*> seen;
-  // Visits modules that are not a ModuleBase too, so that such modules with parameters are refused.
+  // Modules that are not a ModuleBase are visited in order to refuse those with parameters.
   visit_modules(*this, [&](const std::string& fqn, const torch::nn::Module& module) {
     const auto* base = dynamic_cast<const ModuleBase*>(&module);
     if (base == nullptr) {
@@ -251,7 +251,7 @@ void ModuleBase::note_fqn(const std::string& fqn) const {
 }
 
 /// Gives all modules below this module their FQNs. Must be called for the root module, because FQNs
-/// that begin at a child module are shorter and may be ambiguous.
+/// that begin at a child module are shorter and can be ambiguous.
 void ModuleBase::note_names_of_tree() const {
   if (!named_tree_) {
     named_slots();
@@ -322,14 +322,14 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   if (current == slot) {
     return;
   }
-  // The tied tensors may differ in type and placement: from now on both modules use the tensor in
+  // The tied tensors can differ in type and placement: from now on both modules use the tensor in
   // `slot`.
   TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
                 current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
   current->remove_owner(this, name);
   current = slot;
-  // A nn::Parameter member of the derived class shares this handle, so the member refers to the new
-  // ParameterSlot too.
+  // A member nn::Parameter of the derived class has this handle, and so refers to the new
+  // ParameterSlot from now on.
   *bindings_[index].handle = slot;
   slot->add_owner(this, name);
   swap_parameter(name, slot->get());
@@ -392,7 +392,7 @@ Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArray
 }
 
 Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow follow) {
-  // The parameter is also registered with libtorch, so that parameters() and torch::optim see it.
+  // libtorch gets the parameter as well, for Module::parameters() and torch::optim.
   register_parameter(name, slot->get(), slot->get().requires_grad());
   slot->add_owner(this, name);
   Parameter parameter(slot);
@@ -493,7 +493,7 @@ void ModuleBase::rethrow_named() const {
 // fill_epoch() means that no parameter has become unfilled, so a step costs one comparison.
 ModuleBase::CallScope::CallScope(ModuleBase& module)
     : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
-  // ParameterSlots are checked in every call, because a parameter may be registered at any time.
+  // ParameterSlots are checked in every call, because a parameter can be registered at any time.
   module.check_slots("");
   if (call_.outer != nullptr) {
     call_.outermost = call_.outer->outermost;
@@ -519,7 +519,7 @@ const ModuleBase* detail::outermost_call() {
   return call_of_thread == nullptr ? nullptr : call_of_thread->outermost;
 }
 
-// Iterates over hooks by index, because a hook may add hooks, which invalidates iterators.
+// Iterates over hooks by index, because a hook can add hooks, which invalidates iterators.
 void ModuleBase::run_hooks(const std::vector<Hook>& hooks, TensorList tensors) {
   for (std::size_t i = 0; i < hooks.size(); ++i) {
     hooks[i](*this, tensors);
@@ -562,7 +562,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ModulePredicate& select,
                                                         const CheckpointOptions& options) {
   std::vector<std::pair<std::string, ModuleBase*>> selected;
-  // Visits a shared module under each of its FQNs, because a pattern may match any of them.
+  // Visits a shared module under each of its FQNs, because a pattern can match any of them.
   visit_modules(root,
                 [&](const std::string& fqn, ModuleBase& module) {
                   if (select(fqn, module)) {

@@ -1,4 +1,4 @@
-// Parameter slots (ParameterSlot). A slot represents a parameter whose tensor may be replaced, for
+// Parameter slots (ParameterSlot). A slot represents a parameter whose tensor can be replaced, for
 // example by a shard. libtorch's Module stores tensors by name and does not know slots. Replacing
 // the tensor therefore updates every module that shares the slot.
 
@@ -242,7 +242,7 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
     return "";
   }
-  // Hashes of ranks may differ although the origins are equal, because a rank without a shard of a
+  // Hashes of ranks can differ although the origins are equal, because a rank without a shard of a
   // parameter has no origin.
   const auto all = comm::gather_on_hosts(group, own);
   for (std::size_t i = 0; i < origins.size(); ++i) {
@@ -461,7 +461,7 @@ void distribute_module(
   // named_slots() throws for parameters without slots, so it is called before any change.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
-    // Visits a shared module under each of its FQNs, because the caller's function may test for any
+    // Visits a shared module under each of its FQNs, because the caller's function can test for any
     // FQN.
     visit_modules(module,
                   [&](const std::string& fqn, ModuleBase& each) { partition(fqn, each, mesh); },

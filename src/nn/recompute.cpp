@@ -52,7 +52,7 @@ bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
 }
 
 std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
-  // The CPU is always included, because a function may draw random numbers on the CPU, whatever
+  // The CPU is always included, because a function can draw random numbers on the CPU, whatever
   // device its inputs are on.
   std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
   for (const at::Tensor* tensor : tensors) {
@@ -321,8 +321,8 @@ class SavedTensor {
  public:
   explicit SavedTensor(const at::Tensor& tensor)
       : sizes_(tensor.sizes().vec()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
-    // Layouts are compared too: sizes() of a distributed tensor are global, so different shards
-    // have equal sizes().
+    // Layouts are compared because sizes() are global sizes: distributed tensors with different
+    // shards have equal sizes().
     if (tessera::is_distributed(tensor)) {
       sharding_ = sharding_spec(tensor);
     }
@@ -433,7 +433,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<std::uint64_t> counts_;
   OperatorLog operators_;
 
-  /// Protects recomputed_, because a backward may use several threads for one graph.
+  /// Protects recomputed_, because a backward can use several threads for one graph.
   std::mutex mutex_;
   /// Recomputed tensors of each backward, indexed by the id of its graph task.
   std::map<int, RecomputedTensors> recomputed_;
@@ -446,7 +446,7 @@ at::Tensor Frame::unpack(std::size_t index) {
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
-  // Recomputed tensors are stored for each backward, because two backwards may run over one graph
+  // Recomputed tensors are stored for each backward, because two backwards can run over one graph
   // (retain_graph), even concurrently.
   const auto [run, is_new] = recomputed_.try_emplace(graph_task);
   if (is_new) {
@@ -589,7 +589,7 @@ class Replay final : public CheckpointedRegion {
 
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
-  // The inputs are unpacked before the state is restored, because unpacking may recompute an outer
+  // The inputs are unpacked before the state is restored, because unpacking can recompute an outer
   // checkpointed region in its own state.
   const RestoredThread restored(thread_state_);
   Replay replay(*this);
@@ -733,7 +733,7 @@ bool is_recomputing() {
 std::uint64_t replayed_count(std::uint64_t& counter) {
   detail::CheckpointedRegion* replay = detail::nearest_replay();
   const std::uint64_t count = replay != nullptr ? replay->replay_count() : counter++;
-  // Checkpointed regions inside a recomputation record the count too, for their recomputations.
+  // A region inside a recomputation records the count, for the region's own recomputation.
   for (auto* region = detail::innermost_here; region != replay; region = region->outer()) {
     region->record_count(count);
   }

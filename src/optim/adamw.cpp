@@ -176,8 +176,8 @@ Sgd::Sgd(const nn::ModuleBase& module, SgdOptions options) : Sgd(slots_of(module
 void Sgd::update_batch(const Batch& batch, std::size_t group) {
   const SgdOptions& o = options(group);
   const bool momentum = o.momentum != 0.0;
-  // The optimizer's options may be changed between steps, but momentum needs the state that the
-  // constructor declared.
+  // A program can change the options between steps, but cannot turn on momentum if the constructor
+  // declared no momentum state.
   TESSERA_CHECK(!momentum || !batch.states.empty(),
                 "SGD was made without momentum, which a group got since; make it with it");
   // Momentum buffers start as zeros, so that the first step needs no special case.

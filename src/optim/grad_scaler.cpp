@@ -143,7 +143,7 @@ std::pair<at::Tensor, bool> GradScaler::clip_and_step(
     const std::function<void(const at::Tensor& norm)>& before_step) {
   if (enabled()) {
     const at::Tensor norm = clip_grad_norm_(parameters, max_norm);
-    // The result of clipping is removed while before_step() runs, because before_step() may throw.
+    // The result of clipping is removed while before_step() runs, because before_step() can throw.
     const std::optional<Checked> checked = std::exchange(checked_, std::nullopt);
     if (checked->finite && before_step) {
       before_step(norm);

@@ -25,7 +25,7 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot);
 /// Throws Error, on all ranks of a root mesh, if gradients that must be equal on several ranks
 /// differ: see nn::detail::check_copies(). A plain parameter must be equal on all ranks of the
 /// largest root mesh. Each list of parameters is compared once; with TESSERA_DEBUG=1, at each call.
-/// Does nothing if all parameters are plain, or if options.over is set, because other ranks may
+/// Does nothing if all parameters are plain, or if options.over is set, because other ranks can
 /// then have other parameters. Collective over the root meshes of the distributed parameters.
 void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const char* what,
                            const NormOptions& options = {});
@@ -38,7 +38,7 @@ bool adjoins(const at::Tensor& first, const at::Tensor& next);
 at::Tensor flat_view(const at::Tensor& first, std::int64_t numel);
 
 /// Returns the elements of `tensors` in fewer tensors: consecutive tensors that are adjacent in
-/// memory, such as the shards of an FSDP unit, become one tensor. Types and devices may be mixed.
+/// memory, such as the shards of an FSDP unit, become one tensor. Types and devices can be mixed.
 std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors);
 
 /// Multiplies the tensors in place by `factor`, a plain 0-d tensor on any device. Each result is

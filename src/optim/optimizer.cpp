@@ -256,8 +256,8 @@ void Ema::make_averages() {
   }
 }
 
-/// Sets each average (EMA) that was never written to the value of its parameter. A checkpoint may
-/// have been loaded into the parameter after state() created the average.
+/// Sets each average (EMA) that was never written to its parameter's value. After state() created
+/// the average, a checkpoint may have been loaded into the parameter.
 void Ema::begin_averages() {
   make_averages();
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -390,8 +390,7 @@ double LrSchedule::factor(std::int64_t step) const {
   if (o.schedule == Schedule::kConstant) {
     return 1.0;
   }
-  // falling() would divide by zero if the warm-up is as long as the run; then step >= o.steps is
-  // true here.
+  // If the warm-up is as long as the run, falling() would divide by zero, but here step >= o.steps.
   const double factor = step >= o.steps ? 0.0 : falling(step);
   return o.min_factor + (1 - o.min_factor) * factor;
 }

@@ -71,8 +71,8 @@ void SlotOptimizer::check_parameter(std::size_t index) const {
                 "before the first step");
 }
 
-/// Creates the state of all parameters that have no state, in one call of zeros_beside() per state
-/// name, so that the states of adjacent shards are adjacent too.
+/// Creates state for all parameters without state. zeros_beside() is called once for each state
+/// name, so that states of adjacent shards are adjacent in memory.
 void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
   std::vector<std::size_t> missing;
   std::vector<at::Tensor> locals;

@@ -128,8 +128,8 @@ TEST(Copies, AreComparedByEverySave) {
   });
 }
 
-// The gradients of the first step are zero, and so equal on all ranks. With TESSERA_DEBUG=1, the
-// second step also compares the gradients.
+// In the first step all gradients are zero, so they are equal on all ranks. With TESSERA_DEBUG=1,
+// ranks compare gradients in the second step as well.
 TEST(Copies, AreComparedByEachStepIfAskedTo) {
   const testing::DebugChecks debug("1");
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
@@ -147,7 +147,7 @@ TEST(Copies, AreComparedByEachStepIfAskedTo) {
   EXPECT_CONTAINS(errors, "along dp");
 }
 
-// These values may differ between ranks: buffers, frozen parameters, parameters that are declared
+// These values can differ between ranks: buffers, frozen parameters, parameters that are declared
 // distinct, and parameters that other FSDP roots manage.
 TEST(Copies, MayDifferWhereTheyAreNone) {
   const TemporaryFolder dir;

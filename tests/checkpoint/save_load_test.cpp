@@ -142,7 +142,7 @@ TEST(ShardedCheckpoint, RefusesOptionsAndEntriesThatCannotBeSavedOrMatched) {
     save(*rank.world(), dir.path(), 1, {state.net});
     EXPECT_ERROR(load(*rank.world(), dir.path(), {state.net}, {.exclude = {"heads.**"}}), "exclude",
                  "'heads.**'", "4 names");
-    // "optimizer.**" may match no tensor, because a checkpoint need not have optimizer state.
+    // "optimizer.**" is accepted even if the checkpoint has no optimizer state.
     load(*rank.world(), dir.path(), {state.net}, {.exclude = {"optimizer.**", "head.**"}});
   });
 }
@@ -366,7 +366,7 @@ TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
     nn::init_weights(model, 1);
     fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
     count(model);
-    // Buffers may differ between ranks, like the statistics of batch norm. save() writes the
+    // Buffers can differ between ranks, like the statistics of batch norm. save() writes the
     // buffers of rank 0.
     model.counts.slot()->set(at::full({5}, 7.0 + rank.rank()));
     model.stock->mean.fill_(0.5 + rank.rank());

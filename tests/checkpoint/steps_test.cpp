@@ -178,7 +178,7 @@ TEST(ShardedCheckpoint, RefusesAStepThatExistsAsAStepAFileOrAnUnfinishedSaveOfAn
   EXPECT_EQ(ExpectLoads(dir / "step-00000002", 4), 2);
 }
 
-/// Loads a step with more files than the process may open at the same time.
+/// Loads a step with more files than the process can open at the same time.
 TEST(StoredStep, IsLoadedAFileAfterAnother) {
   const TemporaryFolder dir;
   RunRanks(10, [&](Rank& rank) {

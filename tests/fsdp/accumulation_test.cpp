@@ -110,7 +110,7 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
   });
 }
 
-// A program may drop gradients that FSDP will reduce in a later micro-batch.
+// A program can drop gradients that FSDP will reduce in a later micro-batch.
 
 /// A function that drops the gradients of a model, and its name.
 struct Drop {
@@ -316,7 +316,7 @@ TEST(AddedProductsOfTensorParallelWeights, AreAddedToLocalParts) {
     }
     expect_gradients(model, expected);
   });
-  // The head's gradient may be Partial over tp, so its matrix product is not added in place.
+  // The head's gradient can be Partial over tp, so its matrix product is not added in place.
   EXPECT_EQ(AddedTerms::products(), 2 * (kWeights - 1) * 4);
 }
 

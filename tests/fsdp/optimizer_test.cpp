@@ -152,8 +152,8 @@ std::vector<at::Tensor> reference_parameters() {
   return parameters_of(model);
 }
 
-// Trains fp32 parameters that are gathered in fp16, and also fp16 parameters with fp16 gradients. A
-// step changes a parameter by 0.01.
+// Trains two models: fp32 parameters that are gathered in fp16, and fp16 parameters with fp16
+// gradients. Each step changes a parameter by 0.01.
 TEST(LossScaling, TrainsInFp16AsInFp32) {
   const std::vector<at::Tensor> expected = reference_parameters();
   for (const bool memory_efficient : {false, true}) {

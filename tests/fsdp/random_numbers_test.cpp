@@ -17,7 +17,7 @@ using drawing::kModules;
 using drawing::kSequence;
 using drawing::token_ids;
 
-// A weight is equal on all data-parallel ranks, so its dropout mask must be equal, too.
+// Data-parallel ranks have equal weights, so a weight's dropout mask must be equal on all ranks.
 TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
   struct DropConnect : nn::Module<DropConnect> {
     DropConnect() { weight = register_slot("weight", {6, kSequence}); }

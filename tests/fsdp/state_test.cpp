@@ -81,7 +81,7 @@ void call_a_block_twice(ShardedModel& model) {
   (*model.blocks[1])((*model.blocks[1])(input())).sum().backward();
 }
 
-/// Runs all forwards, then all backwards.
+/// Runs the forwards of all micro-batches before the first backward.
 void run_a_pipeline(ShardedModel& model) {
   set_is_last_backward(model, false);
   const at::Tensor first = walk_loss(model), second = walk_loss(model);
@@ -394,7 +394,7 @@ TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   }
 }
 
-// PyTorch 2.11's FSDP2 copies the parameters also on one rank, where no copy is needed.
+// On one rank no copy of a parameter is needed, but PyTorch 2.11's FSDP2 makes one.
 TEST_ON_RANKS(Iteration, OneRankCopiesNothing, 1) {
   Filled<nn::Linear> linear(3, 4);
   const void* memory = linear.weight->const_data_ptr();

@@ -124,7 +124,7 @@ TEST_SHARDED(Streams, StayInTheComputeLaneOnOneRank, 1) {
   }
 }
 
-// A program may change parameters on the compute stream before a gather, so the gather waits.
+// A program can change parameters on the compute stream before a gather, so the gather waits.
 TEST(ExplicitGather, WaitsForTheComputeLane) {
   for (const auto gather :
        {+[](nn::ModuleBase& module) { unshard(module); },

@@ -296,7 +296,7 @@ TEST_ON_RANKS(UnfilledStorage, IsRefusedBeforeAnythingIsGathered, 2) {
 // The following units change an argument in place. Autograd must refuse, because the caller's
 // tensor would have new values but its old autograd history.
 
-/// The forward of a unit, which may change its argument in place.
+/// The forward of a unit, which can change its argument in place.
 using Act = at::Tensor (*)(at::Tensor& x);
 
 struct Changing : nn::Module<Changing> {

@@ -223,7 +223,7 @@ TEST_ON_MESH(Assignment, OfANewShardIsUsedByTheNextForward, {3}, {"dp"}) {
   EXPECT_ERROR(linear(x), "'weight' was replaced");
 }
 
-// Checkpoints and copies must read the shards, also if a unit stays gathered after forward.
+// While a unit stays gathered after forward, checkpoints and copies must read the shards.
 TEST_SHARDED(GatheredUnits, PersistAsShards, 3) {
   std::vector<at::Tensor> before;
   for (const at::Tensor& parameter : parameters_of(model)) {

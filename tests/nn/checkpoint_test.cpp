@@ -338,7 +338,7 @@ std::vector<at::Tensor> drawn(Run run) {
   at::manual_seed(5);
   const at::Tensor x = leaf({40}, 1);
   const at::Tensor y = run(x);
-  at::rand({3});  // A program may draw random numbers before backward.
+  at::rand({3});  // A program can draw random numbers before backward.
   y.sum().backward();
   return {x.grad(), at::rand({2})};
 }
@@ -438,7 +438,7 @@ TEST_ON_MESH(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors, {3}
     manual_seed(2);
     const at::Tensor x = testing::leaf_on(mesh, uniform_values({10, 3}, 1), {Shard{0}});
     const at::Tensor loss = (checkpointed ? checkpoint(fn, x) : fn(x)).sum();
-    at::dropout(x.detach(), 0.5, true);  // A program may draw random numbers here.
+    at::dropout(x.detach(), 0.5, true);  // A program can draw random numbers here.
     loss.backward();
     EXPECT_EQ(random_state().calls, 2u);
     return DistributedTensor(x.grad()).full_tensor();

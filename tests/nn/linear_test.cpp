@@ -264,7 +264,7 @@ TEST(LinearProducts, OfInputsThatHooksReplaceAreTheirs) {
 TEST(LinearProducts, OfAnInputThatAHookWritesToAreOfItsValuesThen) {
   Model model;
   model.k->add_forward_pre_hook([](auto&, TensorList inputs) { inputs[0]->mul_(3); });
-  // A Linear with a frozen weight (q) does not save x, so a hook of the Linear k may write to x.
+  // A Linear with a frozen weight (q) does not save x, so a hook of the Linear k can write to x.
   model.q->weight->requires_grad_(false);
   const auto gradient_of_x = [&](bool together) {
     model.together = together;
@@ -455,7 +455,7 @@ TEST(AddedGradient, MayBeOfAnotherTypeThanTheSum) {
   EXPECT_CLOSE(weight.grad(), term(weight.detach().to(at::kFloat), 2), 0.05, 0.5);
 }
 
-// Several threads may add to one gradient, because AccumulateGrad takes a lock.
+// Several threads can add to one gradient, because AccumulateGrad takes a lock.
 TEST(AddedGradient, MayComeOfSeveralThreads) {
   constexpr int kThreads = 4, kTimes = 20;
   const at::Tensor weight = leaf();

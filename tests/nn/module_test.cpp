@@ -448,7 +448,7 @@ using Names = std::vector<std::string>;
 
 class StockModule : public torch::nn::Module {};
 
-/// A module whose child "block" is also named "again". The child "stock" is a libtorch module.
+/// A module with a child that is registered twice ("block", "again"), and a libtorch child "stock".
 struct Tree : Module<Tree> {
   Tree() {
     block->push_back(std::make_shared<Linear>(1, 1));

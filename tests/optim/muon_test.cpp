@@ -40,7 +40,7 @@ void expect_as_one_process(const Place& place, const MuonOptions& options) {
 
 constexpr MuonOptions kExact{.lr = 0.05, .compute_dtype = c10::ScalarType::Float};
 
-// The matrices are sharded by rows (also with empty shards), by columns, replicated, or plain.
+// Layouts: sharded by rows (some shards are empty), sharded by columns, replicated, and plain.
 TEST_ON_MESH(Muon, AgreesOnOneMeshDimension, {4}, {"dp"}) {
   expect_as_one_process(
       [&](const at::Tensor& tensor, std::size_t i) {
@@ -189,7 +189,7 @@ at::Tensor wave(at::IntArrayRef sizes, double first, double frequency) {
 }
 
 // Compares with stored updates of torch.optim.Muon (torch 2.11). PyTorch iterates in bf16, so
-// updates may differ by 1 % between processors.
+// updates can differ by 1 % between processors.
 TEST(Muon, AgreesWithPyTorch) {
   struct Case {
     std::vector<std::int64_t> sizes;

@@ -481,7 +481,7 @@ class CheckedCommunicator final : public Communicator {
   // The CPU group that compares calls; nullptr if the back end compares each call itself.
   std::unique_ptr<LazyHostGroup> hosts_;
   bool compares_purposes_ = detail::debug_checks();
-  /// Whether shutdown() was called. The flag is atomic: another thread may use the process group.
+  /// Whether shutdown() was called. The flag is atomic: another thread can use the process group.
   std::atomic<bool> ended_ = false;
   // The calls since the last agree_on_calls(). Calls are recorded only if `hosts_` is not nullptr.
   CallHistory history_;
@@ -495,8 +495,8 @@ Communicator& LazyHostGroup::get() {
         "the group over which the hosts agree failed earlier; look for the first error");
   }
   if (made_ == nullptr) {
-    // No lock is held while `make_` makes the process group, because this may take as long as the
-    // time-out, and abort() must not wait so long.
+    // Making the process group can take as long as the time-out. No lock is held during this time,
+    // because abort() must not wait for so long.
     CommunicatorPtr made;
     try {
       made = make_();

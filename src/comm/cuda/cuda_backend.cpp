@@ -78,7 +78,7 @@ const CudaBackend& load() {
 }  // namespace
 
 const CudaBackend& cuda_backend() {
-  // If load() throws, the next call of cuda_backend() tries again.
+  // If load() throws, `backend` stays uninitialised, and the next call runs load() anew.
   static const CudaBackend& backend = load();
   return backend;
 }

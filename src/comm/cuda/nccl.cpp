@@ -49,7 +49,7 @@ void leave_errors_to_the_watchdog() {
   static_cast<void>(done);
 }
 
-/// Runs `end` (shutdown or abort of a process group) on a separate thread, because `end` may hang.
+/// Runs `end` (shutdown or abort of a process group) on a separate thread, because `end` can hang.
 /// A hanging thread keeps the process group alive.
 std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*end)(),
                             int device) {
@@ -80,7 +80,7 @@ bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds pati
 }
 
 /// Aborts a process group on another thread and waits for at most kPatience. Errors are ignored,
-/// because nothing uses the group any more and this function may run in a destructor.
+/// because nothing uses the group any more and this function can run in a destructor.
 void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   constexpr milliseconds kPatience{2000};
   begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
@@ -132,7 +132,7 @@ class NcclGroup {
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
   /// The destructor leaks a process group that was not closed: c10d's destructor needs CUDA, which
-  /// may be unusable at the end of the process. The operating system then frees the process group.
+  /// can be unusable at the end of the process. The operating system then frees the process group.
   ~NcclGroup() { static_cast<void>(process_group_.release()); }
 
   const GroupInfo& info() const { return info_; }
@@ -274,7 +274,7 @@ class NcclWork final : public Work {
       : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
 
   void wait() override {
-    // The group's GPU is made current, because the calling thread may have another current GPU.
+    // The group's GPU is made current, because the calling thread can have a different current GPU.
     const auto device = static_cast<c10::DeviceIndex>(group_->device());
     const c10::cuda::CUDAGuard guard(device);
     try {
@@ -396,8 +396,8 @@ class NcclCommunicator final : public Communicator {
     return guarded("allocate", [&](auto& group) { return group.allocateTensor(numel, options); });
   }
 
-  /// barrier() waits on the CPU and checks the other ranks meanwhile, because c10d's barrier would
-  /// wait forever for a dead rank.
+  /// barrier() waits on the CPU, and checks while it waits whether other ranks are dead. c10d's
+  /// barrier would wait forever for a dead rank.
   void barrier() override {
     constexpr std::chrono::microseconds kNap{50};
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(group_->device()));
@@ -417,7 +417,7 @@ class NcclCommunicator final : public Communicator {
   const NcclGroup& group() const { return *group_; }
 
  private:
-  // The NcclWork stores the collective's name for messages: errors may appear after the call.
+  // The NcclWork stores the collective's name for messages: errors can appear after the call.
   template <class Start>
   WorkPtr run(const char* collective, Start&& start) {
     return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),
@@ -440,7 +440,7 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  // The NcclGroup is shared with NcclWork objects, which may outlive the communicator.
+  // The NcclGroup is shared with NcclWork objects, which can outlive the communicator.
   NcclGroupPtr group_;
 };
 

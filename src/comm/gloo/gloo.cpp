@@ -114,7 +114,7 @@ using std::chrono::milliseconds;
 /// The interval at which a waiting rank checks whether the other ranks are still alive.
 constexpr milliseconds kPeerCheck{200};
 /// The difference between Gloo's time-out and Tessera's shorter time-out. Gloo must never time out
-/// first, because the wait for a rank that reads or writes files may be long.
+/// first, because a rank that reads or writes files can let others wait for long.
 constexpr std::chrono::hours kGlooPatience{24};
 
 /// c10d's process group for Gloo, and whether the group has failed. The communicator and its Work
@@ -135,7 +135,7 @@ class GlooGroup {
   GlooGroup& operator=(const GlooGroup&) = delete;
 
   ~GlooGroup() {
-    // After a failure the process group is leaked: an operation may be stuck in a thread of Gloo
+    // After a failure the process group is leaked: an operation can be stuck in a thread of Gloo
     // until the time-out, and the destructor would wait for the thread.
     if (failed_) {
       process_group_.release();
@@ -150,8 +150,8 @@ class GlooGroup {
   /// Calls `start`, which starts an operation of Gloo. Throws PeerError if the group has failed.
   template <class Start>
   detail::GroupWorkPtr start(const char* collective, Start&& start) {
-    // After a failure no operation starts: Gloo's connections may still contain the rest of an
-    // earlier message, which the new operation would read.
+    // After a failure no operation starts: it could read the rest of an earlier message that is
+    // still in Gloo's connections.
     if (failed_) {
       throw PeerError(describe(group_, collective) +
                       ": the group failed earlier; end this rank and start the job again");

@@ -38,14 +38,14 @@ struct Launcher {
   const char* local_size;
 };
 
-/// The launchers in order of precedence, because tessera-run and torchrun may themselves run under
+/// The launchers in order of precedence, because tessera-run and torchrun can themselves run under
 /// Slurm or Open MPI. Some functions use the indices of tessera-run and Slurm in this list.
 constexpr Launcher kLaunchers[] = {
     {"tessera-run or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    // SLURM_STEP_NUM_TASKS is srun's number of tasks. A batch script, which is one process, also
-    // has SLURM_PROCID and SLURM_NTASKS.
+    // SLURM_STEP_NUM_TASKS, the number of srun's tasks, distinguishes a task from a batch script,
+    // for which Slurm sets SLURM_PROCID and SLURM_NTASKS as well.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
 /// The port of rank 0's store if MASTER_PORT is not set; equal to torchrun's default.
@@ -141,8 +141,8 @@ std::uint16_t read_port(const Variables& variables, const Launcher& launcher) {
   return static_cast<std::uint16_t>(port.value_or(kDefaultPort));
 }
 
-/// Reads a duration in seconds, which may have a fraction. Zero is an error unless `may_be_zero` is
-/// true, because a time-out of 0 would fail at once.
+/// Reads a duration in seconds, with or without a fraction. Zero is an error unless `may_be_zero`
+/// is true, because a time-out of 0 would fail at once.
 std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables,
                                                       const std::string& name, bool may_be_zero) {
   const auto text = variables(name);
@@ -198,8 +198,8 @@ JobVariables read_job_variables(const Variables& variables) {
   // rank 0 must not bind the port.
   job.agent_store = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
   job.store_fd = integer(variables, "TESSERA_STORE_FD", 0, kAny);
-  // The prefix contains the restart count, because torchrun's store may still have the keys from
-  // before a restart.
+  // The prefix contains the restart count, because after a restart torchrun's store can contain the
+  // keys of the previous start.
   job.key_prefix = "tessera/" + variables("TESSERA_JOB_TOKEN").value_or("") + "/" +
                    variables("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return job;
@@ -287,7 +287,7 @@ std::vector<std::string> stat_fields(const std::string& folder) {
   std::string line;
   std::vector<std::string> fields;
   if (std::getline(file, line)) {
-    // The second field, the name of the program in brackets, is skipped, because the name may
+    // The second field, the name of the program in brackets, is skipped, because the name can
     // contain any characters.
     std::istringstream rest(line.substr(line.rfind(')') + 1));
     for (std::string field; rest >> field;) {
@@ -359,7 +359,7 @@ int listen_on_loopback(std::uint16_t port) {
       bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
       listen(fd, SOMAXCONN) == 0;
   if (!listening) {
-    // errno is saved, because close() may change errno.
+    // errno is saved, because close() can change errno.
     const int error = errno;
     close(fd);
     fail("rank 0 cannot listen on MASTER_PORT=", port, ": ", std::strerror(error),

@@ -17,7 +17,7 @@ namespace tessera::comm {
 /// text contains the boot id and the network namespace.
 std::string host_identity();
 
-/// The name of this machine. Other machines may be unable to resolve the name.
+/// The name of this machine. Other machines sometimes cannot resolve this name.
 std::string host_name();
 
 /// The numeric address by which other machines reach this machine: the address of the interface

@@ -14,7 +14,7 @@ struct SharedFile {
   std::size_t bytes = 0;
 };
 
-/// Maps a whole file and takes ownership of its descriptor, which may be invalid. `keeps_open`:
+/// Maps a whole file and takes ownership of its descriptor, which can be invalid. `keeps_open`:
 /// whether the descriptor stays open as long as the file is mapped.
 SharedFile map_file(int fd, bool keeps_open = true);
 /// Returns a text by which other processes can open the file, while this process has `fd` open.

@@ -22,7 +22,7 @@ CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info
   if (info.size() == 1) {
     return make_loopback_communicator(info);
   }
-  // host_identity() distinguishes machines, because several machines may have the same name.
+  // Different machines can have equal names, but not equal host_identity().
   const auto host_of = [&](int rank) { return job.hosts.at(static_cast<std::size_t>(rank)); };
   const bool one_host = std::ranges::all_of(
       info.ranks, [&](int rank) { return host_of(rank) == host_of(info.ranks.front()); });

@@ -23,7 +23,7 @@ struct JobInfo {
   int local_rank = 0;
   /// The identity of each rank's machine. Ranks on one machine can reach each other over loopback.
   std::vector<std::string> hosts;
-  /// This machine's address for other machines; may be empty if all ranks are on one machine.
+  /// The address of this machine for other machines. Can be "" if all ranks are on this machine.
   std::string address;
   /// The flight records (logs of the collectives) of all ranks; nullptr for one rank.
   WorldWatchPtr watch;

@@ -144,8 +144,8 @@ class StoreWorld final : public World {
   template <class Make>
   CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,
                                 const std::string& name, const Make& make) {
-    // The lock is held while the process group is made, because making a group is collective: two
-    // threads of this rank must not make the group twice. abort() also waits for the lock.
+    // Making a process group is collective, so two threads of this rank must not make the group
+    // twice. The lock is held until the group is made. abort() waits for the lock.
     const std::lock_guard lock(mutex_);
     const auto key = std::make_pair(ranks, name);
     if (const auto known = groups.find(key); known != groups.end()) {
@@ -254,7 +254,7 @@ class StoreWorld final : public World {
         {.device = device_index_, .parent = std::move(parent)});
   }
 
-  // The JobInfo is shared, because process groups for CPU tensors may outlive the World.
+  // The JobInfo is shared, because process groups for CPU tensors can outlive the World.
   JobPtr job_;
   WorldOptions options_;
   int device_index_ = -1;
@@ -265,14 +265,14 @@ class StoreWorld final : public World {
   std::vector<CommunicatorPtr> in_order_;  ///< all process groups, in the order of creation
   /// The NCCL group of all ranks, from which NCCL groups are split; nullptr before its first use.
   CommunicatorPtr nccl_of_all_;
-  /// How many NCCL groups of each name this rank has made. The numbers may differ between ranks.
+  /// How many NCCL groups of each name this rank has made. The numbers can differ between ranks.
   std::map<std::string, int> times_named_;
   // Process groups are cached for the life of the World, because several meshes share groups.
   Groups groups_, host_groups_;
 };
 
 /// LeftWorlds closes the process groups of Worlds that the program has not shut down, when main()
-/// returns or the program calls exit(). CUDA is then still usable. Static objects, which may also
+/// returns or the program calls exit(). CUDA is then still usable. Static objects, which can also
 /// own a World, are destroyed later, when CUDA is no longer usable.
 class LeftWorlds {
  public:
@@ -296,8 +296,8 @@ class LeftWorlds {
 }  // namespace
 
 void check_options(const WorldOptions& options) {
-  // check_options() also checks environment variables, so that an invalid value is an error on
-  // every rank before a rank waits for other ranks.
+  // check_options() also reads environment variables. An invalid value is thus an error on every
+  // rank before any rank waits for other ranks.
   for (const char* name : {"TESSERA_SHM", "TESSERA_STRICT", "TESSERA_DEBUG"}) {
     tessera::detail::environment_switch(name);
   }

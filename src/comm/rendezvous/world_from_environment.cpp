@@ -109,7 +109,7 @@ namespace {
 /// error: "tessera: warning: TEXT [rank 0]". Each text is shown once for the whole job, on the
 /// first rank that warns. A handler that the program has set is not replaced.
 void show_warnings_once(const JobInfo& job) {
-  // The handler of warnings is never destroyed: threads may warn while the process ends.
+  // The handler of warnings is never destroyed: threads can warn while the process ends.
   static auto& handler = *new JobWarnings;
   handler.set_job(job);
   handler_of_job = &handler;
@@ -118,7 +118,7 @@ void show_warnings_once(const JobInfo& job) {
 
 using detail::StorePtr;
 
-/// Whether this rank serves the job's store. Under torchrun, torchrun's agent may serve the store.
+/// Whether this rank serves the job's store. Under torchrun, torchrun's agent can serve the store.
 bool serves_store(const JobVariables& job) {
   return job.rank == 0 && !job.agent_store;
 }
@@ -141,7 +141,7 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
   return store;
 }
 
-/// Connects to the store on a detached thread, because libtorch's client may wait forever. The
+/// Connects to the store on a detached thread, because libtorch's client can wait forever. The
 /// thread has a copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
                          const WorldOptions& options) {
@@ -183,7 +183,7 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   }
 }
 
-/// Returns a connection to the store that lives as long as the process. Other ranks may use the
+/// Returns a connection to the store that lives as long as the process. Other ranks can use the
 /// store after rank 0's World has ended, and a second World must not bind the port again.
 StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   static std::mutex mutex;
@@ -250,7 +250,7 @@ JobInfo alone(const JobVariables& job) {
   return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
 }
 
-/// Returns `options` with the time-outs of `job`, which environment variables may set.
+/// Returns `options` with the time-outs of `job`, which environment variables can set.
 WorldOptions with_time_limits_of(const JobVariables& job, WorldOptions options) {
   options.timeout = job.timeout.value_or(options.timeout);
   options.watchdog = job.watchdog.value_or(options.watchdog);
@@ -289,7 +289,7 @@ struct MeetingPlace {
 constexpr std::size_t kPlaceBytes = 1024;
 
 /// Opens rank 0's store on a free port. The store stays open until the process ends, because other
-/// ranks may use it later. Does not throw, because other ranks wait for the broadcast.
+/// ranks can use it later. Does not throw, because other ranks wait for the broadcast.
 StorePtr open_store(MeetingPlace& place, const WorldOptions& options) {
   static std::mutex mutex;
   static auto* const stores = new std::vector<StorePtr>();
@@ -344,8 +344,8 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   if (store == nullptr) {
     store = connect_to(place, job, options);
   }
-  // The flight record (log of calls) is in memory, because a file would be named after the rank,
-  // and a process may have another rank in each World that the process makes by a broadcast.
+  // The flight record (log of calls) is in memory. A file would be named after the rank, but in
+  // each World made by a broadcast a process can have another rank.
   const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
   return meet(job, detail::store_below("tessera", store), make_record(settings, job.size, ""),
               settings, options);

@@ -131,7 +131,7 @@ class ShmGroup {
   const GroupInfo& info() const { return group_; }
   std::size_t slot_bytes() const { return segment_->slot_bytes(); }
 
-  /// Finishes the previous operation, then starts `operation` without waiting for another rank.
+  /// Finishes the previous operation. Starts `operation` without waiting for another rank.
   void start(const ShmOperationPtr& operation) {
     // The previous operation is finished first, because it uses the same slots (buffers). An error
     // of the previous operation is thrown here, and again by that operation's wait().
@@ -399,7 +399,7 @@ class ShmCommunicator final : public Communicator {
     return std::make_shared<ShmWork>(group_, std::move(operation));
   }
 
-  /// Starts an operation. The operation's rounds own the tensors, because the operation may outlive
+  /// Starts an operation. The operation's rounds own the tensors, because the operation can outlive
   /// this call.
   template <class Rounds>
   WorkPtr start_rounds(ShmOperationPtr operation, const std::shared_ptr<Rounds>& rounds,

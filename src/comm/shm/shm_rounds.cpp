@@ -151,8 +151,8 @@ void GatherRounds::produce(std::int64_t round, std::byte* slot) const {
   });
 }
 
-/// Copies the parts of all ranks to the output. This rank's part may already be there; copy_bytes()
-/// ignores equal addresses.
+/// Copies the parts of all ranks to the output. copy_bytes() skips this rank's part if the part is
+/// in the output already.
 void GatherRounds::consume(std::int64_t round, Slots slots) const {
   for (int from = 0; from < static_cast<int>(slots.size()); ++from) {
     for_each_span(buffers, from, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
@@ -276,7 +276,7 @@ template <class T, ReduceOp kOp>
 constexpr bool kOrdered = kOp == ReduceOp::kMax || kOp == ReduceOp::kMin;
 
 /// The type in which a reduction is computed. Maxima and minima of integers use the element type,
-/// because Accumulator may be unsigned.
+/// because Accumulator can be unsigned.
 template <class T, ReduceOp kOp>
 using Sum =
     std::conditional_t<kOrdered<T, kOp> && std::is_integral_v<T>, T, typename Accumulator<T>::type>;
@@ -301,10 +301,10 @@ template <class T, ReduceOp kOp>
 void reduce(std::byte* output, std::span<const std::byte* const> sources, std::size_t elements) {
   using A = Sum<T, kOp>;
   constexpr std::size_t kBlock = 1024;  // 1024 sums fit in the L1 cache
-  // Each block is reduced over all sources before `output` is written, because `output` may be one
+  // Each block is reduced over all sources before `output` is written, because `output` can be one
   // of the sources.
   std::array<A, kBlock> sums;
-  // The number of sources is converted to float first, because A may be a complex type.
+  // The number of sources is converted to float first, because A can be a complex type.
   const auto terms = static_cast<A>(static_cast<float>(sources.size()));
   for (std::size_t start = 0; start < elements; start += kBlock) {
     const std::size_t count = std::min(kBlock, elements - start);

@@ -18,7 +18,7 @@ namespace tessera::comm {
 
 /// A function that sets `output[i]` to the reduction of `sources[0][i], sources[1][i], ...`. The
 /// order of the sources is the same on every rank, so that all ranks get equal bits. There are at
-/// least two sources. 16-bit floats accumulate in fp32. `output` may be one of the sources.
+/// least two sources. 16-bit floats accumulate in fp32. `output` can be one of the sources.
 using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* const> sources,
                                 std::size_t elements);
 
@@ -45,7 +45,7 @@ struct Piece {
 };
 
 /// The division of `total` bytes into one part for each rank. All parts have `part` bytes, except
-/// that the last parts may be shorter or empty.
+/// that the last parts can be shorter or empty.
 struct EqualParts {
   std::int64_t total;
   std::int64_t part;
@@ -58,7 +58,7 @@ struct EqualParts {
 EqualParts line_parts(std::int64_t total, int ranks);
 
 /// A tensor's memory, divided into one part for each rank. `whole`: the address of the whole
-/// tensor. `own`: the address of this rank's part, which may be inside `whole`.
+/// tensor. `own`: the address of this rank's part, which can be inside `whole`.
 struct SplitBuffer {
   EqualParts parts;
   std::byte* whole;
@@ -82,7 +82,7 @@ class ScatterRounds {
   SplitBuffers buffers_;
   /// The bytes for each rank in a slot (a rank's buffer): a multiple of the size of a cache line.
   std::int64_t capacity_;
-  /// The reduction. The output may be one of the inputs, because an all-reduce reduces in place.
+  /// The reduction. The output can be one of the inputs, because an all-reduce reduces in place.
   ReduceFunction reduce_;
   std::size_t item_bytes_;
   /// The inputs of a reduction, one input for each rank; a member variable saves allocations.

@@ -60,7 +60,7 @@ void futex_wake_all(const Counter& word) {
 }
 
 /// Returns the number of checks before a waiting rank sleeps. If a machine has more ranks than
-/// cores, a waiting rank sleeps at once, because another rank may need its core.
+/// cores, a waiting rank sleeps at once and leaves the core to other ranks.
 int spins_before_sleep(const GroupInfo& group) {
   static const unsigned cores = std::thread::hardware_concurrency();
   return cores >= static_cast<unsigned>(group.ranks_here) ? kSpins : 1;
@@ -179,7 +179,7 @@ void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) con
   Header& shared = header();
   shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
   // `completed` is read after incrementing `sleepers`, and its value is passed to the kernel. If
-  // `completed` has changed meanwhile, the kernel finds another value and does not sleep.
+  // `completed` changes after the read, the kernel finds another value and does not sleep.
   const std::uint32_t seen = shared.completed.load(std::memory_order_seq_cst);
   if (!reached(seen, round)) {
     futex_wait(shared.completed, seen, most);

@@ -73,7 +73,7 @@ RecordPtr make_record(const WatchSettings& settings, int size, const std::string
 RecordPtr open_record(const std::string& handle) {
   const SharedFile file = open_file(handle);
   auto* const record = static_cast<Record*>(file.base.get());
-  // Another version of Tessera may have written the record.
+  // A different version of Tessera, with another format, can have written the record.
   return file.bytes == sizeof(Record) && record->magic == flight::kMagic
              ? RecordPtr(file.base, record)
              : nullptr;
@@ -330,7 +330,7 @@ void WorldWatch::end() {
   if (device_thread_.joinable()) {
     device_thread_.join();
   }
-  // The calls are destroyed without the lock, because destroying a call may destroy a World.
+  // The calls are destroyed without the lock, because destroying a call can destroy a World.
   added_.clear();
   calls_.clear();
   // After an exception the state is kGaveUp, so that the messages of other ranks refer to this

@@ -60,16 +60,16 @@ class WorldWatch;
 class PeerWait {
  public:
   /// `collective`: the call's name in messages. `number`: the call's number in the group; nullopt
-  /// for the group's last call.
+  /// stands for the last call of the group.
   PeerWait(const GroupInfo& group, const std::string& collective,
            std::optional<std::uint64_t> number = std::nullopt);
   /// `beginning`: the first words of each message.
   PeerWait(WorldWatch& world, BegunCall call, std::chrono::milliseconds timeout,
            std::string beginning);
 
-  /// To be called repeatedly. Throws PeerError at the time-out, and if a missing rank has ended, so
-  /// that the call cannot complete. At the watchdog's limit, prints a line about the wait.
-  /// `missing`: the ranks that have not arrived; by default those of WorldWatch::not_in().
+  /// The caller calls check() repeatedly. Throws PeerError at the time-out, or if a missing rank
+  /// has ended and the call cannot complete. At the watchdog's limit, prints a line about the wait.
+  /// `missing`: the ranks that have not arrived; by default the ranks of WorldWatch::not_in().
   void check(std::optional<std::vector<int>> missing = std::nullopt);
 
  private:
@@ -93,7 +93,7 @@ class PeerWait {
 class WorldWatch : tessera::detail::NoCopy {
  public:
   /// Starts no thread. `records`: the flight record of each rank, nullptr for ranks on other
-  /// machines. `store`: a separate connection to the job's store, because a call of the store may
+  /// machines. `store`: a separate connection to the job's store, because a call of the store can
   /// block; nullptr if all ranks are on this machine.
   WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records, detail::StorePtr store)
       : settings_(settings), records_(std::move(records)), store_(std::move(store)) {}
@@ -124,8 +124,8 @@ class WorldWatch : tessera::detail::NoCopy {
 
   /// Tells the other machines the news `text` about a rank of this machine. `topic`: one word.
   void announce(int rank, const std::string& topic, const std::string& text);
-  /// The ranks of the call's group on other machines that may not have begun `call`: according to
-  /// the store, such a rank has not ended and has announced no wait in `call` or in a later call.
+  /// The ranks of the call's group on other machines that may be late for `call`: according to the
+  /// store, they have not ended and have announced no wait in `call` or a later call.
   std::vector<int> not_waiting(const BegunCall& call);
 
   /// Watches a collective on the GPU until `is_done` returns true. The program does not wait for
@@ -193,7 +193,7 @@ class GroupWatch {
   WorldWatchPtr world_;
   std::string name_;
   std::uint64_t id_;
-  /// The number of calls that have begun. Threads that wait for earlier calls read the number, too.
+  /// The number of calls that have begun. Atomic: threads that wait for calls read the number.
   std::atomic<std::uint64_t> begun_ = 0;
 };
 
@@ -203,8 +203,8 @@ class GroupWatch {
                                      const std::string& reason);
 
 /// Starts `question`, a function of the store, and returns its future result. The process that
-/// serves the store may be stopped, and most calls of a store have no time-out. So a detached
-/// thread calls a store of another process. The thread may outlive the caller, so `question` must
+/// serves the store can be stopped, and most calls of a store have no time-out. So a detached
+/// thread calls a store of another process. The thread can outlive the caller, so `question` must
 /// own everything that it uses.
 template <class Question>
 auto ask(detail::StorePtr store, Question question) {

@@ -61,7 +61,7 @@ struct SmallModel : nn::Module<SmallModel> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// A model of two layers. A call may skip the second layer.
+/// A model of two layers. A call can skip the second layer.
 struct OptionalLayer : nn::Module<OptionalLayer> {
   at::Tensor forward(const at::Tensor& x, bool use_extra) {
     const at::Tensor y = (*base)(x);
