@@ -231,10 +231,10 @@ class BufferPool {
   std::vector<Idle> idle_;
 };
 
-/// The unsharded tensors of a parameter group, in one storage that can be freed and allocated again
-/// while tensors (parameters, and tensors that autograd saved) keep pointing to the storage. FSDP2
-/// calls this technique "storage resize". Freeing the storage loses its contents. Version counters
-/// do not change, so autograd accepts the tensors again once the storage is refilled.
+/// The unsharded tensors of a parameter group, all in one storage. The storage can be freed and
+/// allocated a second time while tensors (parameters, and tensors saved by autograd) point to it;
+/// FSDP2 calls this "storage resize". Freeing the storage loses its contents. Version counters do
+/// not change, so autograd accepts the tensors when the storage has its contents back.
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;

@@ -87,9 +87,9 @@ void CommContext::free_retired() {
 }
 
 // GradientReduction reduces the gradients of a parameter group: reduce-scatter over the shard
-// dimension of the mesh, all-reduce over replicas, division, and the addition to the sharded
-// parameters' gradients. The reduction starts when backward leaves the unit. finish() is called one
-// unit later (CommContext::reduce), so that the collective overlaps the next unit's backward.
+// dimension, all-reduce over replicas, division, addition to the sharded parameters' gradients. The
+// reduction starts when backward leaves the unit. finish() is called when backward leaves the next
+// unit (CommContext::reduce): the collective overlaps the next unit's backward.
 
 namespace {
 
@@ -449,13 +449,13 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   if (parameter.home().offloaded) {
     context.expect_on_host(parameter);
   }
-  // A pending sum over tensor-parallel ranks is computed later, by CommContext::settle: in one
-  // all-reduce for many parameters, on shards, which are smaller than gradients. The result is
-  // stored where a complete gradient would be stored, next to the gradients of the neighbouring
-  // parameters. Before the ranks have agreed on the process group (PartialGradGroup), complete
-  // gradients are treated in the same way: an optimizer that merges neighbouring gradients must
-  // merge the same gradients in a resumed run. The result is not written to autograd's tensor,
-  // because the user's hooks can hold a reference to that tensor.
+  // CommContext::settle computes a pending sum over tensor-parallel ranks later: one all-reduce
+  // sums many parameters, on shards, which are smaller than gradients. The result is stored where a
+  // complete gradient is stored, next to the neighbouring parameters' gradients. Complete gradients
+  // are treated in the same way before the ranks have agreed on the process group
+  // (PartialGradGroup), because an optimizer that merges neighbouring gradients must merge the same
+  // gradients in a resumed run. The result is not written to autograd's tensor, because the user's
+  // hooks can hold a reference to that tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,

@@ -166,10 +166,9 @@ class ShardedParameter {
   /// The tensor that forward and backward see; undefined until set_unsharded() is called.
   const at::Tensor& unsharded() const { return unsharded_; }
 
-  /// An id of the whole tensor from which the values of the shard come: equal on all ranks that
-  /// have parts of one tensor. Computed from a sample of the original tensor's values, or from the
-  /// seed that filled the parameter later. 0: the origin is unknown, or this rank has no part of
-  /// the tensor.
+  /// An id of the whole tensor from which the shard's values come. All ranks that have parts of one
+  /// tensor have the same id. The id is a hash of a sample of the tensor's values, or comes from
+  /// the seed that filled the parameter later. 0: unknown, or this rank has no part of the tensor.
   std::int64_t origin() const;
   /// Returns a number that grows with each write to the shard, as autograd's version counter does.
   std::uint64_t version() const;
@@ -215,12 +214,12 @@ class ShardedParameter {
   /// these reductions.
   void mark_expected();
   /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's
-  /// gradient and calls the parameter's libtorch hooks: register_hook's hooks before the addition,
-  /// which can change the gradient, and the post-accumulate-grad hook after the addition. For an
-  /// offloaded shard, the copy to CPU memory is asynchronous: the addition and the
-  /// post-accumulate-grad hook wait for arrive(), and the CPU waits for the copy before
-  /// register_hook's hooks. `used`: this rank contributed to the gradient. Throws Error if the
-  /// layout of the gradient, or of a hook's result, differs from the parameter's.
+  /// gradient. Calls the parameter's libtorch hooks: the hooks of register_hook before the addition
+  /// (they can change the gradient), the post-accumulate-grad hook after the addition. The copy of
+  /// an offloaded shard's gradient to CPU memory is asynchronous: arrive() does the addition and
+  /// calls the post-accumulate-grad hook; for hooks of register_hook the CPU waits for the copy.
+  /// `used`: this rank contributed to the gradient. Throws Error if the layout of the gradient, or
+  /// of a hook's result, differs from the parameter's.
   void accumulate(const at::Tensor& gradient, bool used);
   /// Completes accumulate() for a shard in CPU memory (offload_policy). Before the call, the CPU
   /// must have waited for the copies to CPU memory.

@@ -149,11 +149,11 @@ void ParameterGroupShards::check_types() const {
   }
 }
 
-// GatheredState is the all-gather of a parameter group: from the first request to the unsharded
-// parameters in the model, and back. start_unshard() and unshard() are separate, so that a gather
-// overlaps another unit's computation. Memory rule: a stream can reuse memory that it allocated
-// after it has waited for the last user of the memory; no other wait is needed. Every wait() and
-// record() of GatheredState is needed for this rule.
+// GatheredState is the all-gather of a parameter group, from the first request until the unsharded
+// parameters are in the model, and the way back. start_unshard() and unshard() are separate, so
+// that a gather overlaps another unit's computation. Memory rule: a stream can reuse its own memory
+// once the stream has waited for the last user of this memory; no other wait is needed. This rule
+// needs every wait() and record() of GatheredState.
 
 namespace {
 

@@ -74,10 +74,10 @@ constexpr Products kFp8Products{
       return tessera::detail::fp8_linear_weight_grad(gradient, x);
     }};
 
-/// The input x of column-wise Linears, which one all-gather has made. GatheredInput stores the
-/// shard between forward and backward, and the gathered tensor while backward computes the weights'
-/// gradients. In activation checkpointing the gathered tensor is saved instead: the recomputation
-/// of the block makes that tensor anyway, so a second gather would only add traffic.
+/// The input x of column-wise Linears, made by one all-gather. Between forward and backward
+/// GatheredInput stores the shard of x; while backward computes the weights' gradients, the
+/// gathered x. Activation checkpointing saves the gathered x instead: the recomputation of the
+/// block gathers x anyway, so a second gather would only add traffic.
 class GatheredInput {
  public:
   GatheredInput(const DistributedTensor& shard, const at::Tensor& whole)

@@ -26,11 +26,11 @@ std::string quoted(const std::string& fqn);
 /// (ParameterSlot::set_distinct_along).
 bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
-/// ReplicaCheck compares data that must be equal on the ranks of a plan's mesh: before the first
-/// forward the replicated parameters and whether all shards of a parameter are of one tensor, and
-/// in the first forward with gradients the plain inputs of the root. With TESSERA_DEBUG=1,
-/// ReplicaCheck also compares the replicated parameters before each forward, their gradients after
-/// each backward, and every plain tensor that an operator combines with a distributed tensor.
+/// ReplicaCheck compares data that must be equal on the ranks of a plan's mesh. Before the first
+/// forward: the replicated parameters, and whether all shards of a parameter are of one tensor. In
+/// the first forward with gradients: the plain inputs of the root. With TESSERA_DEBUG=1 also the
+/// replicated parameters before each forward, their gradients after each backward, and every plain
+/// tensor that an operator combines with a distributed tensor.
 ///
 /// A ReplicaCheck is attached to the modules that have a style.
 class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {

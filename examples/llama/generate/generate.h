@@ -12,10 +12,10 @@
 
 namespace llama {
 
-/// Returns the sampling probabilities of `logits`, in fp64; both are (texts, vocabulary). The
-/// options are applied in the order of `transformers`: temperature, which must not be 0; top-k;
-/// top-p, the smallest set of tokens with total probability >= `top_p` (Holtzman et al. 2020; at
-/// least the most likely token). All other tokens get probability 0.
+/// Returns the sampling probabilities of `logits`, in fp64; both are (texts, vocabulary). Applies
+/// the options in the order of `transformers`: temperature (not 0), top-k, top-p. Top-p keeps the
+/// smallest set of tokens with total probability >= `top_p`, but at least the most likely token
+/// (Holtzman et al. 2020). All tokens that are not kept get probability 0.
 at::Tensor token_probabilities(const at::Tensor& logits, const SamplingOptions& options);
 
 /// Chooses the next tokens of the texts of a batch.

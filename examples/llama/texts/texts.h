@@ -45,10 +45,10 @@ inline constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 /// The maximum size of a line of a JSONL file; a longer line is an error.
 inline constexpr std::size_t kLineBytes = std::size_t{32} << 20;
 
-/// Returns the offset at which to cut a text that begins with `text`: after the last line end
-/// between two non-whitespace characters, where byte-level tokenizers split anyway; if there is no
-/// such line end, after the last line end; if there is no line end, between two characters. The
-/// result is above 0.
+/// Returns the offset, above 0, at which to cut a text that begins with `text`. The best cut is
+/// after the last line end between two non-whitespace characters, where byte-level tokenizers split
+/// anyway. Second best is after the last line end of any kind. In a text without a line end the cut
+/// is between two characters.
 std::size_t cut_of(std::string_view text);
 
 /// Reads files in order. A text file is one document; in a JSONL file, each non-blank line is one
