@@ -20,7 +20,7 @@ namespace tessera::kernels {
 
 /// Whether the CUDA kernels support the tensor's device and type.
 inline bool has_cuda_kernels(const at::Tensor& x) {
-  // True also while a FakeMode simulates a GPU: as much memory must be allocated as on a GPU.
+  // True even on a CPU while a FakeMode simulates a GPU, to allocate as much memory as on a GPU.
   return runs_on_cuda(x) &&
          (x.scalar_type() == c10::ScalarType::Float ||
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
@@ -40,7 +40,7 @@ void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
   }
 }
 
-/// Like the other run_cuda_kernel(); the first result selects the kernel.
+/// Like run_cuda_kernel() with the argument `like`, for which the first result is used.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, std::initializer_list<at::Tensor> inputs,
                      std::initializer_list<at::Tensor> results) {

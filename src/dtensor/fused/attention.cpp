@@ -62,7 +62,7 @@ at::Tensor widened(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
 
-/// The attention mask as GPU kernels need it: for all heads, with rows aligned to 16 elements.
+/// Returns the mask as GPU kernels need it: for all heads, with rows aligned to 16 elements.
 std::optional<at::Tensor> aligned_mask(const at::Tensor& mask, const at::Tensor& q) {
   if (!mask.defined()) {
     return std::nullopt;
@@ -267,8 +267,8 @@ void merge(AttentionPart& merged, const AttentionPart& part) {
 
 namespace {
 
-/// Returns a plain tensor with the global sizes of `tensor`. libtorch chooses a kernel by this
-/// tensor, because libtorch cannot choose by a distributed tensor. All ranks get the same kernel.
+/// Returns a plain tensor with the global sizes of `tensor`. libtorch's choice of a kernel works
+/// only for plain tensors. All ranks get the same kernel, because global sizes are equal.
 at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return tensor;
@@ -285,14 +285,14 @@ AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Te
                           backend_of_libtorch(causal, seen, dropout));
 }
 
-/// Whether the call belongs to training, where libtorch's slow math back end is refused. False for
-/// calls with dropout, because dropout always needs this back end on a GPU (docs/random.md).
+/// Whether the call belongs to training, where libtorch's slow math back end is refused. Calls with
+/// dropout are exempt, because on a GPU they always use this back end (docs/random.md).
 bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout) {
   return c10::GradMode::is_enabled() && dropout == 0 && q.numel() > 0 &&
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
 }
 
-/// Whether attention on a GPU repeats the key heads. On a CPU libtorch handles all head counts.
+/// Whether this attention repeats the key heads. On a CPU libtorch handles unequal head counts.
 bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                    const at::Tensor& mask, double dropout) {
   const bool training = in_training(q, k, v, dropout);

@@ -30,7 +30,7 @@
 namespace tessera::detail {
 namespace {
 
-/// The position of each tensor in a call, as text: "argument 1"; in a list, "argument 0[2]".
+/// Returns each tensor argument's position as text: "argument 1"; "argument 0[2]" in a list.
 std::vector<std::string> places_of(const BoundCall& bound) {
   std::vector<std::string> places;
   for (std::size_t i = 0; i < bound.call.args.size(); ++i) {
@@ -110,7 +110,7 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
              : remedy;
 }
 
-/// Warns once per process and operator, instead of once per rank, because ranks may be threads.
+/// Warns once per process and operator. Ranks that are threads share this process-wide warning.
 void warn_once(const std::string& name) {
   static std::mutex mutex;
   // The set of names is never destroyed, because a thread may still warn while the process ends.

@@ -61,7 +61,7 @@ void fill(const at::Tensor& tensor, const kernels::Distribution& distribution, R
 }  // namespace
 
 std::uint64_t stream_of(const char* name) {
-  // A 64-bit FNV-1a hash, which starts from the offset basis; the loop multiplies by the FNV prime.
+  // Computes a 64-bit FNV-1a hash: starts with the offset basis, multiplies by the FNV prime.
   std::uint64_t hash = 14695981039346656037ULL;
   for (; *name != '\0'; ++name) {
     hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ULL;
@@ -218,8 +218,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
     return values;
   }
   settled_ = true;
-  // Loops over mesh dimensions from the innermost outwards, because the ranks of the innermost
-  // dimension have consecutive rows.
+  // Loops from the innermost mesh dimension outwards: ranks that are neighbours on the innermost
+  // mesh dimension have consecutive rows.
   std::int64_t rows = sizes_ ? sizes_->front() : 0;
   values.push_back(rows == 1 ? 1 : 0);
   for (auto dim = dims_.rbegin(); dim != dims_.rend(); ++dim) {
@@ -321,7 +321,7 @@ RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<
   if (outer_ == nullptr) {
     return;
   }
-  // A BatchPart declares this rank's part of the batch, whatever to_local() has returned before.
+  // If a BatchPart declares this rank's rows, parts that to_local() has returned are ignored.
   hands_out_parts_ = outer_->hands_out_parts_ && (rows_ == nullptr || !rows_->is_given());
   rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
 }

@@ -610,9 +610,9 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
     finish_transfers_on(*group);
   }
   auto started = start_step(step, local, mesh, sizes);
-  // `started.rest` owns the plan, which has the steps `steps`, because the transfer may outlive the
-  // plan cache's entry. The steps after the last collective do not communicate, so this rank can
-  // finish the transfer alone.
+  // The transfer can outlive the entry of the plan cache, so `started.rest` owns the plan that has
+  // the steps `steps`. Steps after the last collective do not communicate, so this rank can finish
+  // the transfer alone.
   started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
                   sizes = sizes.vec()] {
     const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);
@@ -654,8 +654,8 @@ comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tens
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
-  // Two layouts without the Partial are compared by address, because layouts are interned. Only
-  // sums are combined: a mean or a product cannot be added to sums.
+  // Compares the layout without the Partial by address, because layouts are interned. Only sums are
+  // combined in one all-reduce: a mean or a product cannot be added to sums.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
   return only_sum ? &from.mesh.group(partial[0].mesh_dim) : nullptr;
@@ -686,7 +686,7 @@ void DeferredSums::run() {
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// Ranks match terms by position, so all ranks must have added their terms in the same order.
+/// All ranks must have added their terms in one order: the all-reduce adds by position.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {
@@ -708,9 +708,8 @@ void DeferredSums::run(const Bucket& bucket) {
 namespace tessera {
 
 // CommunicationScope records a program's collectives. The wrapper around every process group
-// (comm/checked/) counts all collectives in a table, with or without a CommunicationScope. A scope
-// reports the difference between two readings of the table. A scope itself records only the list of
-// single calls.
+// (comm/checked/) always counts collectives in a table. A scope reports the difference between the
+// table's values at its end and at its start, and also records a list of single calls.
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
     : world_(mesh.world()),

@@ -83,9 +83,9 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
   transfer_ = std::move(transfer);
 }
 
-/// While the transfer was pending, the distributed tensor used the version counter of an empty
-/// stand-in tensor; the transfer's result takes over this counter. If the transfer throws,
-/// transfer_ stays set, so that later uses throw as well.
+/// Gives the local tensor the version counter that the distributed tensor used while the transfer
+/// was pending: that of an empty stand-in tensor. If the transfer throws, transfer_ stays set, so
+/// that later uses throw as well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
   give_count_to(local_);
@@ -154,8 +154,8 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
-  replay_views();  // repeated for each wrapper, because libtorch's guards reset a thread's keys
-  // A view of an ordinary tensor is not an inference tensor, even if made in inference mode.
+  replay_views();  // repeated at each call, because libtorch's guards reset a thread's keys
+  // In inference mode, a view is an inference tensor only if its base is an inference tensor.
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
     return at::Tensor(
@@ -164,8 +164,8 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
 }
 
-// The base class TensorImpl reads dispatch keys and device from a tensor, so an empty tensor stands
-// in for the pending local tensor.
+// Passes an empty tensor instead of the pending local tensor, because the constructor of the base
+// class TensorImpl reads dispatch keys and device from a tensor.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec) {
   BelowAutograd guard;
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(
@@ -388,7 +388,7 @@ std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArra
   return tessera::local_sizes(*sharding.layout, sizes, coordinate);
 }
 
-// The sort is stable, so that dimensions of equal stride have the same order on all ranks.
+// The sort is stable, so that all ranks get the same order of dimensions with equal strides.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -405,8 +405,8 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
   return strides;
 }
 
-// Ranks agree on the order of dimensions that are not sharded, that have equal shards, or whose
-// shards all have at least two positions.
+// All ranks have one order of dimensions in memory, if each sharded dimension has equal shards, or
+// has shards of at least two positions.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto index = static_cast<int>(dim);

@@ -18,25 +18,25 @@ namespace tessera::detail {
 /// Adds to an error message that sizes are global, because programs often pass a rank's own sizes.
 void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
-/// Returns the strides of the results of a view operator on tensors with global sizes, one entry
-/// per tensor with lists flattened. The operator runs on meta tensors. Local strides are not
-/// usable: a dimension of local size 1 may have any stride, and ranks would disagree. Throws the
-/// operator's exceptions, on every rank. nullopt if the operator does not run on meta tensors.
+/// Returns the global strides of the results of a view operator, one entry per tensor (also for
+/// each tensor in a list). Runs the operator on meta tensors. Local strides would not do: a
+/// dimension of local size 1 can have any stride, and ranks would disagree. Throws the operator's
+/// exceptions, on every rank. nullopt if the operator does not run on meta tensors.
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
 /// Returns `local`, or a contiguous copy if `local` cannot be viewed with `sizes`. Used for
-/// _unsafe_view, whose result need not be an alias. Composite operators call _unsafe_view on
-/// results whose memory order a kernel chose. For a local tensor with a dimension of size 1, this
-/// order may differ from the global tensor's order.
+/// _unsafe_view, whose result need not be an alias. A composite operator calls _unsafe_view on a
+/// kernel's result. If a local dimension has size 1, the kernel's memory order can differ from that
+/// of the global tensor.
 at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes);
 
-// Expanded tensors, in which all positions along a dimension of stride 0 share one element:
+// Functions for expanded tensors. All positions along a dimension of stride 0 share one element:
 
 /// Whether `tensor` has a dimension of stride 0 and more than one position.
 bool has_stride_zero(const at::Tensor& tensor);
-/// Returns `tensor` with one element in memory for all positions of each dimension where `strides`
-/// are 0. The values along such a dimension must be equal.
+/// Returns `tensor` with only one element in memory along each dimension where `strides` are 0. All
+/// values along such a dimension must be equal.
 at::Tensor expand_stride_zero(const at::Tensor& tensor, at::IntArrayRef strides);
 /// Narrows `tensor` to its first position along each dimension where `strides` are 0.
 at::Tensor narrow_stride_zero(at::Tensor tensor, at::IntArrayRef strides);

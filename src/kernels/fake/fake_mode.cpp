@@ -85,8 +85,8 @@ std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
           by_tokens(arguments[3].toTensor())};
 }
 
-/// Arguments of convolution: input, weight, bias, stride, padding, dilation, transposed, output
-/// padding, groups.
+/// Makes the result of convolution. Arguments: input, weight, bias, stride, padding, dilation,
+/// transposed, output padding, groups.
 std::vector<at::Tensor> convolution(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
@@ -113,8 +113,8 @@ at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tens
   return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
 }
 
-/// Arguments of convolution_backward: gradient, input, weight, sizes of the bias, ..., flags of the
-/// needed results.
+/// Makes the results of convolution_backward. Arguments: gradient, input, weight, sizes of the
+/// bias, ..., flags of the needed results.
 std::vector<at::Tensor> convolution_backward(Arguments arguments) {
   const at::Tensor& gradient = arguments[0].toTensor();
   const at::Tensor& input = arguments[1].toTensor();
@@ -124,8 +124,8 @@ std::vector<at::Tensor> convolution_backward(Arguments arguments) {
           if_wanted(arguments[10], 2, gradient, {gradient.size(1)})};
 }
 
-/// Arguments of native_batch_norm: input, weight, bias, running mean and variance, training flag,
-/// ...
+/// Makes the results of native_batch_norm. Arguments: input, weight, bias, running mean and
+/// variance, training flag, ...
 std::vector<at::Tensor> batch_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const std::int64_t kept = arguments[5].toBool() ? input.size(1) : 0;
@@ -140,9 +140,9 @@ std::vector<at::Tensor> batch_norm_backward(Arguments arguments) {
           if_wanted(arguments[9], 2, input, {input.size(1)})};
 }
 
-/// Arguments of native_group_norm: input, weight, bias, batch, channels, elements, groups, ... A
-/// rule is needed because newer libtorch versions compose this operator, on the meta device, from
-/// operators that have no meta kernel.
+/// Makes the results of native_group_norm. Arguments: input, weight, bias, batch, channels,
+/// elements, groups, ... A rule is needed, because on the meta device newer libtorch versions
+/// compose the operator of operators that have no meta kernel.
 std::vector<at::Tensor> group_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const Sizes groups{arguments[3].toInt(), arguments[6].toInt()};
@@ -150,8 +150,8 @@ std::vector<at::Tensor> group_norm(Arguments arguments) {
           at::empty(groups, input.options())};
 }
 
-/// Arguments of native_group_norm_backward: gradient, input, mean, rstd, weight, batch, channels,
-/// ..., flags of the needed results.
+/// Makes the results of native_group_norm_backward. Arguments: gradient, input, mean, rstd, weight,
+/// batch, channels, ..., flags of the needed results.
 std::vector<at::Tensor> group_norm_backward(Arguments arguments) {
   const at::Tensor& input = arguments[1].toTensor();
   const Sizes channels{arguments[6].toInt()};
@@ -159,8 +159,8 @@ std::vector<at::Tensor> group_norm_backward(Arguments arguments) {
           if_wanted(arguments[9], 1, input, channels), if_wanted(arguments[9], 2, input, channels)};
 }
 
-/// Arguments of native_layer_norm: input, normalised sizes, weight, bias, eps. The statistics have
-/// the weight's type.
+/// Makes the results of native_layer_norm; the statistics have the weight's type. Arguments: input,
+/// normalised sizes, weight, bias, eps.
 std::vector<at::Tensor> layer_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   Sizes kept = input.sizes().vec();
@@ -171,8 +171,8 @@ std::vector<at::Tensor> layer_norm(Arguments arguments) {
           at::empty(kept, statistics)};
 }
 
-/// Arguments of native_layer_norm_backward: gradient, input, normalised sizes, mean, rstd, weight,
-/// bias, flags of the needed results.
+/// Makes the results of native_layer_norm_backward. Arguments: gradient, input, normalised sizes,
+/// mean, rstd, weight, bias, flags of the needed results.
 std::vector<at::Tensor> layer_norm_backward(Arguments arguments) {
   const at::Tensor& input = arguments[1].toTensor();
   const Sizes sizes = arguments[2].toIntVector();
@@ -185,7 +185,7 @@ std::vector<at::Tensor> mse_loss_backward(Arguments arguments) {
   return {at::empty(at::infer_size(self.sizes(), arguments[2].toTensor().sizes()), self.options())};
 }
 
-/// Arguments of _scaled_mm: self, the other matrix, scales of both matrices, bias, scale of the
+/// Makes the result of _scaled_mm. Arguments: two matrices, their scales, bias, scale of the
 /// result, type of the result, ...
 std::vector<at::Tensor> scaled_product(Arguments arguments) {
   const at::Tensor& self = arguments[0].toTensor();
@@ -194,9 +194,9 @@ std::vector<at::Tensor> scaled_product(Arguments arguments) {
   return {at::empty({self.size(0), arguments[1].toTensor().size(1)}, self.options().dtype(type))};
 }
 
-/// Arguments of _grouped_mm: rows, and the matrices of the groups (groups, in, out); or, for one
-/// product of rows per group, two matrices whose common dimension is divided into groups, and the
-/// end of each group.
+/// Makes the result of _grouped_mm. Arguments: rows, the groups' matrices (groups, in, out), and
+/// the end of each group. Instead, for one product of rows per group: two matrices whose common
+/// dimension is divided into groups, and the end of each group.
 std::vector<at::Tensor> grouped_product(Arguments arguments) {
   const at::Tensor& first = arguments[0].toTensor();
   const at::Tensor& second = arguments[1].toTensor();
@@ -207,7 +207,7 @@ std::vector<at::Tensor> grouped_product(Arguments arguments) {
   return {at::empty(sizes, first.options())};
 }
 
-/// Arguments of adaptive pooling: a tensor (..., height, width), and its new height and width.
+/// Arguments of adaptive pooling: a tensor (..., height, width), the result's height and width.
 std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   Sizes sizes = self.sizes().vec();
@@ -215,7 +215,7 @@ std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
   return {at::empty(sizes, self.options())};
 }
 
-/// Rule for the out= variants of matrix products with a result type. `out` is the last argument.
+/// Makes the result of a matrix product's out= variant with a result type; `out` comes last.
 std::vector<at::Tensor> product_into(Arguments arguments) {
   return {arguments.back().toTensor()};
 }
