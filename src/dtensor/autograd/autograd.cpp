@@ -38,7 +38,7 @@ at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arg
 }
 
 /// The autograd node of from_local. Its backward redistributes the gradient to the layout that the
-/// caller declared for the local gradient. An undefined gradient means zero.
+/// caller declared for the local gradient. An undefined gradient stays undefined, which means zero.
 struct FromLocalBackward final : Node {
   explicit FromLocalBackward(ShardingSpec s) : sharding(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override {
@@ -60,8 +60,8 @@ struct ToLocalBackward final : Node {
   TensorSpecPtr spec;
 };
 
-/// The autograd node of redistribute, whose backward redistributes the gradient to the source's
-/// layout. After an asynchronous forward, the first use of the gradient waits for the collective.
+/// The autograd node of redistribute. Its backward redistributes the gradient to the source's
+/// layout. If the forward was asynchronous, the gradient's first use waits for the collective.
 struct RedistributeBackward final : Node {
   RedistributeBackward(ShardingSpec s, const RedistributeOptions& o)
       : sharding(std::move(s)), options(o) {}
@@ -123,8 +123,8 @@ at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const Shardi
 }
 
 /// Compares local gradients between ranks, along mesh dimensions where the gradient's layout is
-/// replicated. The caller of to_local() promises that these gradients are equal, but the caller's
-/// code may reduce gradients wrongly. Collective.
+/// replicated. The caller of to_local() promises that these gradients are equal; this check detects
+/// a wrong reduction in the caller's code. Collective.
 void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
   const DeviceMesh& mesh = spec.sharding.mesh;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
@@ -248,10 +248,9 @@ at::Tensor make_plain(const at::Tensor& gradient) {
 
 }  // namespace
 
-/// The hook on a leaf is added only once, because a leaf is used in every step and hooks persist.
+/// Adds the hook that makes a gradient plain only once, because a tensor can be used many times.
 void keep_gradient_plain(const at::Tensor& tensor) {
-  // GradMode is checked by the caller, because the forward of a torch::autograd::Function runs
-  // without GradMode.
+  // The caller has checked GradMode, which is off in the forward of a torch::autograd::Function.
   if (!has_own_hook(tensor, OwnHook::kMakePlain)) {
     add_own_hook(tensor, OwnHook::kMakePlain, &make_plain);
   }

@@ -109,16 +109,16 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   return SiluMul::call(gate, up);
 }
 
-// Dropout whose mask depends on the random key and the index in the global tensor, so that the mask
-// is equal on every mesh. Backward applies the same operator to the gradient, because dropout is
-// linear: the mask is drawn again and needs no memory.
+// Dropout whose mask depends on the random key and on each element's index in the global tensor, so
+// that every mesh has the same mask. Dropout is linear, so backward applies the same operator to
+// the gradient: the mask is drawn a second time and never saved.
 
 namespace {
 
-/// `seed` and `stream` are the bits of a RandomKey. `first_element` is the index of x's first
-/// element in the tensor that one mask covers. All three are Scalars: every call has another
-/// stream, and values of Scalars are not part of a call's key in the dispatch cache. `place`: the
-/// value of flat_place() for `x`; empty if `x` is the whole tensor.
+/// The dropout operator. `seed` and `stream` are the bits of a RandomKey. `first_element` is the
+/// index of x's first element in the tensor that one mask covers. All three are Scalars, whose
+/// values are not in a cache key, because every call has another stream. `place`: the value of
+/// flat_place() for `x`; empty if `x` is the whole tensor.
 struct Dropout : FusedOperator<Dropout, at::Tensor(const at::Tensor&, double, const at::Scalar&,
                                                    const at::Scalar&, const at::Scalar&,
                                                    c10::SymIntArrayRef)> {

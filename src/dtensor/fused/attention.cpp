@@ -464,12 +464,12 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   return blocks;
 }
 
-/// A Piece: queries that are computed together. A piece has the queries of a chunk, or the queries
-/// of one document within a chunk.
+/// A Piece: queries that one attention call computes together: all queries of a chunk, or the
+/// queries of one document within a chunk.
 struct Piece {
-  Range sequences;  ///< range of sequences in the batch to which the piece's queries belong
-  Range rows;       ///< range of tokens of q that the piece covers
-  Range keys;       ///< range of tokens of k; the piece's queries see no other keys
+  Range sequences;  ///< sequences of the batch from which the queries are
+  Range rows;       ///< the queries' range of tokens of q
+  Range keys;       ///< range of tokens of k that contains all keys that the queries see
   /// The positions of the queries, relative to the first key in `keys`.
   Range queries() const { return {keys.length - rows.length, rows.length}; }
 
@@ -518,7 +518,7 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
     check_documents(k, documents);
   }
   const bool whole_sequences =
-      // True if each sequence is one document, or if documents are not used.
+      // True if each sequence is a single document, or if the caller passed no documents.
       std::ssize(documents) <= q.size(0) + 1;
   const std::int64_t length = q.size(kTokensDim) / count, sequence = k.size(kTokensDim);
   std::vector<Piece> pieces;
@@ -550,8 +550,8 @@ struct BlockCall {
       : q(queries), k(block.keys.of(all_k)), v(block.keys.of(all_v)) {
     seen.causal = block.kind == Block::kCausal;
     if (block.kind == Block::kMasked) {
-      // Making the attention mask costs little compared to the scores. The mask has at most chunk *
-      // (chunk + window) elements, or chunk^2 if the window is longer than the chunk.
+      // Making the mask costs little compared to the scores: it has at most chunk * (chunk +
+      // window) elements, or chunk^2 if the window is longer than the chunk.
       seen.mask = window_term({.queries = chunk.length,
                                .keys = block.keys.length,
                                .own = chunk.first - block.keys.first,

@@ -23,8 +23,8 @@ std::int64_t sum_of(Counts counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
-// The operator that exchanges rows between ranks. `group` is the address of the communicator as an
-// integer, because a schema has no type for a process group.
+// The operator that exchanges rows between ranks. The argument `group` is the communicator's
+// address as an integer, because an operator schema has no type for a process group.
 
 struct AllToAllUneven
     : FusedOperator<AllToAllUneven, at::Tensor(const at::Tensor&, Counts, Counts, std::int64_t)> {
@@ -74,7 +74,7 @@ at::Tensor run_all_to_all_uneven(const at::Tensor& x, Counts output_counts, Coun
   return output;
 }
 
-/// Dimensions other than the rows may be sharded, but over another mesh than the exchange's.
+/// All dimensions except the rows can be sharded, over a mesh other than that of the exchange.
 std::optional<ShardingRule> all_to_all_uneven_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   std::vector<std::int64_t> sizes = call.tensor(0).sizes;

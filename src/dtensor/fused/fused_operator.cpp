@@ -16,7 +16,7 @@ namespace tessera::detail {
 // The code of fused operators that does not depend on an operator's type: the gradient of a
 // FusedNode, recomputation, and the sharding rule of elementwise operators.
 
-/// Gradient mode is on in a backward only if the backward is recorded (create_graph).
+/// Throws Error if gradient mode is on, that is, if autograd records the backward (create_graph).
 variable_list FusedNode::apply(variable_list&& gradients) {
   TESSERA_CHECK(!c10::GradMode::is_enabled(), op_,
                 " is differentiable once; a gradient of its gradient was asked for "
@@ -35,7 +35,7 @@ variable_list FusedNode::apply(variable_list&& gradients) {
   return differentiate(gradients);
 }
 
-/// Unpacking a saved tensor after its release throws libtorch's own error.
+/// Releases the saved tensors. If one is unpacked afterwards, libtorch throws its own error.
 void FusedNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (SavedVariable& variable : saved_) {
@@ -49,9 +49,9 @@ void FusedNode::record(const at::Tensor& result) {
   set_node(result, pointer_to(*this));
 }
 
-/// Redistributes a gradient that is Partial or has another sharding, so that the inputs' gradients
-/// get the layouts of the inputs and are not Partial unnecessarily. If the gradient is replicated,
-/// the operator uses this rank's shard directly.
+/// Redistributes a gradient that is Partial or sharded in another way than the result, so that
+/// gradients of inputs have the inputs' layouts. A replicated gradient is not redistributed: the
+/// operator uses this rank's shard of it.
 at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_t result) const {
   const TensorSpecPtr& spec = results_[result];
   const DistributedTensorImpl* given = as_distributed(gradient);
@@ -76,7 +76,7 @@ bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
   return tensor.output_nr() == 0 && !moves_ && writes_of(tensor) == writes_ && prepare();
 }
 
-/// Recomputes the result. With create_graph, does not compute gradients: autograd must record them.
+/// Recomputes the result, and the gradients unless create_graph is on: autograd must record these.
 RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gradient,
                                                            int backward) {
   if (!takes_gradient() || !gradient.defined() || c10::GradMode::is_enabled() ||
@@ -98,8 +98,8 @@ at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // At the end of the backward, frees the cached result. Autograd does not run this node, which
-    // would free the result, if no requested gradient depends on this node.
+    // Frees the cached result at the end of the backward, in case that this node, which also frees
+    // it, has not run: autograd skips the node if no requested gradient depends on the node.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};
@@ -139,7 +139,7 @@ RuleFunction::Body elementwise_rule(std::size_t results) {
 
 namespace {
 
-/// Returns the node that can recompute `tensor`; nullptr if the tensor itself must be saved.
+/// Returns the autograd node that can recompute `tensor`; nullptr if `tensor` must be saved.
 NodePtr<Node> maker_of(const at::Tensor& tensor) {
   auto* node = dynamic_cast<RecomputableNode*>(tensor.grad_fn().get());
   const bool recomputes = node != nullptr && !hooks_keep_tensors() && node->can_recompute(tensor);

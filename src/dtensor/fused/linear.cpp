@@ -15,8 +15,8 @@ namespace tessera::detail {
 
 namespace {
 
-/// Arguments of embedding: weight, indices, first_row, total_rows. `weight` has the rows from
-/// `first_row` on of a table of `total_rows` rows, or the whole table if `total_rows` is negative.
+/// The embedding operator. `weight` has the rows from `first_row` on of a table of `total_rows`
+/// rows, or all rows of the table if `total_rows` is negative.
 struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                        std::int64_t, std::int64_t)> {
   static constexpr const char* name = "tessera::embedding";
