@@ -60,7 +60,7 @@ T value_of(const T* pointer) {
   return values_of(pointer, 1).front();
 }
 
-/// Blocks a stream until open(), like a long kernel.
+/// Blocks a stream, like a long kernel, until open() is called.
 class Gate {
  public:
   explicit Gate(cudaStream_t stream) {

@@ -277,7 +277,7 @@ TEST(GraphNodeCanary, ALongChainIsFreedWithoutRecursion) {
   for (int i = 0; i < 300'000; ++i) {
     x = times_kept(x, one);
   }
-  x = at::Tensor();  // Destroying the graph must not recurse.
+  x = at::Tensor();  // Freeing the graph must not recurse: the stack would overflow.
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ TEST_P(Fused, RmsNormKeepsNaNAndInfinityInTheirRow) {
   }
 }
 
-/// Expects equal bits. fp64 values may differ, because ATen rounds by position.
+/// Expects equal bits. fp64 values can differ: ATen's rounding depends on positions.
 void expect_same(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_TRUE(a.scalar_type() == at::kDouble ? a.allclose(b, 1e-14, 1e-15) : a.equal(b));
 }
@@ -187,7 +187,7 @@ TEST_P(Fused, SiluMulTakesHalvesOfOneTensor) {
   }
 }
 
-// One call for queries and keys equals, bit for bit, one call for each, also if contiguous.
+// One call for queries and keys equals two separate calls, bit for bit, for any strides.
 TEST_P(Fused, RotaryTakesQueriesAndKeysAtOnce) {
   const at::Tensor cos = random({5, 16}), sin = random({5, 16});
   const at::Tensor q = random({2, 6, 5, 16}, type()).transpose(1, 2),

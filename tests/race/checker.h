@@ -64,7 +64,7 @@ class MemoryMap {
   /// Allocates memory for the queue of `action`. It is a fault if `clock` does not contain all
   /// earlier uses of the memory.
   Faults allocate(Range range, const Action& action, const VectorClock& clock);
-  /// Frees memory, also memory whose allocation was not recorded.
+  /// Records that memory was freed, even if its allocation was not recorded.
   void free(Range range);
   Faults read(Range range, const Action& action, const VectorClock& clock);
   Faults write(Range range, const Action& action, const VectorClock& clock);

@@ -14,8 +14,8 @@
 
 namespace tessera::testing {
 
-/// Forwards every call to another communicator. Tests derive from this class, and override calls to
-/// observe or disturb them.
+/// Forwards every call to another communicator. Tests derive from this class, and override
+/// functions to observe or disturb calls.
 class ForwardingCommunicator : public comm::Communicator {
  public:
   explicit ForwardingCommunicator(comm::CommunicatorPtr inner)

@@ -22,7 +22,7 @@ struct Ended {
 
 struct ProcessesOptions {
   std::map<std::string, std::string> environment;
-  /// After this time, or if only stopped processes are left, all processes are killed (signal 9).
+  /// After this time, or if all running processes are stopped, all processes are killed (signal 9).
   std::chrono::seconds deadline{60};
 };
 

@@ -91,7 +91,7 @@ struct SaveOptions {
 
 /// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. If several ranks
 /// have the same block of a tensor, one of these ranks writes the block. Rank 0 writes tensors that
-/// are not distributed; plain buffers may differ between ranks, for example the running statistics
+/// are not distributed; plain buffers can differ between ranks, for example the running statistics
 /// of a norm. load() finds the step only after every byte is durable. Then save() removes the
 /// oldest steps of this run, so that options.keep steps remain.
 ///
@@ -138,8 +138,8 @@ struct LoadReport {
 };
 
 /// Fills the model and the optimizer state from a step, or from the newest step of a folder. The
-/// step may have been saved on any mesh and any number of ranks. Rank 0 chooses the step. Each rank
-/// reads the bytes of its shards, rounded to whole MiB, and verifies the checksum of each MiB.
+/// mesh and the number of ranks can differ from those of the save. Rank 0 chooses the step. Each
+/// rank reads the bytes of its shards, rounded to whole MiB, and verifies the checksum of each MiB.
 ///
 /// Collective over `world`. A failure on one rank is an Error on all ranks. Throws Error, before
 /// anything is changed, if folders or options differ between ranks, if the step does not exist, if

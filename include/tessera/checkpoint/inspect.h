@@ -31,9 +31,9 @@ std::string describe_step(const std::filesystem::path& step);
 std::vector<std::string> verify_step(const std::filesystem::path& step);
 
 /// Lists the differences between the tensors of two steps, one line each: names, sizes, types, and
-/// the largest absolute and relative difference. Reads both steps, at most 8 MiB at a time. The
-/// steps may have been saved on different meshes. Throws Error for an invalid step, and for bytes
-/// that do not match their checksum.
+/// the largest absolute and relative difference. Reads both steps, at most 8 MiB at a time. Steps
+/// that were saved on different meshes can be compared. Throws Error for an invalid step, and for
+/// bytes that do not match their checksum.
 std::vector<std::string> compare_steps(const std::filesystem::path& step,
                                        const std::filesystem::path& other);
 

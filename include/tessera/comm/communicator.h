@@ -36,8 +36,8 @@ class PeerError : public Error {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Returns when the results may be read. On a CPU the caller blocks; on CUDA the current stream
-  /// waits and the caller does not. Throws PeerError.
+  /// Call wait() before the results are read. On a CPU the calling thread waits; on CUDA only the
+  /// current stream waits. Throws PeerError.
   virtual void wait() = 0;
   /// Called after wait(). Returns a function that tells whether the device has finished the
   /// collective; an empty function if the device has finished already. The watchdog's thread calls

@@ -17,7 +17,7 @@ namespace tessera::comm {
 
 /// Makes a World of the processes of `ranks`, with the same rank numbers, for example
 /// MPI_COMM_WORLD or a result of MPI_Comm_split. MPI sends one message, by MPI_Bcast from rank 0;
-/// the world's collectives do not use MPI, and the world may outlive the communicator. On each
+/// the world's collectives do not use MPI, and the world can outlive the communicator. On each
 /// machine the ranks use the GPUs in rank order. Collective over `ranks`; see world_from_broadcast.
 /// Throws Error if MPI is not initialised, for MPI_COMM_NULL, and if MPI returns an error.
 ///   MPI_Init(&argc, &argv);

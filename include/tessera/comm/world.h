@@ -56,13 +56,13 @@ class World {
   virtual int device_index() const { return -1; }
   /// Closes the world's groups on this rank; called when the rank's work is done. Groups close in
   /// the reverse order of their creation; an NCCL group closes on all of its ranks together.
-  /// Meshes, tensors and Works may outlive the world, but group() and collectives then throw Error.
+  /// Meshes, tensors and Works can outlive the world, but group() and collectives then throw Error.
   /// A second call, or a call after abort(), does nothing. Throws PeerError if a rank of an NCCL
   /// group does not call shutdown(); the groups are then closed as well.
   virtual void shutdown() {}
   /// Like group(), but the group is for CPU tensors, even if the world's device is a GPU. Its
   /// traffic is not counted. The result is never a group that group() returns, so that one thread
-  /// may use a host group while another thread uses the groups of group(). The default
+  /// can use a host group while another thread uses the groups of group(). The default
   /// implementation is for worlds whose groups are on the CPU.
   virtual CommunicatorPtr host_group(const std::vector<int>& ranks, const std::string& name) {
     return group(ranks, name);
@@ -117,7 +117,7 @@ WorldPtr fake_world(int rank, int size);
 
 /// The main function of one rank: runs `body` and returns 0. If `body` throws, prints one line on
 /// standard error, with the rank and the message and without libtorch's stack, and ends the process
-/// with status 1 at once, so that ranks that wait for this rank end, too. Objects outside `body`
+/// with status 1 at once, so that ranks that wait for this rank also end. Objects outside `body`
 /// are not destroyed. Ignores SIGXFSZ: a file above the size limit is an error.
 ///
 ///   int main() {

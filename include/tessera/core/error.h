@@ -43,7 +43,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 }  // namespace tessera
 TESSERA_API_END
 
-/// Throws tessera::Error unless `condition`; the other arguments are concatenated to the message.
+/// Throws tessera::Error unless `condition`. The arguments after `condition` form the message.
 #define TESSERA_CHECK(condition, ...) \
   do {                                \
     if (!(condition)) [[unlikely]] {  \

@@ -21,7 +21,7 @@ struct Replicate {
 };
 
 /// A placement: tensor dimension `dim` is divided over the mesh dimension as by torch.chunk: the
-/// last ranks may have fewer positions than the other ranks, or none. Like PyTorch's Shard.
+/// last ranks can have fewer positions than the first ranks, or none. Like PyTorch's Shard.
 struct Shard {
   std::int64_t dim = 0;
   friend bool operator==(const Shard&, const Shard&) = default;
@@ -66,7 +66,7 @@ inline bool is_shard(const Placement& p, std::int64_t dim) {
 }
 
 /// Returns the number of positions of chunk `index`, if `size` positions are divided into `chunks`
-/// chunks as by torch.chunk: ceil(size / chunks), but the last chunks may be shorter or empty.
+/// chunks as by torch.chunk: ceil(size / chunks), but the last chunks can be shorter or empty.
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index);
 
 /// Returns the reduction's name: "sum", "avg", "max", "min" or "product".

@@ -15,7 +15,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The properties of a tensor that a sharding rule may depend on.
+/// The properties of a tensor that a sharding rule can read.
 struct TensorMeta {
   std::vector<std::int64_t> sizes;  ///< global sizes of the tensor
   std::int64_t itemsize = 4;        ///< number of bytes of an element

@@ -32,7 +32,7 @@ class SampleSource {
   /// vocabulary.
   virtual void read(std::int64_t index, std::span<std::int64_t> inputs,
                     std::span<std::int64_t> targets) const = 0;
-  /// Whether samples may have targets of -100, which the loss ignores.
+  /// Whether samples can have targets of -100, which the loss ignores.
   virtual bool ignores_targets() const { return false; }
   /// Returns a description of the source for messages: "13 tokens, which is 4 samples of 3 tokens".
   virtual std::string description() const = 0;
@@ -147,7 +147,7 @@ class BatchLoader {
   Batch load(std::int64_t step, const std::vector<RowRange>& ranges, bool pinned = false) const;
   /// Returns the number of distinct samples over all sources.
   std::int64_t samples() const;
-  /// Whether targets may be -100, which the loss ignores. If so, the number of targets with a loss
+  /// Whether targets can be -100, which the loss ignores. If so, the number of targets with a loss
   /// differs between ranks.
   bool ignores_targets() const;
 

@@ -156,7 +156,7 @@ class UnshardScope : tessera::detail::NoCopy {
 
  private:
   std::shared_ptr<Unit> unit_;  ///< nullptr if the unit was unsharded before the scope
-  bool was_unsharded_;          ///< whether parameters were gathered before, for a later backward
+  bool was_unsharded_;          ///< whether parameters were unsharded before the scope
 };
 
 // The functions below change settings, also between iterations. Settings must be the same on every

@@ -128,7 +128,7 @@ struct MlpNames {
 /// Options of a SwiGlu and a GeluMlp.
 struct MlpOptions {
   std::int64_t hidden = 0;  ///< number of features of the input and of the result
-  std::int64_t inner = 0;   ///< number of features between the Linears
+  std::int64_t inner = 0;   ///< number of hidden features (out_features of up)
   bool bias = false;
   /// Weights are initialised from normal(0, init_std), the weight of `down` from normal(0,
   /// output_init_std); if output_init_std is 0, `down` uses init_std. Biases are initialised to

@@ -45,8 +45,8 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// (sequence, head_dim), without gradient. Every dimension of x except the last may be sharded;
 /// each rank uses the rows of the tables for its own positions.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
-/// Applies rotary_embedding() to queries and keys, which may have different numbers of heads. On
-/// CUDA the function takes one kernel launch.
+/// Applies rotary_embedding() to queries and keys, whose numbers of heads can differ. On CUDA the
+/// function takes one kernel launch.
 std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
                                                    const at::Tensor& cos, const at::Tensor& sin);
 

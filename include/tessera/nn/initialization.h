@@ -19,7 +19,7 @@ namespace tessera::nn {
 
 /// While a MetaDevice object exists, this thread creates new parameters on the meta device: sizes
 /// and types without storage. Factory functions that are called without a device also create
-/// tensors on the meta device. Scopes may nest. Like torch.device("meta").
+/// tensors on the meta device. Scopes can nest. Like torch.device("meta").
 class MetaDevice : tessera::detail::NoCopy {
   tessera::detail::MetaFactoryGuard factories_;
 };

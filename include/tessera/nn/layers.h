@@ -167,9 +167,9 @@ class Dropout : public Module<Dropout>, public detail::DropoutState {
  public:
   /// The constructor throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
-  /// Throws Error if x is a pending sum (Partial), and if x is plain and its position in the global
-  /// tensor is unknown. Also throws if this module has neither a key nor a name, because the module
-  /// is called in another module's forward but is not registered in any module.
+  /// Throws Error if x is Partial, and if x is plain and its position in the global tensor is
+  /// unknown. Also throws if this module has neither a key nor a name, because the module is called
+  /// in another module's forward but is not registered in any module.
   at::Tensor forward(const at::Tensor& x);
   void set_key(RandomKey key) { key_ = key; }
 

@@ -130,7 +130,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
 
   /// Fills this module's own parameters and buffers with initial values. init_weights() calls
   /// reset_parameters() of every module, parents first, when the parameters are already sharded. A
-  /// module may also fill parameters of modules below it. Each parameter is filled once, by the
+  /// module can also fill parameters of modules below it. Each parameter is filled once, by the
   /// outermost module that fills it.
   virtual void reset_parameters(const InitContext& init);
 
@@ -153,7 +153,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
                                  bool persistent = true);
 
   /// Throws Error if this module has hooks that have not run, because forward was called as
-  /// m.forward(x) instead of m(x). A forward may call this function in its first line.
+  /// m.forward(x) instead of m(x). A forward can call this function in its first line.
   void check_called() const;
 
  private:

@@ -164,8 +164,8 @@ template <class Options, class = void>
 class GroupedOptimizer : public SlotOptimizer {
  public:
   std::size_t groups() const { return options_.size(); }
-  /// The options of a group, which may be changed between steps. A step throws Error for an lr that
-  /// is negative or not finite.
+  /// The options of a group, which the program can change between steps. A step throws Error for an
+  /// lr that is negative or not finite.
   Options& options(std::size_t group = 0) {
     check_group(group);
     return options_[group];

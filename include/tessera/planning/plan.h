@@ -49,7 +49,7 @@ struct PlanOptions {
   /// A function that returns advice on how to reduce memory of a kind, for a plan that does not
   /// fit. If the function is empty, the plan has general advice.
   std::function<std::string(observe::MemoryKind)> remedy{};
-  /// Returns sizes other than shard sizes in which the rank at `coordinate` may differ, for example
+  /// Returns sizes other than shard sizes in which the rank at `coordinate` can differ, for example
   /// its number of samples, or the length of its part of each sequence. If the function is empty,
   /// plan_run() also plans the last rank of each kind, and throws Error if that rank differs from
   /// the first rank.

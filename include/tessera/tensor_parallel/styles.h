@@ -19,7 +19,7 @@ namespace tessera::tensor_parallel {
 
 /// A ParallelStyle defines tensor parallelism for one module: the placements of its parameters on
 /// the mesh, and the redistribution of its inputs and outputs. A style object is immutable; many
-/// modules, meshes and threads may share it.
+/// modules, meshes and threads can share one object.
 ///
 /// Derive from this class for a user-defined style (docs/modules/your_own_module.md).
 class ParallelStyle {
@@ -47,7 +47,7 @@ class ParallelStyle {
   /// the operators redistribute their arguments themselves.
   virtual bool adds_hooks() const { return true; }
 };
-/// A shared pointer to a style, because several entries of a plan may use one style.
+/// A shared pointer to a style, because several entries of a plan can use one style.
 using StylePtr = std::shared_ptr<const ParallelStyle>;
 
 /// Pairs of an FQN pattern (nn::matches_fqn) and a style: {"layers.*.mlp.up_proj",

@@ -50,7 +50,7 @@ struct CheckpointOptions {
   std::filesystem::path folder = {};  ///< folder of the run's checkpoints; empty: nothing is saved
   std::int64_t every = 0;             ///< number of steps between saves; 0: save at the end only
   std::int64_t steps = 0;             ///< number of steps of the whole run; 0: the run only loads
-  bool async = true;                  ///< whether to save from a copy while training continues
+  bool async = true;                  ///< whether training continues while a copy is saved
   int keep = 0;                       ///< how many checkpoints are retained, at least 2; 0: all
   Resume resume = Resume::kNever;
   std::int64_t resume_step = -1;  ///< step from which the run continues; -1: the newest step

@@ -21,7 +21,7 @@ Indices chunk(const Indices& list, std::int64_t parts, std::int64_t index);
 
 /// Returns the indices of dimension `dim` that PyTorch gives to `coordinate` under a placement
 /// list. The placements split arange(size) in mesh order; a strided shard first cuts the list into
-/// split_factor pieces, splits each piece into chunks, and joins this coordinate's chunks.
+/// split_factor pieces, splits each piece into chunks, and joins the chunks of this coordinate.
 Indices torch_indices(const Placements& placements, const Indices& mesh_sizes, int dim,
                       std::int64_t size, const Indices& coordinate);
 

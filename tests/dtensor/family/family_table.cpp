@@ -58,8 +58,8 @@ void add_operation(std::string& text, const Operation& operation) {
   }
 }
 
-/// The outcome of an operation: results, gradients of the floating-point operands (undefined if
-/// there is none), layouts, and communication.
+/// The outcome of an operation: results, gradients of the floating-point operands (undefined for an
+/// operand without gradient), layouts, and communication.
 struct Outcome {
   Tensors results, gradients;
   std::string layout_of_results, layout_of_gradients;

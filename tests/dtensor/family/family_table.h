@@ -23,7 +23,7 @@ struct Operand {
 };
 
 /// One row: the layouts of the operands, and the expected layouts and communication. Placements are
-/// "S0" (sharded on dimension 0), "R" (replicated), "P" (a pending sum; "Pmax" and so on), with a
+/// "S0" (sharded on dimension 0), "R" (replicated), "P" (Partial sum; "Pmax" and so on), with a
 /// comma between mesh dimensions and a blank between tensors. Communication is "-" for none, or
 /// what one rank sends with each collective: "all_reduce 64" bytes, "2 all_reduce 128" in two
 /// calls.

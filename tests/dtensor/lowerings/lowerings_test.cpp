@@ -8,7 +8,7 @@
 namespace tessera {
 
 // Tests operators that reduce or scan a sharded dimension, and that communicate only as many bytes
-// as their result has. Shards may be short or empty. Values include ties, NaNs and infinities.
+// as their result has. Some shards are short or empty. Values include ties, NaNs and infinities.
 
 namespace {
 

@@ -130,7 +130,7 @@ TORCH_LIBRARY(tessera_test, library) {
   library.def("never_called(Tensor x) -> Tensor");
 }
 
-/// The rule of a linear elementwise operator, whose inputs may be partial sums.
+/// The rule of a linear elementwise operator, whose inputs can be Partial sums.
 std::optional<ShardingRule> elementwise(const OpCall& call) {
   auto rule = own_operators::elementwise(call);
   rule->linear = {{{0}, ReduceOp::kSum}};

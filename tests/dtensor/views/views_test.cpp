@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Tests writes through views of distributed tensors, also under autograd: a write must reach the
-// viewed tensor, or throw.
+// Tests writes through views of distributed tensors, with and without autograd. A write must change
+// the viewed tensor, or throw.
 
 namespace {
 

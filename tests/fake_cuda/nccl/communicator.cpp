@@ -323,7 +323,7 @@ ncclResult_t ncclCommUserRank(ncclComm_t handle, int* rank) {
   return query(handle, rank, &Communicator::rank);
 }
 
-// ncclCommRegister and ncclCommDeregister do nothing: registered buffers are used like any others.
+// ncclCommRegister and ncclCommDeregister do nothing: registration has no effect on a buffer.
 ncclResult_t ncclCommRegister(ncclComm_t, void* buffer, std::size_t, void** handle) {
   count_call("ncclCommRegister");
   *handle = buffer;

@@ -26,7 +26,7 @@ std::string name_of(ncclDataType_t type);
 /// Whether reduce() supports a reduction of a type.
 bool can_reduce(ncclDataType_t type, ncclRedOp_t op);
 
-/// Sets output[i] to the reduction of inputs[r][i] over r, in rank order. `output` may be an input.
+/// Sets output[i] to the reduction of inputs[r][i] over r, in rank order. `output` can be an input.
 void reduce(void* output, const std::vector<const void*>& inputs, std::size_t count,
             ncclDataType_t type, ncclRedOp_t op);
 

@@ -449,8 +449,8 @@ void count(const std::vector<Operation>& operations) {
   }
 }
 
-/// Runs a NCCL group on the stream of its first operation. As in NCCL, the other operations'
-/// streams wait before and after the group.
+/// Runs a NCCL group on the stream of its first operation. As in NCCL, the streams of later
+/// operations wait before and after the group.
 void launch(const std::vector<Operation>& operations) {
   count(operations);
   Stream& first = *operations.front().stream;

@@ -120,7 +120,7 @@ Json streams_json() {
 Json launches_json() {
   Json launches = Json::object();
   for (const auto& [name, count] : record().launches) {
-    // Several libraries may contain the same kernel, so the counts are added.
+    // If several libraries contain the same kernel, their counts are added.
     const std::string readable = demangle(name);
     launches[readable] = launches.value(readable, std::int64_t{0}) + count;
   }
@@ -191,7 +191,7 @@ void write_reports() {
     return;
   }
   const std::string path = settings().report + "." + std::to_string(settings().rank) + ".json";
-  // The file is renamed at the end, because the process may be killed while it writes.
+  // The file is renamed at the end, because the process can be killed while it writes.
   const std::string part = path + ".part";
   std::ofstream(part) << report_json().dump(1) << "\n";
   std::rename(part.c_str(), path.c_str());

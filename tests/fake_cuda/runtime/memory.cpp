@@ -94,8 +94,8 @@ void* map(std::size_t bytes, int protection, int flags, int file) {
 
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
-/// Maps device memory twice: at `pointer`, which the host may not access, and at `view`. The memory
-/// is zero; pages are allocated at the first write.
+/// Maps device memory twice: at `pointer`, which the host must not access, and at `view`. The
+/// memory is zero; pages are allocated at the first write.
 void map_device(std::size_t bytes, void** pointer, void** view) {
   const int file = memfd_create("fake_cuda", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) {

@@ -41,7 +41,7 @@ bool write_new_file(const std::filesystem::path& path, const std::string& text);
 /// cannot be made.
 void create_folders(const std::filesystem::path& folder);
 
-/// Whether the path of an input file may be a symbolic link.
+/// Whether a function accepts an input file whose path is a symbolic link.
 enum class Symlinks { kFollow, kRefuse };
 
 /// An untrusted regular file that is open for reading. The file is read by pread() and not mapped
@@ -124,7 +124,7 @@ void sync_folder(const std::filesystem::path& folder);
 namespace tessera::detail {
 
 /// The error for a file that could not be opened or read. The content of such a file is unknown,
-/// and the file may become readable later.
+/// and the file can become readable later.
 class ReadError : public Error {
  public:
   /// `missing`: the path of the file if the file does not exist, otherwise empty.
@@ -149,7 +149,7 @@ std::string json_hint(std::string_view fault);
 void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view content);
 
 /// Computes the checksum CRC-32C (Castagnoli; RFC 3720) of `bytes`, by this processor's fastest
-/// method. `before` is the checksum of the preceding bytes; so data may be passed in several calls.
+/// method. `before` is the checksum of the preceding bytes, so data can be passed in several calls.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
 /// A method of computing the checksum CRC-32C: the method's name and the function.

@@ -25,12 +25,12 @@ constexpr std::size_t kMostRanks = 4096;
 
 enum class RankState : std::uint32_t {
   kRunning,
-  kEnded,  ///< the rank has destroyed its World; the process may continue
+  kEnded,  ///< the rank has destroyed its World; its process can continue
   kGaveUp  ///< the rank has called World::abort()
 };
 
 /// A text in atomic words, so that one process can read the text while another process writes it. A
-/// reader may get a mixture of two texts. A text that is too long loses its end.
+/// reader can get a mixture of two texts. A long text loses its end.
 class SharedText {
  public:
   void store(std::string text) {

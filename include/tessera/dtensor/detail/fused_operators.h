@@ -120,7 +120,7 @@ void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                       const VocabularyShard& shard, const RowLossOptions& options,
                       const RowLosses& into);
 
-/// Writes the gradient of the logits to `gradient`, which has the sizes of `logits` and may be
+/// Writes the gradient of the logits to `gradient`, which has the sizes of `logits` and can be
 /// `logits` itself. `of_row`: the gradient of each row's loss, (tokens) in loss_type(); if
 /// undefined, all are 1. Not collective.
 void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,

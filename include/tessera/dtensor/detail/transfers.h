@@ -18,13 +18,13 @@ class Communicator;
 
 /// Finishes this rank's asynchronous redistributions (RedistributeOptions::async), including
 /// redistributions in a backward, and returns `group`. Call this function before a collective that
-/// is waited for at once: ranks may use asynchronous results in different orders, and would
-/// otherwise deadlock. The call is needed only on a CPU; on a GPU the streams preserve the order.
-/// Does not throw: a failed redistribution throws when its result is used. Not collective. Example:
+/// is waited for at once: ranks that use asynchronous results in different orders would otherwise
+/// deadlock. The call is needed only on a CPU; on a GPU the streams preserve the order. Does not
+/// throw: a failed redistribution throws when its result is used. Not collective. Example:
 /// flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
 comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 
-/// Lets the gradient of `leaf` keep the layout that backward computes, which may be Partial. The
+/// Lets the gradient of `leaf` keep the layout that backward computes, such as Partial. The
 /// gradient is then not redistributed to the layout of the leaf, so that the caller can reduce many
 /// gradients together. Returns false, without effect, if an earlier call or use of the leaf has
 /// already fixed the gradient's layout. Not collective. Throws Error for a plain tensor.
@@ -34,7 +34,7 @@ bool leave_gradient_pending(const at::Tensor& leaf);
 
 namespace tessera::detail {
 
-/// Calls `callback` at the end of the current backward. The callback may run on any autograd
+/// Calls `callback` at the end of the current backward. The callback can run on any autograd
 /// thread, but uses the state of the calling rank (counts, random numbers, pending transfers). Must
 /// be called inside a backward or inside another such callback. Callbacks run in the order of
 /// registration.

@@ -77,14 +77,14 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const a
 at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 /// Returns sum + a b for matrices. The result is written in the memory of `sum` if there is no
-/// communication and no backward is recorded. `sum` may be undefined.
+/// communication and no backward is recorded. `sum` can be undefined.
 at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
 /// The autograd node for the gradient of an input that several matrix products share. The node's
 /// inputs are the gradients of the results of these matrix products.
 class SharedInputNode final : public tessera::detail::Node {
  public:
-  /// Computes sum + gradient * weight for matrices. `sum` may be undefined, and may be overwritten.
+  /// Computes sum + gradient * weight for matrices. `sum` can be undefined, and can be overwritten.
   using AddTerm = at::Tensor (*)(const at::Tensor& sum, const at::Tensor& gradient,
                                  const at::Tensor& weight);
   SharedInputNode(const at::Tensor& x, AddTerm add_term);

@@ -50,18 +50,18 @@ bool is_recomputing();
 /// counter. Modules whose state changes at every call, such as nn::Dropout, use this function.
 std::uint64_t replayed_count(std::uint64_t& counter);
 
-/// Counters of checkpointed regions, for tests. Several regions may share one object. Thread safe.
+/// Counters of checkpointed regions, for tests. Several regions can share one object. Thread safe.
 struct CheckpointCounts {
   std::atomic<std::int64_t> regions = 0;  ///< number of checkpointed forwards that ran
   /// Number of tensors that forward replaced by placeholders.
   std::atomic<std::int64_t> packed = 0;
-  std::atomic<std::int64_t> recomputations = 0;  ///< number of regions that backward ran again
+  std::atomic<std::int64_t> recomputations = 0;  ///< number of regions that backward recomputed
   // With an operator policy only: number of operator calls in forward whose results were saved.
   std::atomic<std::int64_t> kept_operators = 0;
   /// With an operator policy only: number of operator calls in a recomputation that returned saved
   /// results.
   std::atomic<std::int64_t> replayed_operators = 0;
-  /// With an operator policy only: number of operator calls that a recomputation ran again.
+  /// With an operator policy only: number of operator calls that recomputations repeated.
   std::atomic<std::int64_t> recomputed_operators = 0;
 };
 

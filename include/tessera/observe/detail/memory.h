@@ -155,7 +155,7 @@ class MemoryLog final : tessera::detail::NoCopy {
   std::unordered_map<std::uint64_t, Block> blocks_;
   /// Allocation number of each block in use, by address.
   std::map<const void*, std::uint64_t> live_blocks_;
-  std::vector<Event> events_;  ///< allocations and frees of the step
+  std::vector<Event> events_;  ///< all allocations and frees of memory in the step
   MemoryPhase phase_ = MemoryPhase::kSetup;
   int phases_ = 0;
   comm::Lane lane_ = comm::Lane::kCompute;

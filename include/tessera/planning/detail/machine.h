@@ -30,7 +30,7 @@ struct Machine {
   double memory_share = 0.62;
   double operator_latency_s = 2e-6;  ///< the minimum time of an operator, in seconds
   std::int64_t ranks_per_node = 8;
-  double link_bandwidth = 0;      ///< bytes per second from one device to others on its machine
+  double link_bandwidth = 0;      ///< bytes per second between devices of one machine
   double network_bandwidth = 0;   ///< bytes per second from one device to another machine
   double network_share = 0.8;     ///< fraction of link and network bandwidth that collectives reach
   double link_latency_s = 10e-6;  ///< seconds of latency of a collective within a machine

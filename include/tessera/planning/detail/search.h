@@ -35,7 +35,7 @@ struct TrainingLayout {
   std::int64_t accumulate = 1;  ///< number of micro-batches per step
 };
 
-/// The input of search(): the training run, and the values that the search may choose.
+/// The input of search(): the training run, and the values that the search can choose.
 struct SearchSpace {
   std::int64_t ranks = 0;
   Machine machine{};
@@ -68,7 +68,7 @@ struct FoundLayout {
 /// The result of search().
 struct Search {
   SearchSpace space{};
-  /// First the layouts that fit into memory, sorted by time; then the others, sorted by memory.
+  /// Layouts that fit, sorted by time; then layouts that do not fit, sorted by memory use.
   std::vector<FoundLayout> found{};
   /// Layouts that were refused, with the reason, such as an indivisible size of the model.
   std::vector<std::pair<TrainingLayout, std::string>> refused{};
