@@ -101,8 +101,8 @@ void keep_freed_memory() {
   if (chosen_by_user()) {
     return;
   }
-  // With these limits glibc keeps free memory at the end of the heap, and allocates large blocks in
-  // the heap. Setting one of the two limits ends glibc's automatic adjustment of both limits.
+  // The two limits make glibc keep free memory at the end of the heap, and allocate large blocks in
+  // the heap. Setting one limit ends glibc's automatic adjustment of both limits.
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
 #endif

@@ -232,8 +232,8 @@ class SearchState {
     return interned(std::move(dims), layout_->partial(), destination);
   }
 
-  /// The layout after a step reduces the partial `mesh_dims`, or shards the partial or replicated
-  /// `mesh_dims` as `destination` says.
+  /// The layout after a step that reduces the partial `mesh_dims`, or shards the partial or
+  /// replicated `mesh_dims` as `destination` says.
   LayoutPtr after_reduction(std::span<const int> mesh_dims,
                             const Destination* destination = nullptr) const {
     auto partial = layout_->partial();
@@ -313,14 +313,14 @@ class SearchState {
         !std::equal(mesh_dims.rbegin(), mesh_dims.rend(), order.rbegin())) {
       return false;
     }
-    // If nested chunks are uneven, they have other boundaries than the chunks of a single division.
+    // Nested divisions into uneven chunks have other boundaries than one division by all ranks.
     const auto extent = digit->extent == 0 ? problem_.size(dim) : digit->extent;
     return extent % detail::mesh_product(layout_->mesh_sizes(), order) == 0;
   }
 
   const Problem& problem_;
   LayoutPtr layout_;
-  // For each mesh dimension, whether it is settled: already shards as in the target layout.
+  // For each mesh dimension: whether the mesh dimension is settled (see SearchState).
   std::vector<bool> settled_;
   // For each tensor dimension: whether all mesh dimensions that shard it now are settled.
   std::vector<bool> complete_;
@@ -337,7 +337,7 @@ struct CostModel {
   double bytes_per_us;
 };
 
-/// Rough values for the GPUs of one machine: 10 us and 80 GB/s.
+/// Rough values for the GPUs of a single machine: 10 us and 80 GB/s.
 constexpr CostModel kTime{.latency_us = 10, .bytes_per_us = 80'000};
 /// Bytes are compared first: a byte costs 1000 times the latency of a collective.
 constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
@@ -626,8 +626,8 @@ class Search {
     Step step;
     bool done = false;
   };
-  // An entry of the search queue. Of entries with equal estimates the one with the lower node
-  // number comes first, so the result does not depend on the implementation of std::priority_queue.
+  // An entry of the search queue. Entries with equal estimates are sorted by node number, so that
+  // the result does not depend on the implementation of std::priority_queue.
   struct Entry {
     double estimate = 0;  // estimated cost of the whole path through the node
     std::size_t number = 0;

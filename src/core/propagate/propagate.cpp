@@ -88,8 +88,8 @@ using FactorDigits = std::vector<std::vector<Digit>>;
 std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
                                          std::span<const std::int64_t> factor_sizes,
                                          std::span<const std::int64_t> mesh_sizes) {
-  // If the dimension is a single factor (einsum index letter), the factor has the Digits
-  // (sub-dimensions) of the dimension, even if they are divided unevenly.
+  // A dimension that is a single factor (einsum index letter) gives the factor all of its Digits
+  // (sub-dimensions), even Digits that are divided unevenly.
   if (factor_sizes.size() == 1) {
     return FactorDigits{std::move(digits)};
   }
@@ -381,8 +381,8 @@ class TensorGroupPropagation {
     friend auto operator<=>(const Cost&, const Cost&) = default;
   };
 
-  /// Expresses an input's layout as placements of factors (einsum index letters), one for each mesh
-  /// dimension. A tensor that is not distributed is replicated, and adds nothing to candidates().
+  /// Expresses an input's layout as one placement of factors (einsum index letters) for each mesh
+  /// dimension. A plain tensor counts as replicated, and adds nothing to candidates().
   Input read_input(int index, LayoutPtr layout) const {
     const auto& sizes = call_.tensors[static_cast<std::size_t>(index)].sizes;
     const auto& factors = rule_.inputs[static_cast<std::size_t>(index)];

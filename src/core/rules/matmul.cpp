@@ -10,9 +10,9 @@
 
 namespace tessera::rules {
 
-// Sharding rules of matrix products, each written as an einsum equation. Its index letters are the
-// factors of the ShardingRule. A letter that the result lacks is summed over, so sharding it makes
-// the result Partial(sum).
+// Sharding rules of matrix products. Each rule is written as an einsum equation, whose index
+// letters are the factors of the ShardingRule. The product sums over each letter that the result
+// lacks. If such a letter is sharded, the result is Partial(sum).
 
 namespace {
 

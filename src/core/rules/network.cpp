@@ -304,9 +304,9 @@ Table embedding_table() {
           }};
 }
 
-// The sharding rules of scaled dot product attention, one for each kernel from which libtorch
-// chooses. Batch and heads may be sharded, and queries if there is no causal mask. Keys stay
-// unsharded, because sharding them needs a softmax across ranks (ring attention).
+// The sharding rules of scaled dot product attention, one rule for each kernel that libtorch can
+// choose. Batch and heads can be sharded; queries only without a causal mask. Keys stay unsharded,
+// because sharding them needs a softmax across ranks (ring attention).
 
 namespace {
 
@@ -319,7 +319,7 @@ struct Kernel {
   int causal = 4;
   int debug = -1;  ///< index of the flag that requests the dropout mask (with the flag: no rule)
   Statistics statistics = kRows;
-  /// Index of the argument that requests the log-sum-exp; if false, it has no elements.
+  /// Index of the argument that requests the log-sum-exp (with false, it has no elements).
   int asks_statistics = -1;
   /// Number of outputs after the log-sum-exp. These are replicated: seeds, offsets, empty tensors.
   std::size_t other_outputs = 0;
