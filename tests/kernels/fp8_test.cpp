@@ -171,8 +171,8 @@ void expect_exact(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
 TEST_P(Fp8Products, SumTheQuantisedValues) {
   const Fp8Rows w = quantize_fp8(weight);
   expect_exact(fp8_linear(x, weight), in_fp64(quantize_fp8(x)), in_fp64(w).t(), x.size(1));
-  // The gradient of the input uses the quantized weight of forward. Its scales are multiplied into
-  // the result's gradient before the quantization of this gradient.
+  // The gradient of the input uses the quantized weight of forward. The gradient of the result is
+  // multiplied by the scales of the weight, and then quantized.
   expect_exact(fp8_linear_input_grad(grad, weight), in_fp64(quantize_fp8(grad * w.scales.t())),
                w.values.to(at::kDouble), grad.size(1));
   // For the gradient of the weight, both factors are quantized by columns.

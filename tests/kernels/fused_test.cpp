@@ -36,7 +36,7 @@ Rounding rounding_of(at::ScalarType type) {
                                : Rounding{0, 0};
 }
 
-/// Expects |a - b| of one rounding, plus `arithmetic` * max |b|.
+/// Expects that |a - b| is at most one rounding error plus `arithmetic` * max |b|.
 void expect_close(const at::Tensor& a, const at::Tensor& b, double arithmetic = 0) {
   ASSERT_EQ(a.sizes(), b.sizes());
   if (b.numel() == 0) {

@@ -262,7 +262,7 @@ KernelsOnHost::KernelsOnHost() {
                            .device = runs_of(decltype(CudaKernels::device)())});
     return true;
   }();
-  // A FakeMode in another thread makes the library take tensors for CUDA tensors.
+  // A FakeMode in another thread makes the library treat CPU tensors as CUDA tensors.
   std::promise<void> begun;
   thread_ = std::thread([this, &begun] {
     const FakeMode mode(c10::DeviceType::CUDA);

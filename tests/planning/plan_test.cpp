@@ -276,7 +276,7 @@ std::shared_ptr<nn::Linear> make_linear(const DeviceMesh& mesh) {
   return linear;
 }
 
-/// Trains on 5 rows over two ranks. The shards of the parameters have equal sizes.
+/// Trains on 5 rows, divided unevenly over two ranks. Parameter shards have equal sizes.
 void train_uneven(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh& mesh) {
   linear(at::full({mesh.local_rank("dp") == 0 ? 3 : 2, 4}, 0.5)).square().mean().backward();
   optimizer.step();

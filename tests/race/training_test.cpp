@@ -40,7 +40,7 @@ struct Scenario {
   *out << scenario.name;
 }
 
-/// What the RaceCheckers of all ranks have found.
+/// The faults that the RaceCheckers of all ranks have found, and the waits of the run.
 struct Findings {
   std::vector<std::string> faults;
   std::set<Site> sites;  ///< `sites`: the waits in this run

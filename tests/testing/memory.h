@@ -21,8 +21,8 @@ class AllocationWatcher {
 };
 
 /// While the object exists, notifies `watcher` of memory that this thread and its backwards
-/// allocate, and later of each release. The first object changes the allocator of tensors for the
-/// whole process. Each thread may have one object at a time.
+/// allocate, and of the release of this memory. The first object changes the allocator of tensors
+/// for the whole process. Each thread may have one object at a time.
 class AllocationScope {
  public:
   explicit AllocationScope(std::shared_ptr<AllocationWatcher> watcher);

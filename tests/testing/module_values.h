@@ -58,7 +58,7 @@ std::shared_ptr<M> made_on_meta(Arguments&&... arguments) {
   return std::make_shared<M>(std::forward<Arguments>(arguments)...);
 }
 
-/// Calls `call` with the leaf after each addition of backward to the leaf's gradient.
+/// Calls `call` with the leaf each time after backward has added to the leaf's gradient.
 inline void after_accumulation(const at::Tensor& leaf,
                                std::function<void(const at::Tensor&)> call) {
   struct Hook final : torch::autograd::PostAccumulateGradHook {

@@ -143,7 +143,7 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
   /// Returns the state that take_router_losses() and update_selection_bias() need.
   detail::RouterState& router_state() { return router_state_; }
 
-  Parameter selection_bias;  ///< a buffer (experts), fp32; or undefined
+  Parameter selection_bias;  ///< bias of the scores, (experts) fp32; or undefined
 
  private:
   struct Routing;

@@ -152,7 +152,7 @@ std::vector<std::string> cells_of(const std::string& row) {
   return cells;
 }
 
-/// Returns the table row of `cells` with the planner's bytes. Bold bytes are less than PyTorch's.
+/// Returns the table row of `cells` with the planner's bytes, in bold if fewer than PyTorch's.
 std::string row_of(const std::vector<std::string>& cells) {
   const auto mesh = numbers_in(cells[0]);
   const auto from = placements_in(cells[1]), to = placements_in(cells[2]);

@@ -171,8 +171,8 @@ TEST_ON_MESH(Initialiser, ConstantAndRandomFillsWorkOnAShardedParameter, {2}, {"
   EXPECT_EQUAL(torch::nn::init::dirac_(kernel), expected);
 }
 
-// Operators take plain and distributed tensors. The first and second derivatives of the plain
-// tensor must be plain, and must equal the derivatives on one rank.
+// Operators take plain and distributed tensors. The first and second derivatives with respect to
+// the plain tensor must be plain, and must equal the derivatives on one rank.
 
 namespace plain_gradients {
 

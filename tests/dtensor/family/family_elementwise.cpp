@@ -5,7 +5,7 @@
 
 namespace tessera::testing {
 
-// Families of operators on elements, and along dimensions that are not sharded.
+// Families of elementwise operators, and of operators along a dimension that is not sharded.
 
 namespace {
 

@@ -361,8 +361,8 @@ TEST(ChunkedAttention, Refusals) {
 }  // namespace tessera
 
 // Compares tessera::cross_entropy, for which each rank has a shard of the vocabulary, with
-// libtorch's loss of whole logits. operators_test.cpp tests its layouts, and tests/tensor_parallel
-// the reduction of the losses.
+// libtorch's loss of whole logits. operators_test.cpp tests its layouts. tests/tensor_parallel
+// tests the reduction of the losses.
 
 namespace tessera::row_losses_test {
 namespace {

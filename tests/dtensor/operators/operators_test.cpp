@@ -255,8 +255,8 @@ INSTANTIATE_TEST_SUITE_P(Reductions, Operators, ::testing::ValuesIn(reductions_a
 INSTANTIATE_TEST_SUITE_P(Own, Operators, ::testing::ValuesIn(operators_of_this_library()), kName);
 INSTANTIATE_TEST_SUITE_P(Views, Operators, ::testing::ValuesIn(views_and_parts()), kName);
 
-// PyTorch 2.11's DTensor gets the results of these operators wrong, or hangs. Each case has sizes
-// that leave a shard short or empty.
+// With these operators, PyTorch 2.11's DTensor computes wrong results, or hangs. Each case has
+// sizes that leave a shard short or empty.
 
 at::Tensor targets(const at::Tensor& logits) {
   return beside(logits, at::tensor({1, 0, -100, 3, 2, -100, 4}, at::kLong));
@@ -311,7 +311,7 @@ TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {
   EXPECT_TRUE(at::equal(split, split));
 }
 
-// PyTorch 2.11's DTensor gets these operators on Partial tensors wrong, or refuses them.
+// PyTorch 2.11's DTensor computes wrong results of these operators on Partial tensors, or throws.
 
 using testing::full_tensor;
 using testing::values;

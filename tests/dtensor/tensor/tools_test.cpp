@@ -142,7 +142,7 @@ TEST(Printing, AnErrorForAPlainHandleNamesToString) {
 // With TESSERA_DEBUG=1, from_local() and distribute_tensor() compare the tensors of all ranks. All
 // ranks throw, even if only one rank finds an error.
 
-/// Returns each rank's error of `body`. Neither rank may wait for a rank that has thrown.
+/// Returns each rank's error of `body`. No rank may wait for a rank that has thrown.
 std::vector<std::string> errors_of(const testing::Body& body) {
   std::vector<std::string> errors(2);
   RunRanks(2, [&](Rank& rank) {

@@ -269,7 +269,7 @@ TEST_ON_RANKS(DetachedView, Refusals, 4) {
 }
 
 TEST(DetachedView, WritesToSeveralPiecesAllArrive) {
-  // Each function writes to a 7 x 4 tensor through several views, one after the other.
+  // Each function writes to a 7 x 4 tensor through several views in turn.
   const std::vector<testing::Named<void(const at::Tensor&)>> all{
       {"chunk",
        [](auto& x) {

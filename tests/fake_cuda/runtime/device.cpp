@@ -260,7 +260,7 @@ const char* cudaGetErrorName(cudaError_t error) {
   return cudaGetErrorString(error);
 }
 
-// Finds no function: the driver's newer interface is not supported.
+// Finds no function, because the fake does not support the newer driver interface.
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {

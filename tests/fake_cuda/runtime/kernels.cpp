@@ -66,7 +66,7 @@ Forms all_forms() {
 
 /// Returns the HostForm of the kernel with the given mangled name; null if there is none.
 HostForm host_form_of(const std::string& kernel) {
-  // This test avoids demangling, which is slow: libtorch registers thousands of kernels.
+  // This condition avoids slow demangling, because libtorch registers thousands of kernels.
   if (kernel.find("7tessera") == std::string::npos) {
     return nullptr;
   }

@@ -68,7 +68,7 @@ struct GroupSlot {
 };
 
 struct Record {
-  std::atomic<std::uint64_t> magic{0};  ///< the constant kMagic, written last
+  std::atomic<std::uint64_t> magic{0};  ///< the constant kMagic, written after all other fields
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int64_t pid = 0;

@@ -116,7 +116,7 @@ class RandomRegion {
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
   /// The RandomPlaces that the outermost region found in forward, by call. A recomputation in
-  /// backward reads these RandomPlaces, because its inputs look like parameters.
+  /// backward reads these RandomPlaces, because its inputs are leaves, as parameters are.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
@@ -133,8 +133,8 @@ RandomPlace random_place(const RandomCall& call);
 /// that the program defines.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
-/// A scope around code that calls to_local() but does not return the local tensors. Such calls do
-/// not count for RandomRegion::note_part().
+/// A scope around code that calls to_local() but does not return the local tensors. Such calls of
+/// to_local() do not cause a call of RandomRegion::note_part().
 class LocalPartsScope : NoCopy {
  public:
   LocalPartsScope();

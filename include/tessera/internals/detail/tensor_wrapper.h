@@ -178,7 +178,7 @@ class PlaceholderTensor : public c10::TensorImpl {
   /// Throws Error with the reason why the placeholder tensor cannot be read.
   [[noreturn]] virtual void refuse() const = 0;
 
-  // shallow_copy_and_detach() implements Tensor::data(), which some optimizers call first.
+  // Implements Tensor::data(), which some optimizers call before any operator.
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&,
                                                          bool) const override;
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&,
