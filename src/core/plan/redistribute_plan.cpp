@@ -224,7 +224,7 @@ class SearchState {
 
   // The functions after_removal() and others that begin with after_ return the layout after a step.
 
-  /// The layout after a step gathers the mesh dimensions of `tail`, or moves them to `destination`.
+  /// Returns the layout after gathering the mesh dimensions of `tail` or moving them.
   LayoutPtr after_removal(const Tail& tail, const Destination* destination = nullptr) const {
     auto dims = layout_->dims();
     auto& order = dims[static_cast<std::size_t>(tail.dim)][tail.digit].mesh_dims;

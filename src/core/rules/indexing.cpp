@@ -192,7 +192,7 @@ std::optional<ShardingRule> index_add_rule(const OpCall& call) {
 /// dimensions are adjacent, otherwise in front.
 struct AdvancedIndex {
   std::vector<int> indices;   ///< index tensors, without None entries
-  std::vector<bool> indexed;  ///< whether each dimension of self is indexed
+  std::vector<bool> indexed;  ///< element i: whether dimension i of self is indexed
   TensorFactors broadcast;    ///< factors (index letters) of the index tensors, broadcast
   TensorFactors result;       ///< factors (index letters) of self[indices]
 };
