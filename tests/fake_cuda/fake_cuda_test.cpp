@@ -215,7 +215,7 @@ TEST(FakeLaunches, HaveMuchSharedMemoryOnlyIfTheyAskFirst) {
   cudaGetLastError();
 }
 
-/// Tests with the buffers of a collective on one rank.
+/// Tests that check the buffers of a collective; one rank is sufficient.
 class FakeBuffers : public ::testing::Test {
  protected:
   void SetUp() override {

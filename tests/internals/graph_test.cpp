@@ -23,7 +23,7 @@ at::Tensor leaf() {
   return at::ones({2}).requires_grad_();
 }
 
-/// An autograd node that returns its input gradients.
+/// An autograd node whose backward returns the gradients that it gets.
 struct Identity : Node {
   using Node::Node;
   variable_list apply(variable_list&& gradients) override { return std::move(gradients); }

@@ -1,5 +1,5 @@
-// A model that is not a Llama, with a training step. Tests compare a plan of the training with a
-// real run.
+// A model that is not a Llama, with a training step. Tests compare planned and real training steps
+// of the model.
 #pragma once
 
 #include <ATen/ops/conv2d.h>

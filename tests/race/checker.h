@@ -118,7 +118,7 @@ class RaceChecker final : public testing::AllocationWatcher {
 
   Point record(comm::Lane lane) const;
   void wait(comm::Lane lane, const Point& point);
-  /// Makes the host, and everything that it issues later, wait for the point.
+  /// Makes the host wait for the point, and all work that the host issues later.
   void synchronize(const Point& point);
 
   /// Records an operator in the current lane (stream).

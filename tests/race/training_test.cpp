@@ -43,7 +43,7 @@ struct Scenario {
 /// The faults that the RaceCheckers of all ranks have found, and the waits of the run.
 struct Findings {
   std::vector<std::string> faults;
-  std::set<Site> sites;  ///< `sites`: the waits in this run
+  std::set<Site> sites;  ///< `sites`: where the run waited
 };
 
 using fsdp::Options;

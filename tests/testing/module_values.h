@@ -69,7 +69,7 @@ inline void after_accumulation(const at::Tensor& leaf,
   torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Hook>(std::move(call)));
 }
 
-/// Returns the whole values of all parameters, concatenated. Collective if one is distributed.
+/// Returns the whole values of all parameters, concatenated. Collective if any is distributed.
 inline at::Tensor parameter_values(const nn::ModuleBase& module) {
   std::vector<at::Tensor> all;
   for (const auto& [name, slot] : module.named_slots()) {

@@ -22,7 +22,7 @@ struct Ended {
 
 struct ProcessesOptions {
   std::map<std::string, std::string> environment;
-  /// After this time, or if all running processes are stopped, all processes are killed (signal 9).
+  /// Time limit: after it, or if all running processes are stopped, signal 9 kills all processes.
   std::chrono::seconds deadline{60};
 };
 

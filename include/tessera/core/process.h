@@ -35,7 +35,7 @@ class StopSignals : tessera::detail::NoCopy {
 void keep_freed_memory();
 
 /// Ends this process with status 1 and one line on standard error, "`who`: `message`", without
-/// libtorch's stack trace. Skips the normal shutdown, since other ranks may be waiting for this
+/// libtorch's stack trace. Skips the normal shutdown, since other ranks can be waiting for this
 /// rank.
 [[noreturn]] void end_program(const std::string& who, std::string message);
 

@@ -93,7 +93,7 @@ struct WeightedSamples {
 /// Options of BatchLoader.
 struct BatchOptions {
   std::int64_t batch = 1;  ///< number of sequences per step, over all ranks
-  /// Seed of the shuffle of samples, which differs in each pass over a source. Without a seed,
+  /// Seed of the shuffle. Each pass over a source shuffles the samples differently. Without a seed,
   /// samples are not shuffled.
   std::optional<std::uint64_t> shuffle = std::nullopt;
   /// The token that ends a document. Positions restart after this token. The token's target would

@@ -57,10 +57,10 @@ class StreamDecoder {
   /// these tokens.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
-  /// Returns the text that is complete with `token`, or "". Bytes that cannot become a character
-  /// are returned unchanged, together with the next complete character. An id above the vocabulary
-  /// decodes to nothing, as in `transformers`, because a model's vocabulary can be padded. Throws
-  /// Error for a negative id.
+  /// Returns the new characters that `token` completes, if any. Bytes that cannot become a
+  /// character are returned unchanged, together with the next complete character. An id above the
+  /// vocabulary decodes to nothing, as in `transformers`, because a model's vocabulary can be
+  /// padded. Throws Error for a negative id.
   std::string push(std::int64_t token);
   /// Returns the text that push() has not returned yet, which can be invalid UTF-8.
   std::string finish();

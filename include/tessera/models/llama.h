@@ -54,8 +54,8 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   Llama(LlamaConfig config, std::int64_t max_sequence, double dropout = 0);
 
   /// Maps tokens, (batch, sequence) int64, to logits, (batch * sequence, vocabulary). With a cache,
-  /// the tokens follow the tokens in the cache: first the prompts, then one token per text and
-  /// call; the logits are those of the last position only, (batch, vocabulary).
+  /// the tokens follow the tokens in the cache: the first call gets the prompts, each later call
+  /// one token per text; only the logits of the last position are returned, (batch, vocabulary).
   ///
   /// `positions`, (batch, sequence) int64, are the positions of tokens within their documents: 0
   /// where a document begins, otherwise one more than the position of the previous token. A token

@@ -17,7 +17,7 @@ namespace tessera::nn {
 /// Names of the projections in an Attention. The default names are those of Hugging Face's Llama.
 struct AttentionNames {
   std::string query = "q_proj", key = "k_proj", value = "v_proj";
-  std::string fused = "qkv_proj";  ///< name of a single Linear that replaces query, key and value
+  std::string fused = "qkv_proj";  ///< name of the Linear for query, key and value, if fused
   std::string output = "o_proj";
 };
 

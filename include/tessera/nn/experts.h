@@ -57,7 +57,7 @@ class GroupedLinear : public Module<GroupedLinear> {
 
 /// How a router turns its logits into scores.
 enum class RouterScores {
-  kSoftmax,  ///< Mixtral, Qwen 3 MoE, OLMoE
+  kSoftmax,  ///< as in Mixtral, Qwen 3 MoE and OLMoE
   kSigmoid,  ///< DeepSeek-V3
 };
 

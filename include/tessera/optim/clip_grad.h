@@ -67,11 +67,11 @@ ClipFactor clip_factor(const std::vector<nn::SlotPtr>& parameters, double max_no
 namespace detail {
 
 /// Returns a text that names the non-finite gradients: "rank 1 brought what is not finite to the
-/// reduction of parameter 'head.bias'". For a parameter without FSDP, whose source rank is not
-/// known: "not finite on rank 0 is that of parameter 'head.weight'". Returns "" if all gradients
-/// are finite. FSDP saves the smallest gradient of each unit from the step's last reduction for
-/// this text. The result is the same on every rank. Collective like grad_norm(). Waits for the
-/// device, so call describe_nonfinite() only for a step that has failed.
+/// reduction of parameter 'head.bias'". If the source rank is not known (a parameter without FSDP):
+/// "not finite on rank 0 is that of parameter 'head.weight'". Returns "" if all gradients are
+/// finite. FSDP saves the smallest gradient of each unit from the step's last reduction for this
+/// text. The result is the same on every rank. Collective like grad_norm(). Waits for the device,
+/// so call describe_nonfinite() only for a step that has failed.
 std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
                                const NormOptions& options = {});
 

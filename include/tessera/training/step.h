@@ -134,7 +134,7 @@ std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mes
                                const std::function<bool()>& stop = {});
 
 /// Runs `body` with the averaged weights if the optimizer is an optim::Ema, else with the current
-/// weights. The current weights are restored afterwards, also if `body` throws.
+/// weights. The current weights are restored afterwards, even if `body` throws.
 void with_averaged_weights(optim::Optimizer& optimizer, const std::function<void()>& body);
 
 }  // namespace tessera::training

@@ -70,7 +70,7 @@ TEST(RandomOperators, DrawTheSameOnEveryMesh) {
   });
 }
 
-/// The test calls the operators that docs/operators/operators.md lists as random.
+/// The test calls each operator that docs/operators/operators.md lists as random.
 TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
   const testing::DebugChecks none("0");
   RunRanks(4, [](Rank& rank) {

@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 
 // Transfers of bytes between ranks.
 
-/// The properties of a transfer that must be equal on the sender and the receiver.
+/// The properties of a transfer that must be equal on the sending and the receiving rank.
 struct Header {
   std::int32_t collective;
   std::int32_t type;
@@ -92,7 +92,7 @@ class Transfers {
       return moved != before;
     }
 
-    /// Moves bytes of the header or, after the header, of the data.
+    /// Moves the next bytes of the transfer: first of the header, then of the data.
     std::size_t move_some() {
       const bool in_header = moved < sizeof(Header);
       Header& header_bytes = sends ? header : header_of_peer;
@@ -463,7 +463,7 @@ void launch(const std::vector<Operation>& operations) {
     first.wait_for(other->mark());
   }
   {
-    // The lock makes the order of turns equal to the order of work on the streams.
+    // The lock is held until the work is on the streams, so the work has the order of the turns.
     const std::lock_guard lock(issue_mutex());
     first.submit_waiting([operations, turns = take_turns(operations)] { run(operations, turns); });
   }

@@ -94,7 +94,7 @@ void count_violation(const std::string& what);
 /// Writes TESSERA_FAKE_CUDA_REPORT.RANK.json if the process has used the fake library.
 void write_reports();
 
-/// The memory size of each device, that of an H200.
+/// The memory size of each fake device, in bytes: as much as an H200 has.
 constexpr std::int64_t kDeviceBytes = std::int64_t{140} << 30;
 
 // The environment variables of the fake library. They are read once, at the first call.

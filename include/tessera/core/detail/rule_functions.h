@@ -110,8 +110,8 @@ void forbid_empty_shards(ShardingRule& rule);
 
 namespace tessera::detail {
 
-/// Registers the rule of an operator that another library of Tessera defines. A program may replace
-/// the rule with register_rule(). Must be called before main().
+/// Registers the rule of an operator that another library of Tessera defines. A program can replace
+/// the rule by register_rule(). Must be called before main().
 void add_library_rule(const std::string& op, RuleFunction::Body body, bool reads_numbers = false);
 
 }  // namespace tessera::detail

@@ -41,7 +41,7 @@ using AskBackend =
 /// Returns a function that asks libtorch for the back end of a call with the given properties.
 AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask = {}, double dropout = 0);
 
-/// Chooses the kernel for (q, k, v) from the back ends that `ask` returns.
+/// Chooses the kernel for (q, k, v). `ask` returns the attention back end that libtorch selects.
 AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const AskBackend& ask);
 

@@ -55,7 +55,7 @@ class DeferredSums {
   /// Adds a tensor to be summed over `group`; `value` is this rank's term. run() calls `then` with
   /// the sum, which has the same sizes. `owner`: see forget(). Not collective.
   void add(comm::Communicator& group, at::Tensor value, Then then, const void* owner = nullptr);
-  /// Computes all sums that were added. Collective over the process groups of the sums.
+  /// Computes the sums of all tensors that were added. Collective over their process groups.
   void run();
   /// Drops the sums of `owner` that run() has not computed. All ranks of the group must call
   /// forget().

@@ -89,8 +89,8 @@ bool is_recorded(const Tensors&... inputs) {
   return torch::autograd::compute_requires_grad(inputs...);
 }
 
-/// Sets the edges of a node to the given tensors (or lists of tensors), to which its backward sends
-/// gradients.
+/// Sets the edges of a node: backward of the node sends gradients to the given tensors (or lists of
+/// tensors).
 template <class... Tensors>
 void set_inputs(Node& node, const Tensors&... inputs) {
   node.set_next_edges(torch::autograd::collect_next_edges(inputs...));

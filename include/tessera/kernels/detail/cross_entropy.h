@@ -22,8 +22,8 @@ struct RowLossOptions {
 
 /// A matrix of logits with one row per token, and with this rank's columns of the vocabulary.
 struct LossRows {
-  at::Tensor logits;   ///< the logits: (rows, columns)
-  at::Tensor targets;  ///< the targets: (rows), int64
+  at::Tensor logits;   ///< the logits, of sizes (rows, columns)
+  at::Tensor targets;  ///< the targets, of size (rows), int64
   std::int64_t vocabulary = 0;
   std::int64_t first_column = 0;
   RowLossOptions options{};

@@ -10,7 +10,7 @@
 
 /// Memory-bound operations, each in one pass over memory, on local tensors, without autograd. For
 /// fp32 and bf16 on a CPU this library has vectorised kernels, with fp32 arithmetic and one
-/// rounding. Their order of operations depends neither on the instruction set nor on the number of
+/// rounding. The order of operations depends neither on the instruction set nor on the number of
 /// threads, so results have the same bits on every CPU. CUDA kernels exist for fp32, bf16 and fp16,
 /// and give the same bits in every run. An operation takes one kernel launch, or two for the
 /// gradient of a norm's weight or of an embedding table. In other cases ATen operators compute the

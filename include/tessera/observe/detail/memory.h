@@ -113,7 +113,7 @@ class MemoryLog final : tessera::detail::NoCopy {
   void begin_step(std::function<std::string()> where, bool moments = false);
   /// Returns the phase of the last allocation.
   MemoryPhase phase() const { return phase_; }
-  /// Returns streams that forward calls to `lanes`, and that tell the log on which stream
+  /// Returns streams that forward calls to `lanes`, and that tell the MemoryLog on which stream
   /// (comm::Lane) a block is allocated. Pass the result to comm::set_host_streams(). The log must
   /// outlive the result.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
