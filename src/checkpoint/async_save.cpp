@@ -63,7 +63,7 @@ class BackgroundSave : tessera::detail::NoCopy {
     }
   }
 
-  /// Like wait(), but throws the save's error only if no earlier call has thrown this error.
+  /// Like wait(), but throws the save's error only if no earlier call has thrown the error.
   void wait_once() {
     join();
     if (!error_thrown_) {
@@ -140,8 +140,8 @@ class KeptMappings {
   std::mutex mutex_;
   std::vector<Mapping> kept_;
 };
-/// Host memory for the copies of a save, in 2 MiB pages if the kernel has them, because clearing
-/// many small pages takes as long as the copy.
+/// Host memory for the copies of a save. If the kernel has 2 MiB pages, such pages are used,
+/// because clearing as much memory in small pages takes as long as the copy.
 class HostMemory {
  public:
   /// Allocates memory for a copy of each CPU block in `files`. Throws Error on failure.

@@ -52,8 +52,8 @@ constexpr const char* kConfigFile = "config.json";
 /// The largest accepted size of config.json, far above the size of any real config.json.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Whether an export of a model wrote the file as a shard. The pattern of shard names is narrow,
-/// because other files in the folder belong to the user.
+/// Whether the name of a file is that of a shard which an export wrote. The pattern of shard names
+/// is narrow, because other files in the folder belong to the user.
 bool is_shard(const std::string& name) {
   static const std::regex shard(R"(model-([0-9a-f]{8}-)?\d{5}-of-\d{5}\.safetensors)");
   return std::regex_match(name, shard);
@@ -63,8 +63,8 @@ std::int64_t bytes_of(const Item& item) {
   return product(item.sizes) * static_cast<std::int64_t>(c10::elementSize(item.dtype));
 }
 
-/// Distributes tensors to shards in order, filling each shard up to `limit`. A tensor larger than
-/// the limit gets its own shard.
+/// Distributes tensors to shards in order. A shard is full at `limit` bytes; a tensor larger than
+/// `limit` is the only tensor of its shard.
 std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, std::int64_t limit) {
   std::vector<std::vector<Item>> shards(1);
   std::int64_t bytes = 0;
@@ -198,8 +198,8 @@ ExportFolder::ExportFolder(const std::filesystem::path& folder, const std::vecto
                            std::string config_json, std::int64_t max_shard_bytes)
     : folder_(folder), config_json_(std::move(config_json)) {
   files::create_folders(folder);
-  // Removes temporary files of earlier exports that were killed. Shard names are never reused, so
-  // no later writer of the same name would remove these files.
+  // Removes temporary files of killed exports. A later export does not overwrite these files,
+  // because each export uses new shard names.
   files::remove_leftovers(
       folder, [](const std::string& name) { return is_shard(name) || name == kIndexFile; });
   const auto shards = split_in_shards(items, max_shard_bytes);
@@ -237,8 +237,8 @@ void ExportFolder::publish() {
     remove(kIndexFile);
   }
   remove_older_shards();
-  // config.json is written last, because a folder with config.json counts as a model. If
-  // config.json exists, check_export_folder() has found its content equal.
+  // config.json is written last, because a folder with config.json counts as a model. An existing
+  // config.json has the same content: check_export_folder() has compared the content.
   if (!std::filesystem::exists(folder_ / kConfigFile)) {
     files::write_file(folder_ / kConfigFile, config_json_);
   }

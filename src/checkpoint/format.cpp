@@ -276,8 +276,8 @@ void check_tensor_name(std::string_view name) {
       "the tensor name '", name, "' looks like a path");
 }
 
-/// Returns the value of a natural number in JSON. The JSON parser classifies a number as unsigned
-/// only if it is a natural number that fits in 64 bits.
+/// Returns the value of a natural number in JSON. The JSON parser gives unsigned type exactly to
+/// natural numbers that fit in 64 bits.
 std::int64_t natural_number(const nlohmann::json& value, const char* what) {
   TESSERA_CHECK(value.is_number_unsigned(), what, " holds ",
                 value.is_number() ? value.dump() : value.type_name(),

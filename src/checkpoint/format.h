@@ -39,8 +39,8 @@ void for_each_run(std::span<const std::int64_t> sizes, std::span<const std::int6
                   std::span<const std::int64_t> block,
                   const std::function<void(std::int64_t element, std::int64_t count)>& visit);
 
-/// Large blocks are read and written in pieces of at most this many bytes, to limit the memory of
-/// intermediate copies (on the host, or of another type).
+/// Large blocks are read and written in pieces of at most this many bytes. Intermediate copies (on
+/// the host, or of another type) are therefore small.
 inline constexpr std::int64_t kMostPieceBytes = std::int64_t{32} << 20;
 
 /// Calls `visit(offset, sizes)` for pieces of a block of `sizes`, in row-major order. A piece has
@@ -70,8 +70,8 @@ constexpr std::uint64_t granules_of(std::uint64_t bytes) {
   return tessera::detail::ceil_div(bytes, kGranuleBytes);
 }
 
-/// Reads the bytes of a file at `offset` into `out`, at most 1 MiB, and returns their CRC-32C.
-/// Parts are checksummed right after reading, while the parts are in the CPU's cache.
+/// Reads up to 1 MiB at `offset` of a file into `out`, and returns the CRC-32C of the bytes. The
+/// checksum of each part is computed right after the read, while the CPU's cache has the part.
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
@@ -135,8 +135,8 @@ class SafetensorsWriter {
     std::vector<std::int64_t> sizes;
   };
   /// Throws Error for duplicate or invalid names, for a type that safetensors lacks, and if the
-  /// disk is full. If `sums` is not null, it gets all bytes of the file, and tensors must be
-  /// written in the order of names().
+  /// disk is full. If `sums` is not null, `sums` receives all bytes of the file; tensors must then
+  /// be written in the order of names().
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<Item>& items,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}},
                     GranuleSums* sums = nullptr);

@@ -340,8 +340,8 @@ class Comparison {
   std::vector<std::string> different_;
   std::set<std::string> known_;
   std::vector<Filling> fillings_;
-  /// The parameters that the load does not fill completely, and whether each of them had values
-  /// before the load.
+  /// The parameters that the load does not fill completely. The value of a parameter says whether
+  /// the parameter had values before the load.
   std::map<const nn::ParameterSlot*, bool> incomplete_;
 };
 

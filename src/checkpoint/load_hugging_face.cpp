@@ -145,7 +145,7 @@ void ModelFiles::open_index() {
                     "' does not list it: copy or write the model again");
     }
   }
-  // Every tensor in the index must be in its shard: entry() throws Error if the tensor is missing.
+  // For each tensor in the index, entry() throws Error if the shard lacks the tensor.
   for (const auto& [tensor, shard] : weight_map) {
     shards.at(shard)->entry(tensor);
     tensors_.emplace(tensor, shards.at(shard));
@@ -193,8 +193,8 @@ bool is_computed(const std::string& name) {
   return name.ends_with("rotary_emb.inv_freq");
 }
 
-/// Compares the sizes and types of a parameter and of its tensor in a file. Mismatches are recorded
-/// instead of thrown, so that one message can list all of them.
+/// Compares the sizes and types of a parameter and of the parameter's tensor in a file. Mismatches
+/// are recorded and not thrown, so that one message can list all mismatches.
 void compare(const Match& match, Mismatch& mismatch) {
   const auto& entry = match.in_file.file->entry(match.in_file.name);
   const c10::ScalarType dtype = match.slot->persistent().scalar_type();

@@ -27,8 +27,8 @@ using nlohmann::json;
 /// the time for untrusted manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
-/// Returns the dimension in which a tensor's stored blocks (chunks) have the most distinct offsets,
-/// because few blocks overlap in this dimension.
+/// Returns the dimension in which a tensor's stored blocks (chunks) have the most distinct offsets.
+/// In this dimension the fewest blocks overlap.
 std::size_t widest_dim(const ManifestTensor& tensor) {
   std::size_t widest = 0;
   std::size_t most = 0;
@@ -326,8 +326,8 @@ std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::
   }
 }
 
-/// Adds the blocks of one file to a manifest. The sizes of a tensor are the maximum extent of its
-/// blocks.
+/// Adds the blocks of one file to a manifest. The size of a tensor is where the last of its blocks
+/// ends, in each dimension.
 void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
   TESSERA_CHECK(metadata != file.metadata().end(), "it has no DCP_SHARDING_INFO");

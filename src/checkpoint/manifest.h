@@ -80,8 +80,8 @@ Manifest parse_manifest(const std::string& text, const std::filesystem::path& pa
 std::string read_manifest_text(const std::filesystem::path& folder);
 Manifest read_manifest(const std::filesystem::path& folder);
 
-/// Whether a folder was written by PyTorch's HuggingFaceStorageWriter with save_distributed:
-/// whether it has shards, but no manifest and no marker file of an unfinished Tessera save.
+/// Whether PyTorch's HuggingFaceStorageWriter with save_distributed wrote a folder: the folder has
+/// shards, but no manifest and no marker file of an unfinished Tessera save.
 bool has_torch_hf_shards(const std::filesystem::path& folder);
 
 /// Throws Error for a folder in the format of torch.distributed.checkpoint, because Tessera does

@@ -97,8 +97,8 @@ Box clipped(Box box, std::int64_t begin, std::int64_t end) {
 
 class Gather {
  public:
-  // A rank sends its shard only if rank 0 is on the mesh. Otherwise the submesh with rank 0 has
-  // equal values (see gather_blocks).
+  // If rank 0 is not on the mesh, this rank sends nothing, because rank 0 gets equal values from
+  // its own submesh (see gather_blocks).
   Gather(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
          c10::DeviceType device, const BlockVisitor& visit)
       : tensor_(tensor),
@@ -200,7 +200,7 @@ class Gather {
   }
   at::TensorOptions options() const { return at::TensorOptions(dtype_).device(device_); }
 
-  // The references are valid, because a Gather is destroyed before gather_blocks() returns.
+  // The objects of these references outlive a Gather, which is destroyed in gather_blocks().
   const at::Tensor& tensor_;
   const ShardingSpec& spec_;
   Sizes sizes_;

@@ -35,8 +35,8 @@ void run_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work);
 
 /// Like run_or_fail_on_all(), for work that reads the files of a saved step. All ranks throw
-/// DamagedStep if bytes do not match their checksums, or if a rank misses a file and rank 0 misses
-/// it too. A file that exists but cannot be read is no proof of damage and causes a plain Error.
+/// DamagedStep if bytes do not match their checksums, or if a file is missing for the failed rank
+/// and for rank 0. A file that exists but cannot be read proves no damage: plain Error.
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
 /// A function that gather_blocks() calls on rank 0 with a block of a global tensor. The block

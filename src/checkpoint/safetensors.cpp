@@ -290,8 +290,8 @@ HeaderPlan plan_header(std::vector<Item> items,
   return plan;
 }
 
-// RunReader joins reads of nearby byte ranges. A shard of columns has thousands of short ranges,
-// and one system call for each would take longer than reading the gaps between them.
+// RunReader joins reads of nearby byte ranges. A shard of columns has thousands of short ranges.
+// One system call for each range would take longer than reading the gaps between ranges.
 
 /// Reads byte ranges of a file, given in ascending order, into consecutive memory. Nearby ranges
 /// are read with one call.
@@ -421,8 +421,8 @@ void check_bools(const at::Tensor& tensor, const std::string& name) {
                 "' of type BOOL holds a byte that is neither 0 nor 1: write the file again");
 }
 
-/// Whether bytes of a file can be read directly into `block`. Bools are excluded, because their
-/// bytes are checked first.
+/// Whether a file's bytes can be read directly into `block`. Bools cannot, because the bytes of
+/// bools must be checked before use.
 bool takes_bytes(const at::Tensor& block, c10::ScalarType type) {
   return block.is_cpu() && block.is_contiguous() && block.scalar_type() == type &&
          type != at::kBool;

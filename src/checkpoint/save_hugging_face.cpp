@@ -275,9 +275,9 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Adds an adapter under the names that files use for the weight of its Linear (several names for a
-/// fused Linear). Each part gets the whole matrix A of the adapter, and each expert its own matrix
-/// A. The weight's rows and matrix B are split alike.
+/// Adds an adapter under the names that files use for the weight of the adapter's Linear (several
+/// names for a fused Linear). All parts of a fused Linear get the same matrix A, each expert gets
+/// its own matrix A. Matrix B is split like the rows of the weight.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.a, {}}, b{each.b, stored_weights(each)};
   for (StoredTensor& part : b.tensors) {

@@ -106,7 +106,7 @@ void check_removable(const fs::path& folder) {
 }
 
 /// Removes a saved step. The manifest is removed first: without a manifest the step does not exist.
-/// The marker file is removed last: after an interruption, the run's next save finds the rest.
+/// The marker file is last: after an interruption, the run's next save removes the rest.
 void remove_step(const fs::path& folder) {
   remove_file(folder / kManifestFile);
   files::sync_folder(folder);
@@ -345,7 +345,7 @@ void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, i
     files::write_file(folder / kMarker, run_id_);
     remove_step(folder);
   } else if (marked) {
-    // The save that wrote the manifest was killed before it removed its marker file.
+    // The step is complete, but the save was killed before it could remove the marker file.
     remove_file(folder / kMarker);
   }
 }

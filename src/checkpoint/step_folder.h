@@ -63,8 +63,8 @@ class StepFolder {
 /// Whether a step folder has a marker file, which an unfinished save or removal leaves.
 bool is_marked(const std::filesystem::path& folder);
 
-/// Whether a step folder certainly has no manifest. False if this cannot be determined at the
-/// moment, because the step may be complete.
+/// Whether a step folder certainly has no manifest. Returns false if the folder cannot be read at
+/// the moment, because the step may be complete.
 bool lacks_manifest(const std::filesystem::path& folder);
 
 }  // namespace tessera::checkpoint

@@ -10,7 +10,7 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// Throws Error unless `file` has the block of tensor `name` that the manifest says it has.
+/// Throws Error unless `file` stores the tensor `name` with the block that the manifest describes.
 void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,
                  const ManifestChunk& chunk);
 

@@ -1,6 +1,6 @@
-// Small collectives by which ranks compare values and share decisions. They use only a
-// Communicator, so they work with every back end. They run below autograd, because the caller can
-// be recording an autograd graph, which must not contain the tensors of this file.
+// Small collectives by which ranks compare values and share decisions. They call only functions of
+// a Communicator, so every back end supports them. They run below autograd, because a graph that
+// the caller records must not contain the tensors of these collectives.
 
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"
@@ -34,8 +34,8 @@ c10::Device carrier(c10::Device device) {
   return device.is_meta() ? c10::Device(c10::kCPU) : device;
 }
 
-/// Returns the text `own` as a tensor on `device`, padded with zeros to `length` bytes and to a
-/// multiple of 8. Numbers of 8 bytes are sent, because NCCL copies them faster than bytes.
+/// Returns the text `own` as a tensor of int64 on `device`, padded with zeros to `length` bytes and
+/// to a multiple of 8 bytes. NCCL copies numbers of 8 bytes faster than single bytes.
 at::Tensor to_numbers(std::string own, std::int64_t length, c10::Device device) {
   constexpr std::int64_t kWidth = sizeof(std::int64_t);
   const std::int64_t count = tessera::detail::ceil_div(length, kWidth);
@@ -165,8 +165,8 @@ std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std:
   return others;
 }
 
-/// The text is sent by two broadcasts, because the other ranks cannot allocate memory before they
-/// know the length.
+/// The text is sent by two broadcasts, its length first, because the other ranks must allocate
+/// memory before they receive the text.
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
                            const std::string& own) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -17,8 +17,8 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// Makes a process group in which only this rank exists and whose ranks all have this rank's data.
-/// With one rank, a collective copies its input or does nothing. `start`: see fake_world().
+/// Makes a process group in which only this rank exists. A collective uses this rank's data in
+/// place of the other ranks' data. `start`: see fake_world().
 CommunicatorPtr make_loopback_communicator(GroupInfo group, FakeStart start = {});
 
 /// Makes a process group for CPU tensors in shared memory. Collective. Returns nullptr on every

@@ -25,8 +25,8 @@ namespace {
 /// The value of a target that cross_entropy ignores: the default of its ignore_index.
 constexpr std::int64_t kIgnoredTarget = -100;
 
-/// The number of tokens that are compared with the vocabulary before the first step, which takes
-/// less than a second. The loader checks later tokens when it reads them.
+/// The number of tokens that are compared with the vocabulary before the first step; this
+/// comparison takes less than a second. Later tokens are compared when they are read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
 /// The number of tokens that are read and checked at once, small enough for the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
@@ -186,7 +186,7 @@ class PromptCompletions final : public SampleSource {
   Sample encode_conversation(const Tokenizer& tokenizer, const std::vector<std::string>& prompts,
                              const std::vector<std::string>& completions) const {
     std::string text;
-    // The byte ranges in `text` of the completions, which are targets.
+    // The byte ranges of completions in `text`. The tokens of completions are targets.
     std::vector<std::pair<std::size_t, std::size_t>> learned;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       text += prompts[i];
@@ -319,8 +319,8 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 }  // namespace
 
 /// The order of samples from several weighted sources, computed independently for each index. The
-/// sources are the leaves of a binary tree. As in Bresenham's line algorithm, if the first child of
-/// a node has the fraction p, it gets round(n p) of the node's first n samples. So the number of
+/// sources are the leaves of a binary tree. As in Bresenham's line algorithm, a first child with
+/// the fraction p of its node gets round(n p) of the node's first n samples. So the number of
 /// samples of a source is exact to half a sample per level of the tree. The tree has log2(sources)
 /// levels.
 class Mixture {
@@ -393,8 +393,8 @@ std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
   return weights;
 }
 
-/// Sets the positions of the tokens of one row within their documents. The target at a document's
-/// end token would belong to the next document, so this target is set to -100.
+/// Sets the position of each token of a row in the token's document. The target at the end token of
+/// a document would belong to the next document, so this target is set to -100.
 void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions) {
   std::int64_t position = 0;

@@ -184,8 +184,8 @@ class Bpe {
  private:
   /// Finds borders at which a word can be cut. Without a pre-tokenizer the whole text is one word.
   /// A text can be cut between two characters that are adjacent in no token, because no merge joins
-  /// these characters. Only cuts before space symbols are used, because they give words that the
-  /// cache can reuse.
+  /// these characters. Words are cut only before space symbols, because the cache can reuse such
+  /// words.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {

@@ -130,7 +130,7 @@ class ShardedTokens final : public TokenSource {
 
  private:
   std::vector<Shard> shards_;
-  std::vector<std::int64_t> ends_;  ///< for each shard, the position after its last token
+  std::vector<std::int64_t> ends_;  ///< for each shard, the position after the shard's last token
 };
 
 /// Converts tokens to the shard's type. `before`: the number of tokens that precede `tokens` in the
@@ -207,8 +207,8 @@ class MemoryTokens final : public TokenSource {
 
 }  // namespace
 
-/// Tokens are stored in the smallest type that fits all token ids: otherwise a text of bytes would
-/// take eight times its size.
+/// Tokens are stored in the smallest type that fits all token ids. With int64, the tokens of a text
+/// of bytes would be eight times as large as the text.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens) {
   const auto fit = [range = std::ranges::minmax_element(tokens), &tokens](std::int64_t limit) {
     return tokens.empty() || (*range.min >= 0 && *range.max <= limit);

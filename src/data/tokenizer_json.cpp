@@ -108,8 +108,8 @@ std::optional<bool> flag(const JsonField& root, const char* key) {
   return field.is_null() ? std::nullopt : std::optional(field.flag_or(false));
 }
 
-/// Reads the begin and end tokens. Llama's tokenizer classes have default begin and end tokens, and
-/// their own defaults for whether texts get these tokens.
+/// Reads the begin and end tokens. Llama's tokenizer classes have defaults for missing fields: the
+/// text of a token, and whether texts begin or end with the token.
 void read_ends(const JsonField& root, TokenizerSettings& files) {
   const JsonField name = root.at("tokenizer_class");
   const bool is_llama = !name.is_null() && name.text().find("LlamaTokenizer") != std::string::npos;
@@ -203,8 +203,8 @@ std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
   return {ids.at(*end.text)};
 }
 
-/// Adds the contents of the files next to a tokenizer file to the tokenizer. Throws Error if these
-/// files contradict the tokenizer.
+/// Adds tokens and settings from the files next to a tokenizer file to the tokenizer. Throws Error
+/// if these files contradict the tokenizer.
 void apply_settings(BpeTokenizerParts& parts, const TokenizerSettings& settings) {
   Vocabulary ids;
   for (std::size_t id = 0; id < parts.texts.size(); ++id) {

@@ -34,8 +34,8 @@ void fill_linears(const InitContext& init, std::initializer_list<const Linear*> 
   fill(out, out_std > 0 ? out_std : std);
 }
 
-// Self-attention. The number of heads is computed from the sizes of the projections' results, so
-// under tensor parallelism each rank computes its own heads.
+// Self-attention. The sizes of the projections' results determine the number of heads, which under
+// tensor parallelism is the number of this rank's heads.
 
 /// Reshapes x, (batch, tokens, ...), to match the rotary tables. If each sequence has its own
 /// positions, the tables have a row for every token of the batch, so the batch is reshaped to a

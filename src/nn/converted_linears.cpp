@@ -34,7 +34,7 @@ bool is_named_by(const LoraLinear& linear, const std::vector<std::string>& patte
       patterns, [&](const std::string& pattern) { return matches_fqn(pattern, linear.fqn); });
 }
 
-/// Adds `module` to `found`, if it is an L: a Linear or a GroupedLinear.
+/// Adds `module` to `found` if the class of `module` is L (Linear or GroupedLinear).
 template <class L>
 void add_if_is(std::vector<LoraLinear>& found, const std::string& fqn, ModuleBase& module) {
   const auto* linear = dynamic_cast<const L*>(&module);

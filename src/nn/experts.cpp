@@ -104,7 +104,7 @@ at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::in
   return y.add(lora->b->forward(inner, counts, rows_are_split), lora->scale);
 }
 
-/// Each expert's weight and adapter are initialised like those of a Linear.
+/// Initialises the weight and the adapter of each expert like those of a separate Linear.
 void GroupedLinear::reset_parameters(const InitContext& init) {
   const double bound = 1 / std::sqrt(static_cast<double>(weight->size(2)));
   init.fill(weight, init::uniform(-bound, bound));

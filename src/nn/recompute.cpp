@@ -145,8 +145,8 @@ class RestoredThread : tessera::detail::NoCopy {
   }
 
  private:
-  // The state that this thread had before the scope, in the order of the changes; members are
-  // destroyed in reverse order.
+  // The state that this thread had before the scope. The order of the members is the order of the
+  // changes, because members are destroyed in reverse order.
   c10::AutoGradMode grad_mode_{true};
   tessera::detail::RestoreKeys keys_;  // dispatch keys, which include whether autocast is on
   StrictScope strict_;
@@ -667,7 +667,7 @@ std::unique_ptr<tessera::detail::SavedVariableHooks> hooks_here() {
   return innermost_here == nullptr ? nullptr : innermost_here->hooks();
 }
 
-/// Runs a backward call. If a StandInGradient is among the outputs, it runs the call instead.
+/// Runs a backward call. A StandInGradient among the outputs runs the call instead of `run`.
 variable_list execute(const BackwardCall& call, const RunBackward& run) {
   for (const Edge& output : call.outputs) {
     if (auto* asked = dynamic_cast<StandInGradient*>(output.function.get())) {

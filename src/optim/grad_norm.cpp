@@ -85,8 +85,8 @@ class Counting {
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
-  /// Returns the rank of the mesh `base` with coordinate 0, except along the `skipped` dimensions,
-  /// where it has this rank's coordinate. Ranks of a mesh are numbered in row-major order.
+  /// Returns a rank of the mesh `base`. Its coordinate is this rank's coordinate along the
+  /// `skipped` dimensions, and 0 along all others. Ranks of a mesh are numbered in row-major order.
   static int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) {
     std::size_t index = 0;
     for (int d = 0; d < base.ndim(); ++d) {

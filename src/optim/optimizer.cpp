@@ -113,7 +113,7 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   }
 }
 
-/// Compares gradients that must be equal on ranks: in the first step, with TESSERA_DEBUG=1 always.
+/// In the first step (with TESSERA_DEBUG=1 in each step), compares gradients that must be equal.
 void Optimizer::check_copies() {
   if (!compared_ || tessera::detail::debug_checks()) {
     check_gradient_copies(parameters(), "Optimizer::step");

@@ -402,8 +402,8 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // `rounded` receives the new values. Its type is narrower than the type of the update, or its
-  // memory is not contiguous.
+  // `rounded` receives the new values. The type of `rounded` is narrower than the type of the
+  // update, or the memory of `rounded` is not contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
@@ -417,8 +417,8 @@ void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFac
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   if (factor.tensor.defined() && takes_gradient_factor(batch, group)) {
-    // The gradient has been multiplied by the factor already, so the kernel gets the factor 1, or
-    // NaN if it must skip the step.
+    // The gradient is already multiplied by the factor. The kernel therefore gets the factor 1, or
+    // NaN for a step that must be skipped.
     batch.gradient_factor =
         factor.tensor.to(batch.parameters[0].device(), at::kDouble).mul(0).add(1);
   }

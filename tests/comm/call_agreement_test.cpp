@@ -117,7 +117,7 @@ TEST_F(CallAgreement, LeavesOutCallsWithoutAPurposeAndIsEachGroupsOwn) {
   });
 }
 
-// The ranks make 6000 calls. One error message cannot list all of them.
+// The ranks make 6000 calls, which are too many to list in one error message.
 TEST_F(CallAgreement, ComparesAnyNumberOfCalls) {
   for (const int different : {4000, 5000}) {
     const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {

@@ -1,5 +1,5 @@
-// Tests collectives that run on a device, as with NCCL: the host does not wait for them, so the
-// watchdog must end a process whose device hangs.
+// Tests collectives that run on a device, as with NCCL. The host does not wait for such a
+// collective, so the watchdog must end a process whose device hangs.
 #include <ATen/ops/zeros.h>
 
 #include <chrono>

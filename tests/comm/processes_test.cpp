@@ -178,7 +178,7 @@ TEST(Processes, APeerThatDiesAtTheRendezvousIsNamed) {
   EXPECT_EQ(processes[0].exit_code, 0) << processes[0].output;
 }
 
-/// A listening socket that the launcher opens and its processes inherit.
+/// A listening socket that the launcher opens and the job's processes inherit.
 class InheritedListener {
  public:
   InheritedListener() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {

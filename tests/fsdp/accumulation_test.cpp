@@ -72,7 +72,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
   const auto streams = record(model);
   set_is_last_backward(model, false);
   local_loss(model, rank, 0).backward();
-  // The reduction of the root's unit starts last in backward. Nothing has waited for it yet.
+  // The reduction of the root's unit starts last in backward, and nothing has waited for it.
   EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
   EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
   set_is_last_backward(model, true);
@@ -84,7 +84,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
             8);
 }
 
-/// Two units. Backward needs the parameters of the second unit, but not those of the first.
+/// A model with two units. Backward needs only the parameters of the second unit.
 struct Scaled : nn::Module<Scaled> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
   nn::Child<nn::Linear> first{*this, "first", 3, 5}, second{*this, "second", 5, 5};

@@ -251,7 +251,7 @@ TEST_F(Disagreement, BetweenNeighboursNamesTheirGroup) {
   }
 }
 
-/// After the error, the ranks continue, and their values equal those of one rank.
+/// After the error, the ranks continue and compute the same values as a single rank.
 TEST_F(Disagreement, LeavesNothingWrongBehind) {
   Filled<nn::Linear> alone(3, 3);
   const at::Tensor expected = alone(input());

@@ -151,7 +151,7 @@ TEST_ON_MESH(Options, TrainsParametersOfSeveralTypesInOneUnit, {2}, {"dp"}) {
   EXPECT_TRUE(with_double.bias->detach().equal(bias));
 }
 
-// If the experts of a rank get no rows, their shard has no gradient.
+// A rank whose experts get no rows has no gradient for its shard of the experts.
 
 /// A module whose parameter `w` has one row for each expert. The rows are sharded over ep.
 struct Experts : nn::Module<Experts> {

@@ -183,7 +183,7 @@ TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
   }
 }
 
-/// Returns the gradient after an fp16 reduction. Before the reduction, it is `value` on each rank.
+/// Reduces the gradient `value` of each rank in fp16, and returns the reduced gradient.
 at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(nn::Linear&)>& set) {
   Filled<nn::Linear> linear(3, 4, {.bias = false});
   fully_shard(linear, rank.mesh({rank.size()}, {"dp"}), {.mp_policy = {.reduce_dtype = at::kHalf}});
@@ -290,8 +290,8 @@ std::vector<at::Tensor> gradients_in(const comm::WorldPtr& world, const Rank& ra
   return gradients;
 }
 
-/// Expects `expected` averages in one backward, and gradients that equal those of process groups
-/// without averages.
+/// Runs one backward. Expects that `expected` reduce-scatters average, and that the gradients are
+/// equal without averages.
 void expect_averages(int ranks, int expected, const std::function<void(ShardedModel&)>& change) {
   RunRanks(ranks, [&](Rank& rank) {
     int averages = 0;

@@ -11,7 +11,7 @@ struct Either : nn::Module<Either> {
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
-// PyTorch's FSDP2 gets this case wrong: it adds flat buffers of different sets of parameters.
+// PyTorch's FSDP2 is wrong here: it adds flat buffers that contain different sets of parameters.
 TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   const at::Tensor x = uniform_values({8, 3}, 3);
   Filled<Either> alone;

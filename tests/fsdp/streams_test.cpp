@@ -184,12 +184,12 @@ TEST_SHARDED(GatherAhead, FollowsTheLastForward, 2) {
   }
 }
 
-// The gather of block 2 reuses the memory of block 0, so it waits for block 0's forward.
+// The gather of block 2 waits for block 0's forward, because the gather reuses block 0's memory.
 TEST_SHARDED(GatherAhead, WaitsOnlyForTheMemoryThatItReuses, 2) {
   const auto streams = record(model);
   log_of_forward(model, rank, *streams);
   const Log log = log_of_forward(model, rank, *streams);
-  // The gather of block 1 allocates new memory, so it does not wait.
+  // The gather of block 1 does not wait, because the gather allocates new memory.
   EXPECT_EQ(between(log, "all_gather unit 'block1'", "reshard unit 'block0'"),
             (Log{"all_gather unit 'block1'", "enter all_gather", "leave"}));
   const Log left = between(log, "reshard unit 'block0'", "unshard unit 'block1'");

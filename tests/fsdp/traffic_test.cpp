@@ -101,7 +101,7 @@ void apply(SmallModel& model, const DeviceMesh& mesh, const Formula& formula) {
   }
 }
 
-/// Returns the bytes that a rank sends if each collective is a ring over its group.
+/// Returns the bytes that a rank sends if every collective is a ring over its process group.
 double bytes_sent(const comm::TrafficTable& traffic) {
   const std::map<std::string, double> sizes{
       {"dp", 4}, {"dp/2", 2}, {"replicate", 2}, {"shard", 2}, {"replicate_shard", 4}};

@@ -39,7 +39,7 @@ TEST_ON_MESH(TwoDimensional, SumsNormGradientsOverTpOnce, {2, 2}, {"dp", "tp"}) 
   const Sent sent(rank);
   tensor_parallel::cross_entropy(model(ids.slice(0, 0, kTokens)), ids.slice(0, 1)).backward();
   const comm::TrafficTable traffic = sent.table();
-  // The loss has two all-reduces. The dp shards of the norms' gradients have one all-reduce.
+  // Over tp, the loss has two all-reduces, and the gradients of the norms have one.
   const comm::Traffic sums = traffic.at({"tp", "all_reduce"});
   EXPECT_EQ(sums.calls, 3);
   EXPECT_EQ(sums.bytes, 4 * (kTokens + 2 * kTokens + 5 * 8 / 2));

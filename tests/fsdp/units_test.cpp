@@ -93,7 +93,7 @@ struct Several : nn::Module<Several> {
   nn::Child<nn::Linear> a{*this, "a", kDim, kDim}, b{*this, "b", kDim, kDim};
 };
 
-/// If `second`, the loss uses the second result, otherwise the first.
+/// If `second` is true, the loss uses the first module's second result; otherwise the first result.
 at::Tensor loss_of_several(Several& first, Several& last, const at::Tensor& x, bool second) {
   const auto [y, z, best, three] = first(x);
   const auto [u, v, ignored, three_again] = last(second ? z : y);
@@ -212,7 +212,7 @@ struct OwnLayer : nn::Module<OwnLayer> {
   nn::Parameter weight, bias;
 };
 
-/// A root whose children are not units: their parameters belong to the root's unit.
+/// A root unit whose children are not units, so that the root's unit has the children's parameters.
 struct OwnModel : nn::Module<OwnModel> {
   OwnModel() { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& ids) { return (*layer)((*table)(ids)); }
@@ -293,8 +293,8 @@ TEST_ON_RANKS(UnfilledStorage, IsRefusedBeforeAnythingIsGathered, 2) {
   EXPECT_NO_THROW((*model)(x).sum().backward());
 }
 
-// The following units change an argument in place. Autograd must refuse, because the caller's
-// tensor would have new values but its old autograd history.
+// The following units change an argument in place. Autograd must throw, because the caller's tensor
+// would have new values with the old autograd history.
 
 /// The forward of a unit, which can change its argument in place.
 using Act = at::Tensor (*)(at::Tensor& x);

@@ -111,7 +111,7 @@ TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
   }
 }
 
-// One rank writes its shard. The other ranks' shards are unchanged or empty.
+// Only one rank writes its shard. The shards of all other ranks are unchanged or empty.
 TEST_SHARDED(WrittenParameter, OfOneRankIsSeenByAll, 2) {
   const at::Tensor x = batch(kDim, 0);
   const at::Tensor before = model(x).detach();

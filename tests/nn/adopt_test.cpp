@@ -230,8 +230,8 @@ TEST(Adopt, Refusals) {
                "selects 'layers.0', a torch::nn::TransformerEncoderLayerImpl", "without hooks");
 }
 
-// Expects uniform initial values in [-bound, bound], as libtorch's reset_parameters() draws them.
-// The largest is at least `part` * bound.
+// Expects uniform initial values in [-bound, bound], as in libtorch's reset_parameters(). The
+// largest value must be at least `part` * bound.
 void expect_bound(const auto& model, const std::string& name, double bound, double part) {
   const double largest = value(model, name).abs().max().template item<double>();
   EXPECT_LE(largest, bound) << name;
@@ -281,7 +281,7 @@ TEST(Adopt, FillsAttentionAndTransformersAsLibtorchDoes) {
     return torch::nn::Transformer(torch::nn::TransformerOptions(8, 2, 1, 1).dim_feedforward(40))
         .ptr();
   });
-  // libtorch's Transformer has its own initial values of matrices.
+  // Matrices in libtorch's Transformer do not get the initial values of nn::Linear.
   expect_bound(transformer, "encoder.layers.0.linear1.weight", std::sqrt(6.0 / 48), 0.9);
 }
 

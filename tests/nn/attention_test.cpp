@@ -267,7 +267,7 @@ at::Tensor rms_normed(const at::Tensor& x, const at::Tensor& weight, double eps)
   return x / (x.square().mean(-1, true) + eps).sqrt() * weight;
 }
 
-/// Attention by its formula, softmax(q k^T / sqrt(width)) v.
+/// Computes attention by the formula softmax(q k^T / sqrt(width)) v.
 at::Tensor attention_of_one_rank(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const at::Tensor& seen) {
   const std::int64_t group = q.size(1) / k.size(1);
@@ -483,7 +483,7 @@ struct SplitAttention {
   bool masked = false;  ///< `masked`: a random mask, not the causal mask
   std::int64_t batch = 2, width = 4;
   at::ScalarType type = at::kDouble;
-  Lengths documents{};  ///< empty: each sequence is one document
+  Lengths documents{};  ///< if empty, each sequence is one document
 };
 
 /// Returns `mask`, or a (tokens, tokens) mask of the keys to which each query attends.
@@ -502,7 +502,7 @@ class AttentionOfSplitSequences : public ::testing::TestWithParam<SplitAttention
 TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
   constexpr std::int64_t kHeads = 6, kTokens = 24;
   const SplitAttention& c = GetParam();
-  // Values in fp64 that the type of the case can represent.
+  // Returns fp64 values that `type`, the type of the test case, can represent exactly.
   const auto drawn = [&](std::int64_t heads, int seed) {
     const at::Tensor numbers = testing::values({c.batch, heads, kTokens, c.width}, seed);
     return numbers.to(c.type).to(at::kDouble).requires_grad_();

@@ -501,7 +501,7 @@ TEST(SelectiveCheckpoint, KeepsResultsOfThisLibrarysOperators) {
   EXPECT_EQ(counted->recomputed_operators, 0);
 }
 
-// If an operator's result is saved, the recomputation does not repeat its collectives.
+// A recomputation does not repeat the collectives of an operator whose result is saved.
 TEST_ON_MESH(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary, {2}, {"tp"}) {
   const at::Tensor targets =
       distribute_tensor(at::arange(5, at::kLong), mesh, {Replicate{}}).tensor();

@@ -402,7 +402,7 @@ struct TorchTied : torch::nn::Module {
   torch::nn::Linear embed, head;
 };
 
-/// A module that stores tensors in its constructor. Under MetaDevice, they have no storage.
+/// A module whose constructor stores tensors, which have no storage under MetaDevice.
 struct KeepsTensors : Module<KeepsTensors> {
   KeepsTensors() {
     weight = register_slot("weight", {2, 2});

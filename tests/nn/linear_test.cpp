@@ -124,7 +124,7 @@ Tensors results_of(Model& model, const at::Tensor& input, bool together) {
   return results;
 }
 
-/// Compares linear_products() with one call for each Linear: bit for bit, x.grad within `bound`.
+/// Compares linear_products() with a call for each Linear: same bits, but `bound` for x.grad.
 void expect_that_of_calls(Model& model, const at::Tensor& input, double bound = 1e-5) {
   const Tensors together = results_of(model, input, true);
   const Tensors apart = results_of(model, input, false);

@@ -76,7 +76,7 @@ TEST(RecomputedInput, HasTheBitsOfAKeptOne) {
   }
 }
 
-/// Returns the bytes that a graph saves, not counting its inputs and its result.
+/// Returns the bytes that a graph saves, without the graph's inputs and result.
 std::int64_t kept_bytes(const Function& function, const Tensors& values) {
   const Tensors inputs = leaves_of(values);
   function(inputs);  // The first call allocates memory that later calls reuse.

@@ -30,7 +30,7 @@ float value(const nn::SlotPtr& slot) {
   return slot->get().detach()[0].item<float>();
 }
 
-/// Returns parameters with these values. Parameters and gradients are adjacent in memory.
+/// Makes a parameter of each value. Parameters and gradients are adjacent in memory.
 std::vector<nn::SlotPtr> side_by_side(const std::vector<at::Tensor>& values) {
   const at::Tensor memory = at::cat(values);
   const at::Tensor gradients = memory.cos();

@@ -353,7 +353,7 @@ class CheckedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
  private:
-  /// Counts and records a collective before it starts, so that a collective that throws is counted.
+  /// Counts and records a collective before its start, so even a collective that throws counts.
   template <class Start>
   WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
     check_open(collective);

@@ -1,5 +1,5 @@
-// A wrapper around the process groups that a World makes. A Communicator that the program
-// implements is not wrapped, because it usually uses process groups that are already wrapped.
+// A wrapper around the process groups that a World makes. A Communicator from the program is not
+// wrapped, because such a Communicator usually uses process groups that are wrapped.
 
 #pragma once
 
@@ -20,8 +20,8 @@ namespace tessera::comm {
 /// A shared pointer to a counter of traffic that a World and its process groups use.
 using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;
 
-/// A process group for CPU tensors with the ranks of another process group. LazyHostGroup makes the
-/// process group at its first use, because most programs never use it.
+/// A CPU process group with the ranks of another process group. LazyHostGroup makes the CPU process
+/// group at its first use, because most programs never need a CPU process group.
 class LazyHostGroup {
  public:
   using Make = std::function<CommunicatorPtr()>;

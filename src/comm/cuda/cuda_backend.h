@@ -39,8 +39,8 @@ namespace tessera::comm {
 /// This rank's GPU in an NCCL group, and the group from which the NCCL group is split.
 struct NcclPlace {
   int device = 0;  ///< the index of this rank's GPU
-  /// A larger NCCL group, whose ranks all take part when the new group is split from it. If
-  /// `parent` is nullptr, the new group is made without a split.
+  /// A larger NCCL group, from which the new group is split; all ranks of `parent` take part in the
+  /// split. If `parent` is nullptr, the new group is made without a split.
   CommunicatorPtr parent = {};
 };
 

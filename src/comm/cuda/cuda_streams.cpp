@@ -26,8 +26,8 @@ class CudaEvent final : public StreamEvent {
   std::shared_ptr<at::cuda::CUDAEvent> event_;
 };
 
-/// The lanes (streams) of a GPU. The forward thread and the backward thread use the lanes, but
-/// never at the same time; LaneScope checks this.
+/// The lanes (streams) of a GPU. LaneScope checks that the forward thread and the backward thread
+/// never use the lanes at the same time.
 class CudaStreams final : public Streams {
  public:
   // Collectives use high-priority streams, so that they start as soon as their input is ready, and

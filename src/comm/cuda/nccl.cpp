@@ -207,9 +207,9 @@ class NcclGroup {
 using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 
 /// Returns a flat view of `tensor` for collectives that only move data. NCCL supports neither
-/// complex numbers nor 16-bit integers, so the view has the widest NCCL type that divides the
-/// elements. The view's type depends only on the tensor's type, so that all ranks call NCCL with
-/// the same type.
+/// complex numbers nor 16-bit integers. The type of the view is the widest NCCL type whose size
+/// divides the size of an element. This type depends only on the tensor's type, so that all ranks
+/// call NCCL with the same type.
 at::Tensor as_moved(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.view({-1});
   switch (tensor.element_size()) {
@@ -396,8 +396,8 @@ class NcclCommunicator final : public Communicator {
     return guarded("allocate", [&](auto& group) { return group.allocateTensor(numel, options); });
   }
 
-  /// barrier() waits on the CPU, and checks while it waits whether other ranks are dead. c10d's
-  /// barrier would wait forever for a dead rank.
+  /// barrier() waits on the CPU. During the wait, barrier() checks whether other ranks are dead,
+  /// whereas c10d's barrier would wait forever for a dead rank.
   void barrier() override {
     constexpr std::chrono::microseconds kNap{50};
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(group_->device()));

@@ -150,8 +150,8 @@ class GlooGroup {
   /// Calls `start`, which starts an operation of Gloo. Throws PeerError if the group has failed.
   template <class Start>
   detail::GroupWorkPtr start(const char* collective, Start&& start) {
-    // After a failure no operation starts: it could read the rest of an earlier message that is
-    // still in Gloo's connections.
+    // After a failure no operation starts: a new operation could read the rest of an earlier
+    // message that is still in Gloo's connections.
     if (failed_) {
       throw PeerError(describe(group_, collective) +
                       ": the group failed earlier; end this rank and start the job again");
@@ -213,7 +213,7 @@ class GlooGroup {
 };
 using GlooGroupPtr = std::shared_ptr<GlooGroup>;
 
-/// A running Gloo operation. The function `finish` completes its results.
+/// A running Gloo operation. When the operation has ended, `finish` computes the final results.
 class GlooWork final : public Work {
  public:
   GlooWork(GlooGroupPtr group, std::string collective, detail::GroupWorkPtr work,

@@ -112,8 +112,8 @@ bool on_one_node(const Variables& variables, const Launcher& launcher, int size)
          variables("SLURM_NNODES") == "1";
 }
 
-/// Returns the address of rank 0's store. Only ranks on several machines need the launcher to set
-/// an address, because they cannot reach a store on 127.0.0.1.
+/// Returns the address of rank 0's store. If ranks are on several machines, the launcher must set
+/// an address, because other machines cannot reach a store on 127.0.0.1.
 std::string read_address(const Variables& variables, const Launcher& launcher, int size) {
   if (const auto address = variables("MASTER_ADDR")) {
     return *address;

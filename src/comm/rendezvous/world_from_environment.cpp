@@ -145,7 +145,7 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
 /// thread has a copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
                          const WorldOptions& options) {
-  // libtorch's time-out is shorter by kGrace, because libtorch's error message is better.
+  // libtorch times out kGrace before this function does, because libtorch's message is better.
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
   std::packaged_task<StorePtr()> task([where] { return detail::connect_store(where); });

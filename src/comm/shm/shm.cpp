@@ -133,8 +133,8 @@ class ShmGroup {
 
   /// Finishes the previous operation. Starts `operation` without waiting for another rank.
   void start(const ShmOperationPtr& operation) {
-    // The previous operation is finished first, because it uses the same slots (buffers). An error
-    // of the previous operation is thrown here, and again by that operation's wait().
+    // The previous operation is finished first, because both operations use the same slots
+    // (buffers). If the previous operation fails, start() and that operation's wait() both throw.
     if (under_way_ != nullptr) {
       finish(*under_way_);
     }
@@ -246,8 +246,8 @@ class ShmGroup {
   std::vector<const std::byte*> slots_;
   /// The last round for which this rank has filled its slot. The number wraps around.
   std::uint32_t round_ = 0;
-  /// The number of calls so far. Ranks compare this number, so that a call which a rank has skipped
-  /// is found at the next call.
+  /// The number of calls so far. Ranks compare this number in each call. If a rank has skipped a
+  /// call, the comparison in the next call finds the difference.
   std::uint64_t sequence_ = 0;
   /// Whether another rank has ended or was too late. The round numbers of the ranks then no longer
   /// match.

@@ -58,8 +58,8 @@ void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity,
                    Visit&& visit) {
   const std::int64_t begin = round * capacity;
   std::int64_t start = 0;  // offset of the buffer's part in the rank's bytes
-  // The rank's bytes are its parts of all buffers, one after another. A round sends up to
-  // `capacity` of these bytes.
+  // The bytes of a rank are the rank's parts of all buffers, one part after another. A round sends
+  // up to `capacity` of these bytes.
   for (const SplitBuffer& buffer : buffers) {
     const std::int64_t end = start + buffer.parts.bytes(rank);
     const std::int64_t first = std::max(begin, start);
@@ -186,8 +186,8 @@ std::int64_t ExchangeRounds::count() const {
 void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   if (round == 0) {
     auto* table = reinterpret_cast<std::int64_t*>(slot);
-    // The counts of sent and of expected elements are written, so that every rank can compare them
-    // for all pairs of ranks.
+    // Writes the counts of sent and of expected elements into the slot, so that every rank can
+    // compare these counts for all pairs of ranks.
     std::ranges::copy(output_counts_, std::ranges::copy(input_counts_, table).out);
   }
   const std::byte* part = input_;

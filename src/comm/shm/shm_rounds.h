@@ -64,7 +64,7 @@ struct SplitBuffer {
   std::byte* whole;
   std::byte* own;
 };
-/// The memory of the tensors of one collective. A rank's bytes are its parts of all tensors.
+/// The memory of the tensors of one collective. A rank's bytes are the rank's parts of all tensors.
 using SplitBuffers = std::vector<SplitBuffer>;
 
 /// The rounds of a reduce-scatter. A rank's slot (buffer) has `capacity_` bytes for each rank.

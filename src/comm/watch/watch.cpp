@@ -144,7 +144,7 @@ std::vector<int> WorldWatch::not_in(const BegunCall& call) {
     if (record != nullptr && !flight::has_begun(*record, call.group, call.number)) {
       return false;
     }
-    // A rank that began the collective and ended without an error has completed its part.
+    // A rank that began the collective and later ended without an error has done the collective.
     return !has_ended(rank) || (record != nullptr && record->state == RankState::kEnded);
   });
   return ranks;
@@ -153,7 +153,7 @@ std::vector<int> WorldWatch::not_in(const BegunCall& call) {
 std::optional<int> WorldWatch::first_to_end(std::vector<int> ranks) {
   read_announcements();
   std::erase_if(ranks, [this](int rank) { return !has_ended(rank); });
-  // A killed process has `ended` == 0 and is the first to end: no other rank caused its end.
+  // A killed process has `ended` == 0. Its end is the first, because no other rank has caused it.
   const auto first = std::ranges::min_element(ranks, {}, [this](int rank) {
     const RecordPtr& record = record_of(rank);
     return record == nullptr ? std::numeric_limits<std::int64_t>::max() : record->ended.load();
@@ -306,8 +306,8 @@ std::string PeerWait::lateness(const std::vector<int>& missing) const {
 
 void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
-  // A dying process closes its sockets a little before other ranks can see that the process has
-  // ended. Ranks on another machine see this about a second later.
+  // A dying process closes its sockets slightly before ranks on the same machine can see its end,
+  // and about a second before ranks on other machines can see its end.
   constexpr milliseconds kNap{20};
   const milliseconds dying{group.watch->world().away(group.ranks).empty() ? 600 : 2500};
   std::vector<int> peers = group.ranks;

@@ -50,7 +50,7 @@ RecordPtr open_record(const std::string& handle);
 /// A collective that has begun.
 struct BegunCall {
   std::uint64_t group = 0;   ///< flight::GroupSlot::id of the collective's process group
-  std::uint64_t number = 0;  ///< number of the collective within its group; 0: making the group
+  std::uint64_t number = 0;  ///< the collective's number in the group; 0: making the group
   std::string text = {};     ///< "all_reduce for unit 'a' (call 7 of group 'dp'), called by step"
 };
 
@@ -166,7 +166,7 @@ class WorldWatch : tessera::detail::NoCopy {
   std::thread device_thread_;
   // Only `device_thread_` uses the following members.
   std::list<DeviceCall> calls_;  ///< collectives on the GPU that have not ended, in order
-  /// The wait for the first of calls_; it begins when the previous collective has completed.
+  /// The wait for the first of calls_. The wait begins when the previous collective has completed.
   std::optional<PeerWait> wait_;
 };
 using WorldWatchPtr = std::shared_ptr<WorldWatch>;
@@ -217,7 +217,7 @@ auto ask(detail::StorePtr store, Question question) {
   if (in_memory) {
     task();
   } else {
-    // The future is ready only after the thread's task, with all that it owns, is destroyed.
+    // The future becomes ready after the thread's task, and all that the task owns, are destroyed.
     std::thread([task = std::move(task)]() mutable { task.make_ready_at_thread_exit(); }).detach();
   }
   return answer;
