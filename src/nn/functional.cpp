@@ -124,9 +124,9 @@ void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                 " was asked for; give a number of positions, or 0 for all");
 }
 
-/// Calls `attend` on the local tensors, which contain this rank's heads. The result has the layout
-/// of q. Throws Error, with a message that begins with `call`, unless q, k and v are all sharded by
-/// heads only. If `by_batch` is true, q, k and v can also be sharded by batch.
+/// Calls `attend` on the local tensors, which contain the heads of this rank. The result has q's
+/// layout. Throws Error, with a message that begins with `call`, unless q, k and v are sharded only
+/// by heads or, if `by_batch` is true, by heads and batch.
 at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const Attend& attend) {
   for (const at::Tensor* tensor : {&q, &k, &v}) {
@@ -227,7 +227,7 @@ detail::DocumentOffsets::DocumentOffsets(const at::Tensor& positions, c10::Devic
   for (const std::int64_t length : lengths()) {
     longest_ = std::max(longest_, length);
   }
-  // The offsets of documents are not made in inference mode, because training can use them later.
+  // The offsets are made with inference mode off, because training can use the same offsets later.
   const c10::InferenceMode ordinary(false);
   device_offsets_ = copied_to(offsets_, device);
 }
@@ -371,7 +371,7 @@ at::Tensor in_window(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                                                    : attention(q, k, v, /*causal=*/true);
 }
 
-/// Splits q, k and v for all documents at once, so that backward joins the gradients in one
+/// Splits q, k and v for all documents at once. Backward then joins the documents' gradients in one
 /// operation.
 at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents, std::int64_t window) {
@@ -480,8 +480,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The arguments of the all-gather of sequences, saved for its backward. The base class is
-/// CustomClassHolder, because autograd's context can save only such objects.
+/// The arguments of the all-gather of sequences, which the backward of the all-gather needs.
+/// Autograd's context can save only subclasses of CustomClassHolder.
 struct Sequence : torch::CustomClassHolder {
   Sequence(std::int64_t d, DeviceMesh m, const char* p) : dim(d), mesh(std::move(m)), purpose(p) {}
   std::int64_t dim;

@@ -1,7 +1,7 @@
 // Implements to_empty and init_weights. Weights are initialised after sharding: each rank fills its
-// own shard. Values depend on the seed, the parameter's FQN and the element's global index, so they
-// are equal on every mesh. Parameter slots record whether they have been filled; calls of a module
-// with unfilled slots throw Error.
+// own shard. A value depends only on the seed, the parameter's FQN and the element's global index,
+// so values are equal on every mesh. A parameter slot records whether it has been filled. A call of
+// a module with unfilled slots throws Error.
 
 #include "tessera/nn/initialization.h"
 #include "tessera/dtensor/detail/make_distributed.h"
@@ -41,8 +41,8 @@ struct InitRun {
   std::uint64_t seed;
   bool buffers_only = false;
   bool unfilled_only = false;
-  // Maps each parameter to its FQN. A tied parameter has a single entry, with its first FQN, and
-  // therefore one set of values.
+  // Maps each parameter to its FQN. A tied parameter has one entry, under the first of its FQNs,
+  // and therefore gets its values only once.
   std::unordered_map<const ParameterSlot*, std::string> fqn_of;
   std::unordered_set<const ParameterSlot*> filled;
 };
@@ -135,8 +135,8 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
       if (!matches_fqn(table[i].first, name)) {
         continue;
       }
-      // Every pattern of the initialisation table must match a parameter, even if earlier patterns
-      // have already filled all these parameters.
+      // Every pattern of the initialisation table must match a parameter. The match counts even if
+      // an earlier pattern has already filled the parameter.
       used[i] = true;
       if (!taken) {
         fill(slot, table[i].second);

@@ -30,10 +30,10 @@
 
 namespace tessera::nn::detail {
 
-// A Linear's matrix product has one node in autograd's graph, whereas libtorch's linear has two.
-// Forward and gradients call the same operators as libtorch, so results have the same bits and,
-// with distributed tensors, the same layouts and collectives. Several matrix products of one input
-// share a node for the input's gradient.
+// A Linear's matrix product has one node in autograd's graph; libtorch's linear has two nodes.
+// Forward and backward call the same operators as libtorch, so results have the same bits and, with
+// distributed tensors, the same layouts and collectives. Several matrix products of one input share
+// one node for the input's gradient.
 
 namespace {
 
@@ -94,7 +94,7 @@ void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b
   }
 }
 
-/// Whether one operation can compute the matrix product and add the product to `sum`.
+/// Whether one operation can multiply the matrices and add the product to `sum` in place.
 bool can_add(const at::Tensor& sum, const Factors& factors) {
   const auto& [a, summed_of_a, b, summed_of_b] = factors;
   if (!sum.defined() || sum.layout() != c10::kStrided || !has_type_of_product(sum, a, b) ||

@@ -131,9 +131,9 @@ bool is_around(const std::string& buffer, const std::string& module) {
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
-/// Returns a hint for a libtorch error in the module `fqn` below `root`. The hint is about a tensor
-/// on the meta device, or about a buffer whose floating-point type differs from that of the
-/// parameters, because mixed precision does not cast buffers. Returns "" for other errors.
+/// Returns a hint for a libtorch error in the module `fqn` below `root`: a tensor is on the meta
+/// device, or a buffer and the parameters have different floating-point types, because mixed
+/// precision does not cast buffers. Returns "" for other errors.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
   if (error.msg().find("meta") != std::string::npos) {
     return kKeptFromConstructor;
@@ -208,8 +208,8 @@ ModuleBase::~ModuleBase() {
   }
 }
 
-/// Collects slots for named_slots() and named_buffer_slots(). `own` is the list that is collected
-/// from this module and all modules below it.
+/// Collects slots for named_slots() and named_buffer_slots(), of this module and of all modules
+/// below this module. `own` selects the list of slots in a module.
 NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
   NamedSlots found;
   std::unordered_set<const ParameterSlot*> seen;
@@ -322,8 +322,8 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   if (current == slot) {
     return;
   }
-  // The tied tensors can differ in type and placement: from now on both modules use the tensor in
-  // `slot`.
+  // The two tied tensors can have different types and placements. From now on both modules use the
+  // tensor in `slot`.
   TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
                 current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
   current->remove_owner(this, name);
@@ -339,8 +339,8 @@ void ModuleBase::reset_parameters(const InitContext&) {}
 
 void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   check_not_gathered(*this);
-  // libtorch's Module::to() converts parameters in place. Buffers from register_buffer_slot() are
-  // converted separately, because libtorch does not know them.
+  // libtorch's Module::to() converts parameters in place, but does not know buffers from
+  // register_buffer_slot(), so Tessera converts these buffers.
   torch::nn::Module::to(device, dtype, non_blocking);
   convert_buffers(device, dtype, non_blocking);
 }
@@ -489,8 +489,8 @@ void ModuleBase::rethrow_named() const {
   }
 }
 
-// Only the outermost module call checks storage, for all modules below its module. An unchanged
-// fill_epoch() means that no parameter has become unfilled, so a step costs one comparison.
+// Only the outermost module call checks storage, for all modules below the called module. If
+// fill_epoch() is unchanged, no parameter has become unfilled, so a step costs one comparison.
 ModuleBase::CallScope::CallScope(ModuleBase& module)
     : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
   // ParameterSlots are checked in every call, because a parameter can be registered at any time.
@@ -542,7 +542,7 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // Operators that compute the most per byte of their results, so their recomputation is expensive.
+  // Operators that compute much per byte of their results: recomputing a result is expensive.
   return save_operators(
       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
        "aten::convolution", "aten::_scaled_dot_product_flash_attention",

@@ -114,7 +114,7 @@ void detail::SlotState::remove_owner(const ModuleBase* module, const std::string
 }
 
 const at::Tensor& Parameter::get() const {
-  // A Parameter without a ParameterSlot, such as an absent bias, gives an undefined tensor.
+  // If a Parameter has no ParameterSlot, as an absent bias, returns an undefined tensor.
   static const at::Tensor kUndefined;
   return slot_ == nullptr ? kUndefined : (*slot_)->get();
 }
@@ -308,7 +308,7 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
 
 namespace {
 
-/// Throws Error if `value` is a PlaceholderGradient or a list with one, as foreach optimizers pass.
+/// Throws Error if `value` is a PlaceholderGradient or a list with one (foreach optimizers).
 void refuse_placeholders(const c10::IValue& value) {
   if (value.isTensor()) {
     if (const PlaceholderGradient* found = placeholder(value.toTensor())) {
@@ -333,7 +333,7 @@ void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const c10::IValue& value : *stack) {
     refuse_placeholders(value);
   }
-  // This error occurs only if a program uses the reserved dispatch key for its own tensors.
+  // Reached only if a program uses the reserved dispatch key for tensors of its own class.
   fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
 }
 
@@ -402,8 +402,8 @@ void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   }
 }
 
-/// With TESSERA_DEBUG=1: compares the parameter's values between ranks. An unfilled parameter has
-/// arbitrary bytes, so it is compared as an undefined tensor.
+/// With TESSERA_DEBUG=1: compares the parameter's values between ranks. The bytes of an unfilled
+/// parameter are arbitrary, so an undefined tensor is compared in place of the parameter.
 void compare_values(const ParameterSlot& slot, const at::Tensor& whole, const DeviceMesh& mesh,
                     const std::string& by) {
   if (tessera::detail::debug_checks()) {
@@ -439,7 +439,7 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   }
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
-    // An optimizer may still have the old tensor. retire_parameter() makes training it an error.
+    // If an optimizer still has the old tensor, retire_parameter() makes the next step an error.
     parameter.requires_grad_();
     retire_parameter(slot.get(), parameter, by);
   }
@@ -458,7 +458,7 @@ void distribute_module(
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
-  // named_slots() throws for parameters without slots, so it is called before any change.
+  // named_slots() is called before any change, because it throws for parameters without slots.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function can test for any

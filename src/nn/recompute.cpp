@@ -34,9 +34,9 @@
 
 namespace tessera::nn::detail {
 
-// The state that a recomputation restores from the forward, apart from the inputs: the thread's
-// modes and its random generators. The state must be restored, because backward runs on other
-// threads and in other modes.
+// The state that a recomputation restores from the forward, apart from the inputs: modes and random
+// generators of the thread. The state must be restored, because backward runs on other threads and
+// in other modes than forward.
 
 namespace {
 
@@ -52,8 +52,8 @@ bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
 }
 
 std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
-  // The CPU is always included, because a function can draw random numbers on the CPU, whatever
-  // device its inputs are on.
+  // The CPU is always included, because a function with inputs on other devices can draw random
+  // numbers on the CPU.
   std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
   for (const at::Tensor* tensor : tensors) {
     const bool draws = tensor->defined() && tensor->is_cuda();
@@ -125,7 +125,7 @@ struct ThreadState {
   RandomSnapshot random;
 };
 
-/// A scope in which this thread has the state that was saved in forward, and records gradients.
+/// A scope in which this thread records gradients and has the state that forward saved.
 class RestoredThread : tessera::detail::NoCopy {
  public:
   explicit RestoredThread(const ThreadState& then)
@@ -134,8 +134,8 @@ class RestoredThread : tessera::detail::NoCopy {
         replication_(then.replicates_plain),
         region_(then.region, /*replays=*/true),
         random_(then.random.retaken()) {
-    // Autocast's cache of casts is off, because nothing would clear it before the optimizer changes
-    // the weights.
+    // Autocast's cache of casts is turned off: nothing would clear the cache before the optimizer
+    // changes the weights.
     tessera::detail::set_autocast_state({then.autocast.types, /*keeps_casts=*/false});
     then.random.restore();
   }
@@ -157,8 +157,8 @@ class RestoredThread : tessera::detail::NoCopy {
 };
 
 // Selective activation checkpointing: forward saves the results of the operators that a policy
-// names, and the recomputation returns these results. A call is identified by its operator and its
-// number, because the recomputation makes the same calls in the same order.
+// names, and the recomputation returns these results. Calls are identified by operator and number,
+// because the recomputation makes the calls of forward in the same order.
 
 namespace {
 
@@ -368,12 +368,12 @@ class RecomputedTensor {
   std::int64_t version_;
 };
 
-/// The recomputed tensors, one entry for each saved tensor. An entry is empty if its tensor is not
-/// needed or has already been used.
+/// The recomputed tensors, one entry for each saved tensor. The entry of a tensor is empty if the
+/// tensor is not needed or has been used.
 using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 
-/// A Frame: all data that is needed to run one forward of a checkpointed function again. The
-/// placeholders in autograd's graph own the Frame, so it exists as long as the graph.
+/// A Frame: all data that is needed to run one forward of a checkpointed function again. The Frame
+/// exists as long as autograd's graph, whose placeholders own the Frame.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   /// A Frame must be constructed before its checkpointed region begins, so that an enclosing region
@@ -506,17 +506,17 @@ class CheckpointedRegion : tessera::detail::NoCopy {
   CheckpointedRegion* outer() const { return outer_; }
 
  private:
-  // The checkpointed region around this region. Both are on the stack; the outer one lives longer.
+  // The checkpointed region around this region. Being on the stack, `outer_` outlives this region.
   CheckpointedRegion* outer_;
 };
 
-/// An exception that ends a recomputation that has all needed tensors. It is not a std::exception,
+/// Thrown when a recomputation has all needed tensors. StopRecomputation is not a std::exception,
 /// so that handlers in the checkpointed function do not catch it.
 struct StopRecomputation {};
 
-/// The recomputation of a Frame (one forward), as a scope. The checkpointed function runs as in
-/// forward, with autograd on. Autograd saves the same tensors as in forward; their order identifies
-/// them. The graph of the recomputation is discarded.
+/// The recomputation of a Frame (one forward), as a scope. The checkpointed function runs with
+/// autograd on, as in forward. Autograd saves the same tensors in the same order as in forward. The
+/// graph of the recomputation is discarded.
 class Replay final : public CheckpointedRegion {
  public:
   explicit Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {
@@ -682,8 +682,8 @@ bool installs_engine() {
 }
 
 /// Installs the hooks in autograd's engine; only the first call in a process has an effect. Throws
-/// Error if another autograd engine than libtorch's is installed (as Python does), because it would
-/// not call the hooks.
+/// Error if the engine is not libtorch's own, for example Python's engine, because another engine
+/// would not call the hooks.
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {

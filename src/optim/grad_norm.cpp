@@ -37,8 +37,8 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
 }
 
 /// Decides which rank includes a local gradient in the norm. If parallel submeshes have copies of a
-/// parameter (data parallelism over a TP submesh), only one copy is counted. If they have different
-/// parameters (experts, pipeline stages), each parameter is counted.
+/// parameter (data parallelism over a TP submesh), one copy is counted. If parallel submeshes have
+/// different parameters (experts, pipeline stages), all are counted.
 class Counting {
  public:
   /// Whether this rank includes its local tensor in the gradient norm: this rank must be the first
@@ -197,8 +197,8 @@ at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Dev
   return std::isinf(p) ? each.max() : each.pow(p).sum();
 }
 
-/// Reduces `values` over `mesh`. Finishes pending transfers first, because ranks would otherwise
-/// wait for one another.
+/// Reduces `values` over `mesh`. Pending transfers are finished before, because ranks would wait
+/// forever for one another.
 void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   if (mesh.size() == 1) {
     return;
@@ -249,8 +249,8 @@ at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
-    // Copies of a gradient should not differ, but a value that is not finite on one rank must be
-    // visible to all ranks, so that all ranks skip the step, or stop, together.
+    // Copies of a gradient should be equal. If the value on one rank is not finite nevertheless,
+    // all ranks must see this, so that all ranks skip the step, or stop, together.
     const at::Tensor uncounted = plain + local_term(terms.copies, p, device);
     // x - x is 0 only if x is finite; the expression replaces isfinite(), which has no meta kernel.
     const at::Tensor not_finite = uncounted.masked_fill((uncounted - uncounted).eq(0.0), 0.0);

@@ -1,6 +1,6 @@
-// Loss scaling. Gradients stay scaled until the step, which divides them in fp32 while it reads
-// them. The norm, which clipping needs anyway, shows whether a gradient overflowed. Therefore a
-// step with loss scaling needs only one all-reduce and one wait of the host.
+// Loss scaling. Gradients stay scaled until step(), whose kernels divide the gradients in fp32. The
+// norm, which clipping needs anyway, shows whether a gradient overflowed. Therefore a step with
+// loss scaling needs only one all-reduce and one wait of the host.
 
 #include "tessera/optim/grad_scaler.h"
 
@@ -58,14 +58,14 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return enabled() ? loss * state_.scale : loss;
 }
 
-/// Throws Error if gradients are unscaled twice in one step, which would make them too small.
+/// Throws Error for a second unscaling in a step: the gradients would become too small.
 void GradScaler::check_once() const {
   TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step were unscaled before; call ",
                 "clip_grad_norm_ or unscale_ once, then step");
 }
 
-/// Leaves the gradients unchanged: step() applies the factor that clips and unscales them. The
-/// constant 1e-6 is that of torch.nn.utils.
+/// Leaves the gradients unchanged: step() applies the factor that clips and unscales the gradients.
+/// torch.nn.utils has the same constant, 1e-6.
 at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                                        const NormOptions& options) {
   RECORD_USER_SCOPE("clip_grad_norm_");

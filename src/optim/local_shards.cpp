@@ -25,8 +25,8 @@ struct Piece {
   c10::ScalarType dtype;
 };
 
-/// A buffer for several tensors of one type on one device. `numel` first counts the required
-/// elements, and later the elements that are in use.
+/// A buffer for several tensors of one type on one device. `numel` counts the required elements in
+/// the first pass, and the used elements in the second pass.
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;
@@ -34,9 +34,9 @@ struct Buffer {
   at::Tensor memory = {};
 };
 
-/// The alignment of state tensors in bytes: kernels read and write vectors of 16 bytes. The states
-/// of shards that are updated as one tensor stay adjacent, because their sizes are multiples of the
-/// alignment.
+/// The alignment of state tensors in bytes: kernels read and write vectors of 16 bytes. If shards
+/// are updated as one tensor, their sizes are multiples of the alignment, so the states of these
+/// shards stay adjacent.
 constexpr std::int64_t kStateAlignment = 16;
 
 /// Makes zero tensors with one allocation for each type and device, in two passes: the first pass

@@ -54,8 +54,8 @@ c10::ScalarType update_type(c10::ScalarType dtype);
 /// update many tensors as one. Each result begins at a multiple of 16 bytes, for vector accesses.
 std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
                                      const std::vector<c10::ScalarType>& dtypes);
-/// Makes step counters (0-d, fp32, value 0), one counter on the device of each of `tensors`, like
-/// zeros_beside().
+/// Makes step counters (0-d, fp32, value 0): for each of `tensors`, one counter on the device of
+/// the tensor, with memory as in zeros_beside().
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors);
 
 /// Returns `state`, which has the sizes of the local tensor of `parameter`, as a tensor with the
@@ -77,7 +77,7 @@ struct GradientFactor {
   at::Tensor tensor = {};
 };
 
-/// The gradients of some parameters on one rank, grouped by how a norm includes them.
+/// The gradients of some parameters on one rank, in lists that a norm includes in different ways.
 struct GradTerms {
   /// All local gradients. Tensors that are adjacent in memory are joined in all GradTerms lists.
   std::vector<at::Tensor> locals;

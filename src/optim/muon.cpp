@@ -200,8 +200,8 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
   for (const std::size_t i : owned_) {
     wholes.push_back(at::empty({matrices_[i].rows, matrices_[i].columns}, received.options()));
   }
-  // The received data is ordered by rank, and for each rank by matrix, because the senders packed
-  // it in this order.
+  // The senders packed the data by rank and, for each rank, by matrix. The received data has the
+  // same order.
   std::int64_t offset = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -223,7 +223,7 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
 std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
                                                 const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
-  // Every rank receives its shard of the work's result, including ranks of other replicas.
+  // Every rank, including ranks of other replicas, receives its shard of the result of `work`.
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -379,8 +379,8 @@ class Muon::Exchange {
   bool empty() const { return shards_.empty(); }
 
  private:
-  /// Removes the matrices that have no gradient on any rank, because a single process would not
-  /// update them. Collective.
+  /// Removes the matrices without a gradient on any rank, because on a single process a matrix
+  /// without gradient is not updated. Collective.
   void drop_unused() {
     std::vector<std::uint8_t> used;
     for (const ShardUpdate& shard : shards_) {
@@ -486,7 +486,7 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// Selects matrices by sizes, module class and name: a model does not declare its hidden layers.
+/// A model does not declare hidden layers, so a matrix's sizes, module class and name decide.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest) {
   const auto named = nn::detail::matched_slots(module, rest, "split_for_muon");
   MuonSplit split;

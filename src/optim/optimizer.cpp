@@ -379,8 +379,8 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   TESSERA_CHECK(step >= 0, "the rate of step ", step, " is invalid; steps count from 0");
-  // `steps` is checked here instead of in the constructor, because a run of 0 steps also makes a
-  // schedule.
+  // `steps` is checked when a rate is needed and not in the constructor, because a run of 0 steps
+  // makes a schedule as well.
   TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
                 " of a ", name_of(o.schedule), " schedule needs the number of the run's ",
                 "steps, but that is 0; give LrScheduleOptions::steps");

@@ -1,7 +1,7 @@
 // The base class of the optimizers: selects the parameters that a step updates, creates and checks
 // state, and makes batches for a kernel. FSDP places the shards of a unit next to one another in
-// memory, and the state of these shards is placed in the same way. Shards that are adjacent in
-// memory are updated as one tensor if the results are bitwise equal.
+// memory; the states of these shards are adjacent as well. Shards that are adjacent in memory are
+// updated as one tensor if the results are bitwise equal.
 
 #include "tessera/optim/slot_optimizer.h"
 
@@ -215,7 +215,7 @@ at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel
   return count == 1 ? first : flat_view(first, numel);
 }
 
-/// Returns the tensor as kernels update it: complex numbers as pairs of real numbers.
+/// Returns the tensor in the form that kernels update: complex numbers as pairs of real numbers.
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
@@ -316,9 +316,9 @@ void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
   update_batch(batch, group);
 }
 
-/// Increments the step counters of `shards`. A step whose gradient factor is on a device is counted
-/// only if the factor is finite. The host does not know the factor, so `history` identifies the
-/// steps instead of counting them.
+/// Increments the step counters of `shards`. If the gradient factor is on a device, a step is
+/// counted only if the factor is finite. The host does not know the factor, so `history` identifies
+/// the steps that were made, but does not count them.
 void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   if (!counts_steps_) {
     return;
