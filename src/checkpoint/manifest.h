@@ -40,7 +40,7 @@ struct ManifestChunk {
 struct ManifestTensor {
   std::string dtype;  ///< the name of the data type in safetensors
   std::vector<std::int64_t> sizes;
-  std::vector<std::string> tied;  ///< further names of a tied parameter
+  std::vector<std::string> tied;  ///< the other names of a tied parameter
   std::vector<ManifestChunk> chunks;
 };
 

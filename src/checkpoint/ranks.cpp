@@ -20,7 +20,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// What a failed read shows: that a file of a saved step is damaged, or is missing.
+/// The cause of a failed read: a damaged file, or a missing file, of a saved step.
 struct Proof {
   bool damaged = false;
   std::string missing;  ///< the path of the missing file

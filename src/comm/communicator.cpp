@@ -1,5 +1,5 @@
-// Default implementations for a back end: an error for each collective that the back end lacks,
-// several tensors packed into one tensor, plain allocation, and flags exchanged by an all-reduce.
+// Defaults for functions that a back end does not override: most collectives throw, several tensors
+// are packed into one tensor, memory is allocated as usual, and flags are all-reduced.
 
 #include "tessera/comm/communicator.h"
 

@@ -130,8 +130,8 @@ void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token)
 
 namespace {
 
-/// GPT-2's alphabet: the code point that represents each byte. Printable bytes of Latin-1 represent
-/// themselves. U+0100, U+0101 and so on represent the other bytes in their order.
+/// The code point that represents each byte in GPT-2's alphabet. Printable bytes of Latin-1
+/// represent themselves. U+0100, U+0101 and so on represent the other bytes in their order.
 constexpr std::array<char32_t, 256> kCodePoints = [] {
   std::array<char32_t, 256> codes{};
   char32_t next = 0x100;
@@ -448,7 +448,7 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
       add_post_processor(step, vocabulary, tokens);
     });
   } else if (type == "TemplateProcessing") {
-    // Only one template may have tokens: the `tokenizers` package would pass the result of the
+    // Two templates with tokens are refused: the `tokenizers` package would pass the result of the
     // first template to the second template as a pair of texts.
     field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
     tokens = read_template(field, vocabulary);

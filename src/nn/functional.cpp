@@ -67,7 +67,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return tessera::detail::embedding(weight, indices);
 }
 
-/// Computes the position of x in the global batch here: the dropout operator knows only x's layout.
+/// Drops elements of x. Tells the dropout operator the position of x in the global batch.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key) {
   const auto place = tessera::detail::random_place({"dropout", x, x, next_id()});
   return tessera::detail::dropout(x, p, key, place.elements.first_element);

@@ -168,7 +168,7 @@ Results unrecorded_all(const Results& results) {
   Results copies;
   copies.reserve(results.size());
   for (const c10::IValue& result : results) {
-    // Makes aliases without autograd state: autograd attaches new state to every result.
+    // Makes aliases without autograd state, because autograd attaches new state to each result.
     copies.push_back(kernels::with_tensors(
         result, [](const at::Tensor& tensor) { return tessera::detail::alias_tensor(tensor); }));
   }

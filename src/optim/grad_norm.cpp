@@ -272,7 +272,7 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
   kernels::NormAndFactor total{
       .norm = norm, .factor = {}, .of_step = {}, .rounded = norm.to(c10::ScalarType::Float)};
   if (max_norm) {
-    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // PyTorch adds 1e-6 as well
+    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // 1e-6 as in PyTorch
     total.of_step = total.factor + (norm - norm);
   }
   return total;

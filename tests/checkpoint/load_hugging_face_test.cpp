@@ -40,7 +40,7 @@ TEST(LoadHuggingFace, FillsEachRanksSlices) {
       load_hugging_face(loaded, folder.path());
       ExpectEqual(LocalValues(loaded), LocalValues(expected));
     }
-    // Layouts of FSDP over tensor parallelism: tp splits the weight before dp.
+    // Layouts with FSDP and tensor parallelism: tp splits the weight, and dp splits each tp shard.
     Net net;
     const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
     const auto whole = distribute_tensor(at::zeros({11, 5}), rank.mesh({2, 2}, {"dp", "tp"}),

@@ -1,4 +1,4 @@
-// Tests exports of models and LoRA adapters, also to folders that already contain a model.
+// Tests exports of models and LoRA adapters to empty folders and to folders with a model.
 
 #include <nlohmann/json.hpp>
 

@@ -52,9 +52,9 @@ TEST_ON_MESH(TwoDimensional, SumsNormGradientsOverTpOnce, {2, 2}, {"dp", "tp"}) 
 
 /// How a rank uses a parameter. The use decides the layout of the gradient.
 enum class Use : std::uint8_t {
-  kSequence,  ///< kSequence: only a shard of the tokens (gradient Partial)
-  kWhole,     ///< kWhole: all tokens (gradient Replicate)
-  kNoTokens,  ///< kNoTokens: no tokens (gradient of zeros)
+  kSequence,  ///< kSequence: uses a shard of the tokens (gradient Partial)
+  kWhole,     ///< kWhole: uses all tokens (gradient Replicate)
+  kNoTokens,  ///< kNoTokens: uses no tokens (gradient of zeros)
   kUnused,    ///< no gradient
 };
 using Uses = std::vector<Use>;

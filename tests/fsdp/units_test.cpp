@@ -311,7 +311,7 @@ struct Changing : nn::Module<Changing> {
   Act act_;
 };
 
-/// Returns y + h: y is the unit's result for h. If `act_later`, changes y and h in place before.
+/// Returns y + h, with y = unit(h). If `act_later` is true, first changes h and y in place.
 struct Net : nn::Module<Net> {
   explicit Net(Act act, bool act_later = false) : unit(*this, "unit", act), act_later_(act_later) {
     testing::fill(*this);

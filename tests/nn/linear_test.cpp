@@ -647,7 +647,7 @@ TEST(Lora, AddsItsProductAndMergesIntoTheWeight) {
   merge_lora(linear);
   EXPECT_TRUE(linear.weight->allclose(weight, 1e-5, 1e-6));
   EXPECT_CLOSE(linear(x), y, 1e-5, 1e-6);
-  // merge_lora() adds nothing if called twice.
+  // A second merge_lora() must add nothing.
   merge_lora(linear);
   EXPECT_TRUE(linear.weight->allclose(weight, 1e-5, 1e-6));
 }

@@ -606,7 +606,7 @@ TEST(FqnPattern, MatchesNames) {
       {"a.**.b.**.c", {"a.b.b.x.c"}, {"a.x.c"}},
       {"**", {"", "a.b"}, {}},
       {"a**c", {"abc"}, {"a.c"}},
-      // An empty component matches no module.
+      // A pattern with an empty component matches no name.
       {"layers.", {}, {"layers"}},
       {".layers", {}, {"layers"}}};
   for (const Row& row : rows) {

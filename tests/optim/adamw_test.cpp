@@ -327,8 +327,8 @@ TEST_ON_MESH(NarrowMoments, HaveTheSameBitsOnTwoMeshDimensions, {2, 2}, {"dp", "
               expected);
 }
 
-/// Two of three dimensions are sharded: the rows of a shard are neither consecutive nor equally far
-/// apart in the whole tensor.
+/// Two of three dimensions are sharded, so in the whole tensor the rows of a shard are neither
+/// consecutive nor equally far apart.
 TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) {
   const at::Tensor values = normal_values({3, 5, 7}, 1);
   const at::Tensor grad = normal_values({3, 5, 7}, 2);

@@ -324,7 +324,7 @@ TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   EXPECT_ERROR(clip_factor({}, -1), "to a norm of -1");
 }
 
-/// Steps that must change nothing: by fused CPU kernels, and with bf16 parameters or moments.
+/// Tests steps with fused CPU kernels, and steps that update bf16 parameters or moments.
 TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {
   for (const c10::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {

@@ -73,7 +73,7 @@ Calls calls_of(const std::string& text) {
   Calls calls;
   std::istringstream parts(text);
   std::string part;
-  std::getline(parts, part, '\0');  // the first part is the hash
+  std::getline(parts, part, '\0');  // skips the hash, the first part
   while (std::getline(parts, part, '\0')) {
     calls.push_back(part);
   }

@@ -1,5 +1,5 @@
-// Worlds without a launcher: ranks that are threads of this process, for tests and small jobs, and
-// a fake world with one real rank, for planning.
+// Makes Worlds without a launcher: Worlds whose ranks are threads of this process, for tests and
+// small jobs, and a fake World with one real rank, for planning.
 
 #include <cstdlib>
 #include <map>
