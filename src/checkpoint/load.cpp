@@ -172,8 +172,8 @@ void set_dropout_calls(nn::ModuleBase& module, const json& saved, const LoadOpti
 }
 
 /// Throws Error unless all ranks requested the same load. Rank 0 chooses the step, but each rank
-/// applies its own LoadOptions. With different options the ranks would get a mixture of old and new
-/// values.
+/// applies its own LoadOptions. If the options differed, some ranks would load values that other
+/// ranks do not load.
 void check_same_request(comm::World& world, const fs::path& path, const LoadOptions& options) {
   std::int64_t own = 0;
   run_or_fail_on_all(world, [&] {

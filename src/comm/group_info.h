@@ -37,7 +37,7 @@ std::string with_purpose(const char* collective, const std::string& purpose);
 /// The end of the message about a collective that was called after World::shutdown().
 inline constexpr auto kWorldHasEnded =
     ": its world has ended; keep the world, and make this call before World::shutdown()";
-/// Returns the FNV-1a hash of `text`, starting from the hash `before`. Equal in every process.
+/// Returns the FNV-1a hash of `text`, starting from the hash `before`; the same in every process.
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
 /// Returns a list of ranks as text: "0, 1, 5".
 std::string join(const std::vector<int>& ranks);

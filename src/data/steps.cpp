@@ -325,7 +325,7 @@ void add_byte_level(const JsonField& field, PreTokenizers& all) {
 
 void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
   const std::string& type = field.type();
-  // Refuses steps after ByteLevel, which would expect texts in GPT-2's alphabet and not bytes.
+  // Refuses a step after ByteLevel: the step would expect a text in GPT-2's alphabet, not bytes.
   field.require(type == "Sequence" || !all.byte_level, "before ByteLevel");
   if (type == "Sequence") {
     field.only({"pretokenizers"});

@@ -242,7 +242,7 @@ class Translation {
     out_ += last_is_set_ ? "[" + elements + "]" : elements;
   }
 
-  /// Reads an escape such as \s, and returns it as elements of a character class.
+  /// Reads an escape such as \s, and returns the escape as elements of a character class.
   std::string take_elements() {
     const std::string_view kind = rest_.substr(0, 2);
     last_is_set_ = true;

@@ -34,8 +34,8 @@ std::int64_t hash_of(std::string_view text) {
   return static_cast<std::int64_t>(std::hash<std::string_view>{}(text));
 }
 
-/// Two numbers that represent a tensor's values: the norm, and the dot product with a fixed vector.
-/// Rounding errors change both numbers little.
+/// Two numbers that represent the values of a tensor: the norm, and the dot product with a fixed
+/// vector. Small rounding errors cause small changes of both numbers.
 struct Sketch {
   double norm = 0;
   double product = 0;

@@ -387,8 +387,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   const CheckpointOptions& options() const { return options_; }
 
-  /// Records the properties of a tensor that the checkpointed function does not save. Returns the
-  /// tensor's index in saved_.
+  /// Called for each tensor that autograd saves in forward. Records only the properties of the
+  /// tensor, and returns the tensor's index in saved_.
   std::size_t pack(const at::Tensor& tensor) {
     saved_.emplace_back(tensor);
     if (options_.counts != nullptr) {
@@ -589,8 +589,8 @@ class Replay final : public CheckpointedRegion {
 
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
-  // The inputs are unpacked before the state is restored, because unpacking can recompute an outer
-  // checkpointed region in its own state.
+  // The inputs are unpacked before the state is restored. Unpacking can recompute an outer
+  // checkpointed region, which restores a state of its own.
   const RestoredThread restored(thread_state_);
   Replay replay(*this);
   if (options_.counts != nullptr) {

@@ -413,7 +413,7 @@ void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFac
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
   if (factor.number != 1.0) {
-    // to() can return the gradient itself, and mul() does not change the gradient.
+    // mul() makes a new tensor, because to() can return the gradient itself, which must not change.
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   if (factor.tensor.defined() && takes_gradient_factor(batch, group)) {

@@ -190,7 +190,7 @@ at::Tensor run_below_root(Pair& model, bool take_a) {
   return std::exchange(model.inner, {});
 }
 
-/// A case in which ranks run different units, with the mesh and the options of the model.
+/// A case in which ranks run different units: the mesh and options of the model, and the call.
 struct Difference {
   const char* name;
   std::vector<std::int64_t> sizes;

@@ -24,7 +24,7 @@ inline std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& values) 
   return leaves;
 }
 
-/// Returns the result, then the gradients of the inputs. The gradient of the result is random.
+/// Runs backward with a random gradient. Returns the result and the gradients of the inputs.
 inline std::vector<at::Tensor> results_of(const GraphFunction& function,
                                           const std::vector<at::Tensor>& values) {
   const std::vector<at::Tensor> inputs = leaves_of(values);

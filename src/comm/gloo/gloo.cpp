@@ -251,7 +251,7 @@ class GlooCommunicator final : public Communicator {
   explicit GlooCommunicator(GlooGroupPtr group)
       : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
 
-  // All ranks' inputs have equal sizes. If this rank's input is empty, nothing needs to be sent.
+  // The inputs of all ranks have equal sizes, so if this input is empty, nothing needs to be sent.
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return input.numel() == 0 ? done_work() : gather("all_gather", output, input);
   }

@@ -19,8 +19,8 @@ struct SharedFile {
 SharedFile map_file(int fd, bool keeps_open = true);
 /// Returns a text by which other processes can open the file, while this process has `fd` open.
 std::string handle_of_file(int fd);
-/// Maps the file of handle_of_file(), called by another process. Fails if this process cannot reach
-/// the file.
+/// Maps a file of another process. `handle` is the text that handle_of_file() returned in that
+/// process. Fails if this process cannot reach the file.
 SharedFile open_file(const std::string& handle);
 
 }  // namespace tessera::comm

@@ -484,8 +484,8 @@ bool recognises_peers(const GroupInfo& group) {
   return world.away(group.ranks).empty() && !world.first_to_end(group.ranks);
 }
 
-/// Returns a process group's shared memory; nullptr on every rank if any rank cannot open the
-/// memory, cannot find the other ranks' processes or has TESSERA_SHM=0. Collective.
+/// Returns a process group's shared memory. Returns nullptr on every rank if any rank cannot open
+/// the memory, cannot find the processes of the other ranks, or has TESSERA_SHM=0. Collective.
 std::unique_ptr<ShmSegment> negotiate_segment(const detail::StorePtr& store,
                                               const GroupInfo& group) {
   std::unique_ptr<ShmSegment> segment = reach_segment(store, group);

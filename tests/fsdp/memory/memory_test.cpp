@@ -66,7 +66,7 @@ void prefetch_next_block(SmallModel& model) {
   }
 }
 
-/// Makes the model use several streams, as on CUDA. Buffers wait for events before their reuse.
+/// Makes the model use several streams, as on CUDA. A stream that reuses a buffer waits for events.
 void with_lanes(SmallModel& model) {
   record(model);
 }
