@@ -470,7 +470,7 @@ TEST(SafetensorsFile, ReadsTheBytesOfABlockOnly) {
   TemporaryFolder folder;
   WriteFile(folder / "m", RangeBytes({16, 1 << 16}));
   const SafetensorsFile file(folder / "m");
-  constexpr std::int64_t kOwnReads = 1024;  // `kOwnReads`: limit of the reads of BytesRead()
+  constexpr std::int64_t kOwnReads = 1024;  // the most bytes that BytesRead() itself reads
   const auto before = BytesRead();
   file.read("w", Sizes{4, 0}, Sizes{4, 1 << 16});
   const auto between = BytesRead();

@@ -50,8 +50,8 @@ TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
   });
 }
 
-/// Ranks 0 and 2 gather for "b", "c" and "e". Rank 1 gathers for `purposes` and reports `error`.
-/// The message must say that call `number` is `of_others` on ranks 0 and 2, `of_rank_1` on rank 1.
+/// Ranks 0 and 2 call all-gathers "b", "c", "e"; rank 1 calls those in `purposes` and passes
+/// `error`. Expected message: call `number` is `of_others` on ranks 0 and 2, `of_rank_1` on rank 1.
 struct Difference {
   std::vector<std::string> purposes;
   std::string error, number, of_others, of_rank_1;

@@ -45,7 +45,7 @@ TEST(CudaLibrary, LoadedTooLateForLibtorchIsSaid) {
                   "make the world of device cuda first");
 }
 
-// Tests of several ranks on one GPU use StagedCommunicator, so groups must be moved in place.
+// StagedCommunicator must, like its host group, send several tensors in place, without packing.
 TEST_ON_RANKS(StagedCommunicator, MovesGroupsInPlaceAsItsHostDoes, 2) {
   const CommunicatorPtr staged = make_staged_communicator(group_of_all(*rank.world()));
   EXPECT_TRUE(staged->moves_groups_in_place());

@@ -106,8 +106,8 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   std::this_thread::sleep_for(5 * kOneCall);
 }
 
-/// Each call's Progress function owns an object whose destructor takes the watchdog's lock. When
-/// the world ends, one of two calls has ended and the second call still runs.
+/// The Progress function of a call owns an object whose destructor locks the watchdog. When the
+/// world ends, the first of two calls has ended and the second call is still running.
 TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   WorldWatch* world = nullptr;
   bool done = true;

@@ -247,7 +247,7 @@ std::string report_of(const Ended& ended) {
 /// The watchdog reports after 1 s. The bound allows two more seconds.
 constexpr milliseconds kAfterTheLimit{3000};
 
-/// Much shorter than the time-out. Processes with a sanitizer start and end slowly.
+/// A limit much shorter than the time-out; longer with a sanitizer, which makes processes slow.
 #ifdef TESSERA_SANITIZED
 constexpr milliseconds kSoon{2000};
 #else
@@ -273,7 +273,7 @@ TEST_P(HangsOfRank1, NamesRank1) {
     for (const char* word : fault.report) {
       EXPECT_CONTAINS(report_of(job.ranks[0]), word);
     }
-    // If ranks 0 and 2 fail at the same time, the error of one can name the other, not rank 1.
+    // If ranks 0 and 2 fail at the same time, rank 0's error can name rank 2, and the reverse.
     for (const char* word : fault.errors) {
       EXPECT_CONTAINS(error + error_2, word);
     }

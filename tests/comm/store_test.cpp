@@ -80,7 +80,7 @@ WorldWatchPtr watch_of(int rank, int world_size, const StorePtr& store = nullptr
   return std::make_shared<WorldWatch>(settings, std::move(records), store);
 }
 
-/// Calls all_come_at_once() for group number `earlier` (from 0) of the name "tp".
+/// Calls all_come_at_once() for a group named "tp", before which `earlier` groups had this name.
 bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::vector<int>& ranks,
                     int earlier) {
   const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());

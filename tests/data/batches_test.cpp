@@ -303,7 +303,7 @@ void expect(const char* line, const PromptOptions& options, const Tokens& inputs
 TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
   expect(R"({"prompt": "ab", "completion": "cd"})", {}, {'a', 'b', 'c', 'd', 0, 0},
          {kNone, 'c', 'd', 0, kNone, kNone});
-  // The token "dd" has the end of "cd" and the start of "du". The token is no target, like "du".
+  // The token "dd" joins the end of a completion and the start of a prompt, so "dd" is no target.
   expect(R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})",
          {.begin = {1}, .truncate = true}, {'u', 'a', 'b', 'A', 'c', 'd' + 256},
          {kNone, kNone, kNone, 'c', kNone, kNone});

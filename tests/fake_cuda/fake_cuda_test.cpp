@@ -88,8 +88,8 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   expect_ok(cudaStreamQuery(stream));
 }
 
-/// A blocked stream will change 1 to 0. A second stream copies the number; with `waits`, after an
-/// event of the first stream. Returns copies from before and after the unblocking.
+/// A blocked stream will change 1 to 0. A second stream copies the number and, if `waits`, first
+/// waits for the first stream. Returns the copy before and the copy after the unblocking.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();
@@ -215,7 +215,7 @@ TEST(FakeLaunches, HaveMuchSharedMemoryOnlyIfTheyAskFirst) {
   cudaGetLastError();
 }
 
-/// Tests that check the buffers of a collective; one rank is sufficient.
+/// The base of tests that check the buffers of a collective, on a communicator of one rank.
 class FakeBuffers : public ::testing::Test {
  protected:
   void SetUp() override {

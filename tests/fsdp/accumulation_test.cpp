@@ -72,7 +72,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
   const auto streams = record(model);
   set_is_last_backward(model, false);
   local_loss(model, rank, 0).backward();
-  // The reduction of the root's unit starts last in backward, and nothing has waited for it.
+  // In backward, the root's reduction starts last, so this reduction has not finished yet.
   EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
   EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
   set_is_last_backward(model, true);
@@ -277,7 +277,7 @@ TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
   }
 }
 
-// A matrix product is added in place only if its type is reduce_dtype.
+// Backward adds a matrix product to a gradient in place only if the product has reduce_dtype.
 TEST(AddedProductsOfTypes, DependOnTheTypeOfTheReduction) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
   for (const at::ScalarType reduce : {at::kBFloat16, at::kFloat}) {
@@ -389,7 +389,7 @@ TEST(AddedProductsOfAUnit, AreNotInGradientsOfAutogradGrad) {
 }
 
 TEST(AddedProductsOfAUnit, OfABackwardThatFailsAreDropped) {
-  // The first gradients are retained as numbers, or are NaN and dropped before the second backward.
+  // If `drops`, the first backward's gradients are NaN, and are removed before the second backward.
   for (const bool drops : {false, true}) {
     const std::vector<at::Tensor> expected =
         shared_alone(drops ? std::vector{0} : std::vector{0, 1});

@@ -146,7 +146,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
   }
 }
 
-// No warning for equally many rows on all ranks, a gradient divide factor, or a weighted loss.
+// Equal numbers of rows, a gradient divide factor and a weighted loss cause no warning.
 TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Warnings warnings("differently many rows");

@@ -193,7 +193,7 @@ TEST_P(ExpertsWithoutRows, AreUpdatedAsOnOneRank) {
     optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
     optim::AdamW optimizer_alone(alone, {.lr = 0.1, .weight_decay = 0.5});
     const at::Tensor x = at::ones({3});
-    // The expert that gets a rank's rows changes in each step: own expert, first, none, last.
+    // In steps 0 to 3, a rank's rows go to its own expert, expert 0, no expert, the last expert.
     for (const int step : {0, 1, 2, 3}) {
       const std::int64_t own = rank.rank() % c.experts;
       const std::int64_t chosen[] = {own, 0, -1, c.experts - 1};

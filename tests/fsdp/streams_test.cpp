@@ -106,12 +106,12 @@ TEST_ON_RANKS(Streams, LetTheNextGathersWaitForTheUpdateAlone, 2) {
   const std::string wait = "all_gather: wait " + number_of(update);
   set_post_optim_event(linear, update);
   EXPECT_EQ(waits_of_step(), Log{wait});
-  // The event applies to one step. In the next step, gathers wait for the compute stream.
+  // set_post_optim_event() affects one step. In the next step, gathers wait for the compute stream.
   const Log next = waits_of_step();
   ASSERT_EQ(next.size(), 2u);
   EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
   EXPECT_NE(next[1], wait);
-  set_post_optim_event(linear, nullptr);  // nullptr: no wait
+  set_post_optim_event(linear, nullptr);  // nullptr: gathers do not wait
   EXPECT_EQ(waits_of_step(), Log{});
 }
 

@@ -111,7 +111,7 @@ TEST_ON_MESH(PendingSums, DoNotDependOnTheUsesOfOtherRanks, {2, 2}, {"dp", "tp"}
     for (const Use second : kUses) {
       ScaleOfTokens model(mesh["tp"]);
       fully_shard(model, mesh["dp"]);
-      // The first step decides the gradient's layout for all ranks, but later layouts can differ.
+      // The first step fixes the gradient's layout for all ranks. Later steps have other uses.
       for (const Uses& uses :
            {Uses{first, second}, {second, first}, {Use::kWhole, Use::kSequence}}) {
         run(model, uses, mesh.local_rank("dp"));

@@ -36,8 +36,8 @@ TEST(Unused, ParameterOfOneRankCountsAsZero) {
   }
 }
 
-// Rank 2 calls another collective than the other ranks. Rank 2 begins backward with 'base', and the
-// other ranks gather 'extra', which has the same size.
+// Rank 2 skips the unit 'extra' and starts the backward of 'base', while ranks 0, 1 and 3 gather
+// 'extra'. The tensors of both units have the same size.
 TEST(Unused, UnitOfSomeRanksIsNamedWithTheRemedy) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Filled<OptionalLayer> model;

@@ -341,8 +341,8 @@ TEST(AdamWOnGpu, HasTheCpusBitsForBothTypesOfMoments) {
   }
 }
 
-/// Takes a step for each number in `added`, which is added to one element of the gradient. Returns
-/// the parameter and the optimizer state.
+/// Takes one AdamW step for each number in `added`. The step adds the number to one element of the
+/// gradient. Returns the parameter and the optimizer state.
 std::vector<at::Tensor> after_steps(const std::vector<double>& added, c10::ScalarType type,
                                     c10::ScalarType moments) {
   const at::Tensor value = numbers({777}, 6).to(at::kCUDA, type).requires_grad_();

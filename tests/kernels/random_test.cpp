@@ -190,7 +190,7 @@ TEST(NormalCdf, AgreesWithErfc) {
   }
 }
 
-// Compares with erfc of long double. In the tail, a relative error e of x changes p by x^2 e.
+// Compares with erfc of long double. For large x, a relative error e of x changes p by x^2 e.
 TEST(NormalQuantile, InvertsErfcAndIsOdd) {
   for (double p = 1e-300; p < 0.5; p *= 1.21) {
     const long double x = normal_quantile(p);

@@ -300,7 +300,7 @@ TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
   }
 }
 
-// Window sizes; 0 is no window. Padding leaves the window as a text grows, or at once.
+// Sizes of the attention window; 0: none. Generated tokens move the window past the padding.
 INSTANTIATE_TEST_SUITE_P(Windows, BatchedGeneration, ::testing::Values(0, 10, 6, 3, 1));
 
 TEST(Dropout, IsForTrainingOnly) {

@@ -324,7 +324,7 @@ TEST(AttentionBlock, IsTheFormulaWithEachOption) {
       const at::Tensor y = attention(x, inputs);
       EXPECT_CLOSE(y, by_formula(attention, x, inputs), 1e-4, 1e-5)
           << options.heads << " heads, rotary " << rotary;
-      // The input has batch and tokens in one dimension. The second rotary tables have all tokens.
+      // x.flatten() joins batch and tokens. The repeated rotary tables have a row for each.
       AttentionInputs folded = inputs;
       folded.batch = kBatch;
       EXPECT_CLOSE(attention(x.flatten(0, 1), folded), y.flatten(0, 1), 1e-4, 1e-5);

@@ -397,7 +397,7 @@ TEST(CheckpointReplay, CastsAsForwardDid) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
 
-/// Returns the error if a checkpointed function runs `forward`, but recomputes with `again`.
+/// Returns the error of a checkpointed function that runs `again` instead of `forward` in backward.
 std::string error_of_change(std::function<at::Tensor(const at::Tensor&)> forward,
                             std::function<at::Tensor(const at::Tensor&)> again) {
   const at::Tensor x = leaf({4}, 1);

@@ -282,7 +282,7 @@ TEST(CallChecks, RefuseForwardOfAModuleWithHooks) {
   EXPECT_ERROR(module.forward(input()), "m.forward(x)", "has hooks", "(*m)(x)");
   module(input());
   EXPECT_EQ(calls, 1);
-  // A direct call of forward() must be refused, although the call before has thrown.
+  // After a call that has thrown, a direct call of forward() must still be refused.
   EXPECT_THROWN(std::exception, module(at::ones({3, 3})), "shapes cannot be multiplied");
   EXPECT_ERROR(module.forward(input()), "has hooks");
 }

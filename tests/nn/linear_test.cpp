@@ -184,7 +184,7 @@ TEST(LinearProducts, ServeSeveralBackwards) {
 TEST(LinearProducts, ServeBackwardsOfOneResultEach) {
   Model model;
   const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
-  // The backward of q can run without that of k: the two graphs share only the node of view().
+  // The results of q and k have separate graphs, which share only the autograd node of view().
   const Tensors y = linear_products(x.view({5, 6}), {*model.q, *model.k});
   y[0].sum().backward();
   EXPECT_FALSE(model.k->weight->grad().defined());

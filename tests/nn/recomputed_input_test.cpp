@@ -106,7 +106,7 @@ TEST(RecomputedInput, IsFreedAfterTheBackward) {
   const at::Tensor y = with_norm(v);
   y.sum().backward({}, /*retain_graph=*/true);
   const testing::AllocatedBytes memory;
-  // The gradient of v[2] needs the recomputed norm but not the norm's node. The norm must be freed.
+  // For the gradient of v[2], backward recomputes the norm, and must free the recomputed norm.
   torch::autograd::grad({y.sum()}, {v[2]}, {}, /*retain_graph=*/true);
   EXPECT_EQ(memory.now(), 0);
 }
@@ -131,7 +131,7 @@ TEST(RecomputedInput, ServesTwoBackwards) {
     v[0].mutable_grad().zero_();
     loss.backward();
     EXPECT_EQUAL(v[0].grad(), of_input);
-    // The second backward adds the product in place to the first gradient, with other rounding.
+    // The second backward adds a product to the gradient in place, which rounds differently.
     EXPECT_CLOSE(v[2].grad(), of_weight.mul(2), 1e-4, 1e-4);
     EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
   }
@@ -269,7 +269,7 @@ TEST(RecomputedInput, IsLeftToACheckpoint) {
     expect_equal_bits(
         [&](const Tensors& inputs) { return checkpoint(counted.options, function, inputs); }, kept,
         v);
-    // Saved tensors: three for the norm, two for each of two matrix products, two for mul().
+    // The graph saves 9 tensors: 3 for the norm, 2 for each of two products, and 2 for mul().
     EXPECT_EQ(counted->packed, 9);
   };
   expect_left(with_norm, with_kept_norm, values_for_norm());
@@ -294,7 +294,7 @@ TEST_ON_MESH(RecomputedInput, MayBeDistributed, {3}, {"tp"}) {
   }
   const Sent sent(rank);
   DistributedTensor(mlp(spread)).redistribute({Replicate{}}).tensor().square().sum().backward();
-  // One all-reduce is for the MLP's result, one for the gradient of the norm's result.
+  // The MLP's result needs one all-reduce, and the gradient of the norm's result needs one.
   EXPECT_EQ(sent.calls(), 2);
   for (std::size_t i = 0; i < values.size(); ++i) {
     EXPECT_CLOSE(spread[i].grad(), alone[i].grad(), 1e-4, 1e-4) << i;

@@ -453,7 +453,7 @@ void expect_tap_named(const VerifyReport& report) {
 TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
   const at::Tensor table = at::linspace(0.5, 1.5, kGptInner);
   const std::vector<Named<at::Tensor(const at::Tensor&)>> faults{
-      // The slice should be the first feature, but is this rank's first feature.
+      // The user means the first feature, but narrow() takes the first of this rank's shard.
       {"an explicit slice of a part", [](const at::Tensor& x) { return x * x.narrow(-1, 0, 1); }},
       {"the item of a part", [](const at::Tensor& x) { return x / x.abs().max().item<double>(); }},
       {"a statistic of a detached part",

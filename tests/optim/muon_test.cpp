@@ -75,7 +75,7 @@ TEST_ON_MESH(Muon, AgreesInBf16, {3}, {"dp"}) {
       {.lr = 0.05, .rate = MuonRate::kMatchRmsAdamW});
 }
 
-// Rank 0 has rows 0, 1, 4, 5 and rank 1 has rows 2, 3, 6, 7, as for a fused weight of two parts.
+// Rank 0 has rows 0, 1, 4, 5; rank 1 has rows 2, 3, 6, 7: the layout of a two-part fused weight.
 TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
   const LayoutPtr layout = Layout::intern({2}, {{{2, {}}, {4, {0}}}, {}});
   const at::Tensor values = normal_values({8, 3}, 0);

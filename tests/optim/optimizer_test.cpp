@@ -62,7 +62,7 @@ at::Tensor trained(MakeOptimizer make, const std::vector<nn::SlotPtr>& slots, st
   return at::cat(all);
 }
 
-// Replicas of a parameter must stay equal, whatever sizes the neighbouring shards have.
+// The update of a parameter must not depend on the sizes of the shards next to it in memory.
 TEST(Optimizer, UpdatesAParameterToTheSameBitsBesideAnyOther) {
   const auto adamw = [](const std::vector<nn::SlotPtr>& slots) -> std::shared_ptr<Optimizer> {
     return std::make_shared<AdamW>(slots, AdamWOptions{.lr = 0.03, .weight_decay = 0.05});

@@ -24,8 +24,8 @@ namespace {
 
 // The following training runs are checked for races.
 
-/// Enough steps to test all code of FSDP: the first step has no recorded order for prefetching, and
-/// the second waits for the optimizer.
+/// FSDP runs different code in the first three steps: step 1 has no recorded order for prefetching,
+/// and step 2 is the first that waits for the optimizer.
 constexpr int kSteps = 3;
 
 /// A training run that uses lanes (streams) in some way.

@@ -243,7 +243,7 @@ TEST(LinearCrossEntropy, GivesGradientsAgainAndOnlyRequestedOnes) {
   loss.backward({}, /*retain_graph=*/true);
   loss.backward();
   EXPECT_TRUE(weight.grad().allclose(of_whole_logits({})[2].mul(2), 1e-12, 1e-12));
-  // With Reduction::None, linear_cross_entropy() has no gradient.
+  // With Reduction::None, linear_cross_entropy() supports no backward.
   const c10::NoGradGuard no_grad;
   const CrossEntropyOptions rows{.reduction = at::Reduction::None};
   const at::Tensor losses = linear_cross_entropy(head_hidden(), head_weight(), head_targets(),

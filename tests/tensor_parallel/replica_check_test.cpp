@@ -202,8 +202,8 @@ TEST(DebugMode, ComparesInputsOperandsCopiesAndGradients) {
          step_with_scaled_gradients(norm);
        },
        {"the gradient of parameter 'weight' differs", "(tp=2)"}},
-      // FSDP's gradients can be compared only after their reduction. The first backward uses one
-      // rank's gradient on all ranks, until the ranks know which gradients are Partial.
+      // Under FSDP, gradients are compared after the reduction. The first backward uses one rank's
+      // gradient on all ranks, because it is unknown which gradients are Partial.
       {"a gradient of shards",
        2,
        [](const DeviceMesh& dp, const DeviceMesh& tp) {

@@ -472,7 +472,7 @@ TEST_F(LauncherSignal, DoesNotWaitForAReaderThatStalls) {
                         "[ $RANK = 0 ] || { sleep 0.5; exit 6; }; "
                         "while :; do echo 0123456789012345678901234567890123456789 >&2; done"));
   WaitForRanks(2);
-  // Only the launcher still runs, because nobody reads its output.
+  // Waits until only the launcher runs: it cannot write output that the test does not read.
   while (launcher.left_over(std::chrono::milliseconds(0)).size() > 1) {
     usleep(5'000);
   }

@@ -152,7 +152,7 @@ std::vector<std::string> cells_of(const std::string& row) {
   return cells;
 }
 
-/// Returns the table row of `cells` with the planner's bytes, in bold if fewer than PyTorch's.
+/// Returns a table row with the bytes that the planner sends: bold if PyTorch sends more bytes.
 std::string row_of(const std::vector<std::string>& cells) {
   const auto mesh = numbers_in(cells[0]);
   const auto from = placements_in(cells[1]), to = placements_in(cells[2]);

@@ -223,7 +223,7 @@ std::vector<KindCase> kind_cases() {
       {"NothingToMove", "aten::mm", {rows, whole}, kDirect},
       {"APlainTensorThatStays", "aten::mul.Tensor", {whole, values({4, 4})}, kDirect},
       {"AnOperatorOfThisLibrary", "tessera::silu_mul", {rows, rows}, kDirect},
-      // Two ranks have two rows and one row of `thin`. Each shard alone would choose other strides.
+      // `thin` has 2 rows on rank 0 and 1 row on rank 1: libtorch would choose different strides.
       {"AResultOfThinParts", "aten::sum.dim_IntList", {thin, first}, kLocal},
       {"AResultOfThickParts", "aten::sum.dim_IntList", {rows, first}, kDirect},
       {"AnInputToMove", "aten::_softmax", {rows, 0, false}, kLocal},

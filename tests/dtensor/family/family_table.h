@@ -46,8 +46,8 @@ struct Family {
   const char* name;
   std::vector<Operation> operations;
 
-  /// `run` takes the operands and returns a tensor or several. A row is "operands | results |
-  /// forward | gradients | backward"; the rows of an operation without gradients end after
+  /// `run` takes the operands and returns one tensor or several. Columns of a row: "operands |
+  /// results | forward | gradients | backward". Without gradients, a row ends after the column
   /// "forward".
   template <class Run>
   Operation& add(const char* operation, std::vector<Operand> operands, Run run,

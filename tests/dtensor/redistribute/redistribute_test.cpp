@@ -236,8 +236,8 @@ TEST_ON_RANKS(Async, WaitsAtTheFirstUse, 4) {
   EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
-// Results are waited for in the order of the calls. If the device of the process group keeps the
-// order of calls, results are waited for in the order of use.
+// The library waits for asynchronous results in the order of the calls. On a device that keeps the
+// order of calls, the library waits for each result when the result is used.
 TEST_ON_RANKS(Async, OverlapsOnTwoGroups, 4) {
   for (const bool on_device : {false, true}) {
     Log log;

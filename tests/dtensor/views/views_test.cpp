@@ -17,8 +17,8 @@ using testing::values;
 struct Case {
   const char* name;
   std::function<void(at::Tensor&)> write;
-  /// Whether the write needs no communication if the tensor is Shard(0) (`rows`) or Shard(1)
-  /// (`columns`), so that a strict scope allows it.
+  /// Whether a StrictScope allows the write, because the write needs no communication: `rows` for a
+  /// tensor with Shard(0), `columns` for a tensor with Shard(1).
   bool rows = true;
   bool columns = true;
 };

@@ -49,7 +49,7 @@ void run_rank() {
   TESSERA_CHECK(part_scope.world()->rank() == (rank == 0 ? 1 : 0), "rank ", rank, " became ",
                 part_scope.world()->rank());
   compute_on(part_scope.world());
-  // Rank 1 has made fewer worlds by rendezvous than the other ranks. All must meet in the next one.
+  // Rank 1 has made fewer worlds by rendezvous than ranks 0 and 2. All ranks must join this world.
   const comm::WorldScope launched(comm::world_from_environment());
   compute_on(launched.world());
   MPI_Barrier(MPI_COMM_WORLD);

@@ -24,7 +24,7 @@ TrainOptions ParseFlags(Flags flags) {
   return parse_train_options(std::move(flags));
 }
 
-/// Parses a file with `text`, `flags`, and the flags that every run needs.
+/// Parses `text` as a config file, together with `flags` and the flags that every run needs.
 TrainOptions ParseFile(const std::string& text, Flags flags = {}) {
   const TemporaryFolder folder;
   const std::string file = (folder / "run.toml").string();

@@ -401,7 +401,7 @@ thread_local std::vector<Operation> group;
 /// The communicators of a NCCL group, with the group's operation number (turn) in each of them.
 using Turns = std::map<CommunicatorPtr, std::uint64_t>;
 
-/// Takes the next turn in each communicator of the operations. The caller must lock issue_mutex().
+/// Takes an operation number in each communicator. The caller must lock issue_mutex().
 Turns take_turns(const std::vector<Operation>& operations) {
   Turns turns;
   for (const Operation& operation : operations) {
@@ -463,7 +463,7 @@ void launch(const std::vector<Operation>& operations) {
     first.wait_for(other->mark());
   }
   {
-    // The lock is held until the work is on the streams, so the work has the order of the turns.
+    // The lock makes the order of work on the stream equal to the order of the operation numbers.
     const std::lock_guard lock(issue_mutex());
     first.submit_waiting([operations, turns = take_turns(operations)] { run(operations, turns); });
   }

@@ -66,7 +66,7 @@ Forms all_forms() {
 
 /// Returns the HostForm of the kernel with the given mangled name; null if there is none.
 HostForm host_form_of(const std::string& kernel) {
-  // This condition avoids slow demangling, because libtorch registers thousands of kernels.
+  // Skips foreign kernels by their mangled names: demangling thousands of names would be slow.
   if (kernel.find("7tessera") == std::string::npos) {
     return nullptr;
   }

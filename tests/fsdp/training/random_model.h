@@ -29,7 +29,7 @@ struct Draws {
   Draw scores = keep;
   bool modules = false;  ///< `modules`: nn::Dropout replaces the functions
   bool skips_empty = false;
-  int quiet_forwards = 0;  ///< `quiet_forwards`: forwards before the first draw
+  int quiet_forwards = 0;  ///< number of forwards without random numbers at the start
 };
 
 struct DrawingBlock : nn::Module<DrawingBlock> {
