@@ -126,7 +126,7 @@ class GradientReduction {
   ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter also divides
   std::vector<at::Tensor> held_;              ///< the gradients that the collective reads
   std::optional<BufferPool::Buffer> buffer_;  ///< packed gradients, (ranks, flat numel)
-  at::Tensor output_;                         ///< the reduced shards, (flat numel)
+  at::Tensor output_;                         ///< this rank's part of the reduced gradients, 1-D
   comm::WorkPtr work_;
 };
 

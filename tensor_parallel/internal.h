@@ -66,8 +66,8 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   bool debug_;
   nn::NamedSlots parameters_;  ///< the parameters of the root and of all its submodules
   std::unordered_map<const nn::ModuleBase*, std::string> names_;
-  bool compared_ = false;         ///< whether the parameters have been compared
-  bool compared_inputs_ = false;  ///< whether the root's inputs have been compared
+  bool compared_ = false;         ///< whether ranks have compared the parameters
+  bool compared_inputs_ = false;  ///< whether ranks have compared the root module's inputs
 };
 
 /// Gathers `shard`, a shard on a 1-D mesh, on every rank. Collective. Only the shard is saved for

@@ -54,8 +54,8 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   return found;
 }
 
-/// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is in a
-/// parallel submesh, and is assumed to have the coordinates of this rank in that submesh.
+/// Whether `rank` has the same shard as this rank. A `rank` outside of the tensor's mesh is assumed
+/// to have this rank's coordinates in another submesh of the root mesh, and so the same shard.
 bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();

@@ -30,8 +30,8 @@ struct ShardFile {
   std::vector<FileChunk> chunks;
 };
 
-/// Everything that a checkpoint save needs. A PreparedSave refers to the memory of the blocks, not
-/// to the model or the optimizer.
+/// Everything that a checkpoint save needs. A PreparedSave refers to the memory of the tensors
+/// (FileChunk::blocks), not to the model or the optimizer.
 struct PreparedSave {
   StepFolder folder;
   int keep = 0;

@@ -355,9 +355,9 @@ class Mixture {
     return {at.first, n};
   }
 
-  /// Returns the maximum number of samples of one source among `samples` consecutive samples. A
-  /// node of the tree that has the fraction p of its parent gets at most ceil(m p) of m consecutive
-  /// samples of the parent.
+  /// Returns the maximum number of samples of one source among `samples` consecutive samples. If a
+  /// node in the tree of sources gets the fraction p of its parent's samples, the node gets at most
+  /// ceil(m p) of m consecutive samples of its parent.
   std::int64_t most(std::size_t source, std::int64_t samples) const {
     Node at = root();
     while (at.last - at.first > 1) {
@@ -486,7 +486,7 @@ void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) c
   }
 }
 
-/// Returns the source of sample `n` and the index of the sample in the source. Sources repeat.
+/// Returns the source of sample `n` and the index in the source. An exhausted source begins again.
 BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   const Mixture::Place at = (*mixture_)(n);
   const SampleSource* source = sources_[at.source].samples.get();

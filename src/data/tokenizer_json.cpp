@@ -398,9 +398,9 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   return parts;
 }
 
-/// Checks add_prefix_space. If the pre_tokenizer is a single ByteLevel, `transformers` replaces the
-/// ByteLevel's flag by the flag in tokenizer_config.json. If tokenizer_config.json has no flag,
-/// tokenizer classes other than Llama's replace the ByteLevel's flag by false.
+/// If the pre_tokenizer is a single ByteLevel, throws Error if its flag add_prefix_space differs
+/// from the flag that `transformers` uses: the flag in tokenizer_config.json; if that is missing,
+/// the ByteLevel's flag for Llama's classes and for files without a class, otherwise false.
 void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

@@ -304,7 +304,7 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
 }
 
 // PlaceholderGradient tensors use a dispatch key that libtorch reserves for wrappers. libtorch has
-// no kernels for this key, so a fallback for all operators on the key runs for placeholders only.
+// no kernels for this key, so the key's fallback is called for PlaceholderGradient tensors only.
 
 namespace {
 

@@ -32,7 +32,7 @@ struct SeenRun {
   /// The tensors in the order of the run: a module call's inputs when the call begins, its outputs
   /// when the call ends, and finally the result of the step.
   std::vector<SeenTensor> tensors;
-  std::vector<SeenTensor> gradients;  ///< in the order of backward; empty without a backward
+  std::vector<SeenTensor> gradients;  ///< of parameters, in backward's order; empty if none ran
   std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
   std::int64_t rows = 0;              ///< size of dimension 0 of the module's first tensor
 };

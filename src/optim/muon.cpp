@@ -69,7 +69,7 @@ class MatrixExchange {
 
   DeviceMesh mesh_;
   std::vector<SpreadMatrix> matrices_;
-  std::vector<std::int64_t> owners_;  ///< for each matrix: index in the mesh of its owner (a rank)
+  std::vector<std::int64_t> owners_;  ///< for each matrix: the index of its owner in mesh_
   std::int64_t self_;
   std::vector<bool> sends_;
   std::vector<std::size_t> owned_;  ///< numbers of the matrices that this rank owns

@@ -86,7 +86,7 @@ void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
       dtypes.push_back(state_dtype(group_of_[index], locals.back().scalar_type()));
     }
   }
-  // The kernel needs adjacent tensors for each state name, so each name has its own buffer.
+  // Each state name has its own buffer: kernels need its tensors to be adjacent in memory.
   for (std::size_t which = 0; which < state_names_.size(); ++which) {
     const std::vector<at::Tensor> zeros = zeros_beside(locals, dtypes);
     for (std::size_t i = 0; i < missing.size(); ++i) {
@@ -220,8 +220,8 @@ at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Increments the version counters of updated tensors. Kernels do not increment these counters if
-/// they write through a joined tensor or are libtorch's fused kernels.
+/// Increments the version counters of updated tensors. libtorch's fused kernels, and kernels that
+/// write adjacent shards through one flat view, do not increment the counters of the shards.
 void mark_changed(std::span<const ShardUpdate> run) {
   for (const ShardUpdate& shard : run) {
     tessera::detail::count_write(shard.parameter);

@@ -333,7 +333,7 @@ TEST_F(FilesBesideJson, AddTokens) {
   EXPECT_EQ(tokenizer->vocabulary(), 10);
   EXPECT_EQ(tokenizer->encode("a<t>aabc<pad>"), (Ids{0, 8, 0, 6, 9}));
   EXPECT_EQ(tokenizer->decode({0, 8, 6}), "aabc");
-  // Older tokenizers have added_tokens.json and special_tokens_map.json instead.
+  // Older tokenizers store added tokens in added_tokens.json and special_tokens_map.json.
   testing::WriteFile(folder_ / "added_tokens.json", R"({"<u>": 8})");
   testing::WriteFile(folder_ / "special_tokens_map.json",
                      R"({"additional_special_tokens": ["<u>"], "eos_token": "c"})");

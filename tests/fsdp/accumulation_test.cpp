@@ -110,9 +110,9 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
   });
 }
 
-// A program can drop gradients that FSDP will reduce in a later micro-batch.
+// A program can clear accumulated gradients that FSDP has not reduced yet.
 
-/// A function that drops the gradients of a model, and its name.
+/// A function that clears the gradients of a model, and its name.
 struct Drop {
   const char* name;
   void (*act)(SmallModel& model);

@@ -30,7 +30,7 @@ inline void write_shards(const std::filesystem::path& folder) {
   }
 }
 
-/// Returns the index of the shards of write_shards().
+/// Returns the JSON index file of the two files that write_shards() writes.
 inline std::string index_of_shards() {
   return json{{"metadata", {{"total_size", 16}}},
               {"weight_map", {{"a", kShards[0]}, {"b", kShards[1]}}}}

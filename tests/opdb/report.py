@@ -31,9 +31,9 @@ the classes):
 .deps/venv/bin/python tests/opdb/report.py A=A.json B=B.json C=C.json > docs/operators/operator_database.md
 ```
 
-With `--partial`, `--transposed` and `--variant`, `run.py` runs the same cases with arguments that are partial
-sums or transposed in memory, without a gradient, in inference mode, differentiated twice, and for in-place and
-`out=` variants. The class "refused" means that Tessera raised an error on every rank; the next call works.
+With `--partial`, arguments may be partial sums. With `--transposed`, arguments are transposed in memory.
+`--variant` selects two differentiations, in-place or `out=` variants, calls without a gradient, or inference mode.
+The class "refused" means that Tessera raised an error on every rank; the next call works.
 """
 
 

@@ -23,7 +23,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Gives each slot a gradient, clips with libtorch and with Tessera, and compares the results.
+/// Gives each parameter a gradient, clips with libtorch and Tessera, and compares the results.
 void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, double p, double max_norm = 0.5) {
   std::vector<at::Tensor> reference;
   for (std::size_t i = 0; i < slots.size(); ++i) {

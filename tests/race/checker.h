@@ -49,7 +49,7 @@ struct Range {
   std::uintptr_t end = 0;
 };
 
-/// An action in a queue, for messages: "aten::mm in lane compute (unshard unit 'a')".
+/// Describes an action in a lane (stream) as "aten::mm in lane compute (unshard unit 'a')".
 struct Action {
   Epoch epoch;
   std::string place;

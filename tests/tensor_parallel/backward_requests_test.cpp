@@ -214,7 +214,7 @@ class Walk {
   bool nests_anywhere_;
   std::mt19937 random_;
   variable_list parameters_;
-  variable_list seen_;  ///< `seen_`: for each parameter, the sum of its hook
+  variable_list seen_;  ///< for each parameter, the sum of the gradients that its hook received
   std::vector<at::Tensor> found_;
 };
 

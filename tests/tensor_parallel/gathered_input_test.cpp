@@ -180,7 +180,7 @@ TEST(GatheredInput, TakesTheTermsOfSeveralProductsAsTheyAreComputed) {
     const testing::AddedTerms counted;
     DistributedTensor(block(x)).to_local().square().sum().backward();
   });
-  // Each of 2 ranks adds two products of query, key and value, and one of gate and up.
+  // On each of 2 ranks, addmm_ runs twice for query, key and value, and once for gate and up.
   EXPECT_EQ(testing::AddedTerms::products(), 2 * 3);
 }
 

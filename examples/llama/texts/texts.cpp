@@ -173,7 +173,7 @@ std::size_t cut_of(std::string_view text) {
   if (line_end > 0) {
     return line_end;
   }
-  // Without a line end, cuts before the last UTF-8 character that begins in the last 3 bytes.
+  // Text without a line end is cut before the last UTF-8 character that begins in its last 3 bytes.
   for (std::size_t i = text.size() - 1; i > 0 && i + 4 > text.size(); --i) {
     if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) {
       return i;

@@ -136,8 +136,8 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
   /// dimensions, whose ranks have other tokens. Throws Error if the weights are already
   /// distributed. Not collective.
   void set_expert_parallel(const DeviceMesh& mesh);
-  /// For planning without values: sets the number of tokens of expert 0, divided by the mean over
-  /// the experts. With the default, 1, all experts have equal numbers of tokens.
+  /// For plans on tensors without values: expert 0 gets `largest_over_mean` times the mean number
+  /// of tokens of an expert. With the default, 1, all experts get equal numbers of tokens.
   void set_planned_load(double largest_over_mean) { planned_load_ = largest_over_mean; }
 
   /// Returns the state that take_router_losses() and update_selection_bias() need.

@@ -23,7 +23,7 @@ namespace tessera::observe {
 nlohmann::ordered_json sharding_table(const nn::ModuleBase& module);
 
 /// Writes the description of a run, which is everything except its metrics, as JSON: title,
-/// configuration {name: value}, and the sharding_table() of the model as sharding.
+/// configuration {name: value}, and the sharding_table() of the model as "sharding".
 /// tools/tessera_plot.py plots the record together with the metrics. Replaces an older file. Throws
 /// Error if the file can't be written.
 void write_run_record(const std::string& title,

@@ -46,9 +46,9 @@ class Optimizer : tessera::detail::NoCopy {
   void step(double gradient_factor = 1.0);
   /// Like step() with a number, but the factor is a tensor on a device, such as ClipFactor::factor:
   /// plain, 0-d, and equal on every rank. Each scaled gradient is rounded to its own type, as in
-  /// clip_grad_norm_(). The host does not wait for the factor. If the factor is not finite, AdamW
-  /// for parameters in fp32, and each optimizer of this library for parameters on a CPU, changes
-  /// neither parameters nor state. An Ema still updates its averages.
+  /// clip_grad_norm_(). The host does not wait for the factor. If the factor is not finite, the
+  /// optimizers of this library change neither parameters on a CPU nor their state, and AdamW
+  /// changes neither fp32 parameters nor their state. An Ema still updates its averages.
   void step(const at::Tensor& gradient_factor);
   /// Clears the gradients, including the gradients that FSDP has accumulated but not reduced. Not
   /// collective.

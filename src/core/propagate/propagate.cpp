@@ -283,7 +283,7 @@ class TensorGroupPropagation {
     bool inplace = false;
     std::int64_t bytes = 0;                        // number of bytes of the global tensor
     std::vector<FactorPlacement> placements = {};  // a placement for each mesh dimension
-    // The sharded factors (einsum index letters) of the input, and the Digits of each factor.
+    // The sharded factors (einsum index letters) of the input, with their Digits (sub-dimensions).
     std::vector<std::pair<int, std::vector<Digit>>> digits = {};
   };
 

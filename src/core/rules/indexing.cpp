@@ -409,7 +409,7 @@ ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t co
   return rule;
 }
 
-/// Returns the rule of an operator that returns all of `count` equal parts of dimension `dim`.
+/// Returns the rule of an operator that splits dimension `dim` into `count` equal parts.
 ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
   ShardingRule rule = part_of_equals(call, dim, count);
   const int along = rule.outputs[0][dim].front();

@@ -213,8 +213,8 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   for (std::size_t i : {1, 2}) {
     TensorFactors& output = rule.outputs.emplace_back(i == 1 ? factors.input : factors.weight);
     for (std::size_t dim = 0; dim < output.size(); ++dim) {
-      // In the forward, an unsharded dimension has no factor (einsum index letter). The gradient is
-      // an output of the backward, and each dimension of an output needs a factor with its size.
+      // A dimension of the input or weight that must stay unsharded has no factor (einsum index
+      // letter) as an argument, but needs a factor in its gradient, which is an output.
       if (output[dim].empty()) {
         output[dim] = {add_unsharded(rule, call.tensor(i).sizes[dim])};
       }
@@ -481,8 +481,8 @@ RuleFunction::Body attention_backward(Backward backward) {
 
 }  // namespace
 
-/// Indices of arguments are as in libtorch's native_functions.yaml. All entries set
-/// `reads_numbers`, because the dropout's probability decides whether a call is random.
+/// Indices of arguments are as in libtorch's native_functions.yaml. All operators
+/// set `reads_numbers`, because their argument dropout_p decides whether a call is random.
 Table attention_table() {
   const Kernel cpu{.bias = 5, .dropout = 3, .causal = 4};
   const Kernel flash{.dropout = 3, .causal = 4, .debug = 5, .other_outputs = 5};

@@ -34,9 +34,9 @@ struct Lowering {
   std::optional<double> (*bytes)(const BoundCall& call);
   /// Computes the operator's results, below autograd. Collective unless bytes() is 0.
   Results (*run)(Arguments arguments);
-  /// Whether communication is the purpose of the operator, as in a sharded loss. The caller has
-  /// then requested the communication, even in a StrictScope, and the lowering is used for every
-  /// call that it supports, however many bytes it sends.
+  /// Whether communication is the purpose of the operator, as in a sharded loss. If true, the
+  /// operator may communicate in a StrictScope, and every call that the lowering supports uses the
+  /// lowering, even if redistributing the arguments would send fewer bytes.
   bool own_collectives = false;
 };
 

@@ -219,7 +219,7 @@ bool is_strict() {
   return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
 }
 
-// Each thread has its own scope state, because ranks may be threads. A backward ignores this state.
+// Each thread has a flag `replicates`, because ranks may be threads. A backward ignores the flag.
 ReplicationScope::ReplicationScope(bool replicate)
     : outer_(std::exchange(detail::RankThread::here().replicates, replicate)) {}
 ReplicationScope::~ReplicationScope() {

@@ -548,8 +548,8 @@ bool only_shapes(const Step& step, const at::Tensor& local, const DeviceMesh& me
 at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const DeviceMesh& mesh,
                      c10::IntArrayRef sizes) {
   for (const auto& step : steps) {
-    // A step returns the elements in order but not in shape. The layout after the step determines
-    // the shape.
+    // A step returns the elements in the right order, but in another shape. The layout after the
+    // step determines the shape.
     const auto shape = local_sizes(ShardingSpec{mesh, step.to}, sizes);
     local = only_shapes(step, local, mesh) ? at::empty(shape, local.options())
                                            : local_step(step, local, mesh, sizes).reshape(shape);

@@ -23,7 +23,7 @@ namespace tessera::detail {
 /// The state of a detached view: a view with its own copy of elements, because its base had to be
 /// redistributed. The view can be read until its base is written. Writes are repeated on the base.
 struct DetachedView {
-  /// What is needed to apply the view operator again: to the base, redistributed to `layout`.
+  /// A call of the view operator, to be repeated on the base after its redistribution to `layout`.
   struct Replay {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments;  ///< the view operator's arguments, as local tensors

@@ -14,7 +14,7 @@ namespace tessera::kernels {
 /// have a fixed size, because a kernel receives the list by value, in at most 4 KiB of arguments.
 template <class Piece, int kMost, std::int64_t kNumel>
 struct Chunked {
-  /// Number of elements of each chunk of a piece, except that the last chunk can be shorter.
+  /// Number of elements in a chunk of a piece (tensor or part); the last chunk can be shorter.
   static constexpr std::int64_t kChunk = kNumel;
 
   int count = 0;              ///< number of pieces in the list

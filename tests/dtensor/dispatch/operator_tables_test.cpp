@@ -73,8 +73,8 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
       {Trait::kOwnKernel,
        "a function in `src/dtensor/overrides/` replaces the operator on distributed tensors"},
       {Trait::kHelperTensors,
-       "libtorch's composition of other operators runs, and plain tensors in the composition "
-       "count as replicated"},
+       "Tessera calls libtorch's decomposition into other operators, and treats plain tensors in "
+       "the decomposition as replicated"},
       {Trait::kViewsMemory,
        "the storage offset of the local tensor is added to the argument `storage_offset`"},
       {Trait::kUnsafeView,
@@ -86,7 +86,7 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
        "a `StrictScope` permits the communication of the one value that the operator returns "
        "to the host"},
       {Trait::kNumberBesideSum,
-       "the terms of a `Partial` sum stay separate for every value of the number argument"},
+       "a number argument multiplies no `Partial` sum, so infinity and NaN are treated as any number"},
       {Trait::kDivides, "a `Partial` sum is reduced first if the divisor is zero"},
       {Trait::kFailsByElement,
        "an index or value on one rank may cause an error, which all ranks throw with "

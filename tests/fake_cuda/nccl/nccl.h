@@ -133,7 +133,7 @@ using CommunicatorPtr = std::shared_ptr<Communicator>;
 /// communicators. Two groups thus have the same order in every communicator and cannot deadlock.
 std::mutex& issue_mutex();
 
-/// Returns the communicator of a handle. If it was ended, counts a violation and returns null.
+/// Returns the communicator of `handle`. After forget(), counts a violation and returns null.
 CommunicatorPtr find(ncclComm_t handle);
 
 /// Makes a handle for a communicator. The handle is valid until forget().

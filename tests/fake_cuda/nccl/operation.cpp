@@ -412,7 +412,7 @@ Turns take_turns(const std::vector<Operation>& operations) {
   return turns;
 }
 
-/// Waits for all turns. Returns false if a communicator is aborted or `deadline` has passed.
+/// Waits for the operation numbers `turns`. Returns false after an abort or after `deadline`.
 bool wait_for(const Turns& turns, std::optional<Clock::time_point> deadline) {
   Backoff backoff;
   for (const auto& [communicator, turn] : turns) {

@@ -162,10 +162,10 @@ using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
 /// OpenGradient exists, the lock of the leaf's node is locked.
 class OpenGradient {
  public:
-  /// `node` runs on this thread, and returns a gradient for `edge`. tensor() is undefined if other
-  /// code could see this gradient: if the backward returns gradients or is recorded (create_graph),
-  /// if `edge` leads to no leaf, or if the leaf has no `.grad`, has hooks of the program, or
-  /// belongs to another stream.
+  /// `node`, which runs on this thread, returns a gradient for `edge`. tensor() is undefined in
+  /// these cases: the backward returns gradients or is recorded (create_graph); `edge` leads to no
+  /// leaf; the leaf has no `.grad`, or belongs to another stream than `node`; the program has added
+  /// hooks to the leaf.
   OpenGradient(Node& node, const Edge& edge);
   /// Returns `.grad` of the leaf; an undefined tensor if the node must not add to `.grad`.
   const at::Tensor& tensor() const { return tensor_; }

@@ -33,8 +33,8 @@ enum class Carried : std::uint8_t {
   kMemoryScope,
 };
 
-/// Returns the kind of libtorch's debug info for a value; equal in every call and every shared
-/// library of the process.
+/// Returns the DebugInfoKind under which libtorch stores a Carried value. All shared libraries of
+/// the process get the same DebugInfoKind for the same Carried value.
 c10::DebugInfoKind kind_of(Carried what);
 
 /// While a CarriedScope exists, `value` is active on this thread, and on autograd's threads while

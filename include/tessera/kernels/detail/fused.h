@@ -111,8 +111,8 @@ at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
 /// Computes grad weight: (..., out), (out, in) -> (..., in). The weight is quantised as by
 /// fp8_linear(). grad times the weight's scales is then quantised by rows.
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
-/// Computes grad^T x: (..., out), (..., in) -> (out, in). The columns of grad and x have scales,
-/// computed from the rows of these local tensors.
+/// Computes grad^T x: (..., out), (..., in) -> (out, in). Quantises grad and x to FP8 with a
+/// scale for each column, computed from the rows of this rank only.
 at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x);
 
 }  // namespace tessera::kernels

@@ -113,9 +113,9 @@ class MemoryLog final : tessera::detail::NoCopy {
   void begin_step(std::function<std::string()> where, bool moments = false);
   /// Returns the phase of the last allocation.
   MemoryPhase phase() const { return phase_; }
-  /// Returns streams that forward calls to `lanes`, and that tell the MemoryLog on which stream
-  /// (comm::Lane) a block is allocated. Pass the result to comm::set_host_streams(). The log must
-  /// outlive the result.
+  /// Returns a comm::Streams object that passes all calls on to `lanes`, and tells this MemoryLog
+  /// the stream (comm::Lane) of each allocated block. Pass the result to comm::set_host_streams().
+  /// The MemoryLog must outlive the result.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
   /// Marks the memory of a CPU tensor as the memory of a parameter. Call assign_parameter() for all
   /// parameters.

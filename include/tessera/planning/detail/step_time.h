@@ -21,7 +21,7 @@ struct Span {
   double begin = 0, end = 0;
 };
 
-/// The sum over all calls of one operator in a step, on any stream.
+/// Number, bytes, FLOPs and time of all calls of one operator in a step, on all streams.
 struct OperatorUse {
   std::int64_t calls = 0;
   double bytes = 0;  ///< bytes that the operator's tensors read and write
