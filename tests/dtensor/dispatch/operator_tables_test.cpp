@@ -86,7 +86,7 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
        "a `StrictScope` permits the communication of the one value that the operator returns "
        "to the host"},
       {Trait::kNumberBesideSum,
-       "a number argument multiplies no `Partial` sum, so infinity and NaN are treated as any number"},
+       "a number argument multiplies no `Partial` sum, so infinity and NaN need no special case"},
       {Trait::kDivides, "a `Partial` sum is reduced first if the divisor is zero"},
       {Trait::kFailsByElement,
        "an index or value on one rank may cause an error, which all ranks throw with "
