@@ -26,7 +26,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // mesh[name] needs a name. mesh[name] has the same root mesh as a mesh for tensor parallelism.
+  // Names are needed: slices mesh[name] have the same root mesh as a mesh for tensor parallelism.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];

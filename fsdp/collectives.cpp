@@ -287,7 +287,7 @@ void GradientReduction::wait(CommContext& context) {
     std::exchange(work_, nullptr)->wait();
   }
   const comm::StreamEventPtr event = context.streams().record(Lane::kReduceScatter);
-  // On a GPU the collective reads the buffer until `event`, so the pool gets both.
+  // On a GPU the collective reads buffer_ until `event`: the pool must not reuse buffer_ before.
   if (buffer_ && event != nullptr) {
     context.pool().release(*std::move(buffer_), event);
   }
@@ -301,8 +301,8 @@ void GradientReduction::wait(CommContext& context) {
 /// does no all-reduce over replicas, stores the new sum with the earlier sums.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // Before the last micro-batch there is no all-reduce over replicas. The parameter then adds the
-    // sum over the shard dimension to its stored sum.
+    // Without an all-reduce over replicas in this backward, the parameter adds this backward's sum
+    // over the shard dimension to the stored sum.
     if (!all_reduce_) {
       parameters_[i]->leave_to_replicas(
           {shard(i), gradients_[i].pending, gradients_[i].used, pre_divisor_}, dtype_);
@@ -477,7 +477,7 @@ namespace {
 
 using Groups = std::vector<comm::Communicator*>;
 
-/// Appends the process groups in `groups` that `order` lacks to `order`, smallest first.
+/// Appends the process groups that `order` lacks to `order`, from the smallest to the largest.
 void append_by_size(Groups& order, Groups groups) {
   // A stable sort keeps process groups of equal size in the order of the modules, which is equal on
   // all ranks.

@@ -25,7 +25,7 @@ namespace {
 class OpenIterations {
  public:
   static OpenIterations& instance() {
-    static auto* const all = new OpenIterations;  // leaked: threads can use `all` after main()
+    static auto* const all = new OpenIterations;  // never freed: threads can use `all` after main()
     return *all;
   }
 
@@ -210,7 +210,7 @@ void IterationState::end_forward(bool backward_comes) {
   // units, all ranks throw, and no rank waits forever in backward.
   agree_on_gathers();
   gather_order_.end();
-  if (phase() == IterationPhase::kBackward) {  // here a backward that forward called has failed
+  if (phase() == IterationPhase::kBackward) {  // a backward within forward has failed
     forget_reductions();
   }
   if (backward_comes) {

@@ -140,9 +140,9 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 }
 
 // Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
-// tensor-parallel ranks, computed after the reduction, on shards. A rank without tokens gets a zero
-// gradient in any layout; a rank that skipped the module gets no gradient. Both ranks must take
-// part in the sum: their shards have other ranks' terms. So all ranks agree on the sum.
+// tensor-parallel ranks, computed on shards after the reduction. All ranks must compute this sum,
+// because each shard has terms of other ranks: also a rank without tokens (zero gradient in any
+// layout) and a rank that skipped the module (no gradient). So all ranks agree on the sum.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype) {
@@ -179,7 +179,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
   sum = converted(std::move(sum), pending, dtype);
   const at::Tensor term = converted(gradient, pending, dtype).local;
   if (!sum.local.defined()) {
-    sum.local = term.to(dtype);  // the earlier sum, which was complete, is on rank 0 of `pending`
+    sum.local = term.to(dtype);  // rank 0 of `pending` has the complete earlier sum
     sum.divisor = gradient.divisor;
   } else if (term.defined()) {
     sum.local.add_(term, gradient.divisor / sum.divisor);
@@ -644,8 +644,8 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
-    // Only the first addition since the last settle_use() shows whether a gradient existed before.
-    // An existing gradient stays defined, whichever ranks have used the parameter since.
+    // kAdded means that a gradient existed before the first addition since settle_use(). Such a
+    // gradient stays defined, even if no rank has used the parameter since.
   } else if (accumulation_ == Accumulation::kSettled) {
     accumulation_ = Accumulation::kAdded;
   }

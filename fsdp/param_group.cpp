@@ -538,8 +538,8 @@ void GradientState::restore_accumulated_grads() {
 }
 
 bool GradientState::awaits_reduction() const {
-  // The result must be equal on all ranks, so the result does not depend on this rank's gradients.
-  // A rank that used no parameter must take part in the reduction.
+  // awaits_reduction() must return the same result on all ranks, also on a rank that used no
+  // parameter, so the result does not depend on this rank's gradients.
   return std::ranges::any_of(shards_->parameters(), [this](const ShardedParameter& parameter) {
     return !parameter.left_out() && (parameter.has_unreduced() ||
                                      (settings_->all_reduce && parameter.has_left_to_replicas()));

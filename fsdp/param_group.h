@@ -117,7 +117,7 @@ class GradientReduction {
   c10::ScalarType dtype_;
   double divisor_;
   std::shared_ptr<const Settings> settings_;
-  // Copies of the settings: a change of the settings during this reduction applies to the next one.
+  // Copies of the settings, so that changes during this reduction affect only later reductions.
   bool all_reduce_;
   bool force_sum_;
   AllReduceHook hook_;

@@ -387,7 +387,7 @@ void Unit::begin_forward(nn::TensorList inputs) {
   // one stream and this unit is needed first.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // a backward between two of the unit's modules also empties to_run_
+  if (to_run_.empty()) {  // can be empty after a backward between two of the unit's modules
     to_run_.insert(modules_.begin(), modules_.end());
   }
   // The hook on the inputs reduces the unit's gradients in backward. Without gradient recording no
@@ -630,7 +630,7 @@ void Unit::end_backward() {
   // `late` is true if the unit has unreduced gradients: the inputs of the unit need no gradient, or
   // parameters got gradients after the inputs.
   const bool late = any(&GradientState::any_unsharded);
-  // `awaits` is true even if only an earlier micro-batch, and not this backward, used the unit.
+  // `awaits` is also true if only gradients of an earlier micro-batch wait for a reduction.
   const bool awaits = settings_->gradient_sync && any(&GradientState::awaits_reduction);
   if (was_in_backward || late || awaits || awaited_call) {
     settle_gradients();

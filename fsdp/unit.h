@@ -323,7 +323,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
-  bool in_buckets_;  ///< whether gradients are reduced in buckets; groups_ needs this
+  bool in_buckets_;  ///< whether gradients are reduced in buckets; set before groups_
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
   DataMesh mesh_;
@@ -343,7 +343,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int buckets_backward_ = -1;  ///< id of the backward that can reduce buckets early; -1: none
   /// The parameters whose gradients the backward with id buckets_backward_ has computed.
   std::unordered_set<const ShardedParameter*> noted_;
-  bool awaits_call_ = false;  ///< whether backward must reach another call before the reduction
+  bool awaits_call_ = false;  ///< whether another call's backward must precede the reduction
   bool warned_ = false;       ///< whether a warning about modules that did not run was printed
   /// For each running forward call: its random-number scope; nullptr inside another call's scope.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;

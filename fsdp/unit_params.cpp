@@ -339,9 +339,9 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   }
   const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
   Counts counts = counts_of(dropouts);
-  // Usually all ranks have equal counts. The exchange of the batch rows therefore includes a hash
-  // of the counts: its maximum and, by the complement, its minimum. The counts are exchanged only
-  // if the two differ.
+  // The ranks' counts are usually equal. The exchange of the batch rows includes the maximum of a
+  // hash of the counts and, as the maximum of ~hash, its minimum. The counts themselves are
+  // exchanged only if the maximum and the minimum differ.
   const std::int64_t hash = hash_of(counts);
   const bool first = !compared_origins_;
   const auto compared = first ? groups() : std::vector<const ParameterGroup*>();

@@ -99,8 +99,8 @@ struct ShardingRule : detail::LocalExecution {
   std::vector<Factor> factors;
   /// Factors (einsum index letters) of each input tensor, one entry for each of OpCall::tensors.
   std::vector<TensorFactors> inputs;
-  /// Factors of each returned tensor, with lists flattened, and then of each input that is written
-  /// but not returned.
+  /// Factors of each output: the returned tensors (each tensor of a returned list counts), then the
+  /// inputs that are written but not returned.
   std::vector<TensorFactors> outputs;
 
   /// Declares that the operator commutes with a reduction: if all of `partial_inputs` are

@@ -41,10 +41,10 @@ at::Tensor all_to_all_uneven(const at::Tensor& x, const RowCounts& counts, const
 class GroupedLinear : public Module<GroupedLinear> {
  public:
   GroupedLinear(std::int64_t experts, std::int64_t in_features, std::int64_t out_features);
-  /// Multiplies the rows of each expert: (rows, in) -> (rows, out). counts[e] is the number of rows
-  /// of this rank's expert e; the rows of the first expert come first. `rows_are_split`: whether
-  /// ranks along the second and later dimensions of the weight's mesh have different rows, so that
-  /// the gradient of the weight is a sum over these ranks. Communicates nothing.
+  /// Multiplies each expert's rows of x by the expert's weight: (rows, in) -> (rows, out).
+  /// counts[e]: the number of rows of this rank's expert e; rows are in the order of the experts.
+  /// `rows_are_split`: whether ranks along dimensions 1 and up of the weight's mesh have different
+  /// rows, so that the weight's gradient is a sum over these ranks. Communicates nothing.
   at::Tensor forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
                      bool rows_are_split = false);
   void reset_parameters(const InitContext& init) override;
@@ -79,7 +79,7 @@ struct ExpertsOptions {
   /// Whether a bias, which has no gradient, is added to the scores for the choice of experts only
   /// (DeepSeek-V3, "auxiliary-loss-free load balancing"); see update_selection_bias().
   bool selection_bias = false;
-  /// Number of hidden features of the shared expert, which computes every token; 0: no such expert.
+  /// Number of hidden features of the shared expert, which gets all tokens; 0: no shared expert.
   std::int64_t shared_inner = 0;
   /// Weights are initialised from normal(0, init_std), the weights of `down` from normal(0,
   /// output_init_std); if output_init_std is 0, `down` uses init_std.

@@ -101,10 +101,10 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// throws. Hooks of this kind run in reverse order of registration, and must not throw.
   void add_always_hook(std::function<void()> hook, HookedCalls calls = HookedCalls::kForward);
 
-  /// Makes every call of this module an activation checkpoint(). The checkpointed region includes
-  /// forward and the hooks added so far (those of tensor parallelism), which the recomputation
-  /// repeats. Hooks added later (FSDP's) stay outside of the region and run once. A second call
-  /// throws Error.
+  /// Runs every call of this module as an activation checkpoint(). The checkpointed region has
+  /// forward and the hooks added so far (those of tensor parallelism); the recomputation runs these
+  /// hooks again. Hooks added later (FSDP's) are outside of the region and run once per call. A
+  /// second call of this function throws Error.
   void checkpoint_calls(CheckpointOptions options);
   bool checkpoints_calls() const { return checkpointed_ != nullptr; }
 
@@ -238,8 +238,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   std::size_t index_of(const std::string& name) const;
   void note_fqn(const std::string& fqn) const;
   void note_names_of_tree() const;
-  /// Whether this module has an FQN. If not, first asks the outermost called module for the FQNs of
-  /// all modules below that module.
+  /// Whether this module has an FQN. If not, the outermost called module first sets the FQNs of all
+  /// modules below it.
   bool is_in_a_tree() const;
   void check_in_a_tree() const;
   void check_slots(const std::string& fqn) const;

@@ -99,8 +99,8 @@ class SlotOptimizer : public Optimizer {
     std::vector<at::Tensor> tensors;  ///< the state tensors, one for each state name
     /// The step counter: 0-d fp32, on the shard's device; undefined if steps are not counted.
     at::Tensor step;
-    /// A hash of the counter's value when the host last read the counter, and of all steps after
-    /// this read. States with equal `history` have equal counters.
+    /// A hash of the value that the host last read from the counter, and of all steps since. Two
+    /// states with equal `history` have equal counters.
     std::uint64_t history = 0;
     std::uint32_t writes = 0;  ///< version of the tensor `step` at which `history` was set
   };

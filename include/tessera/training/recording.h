@@ -74,8 +74,8 @@ class Recording {
  public:
   explicit Recording(RecordingOptions options);
 
-  /// Prepares the recording; to be called before the first step. `done`: the number of steps that
-  /// the run has made before, if resumed. Throws Error if the file can't be written.
+  /// Prepares the recording; call before the first step. `done`: the number of steps that a resumed
+  /// run made before its restart. Throws Error if the file can't be written.
   void begin(const comm::World& world, std::int64_t done);
   /// Runs `make`, the next step of `state`, and profiles this step if requested. Collective if the
   /// step is collective. Prints a warning if the profile cannot be written.

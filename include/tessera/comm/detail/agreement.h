@@ -16,10 +16,10 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-// All functions of this header are collective over `group` and return the same value on every rank.
-// `device` is the device of the group's tensors. The functions wait for their result. If this rank
-// can have asynchronous redistributions, pass flush_pending_transfers(group) as the group. Ranks
-// are numbered as in the group. All functions throw PeerError.
+// All functions of this header are collective over `group`, wait for their result, and return the
+// same value on every rank. `device` is the device of the group's tensors. Pass
+// flush_pending_transfers(group) as `group` if this rank can have asynchronous redistributions.
+// Ranks are numbered as in the group. All functions throw PeerError.
 
 /// Returns each rank's values. All ranks must pass equally many values. Costs one all-gather.
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,

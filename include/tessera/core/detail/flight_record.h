@@ -102,8 +102,8 @@ std::string record_name(int world, int rank);
 /// Returns a list of ranks as text: "rank 1" or "ranks 0, 2-7".
 std::string name_ranks(const std::vector<int>& ranks);
 
-/// Explains a hang from the flight records in `folder`: a line for each rank says what the rank did
-/// last, and which ranks have not begun this collective. Throws Error if there are no records.
+/// Explains a hang by the flight records in `folder`: one line for each rank says what the rank did
+/// last, and which ranks have not begun that rank's collective. Throws Error without records.
 std::vector<std::string> explain_records(const std::string& folder);
 
 }  // namespace tessera::flight

@@ -41,8 +41,8 @@ struct Box {
 };
 
 /// Returns the blocks of the global tensor that the rank at `coordinate` stores, in row-major
-/// order, without empty blocks. There is one block, unless a dimension has several sub-dimensions
-/// (Digit, see Layout), one is sharded, and the rank has several positions of an earlier one.
+/// order, without empty blocks. There are several blocks only if a sub-dimension (Digit, see
+/// Layout) is sharded and the rank has several positions of an outer sub-dimension.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate);
 

@@ -65,8 +65,8 @@ class BatchRows {
   /// ranks. Collective.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
-  /// Converts `place`, elements of this rank's tensor of `sizes`, to elements of the tensor with
-  /// the rows of all ranks. Collective like settle(). Throws Error if the elements are unknown.
+  /// Changes `place` from elements of this rank's tensor, of `sizes`, to elements of the tensor
+  /// with all ranks' rows. Collective like settle(). Throws Error if the elements are unknown.
   void move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes);
 
  private:
@@ -115,8 +115,8 @@ class RandomRegion {
   std::shared_ptr<BatchRows> rows_;
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
-  /// The RandomPlaces that the outermost region found in forward, by call. A recomputation in
-  /// backward reads these RandomPlaces, because its inputs are leaves, as parameters are.
+  /// The RandomPlaces of the outermost region's forward, by call. A recomputation in backward reads
+  /// these RandomPlaces, because the recomputation's inputs are leaves, as parameters are.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
@@ -133,8 +133,8 @@ RandomPlace random_place(const RandomCall& call);
 /// that the program defines.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
-/// A scope around code that calls to_local() but does not return the local tensors. Such calls of
-/// to_local() do not cause a call of RandomRegion::note_part().
+/// A scope around code that calls to_local() but does not return the local tensors. Calls of
+/// to_local() in this scope do not count for RandomRegion::note_part().
 class LocalPartsScope : NoCopy {
  public:
   LocalPartsScope();

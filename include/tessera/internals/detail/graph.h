@@ -48,7 +48,7 @@ NodePtr<T> make_node(Arguments&&... arguments) {
   return NodePtr<T>(new T(std::forward<Arguments>(arguments)...), torch::autograd::deleteNode);
 }
 
-/// Returns an owning pointer to a node that another object owns already.
+/// Returns an owning pointer to a node that already has another owner.
 inline NodePtr<Node> pointer_to(Node& node) {
   return node.shared_from_this();
 }
@@ -69,7 +69,7 @@ NodePtr<T> make_node(Arguments&&... arguments) {
   return c10::make_intrusive<T>(std::forward<Arguments>(arguments)...);
 }
 
-/// Returns an owning pointer to a node that another object owns already.
+/// Returns an owning pointer to a node that already has another owner.
 inline NodePtr<Node> pointer_to(Node& node) {
   return NodePtr<Node>::unsafe_reclaim_from_nonowning(&node);
 }
@@ -117,7 +117,7 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
 
 using torch::autograd::SavedVariable;
 
-/// The interface of hooks that save one tensor in another form; see EngineAnswers.
+/// The interface of saved-tensor hooks for one tensor, which save another form of the tensor.
 using torch::autograd::SavedVariableHooks;
 
 /// Whether saved-tensor hooks are active for nodes that this thread makes now.
@@ -185,7 +185,7 @@ inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
 //
 // Canary: SequenceNumberCanary, a test of libtorch itself.
 
-/// Reserves the sequence number that this thread's next node would get, for a later node.
+/// Takes the sequence number of this thread's next node, for a node that is made later.
 inline std::uint64_t take_sequence_number() {
   return at::sequence_number::get_and_increment();
 }
@@ -216,7 +216,7 @@ struct EngineAnswers {
   /// Returns the saved-tensor hooks for the next tensor that autograd saves on this thread, or
   /// nullptr to save the tensor without hooks.
   std::unique_ptr<SavedVariableHooks> (*hooks)();
-  /// Computes a BackwardCall with `outputs` by one or more calls of `run`, libtorch's engine.
+  /// Runs a BackwardCall with non-empty `outputs` by one or more calls of `run`, libtorch's engine.
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
 };
 

@@ -120,7 +120,7 @@ class TensorWrapper : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<TensorImpl> copy_with(Version&& version, bool allow_change) const {
     c10::intrusive_ptr<TensorWrapper> result = copy();
-    // The copy of a tensor that is not an inference tensor must not become one in inference mode.
+    // In inference mode, the copy of a normal tensor must not become an inference tensor.
     if (key_set_.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView)) {
       result->key_set_ = key_set_;
     }
@@ -154,7 +154,7 @@ Wrapper* wrapper_cast(const at::TensorBase& tensor) {
   return &typeid(*impl) == &typeid(Wrapper) ? static_cast<Wrapper*>(impl) : nullptr;
 }
 
-/// Returns the tensor's storage; empty if there is none, where Tensor::storage() would throw.
+/// Returns the tensor's storage; an empty storage where Tensor::storage() would throw.
 inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage();
 }

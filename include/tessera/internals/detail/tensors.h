@@ -92,7 +92,7 @@ Impl* impl_cast(const at::TensorBase& tensor) {
 /// Sets the name that Tensor::name() returns.
 void set_name(const at::Tensor& tensor, const std::string& name);
 
-/// Whether the tensor is a leaf that requires a gradient. `impl` must have autograd metadata.
+/// Whether the tensor is a leaf that requires a gradient. Requires autograd metadata in `impl`.
 bool is_trainable_leaf(const c10::TensorImpl& impl);
 
 /// Returns the tensor of which `tensor` is a view, directly or indirectly; `tensor` itself if it is

@@ -67,8 +67,8 @@ void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosse
 void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                      const at::Tensor& gradient);
 
-/// Returns `tensor` times `factor`, rounded once to `type`. `tensor` has type `type` or the type of
-/// `factor`. `factor` is a tensor of one element, on the same device and of loss_type().
+/// Returns `tensor` times `factor`, rounded once to `type`. `tensor` has `type` or the type of
+/// `factor`. `factor` has one element of loss_type() on the device of `tensor`.
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type);
 
 /// On CUDA, asserts in a kernel, without synchronising the CPU with the device, that each of

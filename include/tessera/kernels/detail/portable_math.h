@@ -29,7 +29,7 @@ TESSERA_HOST_DEVICE inline double polynomial(const double (&c)[N], double x) {
 TESSERA_HOST_DEVICE inline double portable_log(double x) {
   std::uint64_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);
-  // Splits x = 2^k m with m in [sqrt(1/2), sqrt(2)): adds the bits of 1, minus those of sqrt(1/2).
+  // Finds k and m with x = 2^k m and m in [sqrt(1/2), sqrt(2)), by integer arithmetic on the bits.
   bits += 0x3FF0000000000000ULL - 0x3FE6A09E00000000ULL;
   const auto k = static_cast<double>(static_cast<int>(bits >> 52) - 1023);
   bits = (bits & 0x000FFFFFFFFFFFFFULL) + 0x3FE6A09E00000000ULL;

@@ -70,8 +70,8 @@ class KvCache {
   bool padded() const;
 
   /// Appends the keys and values, (batch, heads, tokens, head_dim), of the next positions. Returns
-  /// the keys and values to which the queries of these positions attend: those of the prompt in the
-  /// first call, and all keys and values in the cache in later calls.
+  /// the keys and values to which the queries of these positions attend: in the first call those of
+  /// the prompt, in later calls all that the cache contains.
   Layer append(std::size_t layer, const at::Tensor& keys, const at::Tensor& values);
   /// Advances the cache by `count` positions, after all layers have appended these positions.
   void advance(std::int64_t count) { tokens_ += count; }

@@ -51,8 +51,8 @@ std::int64_t origin_of(const ParameterSlot& slot);
 std::string different_origins(const DeviceMesh& mesh,
                               const std::vector<std::pair<std::string, std::int64_t>>& origins);
 
-/// Returns a version number of `tensor`, which grows with each write that autograd's version
-/// counters of `tensor` or its local tensor count; 0 for a tensor that was made in inference mode.
+/// Returns a number that grows with each write to `tensor` or its local tensor (the sum of
+/// autograd's version counters); 0 for a tensor that was made in inference mode.
 std::uint64_t written_version(const at::Tensor& tensor);
 
 // Checks that copies of a tensor on different slices of a mesh are equal. On a mesh (dp, tp), a

@@ -37,8 +37,8 @@ class DeferredBias {
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
-  /// Computes linear_product(x, weight, bias). If the x of a call is not the x of the first call,
-  /// the gradient of this x is computed separately.
+  /// Computes linear_product(x, weight, bias). If x differs from the x of the first call, backward
+  /// computes the gradient of x separately.
   virtual at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) = 0;
 };
 
@@ -92,8 +92,8 @@ class SharedInputNode final : public tessera::detail::Node {
   /// Whether this node computes the gradient of x. False after a write to x in place, because
   /// autograd then gives x a new gradient edge.
   bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
-  /// Saves the weight of a matrix product. keep() and edge_of() must be called in the same order of
-  /// matrix products.
+  /// Saves the weight of a matrix product. For several products, call keep() in the same order as
+  /// edge_of().
   void keep(const at::Tensor& weight) { weights_.emplace_back(weight); }
   /// Returns the graph edge that receives the gradient of a matrix product's result.
   tessera::detail::Edge edge_of(const at::Tensor& result) {

@@ -28,8 +28,8 @@ struct StoredParts {
   /// Whether each part is one matrix of a stack of matrices, (parts, out, in), which files store as
   /// (out, in). `rows` of each part is 1.
   bool stacked = false;
-  /// Number of segments of the parameter's FQN that follow the fused module: 1 for "weight", 2 for
-  /// the "lora_A.weight" of an adapter.
+  /// Number of trailing segments of the parameter's FQN that do not belong to the fused module's
+  /// FQN: 1 for "weight", 2 for "lora_A.weight" of an adapter.
   int depth = 1;
 };
 

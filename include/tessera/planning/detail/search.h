@@ -84,9 +84,9 @@ namespace detail {
 std::string name_of(const TrainingLayout& layout);
 }  // namespace detail
 
-/// Returns how many of `blocks` blocks must be checkpointed (1 to `blocks`) so that the peak is at
-/// most `room`. Interpolates between the peaks without checkpointing and with all blocks
-/// checkpointed. The true peak is convex in the number of blocks, so the result is not too small.
+/// Returns the smallest number of `blocks` blocks (at least 1) to checkpoint so that the peak is at
+/// most `room`, by interpolation between no and all blocks checkpointed. The true peak is convex in
+/// this number, so the result is large enough.
 std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
                                  std::int64_t room, std::int64_t blocks);
 
