@@ -286,7 +286,7 @@ std::optional<int> added(const ModelFiles& files) {
   return all;
 }
 
-/// Exports twice, with shard sizes `older` and `newer`; kills the second export at any system call.
+/// Exports with shard size `older`, then `newer`; kills the second export at each system call.
 void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
   int calls = 0;
   int found_new = 0;

@@ -147,7 +147,7 @@ TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
 struct Case {
   const char* body;
   int exit_code;
-  std::vector<const char*> words;  ///< `words`: must be in the output
+  std::vector<const char*> words;  ///< texts that the output must contain
 
   friend void PrintTo(const Case& one, std::ostream* out) { *out << one.body; }
 };

@@ -346,7 +346,7 @@ TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
 TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {
   const char* line = R"({"prompt": "abcdefgh", "completion": "xy"})";
   EXPECT_ERROR(SampleOf(line), "p.jsonl:1: the sample has 11");
-  // The prompt is cut, so that there is room for the begin token, the completion and the end token.
+  // With `truncate`, the prompt is cut until the begin token, the completion and the end token fit.
   expect(line, {.begin = {9}, .truncate = true}, {9, 'f', 'g', 'h', 'x', 'y'},
          {kNone, kNone, kNone, 'x', 'y', 0});
   expect(R"({"prompt": "abcdefgh", "completion": "stuvwxyz"})", {.truncate = true},

@@ -176,7 +176,7 @@ TEST(StreamDecoder, PassesOverIdsBeyondTheVocabulary) {
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {beyond}), {word, beyond, word, beyond + 100}),
             (Pieces{"a", "", " a", "", ""}));
   EXPECT_ERROR(StreamDecoder(tokenizer).push(-1), "-1");
-  // The first word of a continued text keeps the space before it.
+  // If tokens precede the first push(), the first word keeps its leading space.
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {word}), {word}), (Pieces{" a", ""}));
 }
 

@@ -95,7 +95,7 @@ bool is(const Action& action, const char* name) {
   return std::strcmp(action.name, name) == 0;
 }
 
-/// Returns the action for a call of kCalls[number] on the file `path`; nullptr if there is none.
+/// Counts a call of kCalls[number] on the file `path`. Returns the Action for the call, or nullptr.
 const Action* fault_at(std::size_t number, const char* path) {
   State& s = state();
   const std::lock_guard lock(s.mutex);

@@ -120,7 +120,7 @@ TEST(ParameterAgreement, ComparesTheNumberOfParameters) {
   EXPECT_CONTAINS(errors, "rank 0 has 2 parameters, rank 1 has 1");
 }
 
-// Ranks 0 and 1 shard one copy of the head, ranks 2 and 3 another. Rank 1's head has a wrong size.
+// The head has two copies, one on ranks 0 and 1, one on ranks 2 and 3. Rank 1's size is wrong.
 TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {

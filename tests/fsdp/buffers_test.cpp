@@ -117,7 +117,7 @@ TEST(BufferPool, ReusesMemoryOfOneLaneAfterItsEvent) {
 }
 
 TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
-  // An idle buffer of 100 elements is too small for 101 elements, and is not used for as few as 10.
+  // An idle buffer of 100 elements is too small for 101 elements, and too large for 10 elements.
   for (const std::int64_t numel : {101, 10}) {
     Pool p;
     p.pool.release(p.pool.acquire(100, at::kFloat, Lane::kAllGather),

@@ -131,9 +131,9 @@ TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4
   for (const char* collective : {"all_gather", "reduce_scatter"}) {
     EXPECT_EQ(again.first.at({"dp", collective}).calls, plain.first.at({"dp", collective}).calls);
   }
-  // A block has an all-gather before attention and MLP, and a reduce-scatter after each. Backward
-  // repeats the all-gathers in any case. The recomputation omits the block's last reduce-scatter,
-  // because no saved tensor needs the result.
+  // Each block has two all-gathers, before attention and before the MLP, and two reduce-scatters,
+  // after attention and after the MLP. Backward always repeats the all-gathers. The recomputation
+  // omits the last reduce-scatter, because no saved tensor needs the result.
   const std::int64_t depth = 2;
   EXPECT_EQ(again.first.at({"tp", "all_gather"}).calls, plain.first.at({"tp", "all_gather"}).calls);
   EXPECT_EQ(again.first.at({"tp", "reduce_scatter"}).calls,

@@ -341,7 +341,7 @@ TEST(MixtureOfExperts, GradientsOfItsOperatorsAreThoseOfPlainOperators) {
 }
 
 TEST(AllToAllUneven, ExchangesRowsAndGradients) {
-  // counts[r] has the numbers of rows that rank r sends to ranks 0, 1 and 2.
+  // Rank r sends counts[r][p] rows to rank p.
   const std::vector<std::vector<std::int64_t>> counts{{2, 0, 3}, {0, 0, 0}, {1, 4, 0}};
   RunOnMesh({3}, {"ep"}, [&](Rank& rank, const DeviceMesh& mesh) {
     const auto own = static_cast<std::size_t>(rank.rank());

@@ -81,7 +81,7 @@ struct Formula {
   Options options;
   std::function<void(SmallModel&, bool last)> before;
   double bytes;
-  bool replicas = false;    ///< `replicas`: 2 x 2 ranks (HSDP), not 4 ranks
+  bool replicas = false;    ///< whether the 4 ranks are 2 x 2 (HSDP)
   bool replicated = false;  ///< `replicated`: uses replicate()
 };
 

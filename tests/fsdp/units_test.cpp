@@ -93,7 +93,7 @@ struct Several : nn::Module<Several> {
   nn::Child<nn::Linear> a{*this, "a", kDim, kDim}, b{*this, "b", kDim, kDim};
 };
 
-/// If `second` is true, the loss uses the first module's second result; otherwise the first result.
+/// `last` gets the second result of `first` if `second` is true, otherwise the first result.
 at::Tensor loss_of_several(Several& first, Several& last, const at::Tensor& x, bool second) {
   const auto [y, z, best, three] = first(x);
   const auto [u, v, ignored, three_again] = last(second ? z : y);

@@ -14,7 +14,7 @@ constexpr auto kModified = "modified by an inplace operation";
 
 TESSERA_ARRANGED(WrittenParameters, "OneRank", "Zero3", "Zero2", "Hpz", "Hsdp", "Offloaded");
 
-// If backward needs the old value, the write is refused, as autograd refuses it on one rank.
+// If backward needs the old value of a written parameter, backward must throw, as on one rank.
 TEST_P(WrittenParameters, AreRefusedInBackwardIfItNeedsTheirValue) {
   const std::vector<at::Tensor> expected = gradients_alone(kSizes);
   const auto write = [](const nn::SlotPtr& slot) {

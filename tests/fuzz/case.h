@@ -99,7 +99,7 @@ struct ExpertsSpec {
   bool sigmoid = false;         ///< `sigmoid`: router scores are sigmoids
   bool not_normalized = false;  ///< `not_normalized`: top-k weights of a token need not add up to 1
   bool selection_bias = false;
-  bool shared = false;  ///< `shared`: every token also goes to a shared expert
+  bool shared = false;  ///< `shared`: a shared expert also gets every token
 };
 
 struct MlpSpec {

@@ -120,7 +120,7 @@ struct Trace {
   int steps = 0;  ///< `steps`: number of completed steps
 };
 
-/// This rank's part of the batch: part `index` of `count` parts.
+/// The part of the batch that this rank trains on: part number `index` of `count` parts.
 struct Part {
   std::int64_t index = 0, count = 1;
 };
@@ -186,7 +186,7 @@ class Training {
   void build(const std::optional<DeviceMesh>& mesh) {
     const Init init = mesh ? case_.train.init : Init::kBeforeWrapping;
     make_net(init);
-    // On ranks that never communicate, the initial weights must be equal.
+    // Ranks get different seeds only if FSDP or a plan makes the ranks communicate.
     const bool joined = !case_.plan.empty() || case_.mesh.replicas * case_.mesh.data > 1;
     const std::int64_t other = init == Init::kOtherSeeds && joined ? mesh->world()->rank() : 0;
     if (init == Init::kBeforeWrapping || init == Init::kOtherSeeds) {

@@ -25,7 +25,7 @@ at::Tensor leaf(const at::Tensor& x) {
   return x.to(at::kDouble).detach().requires_grad_();
 }
 
-/// The rounding error of a type: relative to the value, or `least` for the smallest values.
+/// The rounding error of a type: `relative` to the value, but at least the absolute error `least`.
 struct Rounding {
   double relative, least;
 };

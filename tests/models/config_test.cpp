@@ -127,11 +127,11 @@ TEST(SpecialTokens, ComeFromTheGenerationConfigIfItHasThem) {
 
 TEST(ParseConfig, CountsParameters) {
   const ParameterCount count = count_parameters(Parse(Valid()));
-  // Embedding and head: 2 * 100 * 48; 3 blocks: 4 * 48 * 48 + 3 * 48 * 64 + 2 * 48; norm: 48.
+  // Embedding and head have 2 * 100 * 48, a block 4 * 48 * 48 + 3 * 48 * 64 + 2 * 48, the norm 48.
   EXPECT_EQ(count.total, 9600 + 3 * (9216 + 9216 + 96) + 48);
   EXPECT_EQ(count.embedding, 4800);
   EXPECT_EQ(count_parameters(Parse(With("tie_word_embeddings", true))).total, count.total - 4800);
-  // Each of 3 blocks has biases of q, k, v and o, then of gate, up and down.
+  // attention_bias adds the biases of q, k, v and o; mlp_bias those of gate, up and down.
   EXPECT_EQ(count_parameters(Parse(With("attention_bias", true))).total, count.total + 3 * 4 * 48);
   EXPECT_EQ(count_parameters(Parse(With("mlp_bias", true))).total, count.total + 3 * (2 * 64 + 48));
   Json json = With("model_type", "qwen3");

@@ -17,7 +17,7 @@
 namespace tessera::models {
 namespace {
 
-/// A model with experts: type and settings in config.json, and the mesh that saves checkpoints.
+/// A type of model with experts, its settings in config.json, and the mesh that saves checkpoints.
 struct Kind {
   const char *type, *settings;
   std::vector<std::int64_t> saving;
@@ -94,7 +94,7 @@ struct Training {
     if (mesh) {
       parallelize(*model, mesh, options);
     }
-    // A large eps: otherwise the first updates are the gradients' signs.
+    // With a small eps, the first updates would be the signs of the gradients.
     const optim::AdamWOptions adamw{.lr = 0.01, .eps = 1e-3};
     optimizer = std::make_unique<optim::AdamW>(*model, adamw);
   }

@@ -254,8 +254,8 @@ TEST(Module, IsNamedInAnErrorOfTheLibrary) {
   EXPECT_THROWN(Special, module(at::ones({2})), "of its own class");
 }
 
-/// As in an FSDP unit with mixed precision, the parameter is bf16 (gathered) and the buffer is
-/// fp32.
+/// A module with a bf16 parameter and an fp32 buffer, like an FSDP unit that gathers its parameters
+/// in bf16.
 struct Scaled : Module<Scaled> {
   struct Product : Module<Product> {
     at::Tensor forward(const at::Tensor& x, const at::Tensor& weight) { return x.mm(weight); }

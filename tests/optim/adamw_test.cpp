@@ -233,7 +233,7 @@ std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
   return {slot(buffer.narrow(0, 0, 6).view({2, 3})), slot(buffer.narrow(0, 6, 4))};
 }
 
-// Some neighbours have different step counters, or gradients that are not adjacent in memory.
+// In some steps, the parameters have different step counters, or gradients in separate memory.
 TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
   for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor buffer = normal_values({10}, 0).to(dtype);

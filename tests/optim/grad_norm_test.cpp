@@ -122,7 +122,7 @@ double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& disti
   return grad_norm({slot}, {.norm_type = 1.0}).item<double>();
 }
 
-// Rank 4 pp + 2 dp + tp has the gradient 2^rank. Without `distinct`, only rank 0 is counted.
+// Rank 4 pp + 2 dp + tp has the gradient 2^rank. Ranks along `distinct` have other parameters.
 TEST_ON_MESH(GradNorm, CountsSlicesThatDifferAlongAMeshDimension, {2, 2, 2}, {"pp", "dp", "tp"}) {
   EXPECT_EQ(norm_on(rank, mesh["dp"]), 1.0);
   EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["pp"]), 1.0 + 16.0);
@@ -146,7 +146,7 @@ TEST_ON_RANKS(GradNorm, RefusesMeshesThatDoNotContainEachOther, 3) {
   EXPECT_ERROR(grad_norm(slots), "contains all ranks of the other");
 }
 
-// The element that is not finite is in a shard, in a replica, or in a plain gradient.
+// One rank has an infinite or NaN element in a sharded, a replicated or a plain gradient.
 TEST_ON_MESH(GradNorm, IsNonFiniteEverywhereIfOneElementIs, {2, 2}, {"dp", "tp"}) {
   const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({4}), mesh, {Shard{0}, Shard{0}}),
                                        slot_of(at::zeros({2}), mesh["dp"], {Shard{0}}),

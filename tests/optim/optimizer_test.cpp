@@ -522,7 +522,7 @@ TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
   EXPECT_DOUBLE_EQ(schedule.factor(9), 0.25);
 }
 
-// A schedule for 0 steps is allowed, but a step beyond the end must not silently have a rate of 0.
+// A schedule can be made without the number of steps, but factor() must then throw.
 TEST(LrSchedule, NeedsTheRunsStepsUnlessConstantAndRefusals) {
   EXPECT_EQ(LrSchedule({.warmup = 0}).factor(7), 1);
   for (const char* name : {"linear", "cosine", "wsd"}) {

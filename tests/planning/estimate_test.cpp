@@ -100,7 +100,7 @@ TEST(Estimate, IsThatOfTheWholeModelFromPlansOfFewLayers) {
     // The estimate can differ from the plan by the rounding of memory blocks to 512 bytes.
     EXPECT_NEAR(static_cast<double>(found.peak_bytes), peak, 4 * 512);
     EXPECT_EQ(found.peak_moment, whole.memory.peak_moment);
-    // Launches are not proportional to the number of layers, so times differ by up to 0.1 %.
+    // Kernel launches do not grow linearly with the layers, so times differ by up to 0.1 %.
     EXPECT_NEAR(found.metrics.step_time_s / whole.time->total, 1, 1e-3);
     EXPECT_NEAR(found.exposed_s / sum_of(whole.time->exposed), 1, 1e-3);
     EXPECT_NEAR(*found.metrics.mfu / *whole.metrics.mfu, 1, 1e-3);

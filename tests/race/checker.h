@@ -74,7 +74,7 @@ class MemoryMap {
     std::uintptr_t end = 0;
     bool written = true;
     std::optional<Action> writer;
-    std::vector<Action> readers;  ///< `readers`: the last read of each queue
+    std::vector<Action> readers;  ///< the last action of each queue that read this memory
   };
   /// An allocated block: its end, the queue that allocated it, and the place in the code.
   struct Block {

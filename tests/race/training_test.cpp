@@ -310,7 +310,7 @@ TEST_P(CheckedTraining, HasNoRace) {
 INSTANTIATE_TEST_SUITE_P(Ways, CheckedTraining, ::testing::ValuesIn(scenarios()),
                          [](const auto& info) { return info.param.name; });
 
-// If any single wait of the library's code is ignored, the checker must find a fault.
+// The following test ignores one wait at a time. The checker must find a fault each time.
 
 /// Waits without which these tests find no fault, with the reason.
 const std::map<Site, std::string> kSurvivors{

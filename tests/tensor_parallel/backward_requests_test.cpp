@@ -176,7 +176,7 @@ class Walk {
 
   void request(int step) {
     switch (draw(4)) {
-      case 0: {  // a nested backward
+      case 0: {  // runs a backward within a backward
         const at::Tensor inner = loss(step + 1);
         const auto done = std::make_shared<bool>(false);
         const auto nest_at = [inner, done](const at::Tensor& tensor) {

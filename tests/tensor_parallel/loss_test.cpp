@@ -271,7 +271,7 @@ TEST(LinearCrossEntropy, InHalfRoundsNoMoreThanTheTypeDoes) {
   });
 }
 
-// A sum in bf16 would stop growing when a term is less than half of the sum's last bit.
+// A sum in bf16 stops growing once a term is less than half of the last bit of the sum.
 TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
   const auto gradient_of = [](std::int64_t tokens, std::int64_t chunks) {
     const at::Tensor hidden = at::ones({tokens, 2}, at::kBFloat16);

@@ -295,7 +295,7 @@ TEST_ON_MESH(Mistakes, ForwardInsteadOfTheCall, {2, 2}, {"dp", "tp"}) {
   ScaledMlp model, sharded;
   parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
   EXPECT_ERROR(model.up->forward(plain), "has hooks", "(*m)(x)");
-  // A direct call of forward() skips the hooks, and forward() cannot detect this.
+  // If forward() was called directly, no hook ran. The error of at::linear must name this cause.
   EXPECT_ERROR(at::linear(plain, *model.up->weight), "argument 0, [3, 4], is plain",
                "'up.weight', [", "m->forward(x)", "fsdp::register_forward_method", "plan");
   parallelize_module(sharded, mesh["tp"], {{"up", colwise_parallel()}});

@@ -34,7 +34,7 @@ TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
 TEST_ON_RANKS(Rowwise, AddsTheBiasOnceAndUnchanged, 3) {
   nn::Linear linear(6, 2);
   linear.weight->detach().zero_();
-  linear.bias->detach().fill_(0.1);  // In fp32, three times a third of 0.1 is not 0.1.
+  linear.bias->detach().fill_(0.1);  // In fp32 the sum of three terms bias / 3 is not 0.1.
   parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
   EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1f)));
 }
@@ -107,7 +107,7 @@ TEST(FusedLinear, RefusesGroupsThatDoNotDivide) {
   EXPECT_ERROR(fused.split(uniform_values({2, 12}, 0.5)), "12 of 24 features are not known");
 }
 
-// The parts of a fused Linear are equal, or there are groups of unequal parts.
+// Tests a fused Linear with equal parts, and a fused Linear with groups of unequal parts.
 TEST(FusedColwise, GivesEachRankAShareOfEveryPart) {
   const at::Tensor x = uniform_values({4, 5}, 0.5);
   const auto expect_share = [](const std::vector<at::Tensor>& parts,

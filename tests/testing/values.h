@@ -71,8 +71,8 @@ inline at::Tensor full_tensor(const at::Tensor& tensor) {
                                          : tensor.detach();
 }
 
-/// Returns the term of rank `i` of `n` if `value` is Partial. The terms of the ranks differ, and
-/// reduce to `value`, exactly if `value` has few binary digits.
+/// Returns rank i's local tensor for a Partial tensor with the value `value` on `n` ranks. The
+/// local tensors differ. Their reduction is exactly `value` if `value` has few binary digits.
 inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std::int64_t n) {
   const bool last = i == n - 1;
   const auto step = static_cast<double>(i + 1);

@@ -449,7 +449,7 @@ TEST_F(LauncherSignal, KillsAtTheSecondSignal) {
   EXPECT_TRUE(launcher.left_over().empty());
 }
 
-// A signal that comes before the ranks have a handler must not kill the ranks.
+// The launcher must not send a signal to ranks that have no handler for the signal yet.
 TEST_F(LauncherSignal, PassesUserSignalsOnOnceTheRankHandlesThem) {
   Launcher launcher(Job(2, std::string("sleep 0.5; trap 'echo noted; exit 0' USR1; ") + kLoop));
   WaitForRanks(2);

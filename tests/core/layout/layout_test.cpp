@@ -265,7 +265,7 @@ TEST(LayoutMath, LocalSizesAndGlobalIndicesAreThoseOfTheOwnedIndices) {
   });
 }
 
-/// The boxes must cover each element of the local tensor, at the global index from oracle.h.
+/// The boxes must cover each element of the local tensor once, at the index that oracle.h computes.
 TEST(LayoutMath, BoxesCoverTheLocalTensorOnce) {
   for_each_place([](const Case& c, const Layout& layout, const Indices& at) {
     std::int64_t covered = 0;

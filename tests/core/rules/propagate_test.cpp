@@ -102,7 +102,7 @@ TEST(Propagate, LeavesOutputsOfUnknownSizesOpen) {
   EXPECT_EQ(decided.outputs[2], nullptr);
 }
 
-// The first tensor is already split into 4 shards, so moving the first tensor costs less.
+// The first tensor is already split into 4 shards, so its redistribution moves fewer bytes.
 TEST(Propagate, MovesTheTensorThatOtherMeshDimensionsHaveMadeSmaller) {
   const std::vector<std::int64_t> mesh{4, 2};
   const LayoutPtr in_parts = Layout::intern(mesh, {{{0, {1}}}, {{0, {0}}}});
@@ -138,7 +138,7 @@ TEST(Propagate, GroupedQueriesShardKeyAndQueryHeadsTogether) {
   const auto decided = decide(attention, {heads, heads, heads});
   EXPECT_EQ(decided.inputs, std::vector<LayoutPtr>(3, heads));
   EXPECT_EQ(decided.outputs[0], heads);
-  // Four ranks could shard the query heads, but not the two key heads.
+  // The query heads can be sharded over four ranks, but the two key heads cannot.
   const LayoutPtr four = layout({{}, {{0, {0, 1}}}, {}, {}});
   EXPECT_EQ(decide(attention, {four, heads, heads}).inputs[1]->sharded_dim(1), -1);
 }

@@ -48,7 +48,7 @@ Stack run(const c10::OperatorHandle& op, Stack stack) {
   return stack;
 }
 
-/// Argument values of a call: `tensor` makes the tensors, which are numbered from 0.
+/// Values for the arguments of a call. tensor(i) makes the tensor argument number i, from 0.
 struct Profile {
   at::Tensor (*tensor)(int number);
   std::int64_t integer;
@@ -239,7 +239,7 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// Runs `call` with each tensor t replaced by replace(t). Returns the wrong result or the error.
+/// Runs `call` with replace(t) for each tensor t. Returns the error or the faults of the results.
 template <class Replace>
 std::string outcome(const Call& call, Replace replace) {
   try {

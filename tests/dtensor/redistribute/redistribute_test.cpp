@@ -59,7 +59,7 @@ TEST(Redistribute, MovesNothingOnTheMetaDevice) {
   EXPECT_EQ(t.full_tensor().sizes(), (std::vector<std::int64_t>{7, 5}));
 }
 
-// Shards of 8 and 4 elements are a layout that no list of placements describes.
+// In this layout the ranks have 8 and 4 of 12 elements. No list of placements gives such shards.
 TEST_ON_MESH(Redistribute, ErrorsNameALayoutThatHasNoPlacements, {2}, {"x"}) {
   const auto layout = Layout::intern({2}, {{{3, {0}}, {4, {}}}});
   const auto whole = at::arange(12, at::kFloat);

@@ -182,7 +182,7 @@ at::Tensor wrapped(double number) {
   return at::native::wrapped_scalar_tensor(number);
 }
 
-/// For each element the terms have both signs: multiplied by infinity, their sum would be NaN.
+/// Each element has terms of both signs. If each term became infinite, the sum would be NaN.
 TEST_ON_MESH(PendingSums, CombineWithInfinityAsTheirValuesDo, {3}, {"x"}) {
   const std::vector<testing::Named<at::Tensor(at::Tensor)>> all{
       {"mul", [](auto x) { return at::mul(x, kInfinity); }},

@@ -301,7 +301,7 @@ bool execute(std::vector<Operation> operations, std::optional<Clock::time_point>
 
 // Checks for buffers that NCCL cannot use.
 
-/// NCCL moves this number of bytes at a time if addresses are aligned to this number.
+/// The number of bytes that NCCL moves at once if addresses are multiples of this number.
 constexpr std::size_t kUnit = 16;
 
 struct Buffer {
@@ -383,8 +383,8 @@ bool is_aligned(const Operation& operation) {
   return input_of(operation).aligned_to(kUnit) && output_of(operation).aligned_to(kUnit);
 }
 
-/// Returns the number of bytes for each rank if this number is not a multiple of 16, so that NCCL
-/// must move single bytes; otherwise 0.
+/// Returns each rank's number of bytes if the number is not a multiple of 16: NCCL must then move
+/// single bytes. Otherwise returns 0.
 std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   const bool in_parts = operation.collective == Collective::kAllGather ||
                         operation.collective == Collective::kReduceScatter ||
