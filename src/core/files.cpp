@@ -68,7 +68,7 @@ bool still_linked(int fd) {
 }
 
 /// Whether a file has two names, that is, whether link() has succeeded. NFS repeats a request whose
-/// answer was lost, so link() sometimes returns an error although it made the link.
+/// answer was lost, so link() sometimes returns an error although the link was made.
 bool has_two_names(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink == 2;
@@ -253,7 +253,7 @@ void sync_folder(const std::filesystem::path& folder) {
   if (fd >= 0) {
     close(fd);
   }
-  // EINVAL and EOPNOTSUPP mean that the file system cannot sync a folder and need not do it.
+  // EINVAL and EOPNOTSUPP mean that the file system cannot sync a folder and needs no sync.
   const bool not_needed = error == EINVAL || error == EOPNOTSUPP;
   TESSERA_CHECK(synced || not_needed, "cannot make the folder '", folder.string(),
                 "' durable: ", std::strerror(error),

@@ -26,8 +26,8 @@ std::int64_t mesh_product(const std::vector<std::int64_t>& mesh_sizes,
 std::vector<Digit> canonical_digits(const std::vector<std::int64_t>& mesh_sizes,
                                     std::vector<Digit> digits);
 
-/// Returns `layout` with every mesh dimension of size 1 replicated. The local tensors are the same
-/// as with `layout`, so redistribution plans treat both layouts as equal.
+/// Returns `layout` with every mesh dimension of size 1 replicated. Local tensors do not change, so
+/// redistribution plans treat both layouts as equal.
 LayoutPtr without_unit_mesh_dims(LayoutPtr layout);
 
 }  // namespace tessera::detail

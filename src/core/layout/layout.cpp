@@ -51,7 +51,7 @@ std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
   return extent;
 }
 
-/// Whether two neighbouring sub-dimensions (Digits) can be merged into a single sharded one. Either
+/// Whether two neighbouring Digits (sub-dimensions) can be merged into one sharded Digit. Either
 /// `minor` must not be sharded, or each rank must have at most one position of `major`. In both
 /// cases torch.chunk must divide both forms at the same boundaries (cuts_scale).
 bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor) {
@@ -251,7 +251,7 @@ std::vector<int> Layout::mesh_dims_of(int tensor_dim) const {
 namespace {
 
 /// Returns a Digit (sub-dimension) as text. `alone`: whether the Digit is the only Digit of its
-/// tensor dimension. The text then omits the extent.
+/// tensor dimension. If true, the text omits the extent.
 std::string to_string(const Digit& digit, bool alone) {
   std::string out;
   for (const int dim : digit.mesh_dims) {

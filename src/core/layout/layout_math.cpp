@@ -230,7 +230,7 @@ std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> siz
   return out;
 }
 
-/// The element of a 0-d tensor is one block (Box) with empty lists. An empty shard has no block.
+/// A 0-d tensor is one block (Box) whose lists are empty. An empty shard has no block.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate) {
   check_arguments(layout, sizes, coordinate);

@@ -176,7 +176,7 @@ class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
 
-  /// Shards a Digit over the mesh dimension of `cut`. Returns false if no Digit can be sharded so.
+  /// Shards a Digit (sub-dimension) as `cut` describes. Returns false if no Digit allows this.
   bool apply(const Cut& cut) {
     const auto first = skip(cut.split_factor);
     if (!first) {
@@ -202,7 +202,7 @@ class DigitCutter {
 
  private:
   /// Returns the number of positions of a sub-dimension (Digit) on each rank. Returns nullopt if
-  /// ranks have different numbers, because only equal chunks can all be divided further alike.
+  /// ranks have different numbers, because only equal chunks have equal further divisions.
   std::optional<std::int64_t> remaining(const Digit& digit) const {
     const auto parts = detail::mesh_product(mesh_, digit.mesh_dims);
     if (digit.extent % parts != 0) {
@@ -237,8 +237,8 @@ class DigitCutter {
     if (factor != 1) {
       return std::nullopt;
     }
-    // If the split factor equals the number of a rank's positions, the mesh dimension divides one
-    // more Digit (sub-dimension). It has one position, which the rank at coordinate 0 gets.
+    // If the split factor equals the number of a rank's positions, the mesh dimension divides
+    // another Digit (sub-dimension) of one position, which the rank at coordinate 0 gets.
     digits_.push_back(Digit{1, {}});
     return digits_.size() - 1;
   }

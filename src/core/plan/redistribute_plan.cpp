@@ -224,7 +224,7 @@ class SearchState {
 
   // The functions after_removal() and others that begin with after_ return the layout after a step.
 
-  /// Returns the layout after gathering the mesh dimensions of `tail` or moving them.
+  /// Returns the layout after a step that gathers or moves the mesh dimensions of `tail`.
   LayoutPtr after_removal(const Tail& tail, const Destination* destination = nullptr) const {
     auto dims = layout_->dims();
     auto& order = dims[static_cast<std::size_t>(tail.dim)][tail.digit].mesh_dims;
@@ -322,7 +322,7 @@ class SearchState {
   LayoutPtr layout_;
   // For each mesh dimension: whether the mesh dimension is settled (see SearchState).
   std::vector<bool> settled_;
-  // For each tensor dimension: whether all mesh dimensions that shard it now are settled.
+  // For each tensor dimension: whether all mesh dimensions that shard the dimension are settled.
   std::vector<bool> complete_;
 };
 
@@ -601,7 +601,7 @@ class Search {
     reach(from, 0, kNone, {});
     while (!queue_.empty()) {
       // A node can have several entries in the queue, because each cheaper path adds an entry. The
-      // first entry that is taken out has the lowest cost; later entries are skipped.
+      // first entry of a node that leaves the queue has the lowest cost; later entries are skipped.
       const auto [estimate, number] = queue_.top();
       queue_.pop();
       if (nodes_[number].layout == problem_.to) {
@@ -696,7 +696,7 @@ void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t>
                 " is of a tensor with ", sizes.size(), " dimensions");
 }
 
-/// Returns the largest tensor dimensions. Sharding a large dimension needs the least padding.
+/// Returns the largest tensor dimensions. Shards of a large dimension need the least padding.
 std::vector<int> largest_dims(std::span<const std::int64_t> sizes) {
   std::vector<int> dims(sizes.size());
   std::iota(dims.begin(), dims.end(), 0);

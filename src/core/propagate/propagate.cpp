@@ -24,9 +24,9 @@ using detail::mesh_size;
 // tensor dimension into Digits (sub-dimensions). If the boundaries of factors and Digits disagree,
 // the dimension cannot stay sharded.
 
-/// Splits `digit`, a sub-dimension, into two sub-dimensions. Returns the outer one, of `extent`
-/// positions; `digit` becomes the inner one. The first mesh dimensions must divide the outer one
-/// into single positions before any mesh dimension divides the inner one.
+/// Splits `digit`, a sub-dimension, in two. Returns the outer part, of `extent` positions; `digit`
+/// becomes the inner part. The first mesh dimensions must divide the outer part into single
+/// positions before any mesh dimension divides the inner part.
 std::optional<Digit> cut(Digit& digit, std::int64_t extent,
                          std::span<const std::int64_t> mesh_sizes) {
   if (digit.extent % extent != 0) {
@@ -170,8 +170,8 @@ struct FactorPlacement {
   friend bool operator==(const FactorPlacement&, const FactorPlacement&) = default;
 };
 
-/// What a mesh dimension does with the tensors of a TensorGroup: replicates all, shards one factor
-/// (einsum index letter), or leaves the inputs of a ShardingRule::Linear partial.
+/// The placement of the tensors of a TensorGroup over one mesh dimension: all are replicated, one
+/// factor (einsum index letter) is sharded, or the inputs of a ShardingRule::Linear stay partial.
 struct Choice {
   enum Kind { kReplicate, kFactor, kLinear };
   Kind kind = kReplicate;
@@ -339,8 +339,8 @@ class TensorGroupPropagation {
 
   bool is_unread(int input) const { return contains(rule_.unread, input); }
 
-  /// Whether neither values nor local sizes of an input are used: the output sizes are arguments,
-  /// as in new_zeros. The input's layout then only suggests a layout for the outputs.
+  /// Whether the operator uses neither values nor local sizes of an input, as new_zeros does. The
+  /// input's layout then only suggests a layout for the outputs.
   bool is_hint(int input) const { return is_unread(input) && !rule_.size_arguments.empty(); }
 
   /// Returns the Digits (extents not 0) by which an input divides `factor` (index letter). Prefers
@@ -410,7 +410,7 @@ class TensorGroupPropagation {
 
   /// Records which factor (index letter) each mesh dimension shards. If the layout's Digits do not
   /// align with the factors, mesh dimensions are marked kOtherShard, the innermost first, until the
-  /// remaining ones align. The tensor is later gathered over the marked mesh dimensions.
+  /// remaining mesh dimensions align. The tensor is later gathered over the marked mesh dimensions.
   void read_dim(Input& input, const ShardingRule::Factors& factors, std::vector<Digit> digits,
                 std::int64_t size) const {
     if (digits.empty()) {

@@ -164,7 +164,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
     return std::nullopt;
   }
 
-  // For wrong sizes there is no rule, because libtorch's own error message is better.
+  // Returns no rule for wrong sizes, because libtorch's own error message is better.
   const std::int64_t contracted = meta_of(call, a).sizes.back();
   const std::int64_t other = meta_of(call, b).size(b_ndim - b_matrix);
   if (contracted != other) {

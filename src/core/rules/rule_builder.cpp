@@ -272,8 +272,8 @@ namespace tessera {
 
 namespace {
 
-/// Stands for each argument after the end of OpCall::args. Older schemas have fewer arguments, and
-/// the rule of an out= variant gets the call without `out`.
+/// The value of each argument after the end of OpCall::args: None. Older schemas have fewer
+/// arguments, and the rule of an out= variant gets the call without `out`.
 const Argument kNone;
 
 const Argument& argument(const OpCall& call, std::size_t arg) {

@@ -267,7 +267,7 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
     }
   }
   if (inferred) {
-    // If a size is 0, no value for size -1 is unique; libtorch throws in this case.
+    // If another size is 0, any value fits the size -1; libtorch throws in this case.
     if (known == 0 || numel % known != 0) {
       return std::nullopt;
     }

@@ -28,8 +28,8 @@
 namespace tessera {
 
 // Functions that check that the ranks of a mesh agree, or that make one decision for all ranks. The
-// functions communicate over the process group of all ranks of the mesh, in addition to the
-// program's own collectives, and first finish asynchronous redistributions.
+// functions first finish asynchronous redistributions, and then communicate over the process group
+// of all ranks of the mesh.
 
 bool detail::checks_agreement() {
 #ifdef NDEBUG

@@ -248,7 +248,7 @@ at::Tensor make_plain(const at::Tensor& gradient) {
 
 }  // namespace
 
-/// Adds the hook that makes a gradient plain only once, because a tensor can be used many times.
+/// Adds the hook that makes the gradient of `tensor` plain, unless `tensor` already has this hook.
 void keep_gradient_plain(const at::Tensor& tensor) {
   // The caller has checked GradMode, which is off in the forward of a torch::autograd::Function.
   if (!has_own_hook(tensor, OwnHook::kMakePlain)) {

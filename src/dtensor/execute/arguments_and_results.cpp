@@ -107,7 +107,7 @@ class Localizer {
   }
 
  private:
-  /// A redistributed argument of this call that the operator only reads: tensors before and after.
+  /// An argument that the operator only reads: the tensors before and after its redistribution.
   struct Moved {
     at::Tensor from;
     LayoutPtr target;
@@ -116,7 +116,7 @@ class Localizer {
 
   c10::List<at::Tensor> localize_list(c10::IValue list, std::size_t argument) {
     auto tensors = std::move(list).toTensorList();
-    // The caller's list must not be changed, so a list that not only the stack owns is copied.
+    // The caller's list must not change: a list that has other owners than the stack is copied.
     if (tensors.use_count() > 1) {
       tensors = tensors.copy();
     }
@@ -216,7 +216,7 @@ class Localizer {
   /// gathered tensor has other strides.
   at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
     at::Tensor result = run_plan(*input.plan, local, plan_.replicated.mesh, input.spec->sizes);
-    // An operator without a sharding rule must run exactly as on one rank, including strides.
+    // An operator without a sharding rule must get the same strides as on one rank.
     if (plan_.has_rule || result.strides() == input.spec->strides) {
       return result;
     }
@@ -333,7 +333,7 @@ class ResultWrapper {
     return result;
   }
 
-  /// After a write to the view, write_through runs the view operator on the base: saves arguments.
+  /// Saves the arguments with which write_through repeats the view operator on the base.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
     // All results of one call share one record of the base's version. The results are views that do

@@ -118,7 +118,7 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
   const bool empty = original.numel() == 0;
-  // The operator has already resized the caller's local tensor: restores its sizes, then throws.
+  // If the tensor was not empty, restores the sizes that the operator has changed, and throws.
   if (!empty && local.is_same(original.local())) {
     restore_sizes(local, spec->sizes, spec->strides);
   }
@@ -126,7 +126,7 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
                 c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
                 ": pass one of the result's sizes");
   original.give_count_to(local);
-  // The placements of the empty tensor can be invalid for its new sizes: replicates the tensor.
+  // Replicates the tensor, because its placements can be invalid for its new sizes.
   original.replace(local, replicated_spec(run.call.plan, local));
 }
 
@@ -198,8 +198,8 @@ LocalRun::LocalRun(PlannedCall& c) : call(c) {
 }
 
 /// Runs all steps of a call on local tensors. Version counters are read before the operator runs,
-/// because its kernel bumps some of them. After new values are written back, bumps each counter
-/// that the kernel has not bumped. The results on the stack are wrapped last.
+/// because its kernel increments some counters. After new values are written back, all other
+/// counters are incremented. The results on the stack are wrapped last.
 void run_local(PlannedCall& call, CallKind kind) {
   LocalRun run(call);
   const OrdinaryViewScope ordinary(run);

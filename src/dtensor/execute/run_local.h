@@ -53,7 +53,7 @@ void rewrite_arguments(LocalRun& run);
 /// Replaces the local results of the call by distributed tensors.
 void wrap_results(LocalRun& run);
 
-/// Makes the spec of a replicated result, for an operator without a sharding rule.
+/// Makes the spec of a replicated result of an operator without a sharding rule.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 
 /// Throws Error for a random operator that would draw equal numbers on two data-parallel ranks for

@@ -309,7 +309,7 @@ bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                          const OptionalTensor& mask, double dropout) {
   if (q.is_meta()) {
-    // Uses matrix products, because libtorch's C++ library has no meta kernel for masked attention.
+    // Computes by matrix products: libtorch's C++ library has no meta kernel for masked attention.
     return q.matmul(repeat_heads(k, q.size(1)).transpose(2, 3))
         .softmax(-1)
         .matmul(repeat_heads(v, q.size(1)));

@@ -51,7 +51,7 @@ void FusedNode::record(const at::Tensor& result) {
 
 /// Redistributes a gradient that is Partial or sharded in another way than the result, so that
 /// gradients of inputs have the inputs' layouts. A replicated gradient is not redistributed: the
-/// operator uses this rank's shard of it.
+/// operator takes this rank's shard.
 at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_t result) const {
   const TensorSpecPtr& spec = results_[result];
   const DistributedTensorImpl* given = as_distributed(gradient);
@@ -76,7 +76,7 @@ bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
   return tensor.output_nr() == 0 && !moves_ && writes_of(tensor) == writes_ && prepare();
 }
 
-/// Recomputes the result, and the gradients unless create_graph is on: autograd must record these.
+/// Recomputes the result; without create_graph also the gradients, which autograd need not record.
 RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gradient,
                                                            int backward) {
   if (!takes_gradient() || !gradient.defined() || c10::GradMode::is_enabled() ||
@@ -98,8 +98,8 @@ at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // Frees the cached result at the end of the backward, in case that this node, which also frees
-    // it, has not run: autograd skips the node if no requested gradient depends on the node.
+    // Frees the cached result at the end of the backward, because autograd skips this node, which
+    // would free the cached result, if no requested gradient depends on the node.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};

@@ -114,8 +114,8 @@ void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
     return kernels::row_losses(rows, into);
   }
   const kernels::RowTerms terms = kernels::row_terms(rows);
-  // Computes each row's maximum over all ranks' columns. Relative to this maximum no exponential
-  // overflows, and the sums of all ranks have a common scale.
+  // Computes each row's maximum over all ranks' columns. Exponentials of logits minus this maximum
+  // do not overflow, and all ranks' sums have a common scale.
   reduce(*shard.group, terms.all_maximum, ReduceOp::kMax);
   kernels::make_relative(rows, terms);
   reduce(*shard.group, terms.terms, ReduceOp::kSum);

@@ -37,9 +37,9 @@
 
 namespace tessera {
 
-// The class DistributedTensor and its free functions. They check the arguments, with messages in
-// the caller's terms, and convert placements to layouts; autograd.cpp does the rest. Functions that
-// make a tensor use make_agreed: with TESSERA_DEBUG=1 all ranks throw if they disagree.
+// The class DistributedTensor and its free functions check arguments, with messages in the caller's
+// terms, and convert placements to layouts; autograd.cpp does the rest. Functions that make a
+// tensor use make_agreed: with TESSERA_DEBUG=1 all ranks throw if they disagree.
 
 namespace {
 

@@ -432,7 +432,7 @@ Argument bind_dtype(const c10::IValue& value) {
 }
 
 /// Binds arguments that are not tensors. Values that no rule reads (a device, an omitted memory
-/// format) become None. Flags become the integers 0 and 1, so that rules have one kind of list.
+/// format) become None. A list of flags becomes a list of integers, the only lists that rules read.
 Argument bind_static(const c10::IValue& value) {
   if (value.isString()) {
     return value.toStringRef();

@@ -67,7 +67,7 @@ struct TraitRow {
 };
 std::span<const TraitRow> trait_rows();
 
-/// Splits `text` at blanks into names.
+/// Splits `text` at blanks into operator names.
 std::vector<std::string> names_in(std::string_view text);
 /// Whether the operator `name` (without "aten::") matches `pattern`, which is one of the names in a
 /// row of the table.

@@ -48,7 +48,7 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
 }
 
 /// Refuses a mix of plain and distributed tensors before the composition runs any collective;
-/// otherwise an inner operator would refuse the mix after some collectives.
+/// otherwise an inner operator would refuse the mix after collectives have run.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -118,7 +118,7 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
 // tensors are equal on all ranks, so libtorch's compositions run in a ReplicationScope.
 
 /// Converts plain results on the stack to replicated distributed tensors. A plain result is a
-/// helper tensor (such as a mask), which is equal on all ranks.
+/// helper tensor, such as a mask, and equal on all ranks.
 void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit::Stack& stack) {
   for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
     if (stack[i].isTensor() && !tessera::is_distributed(stack[i].toTensor())) {

@@ -28,7 +28,7 @@ enum class CallKind : std::uint8_t {
   kDirect,         ///< the operator runs on the local tensors, and its results are wrapped
   kLocal,          ///< kDirect, with changed arguments or written values that are copied back
   kFailTogether,   ///< kLocal, but all ranks throw if the operator throws on one rank
-  kLowering,       ///< an alternative implementation runs, which sends less than the rule would
+  kLowering,       ///< a lowering (alternative implementation) runs, which sends less
   kRandomInplace,  ///< random numbers, each drawn by its element's global index, fill a tensor
   kNativeDropout,  ///< dropout runs with a mask drawn by each element's global index
 };
@@ -80,7 +80,7 @@ struct CallPlan {
   bool has_rule = false;
   bool seeded = false;  ///< whether the call draws from a generator that all ranks seed equally
   bool moves = false;   ///< whether the call moves data that the caller did not ask to move
-  /// Whether the call moves only a single value, which the caller requested explicitly (item()).
+  /// Whether the call moves only a single value that the caller requested, for example by item().
   bool asked_for = false;
   bool takes_plain = false;  ///< whether an argument is a plain tensor other than a wrapped number
   bool mixes_plain = false;  ///< whether an argument is a plain tensor with more than one element
@@ -121,7 +121,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 
 /// Throws Error, on all ranks, if this thread's StrictScope or ReplicationScope does not permit the
-/// plan; no cache key contains these scopes. Also throws if a gradient is needed of another
+/// plan; no cache key contains these scopes. Also throws if a gradient is needed through another
 /// library's operator that has no autograd kernel. Otherwise warns once about an operator without a
 /// rule, and installs the hooks that make gradients of plain tensor arguments plain. Compares plain
 /// tensors between ranks, if the scopes permit them but do not declare them equal.

@@ -206,7 +206,7 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
   };
-  // Whether inputs determine the order of dimensions; computed only if an output needs this.
+  // Whether inputs determine the memory order of dimensions; computed only if an output needs it.
   std::optional<bool> inputs_tell;
   for (std::size_t o = 0; o < plan.outputs.size(); ++o) {
     CallPlan::Output& output = plan.outputs[o];
@@ -562,7 +562,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
 
 namespace {
 
-/// Checks the range of indices: an index that is in no shard must not give a row of zeros.
+/// Checks the range of indices: an index that is in no shard is an error and must not give zeros.
 void check_range(const at::Tensor& indices, std::int64_t rows) {
   if (indices.numel() == 0 || indices.is_meta()) {
     return;

@@ -162,8 +162,8 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
 }
 
-/// Whether a plain argument has several elements, or is a number that requires a gradient.
-/// libtorch's composed operators make all other plain numbers; ranks compare such numbers.
+/// Whether a plain argument has several elements, or is a number that requires a gradient. Ranks
+/// compare all other plain numbers, which libtorch's composed operators can make.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);

@@ -50,7 +50,7 @@ class RandomSourceScope : NoCopy {
 };
 const at::Tensor& random_source();
 
-/// Takes the random key of this rank's next random operator. All ranks must take equally many.
+/// Takes the random key of this rank's next random operator. All ranks must take equally many keys.
 RandomKey next_random_key();
 
 /// A scope for random operators that are gathered (CallPlan::seeded): all ranks run the whole

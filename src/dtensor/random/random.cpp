@@ -269,7 +269,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   }
   const bool divides = sizes[0] % rows == 0;
   if (!divides) {
-    // A tensor that is computed from rows has as many rows as the input, or one row for all rows.
+    // A tensor computed from the input has a multiple of the input's rows, or one row.
     if (call.source.defined() && sizes[0] != 1) {
       refuse("its first dimension is not a multiple of that");
     }
@@ -321,7 +321,7 @@ RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<
   if (outer_ == nullptr) {
     return;
   }
-  // If a BatchPart declares this rank's rows, parts that to_local() has returned are ignored.
+  // If a BatchPart declares this rank's rows, shards that to_local() has returned do not matter.
   hands_out_parts_ = outer_->hands_out_parts_ && (rows_ == nullptr || !rows_->is_given());
   rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
 }

@@ -177,8 +177,8 @@ Transfer::~Transfer() {
 }
 
 const at::Tensor& Transfer::finish() {
-  // A second thread that calls finish() waits here and then finds the result. The lock is kept
-  // while older transfers are finished: locks of younger transfers are always taken first.
+  // A second thread that calls finish() waits for this lock and then finds the result. This thread
+  // holds the lock while it finishes older transfers: locks of younger transfers are taken first.
   const std::lock_guard lock(mutex_);
   if (started_.rest != nullptr) {
     complete();
@@ -190,8 +190,7 @@ const at::Tensor& Transfer::finish() {
 }
 
 void Transfer::complete() {
-  // `started_` is emptied first, because the transfer counts as finished even if this function
-  // throws.
+  // `started_` is emptied first: the transfer counts as finished even if its collective has failed.
   const auto started = std::exchange(started_, {});
   if (in_order_) {
     rank_->transfers.finish_before(number_);

@@ -97,7 +97,7 @@ class Transfer : NoCopy {
   /// preserves the order of collectives, so that no queue is needed.
   static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
   Transfer(Started started, bool in_order);
-  /// Finishes a transfer whose result was not used, for the sake of other ranks; ignores failures.
+  /// Finishes a transfer whose result was not used, because other ranks need it; ignores failures.
   ~Transfer();
 
   /// Waits for the transfer and returns its result. If the collective failed, rethrows the

@@ -176,7 +176,7 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
 // are strided, and the last chunk can be shorter. So most of this code reorders and pads chunks,
 // without copies if the chunks are already in order.
 
-/// Returns the elements of `tensor` in order as a 1-D tensor; resolves lazy conjugation, negation.
+/// Returns `tensor` flattened to 1-D, contiguous, and without lazy conjugation or negation.
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
 }
@@ -347,7 +347,7 @@ class AllToAll {
   std::size_t me_;
   std::int64_t scattered_ = 0;  // size of the split digit before the all-to-all
   std::vector<std::int64_t> around_;
-  // `from_`: the ranks' chunks of the gathered digit. `to_`: their chunks of the split digit.
+  // `from_`: the ranks' chunks of the gathered digit. `to_`: the ranks' chunks of the split digit.
   std::vector<Chunk> from_, to_;
 };
 
@@ -468,7 +468,7 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 namespace {
 
 /// The size at which the cache of redistribution plans is emptied: specs contain sizes, so a
-/// program whose sizes keep changing would add plans for ever.
+/// program whose sizes keep changing would fill memory with plans.
 constexpr std::size_t kCachedPlans = 2048;
 
 /// The key of a redistribution in the plan cache. Spec and layout are interned, and the key owns
@@ -485,7 +485,7 @@ struct RedistributionKeyHash {
   }
 };
 
-/// This thread's cache of plans: plans own meshes, and ranks may be threads of one process.
+/// Each thread has its own cache: redistribution plans own a rank's mesh, and ranks may be threads.
 auto& plans() {
   thread_local std::unordered_map<RedistributionKey, RedistributionPlanPtr, RedistributionKeyHash>
       plans;
@@ -590,7 +590,7 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes) {
   const std::span<const Step> steps(plan->steps);
-  std::size_t last = steps.size();  // index after the last step of the plan that is a collective
+  std::size_t last = steps.size();  // number of steps up to the last collective, inclusive
   while (last > 0 && !communicates(steps[last - 1])) {
     --last;
   }
@@ -686,7 +686,7 @@ void DeferredSums::run() {
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// All ranks must have added their terms in one order: the all-reduce adds by position.
+/// All ranks must add their sums in the same order, because the all-reduce adds by position.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {

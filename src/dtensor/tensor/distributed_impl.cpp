@@ -114,8 +114,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
-  // A parameter keeps its layout, because optimizers and FSDP refer to the parameter and depend on
-  // this layout.
+  // A parameter must keep its layout, on which optimizers and FSDP depend.
   TESSERA_CHECK(!requires_grad() || (from->sizes_default() == sizes_default() &&
                                      from->spec_->sharding == spec_->sharding),
                 "set_data of ", name_of(*this), "of sizes ", sizes_default(), " and laid out as ",
@@ -127,7 +126,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   detached_view_ = from->detached_view_;
 }
 
-/// libtorch calls release_resources() when only weak references to the tensor remain.
+/// libtorch calls release_resources() when only weak references to a tensor remain.
 void DistributedTensorImpl::release_resources() {
   local_.reset();
   transfer_.reset();
@@ -192,7 +191,7 @@ bool DetachedView::is_stale() const {
   if (!seen->version) {
     return false;
   }
-  // A write to the view also bumps the version of the view. If view and base share a version
+  // A write to the view also increments the version of the view. If view and base share a version
   // counter, as views of one tensor do, the base's version is then one more than the version that
   // write_through recorded.
   const auto now = version_of(base);
@@ -271,8 +270,8 @@ std::string parameter_name(const at::Tensor& tensor) {
   return tensor.name().empty() && tensor.is_view() ? tensor._base().name() : tensor.name();
 }
 
-// The table of interned specs, and the arithmetic of strides and sizes. Interning costs a hash and
-// a lock when a spec is made. Later comparisons, above all of cache keys, only compare addresses.
+// The table of interned specs, and the arithmetic of strides and sizes. Interning a new spec costs
+// a hash and a lock. Comparisons of specs, above all in cache keys, only compare addresses.
 
 namespace {
 

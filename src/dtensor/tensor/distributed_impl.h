@@ -34,8 +34,8 @@ struct DetachedView {
     std::optional<std::vector<std::int64_t>> strides;
   };
 
-  /// The base's version when the view was made or last written. All results of one split share this
-  /// record: its results do not overlap, so a write to one result keeps all other results valid.
+  /// The base's version when the view was made or last written. All results of one split() share
+  /// this record: the results do not overlap, so a write to one keeps the others valid.
   struct Seen {
     /// Version of the base; nullopt if the base is an inference tensor, which has no counter and
     /// must not be written.
@@ -46,7 +46,7 @@ struct DetachedView {
 
   at::Tensor base;
   std::shared_ptr<Seen> seen;
-  /// `replay` is nullptr if the view shares memory with `base`, which is itself a detached view.
+  /// `replay` is nullptr if `base` is itself a detached view with which the view shares memory.
   std::shared_ptr<Replay> replay{};
 
   bool is_stale() const;
@@ -61,7 +61,7 @@ DetachedViewPtr detached_view_of(const at::Tensor& base);
 
 class DistributedTensorImpl;
 
-/// Throws Error about `what` if `impl` is a view with its own copy and its base was written.
+/// Throws Error about `what` if `impl` is a detached view (own copy) whose base was written.
 void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 
 /// The TensorImpl of a distributed tensor, which reports global sizes and strides, has no storage,

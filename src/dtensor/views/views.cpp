@@ -99,8 +99,8 @@ at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
   return tensors[number];
 }
 
-/// Copies a tensor so that it has `strides`: an operator without a sharding rule must run exactly
-/// as on one rank, including strides.
+/// Returns a copy of a tensor with the strides `strides`, because an operator without a sharding
+/// rule must get the same strides as on one rank.
 at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
   auto result = at::empty_strided(tensor.sizes(), strides, tensor.options());
   copy_to_stride_zero(result, tensor);
