@@ -105,8 +105,8 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
   std::vector<Piece> pieces;
   std::int64_t rank = 0;
   if (shape.splits_rows() && shape.padded_numel() > 0) {
-    // The first `rank` ranks have full shards. At most one of the other ranks has fewer rows; all
-    // further ranks have no rows.
+    // The first `rank` ranks have full shards. The next rank can have fewer rows. All ranks after
+    // the next rank have no rows.
     rank = shape.sizes[0] / shape.chunk();
     pieces.push_back(full_rows(unsharded, buffer, segment, rank));
   }

@@ -54,8 +54,8 @@ IterationState::~IterationState() {
   }
 }
 
-/// Returns false if a second root unit has an iteration in progress. Both roots can share one
-/// backward, in which their collectives use the same process groups.
+/// Whether the model has only one unit, and no second root unit has an iteration in progress. Two
+/// roots can share one backward, in which their collectives use the same process groups.
 bool IterationState::is_alone() const {
   return units().size() == 1 && OpenIterations::instance().add(rank_, 0) == 1;
 }

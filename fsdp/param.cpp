@@ -529,8 +529,8 @@ UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dty
   if (sharding_spec(gradient).layout == to.layout) {
     return {local_tensor(gradient), nullptr, true};
   }
-  // The pending sum is computed after the reduction: on a shard instead of the whole gradient, and
-  // together with the sums of other parameters.
+  // A pending sum is computed after the reduction, because a shard is smaller than the whole
+  // gradient, and one all-reduce then sums the gradients of many parameters.
   if (comm::Communicator* group = detail::pending_sum_group(gradient, unsharded)) {
     return {local_tensor(gradient), group, true};
   }

@@ -574,7 +574,7 @@ void Unit::begin_buckets() {
   buckets_backward_ = early ? backward : -1;
 }
 
-/// Autograd adds the gradient of `parameter` to `.grad` only after this function has returned. So
+/// Autograd calls note_gradient() before it adds the gradient of `parameter` to `.grad`. So
 /// `parameter` is added to noted_ last, and a later call reduces the bucket of `parameter`.
 void Unit::note_gradient(const ShardedParameter& parameter) {
   if (phase_ != UnitPhase::kBackward || !settings_->gradient_sync || buckets_backward_ < 0 ||

@@ -90,7 +90,7 @@ class RandomAgreement {
   Counts agreed_;       ///< random-operator counts at the last comparison
   bool draws_ = false;  ///< whether any rank has drawn random numbers
   RowRange rows_;
-  bool quiet_ = false;  ///< whether two forwards compared counts and drew no random number
+  bool quiet_ = false;  ///< whether two compared forwards drew no random number
   /// The batch rows of the previous forward, if that forward did not compare its batch rows.
   std::shared_ptr<tessera::detail::BatchRows> unasked_;
 };

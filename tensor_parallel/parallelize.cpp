@@ -50,7 +50,7 @@ struct NamedModule {
 struct Application {
   NamedModule target;
   StylePtr style;
-  /// The placements of the style, except for parameters that the entry of an inner module places.
+  /// The placements of the style, without parameters that an inner module's plan entry places.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 

@@ -43,7 +43,7 @@ struct Case {
   std::optional<nn::CheckpointOptions> recompute{};
   std::int64_t lora = 0;    ///< rank of the experts' adapters
   double bias_of_3 = 0;     ///< selection bias of expert 3
-  bool first_idle = false;  ///< whether rank 0 of several has no rows
+  bool first_idle = false;  ///< whether rank 0 has no rows if there are several ranks
   bool ema = false;         ///< whether to compare averages of weights (EMA)
   std::vector<std::vector<std::int64_t>> meshes{{2, 2}};  ///< (dp, ep) or (replicas, dp, ep)
 };

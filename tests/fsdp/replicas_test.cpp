@@ -110,7 +110,7 @@ struct Chain : nn::Module<Chain> {
   }
   static constexpr nn::LinearOptions kNoBias{.bias = false};
   std::vector<std::shared_ptr<nn::Linear>> layers;
-  /// Called in backward, when only the backward of the first layer has not run.
+  /// Called in backward before the backward of the first layer, which is the last to run.
   std::function<void()> at_first_layer = [] {};
 };
 

@@ -202,7 +202,7 @@ TEST(PhaseWalk, UnusualOrdersAreFollowedByACorrectStep) {
   }
 }
 
-// If backward of a model called the model's forward, the pending gradients would be lost.
+// A forward within the same model's backward must throw, because it would lose pending gradients.
 TEST_SHARDED(PhaseWalk, AForwardWithinBackwardIsRefused, 2) {
   const at::Tensor x = input();
   const at::Tensor loss = model(x).square().mean();

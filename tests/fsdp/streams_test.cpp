@@ -60,7 +60,7 @@ Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options
 // As in FSDP2, backward of a unit runs while FSDP gathers the unit whose backward is next.
 TEST(Streams, PrefetchBackwardInReverseOrderOfForward) {
   EXPECT_EQ(notes_of_step([](SmallModel&) {}),
-            notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // forward
+            notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // the notes of forward
                    "+2 =2 +1 -2 r2", "=1 +0 -1 r1", "=0 -0 r0", "-. r."}));
 }
 

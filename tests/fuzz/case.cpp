@@ -279,18 +279,18 @@ StyleSpec rowwise(Placement output, bool local = false) {
   return {.kind = StyleKind::kRowwise, .output = output, .local = local};
 }
 
-/// Whether each rank's local tensor is the whole result. Only such an output may be local.
+/// Whether each rank's output is the whole result. Only such an output can be a plain local tensor.
 bool is_whole(const StyleSpec& style) {
   return style.kind != StyleKind::kSequence && style.kind != StyleKind::kFusedColwise &&
          std::holds_alternative<Replicate>(style.output);
 }
 
 Between draw_between(Choices& choices) {
-  // "plain" is the default of PyTorch's styles: whole results are plain tensors.
+  // "plain" is the default of PyTorch's styles: a result that each rank has completely is plain.
   return choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
 }
 
-/// Returns whether attention and MLP give their whole results as plain tensors.
+/// Whether attention and MLP return plain tensors, which each rank has completely.
 bool draw_local(Choices& choices) {
   return draw_between(choices) == Between::kWhole && choices.chance("plan.local", 40);
 }
@@ -405,8 +405,8 @@ class PlanDraft {
     }
   }
 
-  /// Whether the code between the projections of attention also works on plain tensors with only
-  /// this rank's heads.
+  /// Whether the code between the projections of attention gives correct results on plain tensors
+  /// that have only this rank's heads.
   bool runs_on_heads() const {
     const AttentionSpec& spec = model_.attend;
     const std::int64_t kv = spec.key_value_heads;
@@ -448,7 +448,7 @@ class PlanDraft {
     add_other(pattern, Fits::kTokenwise, styles[kind]);
   }
 
-  /// Whether the code between the MLP's projections also works on only this rank's features.
+  /// Whether the code between the MLP's projections is correct on this rank's features alone.
   bool runs_on_features() const {
     const MlpSpec& spec = model_.feed;
     return spec.activation != Activation::kCentred &&

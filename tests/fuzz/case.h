@@ -225,13 +225,13 @@ struct Case {
 /// Draws a case. Equal seeds and Choices give equal cases on every machine.
 Case draw_case(std::uint64_t seed, Choices& choices);
 
-/// The result of a case. kEqual, kRefused and kNotComparable are no faults. kNoOracle is a fault of
-/// the generator (the model fails on one rank); all others are faults of the library.
+/// The result of a case. kEqual, kRefused and kNotComparable are no faults. kNoOracle means that
+/// the generated model fails on one rank. All other results are faults of the library.
 enum class Verdict {
   kEqual,
   kRefused,
-  /// rounding decides: the run on one rank diverges, or flipping last bits of its initial weights
-  /// changes the result as much
+  /// the case cannot be compared: the run on one rank diverges, or flipping last bits of its
+  /// initial weights changes the result as much as the mesh does
   kNotComparable,
   kRefusedLate,
   kDifferent,

@@ -127,7 +127,7 @@ class WorkerLines {
  public:
   explicit WorkerLines(std::vector<Result>& results) : results_(results) {}
 
-  /// Reads a line. Returns whether the line ends a case, whose result is then the last of results.
+  /// Reads a line. Returns whether the line ends a case, whose result is then results.back().
   bool take(const std::string& line) {
     if (line.starts_with("@begin ")) {
       running_ = std::stoll(line.substr(7));

@@ -403,8 +403,8 @@ class Training {
     return loss;
   }
 
-  /// Returns the loss of this rank's part of the rows `all`: the sum of losses divided by the
-  /// number of tokens in `all`, times the number of parts, because FSDP averages over the parts.
+  /// Returns the loss of this rank's part of the rows `all`: the part's sum of losses, divided by
+  /// the tokens of `all`. FSDP averages over parts, so the loss is multiplied by their number.
   at::Tensor loss_of(int step, const Rows& all) {
     const Rows rows = part_of(all, parts_);
     const std::int64_t sequence = case_.train.sequence, vocabulary = case_.model.vocabulary;
@@ -414,8 +414,8 @@ class Training {
                                .square()
                                .remainder(vocabulary)
                                .narrow(0, rows.first, rows.count);
-    // Random operators on sharded tensors draw by the element's global index. On one rank, a
-    // BatchPart makes plain tensors get equal numbers.
+    // On sharded tensors, random operators draw by the element's global index. On one rank, a
+    // BatchPart makes random operators on plain tensors draw the same numbers.
     std::optional<BatchPart> all_rows;
     if (!sharded_) {
       all_rows.emplace(0, 1);

@@ -38,7 +38,7 @@ TEST(PackPiece, IsOneRowOfDenseTensors) {
   expect_copied(at::randn({}), buffer({}));
 }
 
-/// FSDP packs tensors in a buffer with one row for each rank. A piece is a rank's rows of a tensor.
+/// FSDP's buffers have a row for each rank. A piece is the part of a tensor that one row contains.
 TEST(PackPiece, IsRowsOfABufferOfRanks) {
   const at::Tensor from = at::randn({8, 6, 5});
   const at::Tensor packed = buffer({4, 200});

@@ -117,7 +117,7 @@ constexpr Shape kSplitShape{
         "max_position_embeddings": 16})",
     6, 24};
 
-/// The sizes of the mesh ("dp_replicate", "dp", "cp", "tp"; no "cp" if its size is 1), and options.
+/// Sizes of the mesh ("dp_replicate", "dp", "cp", "tp"; a cp of 1 is left out), and options.
 struct SplitMesh {
   std::int64_t replicas, dp, cp, tp;
   bool sequence_parallel = true;

@@ -139,8 +139,8 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, double scale) {
   }
 }
 
-// In each case, one rank's shard of one parameter has a gradient that is not finite. Norms do not
-// count replicas, such as some parameters on rank 2.
+// In each case, one rank's shard of one parameter has a gradient that is not finite. Norms skip
+// some parameters of rank 2, which are replicas, but all ranks must still skip the step.
 TEST_ON_MESH(GradScaler, AllRanksLeaveOutTheStepTogether, {2, 2}, {"dp", "tp"}) {
   for (const auto& [bad, where] : {std::pair(0U, 0), {1U, 0}, {2U, 0}, {3U, 0}, {2U, 2}, {3U, 2}}) {
     const std::vector<nn::SlotPtr> slots = spread_slots(mesh);

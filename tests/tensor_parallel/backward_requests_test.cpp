@@ -189,7 +189,7 @@ class Walk {
         };
         if (chance(2)) {
           const at::Tensor outer = loss(step);
-          nest_at(outer);  // nested before the backward of any unit
+          nest_at(outer);  // runs before any unit's backward
           return outer.backward();
         }
         net_.watch = nest_at;
@@ -197,12 +197,12 @@ class Walk {
         net_.watch = nullptr;
         return outer.backward();
       }
-      case 1: {  // two backwards of one graph
+      case 1: {  // runs two backwards of one graph
         const at::Tensor of = loss(step);
         backward(of, /*retain=*/true);
         return backward(of, /*retain=*/false);
       }
-      case 2:  // one backward of two graphs
+      case 2:  // runs one backward of two graphs
         return backward(loss(step) + loss(step + 1), /*retain=*/false);
       default:
         return backward(loss(step), /*retain=*/false);

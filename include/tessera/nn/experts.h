@@ -57,8 +57,8 @@ class GroupedLinear : public Module<GroupedLinear> {
 
 /// How a router turns its logits into scores.
 enum class RouterScores {
-  kSoftmax,  ///< as in Mixtral, Qwen 3 MoE and OLMoE
-  kSigmoid,  ///< DeepSeek-V3
+  kSoftmax,  ///< softmax, as in Mixtral, Qwen 3 MoE and OLMoE
+  kSigmoid,  ///< sigmoid, as in DeepSeek-V3
 };
 
 /// Names of the modules of a MixtureOfExperts. The defaults are those of Qwen 3 MoE and OLMoE.

@@ -23,7 +23,7 @@ struct Block {
   std::size_t bytes;
   MemoryKind kind;
   int device;
-  bool mapped;           ///< `mapped`: false for memory that the program has registered
+  bool mapped;           ///< whether the fake allocated the memory; false if registered
   void* view = nullptr;  ///< `view`: the address at which the fake accesses device memory
 };
 

@@ -59,7 +59,7 @@ Stream::Stream(int device, int priority)
 void Stream::add(Work work, bool may_wait) {
   std::unique_lock lock(mutex_);
   if (!may_wait && !busy_ && queue_.empty()) {
-    // Other threads can submit work while the stream's thread runs work.
+    // The mutex is unlocked during the work, so that other threads can submit further work.
     busy_ = true;
     lock.unlock();
     work();
