@@ -55,7 +55,7 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-/// Returns the folder of a file; "." for a bare file name, whose parent path is empty.
+/// Returns the folder of a file; "." for a bare file name, which has no parent path.
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }

@@ -79,9 +79,9 @@ struct Tail {
 
 /// A layout between the start and the target of a redistribution, and the possible next steps.
 ///
-/// A mesh dimension is called settled if it shards a tensor dimension as in the target layout, and
-/// all mesh dimensions that shard the tensor dimension before it do so too. No step moves a settled
-/// mesh dimension, so the search visits fewer layouts.
+/// A mesh dimension is called settled if the mesh dimension, and all mesh dimensions that shard the
+/// same tensor dimension before it, shard as in the target layout. No step moves a settled mesh
+/// dimension, so the search visits fewer layouts.
 class SearchState {
  public:
   /// `problem` must outlive the SearchState.
@@ -104,8 +104,8 @@ class SearchState {
 
   /// Returns each list of mesh dimensions (Tail) that one collective can remove from a tensor
   /// dimension. Every list begins with the innermost mesh dimension and continues outwards. A list
-  /// ends before a settled mesh dimension (see SearchState), and before a mesh dimension with which
-  /// the list could not be one flattened process group.
+  /// ends before a settled mesh dimension (see SearchState), and before a mesh dimension that
+  /// cannot be in one flattened process group with the list.
   std::vector<Tail> tails() const {
     std::vector<Tail> out;
     for (int d = 0; d < layout_->tensor_ndim(); ++d) {
@@ -125,9 +125,9 @@ class SearchState {
   }
 
   /// Returns the sets of partial mesh dimensions that one collective can reduce next. All mesh
-  /// dimensions of a set must have the same reduction. This reduction must commute with those of
-  /// inner mesh dimensions outside the set, because inner mesh dimensions are reduced first. All
-  /// 2^n subsets of n partial mesh dimensions are tried; n is usually one or two.
+  /// dimensions of a set must have the same reduction. This reduction must commute with the
+  /// reductions of inner mesh dimensions outside the set, because inner mesh dimensions are reduced
+  /// first. All 2^n subsets of n partial mesh dimensions are tried; n is usually one or two.
   std::vector<std::vector<int>> reducible_sets() const {
     const auto& partial = layout_->partial();
     std::vector<std::vector<int>> out;
@@ -722,8 +722,8 @@ std::int64_t bytes_of(const std::vector<Step>& steps) {
 
 /// Returns the fastest plan, unless a plan without Problem::temporary_dims sends fewer bytes.
 /// PyTorch's greedy planner uses no temporary dimensions, so the result never sends more bytes than
-/// PyTorch's. If only time counted, small tensors would be all-reduced and sliced (one collective)
-/// instead of reduce-scattered twice, which sends fewer bytes.
+/// PyTorch's. By time alone, small tensors would be all-reduced and sliced (one collective); two
+/// reduce-scatters send fewer bytes.
 std::vector<Step> search(Problem problem, LayoutPtr from) {
   auto fastest = Search(problem, kTime).run(from);
   // A plan of one step cannot be improved, so most redistributions need only one search.

@@ -156,8 +156,8 @@ bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64
 }
 
 // Candidates and costs of propagate(). The candidates for a mesh dimension are the placements of
-// the inputs on this mesh dimension, and replication. A placement of no input would save
-// computation but no bytes. A cost is a number of bytes. Outer mesh dimensions get their placement
+// the inputs on this mesh dimension, and replication. A placement that no input has can save
+// computation, but no bytes. A cost is a number of bytes. Outer mesh dimensions get their placement
 // first, because they have already divided the tensors.
 
 struct FactorPlacement {
@@ -606,8 +606,8 @@ class TensorGroupPropagation {
 
   /// Chooses a placement for every mesh dimension. All placements together can divide a factor
   /// (einsum index letter) in a way that the rule forbids: unevenly, with an empty shard, or in
-  /// several ranges. All choices are then repeated without sharding this factor. Each factor causes
-  /// at most one repetition.
+  /// several ranges. In this case, all choices are repeated without sharding this factor. Each
+  /// factor causes at most one repetition.
   void decide() {
     std::set<int> unsharded;
     for (bool done = false; !done;) {

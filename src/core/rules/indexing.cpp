@@ -297,8 +297,8 @@ Table indexing_table() {
 }
 
 // The rules of cat, stack and their inverses. The dimension along which tensors are joined or split
-// stays unsharded, because shards of the single tensors are not a shard of the joined tensor. If
-// all sizes are equal, the dimension is unflattened to (number of tensors, size), and the second
+// stays unsharded, because the joined shards of the tensors are not a shard of the joined tensor.
+// If all sizes are equal, the dimension is unflattened to (number of tensors, size), and the second
 // sub-dimension may be sharded, as in a fused weight.
 
 namespace {

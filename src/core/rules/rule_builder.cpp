@@ -266,9 +266,8 @@ std::size_t out_count(std::string_view op) {
 namespace tessera {
 
 // The functions with which sharding rules read the arguments of a call. The functions convert as
-// schemas do (an int is a number, one dimension is a list of one) and throw Error for other types.
-// Such an error means that the rule reads the wrong argument: a bug in a table of rules, not in the
-// user's call.
+// schemas do (int to float, one dimension to a list) and throw Error for other types. Such an error
+// means that the rule reads the wrong argument: a bug in a table of rules, not in the user's call.
 
 namespace {
 

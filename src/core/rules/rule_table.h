@@ -123,7 +123,7 @@ TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,
 /// and braces are expanded as in a shell ("add{,_}.Tensor add.out"). To add an operator, add a Row
 /// to a Table.
 ///
-/// `body` describes the functional variant. rule_registry.cpp adapts it to in-place operators
+/// `body` describes the functional variant. rule_registry.cpp adapts `body` to in-place operators
 /// (whose name ends in '_') and out= overloads (whose overload name ends in "out").
 struct Row {
   std::string_view names;

@@ -16,7 +16,7 @@ namespace tessera::rules {
 // The rules of views, and of copies that move elements as views do. Each rank runs the same view
 // operator on its local tensor, so a rule must ensure that the local view has the right elements.
 // Sizes among the arguments become local sizes (size_arguments). Operators that depend on a size of
-// 1 (squeeze) get dimensions instead.
+// 1 (squeeze) get a list of dimensions.
 
 namespace {
 

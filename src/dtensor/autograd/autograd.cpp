@@ -218,8 +218,8 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 
 // Hooks on gradients. Backward sometimes chooses a cheaper layout for a leaf's gradient, but
 // optimizers expect the layout of the leaf. The hook on a leaf is installed at the leaf's first
-// use, because most distributed tensors are not leaves. A second kind of hook handles gradients of
-// plain tensors that operators combined with distributed tensors.
+// use, because most distributed tensors are not leaves. Another hook makes gradients of plain
+// tensors plain, if an operator combines plain and distributed tensors.
 
 /// Autograd runs this hook before it accumulates a gradient, on every rank in the same order.
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {

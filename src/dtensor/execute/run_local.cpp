@@ -209,7 +209,7 @@ void run_local(PlannedCall& call, CallKind kind) {
   wrap_results(run);
 }
 
-// The random operators of at:: that draw by global element instead of gathering. Each such operator
+// The random operators of at:: that draw by global index, without a gather. Each such operator
 // takes the next random key of the rank's sequence (fills.h), whatever the layout, so that the
 // numbers do not depend on the mesh. Other random operators run on gathered tensors, under a
 // SeededGenerator. This code handles distributed tensors; plain_random.cpp handles plain tensors.

@@ -263,7 +263,7 @@ void merge(AttentionPart& merged, const AttentionPart& part) {
 // Attention by libtorch's kernels. The attention operator is a composite operator
 // (CompositeImplicitAutograd) instead of a new kernel: libtorch's operators already have gradients,
 // sharding rules and names for checkpoint policies. libtorch chooses the kernel, except where
-// unequal head counts would make it choose the slow math back end.
+// libtorch would choose the slow math back end because of unequal head counts.
 
 namespace {
 

@@ -259,9 +259,9 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
 }
 
 // The table of special properties (traits) of single operators. All dispatch behaviour that depends
-// on an operator's name is in this table, except for alternative implementations, which have
-// separate tables (src/dtensor/lowerings/). Each row lists the operators with one trait; an
-// operator may be in several rows.
+// on an operator's name is in this table, except for alternative implementations
+// (src/dtensor/lowerings/). Each row lists the operators with one trait; an operator may be in
+// several rows.
 
 namespace {
 

@@ -175,8 +175,8 @@ void compose_gathered(const c10::OperatorHandle& op, c10::DispatchKeySet,
 
 /// Runs an operator that writes to its last argument `out` through operators that the dispatcher
 /// does not know as views (_unsafe_view, set_). For a distributed `out`, runs the overload without
-/// `out` and copies its result. Throws for wrong sizes, because the layout of `out` may not permit
-/// other sizes.
+/// `out` and copies its result. Throws if `out` has other sizes than the result: its layout may not
+/// permit new sizes.
 void copy_result_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet,
                         torch::jit::Stack* stack) {
   const auto& info = operator_info(op);

@@ -462,8 +462,8 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 }  // namespace
 
 // Runs the plans of core's planner (tessera/core/detail/redistribute_plan.h) on local tensors. A
-// redistribution is planned once; functions of this file run its steps. Used for the program's own
-// redistributions and for those of operators' arguments (execute/arguments_and_results.cpp).
+// redistribution is planned once; functions of this file run its steps, for redistributions that
+// the program requests and for operators' arguments (execute/arguments_and_results.cpp).
 
 namespace {
 

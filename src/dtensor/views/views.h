@@ -19,8 +19,8 @@ namespace tessera::detail {
 void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
 /// Returns the global strides of the results of a view operator, one entry per tensor (also for
-/// each tensor in a list). Runs the operator on meta tensors. Local strides would not do: a
-/// dimension of local size 1 can have any stride, and ranks would disagree. Throws the operator's
+/// each tensor in a list). Runs the operator on meta tensors. Local strides do not suffice: a
+/// dimension of local size 1 can have any stride, so ranks could disagree. Throws the operator's
 /// exceptions, on every rank. nullopt if the operator does not run on meta tensors.
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
