@@ -49,7 +49,7 @@ TEST(Arrivals, BelongToNoRankWhenTheStoreIsLost) {
                "come: the connection is closed");
 }
 
-// The nodes are started with different numbers of ranks, so a rank number can occur twice.
+// If nodes are started with different numbers of ranks, two processes can have one rank number.
 TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto arrive = [&](int rank, int size) {

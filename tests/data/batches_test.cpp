@@ -105,7 +105,7 @@ TEST(BatchLoader, EveryPrefixOfAMixtureHasItsWeights) {
     const double bound = 0.5 * std::ceil(std::log2(weights.size())) + 1e-9;
     const auto tokens = FirstTokens(loader, 4, 0, 900);
     for (std::size_t n = 0; n < tokens.size(); ++n) {
-      // Each of several sources gives its samples in ascending order.
+      // The samples of each source must come in ascending order.
       const auto source = static_cast<std::size_t>(tokens[n] / 1000);
       EXPECT_EQ(tokens[n] % 1000, taken[source]++);
       for (std::size_t k = 0; k < weights.size(); ++k) {

@@ -146,11 +146,11 @@ TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4
   EXPECT_EQ(saved.first.at({"tp", "reduce_scatter"}).calls,
             plain.first.at({"tp", "reduce_scatter"}).calls);
   EXPECT_EACH(llama_step(rank, 2, &selective).second, plain.second);
-  // In each block, the results of 7 matrix products are saved. The recomputation takes 6 of them:
-  // backward does not need the result of the product with `down`.
+  // Forward saves the results of the 7 matrix products of each block. The recomputation uses 6 of
+  // them: backward does not need the result of `down`.
   EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
   EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);
-  // If attention and MLP are units, the all-gather comes before the autograd node of each unit.
+  // With attention and MLP as units, the all-gather comes before each unit's autograd node.
   const Step halves = llama_step(rank, 2, nullptr, true);
   EXPECT_EACH(llama_step(rank, 2, &full, true).second, halves.second);
   EXPECT_EACH(llama_step(rank, 2, &selective, true).second, halves.second);

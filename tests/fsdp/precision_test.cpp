@@ -194,7 +194,7 @@ at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(n
 
 TEST_ON_RANKS(ForceSum, SumsBeforeAnyDivision, 4) {
   const auto force = [](nn::Linear& linear) { set_force_sum_reduction(linear, true); };
-  // The sum 4 * 20000 overflows fp16. The smallest fp16 number, 2^-24, becomes 0 when halved.
+  // The sum of 20000 over 4 ranks overflows fp16. Half of 2^-24, the smallest fp16 number, is 0.
   EXPECT_TRUE(gradient_in_half(rank, 20000, force).isinf().all().item<bool>());
   EXPECT_TRUE(gradient_in_half(rank, 20000, [](auto&) {}).equal(at::ones({4, 3}).mul(20000)));
   const double least = std::ldexp(1.0, -24);
@@ -202,7 +202,7 @@ TEST_ON_RANKS(ForceSum, SumsBeforeAnyDivision, 4) {
   EXPECT_TRUE(gradient_in_half(rank, least, [](auto&) {}).equal(at::zeros({4, 3})));
 }
 
-// PyTorch's FSDP2 on one rank divides by the factor before and after the reduction.
+// On one rank, PyTorch's FSDP2 divides twice by the factor: before and after the reduction.
 TEST(DivideFactor, DividesOnce) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {

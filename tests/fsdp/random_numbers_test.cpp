@@ -42,8 +42,8 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
   RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(at::equal(run(rank), expected)); });
 }
 
-// A rank without rows skips its random operators, but takes part in the collectives that compare
-// draws. After two forwards without draws, these collectives stop until a rank draws.
+// A rank without rows runs no random operators, but must call the collectives that compare the
+// draws. After two forwards without draws, the ranks stop comparing until a rank draws.
 TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
   Draws operators = drawing::everywhere(), modules = kModules;
   for (Draws* draws : {&operators, &modules}) {

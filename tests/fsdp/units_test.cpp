@@ -272,7 +272,7 @@ TEST_ON_RANKS(Slots, ShowGatheredTensorsInForwardAndOnRequest, 2) {
   EXPECT_ERROR(layer.to(at::kBFloat16), "'weight'");
   out.sum().backward();
   EXPECT_FALSE(layer.slot("weight")->role.gathered);
-  // The layer stayed gathered after forward, so neither the scopes nor backward gathered it.
+  // The layer stayed gathered after forward, so no scope and no backward gathered the layer.
   EXPECT_EQ(sent.calls("dp", "all_gather"), 0);
   unshard(layer);
   EXPECT_TRUE(shown());

@@ -141,7 +141,7 @@ MlpSpec draw_mlp(Choices& choices) {
   spec.adapter = choices.chance("mlp.adapter", 12);
   spec.calls_forward = choices.chance("mlp.calls_forward", 2);
   spec.checkpoint_call = choices.chance("mlp.checkpoint_call", 8);
-  // The ranks that share experts wait for each other, so no rank may skip the experts.
+  // Ranks with different experts exchange tokens, so no rank may skip the experts.
   spec.skips_empty = spec.kind != MlpKind::kExperts && choices.chance("mlp.skips_empty", 8);
   return spec;
 }

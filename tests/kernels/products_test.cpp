@@ -16,7 +16,7 @@ namespace libtorch = tessera::detail::libtorch_cpu;
 
 [[maybe_unused]] const bool kAskedFor = (use_fast_products(), true);
 
-// Sizes of a product (rows, inner) x (inner, columns). oneDNN is faster for the last three.
+// Sizes of products (rows, inner) x (inner, columns). oneDNN is faster for the last three sizes.
 struct Sizes {
   std::int64_t rows, inner, columns;
 };

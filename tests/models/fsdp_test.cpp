@@ -127,8 +127,8 @@ class Lateness {
   /// Returns how often this rank has reached the Stage.
   int passed() const { return passed_; }
 
-  /// Returns a world that calls pass() in collectives with a purpose. `this` must outlive the
-  /// world.
+  /// Returns a world whose collectives call pass() if they have a purpose. The Lateness object must
+  /// outlive the world.
   comm::WorldPtr world() {
     return std::make_shared<testing::WrappedWorld>(
         rank_.world(), [this](comm::CommunicatorPtr group, const std::string&) {

@@ -238,7 +238,7 @@ TEST(RecomputedInput, OfSiluMulComesWithTheGradientsOfItsInputs) {
             std::vector<std::string>{"tessera::silu_mul_backward"});
 }
 
-/// The gradient of silu_mul's result can be changed by a hook, or be a sum over several uses.
+/// A hook can change the gradient of silu_mul's result, or several uses can add to the gradient.
 TEST(RecomputedInput, OfSiluMulHasOtherGradientsWhereItsOwnIsAnother) {
   const auto hooked = [](auto product, const std::function<at::Tensor(at::Tensor)>& hook) {
     return [=](const Tensors& v) {

@@ -482,7 +482,7 @@ TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
   }
 }
 
-/// Computes x * gain. If x is a shard, each rank has a different part of the gain's gradient.
+/// Computes x * gain. For a sharded x, backward does not sum the gain's gradient over the ranks.
 struct GainFunction : torch::autograd::Function<GainFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& gain) {
@@ -505,7 +505,7 @@ TEST(VerifyFaults, AFunctionWhoseBackwardLacksAReduction) {
   const VerifyReport report = found({.options = {.inner = times_gain}});
   EXPECT_TRUE(report.outputs.empty()) << report.text();
   ASSERT_EQ(report.gradients.size(), 2U) << report.text();
-  // In backward, the last block is the first to differ.
+  // Backward runs the last block first, so the report names the gain of block 1 first.
   EXPECT_EQ(report.gradients[0].fqn, "block1.mlp.tap.gain");
   EXPECT_EQ(report.gradients[1].fqn, "block0.mlp.tap.gain");
   EXPECT_ERROR(report.check(),

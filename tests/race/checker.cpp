@@ -13,8 +13,8 @@ namespace {
 /// because FSDP pads each rank's sizes to 64 bytes.
 constexpr std::uintptr_t kLargestGap = 256;
 
-/// Whether the memory is as allocate() filled it: all bits are 1. Otherwise, a kernel that was not
-/// called through the dispatcher has written the memory, unseen by the checker.
+/// Whether all bits of the memory are 1, as allocate() has set the bits. If not, a kernel has
+/// written the memory without the dispatcher, and the checker has not seen the write.
 bool is_untouched(Range range) {
   const auto* begin = reinterpret_cast<const unsigned char*>(range.begin);
   return std::all_of(begin, begin + (range.end - range.begin),

@@ -147,8 +147,8 @@ using HookedLinear = nn::Hooked<torch::nn::Linear>;
 using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
 using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
 
-/// One of three ranks must add the whole bias, because a third of the bias would be rounded. After
-/// the call, the libtorch module must have its bias.
+/// One of three ranks must add the whole bias: three times a third of the bias would be rounded.
+/// After the call, the libtorch module must have the bias again.
 TEST_ON_RANKS(StockModules, HaveTheirBiasAddedOnce, 3) {
   HookedLinear linear(6, 2);
   linear.held().weight.detach().zero_();

@@ -281,7 +281,7 @@ TEST_ON_MESH(StepTest, AModelThatIsOnNoMeshOfTheDataIsRefused, {2, 2}, {"dp", "t
   };
   EXPECT_ERROR(step(), "step 1: none of the 4 trained parameters of a tessera::testing::Mlp is on",
                "of 2 ranks", "fsdp::fully_shard or fsdp::replicate");
-  // A tensor-parallel plan has no reductions over dp.
+  // A tensor-parallel plan alone does not reduce gradients over dp, so step() must throw.
   tensor_parallel::parallelize_module(
       model, mesh["tp"],
       {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
@@ -316,7 +316,7 @@ TEST_ON_MESH(StepTest, MeanOverTakesADistributedLossWhole, {2, 2}, {"dp", "tp"})
   const double own = 1.0 + static_cast<double>(mesh.local_rank("dp"));
   const at::Tensor value = at::full({}, own, at::kDouble).requires_grad_();
   for (const Placement& placement : {Placement(Replicate{}), Placement(Partial{})}) {
-    // Partial over two ranks with equal terms: the value is twice the term.
+    // With Partial, two ranks have equal terms, so the value is twice the term.
     const bool sums = placement == Placement(Partial{});
     const at::Tensor loss = DistributedTensor::from_local(value, mesh["tp"], {placement}).tensor();
     const at::Tensor mean = training::mean_over(loss, mesh["dp"]);
