@@ -238,19 +238,21 @@ TEST_ON_RANKS(Async, WaitsAtTheFirstUse, 4) {
 
 // The library waits for asynchronous results in the order of the calls. On a device that keeps the
 // order of calls, the library waits for each result when the result is used.
-TEST_ON_RANKS(Async, OverlapsOnTwoGroups, 4) {
+TEST(Async, OverlapsOnTwoGroups) {
   for (const bool on_device : {false, true}) {
-    Log log;
-    const auto mesh = logged_mesh(rank, log, on_device);
-    const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
-    const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
-    const auto whole_a = a.redistribute(kWhole, kAsync);
-    const auto whole_b = b.redistribute(kWhole, kAsync);
-    EXPECT_EQ(log, (Log{"start dp", "start tp"}));
-    EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
-    EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
-    const std::string first = on_device ? "wait tp" : "wait dp";
-    EXPECT_EQ(log, (Log{"start dp", "start tp", first, on_device ? "wait dp" : "wait tp"}));
+    RunRanks(4, [&](Rank& rank) {
+      Log log;
+      const auto mesh = logged_mesh(rank, log, on_device);
+      const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
+      const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
+      const auto whole_a = a.redistribute(kWhole, kAsync);
+      const auto whole_b = b.redistribute(kWhole, kAsync);
+      EXPECT_EQ(log, (Log{"start dp", "start tp"}));
+      EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
+      EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
+      const std::string first = on_device ? "wait tp" : "wait dp";
+      EXPECT_EQ(log, (Log{"start dp", "start tp", first, on_device ? "wait dp" : "wait tp"}));
+    });
   }
 }
 
