@@ -75,8 +75,8 @@ double backward(Llama& model, const DeviceMesh& mesh, std::int64_t step) {
     inputs = split->shard(inputs, 1);
     targets = split->shard(targets, 1);
   }
-  const at::Tensor loss = tensor_parallel::cross_entropy(model(inputs), targets.flatten()) +
-                          0.1 * nn::take_router_losses(model, data).load_balancing;
+  at::Tensor loss = tensor_parallel::cross_entropy(model(inputs), targets.flatten());
+  loss = loss + 0.1 * nn::take_router_losses(model, data).load_balancing;
   loss.backward();
   at::Tensor mean = loss.detach().reshape({1}).clone();
   if (data && data.size() > 1) {
