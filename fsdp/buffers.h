@@ -67,10 +67,10 @@ struct ShardShape {
 
   /// Whether the concatenation of the shards of all ranks is the whole tensor.
   bool splits_rows() const { return dim == std::int64_t{0} && parts == 1; }
-  /// The number of rows that rank 0 has in one block; 1 without `dim`.
+  /// The number of rows in rank 0's shard of one block of a fused weight; 1 if `dim` is empty.
   std::int64_t chunk() const { return dim ? detail::ceil_div(extent(), ranks) : 1; }
   std::int64_t rows(std::int64_t rank) const { return dim ? chunk_size(extent(), ranks, rank) : 1; }
-  /// The index of the first row of `rank` within one block.
+  /// The index of the first row of `rank` within one block of a fused weight.
   std::int64_t first_row(std::int64_t rank) const {
     return dim ? chunk_offset(extent(), ranks, rank) : 0;
   }

@@ -123,8 +123,8 @@ class GatherOrder {
   void gathered(const std::shared_ptr<Unit>& unit);
   /// To be called when `unit` is used. Returns false if this forward has not gathered the unit.
   bool used(const std::shared_ptr<Unit>& unit);
-  /// Returns the unit that the last forward used next; nullptr without such a unit, or if the order
-  /// in this forward differs from the order in the last forward.
+  /// Returns the unit that the last forward used after the units that this forward has used;
+  /// nullptr if there is none, or if the two forwards used units in different orders.
   std::shared_ptr<Unit> next() const;
   /// To be called when the root's forward has succeeded. The next forward prefetches in this
   /// forward's order, unless this forward gathered nothing.

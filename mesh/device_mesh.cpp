@@ -121,7 +121,7 @@ struct DeviceMesh::Impl {
         coordinate(coordinate_of(own_rank, this->ranks, this->shape)),
         dim_groups(static_cast<std::size_t>(this->shape.ndim())) {}
 
-  // A raw pointer to the family: every DeviceMesh keeps its family alive, which owns this Impl.
+  // A raw pointer, because the family owns this Impl, and every DeviceMesh keeps its family alive.
   Family* family;
   const Impl* root;
   // World ranks of the mesh, in row-major order of `shape`.

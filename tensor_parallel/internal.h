@@ -41,8 +41,8 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   /// since a program can call a module without calling the root. Returns false if the module was
   /// already added.
   bool add(nn::ModuleBase& module, const std::string& fqn);
-  /// Adds the hooks that compare the inputs of the root. These hooks run after the hooks of the
-  /// root's styles, because an input that a style interprets as a shard can differ between ranks.
+  /// Adds hooks that compare the inputs of the root module between ranks. The hooks run after the
+  /// hooks of the root's styles, because inputs that a style makes shards may differ between ranks.
   void watch_root(nn::ModuleBase& root);
 
   /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all
@@ -54,8 +54,8 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
  private:
   bool is_replicated(const nn::ParameterSlot& slot) const;
   std::vector<tessera::detail::Replica> replicas(bool gradients) const;
-  /// Compares the parameters and `inputs`. `inputs`: the arguments of the root, or an empty list if
-  /// another module is called.
+  /// Compares the parameters and `inputs` between ranks. `inputs`: the arguments of the root
+  /// module, or an empty list if another module is called.
   void compare_before_forward(nn::TensorList inputs);
   void compare_origins() const;
   void compare(const std::vector<tessera::detail::Replica>& replicas,

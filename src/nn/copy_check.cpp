@@ -156,7 +156,7 @@ class Comparison {
     return is_distributed(parameter) ? sharding_spec(parameter).mesh.root() : check.root;
   }
 
-  /// Returns a hash that is equal for all copies of a tensor; nullopt if the tensor has none.
+  /// Returns a hash that is equal for all copies of a tensor; nullopt if the tensor has no copies.
   std::optional<std::int64_t> place_of(const CopiedTensor& tensor) const {
     const at::Tensor& parameter = tensor.slot->persistent();
     const DeviceMesh root = root_of(tensor, check_);

@@ -414,7 +414,7 @@ struct Finding {
 /// The findings of all ranks on the tensors of module calls, or on the gradients.
 struct Together {
   std::vector<VerifyDifference> differences;  ///< in the order of the tensors on rank 0
-  double largest = 0;   ///< largest difference within the tolerance, relative to the largest value
+  double largest = 0;   ///< largest difference in tensors that pass, divided by the largest value
   std::string cause{};  ///< where to look for the cause of the first difference
 };
 

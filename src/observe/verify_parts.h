@@ -34,7 +34,7 @@ struct SeenRun {
   std::vector<SeenTensor> tensors;
   std::vector<SeenTensor> gradients;  ///< of parameters, in backward's order; empty if none ran
   std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
-  std::int64_t rows = 0;              ///< size of dimension 0 of the module's first tensor
+  std::int64_t rows = 0;              ///< size of dimension 0 of the root module's first input
 };
 
 /// By how much rounding changes each tensor of SeenRun in a one-rank run, in the order of SeenRun.

@@ -134,7 +134,7 @@ void call_forward_from_a_method(const DeviceMesh& mesh) {
   expect_gradients(model, gradients_alone());
 }
 
-/// A model that runs its block twice. A backward between the two calls throws if `fails` is true.
+/// A model whose forward runs a backward between two block calls. `fails`: the backward throws.
 struct RunsBackward : nn::Module<RunsBackward> {
   at::Tensor forward(const at::Tensor& x, bool fails) {
     const at::Tensor y = (*block)(x);

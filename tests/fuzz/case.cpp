@@ -329,8 +329,8 @@ class PlanDraft {
     candidates_.push_back({std::move(pattern), style, fits});
   }
 
-  /// Adds a module that processes each token separately. A module with whole inputs and outputs
-  /// needs no entry.
+  /// Adds an entry for a module that processes each token separately. If each rank has the whole
+  /// input and output of the module, the entry has no style.
   void add_tokenwise(const std::string& pattern) {
     if (between_ == Between::kWhole) {
       add_other(pattern, Fits::kTokenwise);

@@ -73,8 +73,8 @@ DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
   return init_device_mesh(world, std::move(sizes), std::move(names));
 }
 
-/// With context parallelism, returns this rank's tokens of `batch` with the positions of all
-/// tokens; otherwise returns `batch`.
+/// With context parallelism, replaces the inputs and targets of `batch` by this rank's shards along
+/// the sequence. `batch` keeps the positions of the whole sequence.
 data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::Batch batch) {
   if (const auto& split = model.context_parallel()) {
     batch.inputs = split->shard(batch.inputs, 1);

@@ -134,7 +134,7 @@ class Ema final : public Optimizer {
 
   std::shared_ptr<Optimizer> inner_;
   double decay_;
-  /// The average of each parameter, in the order of parameters(); undefined for frozen parameters.
+  /// The moving average over steps of each of parameters(); undefined for frozen parameters.
   std::vector<at::Tensor> averages_;
   /// Whether the parameters currently have the values of the averages.
   bool swapped_ = false;

@@ -150,8 +150,8 @@ StylePtr sequence_parallel(SequenceOptions options = {});
 /// Options of replicate_parallel(), which replicates parameters, input and output of a module,
 /// without sequence parallelism. Parameters of modules below the module are included, unless
 /// another entry of the plan names these modules. Like torchtitan's NoParallel. A split input is
-/// gathered. A norm over the features of each head needs no style, or needs sequence_parallel()
-/// with the dimension of the heads.
+/// gathered. A norm over the features of each head needs no style; sequence_parallel() with the
+/// dimension of the heads is correct as well.
 struct ReplicateOptions {
   bool use_local_output = false;
 };

@@ -51,8 +51,8 @@ std::int64_t bytes_of_rank(const SplitBuffers& buffers, int rank) {
   return bytes;
 }
 
-/// Calls `visit` for each contiguous range of the bytes for `rank` that are sent in round `round`,
-/// if each round has room for `capacity` bytes.
+/// Calls `visit` for each contiguous range of the bytes for `rank` that round `round` sends. Each
+/// round sends up to `capacity` of these bytes.
 template <class Visit>
 void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity, std::int64_t round,
                    Visit&& visit) {

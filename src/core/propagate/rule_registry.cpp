@@ -130,8 +130,8 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
     return std::nullopt;
   }
   const std::size_t first = call.args.size() - count;
-  // Hides the out arguments from the functional operator's rule, which can broadcast all tensor
-  // arguments. OpCall::tensors keeps the out tensors, so that indices stay valid.
+  // The functional operator's rule gets no out arguments, because the rule could broadcast them
+  // with the inputs. OpCall::tensors still has the out tensors, so tensor indices stay valid.
   OpCall functional = call;
   functional.args.resize(first);
   std::optional<ShardingRule> rule = body(functional);

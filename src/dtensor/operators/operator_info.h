@@ -36,7 +36,7 @@ enum class Trait : std::uint8_t {
   kReadsOneValue,  ///< the operator returns one value to the host; a StrictScope permits this
   // Traits of an operator whose number argument must not act on each term of a Partial sum:
   kNumberBesideSum,  ///< the operator's number neither multiplies nor divides the sum
-  kDivides,          ///< the number is a divisor; if it is zero, it must not act on each term
+  kDivides,          ///< the number is a divisor; the Partial sum is reduced if the number is zero
   // Traits of operators that sometimes throw on only some ranks:
   kFailsByElement,  ///< the operator throws on a rank that has an invalid index or value
 };

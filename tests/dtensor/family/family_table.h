@@ -24,9 +24,9 @@ struct Operand {
 
 /// One row: the layouts of the operands, and the expected layouts and communication. Placements are
 /// "S0" (sharded on dimension 0), "R" (replicated), "P" (Partial sum; "Pmax" and so on), with a
-/// comma between mesh dimensions and a blank between tensors. Communication is "-" for none, or
-/// what one rank sends with each collective: "all_reduce 64" bytes, "2 all_reduce 128" in two
-/// calls.
+/// comma between mesh dimensions and a blank between tensors. "2 all_reduce 128" means that two
+/// all-reduces of one rank send 128 bytes together, "all_reduce 64" that one all-reduce sends 64
+/// bytes, and "-" that nothing is sent.
 struct LayoutCase {
   std::string operands, results, forward;
   std::string gradients;  ///< of the reals among the operands; "-" for a real without one

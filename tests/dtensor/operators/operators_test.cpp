@@ -26,7 +26,7 @@ Placements replicated(const DeviceMesh& mesh) {
   return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate{});
 }
 
-/// Returns the result of the case, and the gradients of the leaves of sum(result * weights).
+/// Returns the case's result, and the gradients of `leaves` in a backward of sum(result * weights).
 Tensors value_and_gradients(const Case& c, const Tensors& leaves) {
   for (const auto& leaf : leaves) {
     leaf.requires_grad_(c.differentiable);

@@ -57,8 +57,8 @@ class BatchRows {
   /// Constructs the rows of a forward on part `index` of `count` equal parts of the batch.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
-  /// Whether the program declared the rows by a BatchPart; else the forward's input determines the
-  /// rows.
+  /// Whether the program declared the numbers of rows by a BatchPart. Otherwise, the sizes of the
+  /// forward's input determine the numbers of rows.
   bool is_given() const { return index_ >= 0; }
   /// Exchanges the data-parallel ranks' numbers of rows at the first call, in CPU memory. Returns
   /// the maximum over these ranks of each element of `values`, whose length must be equal on all

@@ -49,7 +49,7 @@ struct DispatchCacheStatistics {
   std::size_t capacity = 0;  ///< maximum number of call plans in the cache
   /// Number of calls whose call plan was found in the cache, since the threads started.
   std::uint64_t hits = 0;
-  std::uint64_t misses = 0;  ///< number of calls that had to make a call plan
+  std::uint64_t misses = 0;  ///< number of operator calls whose call plan was not in the cache
 };
 /// Returns the statistics, summed over the dispatch caches of this thread and of the threads that
 /// run this thread's backwards. Must not be called while a backward runs.

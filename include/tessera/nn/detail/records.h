@@ -36,7 +36,7 @@ struct StoredParts {
 /// A part of a fused parameter. Weight files store each part as a separate tensor.
 struct NamedRows {
   std::string name;  ///< name of the tensor in the files
-  PartRows rows;     ///< rows of the fused parameter that are the part
+  PartRows rows;     ///< the rows of the fused parameter that form this part
 };
 /// Returns the parts of the parameter `fqn`: "layers.0.qkv.weight" has the parts
 /// "layers.0.q.weight" and so on.
