@@ -44,7 +44,7 @@ class ShardGradient final : public nn::StandInGradient {
 
   /// Returns the unit that owns the parameter; nullptr if the unit has been destroyed.
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// Returns the unit's parameter, whose shard can have been replaced. Call while the unit exists.
+  /// Returns the unit's parameter. The unit must still exist, because the unit owns the parameter.
   ShardedParameter& parameter() const { return *parameter_; }
 
  private:

@@ -26,7 +26,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // Names are needed: slices mesh[name] have the same root mesh as a mesh for tensor parallelism.
+  // The mesh is sliced by names, so that both slices have the same root mesh as the TP mesh.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];

@@ -247,13 +247,13 @@ class UnshardedTensors {
   bool allocated() const { return storage_ && storage_.nbytes() > 0; }
   std::int64_t bytes() const { return bytes_; }
   void allocate();
-  /// Makes the storage use `memory`, which has at least as many bytes, until free() is called.
+  /// Makes the storage use `memory`, which is at least as large as the storage, until free().
   void lend(at::Tensor memory);
   void free();
 
   const at::Tensor& flat() const { return flat_; }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  /// The tensors as flat tensors with their padding; empty unless constructed with `padded`.
+  /// The tensors, flat and with their padding; empty unless the constructor got `padded`.
   const std::vector<at::Tensor>& padded() const { return padded_; }
 
  private:

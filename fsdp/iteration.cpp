@@ -161,7 +161,7 @@ void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // frees the cached part, which backward can have left unused
+    gathered.drop_piece();  // frees cached gathered memory that backward has not used
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }

@@ -155,7 +155,7 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
                                        at::MemoryFormat::Contiguous);
     gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
   }
-  // All ranks of the communicator `pending` have the whole gradient, so rank 0 alone adds it.
+  // All ranks of the communicator `pending` have the whole gradient, so only rank 0 adds it.
   if (pending != nullptr && pending->rank() != 0) {
     gradient.local.reset();
   }

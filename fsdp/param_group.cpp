@@ -187,7 +187,7 @@ GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_for
 
 void GatheredState::lay_out(CommContext& context) {
   const c10::AutoGradMode no_grad(false);
-  // Reads the flat buffer's layout, because a conversion can have changed types or devices.
+  // The layout of the flat buffer is read again: a conversion can have changed types or devices.
   const FlatBufferLayout& lay = layout();
   if (!lay.shares_memory()) {
     unsharded_ = UnshardedTensors(lay.segments(), lay.compute_dtype(), lay.device(),
@@ -428,7 +428,7 @@ void GatheredState::free_gathered(CommContext& context) {
       parameter.set_gathered(false);
     }
   }
-  if (gather_ != nullptr) {  // an unused prefetch: its all-gather still runs
+  if (gather_ != nullptr) {  // the all-gather of an unused prefetch still runs
     wait_for_gather(context);
   }
   if (gathered_) {

@@ -33,7 +33,7 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       // an earlier micro-batch (in a pipeline), or a forward that an earlier backward has already
       // reached (create_graph, retain_graph).
       {kIdle, kBackward},
-      // Transition when the root's forward begins and the last one failed or is still running.
+      // Transition when the root's forward begins and the last forward failed or is still running.
       {kForward, kForward},
       // Transition when the root's forward ends, and no result needs a gradient.
       {kForward, kIdle},

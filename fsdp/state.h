@@ -95,13 +95,13 @@ struct Settings {
   bool last_backward = true;
   bool unshard_in_backward = true;
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
-  std::optional<double> gradient_divisor;  ///< gradients are divided by this; nullopt: by the ranks
+  std::optional<double> gradient_divisor;  ///< divisor of gradients; nullopt: the number of ranks
   /// The event for which the all-gathers of the next forward wait. By default, all-gathers wait for
   /// all earlier work of the compute stream.
   std::optional<comm::StreamEventPtr> post_optim_event;
   /// Units to prefetch in forward; if empty, the unit that followed this unit in the last forward.
   std::vector<std::weak_ptr<Unit>> forward_prefetch;
-  /// Units to prefetch in backward; if empty, the unit whose forward ran before this unit's.
+  /// Units to prefetch in backward; if empty, the unit that ran before this unit in forward.
   std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
 

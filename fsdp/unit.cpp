@@ -387,7 +387,7 @@ void Unit::begin_forward(nn::TensorList inputs) {
   // one stream and this unit is needed first.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // can be empty after a backward between two of the unit's modules
+  if (to_run_.empty()) {  // to_run_ can be empty after a backward between two modules of the unit
     to_run_.insert(modules_.begin(), modules_.end());
   }
   // The hook on the inputs reduces the unit's gradients in backward. Without gradient recording no

@@ -77,7 +77,7 @@ ShardHome home_of(const DataMesh& mesh, const Options& options) {
   if (!options.offload_policy) {
     return {.device = device};
   }
-  // Page-locked memory speeds up copies to a GPU, so a unit on a CPU uses ordinary memory.
+  // Page-locked memory only speeds up copies to a GPU, so a unit on a CPU uses ordinary memory.
   return {.device = c10::kCPU,
           .pinned = options.offload_policy->pin_memory && !device.is_cpu(),
           .offloaded = true};

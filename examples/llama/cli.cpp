@@ -81,7 +81,7 @@ void refuse_two_values(const CLI::App& app) {
 
 void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternatives);
 
-/// Sets up --help, --config-file and the checks that the flags of all programs have in common.
+/// Adds --help and --config-file, and the checks of flags that all programs have in common.
 void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.option_defaults()->group(app.get_help_ptr()->get_group());
   app.set_help_all_flag("--help-all", "Print all flags, by the sections of --config-file");
@@ -90,12 +90,12 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     check_integers(*option);
   }
-  // CLI11 accepts unknown flags here; fail_unknown() rejects them with a similar name.
+  // CLI11 must accept unknown flags, so that fail_unknown() can reject them and suggest a name.
   app.allow_extras();
 }
 
 /// Throws Error for an unknown flag name. `what`: the name, and where the user wrote the name. The
-/// message suggests the most similar name; of equally similar names, the name declared first.
+/// message suggests the most similar known name; if several are equally similar, the first one.
 [[noreturn]] void fail_unknown(const std::string& what, std::string_view name,
                                const CLI::App& app) {
   FlagNames names;

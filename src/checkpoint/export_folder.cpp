@@ -124,8 +124,8 @@ void check_same_config(const std::filesystem::path& folder, const std::string& c
                 "or remove that model first");
 }
 
-/// Throws Error if the folder of a model has an adapter, or the folder of an adapter has a model:
-/// readers of a folder with both confuse the two.
+/// Throws Error if the folder of a model has an adapter, or the folder of an adapter has a model: a
+/// reader of a folder with both can take one for the other.
 void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
   std::error_code missing;
   for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
@@ -248,7 +248,7 @@ void ExportFolder::publish() {
 /// random number for later models.
 std::string ExportFolder::shard_prefix() const {
   bool first = true;
-  std::error_code ignored;  // ignored: opening the first file reports the error
+  std::error_code ignored;  // an error is ignored here: opening the first file reports it
   for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
     first &= !entry.path().filename().string().starts_with("model-");
   }

@@ -1,5 +1,5 @@
-// load() has two phases, and no rank begins the second before all ranks have ended the first. The
-// first phase compares the manifest and file headers with the state. The second fills tensors.
+// load() first compares manifest and file headers with the state, then fills tensors. No rank
+// begins to fill tensors before all ranks have ended the comparison.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>

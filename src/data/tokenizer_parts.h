@@ -122,7 +122,7 @@ std::optional<std::string> bytes_of_token(std::string_view token);
 /// Returns the byte of a token "<0xHH>" of a model with byte fallback; nullopt for other tokens.
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token);
 
-/// Throws Error if a step has made `to` bytes of `from` bytes, and no real tokenizer adds so many.
+/// Throws Error if a step turns `from` bytes into `to` bytes, more than any real tokenizer would.
 void check_growth(std::size_t from, std::size_t to);
 
 /// Steps that modify a text (valid UTF-8) in place before the text is split into words. All

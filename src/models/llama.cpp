@@ -149,7 +149,7 @@ void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
 
 at::Tensor KvCache::mask(c10::Device device) const {
   const std::int64_t filled = std::min(tokens_ + 1, slots_);
-  // `filled` positions will be cached after this token; the oldest is tokens_ + 1 - filled.
+  // After this token, `filled` positions are cached; the oldest is position tokens_ + 1 - filled.
   if (*std::ranges::max_element(padding_) <= tokens_ + 1 - filled) {
     return {};
   }

@@ -33,7 +33,7 @@
 namespace tessera::nn {
 namespace {
 
-/// Returns a number of the dropout call. Calls with equal random keys drop different elements.
+/// Returns the key of a dropout call: each call has another number, and drops other elements.
 RandomKey next_id() {
   thread_local std::uint64_t calls = 0;
   return {stream_of("nn::dropout"), replayed_count(calls)};

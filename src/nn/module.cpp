@@ -328,7 +328,7 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
                 current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
   current->remove_owner(this, name);
   current = slot;
-  // A member nn::Parameter of the derived class has this handle, and so refers to the new
+  // An nn::Parameter member of the derived class shares this handle, and so refers to the new
   // ParameterSlot from now on.
   *bindings_[index].handle = slot;
   slot->add_owner(this, name);

@@ -390,7 +390,7 @@ double LrSchedule::factor(std::int64_t step) const {
   if (o.schedule == Schedule::kConstant) {
     return 1.0;
   }
-  // If the warm-up is as long as the run, falling() would divide by zero, but here step >= o.steps.
+  // step >= o.steps is tested first: falling() would divide by 0 if the warm-up fills the run.
   const double factor = step >= o.steps ? 0.0 : falling(step);
   return o.min_factor + (1 - o.min_factor) * factor;
 }

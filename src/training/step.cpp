@@ -71,7 +71,7 @@ bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   for (const int rank : data_mesh.ranks()) {
     shared += std::ranges::find(ranks, rank) == ranks.end() ? 0 : 1;
     if (shared > 1) {
-      return true;  // no need to look at further ranks: there can be thousands
+      return true;  // two shared ranks are enough: a mesh can have thousands
     }
   }
   return false;

@@ -215,7 +215,7 @@ class Job {
       if (pid == 0) {
         become(rank, store, ntohs(address.sin_port), out[1], err[1]);
       }
-      setpgid(pid, pid);  // parent and child both do this; either can run first
+      setpgid(pid, pid);  // the child calls setpgid() too, because either process can run first
       close(out[1]);
       close(err[1]);
       fcntl(out[0], F_SETFL, O_NONBLOCK);
@@ -246,7 +246,7 @@ class Job {
     if (const char* threads = getenv("OMP_NUM_THREADS"); threads == nullptr || *threads == '\0') {
       set("OMP_NUM_THREADS", std::max(1, count / nproc_));
     }
-    unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // set if torchrun started tessera-run
+    unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // both are set if torchrun started tessera-run
     unsetenv("TORCHELASTIC_RESTART_COUNT");
     set("TESSERA_STORE_FD", rank == 0 ? std::to_string(store) : "");
     if (rank == 0) {
@@ -354,7 +354,7 @@ class Job {
     for (Sink* sink : {&out_, &err_}) {
       for (const int before = stop_signal_; !sink->pending.empty() && stop_signal_ == before;) {
         wait_for_events();
-        take_signals();  // a signal such as SIGTERM ends the wait for a slow reader
+        take_signals();  // ends the wait for a slow reader after a signal such as SIGTERM
         sink->flush();
       }
     }
@@ -363,7 +363,7 @@ class Job {
     return any_stopped && !any_failed               ? kStoppedExitCode
            : stop_signal_ != 0                      ? 128 + stop_signal_
            : !failed_.empty()                       ? failed_.front()->exit_code()
-           : out_.error != 0 && out_.error != EPIPE ? 1  // e.g. the disk with stdout is full
+           : out_.error != 0 && out_.error != EPIPE ? 1  // a write failed: the disk can be full
                                                     : 0;
   }
 

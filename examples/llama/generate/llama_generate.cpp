@@ -188,7 +188,7 @@ struct GenerationTimes {
 /// continues.
 using TokenSink = std::function<bool(std::size_t index, std::int64_t token)>;
 
-/// Chooses on rank 0, after each forward, the next tokens and the texts that continue.
+/// After each forward, rank 0 calls a Chooser to choose the next tokens and end finished texts.
 class Chooser {
  public:
   Chooser(const SamplingOptions& options, std::size_t texts, const Tokens& end,
@@ -348,7 +348,7 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   return model;
 }
 
-/// The data of a run that are known before the model is loaded.
+/// What a run knows before the model is loaded: options, configuration, tokenizer and mesh.
 struct Run {
   const GenerateOptions& options;
   Config config;

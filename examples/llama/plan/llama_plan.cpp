@@ -80,7 +80,7 @@ planning::MakeRun run_of(const TrainOptions& options) {
 
 /// The collectives of one kind, on one process group, that a module calls in a training step.
 struct ModuleTraffic {
-  /// The module's FQN. "model.layers.*.mlp" means all layers together; "" means outside the model.
+  /// The module's FQN: "model.layers.*.mlp" for the MLPs of all layers; "" outside the model.
   std::string module;
   bool backward = false;
   std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"
@@ -208,7 +208,7 @@ planning::RunPlan plan_llama(TrainOptions& options,
     options.ac = ac;
     run = plan();
     if (run.fits()) {
-      // With all blocks checkpointed the run fits, so fewer checkpointed blocks can be enough.
+      // The run fits if all blocks are checkpointed, so fewer checkpointed blocks can be enough.
       const std::int64_t blocks = read_config(options.config).num_hidden_layers;
       const std::int64_t count = planning::checkpointed_blocks(
           peak, run.largest().memory.peak_bytes, machine->room(), blocks);
@@ -303,7 +303,7 @@ std::string to_text(const ExpertPlan& plan) {
       plan.most_rows, plan.all_to_all_bytes);
 }
 
-/// Returns the fields of the training layout that flags set. A search does not change these.
+/// Returns the fields of the training layout that flags set. A search does not change these fields.
 std::set<std::string> fixed_fields(const TrainOptions& o) {
   std::set<std::string> fixed;
   for (const std::string name : {"dp", "tp", "cp", "ac", "zero", "accumulate"}) {
@@ -320,12 +320,12 @@ std::set<std::string> fixed_fields(const TrainOptions& o) {
   return fixed;
 }
 
-/// Searches training layouts of `gpus` ranks. Values given as flags are fixed.
+/// Searches training layouts of `gpus` ranks. The search keeps the values that flags set.
 planning::Search search_llama(const TrainOptions& o, const planning::Machine& machine,
                               std::int64_t gpus) {
   const models::LlamaConfig config = read_config(o.config);
   const std::int64_t heads = config.num_attention_heads;
-  // Layers take equal memory and time, unless only some of them are frozen or have experts.
+  // All layers take equal memory and time, unless only some layers are frozen or have experts.
   const bool is_even = o.freeze.empty() && config.dense_layers.empty();
   const std::int64_t layers = is_even ? config.num_hidden_layers : 0;
   const auto cut_run = [&](const TrainingLayout& layout, std::int64_t few) {
@@ -446,7 +446,7 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
   TESSERA_CHECK(out, "can't write --json ", file, "; give a file in an existing folder");
 }
 
-/// With --search, searches for the best parallel layout, prints it, and sets it in `options`.
+/// With --search: finds the best parallel layout, prints the layout and sets it in `options`.
 std::optional<planning::Search> search_if_asked(const PlanFlags& flags,
                                                 const std::optional<planning::Machine>& machine,
                                                 TrainOptions& options) {

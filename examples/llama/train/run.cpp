@@ -28,7 +28,7 @@ void choose_kernels(const TrainOptions& o) {
     // In deterministic mode, libtorch requires a cuBLAS workspace of fixed size.
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-    // By default, deterministic mode fills all newly allocated memory, which would cost time.
+    // Turns off a default of deterministic mode: filling all new memory, which costs time.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
 }
@@ -189,7 +189,7 @@ bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_
 }
 
 /// Returns the loss of the sequences `rows`, computed in chunks of tokens if --loss-chunks or the
-/// size of the logits requires it. Collective with tp > 1.
+/// size of the logits requires chunks. Collective with tp > 1.
 at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const data::BatchLoader::Batch& rows,
                         const tensor_parallel::CrossEntropyOptions& loss) {

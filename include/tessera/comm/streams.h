@@ -17,7 +17,7 @@ class StreamEvent {
 /// A shared pointer to a point in the work of a stream. nullptr is a point that has already passed.
 using StreamEventPtr = std::shared_ptr<StreamEvent>;
 
-/// Returns an event after the work that libtorch's current stream of `device` has so far.
+/// Returns an event that is reached after all work now queued in the current stream of `device`.
 StreamEventPtr record_event(c10::Device device);
 
 }  // namespace tessera::comm

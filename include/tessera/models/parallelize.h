@@ -68,14 +68,14 @@ DeviceMesh batch_mesh(const DeviceMesh& mesh);
 /// dimension, after "dp_replicate". Dimensions that the mesh lacks are left out.
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
-/// Parallelizes the model over a mesh ("dp", "tp"). Optional dimensions are "dp_replicate" in front
-/// and, "ep" and "cp" between "dp" and "tp". Applies in this order: tensor and sequence parallelism
-/// over tp, by the tensor-parallel plan that the model declares, if tp has more than one rank;
-/// context parallelism over cp; expert parallelism over ep or, without ep, over tp; activation
-/// checkpointing of the blocks; FSDP over dp, ep and cp (experts: dp and cp), with gradients
-/// all-reduced over dp_replicate. A unit with only embeddings is not gathered for backward. Throws
-/// Error for a model that does not implement DeclaresUnits, and the errors of the functions that
-/// parallelize() calls. Not collective.
+/// Parallelizes the model over a mesh ("dp", "tp"). Optional dimensions are "dp_replicate" in
+/// front, and "ep" and "cp" between "dp" and "tp". Applies in this order: tensor and sequence
+/// parallelism over tp, by the tensor-parallel plan that the model declares, if tp has more than
+/// one rank; context parallelism over cp; expert parallelism over ep or, without ep, over tp;
+/// activation checkpointing of the blocks; FSDP over dp, ep and cp (experts: dp and cp), with
+/// gradients all-reduced over dp_replicate. A unit with only embeddings is not gathered for
+/// backward. Throws Error for a model that does not implement DeclaresUnits, and the errors of the
+/// functions that parallelize() calls. Not collective.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
 /// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`, and

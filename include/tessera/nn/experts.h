@@ -174,7 +174,7 @@ std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh);
 struct RouterLosses {
   /// Load-balancing loss (Fedus et al. 2022), as `transformers` computes it: experts * sum over
   /// experts of (share of the tokens that chose the expert) * (mean probability of the expert),
-  /// over the tokens of all layers together. Equal numbers give top_k.
+  /// over the tokens of all layers together. With equal numbers the loss is top_k.
   at::Tensor load_balancing;
   at::Tensor z;  ///< mean squared log-sum-exp of the router's logits (Zoph et al. 2022)
   /// For each mixture, the largest number of tokens of an expert divided by the mean number.

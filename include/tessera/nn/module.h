@@ -170,7 +170,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
     std::vector<std::function<void()>> always;
   };
   /// Returns the hooks outside of the checkpointed region; checkpointed_hooks() returns the hooks
-  /// inside.
+  /// inside the region.
   Hooks& hooks() { return hooks_; }
   /// Returns the hooks for calls of every method (HookedCalls::kEveryMethod).
   Hooks& method_hooks() { return method_hooks_; }

@@ -153,7 +153,7 @@ std::vector<int> WorldWatch::not_in(const BegunCall& call) {
 std::optional<int> WorldWatch::first_to_end(std::vector<int> ranks) {
   read_announcements();
   std::erase_if(ranks, [this](int rank) { return !has_ended(rank); });
-  // A killed process has `ended` == 0. Its end is the first, because no other rank has caused it.
+  // A killed process has `ended` == 0 and counts as the first, because no rank has caused its end.
   const auto first = std::ranges::min_element(ranks, {}, [this](int rank) {
     const RecordPtr& record = record_of(rank);
     return record == nullptr ? std::numeric_limits<std::int64_t>::max() : record->ended.load();
@@ -188,7 +188,7 @@ void WorldWatch::announce(int rank, const std::string& topic, const std::string&
   ask(store_, [bytes = std::vector<std::uint8_t>(line.c_str(), line.c_str() + line.size() + 1)](
                   detail::Store& store) {
     store.append(kAnnouncements, bytes);
-    return store.check({kAnnouncements});  // check() returns after the store has received the bytes
+    return store.check({kAnnouncements});  // answers after the store has received the bytes
   }).wait_for(kPatience);
 }
 
@@ -207,7 +207,7 @@ void WorldWatch::read_announcements() {
       }
     } catch (const std::exception&) {
       // The store does not answer, because the process that serves the store has ended. The other
-      // ranks find this without an announcement.
+      // ranks find this out without an announcement.
     }
   }
   const auto now = std::chrono::steady_clock::now();

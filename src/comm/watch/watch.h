@@ -36,7 +36,7 @@ using RecordPtr = std::shared_ptr<flight::Record>;
 struct WatchSettings {
   int rank = 0;
   int world = 0;                      ///< number of the World in its process, in order of creation
-  std::chrono::milliseconds limit{};  ///< a line is printed about a longer wait; 0: never
+  std::chrono::milliseconds limit{};  ///< time after which a waiting rank prints a line; 0: never
   std::chrono::milliseconds timeout{};
 };
 

@@ -116,7 +116,7 @@ class RandomRegion {
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
   /// The RandomPlaces of the outermost region's forward, by call. A recomputation in backward reads
-  /// these RandomPlaces, because the recomputation's inputs are leaves, as parameters are.
+  /// these RandomPlaces, because its inputs are leaves and cannot be told from parameters.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;

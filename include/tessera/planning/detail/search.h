@@ -43,7 +43,7 @@ struct SearchSpace {
   std::int64_t batch = 1;     ///< number of samples per step, over all ranks
   std::int64_t sequence = 0;  ///< number of tokens per sample; 0: samples are not sequences
   std::int64_t blocks = 0;    ///< number of equal blocks; 0: all or none are checkpointed
-  TrainingLayout first{};     ///< values of `fixed`; the cp and accumulate to try first
+  TrainingLayout first{};     ///< has the values of `fixed`, and the first cp and accumulate to try
   /// The fields of `first` that all layouts keep: "dp", "tp", "cp", "ac", "zero", "accumulate".
   std::set<std::string> fixed{};
   /// Whether the model can be split over `tp` ranks. If the function is empty, any number of ranks
