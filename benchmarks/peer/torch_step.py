@@ -2,7 +2,7 @@
 """A training step like llama_train's in PyTorch: the same model and tokens, bf16 computation with fp32 master weights
 (fp32 on a CPU), fused AdamW, gradient clipping. Writes one JSON object per step.
 
-  --parallel fsdp   FSDP2 with fp32 shards on one rank, as a job of several ranks runs it
+  --parallel fsdp   FSDP2 with fp32 shards: on one rank as a job of several ranks runs it, or on torchrun's ranks
   --parallel none   without FSDP: bf16 parameters, and fp32 master weights in the optimizer
   --compile         torch.compile of each layer, and of head and loss together
 """
@@ -26,16 +26,21 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
     parser.add_argument("--tokens", required=True, help="llm.c token shard")
-    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True, help="sequences of a step, over all ranks")
     parser.add_argument("--seq", type=int, required=True)
     parser.add_argument("--warm", type=int, required=True, help="least number of steps that are not measured")
-    parser.add_argument("--warm-seconds", type=float, default=0, help="least time of the steps that are not measured")
+    parser.add_argument("--warm-seconds", type=float, default=0, help="least time of the steps that are not measured; on one rank")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--ac", default="none", choices=["none", "full"])
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--parallel", default="fsdp", choices=["fsdp", "none"])
+    parser.add_argument("--backend", choices=["nccl", "gloo"], help="of FSDP2's collectives")
     parser.add_argument("--compile", action="store_true")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.ranks = int(os.environ.get("WORLD_SIZE", 1)) if options.parallel == "fsdp" else 1
+    options.rank = int(os.environ.get("RANK", 0)) if options.ranks > 1 else 0
+    options.batch //= options.ranks  # now of each rank
+    return options
 
 
 def head_and_loss(hidden, weight, targets):
@@ -66,7 +71,7 @@ class WithLoss(torch.nn.Module):
 
 def shard(model, device, dtype):
     """Makes each layer an FSDP unit that is resharded after forward, as in llama_train on one rank."""
-    mesh = init_device_mesh(device, (1,), mesh_dim_names=("dp",))
+    mesh = init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("dp",))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in model.llama.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -103,14 +108,14 @@ def attention_backend(config, options, device, dtype):
 
 
 def batches(options, device):
-    """Returns the samples of llama_train on one rank: consecutive windows of seq + 1 tokens that overlap by one."""
+    """Returns this rank's part of the samples of llama_train: consecutive windows of seq + 1 tokens that overlap by one."""
     tokens, seq = torch_llama.read_tokens(options.tokens), options.seq
     samples = (len(tokens) - 1) // seq
-    first = 0
+    first = options.rank * options.batch
     while True:
         rows = [(first + i) % samples * seq for i in range(options.batch)]
         yield torch.stack([tokens[row:row + seq + 1] for row in rows]).to(device)
-        first += options.batch
+        first += options.batch * options.ranks
 
 
 def main():
@@ -119,11 +124,12 @@ def main():
     device, on_gpu = options.device, options.device == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     if on_gpu:
-        torch.cuda.set_device(0)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) if options.ranks > 1 else 0)
     with torch.device(device):
         model = WithLoss(config, options)
     if options.parallel == "fsdp":
-        dist.init_process_group("nccl" if on_gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if options.ranks == 1 else {}
+        dist.init_process_group(options.backend or ("nccl" if on_gpu else "gloo"), **alone)
         shard(model, device, dtype)
     else:
         model.to(dtype)
@@ -145,10 +151,11 @@ def main():
         steps += 1
         if is_warm:
             measured += 1
-            print(json.dumps({"step": steps, "loss": loss.item(), "step_time_s": seconds,
-                              "tokens_per_s": options.batch * options.seq / seconds,
-                              "peak_memory_bytes": torch.cuda.max_memory_reserved() if on_gpu else None} | same),
-                  flush=True)
+            if options.rank == 0:
+                print(json.dumps({"step": steps, "loss": loss.item(), "step_time_s": seconds,
+                                  "tokens_per_s": options.batch * options.ranks * options.seq / seconds,
+                                  "peak_memory_bytes": torch.cuda.max_memory_reserved() if on_gpu else None} | same),
+                      flush=True)
     # Exits without interpreter shutdown: autograd's thread may still release FSDP's callback of the last step, for
     # which it takes the GIL. If the interpreter is shutting down, that aborts the process (PyTorch 2.11).
     sys.stdout.flush()

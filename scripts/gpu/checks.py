@@ -6,7 +6,8 @@ import subprocess
 import sys
 import tempfile
 
-from context import HERE, for_programs, llama_train
+import launch
+from context import HERE, check, for_programs, llama_train
 
 
 def versions(context):
@@ -31,15 +32,17 @@ def worst(rows, others):
 
 def initial_weights(context, flags):
     """Returns the bytes of the weights before the first step."""
-    with tempfile.TemporaryDirectory() as folder:
+    with context.scratch() as folder:
         llama_train(context, [*flags, "--steps", 0, "--save-hf", f"{folder}/model"])
         return pathlib.Path(folder, "model", "model.safetensors").read_bytes()
 
 
-def small_run(context):
-    """Returns the flags of a run that is short enough to be repeated on a CPU in seconds."""
+def small_run(context, model="small"):
+    """Returns the flags of a run that is short enough to be repeated on a CPU in seconds. Any number of ranks of meshes()
+    divides the batch."""
     steps, seq = (2, 16) if context.rehearse else (20, 128)
-    return ["--config", context.config("small"), "--batch", 8, "--seq", seq], ["--steps", steps]
+    batch = max(8, 2 ** (context.cards.bit_length() - 1))
+    return ["--config", context.config(model), "--batch", batch, "--seq", seq], ["--steps", steps]
 
 
 FP32 = ["--device", "cuda", "--param-dtype", "fp32"]
@@ -57,11 +60,24 @@ def parity(context):
     context.add("parity", "bf16 to fp32", worst(in_bf16, on_gpu), "relative", ok=worst(in_bf16, on_gpu) < 3e-2)
 
 
-# The checks on several ranks: name, flags and number of ranks.
-KINDS_OF_RANKS = [("FSDP", "--dp 2", 2), ("TP", "--tp 2", 2), ("2-D", "--dp 2 --tp 2", 4),
-                  ("context parallelism", "--cp 2", 2), ("HSDP", "--dp 2 --dp-replicate 2", 4), ("activation checkpointing", "--dp 2 --tp 2 --ac full", 4),
-                  ("offload", "--dp 2 --offload", 2)]
+# The checks on several ranks: name, flags and the smallest number of ranks n. {half} is n / 2; TP has at most 8 ranks,
+# the number of the small model's heads.
+KINDS_OF_RANKS = [("FSDP", "--dp {n}", 2), ("TP", "--tp {heads} --dp {groups}", 2), ("2-D", "--dp {half} --tp 2", 4),
+                  ("context parallelism", "--cp {n}", 2), ("HSDP", "--dp {half} --dp-replicate 2", 4),
+                  ("activation checkpointing", "--dp {half} --tp 2 --ac full", 4), ("offload", "--dp {n} --offload", 2),
+                  ("experts", "--dp {half} --ep 2", 4)]
 IN_BF16 = ("FSDP", "TP", "2-D")
+
+
+def meshes(context):
+    """Returns (kind, flags, number of ranks): each kind on 2, 4, 8 and more ranks up to the number of cards, or on one card on
+    its smallest number of ranks. A rehearsal has one kind, on as many ranks as possible. The fake CUDA cannot run experts,
+    because it does not compute the router's choices, which are the sizes of the next operands."""
+    found = []
+    for kind, flags, fewest in KINDS_OF_RANKS:
+        counts = [2**i for i in range(1, 11) if fewest <= 2**i and context.fits(2**i)] if context.cards > 1 else [fewest]
+        found += [(kind, flags.format(n=n, half=n // 2, heads=min(n, 8), groups=n // min(n, 8)).split(), n) for n in counts]
+    return [max(found, key=lambda row: (row[2], row[0] == "2-D", row[0] == "FSDP"))] if context.rehearse else found
 
 
 def nccl_shares_the_card(context):
@@ -77,32 +93,53 @@ def nccl_shares_the_card(context):
 
 
 def ranks(context):
-    """Compares the losses of several ranks on one GPU, for each kind of training, with one CPU process in fp32."""
+    """Compares the losses of several ranks, for each kind of training, with one CPU process in fp32. Each rank has its own
+    card, or all ranks share the only card."""
+    share = context.cards == 1
+    nccl = not share or nccl_shares_the_card(context)
+    settings = {"several_hosts": share and nccl}
     base, steps = small_run(context)
-    on_cpu = llama_train(context, [*base, *steps])
-    nccl = nccl_shares_the_card(context)
-    base += [] if nccl else ["--backend", "gloo"]
+    experts, _ = small_run(context, "tiny-moe")
+    on_cpu = {"small": llama_train(context, [*base, *steps])}
+    if not context.rehearse:
+        on_cpu["experts"] = llama_train(context, [*experts, *steps])
+    staged = [] if nccl else ["--backend", "gloo"]
 
-    def compare(kind, dtype, bound, rows):
-        difference = worst(rows, on_cpu)
-        context.add("ranks", f"{kind}, {dtype}, {'NCCL' if nccl else 'staged'}, to a CPU", difference, "relative",
+    def compare(kind, count, dtype, bound, rows):
+        difference = worst(rows, on_cpu["experts" if kind == "experts" else "small"])
+        backend = "NCCL" if nccl and not context.backend(count) else "staged"
+        context.add("ranks", f"{kind} on {count} ranks, {dtype}, {backend}, to a CPU", difference, "relative",
                     ok=difference < bound)
 
-    # A rehearsal leaves out the flags of the other kinds of training.
-    for kind, mesh, count in KINDS_OF_RANKS[2:3] if context.rehearse else KINDS_OF_RANKS:
-        flags = [*base, *steps, *mesh.split()]
-        compare(kind, "fp32", 1e-3, llama_train(context, [*flags, *FP32], count, several_hosts=nccl))
-        if kind in IN_BF16:
-            compare(kind, "bf16", 3e-2, llama_train(context, [*flags, "--device", "cuda"], count, several_hosts=nccl))
-    compare("saved and resumed", "fp32", 1e-3, resumed(context, [*base, *FP32, "--dp", 2], steps[1], nccl))
+    for kind, mesh, count in meshes(context):
+        flags = [*(experts if kind == "experts" else base), *staged, *steps, *mesh]
+        compare(kind, count, "fp32", 1e-3, llama_train(context, [*flags, *FP32], count, **settings))
+        if kind in IN_BF16 and not (context.rehearse and count > 4):
+            compare(kind, count, "bf16", 3e-2, llama_train(context, [*flags, "--device", "cuda"], count, **settings))
+    count = max([count for _, _, count in meshes(context) if context.cards > 1], default=2)
+    count = min(count, 2 * context.hosts) if context.rehearse else count
+    compare("saved and resumed", count, "fp32", 1e-3, resumed(context, [*base, *staged, *FP32], steps[1], count, settings))
 
 
-def resumed(context, flags, steps, nccl):
-    """Returns the metrics of a run that saves a checkpoint halfway, and of a run that continues from it."""
-    with tempfile.TemporaryDirectory() as folder:
+def resumed(context, flags, steps, count, settings):
+    """Returns the metrics of a run with FSDP that saves a checkpoint halfway, and of a run with tensor parallelism that
+    continues from it."""
+    with context.scratch() as folder:
         flags = [*flags, "--checkpoint", folder]
-        first = llama_train(context, [*flags, "--steps", steps // 2], 2, several_hosts=nccl)
-        return first + llama_train(context, [*flags, "--steps", steps, "--resume"], 2, several_hosts=nccl)
+        first = llama_train(context, [*flags, "--dp", count, "--steps", steps // 2], count, **settings)
+        then = [*flags, "--dp", count // 2, "--tp", 2, "--steps", steps, "--resume"]
+        return first + llama_train(context, then, count, **settings)
+
+
+def collectives(context):
+    """Measures collectives between all cards, whose values must be right also in a rehearsal."""
+    program = [sys.executable, HERE / "collectives.py", *(["--small"] if context.rehearse else []),
+               *context.backend(context.cards)]
+    done = launch.torchrun(context, program, context.cards, context.environment())
+    check(done, "collectives.py")
+    for row in launch.rows(done):
+        context.add("collectives", **row)
+    context.add_judged("collectives", "values", "right", ok=True)
 
 
 def gpu_test(context):

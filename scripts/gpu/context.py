@@ -9,6 +9,8 @@ import struct
 import subprocess
 import tempfile
 
+import launch
+
 HERE = pathlib.Path(__file__).resolve().parent
 FAKE = HERE / "lib" / "fake_cuda" / "libcuda.so.1"
 
@@ -40,6 +42,33 @@ class Context:
     results: pathlib.Path
     item: str
     rehearse: bool
+    host_cards: int = 1
+    hosts: int = 1
+
+    @property
+    def cards(self):
+        """The number of cards of all hosts."""
+        return self.host_cards * self.hosts
+
+    @property
+    def shared(self):
+        """The folder of launch.py, which all hosts share."""
+        return self.results.parent.resolve() / "hosts"
+
+    def spans_hosts(self, ranks):
+        return self.hosts > 1 and ranks > self.host_cards
+
+    def fits(self, ranks):
+        """Whether the ranks fit on this host's cards, or on all cards with the same number of ranks on each host."""
+        return ranks <= self.host_cards or (ranks <= self.cards and ranks % self.hosts == 0)
+
+    def scratch(self):
+        """A temporary folder in the folder of the results, because other hosts share no /tmp."""
+        return tempfile.TemporaryDirectory(dir=self.results.parent.resolve())
+
+    def backend(self, ranks):
+        """The fake CUDA's NCCL has no network, so the ranks of a rehearsal on several hosts communicate by Gloo."""
+        return ["--backend", "gloo"] if self.rehearse and self.spans_hosts(ranks) else []
 
     def add(self, stage, what, value, unit="", ok=None):
         """Adds a result. A rehearsal computes no values, so its results count as not checked."""
@@ -52,12 +81,13 @@ class Context:
     def environment(self):
         environment = dict(os.environ)
         if self.rehearse:
-            # Several ranks share one device, as in the checks on a GPU.
-            environment |= {"LD_PRELOAD": str(FAKE), "TESSERA_FAKE_CUDA_DEVICES": "1"}
+            environment |= {"LD_PRELOAD": str(FAKE), "TESSERA_FAKE_CUDA_DEVICES": str(self.host_cards)}
         return environment
 
     def config(self, name):
         """Returns the config.json of a model; a rehearsal's models are all small."""
+        if name == "tiny-moe":
+            return HERE / "tiny-moe.json"
         name = "small" if self.rehearse else name
         path = self.results.parent.resolve() / f"{name}.json"
         path.write_text(json.dumps(MODELS[name]))
@@ -116,15 +146,19 @@ HOST_EACH = ["sh", "-c", 'NCCL_HOSTID=rank$RANK exec "$0" "$@"']
 
 def llama_train(context, flags, ranks=1, prefix=(), several_hosts=False):
     """Returns the metrics of a run of llama_train. Raises OutOfMemory if the run ended for lack of memory."""
-    with tempfile.TemporaryDirectory() as name:
+    with context.scratch() as name:
         folder = pathlib.Path(name)
         metrics = folder / "m.jsonl"
         config = flags[flags.index("--config") + 1]
         tokens = write_tokens(folder, vocabulary_of(config))
-        program = [HERE / "bin" / "llama_train", "--tokens", tokens, "--metrics", metrics, *flags]
-        launcher = [HERE / "bin" / "tessera-run", "--nproc", ranks, "--"] if ranks > 1 else []
-        hosts = HOST_EACH if several_hosts else []
-        done = subprocess.run([str(part) for part in [*prefix, *launcher, *hosts, *program]], capture_output=True,
-                              text=True, env=for_programs(context) | (SEVERAL_HOSTS if several_hosts else {}))
+        program = [HERE / "bin" / "llama_train", "--tokens", tokens, "--metrics", metrics, *flags, *context.backend(ranks)]
+        environment = for_programs(context) | (SEVERAL_HOSTS if several_hosts else {})
+        if context.spans_hosts(ranks):
+            done = launch.torchrun(context, program, ranks, environment)
+        else:
+            launcher = [HERE / "bin" / "tessera-run", "--nproc", ranks, "--"] if ranks > 1 else []
+            hosts = HOST_EACH if several_hosts else []
+            done = subprocess.run([str(part) for part in [*prefix, *launcher, *hosts, *program]], capture_output=True,
+                                  text=True, env=environment)
         check(done, f"llama_train {' '.join(map(str, flags))}")
         return [json.loads(line) for line in metrics.read_text().splitlines()]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 
+import launch
 from context import HERE, OutOfMemory, check, for_programs, llama_train, read, vocabulary_of, write_tokens
 
 
@@ -30,9 +31,20 @@ class Shape:
     batch: int
     seq: int
     ac: str = "none"
+    dp: int = 1
+    tp: int = 1
+
+    @property
+    def ranks(self):
+        return self.dp * self.tp
 
     def name(self):
-        return f"{self.model} B={self.batch} T={self.seq} ac={self.ac}"
+        mesh = f" dp={self.dp} tp={self.tp}" if self.ranks > 1 else ""
+        return f"{self.model} B={self.batch} T={self.seq} ac={self.ac}{mesh}"
+
+    def on_cards(self, dp, tp=1):
+        """Returns this shape of one card on a mesh of cards, with the same number of sequences for each card."""
+        return dataclasses.replace(self, batch=self.batch * dp * tp, dp=dp, tp=tp)
 
 
 # The most important shape is first.
@@ -43,7 +55,7 @@ SHAPES = [Shape("1b", 4, 4096), Shape("1b", 8, 4096), Shape("1b", 8, 4096, "sele
 
 def sizes(context, shape):
     """Returns the numbers of warm-up steps and measured steps, the batch size and the sequence length."""
-    return (1, 2, 2, 128) if context.rehearse else (5, 15, shape.batch, shape.seq)
+    return (1, 2, 2 * shape.dp, 128) if context.rehearse else (5, 15, shape.batch, shape.seq)
 
 
 # Patterns of kernel names. The first pattern that matches decides the family of a kernel.
@@ -117,7 +129,8 @@ def train(context, shape):
     with power_and_clock() as readings:
         try:
             rows = llama_train(context, ["--config", context.config(shape.model), "--device", "cuda", "--steps",
-                                         warm + measured, "--batch", batch, "--seq", seq, "--ac", shape.ac])
+                                         warm + measured, "--batch", batch, "--seq", seq, "--ac", shape.ac,
+                                         "--dp", shape.dp, "--tp", shape.tp], shape.ranks)
         except OutOfMemory:
             context.add("train", shape.name(), "out of memory")
             return
@@ -134,15 +147,18 @@ def add_readings(context, stage, what, readings):
 def peer_steps(context, shape, flags, warm_seconds=0, steps=None):
     warm, measured, batch, seq = sizes(context, shape)
     config = context.config(shape.model)
-    with tempfile.TemporaryDirectory() as folder:
+    with context.scratch() as folder:
         values = {"--config": config, "--tokens": write_tokens(pathlib.Path(folder), vocabulary_of(config)),
                   "--warm": warm, "--warm-seconds": warm_seconds, "--steps": steps or measured, "--batch": batch,
                   "--seq": seq, "--ac": shape.ac}
         command = [sys.executable, HERE / "torch_step.py", *flags,
                    *(str(part) for item in values.items() for part in item)]
-        done = subprocess.run(command, env=context.environment(), capture_output=True, text=True)
+        if shape.ranks > 1:
+            done = launch.torchrun(context, [*command, *context.backend(shape.ranks)], shape.ranks, context.environment())
+        else:
+            done = subprocess.run(command, env=context.environment(), capture_output=True, text=True)
     check(done, f"torch_step.py {shape.name()}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return launch.rows(done)
 
 
 def measured_step(context, shape):
@@ -185,10 +201,10 @@ def compare(context, shape):
 
 
 def peer(context, shape):
-    """The same steps with compiled PyTorch without FSDP. If they do not fit on the GPU, the batch is halved until they do;
-    tokens/s and MFU are still comparable. A batch that another item measures is not repeated."""
+    """The same steps with compiled PyTorch, on several cards with FSDP2. If they do not fit on the GPU, the batch is halved
+    until they do; tokens/s and MFU are still comparable. A batch that another item measures is not repeated."""
     # The fake CUDA cannot run the kernels of torch.compile.
-    flags = ["--parallel", "none", *([] if context.rehearse else ["--compile"])]
+    flags = ["--parallel", "fsdp" if shape.ranks > 1 else "none", *([] if context.rehearse else ["--compile"])]
     while True:
         try:
             add_medians(context, "peer", shape, peer_steps(context, shape, flags))
@@ -197,7 +213,7 @@ def peer(context, shape):
             context.add("peer", shape.name(), "out of memory")
         shape = dataclasses.replace(shape, batch=shape.batch // 2)
         measured = {row["what"] for row in read(context.results) if row["stage"] == "peer"}
-        if shape.batch == 0 or shape.name() in measured:
+        if shape.batch < shape.dp or shape.name() in measured:
             return
 
 
