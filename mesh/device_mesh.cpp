@@ -166,7 +166,7 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   ~Family() {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
-    // Keeps the registry's entry if it already belongs to a newer family of the same World.
+    // Keeps the registry's entry if the entry already belongs to a newer family of the same World.
     if (const auto entry = families.find(world_.get());
         entry != families.end() && entry->second.expired()) {
       families.erase(entry);
@@ -413,8 +413,8 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
   return *known;
 }
 
-/// The process group of all ranks is the group of the list of all dimensions. In a 1-D mesh this is
-/// the group of the only dimension.
+/// Returns the process group of the list of all dimensions, which has all ranks of the mesh. In a
+/// 1-D mesh, the group of the only dimension has all ranks.
 comm::Communicator& DeviceMesh::group_of_all_ranks() const {
   std::vector<int> dims(static_cast<std::size_t>(ndim()));
   std::iota(dims.begin(), dims.end(), 0);

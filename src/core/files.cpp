@@ -34,9 +34,9 @@ std::string temporary_mark() {
   return std::string(".tmp-") + host.data() + "-";
 }
 
-/// Returns the name of a temporary file without the number at its end. The leading dot hides the
-/// file from shell patterns. The name contains the final name, so that a later writer of the same
-/// file recognises and removes the temporary files of killed writers.
+/// Returns the name of a temporary file, up to the number at the name's end. The leading dot hides
+/// the file from shell patterns. The name contains the final name, so that a later writer of the
+/// same file recognises and removes the temporary files of killed writers.
 std::string temporary_prefix(const std::filesystem::path& path) {
   return "." + path.filename().string() + temporary_mark();
 }
@@ -156,7 +156,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
     const auto written = uninterrupted(
         [&] { return pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (written <= 0) {
-      // If pwrite() returns 0, reports EIO, because repeating the call might never end.
+      // If pwrite() returns 0, reports EIO, because a loop over such calls might never end.
       errno = written == 0 ? EIO : errno;
       fail_system("cannot write");
     }

@@ -46,7 +46,7 @@ bool autocasts(c10::DeviceType device) {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
 
 c10::DebugInfoKind kind_of(Carried what) {
-  constexpr int kFirst = 128;  // larger than every kind that libtorch defines
+  constexpr int kFirst = 128;  // larger than every DebugInfoKind of libtorch
   return static_cast<c10::DebugInfoKind>(kFirst + static_cast<int>(what));
 }
 

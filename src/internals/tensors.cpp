@@ -51,7 +51,7 @@ void free_memory(const c10::Storage& storage) {
 
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // This flag permits a change of metadata, which libtorch forbids for tensors made by detach().
+  // Permits the change of the storage, which libtorch forbids for tensors made by detach().
   impl.set_allow_tensor_metadata_change(true);
   impl.set_storage_keep_dtype(storage);
   impl.set_storage_offset(offset);

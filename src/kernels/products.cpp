@@ -29,8 +29,8 @@ bool mkl_leaves_vectors_unused() {
 }
 
 /// Whether oneDNN beats MKL for a matrix product (rows, inner) x (inner, columns). In a small
-/// product, oneDNN's kernel look-up takes most of the time. With few rows or columns, reading the
-/// large matrix does.
+/// product, oneDNN's kernel look-up takes most of the time. With few rows or columns, most of the
+/// time is spent on reading the large matrix.
 bool gains_from_onednn(std::int64_t rows, std::int64_t inner, std::int64_t columns) {
   constexpr std::int64_t kMostMultiplications = 2'000'000;
   constexpr std::int64_t kShortSide = 7;

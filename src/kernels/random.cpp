@@ -100,7 +100,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
 }
 
 at::Tensor dropout(const at::Tensor& x, const GlobalPlace& place, double p, PhiloxKey key) {
-  // Also the CUDA kernels need a contiguous x, because they index `out` and `x` in the same way.
+  // The CUDA kernels need a contiguous x, because they index `out` and `x` in the same way.
   const at::Tensor from = x.contiguous();
   at::Tensor out = at::empty_like(from);
   if (from.is_cuda()) {

@@ -498,7 +498,7 @@ void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHe
 
 template <class T>
 void on_host(const RowKernels<T>& kernels, const Rotary& p) {
-  // Minimum number of positions for each thread, which are about 16384 elements.
+  // Minimum number of positions for each thread: as many positions as have about 16384 elements.
   const std::int64_t elements = heads_of_position(p) * 2 * p.half;
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(elements, 1));
   parallel_for(0, p.batch * p.sequence, grain, [&](std::int64_t begin, std::int64_t end) {

@@ -184,7 +184,7 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
     return MemoryKind::kGradients;
   }
   if (block.earlier) {
-    // The first forward allocates shards (parameters) and masks, which are no parameters.
+    // Of the memory that the first forward allocates, shards are parameters, but masks are not.
     return block.born == MemoryPhase::kForward && !block.is_parameter ? MemoryKind::kActivations
                                                                       : MemoryKind::kParameters;
   }

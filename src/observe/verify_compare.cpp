@@ -413,7 +413,7 @@ struct Finding {
 
 /// The findings of all ranks on the tensors of module calls, or on the gradients.
 struct Together {
-  std::vector<VerifyDifference> differences;  ///< in the order of the tensors on rank 0
+  std::vector<VerifyDifference> differences;  ///< differences in the order of rank 0's tensors
   double largest = 0;   ///< largest difference in tensors that pass, divided by the largest value
   std::string cause{};  ///< where to look for the cause of the first difference
 };
@@ -430,7 +430,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_
 
 /// The findings of all ranks on one tensor.
 struct OfRanks {
-  std::vector<std::pair<int, Finding>> findings;  ///< each finding with the world rank that made it
+  std::vector<std::pair<int, Finding>> findings;  ///< pairs of a world rank and its finding
 
   const Finding& first() const { return findings.front().second; }
   /// Returns the maximum of a field of Finding over all ranks.
@@ -554,8 +554,8 @@ Together put_together(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   std::size_t first = tensors.size();
   for (const OfRanks& tensor : tensors) {
     const double epsilon = tensor.largest(&Finding::epsilon);
-    // The last term of the tolerance allows small differences from 0. This term is relative to the
-    // values to which the zeros are added.
+    // The last term of the tolerance allows small differences from 0 in a tensor of zeros. The term
+    // is relative to the largest value in all tensors that are not inputs.
     const double allowed = kNoises * tensor.largest(&Finding::noise) +
                            kRoundings * epsilon * tensor.largest(&Finding::largest) +
                            epsilon * of_kind;

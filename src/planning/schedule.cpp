@@ -206,7 +206,7 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
 /// Erases the collectives that ended before `begin`, because later operators begin later.
 double Schedule::lost_to_collectives(double begin, double seconds) {
   const double taken = machine_->collective_multiprocessors;
-  if (machine_->multiprocessors <= taken) {  // too few multiprocessors, or 0: unknown
+  if (machine_->multiprocessors <= taken) {  // 0 means an unknown number of multiprocessors
     return 0;
   }
   std::erase_if(transfers_, [&](const auto& transfer) { return transfer.second <= begin; });
@@ -223,7 +223,7 @@ double Schedule::duration(const FakeCollective& call) const {
   const auto n = static_cast<double>(call.ranks.size());
   const std::int64_t beside = ranks_beside(call.ranks, machine_->ranks_per_node);
   const bool within_node = beside == std::ssize(call.ranks);
-  // Each rank has a network card, so a group has as many rings as it has ranks on a machine.
+  // A process group has one ring for each of its ranks on a machine: each rank has a network card.
   const double network = machine_->network_bandwidth * static_cast<double>(beside);
   const double rate =
       within_node ? machine_->link_bandwidth : std::min(network, machine_->link_bandwidth);

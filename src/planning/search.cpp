@@ -17,7 +17,7 @@
 namespace tessera::planning {
 namespace {
 
-/// Kinds of activation checkpointing, and ZeRO stages (kZero). Both lists go from least memory up.
+/// Kinds of activation checkpointing, and ZeRO stages (kZero), sorted by memory, least first.
 constexpr std::array kActivations{"full", "selective", "none"};
 constexpr std::array kZero{3, 2};
 /// The context-parallel degrees to try for long sequences, or if no other layout fits.
@@ -29,7 +29,7 @@ std::int64_t most_tp(const SearchSpace& s) {
 }
 
 /// Returns the possible meshes (dp and tp) for context-parallel degree `cp` and `accumulate`
-/// micro-batches. `accumulate` must divide each rank's samples, unless it is the value in s.first.
+/// micro-batches. `accumulate` must divide each rank's samples or equal s.first.accumulate.
 std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
   std::vector<TrainingLayout> meshes;
   for (std::int64_t tp = s.fixed.contains("tp") ? s.first.tp : 1; tp <= most_tp(s); ++tp) {

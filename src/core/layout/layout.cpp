@@ -22,11 +22,11 @@ namespace {
 
 using MeshSizes = std::vector<std::int64_t>;
 
-/// Whether torch.chunk divides `extent * factor` positions over `mesh_dims` at the boundaries at
-/// which it divides `extent` blocks of `factor` positions. A Digit (sub-dimension) of `factor`
-/// positions that is not sharded can then be merged with the preceding Digit of `extent` positions.
-/// Uneven chunks can also have such boundaries: 3 ranks get 2, 2 and 1 of 5 positions, and 4, 4 and
-/// 2 of 10 positions.
+/// Whether torch.chunk over `mesh_dims` divides `extent * factor` positions and `extent` blocks of
+/// `factor` positions at the same boundaries. If true, a Digit (sub-dimension) of `factor`
+/// positions that is not sharded can be merged with the preceding Digit of `extent` positions.
+/// Uneven chunks can also have the same boundaries: 3 ranks get 2, 2 and 1 of 5 positions, and 4, 4
+/// and 2 of 10 positions.
 bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
                 std::span<const int> mesh_dims) {
   if (mesh_dims.empty() || extent == 0) {
@@ -52,8 +52,8 @@ std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
 }
 
 /// Whether two neighbouring Digits (sub-dimensions) can be merged into one sharded Digit. Either
-/// `minor` must not be sharded, or each rank must have at most one position of `major`. In both
-/// cases torch.chunk must divide both forms at the same boundaries (cuts_scale).
+/// `minor` must not be sharded, or each rank must have at most one position of `major`. Also,
+/// torch.chunk must divide the merged Digit and `major` at the same boundaries (cuts_scale).
 bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor) {
   if (major.mesh_dims.empty()) {
     return mesh_product(mesh, minor.mesh_dims) == 1;

@@ -176,7 +176,7 @@ class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
 
-  /// Shards a Digit (sub-dimension) as `cut` describes. Returns false if no Digit allows this.
+  /// Shards a Digit (sub-dimension) as `cut` describes. Returns false if no Digit fits `cut`.
   bool apply(const Cut& cut) {
     const auto first = skip(cut.split_factor);
     if (!first) {
@@ -201,8 +201,8 @@ class DigitCutter {
   std::vector<Digit> digits() && { return std::move(digits_); }
 
  private:
-  /// Returns the number of positions of a sub-dimension (Digit) on each rank. Returns nullopt if
-  /// ranks have different numbers, because only equal chunks have equal further divisions.
+  /// Returns the number of positions of a Digit (sub-dimension) on each rank. Returns nullopt if
+  /// the number differs between ranks, because the next division would then differ between ranks.
   std::optional<std::int64_t> remaining(const Digit& digit) const {
     const auto parts = detail::mesh_product(mesh_, digit.mesh_dims);
     if (digit.extent % parts != 0) {
@@ -211,8 +211,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// Returns the index i of the Digit (sub-dimension) before which a rank has `factor` positions:
-  /// the product over all Digits before Digit i. Splits a Digit in two if necessary.
+  /// Returns the first index i for which a rank's numbers of positions of the Digits
+  /// (sub-dimensions) before Digit i have the product `factor`. Splits a Digit in two if necessary.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -237,8 +237,8 @@ class DigitCutter {
     if (factor != 1) {
       return std::nullopt;
     }
-    // If the split factor equals the number of a rank's positions, the mesh dimension divides
-    // another Digit (sub-dimension) of one position, which the rank at coordinate 0 gets.
+    // If the split factor equals the number of a rank's positions, the mesh dimension divides a new
+    // Digit (sub-dimension) of one position. The rank at coordinate 0 gets this position.
     digits_.push_back(Digit{1, {}});
     return digits_.size() - 1;
   }

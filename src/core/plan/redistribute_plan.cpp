@@ -203,7 +203,7 @@ class SearchState {
     for (const int dim : problem_.temporary_dims) {
       auto digits = layout_->digits(dim);
       // A mesh dimension must not be appended temporarily to the tensor dimension that it divides
-      // in the target, because its position in the order would be wrong.
+      // in the target: the mesh dimension would get a wrong position in the order of divisions.
       const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
                                         [&](int m) { return problem_.to->sharded_dim(m) == dim; });
       // Tensor dimensions with several Digits (sub-dimensions) are skipped, because the sizes
@@ -248,9 +248,9 @@ class SearchState {
   }
 
  private:
-  /// Finds the settled mesh dimensions (see SearchState) of tensor dimension `dim`: those at the
-  /// beginning of its order that divide `dim` in the same order in the target. If `dim` has several
-  /// Digits (sub-dimensions), its mesh dimensions are all settled, or none is.
+  /// Finds the settled mesh dimensions (see SearchState) of tensor dimension `dim`: the first mesh
+  /// dimensions that divide `dim` in the same order now and in the target. If `dim` has several
+  /// Digits (sub-dimensions), either all or none of its mesh dimensions are settled.
   void settle(int dim) {
     const auto& here = layout_->digits(dim);
     if (here.empty()) {
@@ -459,8 +459,8 @@ double step_cost(const CostModel& model, const Step& step) {
 }
 
 /// A lower bound of the cost from `layout` to the target. Counts each unavoidable collective once,
-/// and only the bytes that a rank must receive. The bound must never be too high: the search would
-/// then miss the cheapest plan.
+/// and only the bytes that a rank must receive. If the bound were too high, the search could miss
+/// the cheapest plan.
 double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layout) {
   const SearchState state(problem, layout);
   const int reductions = pending_reductions(state);
@@ -722,8 +722,8 @@ std::int64_t bytes_of(const std::vector<Step>& steps) {
 
 /// Returns the fastest plan, unless a plan without Problem::temporary_dims sends fewer bytes.
 /// PyTorch's greedy planner uses no temporary dimensions, so the result never sends more bytes than
-/// PyTorch's. By time alone, small tensors would be all-reduced and sliced (one collective); two
-/// reduce-scatters send fewer bytes.
+/// PyTorch's plan. The fastest plan for a small tensor can be an all-reduce and a slice (one
+/// collective), although two reduce-scatters send fewer bytes.
 std::vector<Step> search(Problem problem, LayoutPtr from) {
   auto fastest = Search(problem, kTime).run(from);
   // A plan of one step cannot be improved, so most redistributions need only one search.

@@ -157,8 +157,8 @@ bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64
 
 // Candidates and costs of propagate(). The candidates for a mesh dimension are the placements of
 // the inputs on this mesh dimension, and replication. A placement that no input has can save
-// computation, but no bytes. A cost is a number of bytes. Outer mesh dimensions get their placement
-// first, because they have already divided the tensors.
+// computation, but no bytes. A cost is a number of bytes. The outermost mesh dimension gets its
+// placement first, because outer mesh dimensions divide the tensors first.
 
 struct FactorPlacement {
   /// How a mesh dimension divides a tensor. kFactor: the factor (einsum index letter) `factor` is
@@ -227,9 +227,9 @@ std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const Layout
   return first->mesh_sizes();
 }
 
-/// A TensorGroupPropagation computes the layouts of one group of a rule's tensors. It chooses what
-/// each mesh dimension shards (see propagate), revokes impossible choices, and makes layouts from
-/// the choices. It refers to the arguments of its constructor, which must outlive it.
+/// Computes the layouts of one group of a rule's tensors: chooses what each mesh dimension shards
+/// (see propagate), revokes impossible choices, and makes layouts from the choices. The arguments
+/// of the constructor must outlive the TensorGroupPropagation, which refers to the arguments.
 class TensorGroupPropagation {
  public:
   TensorGroupPropagation(const ShardingRule& rule, const OpCall& call,
@@ -744,7 +744,7 @@ class TensorGroupPropagation {
     if (unread && own && own->dims() == wanted->dims()) {
       return own;
     }
-    // A plain input counts as replicated. If it must be replicated, it is not redistributed.
+    // A plain input counts as replicated, so a replicated layout needs no redistribution.
     return !own && wanted->is_replicated() ? nullptr : wanted;
   }
 

@@ -35,8 +35,8 @@ void expand_braces(std::string name, std::vector<std::string>& result) {
   }
 }
 
-/// Returns the full operator names in `names`, which is separated by blanks, omits "aten::" and may
-/// contain braces.
+/// Returns the full names of the operators in `names`. The names in the list `names` are separated
+/// by blanks, omit "aten::" and can contain braces.
 std::vector<std::string> expand_names(std::string_view names) {
   std::vector<std::string> result;
   while (!names.empty()) {

@@ -10,8 +10,8 @@
 namespace tessera::rules {
 
 // Sharding rules of gathers, scatters and selections by a list of indices. The tensor dimension
-// that indices refer to stays unsharded, except in a gather for which a Partial sum is cheaper
-// (gather_by_parts), and where the operator adds to old values. All other dimensions can be
+// that indices refer to stays unsharded, with two exceptions: a gather for which a Partial sum is
+// cheaper (gather_by_parts), and operators that add to old values. All other dimensions can be
 // sharded.
 
 namespace {
@@ -55,7 +55,7 @@ void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
 }
 
 /// Declares output and linearity of an operator that writes tensor `source` into tensor `self`. A
-/// negative `source` stands for a number. If values are added, `self` is a term of the sum.
+/// negative `source`: a number is written. If values are added, `self` is a term of the sum.
 void add_written(ShardingRule& rule, int self, int source, Write write) {
   rule.outputs.push_back(input_of(rule, self));
   if (write == Write::kAdd) {

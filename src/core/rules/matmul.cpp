@@ -130,7 +130,7 @@ RuleFunction::Body einsum(std::string_view text) {
 
 /// The rule of linear(input (..., k), weight (n, k), bias (n) or None).
 std::optional<ShardingRule> linear_rule(const OpCall& call) {
-  // The einsum equation has an index letter for each leading dimension; eight letters are enough.
+  // The einsum equation has an index letter for each leading dimension, at most eight letters.
   const std::string leading =
       std::string("abcdefgh")
           .substr(0, static_cast<std::size_t>(std::max(call.tensor(0).ndim() - 1, 0)));
@@ -153,7 +153,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   }
   const int a_matrix = std::min(a_ndim, 2), b_matrix = std::min(b_ndim, 2);
 
-  OpCall batch = call;  // a description of the call that has only the batch dimensions
+  OpCall batch = call;  // the call, with only the batch dimensions of the tensors
   batch.tensors[static_cast<std::size_t>(a)].sizes.resize(
       static_cast<std::size_t>(a_ndim - a_matrix));
   batch.tensors[static_cast<std::size_t>(b)].sizes.resize(

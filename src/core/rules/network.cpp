@@ -263,7 +263,7 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   rule.outputs.push_back(result);
   rule.additive = {weight};
   add_any_linear(rule, {weight});
-  // Another operator runs locally, because at::embedding throws for a row that the rank lacks.
+  // embedding_rows runs locally, because at::embedding throws for a row that the rank lacks.
   rule.local_call = {.op = ShardingRule::LocalCall::PartOperator::kEmbeddingRows,
                      .args = {TensorRef{weight}, TensorRef{indices}, std::int64_t{0}, rows},
                      .when_split = {row}};
@@ -272,8 +272,8 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
 }
 
 /// The rule of embedding_dense_backward(grad, indices, num_weights, padding_idx,
-/// scale_grad_by_freq). The gradient is a sum over all shards of the indices. nullopt with
-/// scale_grad_by_freq, which counts all indices.
+/// scale_grad_by_freq). The gradient is a sum over all shards of the indices. Returns nullopt if
+/// scale_grad_by_freq is set, because the operator then counts all indices.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   const int grad = call.tensor_index(0), indices = call.tensor_index(1);
   if (meta_of(call, grad).ndim() != meta_of(call, indices).ndim() + 1 ||
@@ -319,9 +319,9 @@ struct Kernel {
   int causal = 4;
   int debug = -1;  ///< index of the flag that requests the dropout mask (with the flag: no rule)
   Statistics statistics = kRows;
-  /// Index of the argument that requests the log-sum-exp (with false, it has no elements).
+  /// Index of the flag that requests the log-sum-exp, which is an empty tensor without the flag.
   int asks_statistics = -1;
-  /// Number of outputs after the log-sum-exp. These are replicated: seeds, offsets, empty tensors.
+  /// Number of replicated outputs after the log-sum-exp: seeds, offsets, empty tensors.
   std::size_t other_outputs = 0;
 };
 

@@ -354,8 +354,8 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   if (call.tensor(2).sizes.size() != factors.target.size()) {
     return std::nullopt;
   }
-  // Without a reduction (kNone) the gradient of the loss has one number for each sample; otherwise
-  // it is a scalar.
+  // Without a reduction (kNone) the gradient of the loss has one number for each sample. With a
+  // reduction the gradient is a scalar.
   if (call.tensor(0).ndim() > 0) {
     input_of(rule, call.tensor_index(0)) = factors.target;
   }

@@ -271,8 +271,8 @@ namespace tessera {
 
 namespace {
 
-/// The value of each argument after the end of OpCall::args: None. Older schemas have fewer
-/// arguments, and the rule of an out= variant gets the call without `out`.
+/// Arguments after the end of OpCall::args are read as None: older schemas have fewer arguments,
+/// and the rule of an out= variant gets the call without `out`.
 const Argument kNone;
 
 const Argument& argument(const OpCall& call, std::size_t arg) {

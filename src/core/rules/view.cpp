@@ -205,7 +205,7 @@ class Reshape {
   /// are the indices after the current dimensions of input and output.
   void share(std::size_t first) {
     std::size_t i = first, o = first;
-    std::int64_t in = 1, out = 1;  // undivided rest of the current input and output dimensions
+    std::int64_t in = 1, out = 1;  // rests of the current dimensions that lack a factor
     for (;;) {
       const bool more_input = next(from_, i, in), more_output = next(to_, o, out);
       if (!more_input || !more_output) {
@@ -253,7 +253,7 @@ class Reshape {
   const Sizes &from_, &to_;
 };
 
-/// Returns `sizes` with -1 replaced; nullopt if these sizes do not have `numel` elements.
+/// Returns `sizes` with -1 replaced; nullopt if a tensor of these sizes has not `numel` elements.
 std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   std::int64_t known = 1;
   std::int64_t* inferred = nullptr;

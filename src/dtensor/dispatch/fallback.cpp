@@ -186,9 +186,9 @@ TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
-// Functions of the dispatch cache that cached calls with unboxed arguments do not run: cache keys
-// of boxed arguments and plain tensors, insertion, statistics. Code that cached unboxed calls run
-// is inline in call_cache.h.
+// Functions of the dispatch cache that a cached call with unboxed arguments does not use: adding
+// boxed arguments and plain tensors to a cache key, inserting plans, statistics. The functions that
+// such a call uses are inline in call_cache.h.
 
 void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   begin(info);

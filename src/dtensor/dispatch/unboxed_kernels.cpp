@@ -1,5 +1,5 @@
 // Kernels with unboxed arguments for the operators that a training step calls most. A kernel saves
-// about a microsecond per call, and costs compile time. The list changes no result.
+// about a microsecond per call, and costs compile time. Results do not depend on these kernels.
 
 #include "dispatch/unboxed_kernel.h"
 

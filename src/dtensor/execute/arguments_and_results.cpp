@@ -158,8 +158,8 @@ class Localizer {
     if (input.plan) {
       local = moved(local, input);
     }
-    // An operator can resize an empty tensor on this rank alone, or into memory where another
-    // tensor begins. So an empty local tensor is copied, unless its redistribution makes a copy.
+    // An operator can resize an empty local tensor on this rank alone, or over another tensor's
+    // memory. So an empty local tensor is copied, unless its redistribution makes a copy.
     if (input.written != nullptr && impl != nullptr && local.numel() == 0) {
       local = local.clone();
     }

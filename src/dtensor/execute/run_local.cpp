@@ -50,8 +50,8 @@ class OrdinaryViewScope : NoCopy {
   std::optional<c10::InferenceMode> ordinary_;
 };
 
-/// Returns the arguments of the plan's local call (CallPlan::LocalCall), in its operator's schema
-/// order: values of the plan, or local tensors of this call.
+/// Returns the arguments of the plan's local call (CallPlan::LocalCall), in the order of the local
+/// operator's schema: values from the plan, or local tensors of this call.
 std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   const auto& schema = local.op.schema().arguments();
@@ -111,9 +111,9 @@ void run_operator(LocalRun& run) {
   run.call.op.callBoxed(run.call.stack);
 }
 
-/// Accepts the new sizes of an out= tensor that the operator resized, which is allowed for an empty
-/// tensor. This applies to operators without a sharding rule. They run on whole tensors, so all
-/// ranks have the same sizes and throw or continue together.
+/// Accepts the new sizes of an empty out= tensor that an operator without a sharding rule has
+/// resized. Throws Error if the tensor was not empty. Such an operator runs on whole tensors, so
+/// all ranks have the same sizes, and all or no ranks throw.
 void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();

@@ -74,7 +74,7 @@ at::Tensor run_all_to_all_uneven(const at::Tensor& x, Counts output_counts, Coun
   return output;
 }
 
-/// All dimensions except the rows can be sharded, over a mesh other than that of the exchange.
+/// All dimensions except the rows can be sharded, over another mesh than the mesh of the exchange.
 std::optional<ShardingRule> all_to_all_uneven_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   std::vector<std::int64_t> sizes = call.tensor(0).sizes;
@@ -150,7 +150,7 @@ struct GroupedWeightGrad
   static constexpr const char* signature = "(Tensor grad, Tensor x, int[] counts) -> Tensor";
 };
 
-/// Whether at::_grouped_mm can compute the product: it takes bf16 rows of whole 16-byte units.
+/// Whether at::_grouped_mm can compute the product: rows must be bf16 and whole 16-byte units.
 bool has_grouped_product(const at::Tensor& a, const at::Tensor& b) {
   const auto fits = [](const at::Tensor& t) {
     return kernels::runs_on_cuda(t) && t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0;

@@ -35,7 +35,7 @@ variable_list FusedNode::apply(variable_list&& gradients) {
   return differentiate(gradients);
 }
 
-/// Releases the saved tensors. If one is unpacked afterwards, libtorch throws its own error.
+/// Releases the saved tensors. If a released tensor is unpacked, libtorch throws its own error.
 void FusedNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (SavedVariable& variable : saved_) {
@@ -76,7 +76,7 @@ bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
   return tensor.output_nr() == 0 && !moves_ && writes_of(tensor) == writes_ && prepare();
 }
 
-/// Recomputes the result; without create_graph also the gradients, which autograd need not record.
+/// Recomputes the result and, unless autograd records the backward (create_graph), the gradients.
 RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gradient,
                                                            int backward) {
   if (!takes_gradient() || !gradient.defined() || c10::GradMode::is_enabled() ||
@@ -98,8 +98,8 @@ at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // Frees the cached result at the end of the backward, because autograd skips this node, which
-    // would free the cached result, if no requested gradient depends on the node.
+    // Frees the cached result at the end of the backward. This node frees the result when it runs,
+    // but autograd skips the node if no requested gradient depends on the node.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};

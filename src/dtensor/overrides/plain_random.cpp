@@ -123,8 +123,8 @@ bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   return true;
 }
 
-/// Returns a tensor with the sizes for which an operator draws: its first tensor argument, or for
-/// randperm an empty vector of as many elements.
+/// Returns a tensor with the sizes for which an operator draws: the operator's first tensor
+/// argument, or for randperm a meta vector with as many elements as the permutation.
 at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   if (arguments[0].isTensor()) {
     return arguments[0].toTensor();
@@ -157,8 +157,8 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// Ranks that have elements take a random key and compare rows, which is collective. For an empty
-/// tensor this rank therefore does the same.
+/// A rank with elements takes a random key and joins a collective comparison of rows. A rank with
+/// an empty tensor calls this function, which does the same.
 void count_if_empty(const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     return;

@@ -26,8 +26,8 @@ enum class CallKind : std::uint8_t {
   kPlain,          ///< a call without distributed arguments, run below kDistributedKey
   kDecomposed,     ///< the operators of which the operator is composed are dispatched one by one
   kDirect,         ///< the operator runs on the local tensors, and its results are wrapped
-  kLocal,          ///< kDirect, with changed arguments or written values that are copied back
-  kFailTogether,   ///< kLocal, but all ranks throw if the operator throws on one rank
+  kLocal,          ///< like kDirect, but changes arguments or copies written values back
+  kFailTogether,   ///< like kLocal, but all ranks throw if the operator throws on one rank
   kLowering,       ///< a lowering (alternative implementation) runs, which sends less
   kRandomInplace,  ///< random numbers, each drawn by its element's global index, fill a tensor
   kNativeDropout,  ///< dropout runs with a mask drawn by each element's global index

@@ -153,7 +153,7 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
-  replay_views();  // repeated at each call, because libtorch's guards reset a thread's keys
+  replay_views();  // called each time, because libtorch's guards reset this thread setting
   // In inference mode, a view is an inference tensor only if its base is an inference tensor.
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {

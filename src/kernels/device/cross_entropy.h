@@ -44,7 +44,7 @@ struct CrossEntropy {
   CrossEntropyStep step = CrossEntropyStep::kWhole;
   Logits logits;
   float* maximum = nullptr;  ///< (rows): each row's maximum over this rank's columns
-  /// (rows): a copy of `maximum`, of which an all-reduce makes the maximum over all ranks.
+  /// (rows): a copy of `maximum`, which an all-reduce replaces by the maximum over all ranks.
   float* all_maximum = nullptr;
   /// The terms of each row, (2 or 3, rows): the sum of exp(x - reference(maximum)), the target's
   /// logit, and for label smoothing the sum of x - reference(maximum). After kRelative, the terms
@@ -65,8 +65,8 @@ struct CrossEntropyBackward {
 
 constexpr int kCrossEntropyThreads = 512;  // number of threads of a block, for one row of logits
 
-/// Returns exp(x), with an error of at most |x| + 2 ulp on a GPU. The error is large only where the
-/// result is small in a sum of exponentials.
+/// Returns exp(x), with an error of at most |x| + 2 ulp on a GPU. Callers pass no x far above 0, so
+/// the error is large only if exp(x) is small compared to a sum of exponentials.
 TESSERA_HOST_DEVICE inline float fast_exp(float x) {
 #ifdef __CUDA_ARCH__
   return __expf(x);

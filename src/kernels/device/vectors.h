@@ -132,7 +132,7 @@ TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
   return values;
 }
 
-/// Like for_vectors(), for the vectors from elements i, i + apart, i + 2 * apart and so on.
+/// Like for_vectors(), for the vectors that begin at i, i + apart, i + 2 * apart and so on.
 template <int N, int kAtOnce, class Load, class Use>
 TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t apart,
                                                  std::int64_t size, const Load& load,

@@ -195,8 +195,8 @@ std::vector<at::Tensor> scaled_product(Arguments arguments) {
 }
 
 /// Makes the result of _grouped_mm. Arguments: rows, the groups' matrices (groups, in, out), and
-/// the end of each group. Instead, for one product of rows per group: two matrices whose common
-/// dimension is divided into groups, and the end of each group.
+/// the end of each group. Arguments of the variant that makes one product per group: two matrices
+/// whose common dimension is divided into groups, and the end of each group.
 std::vector<at::Tensor> grouped_product(Arguments arguments) {
   const at::Tensor& first = arguments[0].toTensor();
   const at::Tensor& second = arguments[1].toTensor();

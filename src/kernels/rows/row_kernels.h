@@ -20,8 +20,8 @@ using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
 template <class T>
 struct RowKernels {
   /// Computes RMSNorm of rows with `dim` elements. A null weight stands for ones. `rstd` receives 1
-  /// / rms of each row. If residual and sum are not null, normalises x + residual and writes it to
-  /// `sum`.
+  /// / rms of each row. If residual and sum are not null, normalises x + residual, and also writes
+  /// x + residual to `sum`.
   void (*rms_norm)(const T* x, const T* residual, const float* weight, T* sum, T* out, float* rstd,
                    std::int64_t rows, std::int64_t dim, float eps);
   /// Computes the gradients of RMSNorm. Adds the weight's gradient to the `dim` elements of
@@ -30,7 +30,7 @@ struct RowKernels {
                             const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
                             std::int64_t dim);
   void (*silu_mul)(const T* gate, const T* up, T* out, std::int64_t n);
-  /// Computes the gradients of silu_mul. Unless `out` is null, also writes silu_mul's result to it.
+  /// Computes the gradients of silu_mul. Unless `out` is null, writes silu_mul's result to `out`.
   void (*silu_mul_backward)(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
                             T* out, std::int64_t n);
   /// Rotates `heads` vectors of 2 * half elements at one position (rotary embedding). The vectors

@@ -1,7 +1,7 @@
 // The row kernels for one instruction set. Defines tessera::kernels::TESSERA_ISA::kTable. Included
 // by files that are compiled with flags of that instruction set. Includes no header with inline
-// functions: the linker keeps only one copy of each, and that copy might use instructions that
-// older machines lack.
+// functions: the linker keeps only one copy of an inline function, and the copy could use
+// instructions that older machines lack.
 #include <cstdint>
 
 #include "rows/row_kernels.h"
@@ -98,7 +98,7 @@ TESSERA_INLINE float sum(Floats v) {
 TESSERA_INLINE Floats exp(Floats x) {
   x = x < -87.0F ? broadcast(-87.0F) : x;
   x = x > 88.0F ? broadcast(88.0F) : x;
-  // the number 1.5 * 2^23; adding and subtracting it rounds to an integer
+  // the number 1.5 * 2^23; adding and subtracting the number rounds a float to an integer
   const float round = 12582912.0F;
   const Floats n = (x * 1.44269504088896341F + round) - round;
   const Floats r = (x - n * 0.693359375F) - n * -2.12194440e-4F;
@@ -145,7 +145,7 @@ TESSERA_INLINE float largest(const T* x, std::int64_t n) {
 // The row kernels.
 
 /// Returns 1 / rms of a row whose sum of squares overflows. The elements are multiplied by kShrink
-/// before they are squared, as on CUDA. eps is ignored, because it is too small.
+/// before they are squared, as on CUDA. eps is ignored, because the squares are much larger.
 template <class T>
 __attribute__((noinline)) float rstd_of_huge_row(const T* v, std::int64_t dim) {
   Floats squares{};
