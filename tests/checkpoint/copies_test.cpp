@@ -147,8 +147,8 @@ TEST(Copies, AreComparedByEachStepIfAskedTo) {
   EXPECT_CONTAINS(errors, "along dp");
 }
 
-// These values can differ between ranks: buffers, frozen parameters, parameters that are declared
-// distinct, and parameters that other FSDP roots manage.
+// Values that may differ between ranks without an error: buffers, frozen parameters, parameters
+// that are declared distinct, and parameters that other FSDP roots manage.
 TEST(Copies, MayDifferWhereTheyAreNone) {
   const TemporaryFolder dir;
   RunRanks(4, [&](Rank& rank) {

@@ -511,7 +511,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
       for (const std::string& error : errors) {
         EXPECT_EQ(error, errors.front()) << name << " " << fault;
       }
-      // Step 2 exists if the save did not make the system call that should fail.
+      // If save() did not make the system call that should fail, save() has written step 2.
       std::filesystem::remove_all(dir / "step-00000002");
       EXPECT_EQ(ExpectLoads(dir.path(), 1), 1) << name << " " << fault;
     }

@@ -229,7 +229,7 @@ TEST(SaveLora, WritesThoseOfAFusedLinearForItsParts) {
     save_lora(model, *rank.world(), folder / "out", "base");
     const auto saved = ReadModel(folder / "out/adapter_model.safetensors");
     ASSERT_EQ(saved.size(), 4u);
-    // FusedLinear::split() splits the last dimension; B A has the rows of the weight in the first.
+    // split() splits the last dimension, so B A, whose rows are the weight's rows, is transposed.
     const std::vector<at::Tensor> parts = qkv->split(b.matmul(a).t());
     for (const auto& [name, part] : {std::pair("q", parts[0]), std::pair("k", parts[1])}) {
       const std::string prefix = std::string("base_model.model.") + name;
@@ -272,7 +272,7 @@ void export_model(const std::filesystem::path& folder, std::int64_t max_shard_by
   files.publish();
 }
 
-/// Returns the number by which all tensors in `files` exceed Values(); nullopt if there is none.
+/// Returns the number by which all tensors in `files` exceed Values(); else nullopt.
 std::optional<int> added(const ModelFiles& files) {
   std::optional<int> all;
   for (const auto& [name, tensor] : Values()) {
@@ -286,7 +286,7 @@ std::optional<int> added(const ModelFiles& files) {
   return all;
 }
 
-/// Exports with shard size `older`, then `newer`; kills the second export at each system call.
+/// Exports with shard size `older`, then `newer`. Kills the second export at each call in turn.
 void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
   int calls = 0;
   int found_new = 0;

@@ -216,7 +216,7 @@ std::filesystem::path save_weight(const TemporaryFolder& dir, const at::Tensor& 
 }
 
 TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
-  // The tensors are (3072, 2048) and (2, 3 Mi). A row of the second is longer than piece_bytes.
+  // A row of the second tensor, of sizes (2, 3 Mi), has more bytes than piece_bytes.
   for (const auto& sizes : {std::vector<std::int64_t>{3072, 2048}, {2, 3 * kMebibyte}}) {
     const TemporaryFolder dir;
     const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view(sizes);

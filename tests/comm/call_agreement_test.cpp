@@ -50,8 +50,8 @@ TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
   });
 }
 
-/// Ranks 0 and 2 call all-gathers "b", "c", "e"; rank 1 calls those in `purposes` and passes
-/// `error`. Expected message: call `number` is `of_others` on ranks 0 and 2, `of_rank_1` on rank 1.
+/// Ranks 0 and 2 call all-gathers named "b", "c", "e"; rank 1 calls `purposes` and passes `error`.
+/// The message must name call `number`: `of_others` on ranks 0 and 2, `of_rank_1` on rank 1.
 struct Difference {
   std::vector<std::string> purposes;
   std::string error, number, of_others, of_rank_1;

@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A function that returns whether the device has finished a certain collective.
+/// A function that returns whether the device has finished one collective.
 using Progress = std::function<bool()>;
 /// A function that starts a collective on the device and returns the collective's Progress.
 using Begin = std::function<Progress()>;

@@ -126,7 +126,7 @@ TEST_ON_RANKS(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic, 2) {
   EXPECT_ERROR(rank.world()->host_group({1 - rank.rank()}, "other"), "is not a member");
 }
 
-// The shared-memory back end compares the purpose of each call; Gloo does so with TESSERA_DEBUG=1.
+// Ranks compare the purposes of calls: always in shared memory, with TESSERA_DEBUG=1 on Gloo.
 TEST(Purpose, IsComparedBetweenRanks) {
   const testing::DebugChecks checks("1");
   for (const bool shared : {true, false}) {

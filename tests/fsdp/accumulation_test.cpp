@@ -72,7 +72,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
   const auto streams = record(model);
   set_is_last_backward(model, false);
   local_loss(model, rank, 0).backward();
-  // In backward, the root's reduction starts last, so this reduction has not finished yet.
+  // The root's reduction, which backward starts last, has not finished when backward returns.
   EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
   EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
   set_is_last_backward(model, true);
@@ -137,7 +137,7 @@ const std::vector<Drop>& drops() {
   return all;
 }
 
-/// An FSDP setting of the last micro-batch. While `is_last` is false, gradients are not complete.
+/// A way to mark the last micro-batch for FSDP. Before the last, gradients are not complete.
 struct Setting {
   const char* name;
   void (*set)(SmallModel& model, bool is_last);
@@ -320,7 +320,7 @@ TEST(AddedProductsOfTensorParallelWeights, AreAddedToLocalParts) {
   EXPECT_EQ(AddedTerms::products(), 2 * (kWeights - 1) * 4);
 }
 
-/// A unit with layers `a` and `b`. A call with `twice` uses `b` twice; otherwise `b` and `a` once.
+/// A unit with layers `a` and `b`. A call uses `b` twice if `twice` is true, else `a` and `b`.
 struct Shared : nn::Module<Shared> {
   at::Tensor forward(const at::Tensor& x, bool twice) {
     const at::Tensor y = (*b)(x).square().sum();

@@ -54,7 +54,7 @@ nn::ExpertsOptions options_of(const Case& test) {
   return options;
 }
 
-/// What a training run computes, the same on every rank.
+/// The results of a training run, which are equal on every rank.
 struct Curve {
   std::vector<double> numbers;
   std::vector<at::Tensor> weights;

@@ -193,7 +193,7 @@ TEST_P(ExpertsWithoutRows, AreUpdatedAsOnOneRank) {
     optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
     optim::AdamW optimizer_alone(alone, {.lr = 0.1, .weight_decay = 0.5});
     const at::Tensor x = at::ones({3});
-    // In steps 0 to 3, a rank's rows go to its own expert, expert 0, no expert, the last expert.
+    // A rank's rows go to its own expert (step 0), expert 0 (1), none (2), the last expert (3).
     for (const int step : {0, 1, 2, 3}) {
       const std::int64_t own = rank.rank() % c.experts;
       const std::int64_t chosen[] = {own, 0, -1, c.experts - 1};

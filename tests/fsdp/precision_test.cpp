@@ -126,7 +126,7 @@ struct ReduceCase {
   bool offload = false;
   bool accumulates_unsharded = false;  ///< the first micro-batch has no gradient sync
   bool accumulates_sums = false;       ///< the first micro-batch has no all-reduce
-  double divisor = 0;                  ///< 0 stands for the number of data-parallel ranks
+  double divisor = 0;                  ///< 0: divides by the number of data-parallel ranks
 };
 
 /// Gradients are 256 on rank 0 and 1 on other ranks. bf16 cannot represent the sums 257 and 513.

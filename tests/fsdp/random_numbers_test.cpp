@@ -160,7 +160,7 @@ TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
       // A random tensor of which any dimension could be the batch.
       {[](const at::Tensor& y) { return y + at::rand({4, 1}).sum(); },
        {"uniform_", "[4, 1]", "first dimension", "BatchPart(0, 1)"}},
-      // Operators whose random numbers depend on the numbers drawn before.
+      // Operators that draw numbers one after another, so that a number depends on earlier draws.
       {[](const at::Tensor& y) { return at::poisson(y.detach().abs()); },
        {"aten::poisson", "one after another"}},
       {[](const at::Tensor& y) { return at::multinomial(y.detach().softmax(-1), 2, true); },

@@ -11,7 +11,7 @@ struct Either : nn::Module<Either> {
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
-// PyTorch's FSDP2 is wrong here: it adds flat buffers that contain different sets of parameters.
+// PyTorch's FSDP2 has wrong gradients here, as it adds flat buffers of different parameters.
 TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   const at::Tensor x = uniform_values({8, 3}, 3);
   Filled<Either> alone;
@@ -97,7 +97,7 @@ struct Chain : nn::Module<Chain> {
                                        std::make_shared<nn::Linear>(kWide, kWide, kNoBias)));
     }
   }
-  /// In forward, skips the layer `skipped`; -1 skips none.
+  /// Calls all layers in turn, except the layer with the index `skipped`; -1: calls every layer.
   at::Tensor forward(const at::Tensor& x, std::int64_t skipped) {
     at::Tensor y = x;
     for (std::int64_t i = 0; i < kLayers; ++i) {

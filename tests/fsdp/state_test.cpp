@@ -19,7 +19,7 @@ bool is_legal(P from, P to) {
   });
 }
 
-/// Tests every pair of phases. A legal transition succeeds. Any other throws and changes nothing.
+/// Tests every pair of phases. A legal transition succeeds. An illegal transition only throws.
 template <class P>
 void expect_table_is_enforced(int phases) {
   for (int i = 0; i < phases * phases; ++i) {

@@ -311,7 +311,7 @@ struct Changing : nn::Module<Changing> {
   Act act_;
 };
 
-/// Returns h + y, where h is the first unit's result and y = unit(h). `act_later` changes h and y.
+/// Computes h + y for h = first(x) and y = unit(h). With `act_later`, first changes h and y.
 struct Net : nn::Module<Net> {
   explicit Net(Act act, bool act_later = false) : unit(*this, "unit", act), act_later_(act_later) {
     testing::fill(*this);

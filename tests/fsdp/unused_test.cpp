@@ -51,7 +51,7 @@ TEST(Unused, UnitOfSomeRanksIsNamedWithTheRemedy) {
   })) << errors[0];
 }
 
-/// Runs a branch and its backward for each of `go_left`. Returns the branches with a gradient.
+/// For each of `go_left`, runs one branch forward and backward. Returns which have a gradient.
 std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<bool>& go_left) {
   Branches model;
   fully_shard(model, mesh);

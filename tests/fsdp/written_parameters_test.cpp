@@ -133,7 +133,7 @@ TEST_SHARDED(WrittenParameter, IsRefusedByAUnitThatStaysGatheredForABackward, 2,
   (*model.blocks[0])(x);
 }
 
-/// A module that halves its weight before it uses it.
+/// A module whose forward halves the weight in place and then uses the weight.
 struct Shrinking : nn::Module<Shrinking> {
   at::Tensor forward(const at::Tensor& x) {
     {

@@ -267,7 +267,7 @@ struct Candidate {
   std::string pattern;
   std::optional<StyleSpec> style;
   Fits fits = Fits::kLinear;
-  /// Whether the plan declares a local input or output. Such an entry gets no mistake.
+  /// Whether the plan entry declares a local input or output. The entry then gets no mistake.
   bool agreed = false;
 };
 
@@ -279,14 +279,14 @@ StyleSpec rowwise(Placement output, bool local = false) {
   return {.kind = StyleKind::kRowwise, .output = output, .local = local};
 }
 
-/// Whether each rank's output is the whole result. Only such an output can be a plain local tensor.
+/// Whether each rank's output is the whole result. Only a whole result can be a plain tensor.
 bool is_whole(const StyleSpec& style) {
   return style.kind != StyleKind::kSequence && style.kind != StyleKind::kFusedColwise &&
          std::holds_alternative<Replicate>(style.output);
 }
 
 Between draw_between(Choices& choices) {
-  // "plain" is the default of PyTorch's styles: a result that each rank has completely is plain.
+  // "plain" is what PyTorch's styles return by default: a whole result is a plain tensor.
   return choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
 }
 

@@ -441,7 +441,7 @@ class Training {
     }
     std::vector<at::Tensor> outputs = (*net_)(inputs, at::Tensor());
     const bool split = case_.train.loss == Loss::kLossParallel && targets.numel() > 0;
-    // Plain targets have no layout here, outside of the parallelized module.
+    // Outside of the parallelized module, the library cannot know the layout of plain targets.
     outputs[0] = split ? outputs[0] : whole(outputs[0]);
     outputs[1] = whole(outputs[1]);
     return fuzz::sum_of_losses(outputs, targets, case_.train.loss);

@@ -184,7 +184,7 @@ TEST(CausalAttentionOf, Refusals) {
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
   EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}),
                "2 sequences of 9 tokens", "documents of 2 sequences of 8");
-  // Documents with the right number of tokens, but in sequences of other lengths.
+  // The documents have as many tokens as the queries, but the sequences have other lengths.
   for (const Packing& other : {Packing{"", {{7, 11}}}, Packing{"", {{6}, {6}, {6}}}}) {
     EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents_of(other)}),
                  "2 sequences of 9 tokens", "make them of the positions");

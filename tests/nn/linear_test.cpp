@@ -124,7 +124,7 @@ Tensors results_of(Model& model, const at::Tensor& input, bool together) {
   return results;
 }
 
-/// Compares linear_products() with a call for each Linear: same bits, but `bound` for x.grad.
+/// Expects bitwise equality of linear_products() and separate calls, and x.grad within `bound`.
 void expect_that_of_calls(Model& model, const at::Tensor& input, double bound = 1e-5) {
   const Tensors together = results_of(model, input, true);
   const Tensors apart = results_of(model, input, false);

@@ -28,7 +28,7 @@ at::Tensor with_norm(const Tensors& v) {
   return linear_product(y, v[2], {}).mul(linear_product(y, v[3], {}));
 }
 
-/// Computes with_norm() by libtorch's products, which save their inputs.
+/// Computes the function with_norm() by libtorch's matrix products, which save their inputs.
 at::Tensor with_kept_norm(const Tensors& v) {
   const at::Tensor y = rms_norm(v[0], v[1], kEps);
   return libtorchs(y, v[2]).mul(libtorchs(y, v[3]));

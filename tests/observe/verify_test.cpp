@@ -24,7 +24,7 @@ using namespace testing;
 
 // A small GPT into which tests put a user's mistakes, and calls of verify() for this GPT.
 
-/// The function of a Tap module. By default the identity; some tests put a user's mistake there.
+/// The function of a Tap module: by default the identity, in some tests code with a mistake.
 using TapFunction = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& gain)>;
 
 at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {

@@ -122,7 +122,7 @@ double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& disti
   return grad_norm({slot}, {.norm_type = 1.0}).item<double>();
 }
 
-// Rank 4 pp + 2 dp + tp has the gradient 2^rank. Ranks along `distinct` have other parameters.
+// The rank number is 4 pp + 2 dp + tp. Parameters along the dimension `distinct` are different.
 TEST_ON_MESH(GradNorm, CountsSlicesThatDifferAlongAMeshDimension, {2, 2, 2}, {"pp", "dp", "tp"}) {
   EXPECT_EQ(norm_on(rank, mesh["dp"]), 1.0);
   EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["pp"]), 1.0 + 16.0);

@@ -402,7 +402,7 @@ TEST(Ema, IsTheAverageOnUnevenShards) {
         expected = kDecay * expected + (1 - kDecay) * full_tensor(slot->persistent());
       }
       const at::Tensor last = full_tensor(slot->persistent()).clone();
-      // Only trained parameters have averages. An average has the layout of its parameter.
+      // Ema::state() has averages only for trained parameters, each with its parameter's layout.
       const std::vector<StateTensor> state = ema.state();
       ASSERT_EQ(state.size(), 1u);
       EXPECT_EQ(state[0].name, "ema");

@@ -186,7 +186,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
   const double features = Net::kChannels * Net::kSize * Net::kSize;
   const double linear = 2.0 * testing::kSamples * Net::kHidden * (features + 3);
   const double convolution = 2.0 * testing::kSamples * features * 3 * 3 * 3;
-  // Forward and each gradient have one product. The convolution's input needs no gradient.
+  // One product in forward and one for each gradient, but the convolution's input needs none.
   const double flops = 3 * linear + 2 * convolution;
   ASSERT_TRUE(plan.ranks.front().time);
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);

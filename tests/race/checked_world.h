@@ -45,7 +45,7 @@ class CheckedStreams final : public comm::Streams {
   std::set<Site> sites_;
 };
 
-/// While a CheckedRank exists, a RaceChecker checks the rank. Create it before models and meshes.
+/// Makes a RaceChecker check a rank. Construct a CheckedRank before all models and meshes.
 class CheckedRank {
  public:
   explicit CheckedRank(const Rank& rank, Site left_out = {});

@@ -42,7 +42,7 @@ std::vector<MemoryMap::Pieces::iterator> MemoryMap::pieces(Range range) {
   std::uintptr_t at = range.begin;
   auto next = pieces_.lower_bound(at);
   while (at < range.end) {
-    // No read or write of this memory was recorded yet.
+    // No read or write of the memory at the address `at` was recorded.
     if (next == pieces_.end() || next->first > at) {
       Piece unseen;
       unseen.end = next == pieces_.end() ? range.end : std::min(range.end, next->first);

@@ -56,7 +56,7 @@ struct Action {
 };
 
 /// Stores the last read and the last write of all memory. Each function returns the faults of a new
-/// access. A fault names both actions. Memory that is older than the first action has no writer.
+/// access, with both actions. Memory that is older than the first action has no writer.
 class MemoryMap {
  public:
   using Faults = std::vector<std::string>;

@@ -14,7 +14,7 @@ namespace {
 
 thread_local RaceChecker* watching = nullptr;
 
-/// Whether an operator's name has one of `parts`. Used for properties that schemas do not tell.
+/// Whether an operator's name contains one of `parts`. For properties that schemas do not have.
 bool any_in(std::string_view name, std::initializer_list<std::string_view> parts) {
   return std::ranges::any_of(
       parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
@@ -67,7 +67,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
     if (changes && !writes_nothing(name)) {
       written.insert(written.end(), tensors.begin(), tensors.end());
     }
-    // In a schema, the input of a view has an alias without a write. An out= argument is written.
+    // A view's input has alias_info without a write. An out= argument is written but not read.
     const bool reads =
         changes ? !argument.is_out() && !overwrites(name) : argument.alias_info() == nullptr;
     if (reads && !reads_nothing(name)) {

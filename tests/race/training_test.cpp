@@ -28,7 +28,7 @@ namespace {
 /// and step 2 is the first that waits for the optimizer.
 constexpr int kSteps = 3;
 
-/// A training run that uses lanes (streams) in some way.
+/// A training run on `ranks` ranks, to be checked for races between lanes (streams).
 struct Scenario {
   std::string name;
   int ranks;
@@ -40,7 +40,7 @@ struct Scenario {
   *out << scenario.name;
 }
 
-/// The faults that the RaceCheckers of all ranks have found, and the waits of the run.
+/// The faults that the RaceCheckers of all ranks have found in a training run, and the waits.
 struct Findings {
   std::vector<std::string> faults;
   std::set<Site> sites;  ///< `sites`: where the run waited

@@ -90,7 +90,7 @@ void parallelize_mixer(testing::Mixer& mixer, const DeviceMesh& mesh) {
                       {"o", rowwise_parallel()}});
 }
 
-/// The test parameter: whether one autograd function computes all products.
+/// The test parameter: whether one autograd function computes the products of q, k and v.
 class GatheredInputOfSeveral : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Together, GatheredInputOfSeveral, ::testing::Bool());
 

@@ -193,7 +193,7 @@ TEST_ON_RANKS(Parallelize, ShardsParametersAsTheStylesSay, 4) {
                       {"layers.*.down", rowwise_parallel()},
                       {"norm", sequence_parallel({.sequence_dim = 0})}});
   const auto r = static_cast<std::size_t>(rank.rank());
-  // Of 6 rows, the four ranks have 2, 2, 2 and 0.
+  // The weight of `up` has 6 rows. The four ranks have 2, 2, 2 and 0 of the rows.
   EXPECT_EQ(local_tensor(tree.layer(1).up->weight).size(0), r < 3 ? 2 : 0);
   EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
   EXPECT_TRUE(DistributedTensor(tree.layer(1).down->weight).full_tensor().equal(down));
@@ -215,7 +215,7 @@ TEST_ON_RANKS(Parallelize, NeedsNoCommunicationAndKeepsFrozenParametersFrozen, 2
   EXPECT_FALSE(tree.norm->weight->requires_grad());
   EXPECT_FALSE(tree.head->weight->requires_grad());
   EXPECT_TRUE(tree.embed->weight->requires_grad());
-  // The memory of the whole parameter must be free.
+  // The shard must not keep the memory of the whole parameter allocated.
   EXPECT_EQ(local_tensor(tree.head->weight).storage().nbytes(), 5 * 4 * sizeof(float));
   const auto linear = testing::made_on_meta<nn::Linear>(4, 7);
   parallelize_module(*linear, mesh, {{"", colwise_parallel()}});

@@ -37,7 +37,7 @@ constexpr auto kLongestRun = 60s;
 /// How a launcher ended, and its output.
 struct Result {
   int code = -1;   ///< `code`: exit code, or -1 if killed
-  int signal = 0;  ///< `signal`: what killed the launcher, or 0
+  int signal = 0;  ///< `signal`: the signal that killed the launcher, or 0
   std::string out;
   std::string err;
   std::chrono::duration<double> took{};

@@ -106,7 +106,7 @@ TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, R}), Names{"all-gather 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, P}, {S0, S1}), Names{"reduce-scatter 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, S2}), Names{"all-to-all 1>2 m1"});
-  // The planner exchanges two shards in three steps, and uses the third dimension in between.
+  // In [S0, S1] to [S1, S0], one mesh dimension shards tensor dimension 2 between the steps.
   EXPECT_EQ(steps({8, 8}, {S0, S1}, {S1, S0}).size(), 3U);
 }
 

@@ -19,8 +19,8 @@ struct RuleCase {
 
 using Ints = std::vector<std::int64_t>;
 
-/// The next four functions return tensors of values of both signs; of positive values below 1; of
-/// integers below `limit`; and of booleans.
+/// The next four functions return tensors: reals() has values of both signs, units() values in
+/// (0, 1), indices() integers below `limit`, and mask() booleans.
 at::Tensor reals(Ints sizes);
 at::Tensor units(Ints sizes);
 at::Tensor indices(Ints sizes, std::int64_t limit);

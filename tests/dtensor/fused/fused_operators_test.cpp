@@ -273,7 +273,7 @@ struct Calls {
   Offsets documents = {};
 };
 
-/// Expects these kernel calls of forward and backward for chunks of 3 queries and 12 keys.
+/// Expects the kernel calls `c` of attention for chunks of 3 queries and for 12 keys.
 void expect_calls(const Calls& c) {
   const at::Tensor q = values({c.batch, 2, 6, 8}).requires_grad_();
   const at::Tensor kv = values({c.batch, 2, 12, 8}, 1).requires_grad_();
@@ -293,7 +293,7 @@ void expect_calls(const Calls& c) {
   }
 }
 
-/// Queries that begin at positions 3 and 6 are two chunks, although the chunks are adjacent.
+/// Chunks of queries at positions 3 and 6 are adjacent, but attention handles them separately.
 TEST(ChunkedAttention, TakesTwoCallsForAChunkThatIsNotTheFirstAndNoMask) {
   for (const Calls& c : {Calls{{0, 9}, 0, 3, 0}, Calls{{3, 6}, 0, 4, 0}, Calls{{6}, 0, 2, 0},
                          Calls{{0}, 0, 1, 0}, Calls{{3, 9}, 3, 2, 2}, Calls{{3, 9}, 4, 4, 2},

@@ -139,7 +139,7 @@ using testing::OperatorCases;
 using testing::Operators;
 using Tensors = std::vector<at::Tensor>;
 
-// Dimensions of size 6 can be sharded in interleaved blocks, because 2 divides 6 but not 7.
+// Only dimensions of even size (such as 6) can have interleaved shards. Sizes 5 and 7 cannot.
 OperatorCases element_operators() {
   OperatorCases c;
   c.add("add", {{7, 6}, {7, 6}}, [](auto& t) { return t[0] + t[1]; });

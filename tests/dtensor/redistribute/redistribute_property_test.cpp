@@ -31,7 +31,7 @@ at::Tensor combine(const at::Tensor& terms, ReduceOp op) {
   }
 }
 
-/// Returns the shard of `whole` at a mesh coordinate, by index arithmetic. Ignores Partial.
+/// Returns the shard of `whole` at a mesh coordinate, as if no dimension is Partial.
 at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordinate) {
   for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
     const auto indices = layout_indices(layout, dim, whole.size(dim), coordinate);

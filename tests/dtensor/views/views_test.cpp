@@ -192,7 +192,7 @@ TEST_ON_RANKS(DetachedView, RefusesReadsAfterAWriteToItsBase, 4) {
   EXPECT_EQUAL(x.slice(0, 0, 3), values({5, 3}).slice(0, 0, 3).add(1));
 }
 
-// Writes through a view that is made under a libtorch guard, and through one made in a new thread.
+// Writes through a view that is made under a libtorch guard, or that a new thread has made.
 TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
   const auto loss = [](const at::Tensor& h) { return h.pow(2).mul(h).sum(); };
   auto plain = values({7, 3}).requires_grad_();

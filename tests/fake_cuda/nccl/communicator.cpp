@@ -153,8 +153,8 @@ void meet_at_end(const CommunicatorPtr& communicator) {
   }
 }
 
-/// The host and the device of a rank. As in NCCL, ranks are on one host if they have equal
-/// NCCL_HOSTIDs, or none.
+/// The host and the device of a rank. As in NCCL, ranks are on one host if their NCCL_HOSTIDs are
+/// equal or not set.
 struct Place {
   std::array<char, 64> host{};
   int device = 0;

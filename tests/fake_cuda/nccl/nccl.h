@@ -43,10 +43,10 @@ class Mailbox {
   Mailbox& operator=(const Mailbox&) = delete;
   ~Mailbox();
 
-  /// Copies bytes to the queue to `rank`. Returns the number of bytes for which there was room.
+  /// Sends bytes to `rank` by a queue. Returns the number of bytes for which the queue had room.
   std::size_t push(int rank, const std::byte* data, std::size_t bytes);
 
-  /// Moves bytes from the queue of `rank` to `data`. Returns the number of bytes moved.
+  /// Receives bytes that `rank` has sent, and stores them in `data`. Returns the number of bytes.
   std::size_t pull(int rank, std::byte* data, std::size_t bytes);
 
  private:
@@ -61,7 +61,7 @@ class Mailbox {
   const int ranks_;
 };
 
-/// Used in loops that wait for another rank: yields the CPU core, and after a while sleeps.
+/// For loops that wait for another rank: first yields the CPU core, and after a while sleeps.
 class Backoff {
  public:
   void pause();

@@ -134,7 +134,7 @@ class Transfers {
   std::map<Lane, std::deque<Transfer>> lanes_;
 };
 
-/// Returns `operation` with the addresses of its buffers replaced by view_of() these addresses.
+/// Returns `operation` with each buffer address replaced by view_of(address).
 Operation viewed(Operation operation) {
   operation.send = view_of(operation.send);
   operation.receive = view_of(operation.receive);

@@ -123,7 +123,7 @@ constexpr char kWhat[] = "the host touches memory of a device";
 /// Handles SIGSEGV. Locks a mutex, which is generally unsafe in a signal handler. Here the lock is
 /// safe, because the fake never accesses device memory while the mutex is locked.
 void on_fault(int signal, siginfo_t* info, void*) {
-  // After on_fault(), the faulting instruction runs a second time and gets the default handler.
+  // After on_fault(), the faulting instruction runs again, and the previous handler is called.
   sigaction(signal, &previous, nullptr);
   if (kind_of(info->si_addr) != MemoryKind::kDevice) {
     return;
