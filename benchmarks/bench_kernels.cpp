@@ -107,8 +107,8 @@ void add_rms_norm(const Sizes& s) {
       [=] { return at::rms_norm(x, {weight.size(0)}, weight, 1e-5); });
 }
 
-/// Adds benchmarks of the fused kernel for RMSNorm(x + y), forward and backward. They compare the
-/// kernel with two ATen operators, and with an addition followed by Tessera's norm.
+/// Adds benchmarks of the fused kernel for RMSNorm(x + y), forward and backward. The benchmarks
+/// compare the kernel with two ATen operators, and with an addition followed by Tessera's norm.
 void add_norm_of_sum(const Sizes& s) {
   const at::Tensor x = s.rand({s.tokens, s.dim}), other = s.rand({s.tokens, s.dim}),
                    weight = s.rand({s.dim}), rstd = kernels::rms_norm(x, weight, 1e-5).rstd;

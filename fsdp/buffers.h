@@ -169,8 +169,8 @@ class FlatBufferLayout {
   }
   /// Whether the shards are in one flat buffer; otherwise each shard stays in its own memory.
   bool has_flat() const { return ranks() > 1 || home_.pinned; }
-  /// Whether every parameter is split on dimension 0, unfused. The concatenated shards of all ranks
-  /// then give the parameter's values followed by padding.
+  /// Whether every parameter is split on dimension 0 and not fused. The concatenated shards of all
+  /// ranks then give the parameter's values followed by padding.
   bool splits_rows() const;
 
  private:

@@ -172,9 +172,9 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
   in_place() ? reduce_in_place(context) : reduce_packed(context);
 }
 
-/// Whether the reduce-scatter returns the average, which saves a pass over the result. The number
-/// of ranks must be a power of two: this division is exact, so the bits are the same as with a back
-/// end that only sums. A sum that is all-reduced later or passed to a hook is not divided here.
+/// Whether the reduce-scatter returns the average, which saves a pass over the result. Requires a
+/// power of two of ranks: dividing is then exact, with the same bits as on a back end that only
+/// sums. A sum that is all-reduced later or passed to a hook is not divided here.
 bool GradientReduction::averages() const {
   const auto ranks = static_cast<std::uint64_t>(mesh_.shard.size());
   return !mesh_.replicate && !hook_ && !force_sum_ && pre_divisor_ == 1 &&

@@ -136,8 +136,8 @@ bool IterationState::begin_forward() {
                 " was called within its own backward, from a hook or an autograd function for "
                 "example; call it before or after backward, or let nn::checkpoint run it again");
   enter(IterationPhase::kForward);
-  // Removes forwards whose graphs were dropped. Graphs of earlier micro-batches can still run
-  // backward (in a pipeline).
+  // Removes forwards whose graphs were dropped. All other forwards stay: in a pipeline, earlier
+  // micro-batches can still run backward.
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
   await_update();
   if (abandons) {

@@ -89,7 +89,7 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// Returns the factor (Digit) of a tensor dimension's size that FSDP splits. This is the last
+/// Returns the factor (Digit) of a tensor dimension's size that FSDP splits. FSDP splits the last
 /// factor if no mesh dimension splits an earlier factor; a fused weight has such an earlier factor.
 /// Returns nullptr if tensor parallelism splits an earlier factor.
 Digit* digit_to_split(std::vector<Digit>& digits) {

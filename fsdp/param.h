@@ -224,7 +224,7 @@ class ShardedParameter {
   /// Completes accumulate() for a shard in CPU memory (offload_policy). Before the call, the CPU
   /// must have waited for the copies to CPU memory.
   void arrive();
-  /// After a failed backward: drops the gradients that arrive() would add.
+  /// Drops the gradients that arrive() would add; to be called after a failed backward.
   void forget_arrivals();
   /// Drops the reduced gradient, and the gradients that wait to be reduced.
   void drop_gradient();

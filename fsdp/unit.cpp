@@ -179,7 +179,7 @@ auto naming(const char* what, const std::string& label, Act&& act) {
 
 std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
   auto settings = std::make_shared<Settings>();
-  // The unit's FQN is unknown until the root is known, so the label is the class of its module.
+  // Until the root is known, the unit has no FQN, and the label is the class of its module.
   settings->label = detail::concat("a unit of ", spec.modules.front()->name());
   settings->reshard_after_forward = spec.options.reshard_after_forward;
   // post_forward_mesh_size caches parts of the parameters when forward frees the parameters.
@@ -416,7 +416,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A method of register_forward_method() can call forward. The method then ends after forward has.
+  // A method of register_forward_method() can call forward. The method then ends after forward.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);

@@ -107,7 +107,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   ~IterationState();
 
   IterationPhase phase() const { return phase_.now(); }
-  /// Whether an iteration has begun. After an error: until the next iteration.
+  /// Whether an iteration has begun. After an error true until the next iteration.
   bool is_open() const;
   /// Whether the backward of this iteration has thrown. The phase then stays kBackward until the
   /// root's next forward.

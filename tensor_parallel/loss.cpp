@@ -77,7 +77,7 @@ at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   if (flat.size() > 1) {
     flat.group().all_reduce(sum, ReduceOp::kSum)->wait();
   }
-  // The divisor is at least 1, because the sum of the losses is 0 if all targets are ignored.
+  // The divisor is at least 1, so that the mean is 0 and not NaN if all targets are ignored.
   return sum.clamp_min(1).div_(flat.size());
 }
 

@@ -237,8 +237,8 @@ void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
         *output, tessera::detail::OwnHook::kNotice,
         [self = shared_from_this(), queued](const at::Tensor& gradient) {
           if (queued->insert(tessera::detail::backward_id()).second) {
-            // FSDP also queues a callback. The inner callback is queued when the outer callback
-            // runs, and so runs after FSDP's callback.
+            // FSDP also queues a callback. So the outer callback queues the comparison as an inner
+            // callback, which runs after FSDP's callback.
             call_at_end_of_backward([self] {
               call_at_end_of_backward([self] {
                 self->compare(

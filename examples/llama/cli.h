@@ -24,11 +24,11 @@ using FlagNames = std::vector<std::string>;
 /// --config-file, which reads flags from a TOML file. Keys are the flags' names, at the top level
 /// or in the table of the flag's group (CLI::Option::group): steps = 3 in [training]. `true` stands
 /// for a flag without a value, an array for a flag given several times. A flag on the command line
-/// overrides the same flag in the file, and the flags that exclude this flag (`alternatives`).
-/// `first`: the flags that --help shows, while --help-all shows all; with {}, --help shows all.
-/// Throws tessera::Error, for example for an unknown name (with the most similar valid name), a key
-/// in the wrong section (with its correct section), and a second value of a flag that takes one.
-/// Throws CLI11's Success after printing --help.
+/// overrides the same flag in the file, and flags in the file that exclude this flag
+/// (`alternatives`). `first`: the flags that --help shows, while --help-all shows all; with {},
+/// --help shows all. Throws tessera::Error, for example for an unknown name (with the most similar
+/// valid name), a key in the wrong section (with its correct section), and a second value of a flag
+/// that takes one. Throws CLI11's Success after printing --help.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});

@@ -104,7 +104,7 @@ struct Mapping {
 };
 
 /// Memory mappings of earlier saves that no save uses now. The kernel can reclaim pages of these
-/// mappings (MADV_FREE). The next save reuses the other pages without clearing them.
+/// mappings (MADV_FREE). The next save reuses unreclaimed pages without clearing them.
 class KeptMappings {
  public:
   static KeptMappings& instance() {

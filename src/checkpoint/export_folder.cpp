@@ -79,7 +79,7 @@ std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, s
   return shards;
 }
 
-/// Returns `folder`, or its nearest parent that exists.
+/// Returns `folder` if the folder exists, otherwise the nearest parent folder that exists.
 std::filesystem::path existing_part(const std::filesystem::path& folder) {
   std::filesystem::path existing = std::filesystem::absolute(folder);
   while (!std::filesystem::exists(existing)) {

@@ -319,7 +319,7 @@ std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<State
   return files;
 }
 
-/// JSON limits of an object's state. A manifest nests the state, and can be deeper (32 levels).
+/// Limits of an object's JSON state. A manifest contains the state, so its limit is 32 levels.
 constexpr JsonLimits kStateLimits{.depth = 29};
 
 std::string text_of(const json& state) {

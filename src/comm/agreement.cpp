@@ -1,6 +1,6 @@
-// Small collectives by which ranks compare values and share decisions. They call only functions of
-// a Communicator, so every back end supports them. They run below autograd, because a graph that
-// the caller records must not contain the tensors of these collectives.
+// Small collectives by which ranks compare values and share decisions. These collectives call only
+// functions of a Communicator, so every back end supports them. The collectives run below autograd,
+// because a graph that the caller records must not contain the tensors of these collectives.
 
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"

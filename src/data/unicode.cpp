@@ -24,8 +24,8 @@ utf8proc_ssize_t iterate(std::string_view text, utf8proc_int32_t& code) {
                           &code);
 }
 
-/// Whether further bytes can complete `text` to one character. It is enough to try the smallest and
-/// the largest continuation byte.
+/// Whether further bytes can complete `text` to one character. Trying the smallest and the largest
+/// continuation byte is enough.
 bool begins_character(std::string_view text) {
   return std::ranges::any_of(std::array{'\x80', '\xbf'}, [&](char continuation) {
     utf8proc_int32_t code = 0;

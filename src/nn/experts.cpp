@@ -231,7 +231,7 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
 namespace {
 
 /// Chooses experts, (tokens, top_k), for a memory plan, which has no router scores: each token gets
-/// the next experts in turn. If `load` is not 1, expert 0 gets `load` times the mean load.
+/// the next experts in turn. If `load` is not 1, expert 0 gets `load` times the mean number.
 at::Tensor planned_choice(const ExpertsOptions& options, std::int64_t tokens, double load) {
   const std::int64_t k = options.top_k, experts = options.experts;
   const bool even = load == 1 || k == experts;
@@ -455,7 +455,7 @@ void take_record(RouterSums& sums, MixtureOfExperts& mixture) {
   sums.token_mesh = record.token_mesh;
 }
 
-/// Returns, for each row of `load`, the ratio of the largest count to the mean count.
+/// Returns, for each mixture (row of `load`), the largest token count divided by the mean count.
 std::vector<double> largest_over_mean(const at::Tensor& load) {
   const at::Tensor counts = load.to(at::kDouble).cpu();
   const at::Tensor ratios = at::amax(counts, 1) / counts.mean(1).clamp_min(1e-9);

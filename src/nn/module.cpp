@@ -562,7 +562,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ModulePredicate& select,
                                                         const CheckpointOptions& options) {
   std::vector<std::pair<std::string, ModuleBase*>> selected;
-  // Visits a shared module under each of its FQNs, because a pattern can match any of them.
+  // Visits a shared module under each of its FQNs, because a pattern can match any of the FQNs.
   visit_modules(root,
                 [&](const std::string& fqn, ModuleBase& module) {
                   if (select(fqn, module)) {

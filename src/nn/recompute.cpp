@@ -425,7 +425,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   CheckpointOptions options_;
   ThreadState thread_state_;
   // The inputs of the checkpointed function, as autograd's saved variables: autograd checks the
-  // versions of saved variables, and an enclosing checkpointed module can replace them.
+  // versions of saved variables, and an enclosing checkpointed module can replace saved variables.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
   // saved_ is a deque, because its elements contain an atomic and cannot be moved.

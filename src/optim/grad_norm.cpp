@@ -81,7 +81,7 @@ class Counting {
       skipped[d] = skipped[d] && !own[d];
     }
     // If `mesh` has only some coordinates along a dimension of `base`, first_rank() may be outside
-    // of `mesh`; the second condition handles this case.
+    // of `mesh`; contains(distinct, front) handles this case.
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
@@ -250,7 +250,7 @@ at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   const bool max = std::isinf(p);
   if (terms.joint) {
     // Copies of a gradient should be equal. If the value on one rank is not finite nevertheless,
-    // all ranks must see this, so that all ranks skip the step, or stop, together.
+    // all ranks must detect the value, so that all ranks skip the step, or stop, together.
     const at::Tensor uncounted = plain + local_term(terms.copies, p, device);
     // x - x is 0 only if x is finite; the expression replaces isfinite(), which has no meta kernel.
     const at::Tensor not_finite = uncounted.masked_fill((uncounted - uncounted).eq(0.0), 0.0);

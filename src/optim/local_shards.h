@@ -96,8 +96,8 @@ struct GradTerms {
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
 
 /// Returns the p-norm of all gradients, the same on every rank of the joint mesh, and the factor
-/// that clips them to `max_norm` (undefined without max_norm). The norm and the factor are plain
-/// 0-d tensors. Collective: one all-reduce.
+/// that clips the gradients to `max_norm` (undefined without max_norm). The norm and the factor are
+/// plain 0-d tensors. Collective: one all-reduce.
 kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
                                   std::optional<double> max_norm = std::nullopt);
 

@@ -256,7 +256,7 @@ void Ema::make_averages() {
   }
 }
 
-/// Sets each average (EMA) that was never written to its parameter's value. After state() created
+/// Gives each average (EMA) that has no value yet the value of its parameter. After state() created
 /// the average, a checkpoint may have been loaded into the parameter.
 void Ema::begin_averages() {
   make_averages();

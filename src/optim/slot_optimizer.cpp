@@ -86,7 +86,7 @@ void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
       dtypes.push_back(state_dtype(group_of_[index], locals.back().scalar_type()));
     }
   }
-  // Each state name has its own buffer: kernels need its tensors to be adjacent in memory.
+  // Each state name has its own buffer: kernels need the tensors of one name adjacent.
   for (std::size_t which = 0; which < state_names_.size(); ++which) {
     const std::vector<at::Tensor> zeros = zeros_beside(locals, dtypes);
     for (std::size_t i = 0; i < missing.size(); ++i) {
@@ -408,7 +408,7 @@ void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFac
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
   if (factor.tensor.defined()) {
-    // clip_grad_norm_() multiplies a gradient in the gradient's own type. The step does the same.
+    // Multiplies the gradient in the gradient's own type, as clip_grad_norm_() does.
     scale_by({batch.gradients[0]}, factor.tensor);
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();

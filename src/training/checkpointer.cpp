@@ -94,7 +94,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
       });
       find_source();
     } catch (...) {
-      unlock(lock_);  // the destructor, which unlocks, does not run after this throw
+      unlock(lock_);  // ~Checkpointer() does not run after this throw
       throw;
     }
   }

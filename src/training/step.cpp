@@ -193,7 +193,7 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
     is_checked = true;
   };
   if (state.scaler.enabled()) {
-    /// The loss scale is read before the optimizer step, which can change it.
+    /// The loss scale is read before the optimizer step, which can change the scale.
     result.loss_scale = state.scaler.scale();
   }
   const auto [norm, stepped] = state.scaler.clip_and_step(

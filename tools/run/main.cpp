@@ -261,7 +261,7 @@ class Job {
     signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
     execvp(program_[0], program_);
-    const int code = errno == ENOENT ? 127 : 126;  // the exit codes that a shell uses
+    const int code = errno == ENOENT ? 127 : 126;  // 127 and 126 as in a shell
     dprintf(STDERR_FILENO, "%s cannot be run: %s%s\n", program_[0], strerror(errno),
             strchr(program_[0], '/') == nullptr ? " in PATH (write ./NAME for one in this folder)"
                                                 : "");

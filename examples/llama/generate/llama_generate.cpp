@@ -281,7 +281,7 @@ GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
 /// The result of measuring how well a model predicts a text.
 struct TextLoss {
   std::int64_t tokens = 0;  ///< number of tokens that were predicted
-  double mean = 0;          ///< mean negative log likelihood, in nats; its exp is the perplexity
+  double mean = 0;          ///< negative log likelihood per token, in nats; exp(mean): perplexity
 };
 
 /// Returns the mean loss of all tokens but the first. The text is read in windows of `window`

@@ -37,7 +37,7 @@ struct TrainOptions {
 
   double dropout = 0;
   double z_loss = 0, label_smoothing = 0;
-  /// Coefficient of the load-balancing loss; nullopt: that of the model's configuration.
+  /// Coefficient of the load-balancing loss; nullopt: the coefficient in the model's configuration.
   std::optional<double> router_aux_loss;
   double router_z_loss = 0;
   std::optional<std::int64_t> loss_chunks;  ///< number of loss chunks; nullopt: chosen by size
@@ -95,7 +95,7 @@ struct TrainOptions {
   bool planned = false;
   /// The number of layers of a planned model, which can be smaller than the model; 0: all layers.
   std::int64_t layers = 0;
-  /// Only for a planned run: the number of rows of the expert with most rows, divided by the mean.
+  /// Only for a planned run: the most rows (tokens) of an expert, divided by the mean over experts.
   double expert_load = 1;
 
   /// The number of ranks of the mesh.

@@ -255,7 +255,7 @@ std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Ll
   const optim::MuonSplit split = optim::split_for_muon(
       model, model.config().tie_word_embeddings ? std::vector<std::string>{}
                                                 : std::vector<std::string>{"lm_head.weight"});
-  // Muon, and AdamW for the other parameters, use the same learning rate, which is tuned for AdamW.
+  // Muon and the AdamW of all other parameters share one learning rate, tuned for AdamW.
   const optim::MuonOptions options{.lr = o.lr,
                                    .weight_decay = o.weight_decay,
                                    .momentum = o.momentum,
@@ -561,7 +561,7 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
       const std::int64_t rank =
           o.ep > 1 ? coordinate[coordinate.size() - after] : coordinate.back();
       sizes.push_back(chunk_size(experts, o.ep > 1 ? o.ep : o.tp, rank));
-      // The expert with most rows is assumed to be on the first rank.
+      // The expert with the most rows (tokens) is assumed to be on the first rank.
       sizes.push_back(o.expert_load > 1 && rank == 0 ? 1 : 0);
     }
     if (o.cp > 1) {

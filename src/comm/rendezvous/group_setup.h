@@ -49,7 +49,7 @@ using MakeGroup = std::function<CommunicatorPtr(const BegunCall& set_up)>;
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make);
 
-/// Makes a process group for CPU tensors with the ranks of `info`. Its traffic is not counted.
+/// Makes a process group of the ranks of `info` for CPU tensors, whose traffic is not counted.
 CommunicatorPtr make_host_group(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
 /// Makes the process group over which the ranks of `info` compare calls (agree_on_calls()).

@@ -16,8 +16,8 @@
 namespace tessera::comm {
 namespace {
 
-/// The size of a cache line. It is a multiple of the size of every element type, so that rounding a
-/// size up to whole cache lines divides no element.
+/// The size of a cache line. The size is a multiple of the size of every element type, so that
+/// rounding a size up to whole cache lines divides no element.
 constexpr std::int64_t kLine = 64;
 
 std::size_t index(int rank) {

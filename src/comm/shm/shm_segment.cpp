@@ -81,7 +81,7 @@ void pause_briefly() {
 struct ShmSegment::Header {
   std::int32_t ranks = 0;
   std::uint64_t slot_bytes = 0;
-  alignas(kLine) Counter arrivals{0};   ///< how often all ranks together called arrive()
+  alignas(kLine) Counter arrivals{0};   ///< number of arrive() calls of all ranks together
   alignas(kLine) Counter completed{0};  ///< the last round in which all slots are filled; a futex
   Counter sleepers{0};
 };

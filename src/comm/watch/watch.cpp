@@ -365,7 +365,7 @@ void WorldWatch::watch_device() {
   }
 }
 
-/// Ends the process if a collective on the GPU has failed or cannot complete.
+/// Ends the process if a collective on the GPU has failed or can no longer complete.
 void WorldWatch::look_at_device() {
   const std::string self = detail::concat(", rank ", settings_.rank, ": ");
   std::string beginning;

@@ -43,7 +43,7 @@ bool is_in_backward(const torch::autograd::Node* node);
 void queue_end_of_backward(std::function<void()> callback);
 
 // Functions that distinguish this library's gradient hooks from the program's, call the hooks of a
-// tensor, or add them to another tensor. libtorch has all hooks in one private list. During a
+// tensor, or add the hooks to another tensor. libtorch has all hooks in one private list. During a
 // backward libtorch tells which node runs, but not whether the gradient formula of the node or a
 // hook of the node runs. A node belongs to the program if torch::autograd::Function made it, in C++
 // or Python (also in this library), or if its class is neither libtorch's nor this library's.
