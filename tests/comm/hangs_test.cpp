@@ -72,7 +72,7 @@ void expect_peer_error(Call&& call) {
   }
 }
 
-/// Rank 1 calls `act` while ranks 0 and 2 take a fourth step. `report`, `errors`: expected texts.
+/// A test case: rank 1 calls `act` while ranks 0 and 2 make the all-reduce of a fourth step.
 struct Fault {
   const char* name;
   enum When { kAtOnce, kAtTheTimeOut } when;
@@ -244,10 +244,10 @@ std::string report_of(const Ended& ended) {
   return found[0];
 }
 
-/// The watchdog reports after 1 s. The bound allows two more seconds.
+/// The time in which the watchdog's report must come. The watchdog reports after 1 s.
 constexpr milliseconds kAfterTheLimit{3000};
 
-/// A limit much shorter than the time-out; longer with a sanitizer, which makes processes slow.
+/// A limit much shorter than the time-out. A sanitizer makes processes slow, so its limit is 2 s.
 #ifdef TESSERA_SANITIZED
 constexpr milliseconds kSoon{2000};
 #else

@@ -20,7 +20,7 @@ using testing::TemporaryFolder;
 using testing::WriteFile;
 using Names = std::vector<std::string>;
 
-/// Writes a file as the library writes files of known size: first reserves the disk space.
+/// Reserves disk space and then writes a file, as the library does for files of known size.
 void write_reserved(const std::filesystem::path& path, const std::string& text) {
   AtomicFile file(path);
   file.reserve(text.size());

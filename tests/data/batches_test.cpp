@@ -307,14 +307,14 @@ TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
   expect(R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})",
          {.begin = {1}, .truncate = true}, {'u', 'a', 'b', 'A', 'c', 'd' + 256},
          {kNone, kNone, kNone, 'c', kNone, kNone});
-  // A conversation gets no begin token and no end token.
+  // A line with several prompts and completions (a conversation) gets no begin and end token.
   expect(R"({"prompt": ["a", "c"], "completion": ["b", "d"]})", {.begin = {9}, .end = {8}},
          {'a', 'b', 'c', 8, 8, 8}, {'b', kNone, 'd', kNone, kNone, kNone});
   expect(R"({"prompt": "ab", "completion": "cdef"})", {}, {'a', 'b', 'c', 'd', 'e', 'f'},
          {kNone, 'c', 'd', 'e', 'f', 0});
   expect(R"({"prompt": "ab", "completion": "cdefgh"})", {.truncate = true},
          {'a', 'b', 'c', 'd', 'e', 'f'}, {kNone, 'c', 'd', 'e', 'f', 'g'});
-  // Prompt and completion are tokenized together, unless one token would cover parts of both.
+  // Prompt and completion are tokenized together, unless a token would contain text of both.
   expect(R"({"prompt": "bb", "completion": "bb"})", {}, {'b' + 256, 'b' + 256, 0, 0, 0, 0},
          {'b' + 256, 0, kNone, kNone, kNone, kNone});
   expect(R"({"prompt": "b", "completion": "b"})", {}, {'b', 'b', 0, 0, 0, 0},

@@ -83,7 +83,7 @@ auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   return result;
 }
 
-/// Which unsynced changes a power failure loses.
+/// Which changes that were not synced a power failure loses.
 enum class Lost {
   kAll,   ///< kAll: file names and file contents
   kBytes  ///< kBytes: file contents only
@@ -101,7 +101,7 @@ class Disk {
   void write_after_power_cut(const std::filesystem::path& out, Lost lost) const;
 
  private:
-  /// Identifies a file; 0 for a folder.
+  /// A number that identifies a file; 0 for a folder.
   using FileId = std::uint64_t;
   using Names = std::map<std::string, FileId>;
   struct View {

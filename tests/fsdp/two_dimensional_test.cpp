@@ -55,7 +55,7 @@ enum class Use : std::uint8_t {
   kSequence,  ///< kSequence: uses a shard of the tokens (gradient Partial)
   kWhole,     ///< kWhole: uses all tokens (gradient Replicate)
   kNoTokens,  ///< kNoTokens: uses no tokens (gradient of zeros)
-  kUnused,    ///< no gradient
+  kUnused,    ///< kUnused: does not use the parameter (no gradient)
 };
 using Uses = std::vector<Use>;
 constexpr std::array kUses{Use::kSequence, Use::kWhole, Use::kNoTokens, Use::kUnused};

@@ -149,7 +149,7 @@ class WorkerLines {
     return false;
   }
 
-  /// Returns the case in which the process ended; nullopt if the process has run all cases.
+  /// Returns the case during which the worker process ended; nullopt if all cases have ended.
   std::optional<Result> cut_off() const {
     if (!running_) {
       return std::nullopt;
@@ -160,7 +160,7 @@ class WorkerLines {
  private:
   std::vector<Result>& results_;
   std::optional<std::int64_t> running_;
-  std::string rest_;  ///< `rest_`: last line of other output
+  std::string rest_;  ///< the last output line that is no worker line
   bool hung_ = false;
 };
 

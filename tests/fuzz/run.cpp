@@ -114,7 +114,7 @@ constexpr double kAdamEps = 1e-4;
 
 /// The results of a training run, recorded by one rank.
 struct Trace {
-  std::vector<double> losses;  ///< `losses`: mean losses of this rank's rows
+  std::vector<double> losses;  ///< mean loss of this rank's rows, for each step and evaluation
   std::vector<double> grad_norms;
   std::map<std::string, at::Tensor> parameters;
   int steps = 0;  ///< `steps`: number of completed steps
@@ -553,7 +553,7 @@ Outcome refusal(const Runs& runs) {
 class Comparison {
  public:
   Comparison(const Case& c, const Trace& oracle)
-      // Clipping multiplies gradients by a factor of fp32 precision.
+      // With clipping, the tolerance is larger, because the clipping factor is an fp32 number.
       : oracle_(oracle), tolerance_(c.train.clip ? 1e-5 : 1e-9) {
     for (const double norm : oracle.grad_norms) {
       largest_gradient_ = std::max(largest_gradient_, norm);

@@ -179,7 +179,7 @@ TEST_ON_MESH(ModelWithExperts, HasTheInitialWeightsOfOneRank, {2, 3, 1}, {"dp", 
   }
 }
 
-/// Meshes that load what another mesh has saved. {}: a model that is not distributed.
+/// Meshes that load a checkpoint of another mesh. {}: loads into a model without a mesh.
 const std::vector<std::vector<std::int64_t>> kLoading{{},        {1, 1, 1}, {2, 1, 1}, {1, 4, 1},
                                                       {1, 3, 1}, {2, 3, 1}, {3, 1, 2}, {1, 2, 2}};
 

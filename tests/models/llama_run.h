@@ -26,9 +26,9 @@ inline constexpr Shape kOddShape{
 
 /// The results of a training run, for comparisons. Tensors are whole and plain.
 struct Outcome {
-  std::vector<double> losses;  ///< `losses`: of this rank's part of the batch
+  std::vector<double> losses;  ///< losses of this rank's part of the batch
   std::vector<double> norms;
-  std::vector<at::Tensor> gradients;  ///< `gradients`: of the first step
+  std::vector<at::Tensor> gradients;  ///< gradients of the first step
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
 };

@@ -559,7 +559,7 @@ TEST(SelectiveCheckpoint, KeepsNothingThatIsNotReached) {
   const std::int64_t tensor = 64 * 32 * 4;
   const std::int64_t nothing = bytes_kept({});
   EXPECT_LT(nothing, 512);
-  EXPECT_EQ(bytes_kept(save_operators({"aten::mm"})) - nothing, tensor);  // one result is saved
+  EXPECT_EQ(bytes_kept(save_operators({"aten::mm"})) - nothing, tensor);  // one result of mm
 }
 
 TEST(SelectiveCheckpoint, FreesWhatItKeptAsBackwardUsesIt) {

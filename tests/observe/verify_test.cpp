@@ -153,9 +153,9 @@ tensor_parallel::ParallelizePlan gpt_plan(bool sequence_parallel) {
 struct GptRun {
   GptOptions options{};
   bool sequence_parallel = false;
-  /// Called with the parallelized model, after its parameters have values.
+  /// A function that puts a mistake into the parallelized model, whose parameters have values.
   std::function<void(Gpt&, const DeviceMesh&)> plant = [](Gpt&, const DeviceMesh&) {};
-  /// The function that verify() checks; nullptr: the loss.
+  /// The function whose runs verify() compares; nullptr: a function that computes the loss.
   std::function<at::Tensor(Gpt&, const at::Tensor& tokens)> step{};
 };
 

@@ -54,7 +54,7 @@ comm::TrafficTable second_step(
   return world->traffic().since(before);
 }
 
-/// Calls and bytes of each (mesh dimension, collective).
+/// The number of calls and of sent bytes for each pair of mesh dimension and collective.
 using CallsAndBytes =
     std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
 

@@ -22,7 +22,7 @@ struct Epoch {
   std::uint64_t time = 0;
 };
 
-/// For each queue, how much of its work is done (a vector clock: Mattern 1989; Fidge 1988).
+/// How much work of each queue is done (a vector clock: Mattern 1989; Fidge 1988).
 class VectorClock {
  public:
   void join(const VectorClock& other) {
@@ -82,7 +82,7 @@ class MemoryMap {
     std::size_t owner = 0;
     std::string place;
   };
-  /// The last use of a block of memory that is free.
+  /// The last action that used a block of memory, which is now free.
   struct Use {
     Action user;
     std::string memory;

@@ -21,7 +21,7 @@ namespace {
 using testing::counting_values;
 using torch::jit::Stack;
 
-/// A call that libtorch accepts for plain tensors, with its results.
+/// An operator call that libtorch accepts for plain tensors, and the results of the call.
 struct Call {
   c10::OperatorHandle op;
   Stack arguments;
@@ -48,7 +48,7 @@ Stack run(const c10::OperatorHandle& op, Stack stack) {
   return stack;
 }
 
-/// Values for the arguments of a call. tensor(i) makes the tensor argument number i, from 0.
+/// Values for the arguments of a call. tensor(i) makes tensor argument i; the first is 0.
 struct Profile {
   at::Tensor (*tensor)(int number);
   std::int64_t integer;

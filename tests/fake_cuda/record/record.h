@@ -72,7 +72,7 @@ struct Record {
   std::map<std::string, std::int64_t> gemms;
   std::map<std::pair<std::string, CallStack>, std::int64_t> host_syncs;
   std::map<std::pair<std::string, CallStack>, std::int64_t> violations;
-  std::map<int, CallStack> contexts;  ///< key: device; value: the call that made the context
+  std::map<int, CallStack> contexts;  ///< key: device; value: call stack that made the context
   MemoryUse device_memory;
   MemoryUse pinned_memory;
   std::map<std::int64_t, StreamUse> streams;

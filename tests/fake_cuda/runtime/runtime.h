@@ -63,13 +63,13 @@ int device_of(const void* address);
 
 // Streams run their work in order, while the host continues.
 
-/// A point in a stream's work. The point is finished when all earlier work is done.
+/// A point in a stream's queue. The point is finished when all work queued before it is done.
 class Completion {
  public:
   void finish();
   bool finished() const { return finished_; }
   void wait() const { finished_.wait(false); }
-  /// The time at which all earlier work was done.
+  /// The time at which all work before the point was done.
   std::chrono::steady_clock::time_point time() const { return time_; }
 
  private:
@@ -116,7 +116,7 @@ class Stream {
   bool has_thread_ = false;
 };
 
-/// Returns the handle's stream, or the default stream for a null handle. Null if destroyed.
+/// Returns a handle's stream; for a null handle, the default stream; null for an ended stream.
 Stream* find_stream(cudaStream_t handle);
 
 /// Returns all existing streams, for calls that wait for a device.

@@ -134,7 +134,7 @@ TEST(Offload, KeepsShardsAndGradientsOnTheHostInTheirOwnType) {
   }
 }
 
-/// Streams that call `waits` when the host waits for a stream.
+/// Streams that do nothing except call the function `waits` when the host waits for a stream.
 class HostWaits final : public comm::Streams {
  public:
   explicit HostWaits(std::function<void()> waits) : waits_(std::move(waits)) {}
@@ -149,7 +149,7 @@ class HostWaits final : public comm::Streams {
   std::function<void()> waits_;
 };
 
-/// Copies to the host are asynchronous: a gradient is complete only after the host has waited.
+/// Copies to the host are asynchronous. The host must wait before gradients are used.
 TEST_ON_RANKS(Offload, AddsGradientsAndCallsHooksOnceTheHostHasWaited, 2) {
   ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
   const at::Tensor weight = model.head->slot("weight")->persistent();
