@@ -25,7 +25,6 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/fake_mode.h"
-#include "tessera/planning/detail/search.h"
 #include "tessera/planning/plan.h"
 #include "tessera/planning/report.h"
 
