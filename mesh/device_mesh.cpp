@@ -130,8 +130,8 @@ struct DeviceMesh::Impl {
   // This rank's coordinate; empty if this rank is not a member of the mesh.
   std::vector<std::int64_t> coordinate;
 
-  /// The process groups of single mesh dimensions, as atomic pointers, because every collective
-  /// reads one of the pointers and should not need a lock.
+  /// The process group of each mesh dimension, as an atomic pointer: every collective reads such a
+  /// pointer and should not need a lock.
   mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
   // Protects `groups`. Keys of `groups` are lists of dimensions and not sets, because the order of
   // the dimensions decides the order of the ranks.
@@ -458,7 +458,7 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 }  // namespace
 
 /// Makes a mesh with the same root as this mesh, or finds an equal mesh. Slices of slices have the
-/// first mesh as root, so equal submeshes are one object, however the program made them.
+/// first mesh as root, so equal submeshes are one object, whichever slices made the submeshes.
 DeviceMesh DeviceMesh::relative(std::vector<int> ranks, MeshShape shape) const {
   const Impl& own = impl();
   if (ranks == own.root->ranks && shape == own.root->shape) {

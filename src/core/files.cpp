@@ -42,10 +42,10 @@ std::string temporary_prefix(const std::filesystem::path& path) {
 }
 
 /// The maximum number of bytes that are written but not yet on the disk. The limit keeps sync()
-/// short for files of any size: other ranks can wait for this rank in a collective meanwhile.
+/// short for files of any size, because other ranks can wait for this rank during sync().
 constexpr std::uint64_t kMostUnsynced = std::uint64_t{16} << 20;
 
-/// Makes a system call, and repeats it while a signal interrupts it. Returns its result.
+/// Makes a system call, and repeats the call while a signal interrupts it. Returns its result.
 template <class Call>
 auto uninterrupted(const Call& call) {
   auto result = call();

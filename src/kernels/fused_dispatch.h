@@ -20,7 +20,7 @@ namespace tessera::kernels {
 
 /// Whether the CUDA kernels support the tensor's device and type.
 inline bool has_cuda_kernels(const at::Tensor& x) {
-  // True even on a CPU while a FakeMode simulates a GPU, to allocate as much memory as on a GPU.
+  // runs_on_cuda() is also true on a CPU if a FakeMode simulates a GPU and its memory use.
   return runs_on_cuda(x) &&
          (x.scalar_type() == c10::ScalarType::Float ||
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);

@@ -104,8 +104,8 @@ MemoryUse take_memory_use(const std::string& device_type) {
 
 namespace {
 
-/// The time of one measurement. It is much longer than the time slice of a scheduler, because a
-/// machine can have more ranks than cores.
+/// The time of one measurement: much longer than the time slice of a scheduler, because a machine
+/// can have more ranks than cores.
 constexpr double kWindowSeconds = 0.06;
 /// The shortest time of a matrix product. Shorter products do not use all cores of large machines.
 constexpr double kProductSeconds = 5e-3;

@@ -62,7 +62,7 @@ void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops) {
   metrics.tokens_per_s = static_cast<double>(tokens) / metrics.step_time_s;
   // The FLOPs are counted for the number of tokens that each rank contributes. With tensor
-  // parallelism, a rank computes parts of the results for more tokens.
+  // parallelism, a rank processes more tokens, but computes only parts of their results.
   const double per_rank = metrics.tokens_per_s / world_size;
   metrics.tflops = per_rank * flops.per_token / 1e12;
   if (!peak_flops || tokens == 0) {

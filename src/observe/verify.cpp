@@ -215,8 +215,8 @@ std::string first_line(const std::string& message) {
 }
 
 /// Runs `step` with `module`, and backward if the result requires grad. The parameters have no
-/// gradients before and after. Collective if `step` is collective. An exception in `step` becomes
-/// an Error with the name of the innermost running module; a PeerError is rethrown unchanged.
+/// gradients before and after the run. Collective if `step` is. An exception in `step` becomes an
+/// Error with the name of the innermost running module; a PeerError is rethrown unchanged.
 SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step) {
   Recorder recorder;
   const BackwardOrder order(module);

@@ -238,8 +238,8 @@ std::pair<std::string, std::string> first_lines_apart(const std::string& a, cons
   return {line(a), line(b)};
 }
 
-/// Whether a tensor has other sizes on the mesh than on one rank. The parts of several ranks then
-/// possibly have to be joined.
+/// Whether a tensor has other sizes on the mesh than on one rank. Such a tensor can be one rank's
+/// part of a larger tensor, whose parts must be joined.
 bool has_other_sizes(const Pair& pair) {
   return pair.on_mesh.defined() && pair.one_rank.defined() &&
          pair.on_mesh.sizes() != pair.one_rank.sizes();

@@ -63,8 +63,8 @@ class Submesh {
   }
 
  private:
-  /// For each dimension of the root mesh: the difference of the submesh coordinates of the second
-  /// and the first rank along the dimension; empty if the second rank is outside of the submesh.
+  /// For each dimension of the root mesh: by how much one step along the dimension, from the first
+  /// rank, changes the submesh coordinates; empty if the step leaves the submesh.
   std::vector<Coordinate> steps_;
   std::size_t ndim_;
 };

@@ -250,8 +250,8 @@ class LayoutSearch {
     for (std::int64_t n = 2; n <= s.batch && !fits() && floor <= s.machine.room(); n *= 2) {
       const std::int64_t before = least_peak(search_);
       try_meshes(s.first.cp, n);
-      // Doubling the number of micro-batches halves the memory of a micro-batch. So the next
-      // doubling saves at most as much memory as the last doubling.
+      // Doubling the number of micro-batches halves the memory of a micro-batch, so each doubling
+      // saves at most as much memory as the doubling before.
       floor = least_peak(search_) - (before - least_peak(search_));
     }
   }

@@ -298,9 +298,9 @@ class SearchState {
     return part && detail::canonical_digits(layout_->mesh_sizes(), *part) == layout_->digits(dim);
   }
 
-  /// Whether `mesh_dims` are the last mesh dimensions of a Digit (sub-dimension) whose extent is
-  /// divisible by the product of the sizes of all its mesh dimensions. Only then has one flattened
-  /// process group the same chunks as the nested mesh dimensions.
+  /// Whether `mesh_dims` are the last mesh dimensions of a Digit (sub-dimension), and the sizes of
+  /// all its mesh dimensions have a product that divides the Digit's extent. Only then has one
+  /// flattened process group the same chunks as the nested mesh dimensions.
   bool is_group(int dim, const Digits& digits, std::span<const int> mesh_dims) const {
     if (mesh_dims.size() == 1) {
       return true;
@@ -653,8 +653,8 @@ class Search {
     }
   }
 
-  // Records a path to `layout`, if it is the first or the cheapest one so far. A cheaper path
-  // reopens a finished node, because the A* estimate is admissible but not consistent.
+  // Records a path to `layout`, if the path is the first or is cheaper than all earlier paths. A
+  // cheaper path reopens a finished node, because the A* estimate is admissible but not consistent.
   void reach(LayoutPtr layout, double cost, std::size_t parent, Step step) {
     const auto [known, is_new] = numbers_.try_emplace(layout, nodes_.size());
     if (!is_new && nodes_[known->second].cost <= cost) {

@@ -119,7 +119,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
   return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
 }
 
-/// Removes the innermost mesh dimension from `digits` and returns that mesh dimension, or -1.
+/// Removes and returns the innermost mesh dimension of `digits`; -1 if there is no mesh dimension.
 int drop_innermost(std::vector<Digit>& digits) {
   for (Digit& digit : digits | ranges::views::reverse) {
     if (digit.mesh_dims.empty()) {

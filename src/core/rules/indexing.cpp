@@ -103,8 +103,8 @@ std::optional<ShardingRule> gather_rule(const OpCall& call) {
   input_of(rule, index)[dim] = {add_factor(rule, meta_of(call, index).sizes[dim])};
   rule.outputs.push_back(input_of(rule, index));
   add_any_linear(rule, {self});
-  // Whether elements can be summed, which bools cannot. TensorMeta has only the size of the type,
-  // so all 1-byte types are excluded.
+  // Whether elements can be summed: bools cannot. TensorMeta has only the element size of the type,
+  // so all types of 1 byte are excluded.
   const bool numbers = meta_of(call, self).itemsize > 1;
   if (numbers && 2 * meta_of(call, index).numel() <= meta_of(call, self).numel()) {
     gather_by_parts(rule, call, self, dim);

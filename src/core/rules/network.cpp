@@ -128,7 +128,7 @@ namespace {
 
 /// The factors (einsum index letters) of a convolution: input (batch, in channels, space...),
 /// weight (out channels, in channels, window...), result (batch, out channels, space...). Space and
-/// window stay unsharded, and so do channels if the convolution has several groups.
+/// window stay unsharded. Channels also stay unsharded if the convolution has several groups.
 struct ConvolutionFactors {
   Factors batch, in, out;
   TensorFactors input, weight, result;

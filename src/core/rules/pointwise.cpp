@@ -20,9 +20,9 @@ std::optional<ShardingRule> like_rule(const OpCall& call) {
   return rule;
 }
 
-/// The rule of new_zeros(self, size, ...). A dimension whose size is the same as in self is sharded
-/// as in self, because gradient formulas make zeros in this way and then write a gradient into the
-/// zeros. The result is replicated if it has another number of dimensions than self.
+/// The rule of new_zeros(self, size, ...). A dimension that has the same size as in self is sharded
+/// as in self, because gradient formulas make such zeros and then write a gradient into the zeros.
+/// If the result and self differ in their number of dimensions, the result is replicated.
 std::optional<ShardingRule> new_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   const Sizes& own = call.tensor(0).sizes;

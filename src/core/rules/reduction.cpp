@@ -371,10 +371,10 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   return rule;
 }
 
-/// The rule of a loss(self, target, ..., reduction, ...) of pairs of elements. A mean runs as a
-/// sum, divided by the global number of elements; in half precision, as the average of the means of
-/// equal shards. A backward does not reduce, and is linear in its first argument: the gradient, a
-/// scalar or a tensor of the elements' shape.
+/// The rule of a loss(self, target, ..., reduction, ...) of pairs of elements. A mean is computed
+/// as a sum, divided by the global number of elements; in half precision, as the average of the
+/// means of equal shards. The backward of a loss has no reduction, and is linear in its first
+/// argument: the gradient, a scalar or a tensor of the elements' shape.
 std::optional<ShardingRule> loss_rule(const OpCall& call, std::size_t reduction_arg,
                                       bool is_backward) {
   ShardingRule rule = start(call);

@@ -359,8 +359,8 @@ Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& 
   return chunks;
 }
 
-/// Hashes the properties that are equal for all shards of a tensor: its type, and its sizes along
-/// dimensions that are not sharded.
+/// Returns a hash of the properties that are equal for all shards of a tensor: its type, and its
+/// sizes along dimensions that are not sharded.
 std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& split) {
   Sizes sizes = local.sizes().vec();
   for (const SplitDim& each : split) {

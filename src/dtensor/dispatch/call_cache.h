@@ -159,8 +159,8 @@ class CallKey {
 };
 
 /// Hash table of bounded size with the plans of this thread's recent operator calls. If all entries
-/// in which a new plan can be stored are full, the plan replaces the least recently used one. Each
-/// thread has its own cache, so that no locks are needed if ranks are threads.
+/// in which a new plan can be stored are full, the new plan replaces the least recently used plan.
+/// Each thread has its own cache, so no locks are needed if ranks are threads.
 class CallCache {
  public:
   /// The dispatch cache of the calling thread.

@@ -84,7 +84,7 @@ void run_decomposed(PlannedCall& call) {
 }
 
 /// Runs a call if this thread's StrictScope and ReplicationScope permit the call. The operator's
-/// name labels its collectives. The scopes are checked first, so a refused call has moved no data.
+/// name labels its collectives. The scopes are checked first, so that a refused call moves no data.
 template <class Run>
 void run_allowed(PlannedCall& call, const Run& run) {
   check_policy(call);

@@ -173,8 +173,8 @@ class Localizer {
     return local;
   }
 
-  /// If `tensor` is a written detached view (DetachedView), which has its own copy of the elements
-  /// of its base, records the view. The write is later repeated on the base.
+  /// If the operator writes `tensor`, and `tensor` is a detached view (DetachedView: it has its own
+  /// copy of the elements of its base), records the view. The write is later repeated on the base.
   void check_detached(const DistributedTensorImpl& impl, const at::Tensor& tensor,
                       std::size_t argument) {
     if (!impl.detached_view()) {

@@ -140,7 +140,7 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const at::Tensor& own = impl != nullptr ? impl->local() : written.original;
   const bool in_place = written.local.is_same(own) && input.written == spec->sharding.layout;
   if (in_place && impl == nullptr) {
-    return;  // libtorch has written to the plain tensor, and may have resized it
+    return;  // libtorch has written to, and possibly resized, the plain tensor
   }
   if (!plan.has_rule && written.local.sizes() != spec->sizes) {
     return take_new_sizes(run, *impl, written.local);

@@ -292,7 +292,7 @@ bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
 }
 
-/// Whether this attention repeats the key heads. On a CPU libtorch handles unequal head counts.
+/// Whether this attention call repeats the key heads. A CPU's kernels take unequal head counts.
 bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                    const at::Tensor& mask, double dropout) {
   const bool training = in_training(q, k, v, dropout);

@@ -137,7 +137,7 @@ class RecomputableNode : public FusedNode {
   variable_list apply(variable_list&& gradients) final;
 
   /// Like FusedNode::record, for the operator's first result. `inputs`: the inputs of compute().
-  /// The recomputation needs no communication only if all inputs have the result's layout.
+  /// Only if all inputs have the result's layout, the recomputation needs no communication.
   template <class... Tensors>
   void record_with(const at::Tensor& result, const Tensors&... inputs) {
     record(result);

@@ -207,8 +207,8 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int row = rules::add_factor(rule, sizes[0]);
   const int column = rules::add_factor(rule, sizes[1]);
-  // The columns that a rank has must be contiguous, because `first_column` and the number of
-  // columns must suffice to find the targets among the columns.
+  // A rank's columns must be contiguous, because only `first_column` and the number of columns tell
+  // which targets are among these columns.
   rule.factors.back().contiguous = true;
   const rules::TensorFactors rows{{row}}, matrix{{row}, {column}};
   rule.inputs = {rows, matrix, rows, rows};

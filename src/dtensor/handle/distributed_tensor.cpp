@@ -278,7 +278,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   }
   const auto sizes = tensor.sizes().vec();
   // Compares the arguments between ranks before the scatter: ranks that disagree would wait for one
-  // another. Only the layout and the sizes of the empty tensor from make_agreed() are used.
+  // another. make_agreed() returns an empty tensor, of which only layout and sizes are used.
   const auto empty = make_agreed(mesh, [&] {
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};

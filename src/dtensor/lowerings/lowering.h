@@ -67,7 +67,7 @@ using Dims = std::vector<std::int64_t>;
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
 
 /// The mesh dimensions that shard the tensor dimensions `dims`, in the order of `dims`. Mesh
-/// dimensions that shard the same tensor dimension are in the order in which they shard it.
+/// dimensions that shard the same tensor dimension are in the order in which they divide it.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
 /// The number of results of a reduction over `dims` on the rank with the most results.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);

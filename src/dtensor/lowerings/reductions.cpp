@@ -110,8 +110,8 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 
 /// The loss operator's arguments: (self, target, weight, reduction, ignore_index)
 Results run_mean(Arguments arguments) {
-  // Computes the sum of the losses; the sharding rule makes the sum and the total weight Partial.
-  // The total weight differs between shards: it depends on size, classes and ignored samples.
+  // Computes the sum of the losses; the sharding rule makes the sum and the total weight Partial. A
+  // shard's total weight depends on the number, the classes and the ignored part of its samples.
   const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
                                                   arguments[2].toOptional<at::Tensor>(),
                                                   at::Reduction::Sum, arguments[4].toInt());

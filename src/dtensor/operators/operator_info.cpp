@@ -293,7 +293,7 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},
 
-    // Operators whose number argument must not act on each term of a Partial sum:
+    // Operators whose number argument must not be applied to single terms of a Partial sum:
     TraitRow{Trait::kNumberBesideSum, "where.* masked_fill.* masked_fill_.*"},
     TraitRow{Trait::kDivides, "div.* div_.* divide.* divide_.* true_divide.* true_divide_.*"},
 

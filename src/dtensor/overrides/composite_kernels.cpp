@@ -98,8 +98,8 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   }
 }
 
-// Kernels for gradient formulas that write the gradient into plain zeros, for which a distributed
-// gradient would have to be gathered. In these kernels the zeros have the gradient's layout.
+// Kernels for gradient formulas that write the gradient into plain zeros. A distributed gradient
+// would have to be gathered for plain zeros, so these kernels make zeros with its layout.
 
 /// The backward of max.dim, sort, topk and other operators that select values.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::int64_t dim,

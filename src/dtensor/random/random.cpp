@@ -141,8 +141,8 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
     : turn_(turns()),
       generator_(at::globalContext().defaultGenerator(device)),
       outer_(generator_.get_state()) {
-  // Also locks the generator itself, because other threads of libtorch can draw from it. The seed
-  // is one number, which combines the seed and the stream of the random key.
+  // Locks the mutex of the generator, because other threads of libtorch can draw from the
+  // generator. The seed is one number, which combines the seed and the stream of the random key.
   std::lock_guard lock(generator_.mutex());
   generator_.set_current_seed(key.seed ^ key.stream);
 }

@@ -178,7 +178,7 @@ Transfer::~Transfer() {
 
 const at::Tensor& Transfer::finish() {
   // A second thread that calls finish() waits for this lock and then finds the result. This thread
-  // holds the lock while it finishes older transfers: locks of younger transfers are taken first.
+  // finishes older transfers under the lock, so all threads lock younger transfers first.
   const std::lock_guard lock(mutex_);
   if (started_.rest != nullptr) {
     complete();

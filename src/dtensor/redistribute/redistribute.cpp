@@ -149,8 +149,8 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   return chunks;
 }
 
-/// Whether only chunks at the end are shorter than the first chunk. All chunks, padded to the first
-/// chunk's size, then follow one another in order and without gaps.
+/// Whether only chunks at the end are shorter than the first chunk. If true, all chunks, padded to
+/// the first chunk's size, follow one another in order and without gaps.
 bool only_last_are_short(const std::vector<Chunk>& chunks) {
   const auto full = chunks.front().size;
   for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
@@ -654,8 +654,8 @@ comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tens
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
-  // Compares the layout without the Partial by address, because layouts are interned. Only sums are
-  // combined in one all-reduce: a mean or a product cannot be added to sums.
+  // Compares the addresses of two layouts, one of them without its Partial: layouts are interned.
+  // Only sums are combined in one all-reduce: a mean or a product cannot be added to sums.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
   return only_sum ? &from.mesh.group(partial[0].mesh_dim) : nullptr;
@@ -680,13 +680,13 @@ void DeferredSums::forget(const void* owner) {
 }
 
 void DeferredSums::run() {
-  // Empties the member before the buckets of sums are reduced: a callback `then` can call add(),
-  // and failed sums must not be sent a second time.
+  // Empties buckets_ before the buckets are reduced: a callback `then` can call add(), and sums
+  // that have failed must not be sent a second time.
   const std::vector<Bucket> buckets = std::exchange(buckets_, {});
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// All ranks must add their sums in the same order, because the all-reduce adds by position.
+/// All ranks must call add() in the same order, because the all-reduce adds sums by position.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {

@@ -83,9 +83,9 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
   transfer_ = std::move(transfer);
 }
 
-/// Gives the local tensor the version counter that the distributed tensor used while the transfer
-/// was pending: that of an empty stand-in tensor. If the transfer throws, transfer_ stays set, so
-/// that later uses throw as well.
+/// Gives the local tensor the version counter of the empty stand-in tensor, which the distributed
+/// tensor used while the transfer was pending. If the transfer throws, transfer_ stays set, so that
+/// later uses throw as well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
   give_count_to(local_);

@@ -140,9 +140,9 @@ struct SquareSums {
 struct SumKinds {
   const double* sums = nullptr;
   std::int64_t ends[3] = {};  ///< index after the last sum of each of the three kinds of tensors
-  /// out[0]: the sum of squares of the first kind, which ranks then add up. out[1]: that of the
-  /// plain tensors. A non-finite value in a plain tensor or a copy makes out[0] non-finite too, so
-  /// that all ranks see the failure.
+  /// out[0]: the sum of squares of the first kind, which ranks then add up. out[1]: the sum of
+  /// squares of the plain tensors. A non-finite value in a plain tensor or a copy makes out[0]
+  /// non-finite, so that all ranks see the failure.
   double* out = nullptr;
 };
 

@@ -83,7 +83,7 @@ TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t plac
           load<N>(cos + p.half + i, N), signed_at<N>(sin, p.transposed ? i : p.half + i, -sign)};
 }
 
-/// Returns N elements of one half of a rotated head: own * cos + other * sin (of the other half).
+/// Returns N elements of a rotated head's half: own * cos + other * sin; `other` is the other half.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
                                      const Floats<N>& other, const Floats<N>& sin) {
