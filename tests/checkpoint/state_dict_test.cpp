@@ -100,7 +100,7 @@ TEST_ON_RANKS(StateDicts, LeaveFrozenParametersOut, 2) {
   EXPECT_EQ(local_tensor(net.head->slot("weight")->persistent()).abs().max().item<float>(), 0.0F);
 }
 
-/// Calls set_model_state_dict() with Values() on rank 0, `state` on rank 1. Returns the errors.
+/// Calls set_model_state_dict() with Values() on rank 0, `state` on rank 1. Returns the error.
 std::string error_of(const TensorDict& state, const StateDictOptions& options = kFull) {
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     Net net;

@@ -244,7 +244,7 @@ std::string report_of(const Ended& ended) {
   return found[0];
 }
 
-/// The time in which the watchdog's report must come. The watchdog reports after 1 s.
+/// A limit of 3 s: the watchdog reports after 1 s, and processes can be 2 s late.
 constexpr milliseconds kAfterTheLimit{3000};
 
 /// A limit much shorter than the time-out. A sanitizer makes processes slow, so its limit is 2 s.

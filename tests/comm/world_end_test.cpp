@@ -98,7 +98,7 @@ TEST(WorldEnd, AScopeInTheCleanUpAfterAnExceptionEndsWell) {
   EXPECT_ERROR(world->group({0}, "late"), "has ended");
 }
 
-// thread_worlds() sets TORCH_FR_BUFFER_SIZE (libtorch's flight recorder) to 0; no other world does.
+// Only thread_worlds() sets TORCH_FR_BUFFER_SIZE to 0, which turns libtorch's flight recorder off.
 TEST(DISABLED_WorldEnd, RunsAProcessToItsEnd) {
   const WorldPtr world = world_from_environment();
   group_of_all(*world)->barrier();

@@ -138,7 +138,7 @@ TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4
   EXPECT_EQ(again.first.at({"tp", "all_gather"}).calls, plain.first.at({"tp", "all_gather"}).calls);
   EXPECT_EQ(again.first.at({"tp", "reduce_scatter"}).calls,
             plain.first.at({"tp", "reduce_scatter"}).calls + depth);
-  // If the results of collectives are saved, backward repeats no collective.
+  // If forward saves the results of collectives, the recomputation repeats no collective.
   const Step saved = llama_step(rank, 2, &collectives);
   EXPECT_EACH(saved.second, plain.second);
   EXPECT_EQ(saved.first.at({"tp", "all_gather"}).calls,
@@ -147,7 +147,7 @@ TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4
             plain.first.at({"tp", "reduce_scatter"}).calls);
   EXPECT_EACH(llama_step(rank, 2, &selective).second, plain.second);
   // Forward saves the results of the 7 matrix products of each block. The recomputation uses 6 of
-  // them: backward does not need the result of `down`.
+  // these results, because backward does not need the result of the product `down`.
   EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
   EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);
   // With attention and MLP as units, the all-gather comes before each unit's autograd node.

@@ -21,8 +21,8 @@ std::string number_of(const comm::StreamEventPtr& event) {
   return std::to_string(static_cast<const RecordingStreams::Event&>(*event).number);
 }
 
-/// Abbreviates notes of units: "+1" is the gather of block 1, "=1" its unshard, "-1" its reshard,
-/// "r1" its reduction, and "." the root.
+/// Expands notes of units: "+1" is the gather of block 1, "=1" the unshard, "-1" the reshard, and
+/// "r1" the reduction of the block's gradients. "." in place of a number is the root.
 Log notes(const Log& words) {
   Log lines;
   for (const std::string& word : words) {

@@ -490,7 +490,7 @@ at::Tensor sum_of_losses(const std::vector<at::Tensor>& outputs, const at::Tenso
 
 void Net::reset_parameters(const nn::InitContext& init) {
   for (const auto& [name, slot] : named_slots()) {
-    // Most 1-D parameters are scales. Values around 1 keep activations from vanishing.
+    // Most 1-D parameters are scales, and scales near 0 would make activations vanish.
     const bool vector = slot->get().dim() == 1;
     init.fill(slot, vector ? nn::init::uniform(0.5, 1.5) : nn::init::uniform(-0.6, 0.6));
   }

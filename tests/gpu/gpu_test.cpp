@@ -437,7 +437,7 @@ TEST(LinearCrossEntropyOnGpu, RoundsABf16WeightsGradientOnce) {
   constexpr std::int64_t kTokens = 640, kVocabulary = 256, kFeatures = 64;
   const at::Tensor hidden = numbers({kTokens, kFeatures}, 12).to(at::kBFloat16);
   const at::Tensor targets = at::arange(kTokens, at::kLong).mul(91).remainder(kVocabulary);
-  // With a weight of zeros, bf16 represents the gradient of the logits exactly.
+  // The weight is zeros, so all probabilities are 1/256, and bf16 has exact gradients of logits.
   const at::Tensor of_logits = at::full({kTokens, kVocabulary}, 1.0 / kVocabulary, at::kDouble);
   of_logits.scatter_add_(1, targets.unsqueeze(1), at::full({kTokens, 1}, -1.0, at::kDouble));
   const at::Tensor expected = of_logits.t().mm(hidden.to(at::kDouble));

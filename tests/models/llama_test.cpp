@@ -40,7 +40,7 @@ at::Tensor packed_tokens() {
   return tokens_of(kPacked, 61, 0, 0, kPacked.batch).slice(1, 0, -1);
 }
 
-/// Returns a Llama with the gradients of the summed loss, by one call for each document.
+/// Returns a Llama with gradients of the summed loss. Each document is a separate forward call.
 std::shared_ptr<Llama> trained_by_document(const PackedRun& run) {
   const auto model = make_packed_llama(run);
   const at::Tensor tokens = packed_tokens();
@@ -117,7 +117,7 @@ constexpr Shape kSplitShape{
         "max_position_embeddings": 16})",
     6, 24};
 
-/// Sizes of the mesh ("dp_replicate", "dp", "cp", "tp"; a cp of 1 is left out), and options.
+/// Options, and sizes of a mesh ("dp_replicate", "dp", "cp", "tp"; without "cp" if its size is 1).
 struct SplitMesh {
   std::int64_t replicas, dp, cp, tp;
   bool sequence_parallel = true;

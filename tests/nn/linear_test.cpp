@@ -264,7 +264,7 @@ TEST(LinearProducts, OfInputsThatHooksReplaceAreTheirs) {
 TEST(LinearProducts, OfAnInputThatAHookWritesToAreOfItsValuesThen) {
   Model model;
   model.k->add_forward_pre_hook([](auto&, TensorList inputs) { inputs[0]->mul_(3); });
-  // The pre-hook of k writes to x. Autograd allows this, because the frozen q does not save x.
+  // The pre-hook of k writes to x. Autograd allows the write, because the frozen q saves no x.
   model.q->weight->requires_grad_(false);
   const auto gradient_of_x = [&](bool together) {
     model.together = together;

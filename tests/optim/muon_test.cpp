@@ -19,7 +19,7 @@ void run(Muon& optimizer) {
   }
 }
 
-/// A function that makes the slot of matrix i in some layout. All layouts must give equal updates.
+/// A function that makes the slot of matrix i in one layout. Each layout must give equal updates.
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {8, 2}, {1, 6}, {5, 9}, {4, 4}, {3, 7}};
 

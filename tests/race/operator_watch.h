@@ -25,8 +25,8 @@ class OperatorWatch {
   std::uint64_t callback_;
 };
 
-/// While the object exists, no operators are reported: the operators inside a CPU back end would
-/// not exist on a device.
+/// While the object exists, the checker gets no reports of operators. A CPU back end calls
+/// operators that a back end for a device does not call.
 class OperatorPause {
  public:
   OperatorPause();

@@ -203,7 +203,7 @@ TEST(DebugMode, ComparesInputsOperandsCopiesAndGradients) {
        },
        {"the gradient of parameter 'weight' differs", "(tp=2)"}},
       // Under FSDP, gradients are compared after the reduction. The first backward uses one rank's
-      // gradient on all ranks, because it is unknown which gradients are Partial.
+      // gradient on all ranks, because FSDP does not know yet which gradients are Partial.
       {"a gradient of shards",
        2,
        [](const DeviceMesh& dp, const DeviceMesh& tp) {

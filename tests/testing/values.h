@@ -89,7 +89,7 @@ inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std
   }
 }
 
-/// Returns the local tensor of this rank by index arithmetic; on Partial mesh dimensions, a term().
+/// Returns this rank's local tensor by index arithmetic: a shard or, if Partial, a term() of it.
 inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, const Layout& layout) {
   at::Tensor part = full;
   for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {

@@ -183,7 +183,7 @@ TEST(FusedOperators, RunInInferenceMode) {
   }
 }
 
-/// Tests forward and backward of attention, with as many and with fewer key-value heads as queries.
+/// Tests forward and backward of attention of 4 query heads with 4 and with 2 key-value heads.
 TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   for (const std::int64_t kv_heads : {4, 2}) {
     expect_attention_of_parts(
@@ -209,7 +209,7 @@ at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
   return (scores + mask).softmax(-1).matmul(t[2].repeat_interleave(group, 1));
 }
 
-/// Attention of 5 queries and 14 keys: 4 keys with a mask, 5 without one, 5 with a causal mask.
+/// Attention of 5 queries in three ranges of keys: 4 with a mask, 5 without, 5 with a causal mask.
 struct Parts {
   Tensors inputs{values({2, 6, 5, 8}), values({2, 3, 14, 8}, 1), values({2, 3, 14, 8}, 2)};
   at::Tensor edge = at::full({5, 4}, kHidden, at::kDouble).tril(-2);

@@ -35,7 +35,7 @@ OperatorCases cases() {
 INSTANTIATE_TEST_SUITE_P(Forms, Operators, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// Expects `function` of a tensor to be equal on one rank and with each dimension sharded over 4.
+/// Expects that `function` has equal results on one rank and for each sharded dimension on 4 ranks.
 template <class Function>
 void expect_same(const at::Tensor& values, const Function& function) {
   const auto expected = function(values);
@@ -62,7 +62,7 @@ TEST(Norm, SumsHalfPrecisionInSinglePrecision) {
               [](const at::Tensor& t) { return at::linalg_vector_norm(t, 2, at::IntArrayRef{0}); });
 }
 
-// batch_norm redistributes the running statistics to the layout of the channels, and back.
+// batch_norm redistributes the running statistics to the layout of x's channels, and back.
 TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
   const at::Tensor values = at::sin(at::arange(48, at::kDouble)).view({4, 3, 4});
   const at::Tensor statistics = at::arange(1, 13, at::kDouble).view({4, 3});

@@ -154,7 +154,7 @@ std::vector<std::string> errors_of(const testing::Body& body) {
   return errors;
 }
 
-/// A call that differs between two ranks, and a word that each rank's error must contain.
+/// A call that two ranks make differently, and a word that each rank's error must contain.
 struct Disagreement {
   const char* what;
   testing::Body act;

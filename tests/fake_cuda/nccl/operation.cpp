@@ -84,7 +84,7 @@ class Transfers {
       moved += move_some();
       if (!sends && before < sizeof(Header) && moved == sizeof(Header) &&
           header_of_peer != header) {
-        // Reports a call after which NCCL would hang or write wrong data. The fake then hangs.
+        // NCCL would hang or write wrong data after this call. The fake reports the call and hangs.
         count_violation("rank " + std::to_string(peer) + " of communicator " + communicator->id() +
                         " calls another collective, or one of another size");
         communicator->lose();
