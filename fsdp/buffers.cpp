@@ -79,8 +79,8 @@ struct Piece {
 /// Returns one Piece for the first `ranks` ranks, which all have full shards split on dimension 0.
 Piece full_rows(const at::Tensor& unsharded, const at::Tensor& buffer, const Segment& segment,
                 std::int64_t ranks) {
-  // The tensor and the buffer are both viewed as (ranks, rows, ...), so the copy between them is
-  // one strided copy.
+  // The tensor and the buffer are both viewed as (ranks, rows, ...), so one strided copy copies all
+  // rows.
   std::vector<std::int64_t> sizes = segment.shape.sizes;
   sizes[0] = segment.shape.chunk();
   sizes.insert(sizes.begin(), ranks);

@@ -131,7 +131,7 @@ struct Segment {
 /// buffer of type `dtype`.
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
-/// The number of elements in a flat buffer that contains `segments` and the gaps between them.
+/// The number of elements in a flat buffer of `segments`, including the gaps between segments.
 std::int64_t flat_numel(const std::vector<Segment>& segments);
 
 /// Sets the gaps in `buffer` (..., flat numel) to zero. Gaps are sent with the segments, so their

@@ -287,7 +287,7 @@ void GradientReduction::wait(CommContext& context) {
     std::exchange(work_, nullptr)->wait();
   }
   const comm::StreamEventPtr event = context.streams().record(Lane::kReduceScatter);
-  // On a GPU the collective reads buffer_ until `event`, so the pool must not reuse it earlier.
+  // On a GPU the collective reads buffer_ until `event`. The pool reuses buffer_ after `event`.
   if (buffer_ && event != nullptr) {
     context.pool().release(*std::move(buffer_), event);
   }

@@ -161,7 +161,7 @@ void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // frees cached gathered memory that backward has not used
+    gathered.drop_piece();  // frees the cached part if no backward has used this part
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }
@@ -288,7 +288,7 @@ void IterationState::end_backward() {
   // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
   if (last) {
-    comm_context().finish_reductions();  // reduces over shards and over replicas
+    comm_context().finish_reductions();  // the reduction is over shards and over replicas
   }
   agree_on_gradients();
   // If more backwards follow, the last reduction stays in progress and overlaps the next

@@ -236,8 +236,8 @@ class ShardedParameter {
   /// the parameter. The call adds no gradient and calls no hook.
   void skip_unused() { arrives(); }
   /// To be called when the accumulated gradient is complete. If `by_any_rank` is false (no rank
-  /// used the parameter), the gradient becomes undefined unless it was defined before. If only
-  /// other ranks reduced the gradient, this rank's part is zero.
+  /// used the parameter), the gradient becomes undefined unless the gradient was defined before. If
+  /// only other ranks reduced the gradient, this rank's part is zero.
   void settle_use(bool by_any_rank);
 
   // The functions from add_unreduced() on are for gradients that wait, in `.grad`
@@ -260,7 +260,7 @@ class ShardedParameter {
   /// gradient counts as complete. Throws Error if the program has dropped the restored gradient.
   UnshardedGradient take_unsharded(c10::ScalarType dtype);
   /// Drops the gradient that a failed backward has left in the unsharded tensor. A restored
-  /// gradient stays accumulated, with the values that backward has added to it.
+  /// gradient stays accumulated, with the values that backward has added to the gradient.
   void drop_unsharded();
   /// Adds a gradient of the shard to the gradient that waits to be summed over replicas.
   void leave_to_replicas(const UnshardedGradient& gradient, c10::ScalarType dtype);

@@ -552,8 +552,8 @@ void GradientState::mark_expected() {
   }
 }
 
-/// Warns about NaN and Inf before the reduction spreads them to all ranks. Runs only with debug
-/// checks, because the CPU waits for the device.
+/// Warns about NaN and Inf before the reduction spreads NaN and Inf to all ranks. Runs only with
+/// debug checks, because the CPU waits for the device.
 void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
                                       const at::Tensor& gradient) const {
   if (tessera::detail::debug_checks() && gradient.defined() &&
@@ -675,7 +675,7 @@ void ParameterGroup::prepare(CommContext& context) {
   if (!replaced && shards_->laid_out()) {
     return;
   }
-  // The gathered tensors have the old memory or type, so they are freed.
+  // The gathered tensors have the old memory or type, so these tensors are freed.
   gathered_.reshard(context);
   shards_->lay_out();
   gathered_.lay_out(context);

@@ -48,7 +48,7 @@ class CommContext {
   /// To be called when the reduced gradient of `parameter` is being copied to CPU memory. settle()
   /// waits for the copy and calls the parameter's arrive().
   void expect_on_host(ShardedParameter& parameter) { on_host_.push_back(&parameter); }
-  /// Keeps tensors of the compute stream alive until `event`, because another stream uses them.
+  /// Keeps tensors of the compute stream alive until `event`, for the use on another stream.
   void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
 
  private:
@@ -148,8 +148,8 @@ class ParameterGroupShards {
   /// Takes over tensors that replaced parameters since the last call. Returns whether there were
   /// such tensors. Throws Error for a tensor whose layout differs from the layout of its shard.
   bool adopt();
-  /// Whether all shards are still in the memory where lay_out() put them. Conversions and loads
-  /// move shards.
+  /// Whether all shards are still in the memory where lay_out() put the shards. Conversions and
+  /// loads move shards.
   bool laid_out() const;
   /// Puts the shards into a flat buffer. Reads the types of the shards, which can have been
   /// converted since the last call. Throws Error with the parameters' names if parameters are on

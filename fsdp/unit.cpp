@@ -383,8 +383,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
 void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
   std::ranges::for_each(groups(), &ParameterGroup::begin_use);
-  // This unit's all-gathers are started before the prefetch of the next unit, because both run on
-  // one stream and this unit is needed first.
+  // This unit's all-gathers are started before the prefetch of the next unit, because all gathers
+  // share one stream and this unit is needed first.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
   if (to_run_.empty()) {  // to_run_ can be empty after a backward between two modules of the unit
@@ -563,7 +563,7 @@ void Unit::post_backward(nn::TensorList gradients) {
 void Unit::begin_buckets() {
   const int backward = tessera::detail::backward_id();
   if (buckets_backward_ >= 0 && buckets_backward_ == backward) {
-    return;  // a unit that ran twice can have reduced buckets already
+    return;  // a unit that ran twice can already have reduced some buckets
   }
   noted_.clear();
   buckets_left_ = groups().size();

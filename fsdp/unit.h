@@ -165,7 +165,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   CommContext& comm_context() const;
 
   std::vector<std::weak_ptr<Unit>> units_;
-  std::vector<Ran> forward_order_;  ///< forwards without a backward yet, oldest first
+  std::vector<Ran> forward_order_;  ///< forwards that no backward has reached yet, oldest first
   GatherOrder gather_order_;
   std::weak_ptr<Unit> ahead_;  ///< the unit that a forward prefetched last
   /// A token that lives as long as autograd's callback for the end of the running backward.

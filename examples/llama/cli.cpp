@@ -344,7 +344,7 @@ bool can_be_given(CLI::Option& option, const std::string& value) {
     std::string text = value;
     return (*option.get_validator(0))(text).empty();
   } catch (const CLI::OptionNotFound&) {
-    return true;  // get_validator() throws for an option without a check
+    return true;  // CLI11's get_validator() throws for an option without a check
   }
 }
 

@@ -248,7 +248,7 @@ void ExportFolder::publish() {
 /// random number for later models.
 std::string ExportFolder::shard_prefix() const {
   bool first = true;
-  std::error_code ignored;  // an error is ignored here: opening the first file reports it
+  std::error_code ignored;  // an error is ignored here: opening the first file reports the error
   for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
     first &= !entry.path().filename().string().starts_with("model-");
   }

@@ -262,7 +262,7 @@ bool has_control_character(std::string_view text) {
 }
 
 /// Throws Error for an unsafe tensor name. The format allows any string, but programs use names as
-/// file names and print them to terminals.
+/// file names and print names to terminals.
 void check_tensor_name(std::string_view name) {
   constexpr std::size_t kMaxNameBytes = 4096;
   TESSERA_CHECK(!name.empty(), "a tensor's name is empty");

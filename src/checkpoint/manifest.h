@@ -1,5 +1,5 @@
-// manifest.json of a saved step: the tensors of the step, the files that store them, and checksums
-// of every byte, including the bytes of the manifest.
+// manifest.json of a saved step: the tensors of the step, the files that store these tensors, and
+// checksums of every byte, including the bytes of the manifest.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// The tensors of a model and an optimizer, under the names by which files store them.
+// The tensors of a model and an optimizer, under the names by which files store the tensors.
 
 #pragma once
 

@@ -24,7 +24,7 @@ namespace tessera::checkpoint {
 // CheckedFile and the header types are not in the unnamed namespace, because members of
 // SafetensorsFile::Impl and SafetensorsWriter::Impl have these types.
 
-/// A file whose bytes are verified against checksums when they are read. Thread safe.
+/// A file whose bytes are verified against checksums when the bytes are read. Thread safe.
 class CheckedFile {
  public:
   /// `sums`: the checksum of each 1 MiB of the file; if empty, nothing is verified. Throws Error if

@@ -347,8 +347,8 @@ std::string path_of_nonfinite(const json& state) {
   return "";
 }
 
-/// Throws Error for JSON that would change when it is saved and loaded. `what` names the state in
-/// the message.
+/// Throws Error for JSON that would change by being saved and loaded. `what` names the state in the
+/// message.
 void check_storable(const json& state, const std::string& what) {
   const std::string nonfinite = path_of_nonfinite(state);
   TESSERA_CHECK(nonfinite.empty(), what, ": the number at '", nonfinite,

@@ -195,7 +195,7 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
 }
 
 /// Returns the saved steps above `after`, highest first. A run that continues from `after`
-/// withdraws these steps: marks them as unfinished.
+/// withdraws these steps: marks the steps as unfinished.
 std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
                                                const std::string& run_id) {
   std::vector<std::int64_t> found;

@@ -165,7 +165,7 @@ std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std:
   return others;
 }
 
-/// The text is sent by two broadcasts, its length first, because the other ranks must allocate
+/// The text is sent by two broadcasts, the length first, because the other ranks must allocate
 /// memory before they receive the text.
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
                            const std::string& own) {

@@ -26,7 +26,7 @@ namespace {
 constexpr std::int64_t kIgnoredTarget = -100;
 
 /// The number of tokens that are compared with the vocabulary before the first step; this
-/// comparison takes less than a second. Later tokens are compared when they are read.
+/// comparison takes less than a second. Later tokens are compared when these tokens are read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
 /// The number of tokens that are read and checked at once, small enough for the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
@@ -543,7 +543,7 @@ void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
   // The background thread uses the calling thread's current GPU: otherwise the background thread
   // would allocate page-locked memory with the first GPU and create another CUDA context. The
-  // DeviceGuard of the calling thread has no index: it only returns the current GPU.
+  // DeviceGuard of the calling thread has no index: the DeviceGuard only returns the current GPU.
   const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
                                      : c10::Device(c10::kCPU);
   // The task captures copies, because the PrefetchLoader can be moved while a batch is loaded.

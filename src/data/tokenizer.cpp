@@ -135,8 +135,8 @@ std::string StreamDecoder::push(std::int64_t token) {
   }
   window_.push_back(token);
   const std::string text = tokenizer_->decode(window_);
-  // The decoded text is incomplete if it ends inside a character. Some tokenizers decode each byte
-  // of an incomplete character to U+FFFD.
+  // The decoded text is incomplete if the text ends inside a character. Some tokenizers decode each
+  // byte of an incomplete character to U+FFFD.
   if (incomplete_suffix(text) > 0 || text.ends_with(kReplacementCharacter)) {
     return "";
   }

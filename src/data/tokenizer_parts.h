@@ -141,7 +141,7 @@ struct Piece {
 };
 using OnPiece = c10::function_ref<void(Piece)>;
 
-/// The steps that split a text into pieces, in the order in which they run.
+/// The steps that split a text into pieces, in the order of their execution.
 struct PreTokenizers {
   /// Calls `on_piece` for non-empty pieces from left to right. A piece is valid only during the
   /// call. Pieces are valid UTF-8, except after ByteLevel.

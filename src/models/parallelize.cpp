@@ -111,8 +111,8 @@ std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules&
 void shard_units(const std::vector<Modules>& units, const Modules& blocks, const DeviceMesh& mesh,
                  const ParallelOptions& options) {
   const std::ptrdiff_t resharded = count_resharded(units, blocks, options);
-  // The whole model is made an FSDP unit last. This unit takes the parameters that are in no
-  // earlier unit.
+  // The whole model is made an FSDP unit last. The unit of the whole model takes the parameters
+  // that are in no earlier unit.
   for (std::ptrdiff_t i = 0; i < std::ssize(units); ++i) {
     const Modules& modules = units[static_cast<std::size_t>(i)];
     fsdp::Options unit = options.fsdp;

@@ -39,7 +39,7 @@ namespace tessera::nn {
 namespace {
 
 /// Returns libtorch's parameter table of `module`. The table is a protected member, so a derived
-/// class is needed to access it.
+/// class is needed to access the table.
 torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::Module& module) {
   struct Derived : torch::nn::Module {
     static auto table() { return &Derived::parameters_; }

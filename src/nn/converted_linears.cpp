@@ -140,8 +140,8 @@ bool is_fp8(const Linear& linear) {
 
 namespace {
 
-/// Returns the Linears and GroupedLinears that match a pattern, and checks all of them before any
-/// is changed.
+/// Returns the Linears and GroupedLinears that match a pattern, after checking all of these
+/// modules, before any module is changed.
 std::vector<LoraLinear> find_targets(const ModuleBase& root,
                                      const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),

@@ -235,8 +235,8 @@ class Comparison {
   }
 
   /// Returns the first difference between copies; all ranks find the same difference. Tensors are
-  /// compared in the order of the first rank that has them. If several ranks differ from this rank,
-  /// a neighbour along a mesh dimension is preferred.
+  /// compared in the order of the first rank that has such tensors. If several ranks differ from
+  /// this rank, a neighbour along a mesh dimension is preferred.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {
       std::size_t peer = 0, index = 0;

@@ -496,8 +496,8 @@ at::Tensor sent(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Starts a collective by calling `start(group)` and waits for it. Does nothing if the tensors are
-/// empty. A collective of meta tensors is only counted.
+/// Starts a collective by calling `start(group)` and waits for the collective. Does nothing if the
+/// tensors are empty. A collective of meta tensors is only counted.
 template <class Start>
 void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
   comm::Communicator& group = sequence.mesh.group();

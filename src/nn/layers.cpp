@@ -108,7 +108,7 @@ bool can_add(const at::Tensor& sum, const Factors& factors) {
 }
 
 struct LinearNode final : tessera::detail::Node {
-  /// `of_input`: the node that computes the gradient of x; nullptr if this LinearNode computes it.
+  /// `of_input`: the node that computes the gradient of x; nullptr: this LinearNode computes it.
   LinearNode(const at::Tensor& x, const at::Tensor& weight, SharedInputNode* of_input) {
     if (weight.requires_grad()) {
       x_.emplace(x);

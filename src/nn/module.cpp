@@ -165,7 +165,7 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
 
 thread_local const detail::RunningCall* call_of_thread = nullptr;
 
-/// An Error whose message names the module in which it was thrown.
+/// An Error whose message names the module in which the Error was thrown.
 class ErrorInModule final : public Error {
  public:
   using Error::Error;

@@ -313,7 +313,7 @@ class ReplayOperators final : public OperatorMode {
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-// One forward of a checkpointed function: the data that it saved, and how to run the function
+// One forward of a checkpointed function: the data that forward saved, and how to run the function
 // again. Autograd saves placeholders that refer to this Frame. The first placeholder that backward
 // unpacks triggers the recomputation of all tensors.
 
@@ -511,7 +511,7 @@ class CheckpointedRegion : tessera::detail::NoCopy {
 };
 
 /// Thrown when a recomputation has all needed tensors. StopRecomputation is not a std::exception,
-/// so that handlers in the checkpointed function do not catch it.
+/// so that handlers in the checkpointed function do not catch StopRecomputation.
 struct StopRecomputation {};
 
 /// The recomputation of a Frame (one forward), as a scope. The checkpointed function runs with

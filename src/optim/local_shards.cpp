@@ -163,7 +163,7 @@ std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
 }
 
 /// Makes the step counters on the devices of the shards, where fused kernels read the counters. The
-/// counters of a device are contiguous in memory, so that one operator increments all of them.
+/// counters of a device are contiguous in memory, so that one operator increments all counters.
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) {
   std::vector<Piece> pieces;
   for (const at::Tensor& tensor : tensors) {

@@ -318,7 +318,7 @@ void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
 
 /// Increments the step counters of `shards`. If the gradient factor is on a device, a step is
 /// counted only if the factor is finite. The host does not know the factor, so `history` identifies
-/// the steps that were made, but does not count them.
+/// the steps that were made, but does not count these steps.
 void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   if (!counts_steps_) {
     return;

@@ -85,7 +85,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
   options_.folder = files::absolute_path(options_.folder);
   if (!options_.folder.empty()) {
     try {
-      // The folder is locked before it is read, because an ending run can still save a checkpoint.
+      // The folder is locked before any file is read: an ending run can still save a checkpoint.
       const auto group = world_->host_group(comm::ranks_of_world(world_->size()), "start");
       comm::run_or_fail_together(*group, c10::kCPU, [this] {
         if (world_->rank() == 0 && std::filesystem::is_directory(options_.folder)) {

@@ -15,7 +15,7 @@ namespace llama {
 struct SamplingOptions {
   std::int64_t max_tokens = 200;
   double temperature = 0.8;  ///< sampling temperature; 0: always the most likely token
-  std::int64_t top_k = 0;    ///< samples from this many most likely tokens; 0: from all
+  std::int64_t top_k = 0;    ///< number of most likely tokens to sample from; 0: all tokens
   double top_p = 1.0;
   std::uint64_t seed = 0;
 };

@@ -43,7 +43,7 @@ using namespace llama;
 
 // ---- The texts of a batch.
 
-/// A prompt and the text that is generated after it.
+/// A prompt and the text that is generated after the prompt.
 struct GrowingText {
   std::string prompt;
   data::StreamDecoder decoder;
@@ -344,7 +344,7 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
     const c10::AutoGradMode gradients(true);
     (*model)(at::zeros({1, 1}, at::device(c10::Device(options.device)).dtype(c10::kLong)));
   }
-  nn::freeze(*model, {"**"});  // generation has no backward
+  nn::freeze(*model, {"**"});  // no gradients are recorded: generation has no backward
   return model;
 }
 

@@ -298,7 +298,7 @@ Json fine_tuning_record(const TrainOptions& o) {
   return record;
 }
 
-/// Describes the first of `flags` that differs between `saved` and `now`; "" if none differs.
+/// Describes the first of `flags` that differs between `saved` and `now`; "" if no flag differs.
 std::string change_of(const Json& saved, const Json& now,
                       std::initializer_list<const char*> flags) {
   for (const char* flag : flags) {
@@ -412,7 +412,7 @@ std::string nonfinite_parameter(LlamaRun& run) {
 /// Returns the mean loss of the held-out data with the current weights; nullopt if `stop`, which is
 /// called after each batch, returns true. Collective.
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // targets per rank, summed; 0 if no target is ignored
+  double counted = 0;  // sum of targets per rank over batches; 0 if none is ignored
   const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
@@ -532,8 +532,8 @@ void evaluate(RunParts& parts) {
   });
 }
 
-/// Evaluates after a step if --eval-every requires it. The evaluation changes neither the model nor
-/// the state of random numbers. Returns false if a signal stopped the evaluation.
+/// Evaluates after a step if --eval-every requires an evaluation. The evaluation changes neither
+/// the model nor the state of random numbers. Returns false if a signal stopped the evaluation.
 bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
   const TrainOptions& options = parts.run.options;
   const std::int64_t every = options.eval_every;

@@ -43,8 +43,8 @@ nn::LoraOptions lora_options(const TrainOptions& o) {
 
 namespace {
 
-/// Creates the mesh (dp, tp) of the run, with dp_replicate, ep and cp if they are above 1. Throws
-/// tessera::Error unless the product of the degrees equals the number of ranks.
+/// Creates the mesh (dp, tp) of the run, with dp_replicate, ep and cp if these degrees are above 1.
+/// Throws tessera::Error unless the product of the degrees equals the number of ranks.
 DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
   const std::int64_t ranks = o.ranks();
   TESSERA_CHECK(ranks == world->size(),
@@ -119,7 +119,7 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& conf
     model = std::make_shared<Llama>(config, o.seq, o.dropout);
   }
   if (o.fp8) {
-    // The output head is not converted to fp8, nor are the adapters, which are added later.
+    // Neither the output head nor the adapters, which are added later, are converted to fp8.
     const std::vector<std::string> converted =
         nn::convert_to_fp8(*model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
     TESSERA_CHECK(!converted.empty(), "--fp8 is given for a model without linear layers that ",
@@ -318,7 +318,7 @@ bool has_input_gradient(std::int64_t stage, std::int64_t first, const Config& co
 }
 
 /// Returns the FLOPs per token of all matrix products with weights. An embedding is a lookup
-/// without a matrix product, unless it is also the head.
+/// without a matrix product, unless the embedding is also the head.
 double products_of(const Llama& model, std::int64_t first) {
   const Config& config = model.config();
   double flops = 0;
@@ -373,8 +373,8 @@ std::shared_ptr<Llama> make_model(const LlamaRun& run, bool loads) {
   parallelize(*model, run.mesh, parallel_options(o));
   // Allocates memory only for this rank's shards.
   nn::to_empty(*model, o.offload ? c10::Device(c10::kCPU) : c10::Device(o.device));
-  // The weights are set even if a checkpoint replaces them later, because an optimizer requires
-  // initialized parameters.
+  // The weights are set even if a checkpoint replaces the weights later, because an optimizer
+  // requires initialized parameters.
   if (o.model.empty() || loads) {
     nn::init_weights(*model, o.seed);
   } else {

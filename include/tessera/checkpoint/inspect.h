@@ -15,8 +15,8 @@ class World;
 
 namespace tessera::checkpoint {
 
-/// Returns `path` if it is a step folder, else the newest step folder in `path`. Throws Error if
-/// there is no step folder.
+/// Returns `path` if `path` is a step folder, else the newest step folder in `path`. Throws Error
+/// if there is no step folder.
 std::filesystem::path find_step(const std::filesystem::path& path);
 
 // Functions that inspect sharded checkpoints in one process, without loading whole tensors.
@@ -39,7 +39,7 @@ std::vector<std::string> compare_steps(const std::filesystem::path& step,
 
 // Functions that find the step from which a training run continues.
 
-/// Draws a new unique run_id on rank 0 and broadcasts it. Collective over `world`.
+/// Draws a new unique run_id on rank 0 and broadcasts the run_id. Collective over `world`.
 std::string new_run_id(comm::World& world);
 
 /// Returns the run_id of a complete step. Throws Error if the step does not exist, and if `dir` has

@@ -108,7 +108,7 @@ class Communicator {
   virtual WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs, ReduceOp op);
   /// Whether all_gather_group() and reduce_scatter_group() read and write the given tensors
-  /// directly, without packing them into a buffer.
+  /// directly, without packing the tensors into a buffer.
   virtual bool moves_groups_in_place() const { return false; }
   /// Whether a reduction with ReduceOp::kAvg costs no more than a reduction with kSum. True for
   /// NCCL, which divides each term before the sum. If the number of ranks is a power of two, the

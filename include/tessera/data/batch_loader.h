@@ -129,7 +129,7 @@ class BatchLoader {
   struct Batch {
     at::Tensor inputs;     ///< input tokens, (rows, S) int64, on the CPU
     at::Tensor targets;    ///< target tokens, (rows, S) int64, on the CPU
-    at::Tensor positions;  ///< (rows, S) int64: position of each token in its document
+    at::Tensor positions;  ///< position of each token in its document, (rows, S) int64
     /// `positions` in host memory, so that a Llama finds document borders without waiting for a
     /// GPU. `positions` and `host_positions` are undefined unless BatchOptions::document_end is
     /// set.

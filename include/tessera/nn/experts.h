@@ -96,7 +96,7 @@ struct RouterRecord {
   at::Tensor z;              ///< sum of the squared log-sum-exp of the router's logits
   at::Tensor choices;        ///< number of tokens that chose each expert, (experts) int64
   std::int64_t tokens = 0;
-  DeviceMesh token_mesh;  ///< tensor-parallel ranks among which tokens are split, or undefined
+  DeviceMesh token_mesh;  ///< mesh of the tensor-parallel ranks that split tokens, or undefined
 };
 
 /// What a MixtureOfExperts recorded in its last forward, and the number of tokens of each expert

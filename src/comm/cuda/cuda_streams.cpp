@@ -30,8 +30,8 @@ class CudaEvent final : public StreamEvent {
 /// never use the lanes at the same time.
 class CudaStreams final : public Streams {
  public:
-  // Collectives use high-priority streams, so that they start as soon as their input is ready, and
-  // not after the kernels that are queued in the compute stream.
+  // Collectives use high-priority streams, so that a collective starts as soon as its input is
+  // ready, and not after the kernels that are queued in the compute stream.
   explicit CudaStreams(c10::DeviceIndex device)
       : device_(device),
         all_gather_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)),

@@ -208,7 +208,7 @@ class GlooGroup {
 
   GroupInfo group_;
   detail::GroupPtr process_group_;
-  // failed_ is atomic, because abort() sets it from another thread.
+  // failed_ is atomic, because abort() sets failed_ from another thread.
   std::atomic<bool> failed_{false};
 };
 using GlooGroupPtr = std::shared_ptr<GlooGroup>;

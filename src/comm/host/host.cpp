@@ -346,7 +346,7 @@ bool is_loopback(const std::string& address) {
 }
 
 /// Opens a listening socket for rank 0's store, if the launcher passes no socket. The store takes
-/// ownership of the file descriptor and closes it.
+/// ownership of the file descriptor and closes the descriptor.
 int listen_on_loopback(std::uint16_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;

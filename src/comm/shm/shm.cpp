@@ -230,7 +230,7 @@ class ShmGroup {
     for (int rank = 0; rank < group_.size(); ++rank) {
       const ShmCall& peer = segment_->call(rank, round_);
       // Every rank compares its call with the calls of all other ranks, so that all ranks throw if
-      // any call differs.
+      // the calls of any two ranks differ.
       TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
                     ": the ranks disagree: this one calls ", to_text(own), ", rank ",
                     group_.ranks[static_cast<std::size_t>(rank)], " calls ", to_text(peer),

@@ -102,7 +102,7 @@ struct GatherRounds {
 };
 
 /// The rounds of an all-to-all. A slot (a rank's buffer) contains the rank's counts, then one part
-/// for each rank. All ranks check all counts, so that they fail together.
+/// for each rank. All ranks check all counts, so that all ranks fail together.
 class ExchangeRounds {
  public:
   ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes, const at::Tensor& output,

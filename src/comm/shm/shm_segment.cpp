@@ -188,7 +188,7 @@ void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) con
 }
 
 void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* collective) const {
-  // The other ranks often arrive within microseconds, so this rank spins before it sleeps in the
+  // The other ranks often arrive within microseconds, so this rank spins before sleeping in the
   // kernel.
   const int spins = spins_before_sleep(group);
   for (int i = 0; i < spins; ++i) {

@@ -290,7 +290,7 @@ void PeerWait::check(std::optional<std::vector<int>> given) {
   }
 }
 
-/// Describes the ranks that did not arrive and what they do.
+/// Describes the ranks that did not arrive and what these ranks do.
 std::string PeerWait::lateness(const std::vector<int>& missing) const {
   constexpr std::size_t kMost = 4;
   const std::chrono::duration<double> waited = Clock::now() - begun_;

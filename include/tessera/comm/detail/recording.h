@@ -1,4 +1,4 @@
-// Records a rank's collectives, and the functions that called them.
+// Records a rank's collectives, and the functions that called the collectives.
 #pragma once
 
 #include <string_view>

@@ -37,8 +37,8 @@ void write_file(const std::filesystem::path& path, const std::string& text);
 /// If several processes write the same path at the same time, exactly one of them writes the file.
 bool write_new_file(const std::filesystem::path& path, const std::string& text);
 
-/// Makes a folder and its parent folders, and syncs them to the disk. Throws Error if a folder
-/// cannot be made.
+/// Makes a folder and its parent folders, and syncs the folders to the disk. Throws Error if a
+/// folder cannot be made.
 void create_folders(const std::filesystem::path& folder);
 
 /// Whether a function accepts an input file whose path is a symbolic link.

@@ -51,7 +51,7 @@ inline bool communicates(const Step& step) {
          step.kind == StepKind::kAllReduce || step.kind == StepKind::kAllToAll;
 }
 
-/// The steps of a redistribution, in the order in which they run.
+/// The steps of a redistribution, in the order of their execution.
 struct RedistributionPlan {
   std::vector<Step> steps;
   std::int64_t bytes() const;  ///< the sum of Step::bytes over all steps

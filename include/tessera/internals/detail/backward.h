@@ -56,7 +56,7 @@ void queue_end_of_backward(std::function<void()> callback);
 enum class OwnHook : std::uint8_t {
   kLayout,     ///< a hook that redistributes a gradient to the layout of its leaf
   kMakePlain,  ///< a hook that gathers and reduces the gradient of a tensor that is not distributed
-  kNotice,     ///< a hook that changes nothing: it observes a gradient or its arrival
+  kNotice,     ///< a hook that changes nothing: the hook only observes a gradient
 };
 
 /// Like Tensor::register_hook, but marks the hook as one of this library.

@@ -95,8 +95,8 @@ void set_name(const at::Tensor& tensor, const std::string& name);
 /// Whether the tensor is a leaf that requires a gradient. Requires autograd metadata in `impl`.
 bool is_trainable_leaf(const c10::TensorImpl& impl);
 
-/// Returns the tensor of which `tensor` is a view, directly or indirectly; `tensor` itself if it is
-/// no view.
+/// Returns the tensor of which `tensor` is a view, directly or indirectly; `tensor` itself if
+/// `tensor` is no view.
 const at::TensorBase& viewed_by(const at::TensorBase& tensor);
 
 // Whether libtorch made a tensor from a number, as at::mul(x, 2.0) does from 2.0. Such a tensor has
@@ -121,7 +121,7 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
 // Canary: GuardedViewCanary, a test of libtorch itself.
 
 /// Returns a view of `tensor` without history, which libtorch refuses to change in place. A change
-/// would lose the view's grad_fn, and would change `tensor` without recording it.
+/// would lose the view's grad_fn, and would change `tensor` without a record.
 at::Tensor guarded_view(const at::Tensor& tensor);
 
 // Functions that free and allocate the memory of existing tensors, and move tensors to other

@@ -73,8 +73,8 @@ using StateOfThread = at::ThreadLocalState;
 /// While a StateOfThreadScope exists, this thread has the given thread-local state of libtorch.
 using StateOfThreadScope = at::ThreadLocalStateGuard;
 
-// The thread's state of autocast, without the dispatch key that enables it (dispatch_keys.h): types
-// by device, and whether casts of weights are cached. Only Python's torch.autocast is public.
+// The thread's state of autocast, without the dispatch key that enables autocast (dispatch_keys.h):
+// types by device, and whether casts of weights are cached. Only Python's torch.autocast is public.
 //
 // Canary: AutocastStateCanary, a test of libtorch itself.
 

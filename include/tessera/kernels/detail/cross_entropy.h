@@ -41,8 +41,8 @@ RowLosses empty_losses(const at::Tensor& logits);
 
 /// The contribution of one rank's columns to the losses if the vocabulary is split between ranks.
 struct RowTerms {
-  at::Tensor maximum;      ///< (rows): each row's largest logit in this rank's columns
-  at::Tensor all_maximum;  ///< (rows): a copy of `maximum`, which the caller reduces over ranks
+  at::Tensor maximum;      ///< each row's largest logit in this rank's columns, (rows)
+  at::Tensor all_maximum;  ///< a copy of `maximum` that the caller reduces over ranks, (rows)
   /// Numbers that the caller sums over the ranks: (2 or 3, rows). The numbers are the sum of
   /// exponentials, the target's logit, and with label smoothing the sum of the logits.
   at::Tensor terms;

@@ -45,7 +45,7 @@ struct LoraLinear {
 /// registration.
 std::vector<LoraLinear> lora_linears(const ModuleBase& module);
 /// Returns the adapters' parameters: "layers.0.attn.q_proj.lora_A.weight", ... load_hugging_face
-/// and save_hugging_face skip these parameters, because a model's files do not contain them.
+/// and save_hugging_face skip these parameters, because a model's files do not contain adapters.
 NamedSlots lora_slots(const ModuleBase& module);
 
 }  // namespace tessera::nn

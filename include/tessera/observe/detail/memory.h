@@ -66,7 +66,7 @@ enum class MemoryKind : std::uint8_t {
   kGradients,    ///< memory allocated in a backward and used after that backward
   kGathered,     ///< all-gather buffers and gathered parameters
   kReduced,      ///< buffers for reducing gradients
-  kActivations,  ///< memory allocated in a forward and used after it, including cached masks
+  kActivations,  ///< memory allocated in a forward and used after that forward; cached masks
   kTemporary,    ///< all other memory of tensors
 };
 
