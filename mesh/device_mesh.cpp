@@ -397,7 +397,7 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
     wrapped.push_back(shape().dim(dim));
   }
   // The lock is held while the process group is made. Making a group is collective: if two threads
-  // made the group, one of them would wait for the other ranks forever.
+  // made the group, one thread would wait for the other ranks forever.
   const std::lock_guard lock(impl().mutex);
   comm::CommunicatorPtr& known = impl().groups[wrapped];
   if (known == nullptr) {

@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-/// The meshes of this process; never destroyed, because tensors may outlive other objects at exit.
+/// The meshes of this process; never destroyed, because tensors can outlive other objects at exit.
 struct Meshes {
   static Meshes& instance() {
     static auto* meshes = new Meshes;
@@ -69,7 +69,7 @@ Placements parse(const std::vector<std::string>& texts) {
   return placements;
 }
 
-// Functions that implement operators: they convert arguments that a schema can express (numbers,
+// Functions that implement operators, and convert arguments that a schema can express (numbers,
 // texts) to the library's types. A DistributedTensor converts to the tensor that it wraps.
 
 at::Tensor from_local(const at::Tensor& local, std::int64_t mesh,

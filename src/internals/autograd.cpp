@@ -65,7 +65,7 @@ bool is_in_backward(const Node* node) {
   if (nodes == nullptr || !nodes->contains(key)) {
     return false;
   }
-  // Maps nodes to whether this backward executes them; empty if all nodes are executed.
+  // Maps each node to whether this backward executes the node; empty if all nodes are executed.
   const auto* executed = torch::autograd::get_current_graph_task_exec_info();
   if (executed == nullptr || executed->empty()) {
     return true;

@@ -1,5 +1,5 @@
-// This file compiles the functions of {fmt} that are normally in its library, because libtorch has
-// {fmt}'s headers but not the library.
+// This file compiles the functions of {fmt} that are normally in {fmt}'s library, because libtorch
+// has the headers of {fmt} but not the library.
 
 #include <fmt/format-inl.h>
 

@@ -370,7 +370,7 @@ std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at:
   // Converts the gradient to the type of `gate`, which can differ under autocast.
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
   const GateRows rows(gate, up);
-  // Both gradients are allocated alike, because `up` has the type and sizes of `gate`.
+  // The gradients of `gate` and `up` are allocated alike: both inputs have the same type and sizes.
   const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
   const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
   const SiluMulBackward call{.forward = rows.call(product),

@@ -89,8 +89,8 @@ int compute_capability() {
   return ask_driver("cuDeviceComputeCapability", &major, &minor) ? 10 * major + minor : 0;
 }
 
-/// On a CPU, the memory numbers are those of the whole process, even if the ranks are threads of
-/// one process.
+/// On a CPU, the memory numbers count the whole process, even if the ranks are threads of one
+/// process.
 MemoryUse take_memory_use(const std::string& device_type) {
   if (device_type == "cuda") {
     return take_cuda_memory();

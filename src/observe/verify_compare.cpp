@@ -102,8 +102,8 @@ std::string layout_of(const at::Tensor& tensor) {
 // several ranks. The copies are consecutive along the head dimension, and each rank's shard is one
 // head.
 
-/// Returns the dimension in which two lists of sizes differ; -1 if they differ in no dimension or
-/// in several dimensions.
+/// Returns the only dimension in which two lists of sizes differ; -1 if the lists are equal or
+/// differ in several dimensions.
 std::int64_t other_dim(at::IntArrayRef sizes, at::IntArrayRef others) {
   std::int64_t found = -1;
   for (std::size_t dim = 0; sizes.size() == others.size() && dim < sizes.size(); ++dim) {

@@ -15,8 +15,8 @@
 namespace tessera::planning {
 namespace {
 
-/// The known machines. FLOP/s are for dense matrix products, link rates for one direction. The
-/// network is that of the vendor's eight-GPU machine with one network card per GPU. The `..._share`
+/// The known machines. FLOP/s are for dense matrix products, link rates for one direction. Network
+/// rates are for the vendor's eight-GPU machine with one network card per GPU. The `..._share`
 /// fields of all machines have their default values, measured on an H200.
 const std::vector<Machine>& presets() {
   static const std::vector<Machine> list = [] {

@@ -134,7 +134,7 @@ struct PlannedRank {
 
 PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options,
                      bool with_kinds) {
-  // One thread is enough: a FakeMode computes no values except those of small integer operators.
+  // One thread is enough, because a FakeMode computes only the values of small integer operators.
   const auto restore =
       c10::make_scope_exit([before = at::get_num_threads()] { at::set_num_threads(before); });
   at::set_num_threads(1);

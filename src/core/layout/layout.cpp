@@ -182,7 +182,7 @@ void Layout::Content::canonicalise() {
 class Layout::Table {
  public:
   static Table& instance() {
-    // The table of layouts is never destroyed, because static objects may refer to layouts.
+    // The table of layouts is never destroyed, because static objects can refer to layouts.
     static auto* const table = new Table;
     return *table;
   }

@@ -184,7 +184,7 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
 
 }  // namespace
 
-/// If there are more chunks than positions, the last chunks have size 0; torch.chunk omits them.
+/// If positions are fewer than chunks, the last chunks have size 0. torch.chunk omits such chunks.
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index) {
   const auto full = detail::ceil_div(size, chunks);
   return std::clamp(size - index * full, std::int64_t{0}, full);

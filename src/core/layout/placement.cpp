@@ -170,7 +170,7 @@ std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<
   return order;
 }
 
-/// A DigitCutter applies the divisions (Cut) of one tensor dimension in mesh order. It stores the
+/// A DigitCutter applies the divisions (Cut) of one tensor dimension in mesh order, and stores the
 /// Digits (sub-dimensions) of the tensor dimension that result from each division.
 class DigitCutter {
  public:

@@ -155,7 +155,7 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
 
 // The following functions store the rules that programs register.
 
-/// The rules that the program has registered. A mutex protects them from concurrent changes.
+/// The rules that the program has registered. A mutex protects the rules from concurrent changes.
 struct UserRules {
   std::mutex mutex;
   // The container is a std::map, because the addresses of its entries do not change.
@@ -165,12 +165,12 @@ struct UserRules {
 };
 
 UserRules& user_rules() {
-  // UserRules are never destroyed: operators may run while static objects are destroyed.
+  // UserRules are never destroyed: operators can run while static objects are destroyed.
   static auto* instance = new UserRules;
   return *instance;
 }
 
-/// Returns the program's rule for `op`, or nullptr. No rule can be registered for `op` afterwards.
+/// Returns the program's rule for `op`, or nullptr. After the call, no rule for `op` is accepted.
 const RuleFunction::Entry* look_up_user_rule(std::string_view op) {
   auto& all = user_rules();
   const std::lock_guard lock(all.mutex);

@@ -181,7 +181,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
     with_weight.push_back(bias);
   }
   // Spatial sizes of the result depend on stride, padding and dilation. The rule declares these
-  // sizes unknown; they are read from the local result.
+  // sizes unknown, so the sizes are read from the local result.
   while (factors.result.size() < factors.input.size()) {
     factors.result.push_back({add_unsharded(rule, ShardingRule::kUnknown)});
   }
@@ -257,7 +257,7 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   input_of(rule, indices) = result;
   result.push_back({add_factor(rule, meta_of(call, weight).sizes[1])});
   const int row = add_reduced(rule, rows, ReduceOp::kSum);
-  // The rows of a rank must be contiguous: a range of rows describes them for the local operator.
+  // A rank's rows must be contiguous, because the local operator gets the rows as one range.
   rule.factors[static_cast<std::size_t>(row)].contiguous = true;
   input_of(rule, weight) = {{row}, result.back()};
   rule.outputs.push_back(result);

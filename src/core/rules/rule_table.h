@@ -29,8 +29,8 @@ std::int64_t size_of(const ShardingRule& rule, const Factors& factors);
 /// in no TensorGroup is replicated.
 ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> outputs);
 
-/// Declares that the operator is jointly linear in the tensors `inputs`: if every one of them is a
-/// Partial sum (or average), every output is a Partial sum (or average).
+/// Declares that the operator is jointly linear in the tensors `inputs`: if all `inputs` are
+/// Partial sums (or averages), every output is a Partial sum (or average).
 void add_linear(ShardingRule& rule, std::vector<int> inputs);
 /// Declares for each of `ops`: if all `inputs` are Partial(op), the outputs are Partial(op).
 void add_linear(ShardingRule& rule, const std::vector<int>& inputs,

@@ -37,8 +37,8 @@ at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arg
   return output;
 }
 
-/// The autograd node of from_local. Its backward redistributes the gradient to the layout that the
-/// caller declared for the local gradient. An undefined gradient stays undefined, which means zero.
+/// The autograd node of from_local. Backward redistributes the gradient to the layout that the
+/// caller declared for the local gradient. An undefined gradient (zero) stays undefined.
 struct FromLocalBackward final : Node {
   explicit FromLocalBackward(ShardingSpec s) : sharding(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override {

@@ -309,7 +309,7 @@ struct CachesOfRanks {
   std::unordered_multimap<const RankState*, const CallCache*> caches;
 };
 
-/// The list of dispatch caches is never destroyed, because threads may end while the process ends.
+/// The list of dispatch caches is never destroyed, because threads can end while the process ends.
 CachesOfRanks& caches_of_ranks() {
   static auto& all = *new CachesOfRanks;
   return all;

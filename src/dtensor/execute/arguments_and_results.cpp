@@ -303,7 +303,7 @@ class ResultWrapper {
   }
 
   /// Makes the spec before contiguous() copies `local`, because the spec must have the strides that
-  /// the plan or the operator determined, not those of the copy.
+  /// the plan or the operator determined, and not the strides of the copy.
   at::Tensor wrap_tensor(at::Tensor local) {
     TensorSpecPtr spec = spec_of(local);
     if (plan_.has_rule && plan_.outputs[output_].contiguous) {

@@ -163,8 +163,8 @@ void write_back(LocalRun& run) {
   for (const LocalRun::Written& written : run.written) {
     bring_back(run, written);
   }
-  // Writes to detached views (written_views) are repeated on their bases last, because the operator
-  // sometimes writes the base of such a view as well.
+  // Writes to detached views (written_views) are repeated on the views' bases last, because the
+  // operator sometimes writes both such a view and its base.
   for (const at::Tensor& view : run.written_views) {
     write_through(view);
   }

@@ -153,7 +153,7 @@ class RecomputableNode : public FusedNode {
     variable_list gradients;
   };
 
-  /// Fetches those inputs of compute() that the node does not save. Returns false if an input is
+  /// Fetches the inputs of compute() that the node does not save. Returns false if such an input is
   /// not available.
   virtual bool prepare() { return true; }
   /// Computes the operator's first result. With create_graph, uses operators that autograd records.

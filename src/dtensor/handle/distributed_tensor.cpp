@@ -49,8 +49,8 @@ std::string text_of(const DistributedTensor& tensor) {
          c10::toString(tensor.tensor().scalar_type());
 }
 
-/// Returns the ranks whose `number` differs from that of the mesh's first rank, as text: "1, 3".
-/// Empty if all ranks agree. `number` is a hash of the compared data. Collective.
+/// Returns the ranks whose `number` differs from the number of the mesh's first rank, as text: "1,
+/// 3". Empty if all ranks agree. `number` is a hash of the compared data. Collective.
 std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
   const comm::CallerScope caller("check_agreement");
   const detail::BelowAutograd guard;
@@ -112,7 +112,7 @@ void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
   }
 }
 
-/// The global sizes of a tensor. If the caller gave none, ranks compute them from local sizes.
+/// The global sizes of a tensor: those of the caller, or else computed from all local sizes.
 std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMesh& mesh,
                                          const Placements& placements) {
   const auto strided = [](const Placement& placement) {

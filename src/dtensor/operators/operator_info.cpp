@@ -185,8 +185,8 @@ std::string operators_like(const c10::OperatorName& missing) {
 }
 
 /// Checks the sharding rules that the program registered: whether each rule's operator exists, and
-/// whether the rule will be used. The checks run at the first use of any operator. They are not in
-/// src/core, which does not know operators.
+/// whether the rule will be used. The checks run at the first use of any operator. src/core cannot
+/// check the rules, because src/core does not know operators.
 void check_user_rules() {
   for (const std::string& name : user_ruled_operators()) {
     const c10::OperatorName parts = operator_name(name);

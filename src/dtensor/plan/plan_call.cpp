@@ -266,9 +266,9 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   input.plan = std::move(steps);
 }
 
-/// For each written tensor whose new value must be copied back, sets the layout of this value. An
-/// operator that writes directly to the tensor needs no copy; nor does an operator that changes
-/// shapes, whose result replaces the local tensor (ResultWrapper::give_back).
+/// For each written tensor whose new value must be copied back, sets the layout of this value. No
+/// copy is needed if the operator writes directly to the tensor, or if it changes shapes, because
+/// its result then replaces the local tensor (ResultWrapper::give_back).
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace) {
   if (info.changes_shape) {

@@ -113,7 +113,7 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
 /// Warns once per process and operator. Ranks that are threads share this process-wide warning.
 void warn_once(const std::string& name) {
   static std::mutex mutex;
-  // The set of names is never destroyed, because a thread may still warn while the process ends.
+  // The set of names is never destroyed, because a thread can still warn while the process ends.
   static auto& warned = *new std::set<std::string>;
   const std::lock_guard lock(mutex);
   if (!warned.insert(name).second) {

@@ -27,7 +27,7 @@ struct Ranks {
   std::unordered_map<std::uint64_t, std::shared_ptr<RankState>> by_thread;
 };
 
-/// The table of threads is never destroyed, because threads may end while the process ends.
+/// The table of threads is never destroyed, because threads can end while the process ends.
 Ranks& ranks() {
   static auto& all = *new Ranks;
   return all;
@@ -151,7 +151,7 @@ void finish_transfers() {
 
 void finish_transfers_on(const comm::Communicator& group) {
   const auto rank = RankState::here();
-  // Transfers leave the queue only at its front, so all earlier transfers are waited for as well.
+  // Transfers leave the queue only at its front, so this rank also waits for all earlier transfers.
   rank->transfers.finish_before(rank->transfers.end_of(group));
 }
 

@@ -323,7 +323,7 @@ class SpecTable {
 
  private:
   // erase() identifies a table entry by the spec's address: the entry's weak reference has expired,
-  // and an equal spec with the same hash may have been made since.
+  // and since then an equal spec with the same hash can have been made.
   struct Entry {
     const TensorSpec* address;
     std::weak_ptr<const TensorSpec> reference;

@@ -115,7 +115,7 @@ class DistributedTensorImpl final : public TensorWrapper {
   void wait_for_transfer() const;
 
   // Exactly one of local_ and transfer_ is set, except in an object that libtorch has released.
-  // Both are mutable because waiting does not change the value.
+  // Both members are mutable, because waiting for a transfer does not change the tensor's value.
   mutable at::Tensor local_;
   /// The pending transfer whose result becomes local_ at the first use of local_; then nullptr.
   mutable TransferPtr transfer_;

@@ -16,7 +16,7 @@ namespace tessera::detail {
 
 /// Geometry: properties of a spec's sizes and strides, computed once per spec.
 struct Geometry : ShapeGeometry {
-  /// Two geometries always compare equal, because they are compared only as parts of equal specs.
+  /// Two geometries always compare equal, because geometries are compared only within equal specs.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
 };
 

@@ -46,8 +46,8 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value);
 /// Throws Error if the detached view `impl` (with its own copy of elements) must not be written.
 void check_writable(const DistributedTensorImpl& impl, std::string_view what);
 
-/// Writes the values of `view`, which has its own copy of elements, to its base. If the base also
-/// has its own copy, writes to the base's base as well. Collective: gathers and shards the base.
+/// Writes the values of `view`, which has its own copy of elements, to the view's base. If the base
+/// also is such a view, writes to the base's base. Collective: gathers and shards the base.
 void write_through(const at::Tensor& view);
 
 }  // namespace tessera::detail

@@ -1,5 +1,5 @@
 // AdamW on a GPU: one thread block for each chunk of a parameter. Compiled with --fmad=false, so
-// that the bits equal those of a CPU.
+// that results have the same bits as on a CPU.
 #include "device/launches.h"
 
 namespace tessera::kernels {

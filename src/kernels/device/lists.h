@@ -148,7 +148,7 @@ struct SumKinds {
 
 /// Computes the gradient norm and the clip factor from sums that were added over the ranks.
 struct ClipNorm {
-  /// The values of SumKinds::out after they were added over the ranks.
+  /// The values of SumKinds::out, added over the ranks.
   const double* sums = nullptr;
   double max_norm = 0;
   /// Norm, clip factor, and the gradient factor of a step (NaN if the norm is not finite).

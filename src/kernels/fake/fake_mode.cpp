@@ -498,7 +498,7 @@ bool is_input(const c10::Argument& argument) {
   return !argument.is_out();
 }
 
-/// Describes a call for the observer. An input that the call also writes is in `inputs` as well.
+/// Describes a call for the observer. `inputs` also contains the inputs that the call writes.
 FakeCall call_of(const c10::OperatorHandle& op, const Stack& stack) {
   return {.name = op.schema().name(),
           .arguments = torch::jit::last(stack, op.schema().arguments().size()).vec(),
