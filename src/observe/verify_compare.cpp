@@ -142,8 +142,8 @@ at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::
 
 // ---- Pairs of tensors.
 
-/// A tensor's values in the run on the mesh and in the one-rank run. The values are undefined for a
-/// run that lacks the tensor.
+/// A tensor's values in the run on the mesh and in the one-rank run. If a run lacks the tensor, its
+/// value is an undefined tensor.
 struct Pair {
   SeenTensor of;  ///< has the tensor's name and module; `of.value` is not used
   at::Tensor on_mesh, one_rank;

@@ -125,16 +125,16 @@ Placement parse_placement(std::string_view text) {
 // Placements <-> Layout. NOTE [Orders and strided shards]
 //
 // In PyTorch's list of placements, the order of the mesh dimensions is the order in which they
-// divide a tensor dimension. If a mesh dimension divides after a later mesh dimension, it has a
+// divide a tensor dimension. A mesh dimension that divides after a later mesh dimension has a
 // StridedShard. The split factor of a StridedShard is the number of chunks of the later mesh
 // dimension, which divides first. Example: FSDP over tensor parallelism on mesh (dp=2, tp=4)
 // divides over tp first, then over dp; PyTorch writes [_StridedShard(0, sf=4), Shard(0)].
 //
-// Placements to a layout: the mesh dimensions, from the last to the first, are inserted into the
-// order, each after the mesh dimensions whose sizes multiply to its split factor.
+// From placements to a layout: the mesh dimensions, from the last to the first, are inserted into
+// the order. Each is inserted after the mesh dimensions whose sizes multiply to its split factor.
 //
-// A layout to placements: the split factor of a mesh dimension is the product of the sizes of the
-// later mesh dimensions that divide before it.
+// From a layout to placements: the split factor of a mesh dimension is the product of the sizes of
+// the later mesh dimensions that divide before it.
 //
 // If no order explains a split factor, the mesh dimension divides each of `split_factor` contiguous
 // blocks of the tensor dimension (a flattened view, a fused weight). DigitCutter then unflattens

@@ -27,8 +27,8 @@ struct Problem {
   LayoutPtr to = nullptr;
   std::span<const std::int64_t> sizes;
   std::int64_t itemsize = 1;  ///< number of bytes of an element
-  /// Tensor dimensions that a plan may shard temporarily over a mesh dimension which does not shard
-  /// them in layout `to`.
+  /// Tensor dimensions that a plan may shard temporarily over a mesh dimension, although layout
+  /// `to` does not shard them over this mesh dimension.
   std::vector<int> temporary_dims;
 
   std::int64_t size(int dim) const { return sizes[static_cast<std::size_t>(dim)]; }
@@ -154,9 +154,9 @@ class SearchState {
     return out;
   }
 
-  /// Returns `mesh_dims` in the order in which they divide in the target layout. This order decides
-  /// which chunk each rank gets. Keeps the given order if the target does not shard mesh_dims[0].
-  /// Mesh dimensions that the target uses for another tensor dimension are last.
+  /// Returns `mesh_dims` in the order of their divisions in the target layout, which decides which
+  /// chunk each rank gets. Keeps the given order if the target does not shard mesh_dims[0]. Mesh
+  /// dimensions that the target uses for another tensor dimension are last.
   std::vector<int> in_final_order(std::vector<int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0) {

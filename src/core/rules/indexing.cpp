@@ -198,8 +198,8 @@ struct AdvancedIndex {
 };
 
 /// Adds the factors (einsum index letters) of self[indices]. Indexed dimensions stay unsharded,
-/// because an index may be any of their positions. Returns nullopt for masks, where the data decide
-/// how many elements are selected: libtorch takes bool and uint8 tensors as masks, but not int8.
+/// because an index can be any position. Returns nullopt for masks, where the data decide how many
+/// elements are selected: libtorch takes bool and uint8 tensors as masks, but not int8.
 std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call) {
   const int self = call.tensor_index(0);
   const std::vector<TensorRef> refs = call.tensor_list(1);

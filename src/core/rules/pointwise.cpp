@@ -66,9 +66,9 @@ std::optional<ShardingRule> pointwise_rule(const OpCall& call, std::string_view 
   return rule;
 }
 
-/// Returns the rule of a pointwise operator that draws random numbers. Its tensors must not be
-/// Partial. `reads`: whether the operator reads the values of its tensors. src/dtensor/random/ runs
-/// the operator so that shards draw different numbers.
+/// Returns the rule of a pointwise operator that draws random numbers. The operator's tensors must
+/// not be Partial. `reads`: whether the operator reads the values of its tensors.
+/// src/dtensor/random/ runs the operator so that shards draw different numbers.
 RuleFunction::Body draw(std::size_t outputs, bool reads) {
   return [=](const OpCall& call) {
     std::optional<ShardingRule> rule = pointwise_rule(call, "", outputs);

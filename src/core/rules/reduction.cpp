@@ -7,7 +7,7 @@
 namespace tessera::rules {
 
 // The rules of reductions. A reduced dimension may be sharded if the results of the shards can be
-// reduced further. The result is then Partial, and nothing is sent until its value is needed.
+// reduced further. The result is then Partial, and is reduced when its value is needed.
 
 namespace {
 

@@ -240,7 +240,7 @@ class CallCache {
   Slot& slot(std::uint64_t hash, std::size_t i) { return slots_[(hash + i) % kSlots]; }
 
   static void make_here();
-  // This thread's cache, as a plain pointer, which needs no guard for thread-local initialisation.
+  // This thread's cache: a plain pointer, because a thread-local object would need a guard.
   static inline constinit thread_local CallCache* here_ = nullptr;
 
   // The cache key is a member instead of a local variable, so that calls reuse its memory.

@@ -219,8 +219,8 @@ at::Tensor run_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   return kernels::rotary_embedding(x, cos, sin, transposed);
 }
 
-/// In the sharding rule of rotary embedding, heads may be sharded, because the two elements of a
-/// rotated pair belong to one head. The tables are sharded like the sequence.
+/// In the sharding rule of rotary embedding, heads can be sharded, because both elements of a
+/// rotated pair belong to one head. The cos and sin tables are sharded like the sequence.
 std::optional<ShardingRule> rotary_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(0).sizes;
   check_rotary_sizes(sizes, call.tensor(1).sizes, call.tensor(2).sizes);

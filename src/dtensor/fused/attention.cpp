@@ -138,7 +138,7 @@ AttentionGradients by_flash_backward(const at::Tensor& grad, const at::Tensor& q
   return {cut(of_q, q.size(-1)), cut(of_k, k.size(-1)), cut(of_v, v.size(-1))};
 }
 
-// The memory-efficient attention kernel. Its log-sum-exp is padded to a multiple of 32 queries.
+// The memory-efficient attention kernel, whose log-sum-exp is padded to a multiple of 32 queries.
 
 AttentionPart by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const SeenKeys& seen) {

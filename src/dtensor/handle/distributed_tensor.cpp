@@ -112,7 +112,7 @@ void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
   }
 }
 
-/// The global sizes of a tensor: those of the caller, or else computed from all local sizes.
+/// Computes a tensor's global sizes from all ranks' local sizes, for a caller that gives no sizes.
 std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMesh& mesh,
                                          const Placements& placements) {
   const auto strided = [](const Placement& placement) {

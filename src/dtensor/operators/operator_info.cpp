@@ -453,8 +453,8 @@ Argument bind_static(const c10::IValue& value) {
 
 }  // namespace
 
-/// Numbers of kind kScalar are bound without their value: no cache key contains the value, so no
-/// rule may depend on it. OperatorInfo uses kScalar only if the sharding rule reads no numbers.
+/// Numbers of kind kScalar are bound without a value: no cache key contains the value, so no rule
+/// may depend on the value. OperatorInfo uses kScalar only if the sharding rule reads no numbers.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;

@@ -259,8 +259,8 @@ OperatorMode* active_operator_mode() {
 
 namespace detail {
 
-// The flag makes_meta belongs to the thread instead of the rank, because modules are never made in
-// a backward, which may run on another thread.
+// The flag makes_meta belongs to the thread instead of the rank. The thread suffices, because
+// modules are never made in a backward, which can run on another thread.
 MetaFactoryGuard::MetaFactoryGuard()
     : outer_(std::exchange(RankThread::here().makes_meta, true)), guard_(kDistributedKey) {}
 MetaFactoryGuard::~MetaFactoryGuard() {

@@ -14,7 +14,7 @@ struct RmsNorm {
   const void* x = nullptr;
   const void* residual = nullptr;  ///< tensor that is added to x before the norm, or nullptr
   const void* weight = nullptr;    ///< (size): the weight; nullptr stands for ones
-  bool weight_is_float = false;    ///< whether the weight is fp32; otherwise it has x's type
+  bool weight_is_float = false;  ///< whether the weight is fp32; if false, the weight has x's type
   std::int64_t rows = 0;
   std::int64_t size = 0;
   float eps = 0;

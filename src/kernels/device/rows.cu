@@ -104,7 +104,7 @@ void with_kernel(const RmsNorm& call, Element type, bool aligned, std::int64_t s
                  Body&& body) {
   with_vectors(type, aligned, [&]<class T, int N>() {
     const auto of_weight = [&]<class W>() {
-      // No kernel exists for short rows that are accessed by single elements: such rows are rare.
+      // Short rows that are accessed by single elements are rare, and use the kernel of long rows.
       if (N > 1 && call.size <= short_row) {
         body.template operator()<T, W, N, (N > 1 ? kWarp : kBlock)>();
       } else {
