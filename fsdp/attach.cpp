@@ -212,8 +212,8 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
     return run(adding(call, requested));
   }
   check_returnable(call, requested, units);
-  // Finishes the reductions that an earlier backward left in progress, because their results belong
-  // to the `.grad` that EmptyGradients empties.
+  // Finishes the reductions that an earlier backward left in progress, because the results of the
+  // reductions belong to the `.grad` that EmptyGradients empties.
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->comm_context().settle();
   }

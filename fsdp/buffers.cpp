@@ -221,7 +221,7 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   std::vector<at::Tensor> from;
   for (std::size_t i = 0; i < segments.size(); ++i) {
     // If this rank did not use the parameter, this rank sends zeros, because the other ranks expect
-    // its contribution.
+    // data of this rank.
     if (!unsharded[i].defined()) {
       buffer.narrow(1, segments[i].offset, segments[i].shape.padded_numel()).zero_();
       continue;
@@ -252,7 +252,7 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
-    // The stream `lane` waits, because another stream can still be reading the reused buffer.
+    // The stream `lane` waits, because another stream can still be reading from the buffer.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);

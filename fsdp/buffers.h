@@ -134,8 +134,8 @@ std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::Sca
 /// The number of elements in a flat buffer of `segments`, including the gaps between segments.
 std::int64_t flat_numel(const std::vector<Segment>& segments);
 
-/// Sets the gaps in `buffer` (..., flat numel) to zero. Gaps are sent with the segments, so their
-/// values must be the same in every run.
+/// Sets the gaps in `buffer` (..., flat numel) to zero. Gaps are sent with the segments, so the
+/// values of gaps must be the same in every run.
 void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments);
 
 /// Returns a view of the shard of `rank` in `flat`, the flat buffer of that rank.
@@ -167,7 +167,7 @@ class FlatBufferLayout {
   bool shares_memory() const {
     return ranks() == 1 && compute_dtype_ == dtype_ && home_.device == device_;
   }
-  /// Whether the shards are in one flat buffer; otherwise each shard stays in its own memory.
+  /// Whether the shards are in one flat buffer; otherwise each shard stays in separate memory.
   bool has_flat() const { return ranks() > 1 || home_.pinned; }
   /// Whether every parameter is split on dimension 0 and not fused. The concatenated shards of all
   /// ranks then give the parameter's values followed by padding.

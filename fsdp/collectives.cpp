@@ -46,7 +46,7 @@ void CommContext::settle() {
   // The optimizer runs on the compute stream, so the compute stream waits for the reductions.
   streams_->order(Lane::kReduceScatter, Lane::kCompute);
   // The pending sums of tensor parallelism (DeferredSums) run on the compute stream, after the
-  // reductions, because their inputs are views of the reductions' results.
+  // reductions, because the inputs of these sums are views of the reductions' results.
   sums_.run();
   free_retired();
   pool_.clear();
@@ -100,7 +100,7 @@ using comm::Lane;
 /// two steps limits both overflow and underflow, as in FSDP2.
 double half_pre_divisor(std::int64_t ranks) {
   std::int64_t factor = 1;
-  // The factor must divide the number of ranks: gradients of 12 ranks are divided by 4 and then by
+  // The factor must divide the number of ranks: for 12 ranks, gradients are divided by 4, later by
   // 3.
   while (ranks % factor == 0 && ranks / factor > factor) {
     factor *= 2;

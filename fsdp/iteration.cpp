@@ -81,8 +81,8 @@ bool IterationState::is_open() const {
   return phase() != IterationPhase::kIdle;
 }
 
-/// Returns false if set_is_last_backward(false) was called for any unit. The reductions of all
-/// units then stay in progress.
+/// Returns false if set_is_last_backward(false) was called for any unit. If false, the reductions
+/// of all units stay in progress.
 bool IterationState::is_last_backward() const {
   return std::ranges::all_of(units(),
                              [](const auto& unit) { return unit->settings().last_backward; });
@@ -156,7 +156,7 @@ void IterationState::await_update() {
   streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
 }
 
-/// Keeps parameter groups gathered if no rank has written to their shards.
+/// Keeps parameter groups gathered if no rank has written to the shards of the groups.
 void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {

@@ -103,7 +103,7 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier, std::string name);
 
   /// The gradient that was set aside without any reduction; nullopt if no gradient was set aside.
-  /// If its `local` is undefined, this rank computed no gradient.
+  /// If `local` of the result is undefined, this rank computed no gradient.
   std::optional<UnshardedGradient> unsharded;
   /// The gradient summed over the shard dimension of the mesh but not over replicas (HSDP).
   UnshardedGradient scattered;
@@ -178,7 +178,7 @@ class ShardedParameter {
   /// tensor. Throws Error if the tensor's layout differs from the shard's layout. Checks the shard
   /// itself in the same way if its data was replaced.
   bool adopt();
-  /// Makes the unsharded tensor, an autograd leaf, from its local part `local`.
+  /// Makes the unsharded tensor, an autograd leaf, with the local part `local`.
   void set_unsharded(const at::Tensor& local);
   /// A function that makes the autograd node that computes the gradient of the sharded tensor
   /// (nn::StandInGradient). Each tensor that adopt() takes over needs a new node.
@@ -314,7 +314,7 @@ class ShardedParameter {
   const UnreducedGradient* marked_expected_ = nullptr;
   at::Tensor restored_from_;          ///< the placeholder from which the gradient was restored
   std::vector<at::Tensor> arriving_;  ///< gradients in CPU memory that arrive() adds to `.grad`
-  bool awaited_ = false;              ///< whether arrive() must still complete accumulate()
+  bool awaited_ = false;              ///< whether arrive() has not completed accumulate() yet
   Accumulation accumulation_ = Accumulation::kSettled;
   bool used_ = false;  ///< whether this rank used the parameter; agree_on_use() exchanges used_
 };

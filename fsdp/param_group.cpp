@@ -79,13 +79,13 @@ void ParameterGroupShards::lay_out() {
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  // The buffer is filled with zeros, because its padding is sent and must be the same in every run.
+  // The buffer is zeroed: the padding of the buffer is sent and must be the same in every run.
   flat_ = at::zeros({flat_numel(layout_.segments())},
                     parameters_.front().shard().options().pinned_memory(layout_.home().pinned));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor place = shard_of(flat_, layout_.segments()[i], mesh_.shard.local_rank());
-    // The memory of an old shard is freed with its last reference, so for a moment the shards of
-    // one group exist twice.
+    // The memory of an old shard is freed with the last reference to the shard, so for a moment the
+    // shards of one group exist twice.
     place.copy_(parameters_[i].shard());
     tessera::detail::move_onto(parameters_[i].shard(), place.storage(), place.storage_offset());
   }
@@ -311,7 +311,7 @@ void GatheredState::install_unsharded() {
   if (installed_ || !unsharded()) {
     return;
   }
-  // Optimizers and checkpoints still see the shards (nn::ParameterSlot::persistent).
+  // Optimizers and checkpoints see the shards instead (nn::ParameterSlot::persistent).
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.install_unsharded();
   }
@@ -444,7 +444,7 @@ void GatheredState::reshard(CommContext& context) {
 }
 
 void GatheredState::reshard_for_now(CommContext& context) {
-  // If the unit runs forward twice before backward, the first forward has already cached the part.
+  // If the unit runs forward twice before backward, the first forward has cached this rank's part.
   if (unsharded() && post_forward_.enabled() && !post_forward_.kept()) {
     const c10::AutoGradMode no_grad(false);
     post_forward_.keep(unsharded_.flat(), context.streams());
@@ -463,7 +463,7 @@ void GatheredState::discard(CommContext& context) {
     // reshard() puts the shards back into the model before it waits, because the wait can throw.
     reshard(context);
   } catch (const Error&) {
-    // A failed all-gather is already discarded, and its error is reported elsewhere.
+    // The error of a failed all-gather is reported elsewhere, and the gather is discarded already.
   }
 }
 

@@ -41,7 +41,7 @@ class CommContext {
   /// Finishes all communication and frees all buffers. Afterwards the compute stream can use the
   /// gradients, and the CPU can use offloaded gradients.
   void settle();
-  /// Drops the reductions of `groups` that are in progress, because their backward failed or the
+  /// Drops the reductions of `groups` that are in progress, because the backward failed or the
   /// groups are about to be destroyed.
   void forget(std::vector<ParameterGroup>& groups);
 

@@ -105,7 +105,7 @@ const std::vector<Transition<GatherPhase>>& legal_transitions() {
       {kSharded, kUnsharded},
       // Transition when the wait for the all-gather has ended.
       {kGathering, kUnsharded},
-      // Transition when the all-gather failed, or its result is freed without being used.
+      // Transition when the all-gather failed, or the gathered result is freed without a use.
       {kGathering, kSharded},
       // Transition when the unsharded tensors are freed.
       {kUnsharded, kSharded},

@@ -357,8 +357,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
   }
   begin_random_region(inputs);
   if (is_root()) {
-    // Only the root moves its inputs: units below the root receive tensors that the model has
-    // computed.
+    // Only the root moves inputs to the device: units below the root receive tensors that the model
+    // has computed.
     move_inputs(inputs, mesh_.device());
   }
   if (mp_policy_.restore_input_dtype) {
@@ -443,8 +443,8 @@ void Unit::await_backward(nn::TensorList outputs) {
       outputs, [unit = shared_from_this(), token] { unit->pre_backward(token.get()); });
   std::erase_if(recorded_calls_, [](const auto& call) { return call.expired(); });
   recorded_calls_.push_back(token);
-  // A unit of several modules is added to the forward order only once, by its first module with a
-  // result that needs a gradient.
+  // A unit of several modules is added to the forward order only once, by the unit's first module
+  // with a result that needs a gradient.
   if (!hooked || phase_ == UnitPhase::kForwardRecorded) {
     return;
   }
@@ -484,7 +484,7 @@ void Unit::end_forward() {
   free_idle_buffers();
 }
 
-/// Frees the unsharded parameters after forward, to gather them again in backward (ZeRO-3).
+/// Frees the unsharded parameters after forward; backward gathers the parameters again (ZeRO-3).
 void Unit::free_after_forward() {
   if (phase() != UnitPhase::kAwaitingBackward) {
     each(&GatheredState::reshard, comm_context());

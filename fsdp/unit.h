@@ -132,7 +132,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// backward follows, frees the gathered parameters.
   void end_forward(bool backward_comes);
   void began_gather(Unit& unit);
-  /// To be called when `unit` begins its forward. Returns the unit to prefetch; nullptr: no unit.
+  /// To be called when the forward of `unit` begins. Returns the unit to prefetch, or nullptr.
   std::shared_ptr<Unit> gather_ahead(Unit& unit);
   /// To be called when `unit` has run forward. `token` lives as long as the autograd graph through
   /// which backward can reach the unit.
@@ -187,7 +187,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
   ~Unit();
-  /// Adds the hooks of this unit to its modules. The modules then own the unit.
+  /// Adds the hooks of this unit to its modules. From then on the modules own the unit.
   void install();
 
   Settings& settings() { return *settings_; }
@@ -224,7 +224,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Returns all units with the same root as this unit; only this unit if the root is unknown.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
-  /// Whether the unit has several buckets. The gradient hooks of its parameters then call
+  /// Whether the unit has several buckets. If true, the gradient hooks of the parameters call
   /// note_gradient().
   bool in_buckets() const { return in_buckets_ && groups_.size() > 1; }
   /// To be called when backward has computed the gradient of `parameter` and will add the gradient
@@ -260,7 +260,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // IterationState calls the functions from abandon_iteration() to end_backward() for all units.
 
-  /// Frees the parameters that are still gathered since an iteration that had no backward.
+  /// Frees the parameters that an iteration without a backward has left gathered.
   void abandon_iteration();
   void begin_iteration();
   /// Called when the root's forward has ended. Warns of modules of this unit that did not run, and

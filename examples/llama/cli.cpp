@@ -50,8 +50,8 @@ bool is_whole(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-/// Makes an option of an integer accept only decimal numbers that fit its type. CLI11 alone clamps
-/// integers beyond 64 bits.
+/// Makes an option of an integer accept only decimal numbers that fit the type of the option. CLI11
+/// alone clamps integers beyond 64 bits.
 void check_integers(CLI::Option& option) {
   const std::string type = option.get_type_name();
   const std::string name = type.substr(0, type.find(':'));
@@ -177,7 +177,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a write above the file-size limit then fails with an error
+  std::signal(SIGXFSZ, SIG_IGN);  // SIGXFSZ is ignored: a write above the limit is an error
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
     TESSERA_CHECK(std::cout.flush(),
@@ -252,7 +252,7 @@ class Entries {
     if (const auto* flag = node.as_boolean()) {
       TESSERA_CHECK(option.get_expected_min() == 0, file_, ": \"", key, "\" takes a value");
       if (flag->get()) {
-        return {"{}"};  // how CLI11 writes a flag that is given without a value
+        return {"{}"};  // CLI11's text for a flag that is given without a value
       }
       return option.check_lname("no-" + key) ? FlagNames{"false"} : FlagNames{};
     }

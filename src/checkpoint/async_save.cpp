@@ -108,7 +108,7 @@ struct Mapping {
 class KeptMappings {
  public:
   static KeptMappings& instance() {
-    // The cache of mappings is never destroyed, because a save may end after main().
+    // The cache of mappings is never destroyed, because a save can end after main().
     static auto* const kept = new KeptMappings;
     return *kept;
   }

@@ -124,7 +124,7 @@ void check_filled(const std::vector<NamedParameter>& parameters) {
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
   TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
                 "' has no storage: call nn::to_empty() before loading");
-  // A load fills the FSDP shard, but forward and backward would still use the old gathered values.
+  // A load fills the FSDP shard, but forward and backward would use old values that are gathered.
   TESSERA_CHECK(!slot.role.gathered, "parameter '", name,
                 "' is gathered: load before the first forward, or call fsdp::reshard() first");
 }

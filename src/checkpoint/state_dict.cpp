@@ -127,7 +127,7 @@ TensorDict get_state_dict(comm::World& world, const StateDictOptions& options,
       }
     }
   } catch (...) {
-    world.abort();  // other ranks may be waiting for this rank's blocks
+    world.abort();  // other ranks can be waiting for this rank's blocks
     throw;
   }
   return dict;
@@ -321,7 +321,7 @@ IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
       }
     }
   } catch (...) {
-    world.abort();  // other ranks may be waiting for this rank
+    world.abort();  // other ranks can be waiting for this rank
     throw;
   }
   return keys;

@@ -78,7 +78,7 @@ class StoredStep {
     at::Tensor target;
   };
 
-  /// Returns the name under which the files store a tensor, which may have several tied names.
+  /// Returns the name under which the files store a tensor, which can have several tied names.
   const std::string& stored_name(const std::string& name) const;
   /// Opens a file, and checks the requested tensors against the file's header.
   SafetensorsFile open(std::size_t file, const std::vector<Wanted>& wanted) const;

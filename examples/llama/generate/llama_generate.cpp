@@ -176,7 +176,7 @@ struct Batch {
   at::Tensor tokens;  ///< the padded prompts, (texts, longest prompt)
 };
 
-/// The duration of a generation, and its numbers of tokens.
+/// The duration of a generation, and the numbers of its prompt tokens and generated tokens.
 struct GenerationTimes {
   std::int64_t prompt_tokens = 0;  ///< number of tokens in all prompts
   double prompt_s = 0;             ///< seconds until each text has its first token

@@ -275,7 +275,7 @@ std::optional<ExpertPlan> plan_experts(const TrainOptions& o) {
   const auto shared = static_cast<double>(o.ep > 1 ? o.ep * own : tokens);
   const double mean = shared * static_cast<double>(k) / static_cast<double>(config.num_experts);
   // Rank 0 sends the rows of its tokens to the experts, and the results of its experts back.
-  // Backward sends gradients in the same way.
+  // Backward sends the gradients of both.
   const std::int64_t parts = o.ep > 1 ? o.ep : o.tp;
   const auto others = static_cast<double>((config.num_experts + parts - 1) / parts - 1);
   const double experts = static_cast<double>(config.num_experts);

@@ -21,8 +21,8 @@ class ByteStream {
   virtual std::size_t read(std::span<char> out) = 0;
 };
 
-/// Opens a regular file. The stream decompresses the file if its first bytes identify gzip or zstd.
-/// Throws Error if the file can't be opened.
+/// Opens a regular file. The stream decompresses the file if the first bytes of the file identify
+/// gzip or zstd. Throws Error if the file can't be opened.
 std::unique_ptr<ByteStream> open_stream(const std::string& path);
 
 /// The place in the input files at which a piece of text begins.
@@ -55,7 +55,7 @@ std::size_t cut_of(std::string_view text);
 /// document.
 class DocumentReader {
  public:
-  /// `all_json`: whether to treat all files as JSONL, whatever their names.
+  /// `all_json`: whether to treat all files as JSONL, whatever the names of the files.
   DocumentReader(std::vector<std::string> files, bool all_json);
   /// Returns the next non-empty piece of text, or nullopt at the end of the last file. Throws Error
   /// for a file that can't be read, and for a JSONL line of more than kLineBytes.
@@ -76,7 +76,7 @@ class DocumentReader {
   std::unique_ptr<ByteStream> stream_;
   std::string buffer_;     ///< part of the file's contents after decompression
   std::size_t begin_ = 0;  ///< where the next piece of text begins in buffer_
-  bool at_end_ = false;    ///< whether the file has been read to its end
+  bool at_end_ = false;    ///< whether the file has been read to the end
 };
 
 /// Returns the files that match `patterns`: for each pattern in byte order, and each file only

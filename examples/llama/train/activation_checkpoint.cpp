@@ -50,8 +50,8 @@ std::int64_t own_room(const TrainOptions& o) {
                                    kReservedPerPlanned);
 }
 
-/// Runs a program to its end, with its output in the file `log`. Returns the exit code, or 128 if a
-/// signal ended the program.
+/// Runs a program until the program ends. The program's output goes to the file `log`. Returns the
+/// exit code, or 128 if a signal ended the program.
 int run_logged(std::vector<std::string> command, const std::string& log) {
   std::vector<char*> arguments;
   for (std::string& argument : command) {

@@ -536,8 +536,8 @@ void check_checkpoints(const TrainOptions& o) {
       "--no-async is given without --checkpoint; pass the folder of the run's checkpoints");
   TESSERA_CHECK(o.resume.empty() || o.resume_step < 0,
                 "--resume and --resume-step are both given; pass one of them");
-  // --initial-load is allowed with --resume auto: a restarted run then continues from its own
-  // steps.
+  // --initial-load is allowed with --resume auto: a restarted run then continues from the steps
+  // that this run has saved.
   TESSERA_CHECK(o.initial_load.empty() || !resumes(o) || o.resume == "auto", "--initial-load and ",
                 o.resume_step >= 0 ? "--resume-step" : "--resume",
                 " are both given; a run begins with one of them");

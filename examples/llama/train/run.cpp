@@ -113,7 +113,7 @@ ParallelOptions parallel_options(const TrainOptions& options) {
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& config) {
   std::shared_ptr<Llama> model;
   {
-    // The model is created on the meta device, because a rank may not have memory for the whole
+    // The model is created on the meta device, because one rank can lack memory for the whole
     // model.
     const nn::MetaDevice meta;
     model = std::make_shared<Llama>(config, o.seq, o.dropout);
@@ -147,7 +147,7 @@ Config model_config(const TrainOptions& o) {
     config.num_hidden_layers = std::min(config.num_hidden_layers, o.layers);
   }
   // Rejects an excessive --seq before memory is allocated. A model can be trained with sequences
-  // longer than its positions, as in `transformers`.
+  // longer than the model's positions, as in `transformers`.
   constexpr std::int64_t kMostTokens = 1'000'000, kMostOfAStep = std::int64_t{1} << 40;
   const std::int64_t most = std::max(config.max_positions, kMostTokens);
   TESSERA_CHECK(o.seq <= most, "--seq ", o.seq, " is more than ", most, " tokens, far beyond the ",
@@ -446,8 +446,8 @@ data::BatchLoader::Batch LlamaRun::own_rows(data::BatchLoader::Batch batch) cons
   return tokens_of_rank(*model, batch.to(c10::Device(options.device)));
 }
 
-/// A step's loss is the sum of the micro-batches' losses or, if StepOptions says so, their mean.
-/// The auxiliary losses are always a mean.
+/// A step's loss is the sum of the micro-batches' losses or, with
+/// StepOptions::mean_of_micro_batches, the mean. The auxiliary losses are always a mean.
 at::Tensor LlamaRun::with_router_losses(const at::Tensor& loss) {
   const nn::RouterLosses router = nn::take_router_losses(*model, data_ranks);
   const auto parts = static_cast<double>(options.accumulate);

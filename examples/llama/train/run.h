@@ -86,17 +86,17 @@ std::string first_difference(const nlohmann::json& saved, const nlohmann::json& 
 void check_same_data(const TrainOptions& options, const TrainingData& data,
                      tessera::comm::World& world);
 
-/// A run's data, model and optimizer, created from its flags. The constructor and all methods that
-/// compute are collective over `world`.
+/// A run's data, model and optimizer, created from the run's flags. The constructor and all methods
+/// that compute are collective over `world`.
 struct LlamaRun {
   /// Sets the weights from --model or by --seed; `loads`: whether a checkpoint will replace the
   /// values. Throws tessera::Error for wrong flags, files or data.
   LlamaRun(TrainOptions run_options, tessera::comm::WorldPtr run_world, bool loads = false);
 
-  /// Runs the next step, and returns all its metrics except the throughput.
+  /// Runs the next step, and returns all metrics of this step except the throughput.
   tessera::observe::StepMetrics step();
-  /// Returns the loss of micro-batch `i` of this rank's sequences: the mean over its targets or,
-  /// with loss.tokens, this rank's part of a sum over all ranks.
+  /// Returns the loss of micro-batch `i` of this rank's sequences: the mean over the targets of the
+  /// micro-batch or, with loss.tokens, this rank's part of a sum over all ranks.
   at::Tensor loss_of(const tessera::data::BatchLoader::Batch& batch, std::int64_t i,
                      const tessera::tensor_parallel::CrossEntropyOptions& loss = {});
   /// Returns the loss options of --label-smoothing and --z-loss.

@@ -83,8 +83,8 @@ SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& toke
 
 class Mixture;
 
-/// A source of samples with a weight. The source's fraction of all samples is its weight divided by
-/// the sum of all weights.
+/// A source of samples with a weight. The source's fraction of all samples is the source's weight
+/// divided by the sum of all weights.
 struct WeightedSamples {
   SampleSourcePtr samples;
   double weight = 1;

@@ -12,7 +12,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Options of local_map for its arguments and their gradients.
+/// Options of local_map for the function's arguments and the arguments' gradients.
 struct LocalMapOptions {
   /// Required placements of each tensor argument; nullopt permits any placements. An empty list
   /// permits any placements for all arguments.

@@ -92,7 +92,7 @@ std::string attention_kernel(const at::TensorOptions& options, std::int64_t head
 
 namespace detail {
 
-/// The boundaries of documents that are packed into sequences, as attention needs them.
+/// The boundaries of documents that are packed into sequences, in the form that attention needs.
 class DocumentOffsets {
  public:
   DocumentOffsets(const at::Tensor& positions, c10::Device device);

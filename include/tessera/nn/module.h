@@ -116,7 +116,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// FQN. Throws Error for a parameter without a ParameterSlot. To avoid the Error, wrap libtorch's
   /// modules by nn::Hooked, and call register_slot instead of libtorch's register_parameter.
   NamedSlots named_slots() const;
-  /// Returns the buffers of this module and of all modules below it, each once, with its first FQN.
+  /// Returns the buffers of this module and of modules below it, each once, with the first FQN.
   NamedSlots named_buffer_slots() const;
   /// Returns the longest FQN of this module that named_slots() or an outermost module call has
   /// found. nullopt if neither has run on this module or a module above it.
@@ -239,7 +239,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   void note_fqn(const std::string& fqn) const;
   void note_names_of_tree() const;
   /// Whether this module has an FQN. If not, the outermost called module first sets the FQNs of all
-  /// modules below it.
+  /// modules below.
   bool is_in_a_tree() const;
   void check_in_a_tree() const;
   void check_slots(const std::string& fqn) const;
@@ -295,7 +295,7 @@ class Module : public ModuleBase {
   }
 
   /// Calls `method(arguments...)`, which must call a method of this module, and runs the hooks for
-  /// HookedCalls::kEveryMethod before and after it. Arguments are copied.
+  /// HookedCalls::kEveryMethod before and after the method. Arguments are copied.
   /// fsdp::register_forward_method uses call_method().
   template <class Method, class... Args>
   auto call_method(const Method& method, Args&&... args) {

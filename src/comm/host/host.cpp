@@ -74,8 +74,8 @@ std::optional<int> integer(const Variables& variables, const std::string& name, 
 
 constexpr int kAny = std::numeric_limits<int>::max();
 
-/// Returns the launcher that started this process. Returns nullptr without a launcher; the job then
-/// has one rank.
+/// Returns the launcher that started this process. Returns nullptr without a launcher; a job
+/// without a launcher has one rank.
 const Launcher* find_launcher(const Variables& variables) {
   for (const Launcher& launcher : kLaunchers) {
     const bool rank = variables(launcher.rank).has_value();

@@ -161,7 +161,7 @@ class StoreWorld final : public World {
     try {
       made = make(info);
     } catch (const PeerError&) {
-      aborted_ = true;  // the failed make() may have left a thread that uses the store
+      aborted_ = true;  // a failed make() can leave a thread that uses the store
       throw;
     }
     groups.emplace(key, made);

@@ -152,7 +152,7 @@ class ShmGroup {
   /// Completes `operation`. Throws Error on all ranks if their calls differ; the process group then
   /// stays usable. Throws PeerError if another rank has ended or is too late.
   void finish(ShmOperation& operation) {
-    // `keep` owns the operation, because the caller may have released its own reference.
+    // `keep` owns the operation, because the caller can have released the caller's reference.
     ShmOperationPtr keep;
     if (!operation.done) {
       operation.done = true;
@@ -249,8 +249,8 @@ class ShmGroup {
   /// The number of calls so far. Ranks compare this number in each call. If a rank has skipped a
   /// call, the comparison in the next call finds the difference.
   std::uint64_t sequence_ = 0;
-  /// Whether another rank has ended or was too late. The round numbers of the ranks then no longer
-  /// match.
+  /// Whether another rank has ended or was too late. If true, the round numbers of the ranks no
+  /// longer match.
   bool failed_ = false;
   /// The operation that has started and is not finished. There is at most one such operation,
   /// because operations use the same slots (buffers).

@@ -25,7 +25,7 @@ constexpr std::size_t kMostRanks = 4096;
 
 enum class RankState : std::uint32_t {
   kRunning,
-  kEnded,  ///< the rank has destroyed its World; its process can continue
+  kEnded,  ///< the rank has destroyed its World; the process can continue
   kGaveUp  ///< the rank has called World::abort()
 };
 

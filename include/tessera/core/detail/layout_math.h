@@ -23,7 +23,7 @@ std::vector<std::int64_t> local_sizes(const Layout& layout, std::span<const std:
                                       std::span<const std::int64_t> coordinate);
 
 /// Returns the local size of dimension `tensor_dim`, whose global size is `size`, on the rank at
-/// `coordinate`. Does not check its arguments.
+/// `coordinate`. The arguments are not checked.
 std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
                         std::span<const std::int64_t> coordinate);
 
