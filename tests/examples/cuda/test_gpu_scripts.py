@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import runpy
 import sys
 import tempfile
 
@@ -99,6 +100,12 @@ def test_run_ends_at_the_first_failed_check(packed, tmp_path):
     assert line.startswith("run: versions: error: ") and "Tried to allocate" in line
     done, rows = run(packed, tmp_path / "continues", *flags, "--continue", **fault)
     assert [stage for stage, _ in ends(rows)] == flags and done.returncode == 1
+
+
+def test_the_first_items_on_one_card_take_at_most_20_minutes():
+    items = runpy.run_path(str(SCRIPTS / "run"))["items"](1)
+    second = next(i for i, item in enumerate(items) if item.name().startswith("compare") and item.turn == 2)
+    assert sum(item.limit for item in items[:second + 1]) <= 1200
 
 
 def test_kinds_of_ranks_use_all_cards(tmp_path):
