@@ -288,7 +288,7 @@ void IterationState::end_backward() {
   // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
   if (last) {
-    comm_context().finish_reductions();  // the reduction is over shards and over replicas
+    comm_context().finish_reductions();  // finishes the reductions over shards and over replicas
   }
   agree_on_gradients();
   // If more backwards follow, the last reduction stays in progress and overlaps the next

@@ -87,7 +87,7 @@ class RandomAgreement {
   using Counts = std::vector<std::int64_t>;
 
   bool compared_origins_ = false;
-  Counts agreed_;       ///< random-operator counts at the last comparison
+  Counts agreed_;       ///< numbers of random operators at the last comparison
   bool draws_ = false;  ///< whether any rank has drawn random numbers
   RowRange rows_;
   bool quiet_ = false;  ///< whether two compared forwards drew no random number

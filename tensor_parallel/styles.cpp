@@ -34,7 +34,7 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
 }
 
 /// Redistributes the distributed `tensor` to `layout`. With `use_local_output`, returns the local
-/// tensor.
+/// tensor of the result.
 at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout,
                           bool use_local_output) {
   const at::Tensor output = redistribute_to(DistributedTensor(tensor), layout);

@@ -14,7 +14,7 @@ using namespace tessera;
 
 constexpr std::int64_t kVocabulary = 101, kPositions = 24, kHidden = 48, kLayers = 2;
 const nn::LinearOptions no_bias{.bias = false};
-// With these weights the variance of the residual activations does not grow with depth.
+// With this standard deviation the variance of the residual activations does not grow with depth.
 const double output_std = 0.02 / std::sqrt(2.0 * kLayers);
 const nn::AttentionOptions attention{.hidden = kHidden,
                                      .heads = 4,

@@ -171,7 +171,7 @@ ManifestTensor parse_tensor(const json& value, std::size_t files) {
   return tensor;
 }
 
-/// Parses members of the manifest that older versions of Tessera did not write.
+/// Parses members of the manifest that the manifests of older Tessera versions lack.
 void parse_objects(Manifest& manifest, const json& root) {
   manifest.stateful = root.value("stateful", json::object());
   manifest.rank_states = root.value("rank_states", json::object());

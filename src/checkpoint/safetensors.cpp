@@ -512,7 +512,7 @@ struct SafetensorsWriter::Impl {
       : path(path.string()), plan(std::move(planned)), file(path), sums(granule_sums) {
     const std::uint64_t header_bytes = plan.json.size();
     data_begin = sizeof(header_bytes) + header_bytes;
-    // Reserving space throws Error now if the disk is full, before any data are gathered.
+    // Reserves the disk space, so that a full disk throws Error before any data are gathered.
     file.reserve(data_begin + plan.data_bytes);
     write_at(0, std::as_bytes(std::span(&header_bytes, 1)));
     write_at(sizeof(header_bytes), std::as_bytes(std::span(plan.json)));

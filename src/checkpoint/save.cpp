@@ -337,7 +337,7 @@ bool survives_text(const json& state) {
 
 /// Returns the JSON path of the first NaN or infinite number: "/loss/0"; "" if there is none.
 std::string path_of_nonfinite(const json& state) {
-  // `flat` is a named variable, because items() does not extend the lifetime of a temporary.
+  // items() refers to the JSON without owning the JSON, so `flat` must not be a temporary.
   const json flat = state.flatten();
   for (const auto& [path, value] : flat.items()) {
     if (value.is_number_float() && !std::isfinite(value.get<double>())) {

@@ -51,7 +51,7 @@ struct Candidate {
   auto operator<=>(const Candidate&) const = default;
 };
 
-/// Memory for encoding that later encodings reuse. Only one thread at a time uses a Workspace.
+/// Memory that encodings use one after another. Only one thread at a time uses a Workspace.
 struct Workspace {
   static constexpr std::size_t kCachedWords = std::size_t{1} << 15;
   /// The size of the longest word in the cache. Longer words rarely occur twice.

@@ -267,8 +267,8 @@ PreTokenizers::Step read_split(const JsonField& field) {
   return split_step(pattern.at("Regex").text(), removes, field.at("invert").flag_or(false));
 }
 
-/// Returns the piece's text with `mark` in place of each space. If `prepended` is true, the result
-/// begins with an additional `mark`.
+/// Returns the piece's text with `mark` in place of each space character. If `prepended` is true,
+/// the result begins with an additional `mark`.
 std::string marked(std::string_view piece, const std::string& mark, bool prepended) {
   std::string text;
   for (const char c : piece) {

@@ -210,7 +210,7 @@ struct NamedToken {
   AddedToken token;           ///< the token without its id
 };
 
-/// The token that a tokenizer puts at the begin or at the end of a text.
+/// The token that a tokenizer puts at the beginning or at the end of a text.
 struct TextEnd {
   std::optional<std::string> text;  ///< the token's text, from bos_token or eos_token
   std::optional<bool>

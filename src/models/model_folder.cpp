@@ -145,7 +145,7 @@ using Json = nlohmann::json;
 /// an untrusted source.
 constexpr std::int64_t kMaxLayers = 10'000;
 
-/// Properties of a model type that are not written in config.json.
+/// Properties of a model type ("llama", "qwen2") that config.json does not contain.
 struct Architecture {
   const char* type;
   const char* class_name;

@@ -227,7 +227,7 @@ detail::DocumentOffsets::DocumentOffsets(const at::Tensor& positions, c10::Devic
   for (const std::int64_t length : lengths()) {
     longest_ = std::max(longest_, length);
   }
-  // The offsets are made with inference mode off, because training can use the same offsets later.
+  // The offsets are made outside of inference mode, because training can use the offsets later.
   const c10::InferenceMode ordinary(false);
   device_offsets_ = copied_to(offsets_, device);
 }

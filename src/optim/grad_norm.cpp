@@ -77,7 +77,7 @@ class Counting {
     std::vector<bool> skipped = nn::detail::dims_in_root(distinct);
     const std::vector<bool> own = nn::detail::dims_in_root(mesh);
     for (std::size_t d = 0; d < own.size(); ++d) {
-      // Along dimensions of `mesh`, first_rank() uses coordinate 0, not this rank's coordinate.
+      // Along the dimensions of `mesh`, first_rank() shall use coordinate 0, so none is skipped.
       skipped[d] = skipped[d] && !own[d];
     }
     // If `mesh` has only some coordinates along a dimension of `base`, first_rank() may be outside

@@ -134,7 +134,7 @@ std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors) 
   return runs;
 }
 
-/// The factor is a tensor, so that the host does not wait for the factor's value.
+/// The factor stays a tensor: reading its value would make the host wait for the device.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
   // A list kernel needs tensors of one type on one device.
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;

@@ -32,8 +32,8 @@ struct SpreadMatrix {
   friend bool operator==(const SpreadMatrix&, const SpreadMatrix&) = default;
 };
 
-/// Exchanges matrices for work that needs them unsharded. Assigns each matrix to one rank of the
-/// mesh, its owner, so that the work (rows * columns * min(rows, columns) for each matrix) is
+/// Exchanges matrices for work that needs unsharded matrices. Assigns each matrix to one rank of
+/// the mesh, its owner, so that the work (rows * columns * min(rows, columns) for each matrix) is
 /// balanced. Sends the shards to the owners, and sends the results back. Along a mesh dimension
 /// that replicates, the owner receives the shards of its own replica, and the result goes to all
 /// replicas.

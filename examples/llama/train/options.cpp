@@ -51,7 +51,7 @@ struct Flag {
   Check check{};
   Use use{};
   Form form = Form::kOne;
-  bool first = false;        ///< whether --help, which lists flags for a first run, has the flag
+  bool first = false;        ///< whether --help (flags for a first run) lists the flag
   const char* implied = "";  ///< the value of a flag that is given without a value
 };
 

@@ -41,7 +41,7 @@ struct StateDictOptions {
   bool strict = true;
   /// For set_model_state_dict() and set_optimizer_state_dict() with full_state_dict: whether to use
   /// the tensors of rank 0 and ignore the tensors passed on other ranks. Tensors are sent in blocks
-  /// of rows of at most 32 MiB, or of one row if a row is larger.
+  /// of rows of at most 32 MiB, or of one row if one row is larger than 32 MiB.
   bool broadcast_from_rank0 = false;
 };
 

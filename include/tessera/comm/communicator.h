@@ -130,8 +130,8 @@ class Communicator {
   /// TESSERA_DEBUG=1, by a small collective before each all-gather and reduce-scatter.
   virtual void set_purpose(std::string purpose) { purpose_ = std::move(purpose); }
   const std::string& purpose() const { return purpose_; }
-  /// Whether each collective throws Error if ranks call different collectives, or collectives with
-  /// different purposes (set_purpose()).
+  /// Whether every call compares the collectives and purposes (set_purpose()) of the ranks, and
+  /// throws Error if they differ.
   virtual bool compares_calls() const { return false; }
   /// Compares the collectives with a purpose (set_purpose()) since the last comparison. If they
   /// differ between ranks, every rank throws Error with the first calls that differ and their

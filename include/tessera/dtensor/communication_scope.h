@@ -11,9 +11,9 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// A CommunicationScope records this rank's collectives while it exists: it counts calls and bytes
-/// by mesh dimension, and lists the calls. The list grows with every call, so use a scope for one
-/// step, not for a whole training run. Bytes are those of this rank's inputs. Not collective.
+/// A CommunicationScope records this rank's collectives while the scope exists: counts calls and
+/// bytes by mesh dimension, and lists the calls. The list grows with every call, so use a scope for
+/// one step, not for a whole training run. Bytes are those of this rank's inputs. Not collective.
 /// Records the calls of all threads of this rank; only one thread may use the scope. Like PyTorch's
 /// CommDebugMode, with bytes.
 ///

@@ -1,5 +1,5 @@
 // A wrapper around the process groups that a World makes. A Communicator from the program is not
-// wrapped, because such a Communicator usually uses process groups that are wrapped.
+// wrapped, because such a Communicator usually calls process groups that a World has wrapped.
 
 #pragma once
 

@@ -345,7 +345,7 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
     store = connect_to(place, job, options);
   }
   // The flight record (log of calls) is in memory. A file would be named after the rank, but in
-  // each World made by a broadcast a process can have another rank.
+  // each World made by a broadcast one process can have different ranks.
   const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
   return meet(job, detail::store_below("tessera", store), make_record(settings, job.size, ""),
               settings, options);

@@ -390,7 +390,7 @@ void WorldWatch::look_at_device() {
       if (!wait_) {
         wait_.emplace(*this, call, settings_.timeout, call.text + self);
       }
-      beginning.clear();  // check() throws a complete message
+      beginning.clear();  // the error that check() throws needs no beginning
       wait_->check();
     }
   } catch (const std::exception& error) {

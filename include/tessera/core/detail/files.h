@@ -89,7 +89,7 @@ class AtomicFile : tessera::detail::NoCopy {
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
   void sync();
   /// Renames the temporary file to `path`. Throws Error if fsync of the folder fails; the file is
-  /// then complete at `path`, but a crash can lose the file.
+  /// then complete at `path`, but can be lost in a crash.
   void publish();
   /// Calls publish() unless the file `path` exists. Returns whether the file was published. If
   /// several processes publish at the same time, exactly one succeeds, provided that the file

@@ -13,9 +13,9 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Functions for devices of any type, for programs that do not link libtorch_cuda. libtorch_cuda
-// registers implementations in libtorch_cpu when it is loaded. The public functions are only for
-// CUDA, in c10_cuda.
+// Functions for devices of any type, for programs that do not link libtorch_cuda. When
+// libtorch_cuda is loaded, libtorch_cuda registers implementations in libtorch_cpu. The public
+// functions are only for CUDA, in c10_cuda.
 //
 // Canary: DevicesCanary, a test of libtorch itself.
 
