@@ -288,7 +288,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
 }
 
 void make_unit(const UnitSpec& spec) {
-  // The buffers are moved first, so that an error in moving buffers leaves all parameters
+  // The buffers are moved first, so that an error while a buffer is moved leaves all parameters
   // unsharded.
   move_buffers(spec.modules, spec.mesh.device(), spec.options.ignored);
   const auto unit = std::make_shared<Unit>(spec);

@@ -308,7 +308,7 @@ class ShardedParameter {
   std::uint64_t counted_version_ = 0;  ///< the shard's version when count_writes() last ran
   std::uint64_t used_version_ = 0;     ///< the unsharded tensor's version when begin_use() last ran
   int expected_ = 0;                   ///< number of reductions of the gradient in progress
-  /// The number of reductions in progress, from the oldest, whose results the program has dropped.
+  /// How many reductions in progress (the oldest ones) have results that the program has dropped.
   int discarded_ = 0;
   /// The placeholder that mark_expected() put into `.grad`; nullptr without a placeholder.
   const UnreducedGradient* marked_expected_ = nullptr;

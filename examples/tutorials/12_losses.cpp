@@ -41,7 +41,7 @@ at::Tensor of_all_ranks(const at::Tensor& features, const DeviceMesh& mesh) {
 
 // [losses]
 at::Tensor loss_of(nn::Linear& model, const Views& rows, const DeviceMesh& mesh) {
-  // Both views are one forward call, because FSDP gathers the parameters once per call.
+  // One forward call for both views, because FSDP gathers the parameters once per call.
   const at::Tensor features = model(at::cat({rows.a, rows.b}));
   const auto views = features.chunk(2);
   // Every rank computes the whole contrastive loss of the gathered features.

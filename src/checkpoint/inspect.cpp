@@ -22,8 +22,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
-/// The largest number of elements in a block. A limit of the bytes alone would not bound memory,
-/// because comparisons convert small types to wider types.
+/// The largest number of elements in a block. A limit of the number of bytes alone would not bound
+/// memory, because comparisons convert small types to wider types.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
 
 /// Lists the tensors that have bytes in [begin, end) of a file, with the offset in each tensor.

@@ -125,8 +125,8 @@ void load_object(const std::string& name, const std::function<void()>& load) {
   }
 }
 
-/// Loads this rank's state into an object. `of_ranks`: the states of the object on all ranks that
-/// saved. The object merges or resets states as RankState describes.
+/// Loads this rank's state into an object. `of_ranks`: the states of the object on all ranks of the
+/// run that saved the step. The object merges or resets states as RankState describes.
 void load_rank_state(RankState& object, const json& of_ranks, int rank, int world_size) {
   if (of_ranks.size() == static_cast<std::size_t>(world_size)) {
     object.load_state_dict(of_ranks.at(static_cast<std::size_t>(rank)));
@@ -225,7 +225,7 @@ struct Filling {
   std::vector<std::string> copies;
 };
 
-/// Compares a state with a saved step: decides which tensors are filled, and makes the report.
+/// Compares a state with a saved step: decides which tensors are filled, and makes the LoadReport.
 class Comparison {
  public:
   Comparison(const StoredStep& step, const LoadOptions& options) : step_(step), options_(options) {

@@ -200,7 +200,7 @@ class Gather {
   }
   at::TensorOptions options() const { return at::TensorOptions(dtype_).device(device_); }
 
-  // The objects of these references outlive a Gather, which is destroyed in gather_blocks().
+  // These references stay valid: gather_blocks(), which gets the objects, destroys the Gather.
   const at::Tensor& tensor_;
   const ShardingSpec& spec_;
   Sizes sizes_;

@@ -184,8 +184,8 @@ class Bpe {
  private:
   /// Finds borders at which a word can be cut. Without a pre-tokenizer the whole text is one word.
   /// A text can be cut between two characters that are adjacent in no token, because no merge joins
-  /// these characters. Words are cut only before space symbols, because the cache can reuse such
-  /// words.
+  /// these characters. Words are cut only before space symbols, because words between spaces
+  /// repeat, so that the cache is useful.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {

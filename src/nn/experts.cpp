@@ -309,7 +309,7 @@ Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& 
 /// and returns the results in the order of the rows. `counts`: the number of rows for each expert.
 at::Tensor MixtureOfExperts::compute_on_ranks(const at::Tensor& rows, const at::Tensor& counts,
                                               bool rows_are_split) {
-  // Ranks may have fewer experts than `most`, so the counts are padded to `most` for each rank.
+  // Some ranks have fewer experts than `most`, so the counts are padded to `most` for each rank.
   const std::int64_t ranks = ep_.size(), most = (options_.experts + ranks - 1) / ranks;
   const at::Tensor padded = at::constant_pad_nd(counts, {0, ranks * most - options_.experts});
   const ExchangedCounts exchanged = exchange_counts(padded, ep_);

@@ -51,7 +51,7 @@ std::string detail::join_fqn(const std::string& parent, const std::string& name)
   return parent.empty() ? name : parent + "." + name;
 }
 
-// Checks that a module's parameters have been filled. Calling an unfilled module is an error.
+// Checks that a module's parameters have values. Calling an unfilled module is an error.
 
 namespace {
 

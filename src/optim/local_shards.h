@@ -62,7 +62,7 @@ std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors);
 /// layout of the parameter.
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state);
 
-/// The local shard of a parameter that an optimizer step updates.
+/// A parameter's local shard, which an optimizer step updates.
 struct ShardUpdate {
   std::size_t index;     ///< index of the shard's parameter in Optimizer::parameters()
   std::size_t group;     ///< index of the parameter's group in the optimizer
