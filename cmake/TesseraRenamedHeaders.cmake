@@ -2,7 +2,7 @@
 # the old name includes all of Tessera; it is generated here, and installed beside the others.
 set(TESSERA_RENAMED_HEADERS
   checkpoint/adapter checkpoint/async_save checkpoint/find_step checkpoint/runs checkpoint/stateful
-  comm/fake_world comm/run_main core/atomic_file core/end_program core/files core/input_file core/keep_freed_memory
+  comm/fake_world comm/run_main core/atomic_file core/end_program core/input_file core/keep_freed_memory
   core/nearest core/op_call core/rule_builder core/stop_signals core/text data/fingerprint data/json_lines
   data/prefetch_loader data/prompt_completions data/samples data/stream_decoder data/token_source
   dtensor/manual_seed dtensor/redistribute_options dtensor/visualize fsdp/collectives fsdp/forward_method

@@ -68,8 +68,9 @@ def lines_of_member(member, scope):
         value = "" if name.endswith("VERSION") else text_of(member, "initializer")  # a release changes those
         yield joined(f"{name} | define", value)
     elif kind in ("function", "friend"):
-        # The base class has the line of a function that a class overrides.
-        if not text_of(member, "argsstring").endswith("override"):
+        # The base class has the line of a function that a class overrides. Every class has a destructor.
+        arguments = text_of(member, "argsstring")
+        if not arguments.endswith("override") and not ("::~" in name and arguments.endswith("=default")):
             yield joined(name, "|", function(member))
     else:
         yield joined(name, "|", template_of(member), qualifiers_of(member),

@@ -16,6 +16,7 @@
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/core/mesh_shape.h"
 #include "tessera/core/placement.h"
 #include "tessera/core/process.h"

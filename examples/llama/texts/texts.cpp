@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/detail/files.h"
+#include "tessera/core/files.h"
 #include "tessera/core/error.h"
 
 namespace llama {

@@ -27,7 +27,7 @@
 #include "examples/llama/train/run.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/core/detail/files.h"
+#include "tessera/core/files.h"
 #include "tessera/core/error.h"
 #include "tessera/core/process.h"
 #include "tessera/dtensor/sharding_spec.h"

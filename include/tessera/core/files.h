@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera {
+
+/// Throws Error unless `text`, from an untrusted file, is a JSON object that every parser reads in
+/// the same way. Rejects everything that RFC 8259 forbids, everything that parsers interpret
+/// differently (duplicate keys, NUL bytes, a byte order mark), and objects of more than 8 nested
+/// levels, 1,000,000 keys or 10,000,000 values.
+void check_strict_json(std::string_view text);
+
+}  // namespace tessera
+
+namespace tessera::files {
+
+/// Writes `text` to a file, atomically and durably: after a crash the file has either its old
+/// content or `text`. Throws Error with the system's message.
+void write_file(const std::filesystem::path& path, const std::string& text);
+
+/// Writes a file like write_file(), unless the file exists. Returns whether the file was written.
+/// If several processes write the same path at the same time, exactly one of them writes the file.
+bool write_new_file(const std::filesystem::path& path, const std::string& text);
+
+/// Makes a folder and its parent folders, and syncs the folders to the disk. Throws Error if a
+/// folder cannot be made.
+void create_folders(const std::filesystem::path& folder);
+
+/// Whether a function accepts an input file whose path is a symbolic link.
+enum class Symlinks { kFollow, kRefuse };
+
+/// An untrusted regular file that is open for reading. The file is read by pread() and not mapped
+/// to memory. If another process truncates the file, Error is thrown; with a mapped file this
+/// process would be killed. All functions throw Error with the file's name. Thread safe.
+class InputFile {
+ public:
+  /// Opens the file. A FIFO is rejected, without waiting for its writer. `what`: the expected kind
+  /// of file, for messages ("a token shard").
+  InputFile(std::filesystem::path path, std::string what, Symlinks symlinks = Symlinks::kFollow);
+  ~InputFile();
+  /// An InputFile can be moved, but neither copied nor assigned.
+  InputFile(InputFile&& other) noexcept;
+
+  const std::filesystem::path& path() const { return path_; }
+  /// Size of the file in bytes at the time of opening.
+  std::uint64_t size() const { return size_; }
+  /// Fills `out` with the bytes from `offset` on. Throws Error if the file is too short.
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const;
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+  std::uint64_t size_ = 0;
+};
+
+/// Returns the content of a file. Throws Error in the same cases as InputFile, and for a file of
+/// more than `max_bytes` bytes, which is not read.
+std::string read_file(const std::filesystem::path& path, const std::string& what,
+                      std::uint64_t max_bytes, Symlinks symlinks = Symlinks::kFollow);
+
+}  // namespace tessera::files
+TESSERA_API_END
