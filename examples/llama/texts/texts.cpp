@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/files.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 
 namespace llama {
 namespace {
