@@ -49,7 +49,7 @@ ExchangedCounts exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh
   const Counts each(static_cast<std::size_t>(mesh.size()), counts.numel() / mesh.size());
   flush_pending_transfers(mesh.group()).all_to_all(received, counts, each, each)->wait();
   const at::Tensor both = at::cat({counts, received}).cpu();
-  const std::int64_t* values = both.const_data_ptr<std::int64_t>();
+  const auto* values = both.const_data_ptr<std::int64_t>();
   return {{values, values + counts.numel()}, {values + counts.numel(), values + both.numel()}};
 }
 
@@ -95,7 +95,7 @@ at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::in
     }
     own = distributed.to_local(gradient);
   }
-  const at::Tensor y = tessera::detail::grouped_linear(x, own, counts);
+  at::Tensor y = tessera::detail::grouped_linear(x, own, counts);
   const auto lora = attached<LoraBranchOf<GroupedLinear>>();
   if (lora == nullptr) {
     return y;
@@ -459,7 +459,7 @@ void take_record(RouterSums& sums, MixtureOfExperts& mixture) {
 std::vector<double> largest_over_mean(const at::Tensor& load) {
   const at::Tensor counts = load.to(at::kDouble).cpu();
   const at::Tensor ratios = at::amax(counts, 1) / counts.mean(1).clamp_min(1e-9);
-  const double* values = ratios.const_data_ptr<double>();
+  const auto* values = ratios.const_data_ptr<double>();
   return {values, values + ratios.numel()};
 }
 

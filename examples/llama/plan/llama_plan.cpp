@@ -277,8 +277,9 @@ std::optional<ExpertPlan> plan_experts(const TrainOptions& o) {
   // Rank 0 sends the rows of its tokens to the experts, and the results of its experts back.
   // Backward sends the gradients of both.
   const std::int64_t parts = o.ep > 1 ? o.ep : o.tp;
-  const auto others = static_cast<double>((config.num_experts + parts - 1) / parts - 1);
-  const double experts = static_cast<double>(config.num_experts);
+  const std::int64_t most = (config.num_experts + parts - 1) / parts;
+  const auto others = static_cast<double>(most - 1);
+  const auto experts = static_cast<double>(config.num_experts);
   const double largest = std::min(mean * o.expert_load, shared);
   const double results = largest + others * (mean * experts - largest) / std::max(experts - 1, 1.0);
   const double row = static_cast<double>(config.hidden_size) *

@@ -128,7 +128,7 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
  public:
   /// The constructor throws Error for sizes below 1, and for a top_k above the number of experts.
   explicit MixtureOfExperts(const ExpertsOptions& options);
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& input);
 
   const ExpertsOptions& options() const { return options_; }
   /// Distributes the weights and adapters (apply_lora) of the experts over the first dimension of

@@ -262,12 +262,12 @@ PeerWait::PeerWait(const GroupInfo& group, const std::string& collective,
 PeerWait::PeerWait(WorldWatch& world, BegunCall call, milliseconds timeout, std::string beginning)
     : world_(world), call_(std::move(call)), timeout_(timeout), beginning_(std::move(beginning)) {}
 
-void PeerWait::check(std::optional<std::vector<int>> given) {
+void PeerWait::check(std::optional<std::vector<int>> missing) {
   constexpr milliseconds kGrace{300};
-  std::vector<int> missing = given ? *std::move(given) : world_.not_in(call_);
+  std::vector<int> absent = missing ? *std::move(missing) : world_.not_in(call_);
   const auto now = Clock::now();
   const auto waited = now - begun_;
-  const auto ended = world_.first_to_end(missing);
+  const auto ended = world_.first_to_end(absent);
   // Data that a rank sent before the rank ended can still arrive, so check() waits for kGrace.
   lost_since_ = ended ? lost_since_.value_or(now) : std::optional<Clock::time_point>();
   if (ended && now - *lost_since_ >= kGrace) {
@@ -280,13 +280,13 @@ void PeerWait::check(std::optional<std::vector<int>> given) {
                     std::to_string(call_.number));
   }
   if (waited >= timeout_) {
-    std::ranges::copy(world_.not_waiting(call_), std::back_inserter(missing));
-    throw PeerError(beginning_ + lateness(missing));
+    std::ranges::copy(world_.not_waiting(call_), std::back_inserter(absent));
+    throw PeerError(beginning_ + lateness(absent));
   }
   const milliseconds limit = world_.settings().limit;
   if (limit.count() > 0 && waited >= limit && !std::exchange(reported_, true)) {
     // The line is written by one call, because several ranks write to the same terminal.
-    std::fputs(("tessera watchdog: " + beginning_ + lateness(missing) + "\n").c_str(), stderr);
+    std::fputs(("tessera watchdog: " + beginning_ + lateness(absent) + "\n").c_str(), stderr);
   }
 }
 
