@@ -186,8 +186,8 @@ void check_returnable(const BackwardCall& call, const std::vector<RequestedParam
   }
 }
 
-/// Returns a copy of `call` that adds gradients to `.grad` of the leaves of `call`, and to `.grad`
-/// of the unsharded tensors of the requested shards.
+/// Returns a copy of `call` that adds each gradient to a `.grad`: the leaves of `call` have one,
+/// and each requested shard has an unsharded tensor, which has one.
 BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   BackwardCall adding = call;
   adding.accumulate = true;

@@ -552,8 +552,8 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
   // For each mesh: the parameters with parts on the ranks of the mesh, in the order of the modules.
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
-    // Parameters that were not reduced on this rank are included, because ranks with another part
-    // of the tensor (for example of an expert) can run other units.
+    // Parameters that were not reduced on this rank are included: a rank with another part of the
+    // tensor, for example another expert, can run other units.
     for (ShardedParameter& parameter : group->parameters()) {
       const DeviceMesh& mesh = parameter.holders();
       auto found = std::ranges::find(peers, mesh, &decltype(peers)::value_type::first);

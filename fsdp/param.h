@@ -218,8 +218,8 @@ class ShardedParameter {
   /// (they can change the gradient), the post-accumulate-grad hook after the addition. The copy of
   /// an offloaded shard's gradient to CPU memory is asynchronous: arrive() does the addition and
   /// calls the post-accumulate-grad hook; for hooks of register_hook the CPU waits for the copy.
-  /// `used`: this rank contributed to the gradient. Throws Error if the layout of the gradient, or
-  /// of a hook's result, differs from the parameter's.
+  /// `used`: this rank contributed to the gradient. Throws Error if the gradient or a
+  /// hook's result does not have the layout that the parameter has.
   void accumulate(const at::Tensor& gradient, bool used);
   /// Completes accumulate() for a shard in CPU memory (offload_policy). Before the call, the CPU
   /// must have waited for the copies to CPU memory.

@@ -151,9 +151,9 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
   return any;
 }
 
-// The hooks of a unit gather, prefetch, free and reduce before and after the forward and backward
-// of the unit's modules. Each hook first checks UnitPhase, because the same hook is called in
-// forward, in a recomputation and in a backward of a backward.
+// A unit has hooks before and after the forward and backward of its modules. The hooks gather,
+// prefetch, free and reduce. Each hook first checks UnitPhase, because a hook is called in forward,
+// in a recomputation and in a backward with create_graph.
 
 /// Prefetches units: starts the units' all-gathers without waiting. Skips units that have been
 /// destroyed.

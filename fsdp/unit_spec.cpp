@@ -238,7 +238,7 @@ std::vector<Group> buckets_of(const UnitSpec& spec) {
   std::vector<Group> buckets;
   for (auto next = spec.parameters.rbegin(); next != spec.parameters.rend(); ++next) {
     const ParameterSpec& parameter = *next;
-    // Of the buckets with parameters of one type, only the bucket that was made last has room.
+    // Each type of parameters has its own buckets. Only the newest bucket of a type has room.
     const auto newest = std::find_if(buckets.rbegin(), buckets.rend(), [&](const Group& bucket) {
       return may_share_group(bucket.front(), parameter);
     });

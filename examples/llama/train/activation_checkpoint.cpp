@@ -1,6 +1,5 @@
-// --ac auto: chooses the activation checkpointing of a run from a plan of the run's memory.
-// llama_plan makes the plan in a separate process, because planning replaces the memory allocator
-// of the process.
+// --ac auto: chooses activation checkpointing from a plan of the run's memory. llama_plan makes the
+// plan in a separate process, because a process that plans gets another memory allocator.
 
 #include <ATen/ops/empty.h>
 #include <c10/util/ScopeExit.h>

@@ -229,8 +229,8 @@ Json to_json(const std::vector<data::FileFingerprint>& files) {
   return list;
 }
 
-/// Returns the fingerprint of a tokenizer: the to_json() entry of its first file. The entries of
-/// its other files are under the key "beside". Returns null for the byte tokenizer ("").
+/// Returns a tokenizer's fingerprint: the to_json() entry of the first file. The key "beside" has
+/// the entries of the other files. The byte tokenizer ("") has the fingerprint null.
 Json tokenizer_fingerprint(const std::string& tokenizer) {
   if (tokenizer.empty()) {
     return {};

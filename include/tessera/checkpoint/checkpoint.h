@@ -91,8 +91,8 @@ struct SaveOptions {
 
 /// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. If several ranks
 /// have the same block of a tensor, one of these ranks writes the block. Rank 0 writes tensors that
-/// are not distributed; plain buffers can differ between ranks, for example the running statistics
-/// of a norm. load() finds the step only after every byte is durable. Then save() removes the
+/// are not distributed; plain buffers, such as a norm's running statistics, can differ between
+/// ranks. load() finds the step only after every byte is durable. Then save() removes the
 /// oldest steps of this run, so that options.keep steps remain.
 ///
 /// Collective over `world`. If save() fails or is killed at any moment, all older steps stay intact

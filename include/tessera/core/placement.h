@@ -27,8 +27,8 @@ struct Shard {
   friend bool operator==(const Shard&, const Shard&) = default;
 };
 
-/// A placement: every rank along the mesh dimension has a local tensor of the full shape. The value
-/// of the tensor is the reduction of these local tensors by `op`. Like PyTorch's Partial.
+/// A placement: every rank along the mesh dimension has a local tensor of the full shape. The
+/// distributed tensor is the local tensors' reduction by `op`. Like PyTorch's Partial.
 struct Partial {
   ReduceOp op = ReduceOp::kSum;
   friend bool operator==(const Partial&, const Partial&) = default;

@@ -21,9 +21,9 @@ namespace tessera {
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
-  /// The parts (separate weights) of a fused tensor (nn::FusedLinear), which together have all rows
-  /// of the fused tensor. Each part draws from its own stream instead of `stream`. The parts must
-  /// stay valid during the call that gets the key.
+  /// The parts (separate weights) of a fused tensor (nn::FusedLinear). Each row belongs to one
+  /// part. Each part draws from its own stream instead of `stream`. The parts must stay valid
+  /// during the call that gets the key.
   std::span<const RandomPart> parts{};
 };
 
