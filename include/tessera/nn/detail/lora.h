@@ -37,7 +37,7 @@ using LoraBranch = LoraBranchOf<Linear>;
 struct LoraLinear {
   std::string fqn;
   ModuleBase* module = nullptr;
-  SlotPtr weight, a, b;
+  SlotPtr weight{}, a{}, b{};
   double dropout = 0;
   double scale = 1;
 };

@@ -23,7 +23,7 @@ struct StoredParts {
     std::string module;     ///< name of the replaced module next to the fused module: "q_proj"
     std::int64_t rows = 0;  ///< number of rows of the part in each group
   };
-  std::vector<Part> parts;
+  std::vector<Part> parts{};
   std::int64_t groups = 1;
   /// Whether each part is one matrix of a stack of matrices, (parts, out, in), which files store as
   /// (out, in). `rows` of each part is 1.
