@@ -76,13 +76,12 @@ endfunction()
 add_custom_target(tessera_package)
 
 # tessera_layer(<name> [SOURCES <file>...] [EXCEPT <file>...] [ALONE <file>...] [USES <target>...]
-#               [PRIVATE <target>...] [NO_TORCH] [COLD])
+#               [PRIVATE <target>...] [NO_TORCH])
 # A layer: the shared library libtessera_<name>.so with the alias tessera::<name>. Its sources are
 # SOURCES; by default all .cpp files below its folder except EXCEPT (files and folders/). ALONE:
-# sources that a unity build must not join with others, because they share file-local names. COLD:
-# see tessera_is_cold.
+# sources that a unity build must not join with others, because they share file-local names.
 function(tessera_layer name)
-  cmake_parse_arguments(ARG "NO_TORCH;COLD" "" "SOURCES;EXCEPT;ALONE;USES;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "NO_TORCH" "" "SOURCES;EXCEPT;ALONE;USES;PRIVATE" ${ARGN})
   if(NOT ARG_SOURCES)
     tessera_find_sources(ARG_SOURCES ${ARG_EXCEPT})
   endif()
@@ -112,14 +111,11 @@ function(tessera_layer name)
     install(TARGETS tessera_${name} EXPORT tesseraTargets)
     add_dependencies(tessera_package tessera_${name})
   endif()
-  if(ARG_COLD)
-    tessera_is_cold(tessera_${name})
-  endif()
 endfunction()
 
-# tessera_is_cold(<target>): for code that runs rarely (set-up, files, reports). Optimising it like
-# code that runs for each operator takes a third more of the compiler's time and makes no run
-# faster.
+# tessera_is_cold(<target>): for programs, most of whose code reads options. With -O3 CLI11's
+# templates take a third more of the compiler's time and no run is faster. A layer would not compile
+# faster: g++ takes the level of most functions from the precompiled header.
 function(tessera_is_cold target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
@@ -230,10 +226,8 @@ function(tessera_use_libtorch_pch target)
   if("-O0" IN_LIST ARGN)
     set(owner tessera_pch_unoptimised)
   endif()
-  # CPU-seconds to compile with g++ 12: ATen/ATen.h 6, torch/nn/module.h 10, custom_function.h 8.
   tessera_make_pch(${owner} USES tessera::libtorch tessera_options HEADERS
-    <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <torch/nn/module.h>
-    <torch/library.h> <algorithm> <memory> <string> <vector>)
+    <ATen/ATen.h> <torch/library.h> <torch/nn/module.h> <algorithm> <memory> <string> <vector>)
   if("-O0" IN_LIST ARGN)
     target_compile_options(${owner} PRIVATE -O0)
   endif()

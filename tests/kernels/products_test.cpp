@@ -16,17 +16,18 @@ namespace libtorch = tessera::detail::libtorch_cpu;
 
 [[maybe_unused]] const bool kAskedFor = (use_fast_products(), true);
 
-// Sizes of products (rows, inner) x (inner, columns). oneDNN is faster for the last three sizes.
-struct Sizes {
+// ProductSizes of products (rows, inner) x (inner, columns). oneDNN is faster for the last three
+// sizes.
+struct ProductSizes {
   std::int64_t rows, inner, columns;
 };
-constexpr std::array<Sizes, 7> kSizes = {{{3, 4, 5},
-                                          {0, 8, 8},
-                                          {8, 0, 8},
-                                          {7, 2048, 256},
-                                          {128, 128, 128},
-                                          {257, 131, 67},
-                                          {512, 64, 100}}};
+constexpr std::array<ProductSizes, 7> kSizes = {{{3, 4, 5},
+                                                 {0, 8, 8},
+                                                 {8, 0, 8},
+                                                 {7, 2048, 256},
+                                                 {128, 128, 128},
+                                                 {257, 131, 67},
+                                                 {512, 64, 100}}};
 
 at::Tensor in_double(const at::Tensor& a, const at::Tensor& b) {
   return a.to(at::kDouble).mm(b.to(at::kDouble));
@@ -47,8 +48,10 @@ at::Tensor matrix(std::int64_t rows, std::int64_t columns, bool transposed) {
 class Products : public ::testing::TestWithParam<std::tuple<bool, bool>> {
  protected:
   void SetUp() override { at::manual_seed(0); }
-  static at::Tensor a(const Sizes& s) { return matrix(s.rows, s.inner, std::get<0>(GetParam())); }
-  static at::Tensor b(const Sizes& s) {
+  static at::Tensor a(const ProductSizes& s) {
+    return matrix(s.rows, s.inner, std::get<0>(GetParam()));
+  }
+  static at::Tensor b(const ProductSizes& s) {
     return matrix(s.inner, s.columns, std::get<1>(GetParam()));
   }
 };
@@ -56,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(Transposed, Products,
                          ::testing::Combine(::testing::Bool(), ::testing::Bool()));
 
 TEST_P(Products, EqualThoseInDoubleAndAddATermThatMayBeBroadcastOrWritten) {
-  for (const Sizes& s : kSizes) {
+  for (const ProductSizes& s : kSizes) {
     const at::Tensor x = a(s), y = b(s), product = in_double(x, y);
     expect_near(at::mm(x, y), product, s.inner);
     const at::Tensor bias = at::randn({s.columns}), before = at::randn({s.rows, s.columns});

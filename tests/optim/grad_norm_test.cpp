@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <limits>
 
 #include "optim/parameters.h"
 #include "tessera/nn/layers.h"
@@ -17,11 +16,12 @@
 #include "tessera/optim/muon.h"
 #include "tessera/optim/optimizer.h"
 #include "testing/module_values.h"
+#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+using testing::kInfinity;
 
 /// Gives each parameter a gradient, clips with libtorch and Tessera, and compares the results.
 void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, double p, double max_norm = 0.5) {

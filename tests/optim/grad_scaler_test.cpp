@@ -1,15 +1,16 @@
 #include "tessera/optim/grad_scaler.h"
 
 #include <cmath>
-#include <limits>
 
 #include "optim/parameters.h"
 #include "tessera/optim/adamw.h"
+#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+using testing::kInfinity;
+
 constexpr AdamWOptions kAdamW{.lr = 1e-2};
 
 /// Calls GradScaler::step() with finite or infinite gradients. Returns whether AdamW took the step.

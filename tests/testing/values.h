@@ -16,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "tessera/core/detail/layout_math.h"
@@ -23,6 +24,8 @@
 #include "tessera/mesh/device_mesh.h"
 
 namespace tessera::testing {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // The following tensors depend only on sizes and a seed, so all ranks get equal values.
 

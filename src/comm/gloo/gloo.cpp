@@ -112,7 +112,7 @@ namespace {
 using std::chrono::milliseconds;
 
 /// The interval at which a waiting rank checks whether the other ranks are still alive.
-constexpr milliseconds kPeerCheck{200};
+constexpr milliseconds kGlooCheck{200};
 /// The difference between Gloo's time-out and Tessera's shorter time-out. Gloo must never time out
 /// first, because a rank that reads or writes files can let others wait for long.
 constexpr std::chrono::hours kGlooPatience{24};
@@ -196,7 +196,7 @@ class GlooGroup {
   void await(detail::GroupWork& work, const char* collective, std::uint64_t number) {
     // The wait is split into short waits, because GroupWork::wait does not check the other ranks.
     PeerWait peers(group_, collective, number);
-    while (!wait_a_little(work, kPeerCheck)) {
+    while (!wait_a_little(work, kGlooCheck)) {
       peers.check();
     }
   }
@@ -370,7 +370,7 @@ GlooGroupPtr connect(const detail::StorePtr& store, const GroupInfo& group,
   std::future<GlooGroupPtr> made = task.get_future();
   std::thread(std::move(task)).detach();
   PeerWait peers(group, "set-up of Gloo");
-  while (made.wait_for(kPeerCheck) != std::future_status::ready) {
+  while (made.wait_for(kGlooCheck) != std::future_status::ready) {
     peers.check();
   }
   return made.get();

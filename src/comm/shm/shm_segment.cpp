@@ -27,7 +27,7 @@ namespace {
 using std::chrono::milliseconds;
 using tessera::detail::round_up;
 
-constexpr std::size_t kLine = 64;
+constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kPage = 4096;
 /// The smallest size of a slot (a rank's buffer). Small slots stay in the cache, large slots need
 /// fewer rounds. All slots together use at most 128 MiB, unless a slot would be smaller than 1 MiB.
@@ -81,14 +81,14 @@ void pause_briefly() {
 struct ShmSegment::Header {
   std::int32_t ranks = 0;
   std::uint64_t slot_bytes = 0;
-  alignas(kLine) Counter arrivals{0};   ///< number of arrive() calls of all ranks together
-  alignas(kLine) Counter completed{0};  ///< the last round in which all slots are filled; a futex
+  alignas(kCacheLine) Counter arrivals{0};   ///< number of arrive() calls of all ranks together
+  alignas(kCacheLine) Counter completed{0};  ///< the last round in which all slots are filled; a futex
   Counter sleepers{0};
 };
 
 /// The state of one rank, which only that rank writes and all ranks read. Successive rounds
 /// alternate between the two elements of `calls`.
-struct alignas(kLine) ShmSegment::RankState {
+struct alignas(kCacheLine) ShmSegment::RankState {
   Counter round{0};  ///< the last round for which this rank called arrive()
   std::array<ShmCall, 2> calls;
 };

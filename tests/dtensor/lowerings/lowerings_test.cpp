@@ -12,13 +12,13 @@ namespace tessera {
 
 namespace {
 
+using testing::kInfinity;
 using testing::OperatorCases;
 using testing::Operators;
 
-const double kInfinity = std::numeric_limits<double>::infinity();
 const double kNan = std::numeric_limits<double>::quiet_NaN();
 
-OperatorCases cases() {
+OperatorCases lowering_cases() {
   OperatorCases c;
   c.add("norm_half", {{7, 5}}, [](auto& t) { return at::linalg_vector_norm(t[0], 0.5); });
   c.add("norm_minus_inf", {{6, 5}},
@@ -32,7 +32,7 @@ OperatorCases cases() {
   return c;
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, Operators, ::testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Forms, Operators, ::testing::ValuesIn(lowering_cases()),
                          [](const auto& info) { return info.param.name; });
 
 /// Expects that `function` has equal results on one rank and for each sharded dimension on 4 ranks.

@@ -11,7 +11,6 @@
 namespace tessera::testing {
 namespace {
 
-using Case = OperatorCase;
 using Tensors = std::vector<at::Tensor>;
 using Sizes = std::vector<std::int64_t>;
 
@@ -27,7 +26,7 @@ Placements replicated(const DeviceMesh& mesh) {
 }
 
 /// Returns the case's result, and the gradients of `leaves` in a backward of sum(result * weights).
-Tensors value_and_gradients(const Case& c, const Tensors& leaves) {
+Tensors value_and_gradients(const OperatorCase& c, const Tensors& leaves) {
   for (const auto& leaf : leaves) {
     leaf.requires_grad_(c.differentiable);
   }
@@ -46,7 +45,7 @@ Tensors value_and_gradients(const Case& c, const Tensors& leaves) {
   return outcome;
 }
 
-Tensors inputs_of(const Case& c) {
+Tensors inputs_of(const OperatorCase& c) {
   Tensors inputs;
   for (const auto& sizes : c.inputs) {
     inputs.push_back(values(sizes, static_cast<double>(inputs.size())));
@@ -262,7 +261,7 @@ at::Tensor targets(const at::Tensor& logits) {
   return beside(logits, at::tensor({1, 0, -100, 3, 2, -100, 4}, at::kLong));
 }
 
-OperatorCases cases() {
+OperatorCases former_defects() {
   OperatorCases c;
   c.add("cross_entropy_ignore_index", {{7, 5}},
         [](auto& t) { return at::cross_entropy_loss(t[0], targets(t[0])); });
@@ -297,7 +296,7 @@ OperatorCases cases() {
   return c;
 }
 
-INSTANTIATE_TEST_SUITE_P(KnownDefects, Operators, ::testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(KnownDefects, Operators, ::testing::ValuesIn(former_defects()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {

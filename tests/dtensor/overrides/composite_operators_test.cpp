@@ -152,14 +152,14 @@ const at::Tensor& indices() {
   return all;
 }
 
-struct Case {
+struct BagCase {
   Placements weight, indices, result;
 };
 
-const std::vector<Case>& cases() {
+const std::vector<BagCase>& bag_cases() {
   const Partial sum;
   const Replicate whole;
-  static const std::vector<Case> all{
+  static const std::vector<BagCase> all{
       {{Shard{0}, whole}, {whole, whole}, {sum, whole}},
       {{Shard{0}, Shard{0}}, {whole, whole}, {sum, sum}},
       {{StridedShard{0, 2}, Shard{0}}, {whole, whole}, {sum, sum}},
@@ -174,7 +174,7 @@ TEST(VocabularyParallel, LooksUpWithoutACollective) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const StrictScope strict;
     for (const std::int64_t rows : {8, 7, 9}) {
-      for (const auto& c : cases()) {
+      for (const auto& c : bag_cases()) {
         const auto weight = distribute_tensor(table(rows), mesh, c.weight);
         const auto index = distribute_tensor(indices(), mesh, c.indices);
         const CommunicationScope communication(mesh);
@@ -192,7 +192,7 @@ TEST(VocabularyParallel, GradientLiesAsTheWeightAndGathersNothing) {
     auto plain = table(rows).requires_grad_();
     at::embedding(plain, indices()).pow(2).sum().backward();
     RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-      for (const auto& c : cases()) {
+      for (const auto& c : bag_cases()) {
         const auto weight = distribute_tensor(table(rows), mesh, c.weight).tensor().detach();
         weight.requires_grad_();
         const auto index = distribute_tensor(indices(), mesh, c.indices);

@@ -17,7 +17,7 @@ using Tensors = std::vector<at::Tensor>;
 constexpr int kRanks = 4;
 constexpr int kBadRank = 2;
 
-struct Case {
+struct BadCase {
   const char* name;
   const char* operator_name;
   at::Tensor numbers;  ///< `numbers`: one row for each rank; row kBadRank is invalid
@@ -34,7 +34,7 @@ at::Tensor on(const DeviceMesh& mesh, const at::Tensor& tensor, const Placement&
   return distribute_tensor(tensor, mesh, {placement}).tensor().detach();
 }
 
-std::vector<Case> cases() {
+std::vector<BadCase> bad_cases() {
   return {
       {"embedding", "embedding", indices(10),
        [](auto& i, auto& mesh) {
@@ -79,7 +79,7 @@ void expect_in_step(const DeviceMesh& mesh) {
 TEST(BadValue, OnOneRankEndsTheCallOnAllRanks) {
   const testing::DebugChecks debug("1");
   RunOnMesh({kRanks}, {"x"}, [](const DeviceMesh& mesh) {
-    for (const Case& c : cases()) {
+    for (const BadCase& c : bad_cases()) {
       SCOPED_TRACE(c.name);
       const at::Tensor numbers = on(mesh, c.numbers, Shard{0});
       for (int i = 0; i < 2; ++i) {  // the second call uses a cached call plan

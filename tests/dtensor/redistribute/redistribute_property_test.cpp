@@ -82,13 +82,13 @@ using testing::Indices;
 using testing::pos;
 using Tensors = std::vector<at::Tensor>;  // `Tensors`: one tensor of each rank
 
-struct Case {
+struct RandomCase {
   Indices sizes;
   LayoutPtr from;
   LayoutPtr to;
 };
 
-Case random_case(const Indices& mesh, unsigned seed) {
+RandomCase random_case(const Indices& mesh, unsigned seed) {
   const std::vector<ReduceOp> ops{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
   std::mt19937 engine(seed);
   const auto sizes =
@@ -98,7 +98,7 @@ Case random_case(const Indices& mesh, unsigned seed) {
   return {sizes, from, to};
 }
 
-std::string describe(const Case& c, unsigned seed) {
+std::string describe(const RandomCase& c, unsigned seed) {
   return "seed " + std::to_string(seed) + ": " + to_string(*c.from) + " -> " + to_string(*c.to) +
          " of " + ::testing::PrintToString(c.sizes);
 }
@@ -180,7 +180,7 @@ struct Outcome {
   std::vector<comm::TrafficTable> there, home;
 };
 
-void execute(const Case& c, const DeviceMesh& mesh, std::size_t rank, Outcome& outcome) {
+void execute(const RandomCase& c, const DeviceMesh& mesh, std::size_t rank, Outcome& outcome) {
   const auto whole = whole_of(c.sizes);
   const auto local = testing::local_of(whole, *c.from, mesh.coordinate());
   auto leaf = DistributedTensor::from_local(local, ShardingSpec{mesh, c.from}, c.sizes);
@@ -201,7 +201,7 @@ void execute(const Case& c, const DeviceMesh& mesh, std::size_t rank, Outcome& o
   }
 }
 
-void expect_bytes(const std::vector<comm::TrafficTable>& tables, const Case& c) {
+void expect_bytes(const std::vector<comm::TrafficTable>& tables, const RandomCase& c) {
   const auto plan = plan_redistribution(c.from, c.to, c.sizes, sizeof(double));
   const auto all = testing::coordinates(c.from->mesh_sizes());
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -213,7 +213,7 @@ void expect_bytes(const std::vector<comm::TrafficTable>& tables, const Case& c) 
   }
 }
 
-void check(const Case& c, const Outcome& outcome) {
+void check(const RandomCase& c, const Outcome& outcome) {
   const auto whole = whole_of(c.sizes);
   const bool exact = !averages(*c.from) && !averages(*c.to);
   expect_parts(outcome.moved, whole, *c.to, exact);

@@ -1,7 +1,5 @@
 #include <ATen/ScalarOps.h>
 
-#include <limits>
-
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
@@ -14,6 +12,7 @@ namespace tessera {
 namespace {
 
 using testing::counting_values;
+using testing::kInfinity;
 
 DeviceMesh one_rank() {
   return init_device_mesh(comm::fake_world(0, 1), {1}, {"x"});
@@ -130,8 +129,6 @@ TEST_ON_RANKS(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives, 3
 
 // In x + 1e-6, the number becomes a tensor that must not promote the type of the result. A partial
 // sum times infinity must equal the whole value times infinity.
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using WithNumber = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& number)>;
 

@@ -14,7 +14,7 @@ namespace {
 
 using testing::values;
 
-struct Case {
+struct ViewCase {
   const char* name;
   std::function<void(at::Tensor&)> write;
   /// Whether a StrictScope allows the write, because the write needs no communication: `rows` for a
@@ -24,15 +24,15 @@ struct Case {
 };
 
 /// Returns y = 2 x after a write through a view of y, and the gradient of the sum of y cubed.
-std::pair<at::Tensor, at::Tensor> run(const Case& c, const at::Tensor& x) {
+std::pair<at::Tensor, at::Tensor> run(const ViewCase& c, const at::Tensor& x) {
   auto y = x.mul(2);
   c.write(y);
   y.pow(3).sum().backward();
   return {y.detach(), x.grad()};
 }
 
-const std::vector<Case>& writes_through_views() {
-  static const std::vector<Case> all{
+const std::vector<ViewCase>& writes_through_views() {
+  static const std::vector<ViewCase> all{
       {"transpose", [](auto& y) { y.t().mul_(3); }},
       {"flatten", [](auto& y) { y.view({42}).mul_(3); }},
       {"unsqueeze", [](auto& y) { y.unsqueeze(1).add_(1); }},
@@ -47,7 +47,7 @@ const std::vector<Case>& writes_through_views() {
 }
 
 TEST_ON_MESH(WriteThroughView, Arrives, {4}, {"x"}) {
-  for (const Case& c : writes_through_views()) {
+  for (const ViewCase& c : writes_through_views()) {
     const auto expected = run(c, values({7, 6}).requires_grad_());
     for (const auto& [placement, writable] : std::vector<std::pair<Placement, bool>>{
              {Replicate{}, true}, {Shard{0}, c.rows}, {Shard{1}, c.columns}}) {
