@@ -10,7 +10,6 @@ folder, an llm.c token shard), takes the same samples, and writes one JSON objec
 import argparse
 import contextlib
 import json
-import math
 import os
 import pathlib
 import struct

@@ -52,7 +52,7 @@ TEST(MathAttention, IsRefusedUnlessItIsAllowed) {
   tessera::detail::check_fused({SDPBackend::efficient_attention, true}, q, k, false);
   EXPECT_ERROR(tessera::detail::check_fused({SDPBackend::math}, q, k, true),
                "4 heads of 8 features over 5 tokens in Float with a mask on meta", "bf16",
-               "nn::allow_math_attention()", "--allow-math-attention");
+               "nn::allow_math_attention(true)", "--allow-math-attention");
   allow_math_attention(true);
   EXPECT_NO_THROW(tessera::detail::check_fused({SDPBackend::math}, q, k, true));
   allow_math_attention(false);

@@ -381,7 +381,7 @@ void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::T
                 q.scalar_type(), masked ? " with a mask" : "", " on ", q.device(),
                 " has no fused kernel: training would keep all scores of each layer; train in "
                 "bf16, fp16 or fp32 with heads of a multiple of 8 features, at most 256, or allow "
-                "it: nn::allow_math_attention(), llama_train --allow-math-attention");
+                "it: nn::allow_math_attention(true), llama_train --allow-math-attention");
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,

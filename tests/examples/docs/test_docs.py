@@ -71,6 +71,13 @@ class Documents(unittest.TestCase):
         done = programs.succeed([programs.BIN / "llama_generate", "--help"])
         self.assertEqual(flags(table), flags(re.sub(r"(?m)^ {30}.*", "", done.stdout)))
 
+    def test_every_metric_is_explained(self):
+        code = (programs.ROOT / "src/observe/metrics.cpp").read_text().split("ordered_json json = ")[1].split("return ")[0]
+        keys = re.findall(r'[{[]"(\w+)"', code)
+        self.assertIn("eval_loss", keys)
+        page = (programs.ROOT / "docs/programs/training.md").read_text()
+        self.assertEqual([key for key in keys if f"`{key}`" not in page], [])
+
 
 FILES_TO_TEXT = programs.ROOT / "docs/programs/from_files_to_text.md"
 SENTENCE = "The shell of a tessera is a small tile, and {} of them make a picture.\n"
@@ -132,6 +139,8 @@ class PlanA70bRun(programs.InFolder):
                         # The last digit of a throughput depends on the processor's libm.
                         self.assertIn(re.sub(r"\d\d$", "", line), said)
         self.assertIn("Time line", (self.folder / "plan.html").read_text())
+        plan, page = json.loads((self.folder / "plan.json").read_text()), (programs.ROOT / "docs/planning.md").read_text()
+        self.assertEqual([key for key in (*plan, *plan["kinds"][0]) if f"`{key}`" not in page], [])
 
 
 class TorchExport(programs.InFolder):
