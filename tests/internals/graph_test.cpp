@@ -358,7 +358,7 @@ struct Noting : torch::autograd::Function<Noting> {
   }
 };
 
-TEST(BackwardCodeCanary, IsTheProgramsInAFunctionAndAutogradsInOtherNodes) {
+TEST(GradientHooksCanary, BackwardCodeIsTheProgramsInAFunctionAndAutogradsInOtherNodes) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const at::Tensor y = Noting::apply(x) * 2;
@@ -371,7 +371,7 @@ struct OfTheLibrary : own_program::Noting {
   using Noting::Noting;
 };
 
-TEST(BackwardCodeCanary, IsTheProgramsInANodeOfAnUnknownClass) {
+TEST(GradientHooksCanary, BackwardCodeIsTheProgramsInANodeOfAnUnknownClass) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const auto behind = [&x](const NodePtr<torch::autograd::Node>& node) {
