@@ -5,7 +5,6 @@
 
 #include "format.h"
 #include "tessera/core/detail/files.h"
-#include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 

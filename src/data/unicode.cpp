@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <utility>
-#include <vector>
 
 #include "tessera/core/error.h"
 

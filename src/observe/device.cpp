@@ -22,7 +22,6 @@
 #include "tessera/comm/world.h"
 #include "tessera/internals/detail/devices.h"
 #include "tessera/observe/detail/memory.h"
-#include "tessera/observe/detail/metrics_output.h"
 #include "tessera/observe/metrics.h"
 
 namespace tessera::observe {

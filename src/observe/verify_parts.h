@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/dtensor/random.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/observe/verify.h"
 

@@ -8,7 +8,6 @@
 #include <ATen/ops/nextafter.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <limits>
 #include <sstream>
 

@@ -4,7 +4,6 @@
 #include <ATen/ops/ones_like.h>
 #include <c10/core/InferenceMode.h>
 
-#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -18,7 +17,6 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
-#include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/random.h"
 #include "views/views.h"

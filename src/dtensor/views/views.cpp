@@ -1,6 +1,5 @@
 #include <ATen/ops/empty_strided.h>
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
