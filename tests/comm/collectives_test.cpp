@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <cmath>
 #include <random>
 
 #include "group_of_all.h"
@@ -61,7 +62,7 @@ TEST_P(Collectives, AllReduceAveragesAndSumsAndMultipliesEveryType) {
     group_of_all(*rank.world())->all_reduce(average, ReduceOp::kAvg)->wait();
     EXPECT_TRUE(at::equal(average, at::full({3}, (rank.size() + 1) / 2.0)));
     for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
-                            at::kShort, at::kInt, at::kLong, at::kComplexFloat}) {
+                            at::kShort, at::kInt, at::kLong, at::kUInt16, at::kComplexFloat}) {
       for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct}) {
         const at::Tensor tensor = at::full({5}, 2, type);
         group_of_all(*rank.world())->all_reduce(tensor, op)->wait();
@@ -72,7 +73,7 @@ TEST_P(Collectives, AllReduceAveragesAndSumsAndMultipliesEveryType) {
   });
 }
 
-TEST_P(Collectives, MaximumAndMinimumOfBoolsAndNegativeNumbers) {
+TEST_P(Collectives, MaximumAndMinimumOfBoolsNegativeNumbersAndNaN) {
   run([](Rank& rank) {
     const auto expect = [&](at::ScalarType type, int own, int largest, int smallest) {
       const at::Tensor most = at::full({3}, own, type), least = most.clone();
@@ -84,6 +85,15 @@ TEST_P(Collectives, MaximumAndMinimumOfBoolsAndNegativeNumbers) {
     expect(at::kBool, rank.rank() == 0, 1, rank.size() == 1);
     for (const auto type : {at::kChar, at::kShort, at::kInt, at::kLong, at::kFloat}) {
       expect(type, rank.rank() - 2, rank.size() - 3, -2);
+    }
+    for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+      for (int of_nan = 0; of_nan < rank.size(); ++of_nan) {
+        const at::Tensor most = at::full({3}, rank.rank() == of_nan ? NAN : 1.0, type);
+        const at::Tensor least = most.clone();
+        group_of_all(*rank.world())->all_reduce(most, ReduceOp::kMax)->wait();
+        group_of_all(*rank.world())->all_reduce(least, ReduceOp::kMin)->wait();
+        EXPECT_TRUE(most.isnan().all().item<bool>() && least.isnan().all().item<bool>()) << type;
+      }
     }
   });
 }

@@ -1,14 +1,10 @@
-// Collectives over TCP through c10d's Gloo, with three additions: reductions work for every type
-// and round sums once, an operation fails soon after another rank has failed, and the process can
-// end without waiting for operations that cannot finish.
+// Collectives over TCP through c10d's Gloo, with three additions: reductions work for every type,
+// round sums once and propagate NaN, an operation fails soon after another rank has failed, and the
+// process can end without waiting for operations that cannot finish.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/amax.h>
-#include <ATen/ops/amin.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/prod.h>
-#include <ATen/ops/sum.h>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -22,6 +18,7 @@
 
 #include "backends.h"
 #include "group_info.h"
+#include "shm/shm_rounds.h"
 #include "tessera/core/placement.h"
 #include "tessera/internals/detail/c10d.h"
 #include "watch/watch.h"
@@ -29,24 +26,21 @@
 namespace tessera::comm {
 namespace {
 
-/// Whether libtorch's Gloo implements an all-reduce of `type` with operator `op`. If not, Tessera
+/// Whether libtorch's Gloo all-reduces `type` with operator `op` as Tessera does. If not, Tessera
 /// uses an all-gather and a local reduction.
 bool gloo_reduces(at::ScalarType type, ReduceOp op) {
   switch (type) {
     case at::kFloat:
     case at::kDouble:
+      // Gloo's maximum and minimum ignore NaN.
+      return op != ReduceOp::kMax && op != ReduceOp::kMin;
     case at::kChar:
     case at::kByte:
     case at::kInt:
     case at::kLong:
       return true;
-    case at::kHalf:
-    case at::kBFloat16:
-      // Gloo would round after every term of a sum or product, so Gloo computes only maxima and
-      // minima. reduce_rows() computes sums and products in fp32.
-      return op == ReduceOp::kMax || op == ReduceOp::kMin;
     default:
-      return false;
+      return false;  // Gloo lacks the type, or rounds a 16-bit float after every term
   }
 }
 
@@ -60,27 +54,13 @@ std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
   return result;
 }
 
-/// Sets `output`, (n), to the reduction of the rows of `parts`, (ranks, n), in rank order. For
-/// 16-bit types at::sum() and at::prod() accumulate in fp32 and round once at the end.
-void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {
-  const at::Tensor flat = output.view({-1});
-  switch (op) {
-    case ReduceOp::kSum:
-      flat.copy_(at::sum(parts, {0}, false, parts.scalar_type()));
-      return;
-    case ReduceOp::kAvg:
-      flat.copy_(at::sum(parts, {0}, false, parts.scalar_type()).div_(parts.size(0)));
-      return;
-    case ReduceOp::kMax:
-      flat.copy_(at::amax(parts, {0}));
-      return;
-    case ReduceOp::kMin:
-      flat.copy_(at::amin(parts, {0}));
-      return;
-    case ReduceOp::kProduct:
-      flat.copy_(at::prod(parts, 0, false, parts.scalar_type()));
-      return;
+/// Sets `output`, (n), to the reduction of the rows of `parts`, (ranks, n), in rank order.
+void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceFunction reduce) {
+  std::vector<const std::byte*> rows;
+  for (std::int64_t row = 0; row < parts.size(0); ++row) {
+    rows.push_back(data_of(parts) + row * bytes_of(output));
   }
+  reduce(data_of(output), rows, static_cast<std::size_t>(output.numel()));
 }
 
 /// Returns the tensor as bytes, for collectives that only move data. The tensor is flattened first,
@@ -271,11 +251,12 @@ class GlooCommunicator final : public Communicator {
       return done_work();
     }
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const ReduceFunction reduce =
+        reduction(group_->info(), "reduce_scatter", input.scalar_type(), op);
     const at::Tensor parts = at::empty({size(), output.numel()}, input.options());
-    const auto bytes = static_cast<std::int64_t>(output.nbytes());
-    const std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), bytes);
+    const std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), bytes_of(output));
     return exchange("reduce_scatter", parts, input, counts, counts,
-                    [output, parts, op] { reduce_rows(output, parts, op); });
+                    [=] { reduce_rows(output, parts, reduce); });
   }
 
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
@@ -353,9 +334,9 @@ class GlooCommunicator final : public Communicator {
   // get the same bits.
   WorkPtr gathered_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const ReduceFunction reduce = reduction(group_->info(), "all_reduce", tensor.scalar_type(), op);
     const at::Tensor parts = at::empty({size(), tensor.numel()}, tensor.options());
-    return gather("all_reduce", parts, tensor,
-                  [tensor, parts, op] { reduce_rows(tensor, parts, op); });
+    return gather("all_reduce", parts, tensor, [=] { reduce_rows(tensor, parts, reduce); });
   }
 
   GlooGroupPtr group_;

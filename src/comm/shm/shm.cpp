@@ -304,7 +304,7 @@ class ShmCommunicator final : public Communicator {
   }
 
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
-    const ReduceFunction reduce = reduction("all_reduce", tensor, op);
+    const ReduceFunction reduce = reduction(group_->info(), "all_reduce", tensor.scalar_type(), op);
     return bytes_of(tensor) <= kOneRoundBytes ? all_reduce_in_one_round(tensor, op, reduce)
                                               : all_reduce_in_parts(tensor, op, reduce);
   }
@@ -318,7 +318,7 @@ class ShmCommunicator final : public Communicator {
     const at::Tensor& first = inputs.front();
     const auto rounds = std::make_shared<ScatterRounds>(
         group_->info(), slot_bytes(), split_buffers(inputs, outputs),
-        reduction("reduce_scatter", first, op), first.element_size());
+        reduction(group_->info(), "reduce_scatter", first.scalar_type(), op), first.element_size());
     return start_rounds(describe_operation(ShmKind::kReduceScatter, inputs, op), rounds, outputs,
                         inputs);
   }
@@ -370,14 +370,6 @@ class ShmCommunicator final : public Communicator {
 
  private:
   std::int64_t slot_bytes() const { return static_cast<std::int64_t>(group_->slot_bytes()); }
-
-  ReduceFunction reduction(const char* collective, const at::Tensor& tensor, ReduceOp op) const {
-    const ReduceFunction reduce = find_reduce(tensor.scalar_type(), op);
-    TESSERA_CHECK(reduce != nullptr, describe(group_->info(), collective), ": ", to_string(op),
-                  " of ", tensor.scalar_type(),
-                  " is not implemented; convert to float, or to another type");
-    return reduce;
-  }
 
   ShmOperationPtr describe_operation(ShmKind kind, const std::vector<at::Tensor>& tensors,
                                      ReduceOp op = ReduceOp::kSum) const {

@@ -262,7 +262,11 @@ struct Accumulator<c10::BFloat16> {
   using type = float;
 };
 // Sums of integers are computed in unsigned types, which wrap around, because overflow of a signed
-// integer is undefined behaviour.
+// integer is undefined behaviour. C++ multiplies two numbers of type uint16_t as signed integers.
+template <>
+struct Accumulator<std::uint16_t> {
+  using type = std::uint32_t;
+};
 template <>
 struct Accumulator<std::int32_t> {
   using type = std::uint32_t;
@@ -360,8 +364,6 @@ ReduceFunction of_bool(ReduceOp op) {
                                     : nullptr;
 }
 
-}  // namespace
-
 ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op) {
   switch (type) {
     case c10::ScalarType::Float:
@@ -382,6 +384,12 @@ ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op) {
       return of_real<std::int32_t>(op);
     case c10::ScalarType::Long:
       return of_real<std::int64_t>(op);
+    case c10::ScalarType::UInt16:
+      return of_real<std::uint16_t>(op);
+    case c10::ScalarType::UInt32:
+      return of_real<std::uint32_t>(op);
+    case c10::ScalarType::UInt64:
+      return of_real<std::uint64_t>(op);
     case c10::ScalarType::Bool:
       return of_bool(op);
     case c10::ScalarType::ComplexFloat:
@@ -391,6 +399,16 @@ ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op) {
     default:
       return nullptr;
   }
+}
+
+}  // namespace
+
+ReduceFunction reduction(const GroupInfo& group, const char* collective, c10::ScalarType type,
+                         ReduceOp op) {
+  const ReduceFunction reduce = find_reduce(type, op);
+  TESSERA_CHECK(reduce != nullptr, describe(group, collective), ": ", to_string(op), " of ", type,
+                " is not implemented; convert to float, or to another type");
+  return reduce;
 }
 
 }  // namespace tessera::comm

@@ -22,8 +22,10 @@ namespace tessera::comm {
 using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* const> sources,
                                 std::size_t elements);
 
-/// Returns the reduction for an element type and an operator; nullptr if there is none.
-ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op);
+/// Returns the reduction for an element type and an operator. Throws Error, with the name of the
+/// collective, if there is none.
+ReduceFunction reduction(const GroupInfo& group, const char* collective, c10::ScalarType type,
+                         ReduceOp op);
 
 /// The slots (buffers in shared memory) of all ranks in one round, in rank order.
 using Slots = std::span<const std::byte* const>;
