@@ -165,13 +165,13 @@ endfunction()
 add_custom_target(tessera_tests)
 
 # tessera_test(<name> [SOURCES <file>...] [EXCEPT <file>...] [ALONE <file>...] USES <target>...
-#              [NO_TORCH] [SERIAL] [WAITING <filter>...])
+#              [NO_TORCH] [WAITING <filter>...])
 # A GoogleTest program that is one CTest test: a process for each GoogleTest test would spend nine
-# tenths of its time on loading libtorch. SOURCES, EXCEPT, ALONE: see tessera_layer. SERIAL: the
-# program uses every core. WAITING: the tests matched by each of these filters mostly wait for
-# time-outs, so they form a separate CTest test that runs in parallel with the others.
+# tenths of its time on loading libtorch. SOURCES, EXCEPT, ALONE: see tessera_layer. WAITING: the
+# tests matched by each of these filters mostly wait for time-outs, so they form a separate CTest
+# test that runs in parallel with the others.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "NO_TORCH;SERIAL" "" "SOURCES;EXCEPT;ALONE;USES;WAITING" ${ARGN})
+  cmake_parse_arguments(ARG "NO_TORCH" "" "SOURCES;EXCEPT;ALONE;USES;WAITING" ${ARGN})
   if(NOT ARG_SOURCES)
     tessera_find_sources(ARG_SOURCES ${ARG_EXCEPT} ${ARG_ALONE})
   endif()
@@ -191,9 +191,6 @@ function(tessera_test name)
     tessera_run_test(${part} ${name} 1 ${filter})
     set_tests_properties(${part} PROPERTIES COST 1000)  # run first, because they take long
   endforeach()
-  if(ARG_SERIAL)
-    set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
-  endif()
 endfunction()
 
 # tessera_run_test(<CTest's name> <program> <half cores> <filter>): scripts/test lets CTest run two

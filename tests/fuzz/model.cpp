@@ -21,7 +21,6 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "tessera/nn/checkpoint.h"

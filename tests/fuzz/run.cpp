@@ -18,7 +18,6 @@
 #include <memory>
 #include <optional>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "fuzz/case.h"

@@ -11,12 +11,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "tessera/internals/detail/c10d.h"
 #include "tessera/internals/detail/devices.h"

@@ -2,7 +2,6 @@
 // gradients of a model that is not a Llama.
 
 #include <chrono>
-#include <optional>
 #include <set>
 #include <thread>
 #include <tuple>

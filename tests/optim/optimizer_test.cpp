@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <limits>
-#include <map>
 
 #include "optim/parameters.h"
 #include "tessera/nn/hooked.h"

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <any>
 #include <iterator>
 #include <map>
 #include <mutex>

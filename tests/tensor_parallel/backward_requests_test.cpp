@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <random>
 
 #include "tessera/fsdp/fully_shard.h"

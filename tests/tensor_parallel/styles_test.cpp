@@ -4,7 +4,6 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
-#include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"

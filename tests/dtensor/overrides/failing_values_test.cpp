@@ -1,4 +1,3 @@
-#include <limits>
 
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"

@@ -1,7 +1,6 @@
 #include <ATen/ScalarOps.h>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/local_map.h"

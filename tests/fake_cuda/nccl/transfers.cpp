@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <string>
 #include <thread>
 #include <type_traits>
