@@ -53,6 +53,11 @@ TEST_P(Collectives, AllGatherMovesEveryTypeAlsoInPlace) {
       }
       EXPECT_TRUE(at::equal(in_place, output)) << type;
     }
+    // A single element is contiguous with any stride; here the stride is 4.
+    const at::Tensor element = at::full({1, 4}, rank.rank(), at::kInt).select(1, 2);
+    const at::Tensor elements = at::empty({rank.size()}, at::kInt);
+    group_of_all(*rank.world())->all_gather(elements, element)->wait();
+    EXPECT_TRUE(at::equal(elements, at::arange(rank.size(), at::kInt)));
   });
 }
 

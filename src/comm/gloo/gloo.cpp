@@ -63,10 +63,11 @@ void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceFuncti
   reduce(data_of(output), rows, static_cast<std::size_t>(output.numel()));
 }
 
-/// Returns the tensor as bytes, for collectives that only move data. The tensor is flattened first,
-/// because a scalar, which has no dimension, cannot be viewed in a type of another size.
+/// Returns the tensor as bytes, for collectives that only move data. The tensor is flattened with
+/// stride 1 first: a scalar without dimensions, or a single element with another stride, cannot be
+/// viewed in a type of another size.
 at::Tensor as_bytes(const at::Tensor& contiguous) {
-  return contiguous.view({-1}).view(at::kByte);
+  return contiguous.as_strided({contiguous.numel()}, {1}).view(at::kByte);
 }
 
 }  // namespace
