@@ -21,13 +21,16 @@ import warnings
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-          torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-          torch.uint8: "U8", torch.bool: "BOOL"}
-DTYPES |= {getattr(torch, name): text for name, text in
-           (("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")) if hasattr(torch, name)}
+# Types by their names in safetensors. Older versions of PyTorch lack some of the types.
+DTYPES = {getattr(torch, name): text for name, text in (
+    ("float64", "F64"), ("float32", "F32"), ("float16", "F16"), ("bfloat16", "BF16"), ("complex64", "C64"),
+    ("int64", "I64"), ("int32", "I32"), ("int16", "I16"), ("int8", "I8"), ("bool", "BOOL"),
+    ("uint64", "U64"), ("uint32", "U32"), ("uint16", "U16"), ("uint8", "U8"),
+    ("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2"), ("float8_e8m0fnu", "F8_E8M0"),
+    ("float8_e4m3fnuz", "F8_E4M3FNUZ"), ("float8_e5m2fnuz", "F8_E5M2FNUZ")) if hasattr(torch, name)}
 
 
 def renamed(name, prefixes):
@@ -89,13 +92,17 @@ def convert(checkpoint, out, prefixes, is_step):
     if os.path.exists(target):
         sys.exit(f"error: '{target}' is there already; give another folder")
     header = header_of(described, names, is_step)
-    with open(target + ".part", "wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        for name in names.values():
-            file.write(read(reader_of, described[name], name))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(target + ".part", target)
+    try:
+        with open(target + ".part", "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            for name in names.values():
+                file.write(read(reader_of, described[name], name))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(target + ".part", target)
+    finally:
+        if os.path.exists(target + ".part"):
+            os.remove(target + ".part")
     print(f"{target}: {len(names)} tensors")
     if left_out:
         print(f"left out: {len(left_out)} ({', '.join(left_out[:5])}{', ...' if len(left_out) > 5 else ''})")
@@ -114,7 +121,13 @@ def main():
     if wrong:
         sys.exit(f"error: --prefix {wrong[0]} has no '='; write FROM=TO, 'model.=' to take 'model.' away")
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    convert(arguments.checkpoint, arguments.out, [prefix.split("=", 1) for prefix in arguments.prefix], arguments.step)
+    prefixes = [prefix.split("=", 1) for prefix in arguments.prefix]
+    try:
+        convert(arguments.checkpoint, arguments.out, prefixes, arguments.step)
+    except (Exception, CheckpointException) as error:
+        reason = str(error).strip().split("\n")[-1]
+        sys.exit(f"error: '{arguments.checkpoint}' can't be converted to '{arguments.out}': {type(error).__name__}: "
+                 f"{reason}; check both folders, and copy a damaged checkpoint again")
 
 
 if __name__ == "__main__":

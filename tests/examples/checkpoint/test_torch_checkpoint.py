@@ -1,5 +1,6 @@
 """Sharded checkpoints in both directions between Tessera and torch.distributed.checkpoint."""
 import pathlib
+import shutil
 import sys
 
 import torch
@@ -124,3 +125,9 @@ class TorchsOwnForm(WithTorchCheckpoint):
                 self.assertIn(part, done.stderr.splitlines()[-1])
         done = programs.run([sys.executable, CONVERTER, self.shared, self.shared / "o"])
         self.assertIn("has no .metadata", done.stderr)
+        shutil.copytree(self.shared / "distcp", self.shared / "cut")
+        (self.shared / "cut/__0_0.distcp").unlink()
+        done = programs.run([sys.executable, CONVERTER, self.shared / "cut", self.shared / "none"])
+        self.assertIn("__0_0.distcp", done.stderr.splitlines()[-1])
+        self.assertNotIn("Traceback", done.stderr)
+        self.assertEqual(list((self.shared / "none").iterdir()), [])
