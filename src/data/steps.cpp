@@ -373,6 +373,15 @@ void add_decoder(const JsonField& field, Decoders& steps) {
   const auto add_for_each = [&](auto change) {
     steps.emplace_back([change](auto& tokens) { std::ranges::for_each(tokens, change); });
   };
+  const auto add_fuse = [&] {
+    steps.emplace_back([](auto& tokens) {
+      std::string text;
+      for (const std::string& token : tokens) {
+        text += token;
+      }
+      tokens.assign(1, text);
+    });
+  };
   if (type == "Sequence") {
     field.only({"decoders"});
     field.at("decoders").for_each([&](const JsonField& step) { add_decoder(step, steps); });
@@ -380,6 +389,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
     field.only({"add_prefix_space", "trim_offsets", "use_regex"});
     // A token with characters outside GPT-2's alphabet is not converted to bytes.
     add_for_each([](std::string& token) { token = bytes_of_token(token).value_or(token); });
+    add_fuse();
   } else if (type == "ByteFallback") {
     field.only({});
     add_for_each([](std::string& token) {
@@ -399,13 +409,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
     add_strip(field, steps);
   } else if (type == "Fuse") {
     field.only({});
-    steps.emplace_back([](auto& tokens) {
-      std::string text;
-      for (const std::string& token : tokens) {
-        text += token;
-      }
-      tokens.assign(1, text);
-    });
+    add_fuse();
   } else {
     field.at("type").refuse();
   }

@@ -361,13 +361,16 @@ void read_added_tokens(const JsonField& field, const Vocabulary& vocabulary,
   if (field.is_null()) {
     return;
   }
+  // The `tokenizers` package ignores the id of a new token, and gives the token the next id.
+  auto next = static_cast<TokenId>(vocabulary.size());
   field.for_each([&](const JsonField& entry) {
     AddedToken token = read_added_token(entry);
-    const bool taken = token.id < parts.texts.size() && !parts.texts[token.id].empty() &&
-                       parts.texts[token.id] != token.content;
-    const auto known = vocabulary.find(token.content);
-    entry.require(!taken && (known == vocabulary.end() || known->second == token.id),
-                  "the token that the vocabulary has for its id");
+    const std::string known = token.id < parts.texts.size() ? parts.texts[token.id] : "";
+    const bool is_new = known.empty() && !vocabulary.contains(token.content) && token.id == next;
+    entry.require(known == token.content || is_new,
+                  "the token of the vocabulary with this id, or a new token with the next id, " +
+                      std::to_string(next));
+    next = std::max(next, token.id + 1);
     set_text(parts.texts, token.id, token.content);
     parts.added.push_back(std::move(token));
   });

@@ -173,6 +173,7 @@ TEST(HuggingFaceTokenizer, RefusesWhatDoesNotFitTogether) {
       {"/model/vocab", "a", R"("model.vocab" is "a"; it must be an object)"},
       {"/model/unk_token", "?", R"("model.unk_token" is "?"; it must be a token)"},
       {"/added_tokens/0/id", 3, R"("added_tokens[0]" is)"},
+      {"/added_tokens/0/id", 8, "or a new token with the next id, 7"},
       {"/post_processor/special_tokens/<s>/ids/0", 8, "it must be a number below 8"},
       {"/pre_tokenizer",
        {{"type", "Metaspace"}, {"replacement", "__"}},

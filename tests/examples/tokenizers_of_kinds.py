@@ -83,6 +83,8 @@ def llama3(text):
 
 def qwen(text):
     tokenizer = byte_level(QWEN, ["<|eot|>"], text, normalizer=normalizers.NFC())
+    # ByteLevel joins the tokens, so that Strip removes only the first space of a text.
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     tokenizer.add_tokens(["<think>", "caf\u00e9", "don't"])
     return tokenizer
 

@@ -306,10 +306,10 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
 
     def test_a_large_vocabulary_takes_32_bits(self):
         large = json.loads(self.path.read_text())
-        large["added_tokens"].append({"id": 70_000, "content": "<far>", "special": True, "single_word": False,
-                                      "lstrip": False, "rstrip": False, "normalized": False})
+        large["added_tokens"] += [{"id": i, "content": f"<{i}>", "special": True}
+                                  for i in range(self.tokenizer.get_vocab_size(), 70_001)]
         tokenizer = self.write("large.json", json.dumps(large))
-        self.tokenize(self.write("a.txt", "a b <far>"), tokenizer=tokenizer)
+        self.tokenize(self.write("a.txt", "a b <70000>"), tokenizer=tokenizer)
         data = self.out.with_name("t_000000.bin").read_bytes()
         want = [*self.ids("a b "), 70_000, self.eos]
         self.assertEqual(struct.unpack_from("<3i", data), (20240801, 7, len(want)))
