@@ -197,6 +197,13 @@ struct Difference {
   }
 };
 
+/// Returns the type in which values are compared. libtorch does not compare a type of 8 bits with
+/// another floating-point type.
+c10::ScalarType compared_type(const std::string& dtype) {
+  const c10::ScalarType type = find_dtype(dtype)->scalar_type;
+  return c10::isFloat8Type(type) ? c10::kFloat : type;
+}
+
 class StepComparison {
  public:
   StepComparison(const std::filesystem::path& step, const std::filesystem::path& other)
@@ -214,8 +221,8 @@ class StepComparison {
   void compare_values() {
     for (const std::string& name : comparable_) {
       const ManifestTensor& tensor = *one_.find(name);
-      const c10::ScalarType type = find_dtype(tensor.dtype)->scalar_type;
-      const c10::ScalarType other_type = find_dtype(other_.find(name)->dtype)->scalar_type;
+      const c10::ScalarType type = compared_type(tensor.dtype);
+      const c10::ScalarType other_type = compared_type(other_.find(name)->dtype);
       const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(type));
       const std::int64_t most = std::min(kMostBlockElements, kMostBlockBytes / element_bytes);
       Difference difference;

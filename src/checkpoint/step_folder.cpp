@@ -49,11 +49,17 @@ std::optional<std::int64_t> step_of(const fs::path& folder) {
   return name == detail::step_folder_name(step) ? std::optional(step) : std::nullopt;
 }
 
-/// Returns the step folders in `dir`, the highest step first.
+/// Returns the step folders in `dir`, the highest step first; none if `dir` does not exist. Throws
+/// Error if `dir` cannot be read, because `dir` may have steps.
 std::map<std::int64_t, fs::path, std::greater<>> steps_in(const fs::path& dir) {
   std::map<std::int64_t, fs::path, std::greater<>> steps;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(dir, error)) {
+  fs::directory_iterator entries(dir, error);
+  const bool missing =
+      error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
+  TESSERA_CHECK(!error || missing, "cannot read the folder '", dir.string(), "': ", error.message(),
+                ": give a folder that may be read");
+  for (const auto& entry : entries) {
     if (const auto step = step_of(entry.path()); step && entry.is_directory(error)) {
       steps.emplace(*step, entry.path());
     }

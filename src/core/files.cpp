@@ -280,6 +280,11 @@ namespace {
 
 [[noreturn]] void fail_to_open(const std::filesystem::path& path, const std::string& what) {
   const int error = errno;
+  if (error == ELOOP) {
+    throw detail::ReadError(detail::concat(
+        "'", path.string(),
+        "' is a symbolic link, which is not followed here: put the file itself there"));
+  }
   throw detail::ReadError(
       detail::concat("cannot open '", path.string(), "': ", std::strerror(error), ": give ", what,
                      " that exists and may be read"),
@@ -304,8 +309,6 @@ InputFile::InputFile(std::filesystem::path path, std::string what, Symlinks syml
   const int nofollow = symlinks == Symlinks::kRefuse ? O_NOFOLLOW : 0;
   fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | nofollow);
   try {
-    TESSERA_CHECK(fd_ >= 0 || errno != ELOOP, "'", path_.string(),
-                  "' is a symbolic link, which is not followed here: put the file itself there");
     if (fd_ < 0) {
       fail_to_open(path_, what);
     }

@@ -122,19 +122,20 @@ TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
   EXPECT_FALSE(IsDamage(tessera::detail::ReadError("too many open files")));
   EXPECT_FALSE(IsDamage(std::bad_alloc()));
   SaveStep(dir.path(), 1);
-  const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
-  std::filesystem::remove(path);
-  std::filesystem::create_symlink(path, path);
+  const std::string name = "shard-00002-model-00001-of-00002.safetensors";
+  const auto path = dir / ("step-00000001/" + name);
+  std::filesystem::rename(path, dir / name);
+  std::filesystem::create_symlink(dir / name, path);
   for (const std::string& error : ErrorsOfRanks(1, [&](Rank& rank) {
          SavedState state(rank, {1, 1});
          try {
            load(*rank.world(), dir.path(), state.dict());
          } catch (const checkpoint::DamagedStep&) {
-           ADD_FAILURE() << "a file that can't be looked at is no damage";
+           ADD_FAILURE() << "a link to the file is no damage";
            throw;
          }
        })) {
-    EXPECT_CONTAINS(error, "shard-00002-model-00001", "can't be looked at");
+    EXPECT_CONTAINS(error, "shard-00002-model-00001", "is a symbolic link");
   }
 }
 
@@ -281,7 +282,7 @@ TEST(ComparedSteps, DifferByNameSizeTypeAndValue) {
   EXPECT_EQ(compare(1, 4), Lines{"weight: largest difference inf, relative inf"});
 }
 
-TEST(ComparedSteps, DifferByLargeIntegersAndImaginaryParts) {
+TEST(ComparedSteps, DifferByLargeIntegersImaginaryPartsAndTypesOf8Bits) {
   constexpr std::int64_t kLarge = std::int64_t{1} << 60;
   const auto numbers = at::ones({2});
   const auto line = [](const at::Tensor& a, const at::Tensor& b) {
@@ -300,6 +301,8 @@ TEST(ComparedSteps, DifferByLargeIntegersAndImaginaryParts) {
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers * 3)),
             Lines{"count: largest difference 2, relative 0.632456"});
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers)), Lines{});
+  EXPECT_EQ(line(numbers * 2, numbers.to(at::kFloat8_e4m3fn)),
+            Lines{"count: F32 and F8_E4M3; largest difference 1, relative 0.5"});
 }
 
 /// Adds the header field DCP_VERSION, which PyTorch writes, to all shards in the folder `step`.

@@ -35,6 +35,7 @@ TEST(ShardedCheckpoint, LoadsTheNewestValidStepOrTheOneNamed) {
   RunRanks(2, [&](Rank& rank) {
     EXPECT_EQ(newest_step(*rank.world(), dir.path()), 1);
     EXPECT_EQ(newest_step(*rank.world(), dir / "nowhere"), std::nullopt);
+    EXPECT_ERROR(newest_step(*rank.world(), std::string(300, 'a')), "cannot read the folder");
   });
 }
 
