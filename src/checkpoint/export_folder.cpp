@@ -82,7 +82,8 @@ std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, s
 /// Returns `folder` if the folder exists, otherwise the nearest parent folder that exists.
 std::filesystem::path existing_part(const std::filesystem::path& folder) {
   std::filesystem::path existing = std::filesystem::absolute(folder);
-  while (!std::filesystem::exists(existing)) {
+  std::error_code error;
+  while (!std::filesystem::exists(existing, error)) {
     existing = existing.parent_path();
   }
   return existing;

@@ -15,7 +15,9 @@ namespace tessera::data {
 /// Folders are rejected explicitly, because a stream can open a folder, and the first read then
 /// fails without a reason.
 std::string read_text(const std::string& path) {
-  TESSERA_CHECK(!std::filesystem::is_directory(path), "'", path, "' is a folder: give a text file");
+  std::error_code error;
+  TESSERA_CHECK(!std::filesystem::is_directory(path, error), "'", path,
+                "' is a folder: give a text file");
   std::ifstream in(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   TESSERA_CHECK(in, "cannot read the text file '", path,

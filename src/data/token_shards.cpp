@@ -78,7 +78,7 @@ class Shard {
   }
 
  private:
-  files::InputFile open() const { return {path_, "token shards"}; }
+  files::InputFile open() const { return {path_, "a token shard"}; }
 
   // Converts tokens from the type in the file to int64, libtorch's type for token ids.
   template <class Token>

@@ -88,7 +88,8 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
       // The folder is locked before any file is read: an ending run can still save a checkpoint.
       const auto group = world_->host_group(comm::ranks_of_world(world_->size()), "start");
       comm::run_or_fail_together(*group, c10::kCPU, [this] {
-        if (world_->rank() == 0 && std::filesystem::is_directory(options_.folder)) {
+        std::error_code missing;
+        if (world_->rank() == 0 && std::filesystem::is_directory(options_.folder, missing)) {
           make_folder();
         }
       });

@@ -19,6 +19,7 @@
 #include "examples/llama/texts/texts.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/data/batch_loader.h"
 #include "tessera/data/text.h"
 #include "tessera/data/token_shards.h"
@@ -51,12 +52,17 @@ std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   return sources;
 }
 
+/// Returns the content of a text file. A pipe is refused, because each rank reads the file.
+std::string text_of(const std::string& file) {
+  return files::read_file(file, "a text file", UINT64_MAX);
+}
+
 /// Tokenizes the files one after another. Frees the text of a file before the next file is read.
 data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
                                      const std::vector<std::string>& files) {
   std::vector<std::int64_t> tokens;
   for (const std::string& file : files) {
-    const std::vector<std::int64_t> some = tokenizer.encode(data::read_text(file));
+    const std::vector<std::int64_t> some = tokenizer.encode(text_of(file));
     tokens.insert(tokens.end(), some.begin(), some.end());
   }
   return data::make_token_source(tokens);
@@ -297,7 +303,7 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
   if (!options.eval_text.empty()) {
     std::string text;
     for (const std::string& file : options.eval_text) {
-      text += data::read_text(file);
+      text += text_of(file);
     }
     data.eval_text = data::make_token_source(data.tokenizer->encode(text));
     data.eval_loader =
