@@ -260,6 +260,10 @@ bool has_control_character(std::string_view text) {
   return false;
 }
 
+std::string ascii(const nlohmann::json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
+}
+
 /// Throws Error for an unsafe tensor name. The format allows any string, but programs use names as
 /// file names and print names to terminals.
 void check_tensor_name(std::string_view name) {

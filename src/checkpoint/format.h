@@ -108,6 +108,9 @@ std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const Safetensor
 /// line of a message or make a terminal display a different name.
 bool has_control_character(std::string_view text);
 
+/// Returns JSON as ASCII text for messages, because JSON from a file can contain any characters.
+std::string ascii(const nlohmann::json& value);
+
 /// Throws Error for an unsafe tensor name: a name that is empty, is longer than 4 KiB, contains a
 /// control character, a bidirectional override, a path separator or "..", or equals "__metadata__",
 /// the name of the header's own entry.

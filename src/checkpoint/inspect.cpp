@@ -48,12 +48,6 @@ Manifest manifest_to_inspect(const std::filesystem::path& folder) {
   return read_manifest(folder);
 }
 
-/// Returns JSON as ASCII, because the text can come from an untrusted file and is printed to a
-/// terminal.
-std::string escaped(const nlohmann::json& value) {
-  return value.dump(-1, ' ', /*ensure_ascii=*/true);
-}
-
 class Verification {
  public:
   explicit Verification(const std::filesystem::path& folder)
@@ -148,14 +142,14 @@ std::string describe_step(const std::filesystem::path& step) {
       "{}\nstep {} of run {}, saved by {} ranks on the mesh ({})\n{} tensors, {} files, {} "
       "bytes\n"
       "entries {}\n",
-      step.string(), manifest.step, escaped(manifest.run_id), manifest.world_size,
+      step.string(), manifest.step, ascii(manifest.run_id), manifest.world_size,
       fmt::join(manifest.mesh_sizes, ", "), manifest.tensors.size(), manifest.files.size(), bytes,
-      escaped(manifest.entries));
+      ascii(manifest.entries));
   for (const auto& [name, state] : manifest.stateful.items()) {
-    text += fmt::format("object {} {}\n", escaped(name), escaped(state));
+    text += fmt::format("object {} {}\n", ascii(name), ascii(state));
   }
   for (const auto& [name, states] : manifest.rank_states.items()) {
-    text += fmt::format("object {} of each rank {}\n", escaped(name), escaped(states));
+    text += fmt::format("object {} of each rank {}\n", ascii(name), ascii(states));
   }
   for (const auto& [name, tensor] : manifest.tensors) {
     text += fmt::format("{} {} [{}] in {} chunks\n", name, tensor.dtype,

@@ -34,16 +34,10 @@ using WeightMap = std::map<std::string, std::string>;
 /// The largest accepted size of an index file, far above the size of any real index file.
 constexpr std::uint64_t kMaxIndexBytes = 100'000'000;
 
-/// Returns a tensor's name as ASCII JSON, so that a message stays on one line and shows unusual
-/// characters.
-std::string quoted(const std::string& name) {
-  return json(name).dump(-1, ' ', true);
-}
-
 void check_shard_name(const std::string& name) {
   const bool path = name.empty() || name == "." || name.find("..") != std::string::npos ||
                     name.find_first_of("/\\") != std::string::npos;
-  TESSERA_CHECK(!path && !has_control_character(name), "its shard ", quoted(name),
+  TESSERA_CHECK(!path && !has_control_character(name), "its shard ", ascii(name),
                 " is not the name of a file in this folder");
 }
 
@@ -58,7 +52,7 @@ WeightMap read_index(const std::filesystem::path& path) {
     WeightMap weight_map;
     for (const auto& [tensor, shard] : map->items()) {
       check_tensor_name(tensor);
-      TESSERA_CHECK(shard.is_string(), "its weight_map gives no file name for ", quoted(tensor));
+      TESSERA_CHECK(shard.is_string(), "its weight_map gives no file name for ", ascii(tensor));
       check_shard_name(shard.get_ref<const std::string&>());
       weight_map.emplace(tensor, shard.get<std::string>());
     }

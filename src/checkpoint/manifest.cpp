@@ -138,7 +138,7 @@ json tensor_json(const ManifestTensor& tensor) {
 FileRecord parse_file(const json& value, Checksums checksums) {
   const auto bytes = natural_number(value.at("bytes"), "the size of a file");
   FileRecord file{value.at("name"), static_cast<std::uint64_t>(bytes), {}};
-  TESSERA_CHECK(is_shard_name(file.name), "it names the file ", json(file.name).dump(),
+  TESSERA_CHECK(is_shard_name(file.name), "it names the file ", ascii(file.name),
                 ", which is no shard of a step");
   const auto& sums = value.at("crc32c").get_ref<const std::string&>();
   const bool optional = checksums == Checksums::kOptional || file.bytes == 0;

@@ -12,6 +12,7 @@
 #include <random>
 #include <system_error>
 
+#include "format.h"
 #include "manifest.h"
 #include "ranks.h"
 #include "step_folder.h"
@@ -32,12 +33,6 @@ using nlohmann::json;
 constexpr const char* kMarker = "INCOMPLETE";
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::uint64_t kMaxMarkerBytes = 10'000;
-
-/// Returns a run_id as ASCII, for messages, because a run_id in a file can contain any characters.
-std::string quoted_run(const std::string& run_id) {
-  return "run " + nlohmann::json(run_id).dump(-1, ' ', /*ensure_ascii=*/true,
-                                              nlohmann::json::error_handler_t::replace);
-}
 
 /// Returns the step number in a name that step_folder_name() made; nullopt for other names.
 std::optional<std::int64_t> step_of(const fs::path& folder) {
@@ -194,8 +189,8 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
   for (const auto& [number, folder] : steps_in(dir)) {
     const std::optional<std::string> other = run_of_whole_step(folder);
     TESSERA_CHECK(!other || *other == run_id, "'", dir.string(),
-                  "' has steps of two runs: ", step.filename().string(), " of ", quoted_run(run_id),
-                  ", ", folder.filename().string(), " of ", other ? quoted_run(*other) : "",
+                  "' has steps of two runs: ", step.filename().string(), " of run ", ascii(run_id),
+                  ", ", folder.filename().string(), " of run ", ascii(other.value_or("")),
                   ": move those of one of them away");
   }
 }
@@ -219,7 +214,7 @@ std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t
                   "' has no manifest, and is later than the newest whole step, ", after,
                   ": move it away to continue from there");
     TESSERA_CHECK(!marker || *marker == run_id, "'", folder.string(),
-                  "' is the unfinished save of another run, ", quoted_run(marker.value_or("")),
+                  "' is the unfinished save of another run, run ", ascii(marker.value_or("")),
                   ": remove it first");
   }
   return found;

@@ -418,10 +418,6 @@ void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
 
 }  // namespace
 
-TokenizerPtr hugging_face_tokenizer(const std::string& path) {
-  return json_tokenizer(path, {});
-}
-
 TokenizerPtr json_tokenizer(const std::string& path, const TokenizerSettings& settings) {
   const std::string text =
       tessera::files::read_file(path, "a Hugging Face tokenizer.json", kMaxTokenizerBytes);

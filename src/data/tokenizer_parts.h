@@ -238,8 +238,9 @@ bool has_file(const std::filesystem::path& file);
 /// `id`, or if `id` is too large. `is_new`: the vocabulary lacks the token.
 void check_id(const NamedToken& named, std::int64_t id, bool is_new);
 
-/// Like hugging_face_tokenizer() and sentencepiece_tokenizer(), with `settings` from the files in
-/// the tokenizer's folder. Both functions throw Error if `settings` contradict the tokenizer.
+/// Opens a tokenizer.json with a BPE model, or a SentencePiece model, with `settings` from the
+/// files in the tokenizer's folder. Throws Error if the file cannot be read, if `settings`
+/// contradict the tokenizer, and for processing steps that are not implemented (docs/data.md).
 TokenizerPtr json_tokenizer(const std::string& path, const TokenizerSettings& settings);
 TokenizerPtr sentencepiece_tokenizer(const std::string& path, const TokenizerSettings& settings);
 

@@ -547,7 +547,8 @@ class LimitedTokenizer final : public data::Tokenizer {
 
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder) {
   const std::filesystem::path path = file.empty() ? folder : std::filesystem::path(file);
-  if (!std::filesystem::is_directory(path)) {
+  std::error_code error;  // an error is ignored here: opening the file reports the error
+  if (!std::filesystem::is_directory(path, error)) {
     return file;
   }
   // If the model folder has no tokenizer, returns the path unchanged; opening the path then throws

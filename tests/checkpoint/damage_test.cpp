@@ -122,10 +122,9 @@ TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
   EXPECT_FALSE(IsDamage(tessera::detail::ReadError("too many open files")));
   EXPECT_FALSE(IsDamage(std::bad_alloc()));
   SaveStep(dir.path(), 1);
-  const std::string name = "shard-00002-model-00001-of-00002.safetensors";
-  const auto path = dir / ("step-00000001/" + name);
-  std::filesystem::rename(path, dir / name);
-  std::filesystem::create_symlink(dir / name, path);
+  const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
+  std::filesystem::rename(path, dir / "elsewhere");
+  std::filesystem::create_symlink(dir / "elsewhere", path);
   for (const std::string& error : ErrorsOfRanks(1, [&](Rank& rank) {
          SavedState state(rank, {1, 1});
          try {

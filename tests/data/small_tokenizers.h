@@ -64,7 +64,7 @@ inline std::string TiktokenLines() {
 inline data::TokenizerPtr Open(const nlohmann::json& json) {
   const TemporaryFolder folder;
   WriteFile(folder / "tokenizer.json", json.dump());
-  return data::hugging_face_tokenizer(folder / "tokenizer.json");
+  return data::open_tokenizer(folder / "tokenizer.json");
 }
 
 }  // namespace tessera::testing

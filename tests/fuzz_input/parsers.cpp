@@ -117,7 +117,7 @@ void parse_tokenizer(const std::string& text) {
 
 /// Parses a tokenizer.json, and encodes and decodes a text.
 void parse_tokenizer_json(const std::string& text) {
-  const auto tokenizer = data::hugging_face_tokenizer(write_input("tokenizer.json", text));
+  const auto tokenizer = data::open_tokenizer(write_input("tokenizer.json", text));
   tokenizer->decode(tokenizer->encode("a bc  a<s>1\xc3"));
 }
 

@@ -48,7 +48,8 @@ int verify(const Arguments& arguments) {
   }
   std::cout << fmt::format(
       "{}: {}\n", folder.string(),
-      faults.empty() ? "every byte is as it was written" : fmt::format("{} faults", faults.size()));
+      faults.empty() ? "every byte is as it was written"
+                     : fmt::format("{} fault{}", faults.size(), faults.size() == 1 ? "" : "s"));
   return faults.empty() ? 0 : 1;
 }
 

@@ -18,10 +18,6 @@ std::optional<std::string> find_tokenizer(const std::string& folder);
 /// Opens a SentencePiece model file. Throws Error if the file cannot be read, or if Tessera was
 /// built without the SentencePiece library.
 TokenizerPtr sentencepiece_tokenizer(const std::string& path);
-/// Opens Hugging Face's tokenizer.json with a BPE model. Token ids equal those of the `tokenizers`
-/// package. Throws Error if the file cannot be read, and for processing steps that are not
-/// implemented (docs/data.md).
-TokenizerPtr hugging_face_tokenizer(const std::string& path);
 /// Opens Meta's tokenizer.model of Llama 3 to 3.3, in the format of the `tiktoken` package. The
 /// file lacks the splitting pattern and the special tokens. Throws Error if the file cannot be read
 /// or, unless `any_size` is true, has another number of tokens than Llama 3's file.
