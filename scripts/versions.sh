@@ -46,7 +46,7 @@ python_packages=(python3 python3-venv)
 tool_packages=(g++ cmake ninja-build ccache)
 library_packages=(
   libgloo-dev librange-v3-dev libgtest-dev libgmock-dev libbenchmark-dev libfmt-dev nlohmann-json3-dev
-  libtomlplusplus-dev libcli11-dev libspdlog-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev
+  libtomlplusplus-dev libcli11-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev
   zlib1g-dev libzstd-dev)
 text_packages=(perl-doc)
 # Additional packages for scripts/test, scripts/docs and the clang presets. Open MPI is for the tests
