@@ -595,7 +595,7 @@ def main():
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         sys.exit(f"tessera_plot: {error}")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         sys.exit(f"tessera_plot: {given.file} is no JSON of the kind '{given.what}' ({type(error).__name__}: {error})")
     print(f"page: {out}")
 

@@ -11,7 +11,7 @@ import tomllib
 # runs.
 OWN = ("metrics", "config-file", "checkpoint", "checkpoint-every", "resume", "resume-step",
        "initial-load", "save-hf", "save-lora", "seed", "profile", "profile-steps", "tensorboard", "output-dir")
-DEGREES = ("dp-replicate", "dp", "cp", "tp")
+DEGREES = ("dp-replicate", "dp", "ep", "cp", "tp")
 WHOLE = (*DEGREES, "batch", "seq")
 TEXTS = ("model", "config", "text", "tokenizer", "param-dtype", "reduce-dtype", "device")
 MOST_SEED = 2 ** 63 - 1  # TOML's largest integer

@@ -25,6 +25,7 @@
 #include <system_error>
 #include <utility>
 
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 #include "tessera/core/process.h"
 
@@ -180,8 +181,7 @@ int run_program(const char* name, int argc, char** argv, int (*body)(std::vector
   std::signal(SIGXFSZ, SIG_IGN);  // SIGXFSZ is ignored: a write above the limit is an error
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
-    TESSERA_CHECK(std::cout.flush(),
-                  "standard output can't be written: is the disk full, or its reader gone?");
+    tessera::files::flush_output();
     return status;
   } catch (const CLI::Success&) {
     return 0;  // CLI11 throws Success after it has printed --help

@@ -351,8 +351,11 @@ void train(const Options& o) {
                   " is of another model, ", saved.dump(), "; give its --config, or another folder");
     checkpoints.load(run.state);
   }
-  if (!o.save_hf.empty() && world->rank() == 0) {
-    checkpoint::check_save_hugging_face(*run.model, o.save_hf, entries["config"].dump(2));
+  if (world->rank() == 0) {
+    checkpoints.make_folder();
+    if (!o.save_hf.empty()) {
+      checkpoint::check_save_hugging_face(*run.model, o.save_hf, entries["config"].dump(2));
+    }
   }
   training::MetricLog log({.metrics = o.metrics, .steps = o.checkpoints.steps}, world);
   log.open(run.state.step);

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <iostream>
 #include <system_error>
 #include <utility>
 
@@ -88,6 +89,11 @@ void write_whole(AtomicFile& file, const std::string& text) {
 }
 
 }  // namespace
+
+void flush_output() {
+  TESSERA_CHECK(std::cout.flush(),
+                "standard output can't be written: is the disk full, or its reader gone?");
+}
 
 std::filesystem::path absolute_path(const std::filesystem::path& path) {
   std::error_code error;

@@ -108,7 +108,10 @@ void Profile::write(const std::filesystem::path& file) {
   std::filesystem::remove(unfinished, error);
   detail::save_profile(unfinished.string());
   std::filesystem::rename(unfinished, file, error);
-  TESSERA_CHECK(!error, "can't write the profile ", file.string(), ": ", error.message());
+  if (error) {
+    std::filesystem::remove(unfinished += ".tmp", error);  // Kineto's file, incomplete
+    fail("can't write the profile ", file.string(), ": is the disk full, or its folder gone?");
+  }
 }
 
 }  // namespace tessera::observe

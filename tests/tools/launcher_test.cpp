@@ -379,6 +379,7 @@ TEST(LauncherCommandLine, IsRefused) {
                            {{"--explain", ""}, 2, "--explain"},
                            {{"--nproc", "-1", "true"}, 2, "--nproc -1"},
                            {{"--nproc", "two", "true"}, 2, "--nproc two"},
+                           {{"--nproc", "2.5", "true"}, 2, "--nproc 2.5"},
                            {{"--timeout", "0", "true"}, 2, "--timeout 0"},
                            {{"--nnodes", "2", "true"}, 2, "torchrun"},
                            {{"no-such-program"}, 127, "no-such-program"},

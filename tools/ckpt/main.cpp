@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/inspect.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 
 namespace tessera::checkpoint {
@@ -103,7 +104,9 @@ int main(int argc, char** argv) {
   // SIGXFSZ is ignored, so that a write above the file-size limit fails with an error message.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
-    return tessera::checkpoint::run(argc, argv);
+    const int code = tessera::checkpoint::run(argc, argv);
+    tessera::files::flush_output();
+    return code;
   } catch (const std::exception& error) {
     std::cerr << "tessera-ckpt: " << error.what() << '\n';
     return 2;

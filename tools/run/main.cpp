@@ -435,8 +435,10 @@ int run(int argc, char** argv) {
         std::pair("--run-dir", "TESSERA_RUN_DIR")}) {
     setenv(variable, given[name].c_str(), given[name].empty() ? 0 : 1);
   }
-  return Job(static_cast<int>(number("--nproc", 1, 4096)), number("--grace", 0, 1e6), argv + next)
-      .run();
+  const auto nproc = static_cast<int>(number("--nproc", 1, 4096));
+  TESSERA_CHECK(nproc == number("--nproc", 1, 4096), "--nproc ", given["--nproc"],
+                " is not a whole number");
+  return Job(nproc, number("--grace", 0, 1e6), argv + next).run();
 }
 
 }  // namespace

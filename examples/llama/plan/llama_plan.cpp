@@ -396,9 +396,10 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
                 "--search needs the number of ranks; pass --gpus N");
   const Config config = read_config(options.config);
   const double load = options.expert_load;
-  TESSERA_CHECK(load == 1 || (config.num_experts > 0 &&
-                              load <= static_cast<double>(config.num_experts) /
-                                          static_cast<double>(config.num_experts_per_tok)),
+  TESSERA_CHECK(load == 1 || config.num_experts > 0, "--expert-load ", load,
+                " is given for a model without experts; leave it out");
+  TESSERA_CHECK(load == 1 || load <= static_cast<double>(config.num_experts) /
+                                         static_cast<double>(config.num_experts_per_tok),
                 "--expert-load ", load, " is given for a model with ", config.num_experts,
                 " experts, of which each token chooses ", config.num_experts_per_tok,
                 "; give at most the ratio of these numbers");

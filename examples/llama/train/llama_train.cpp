@@ -53,7 +53,7 @@ std::string flags_of(const std::string& text) {
   std::istringstream lines(text);
   std::string kept;
   for (std::string line; std::getline(lines, line);) {
-    if (line.find("resume") == std::string::npos) {
+    if (!line.starts_with("resume") && !line.starts_with("# resume")) {
       kept += line + "\n";
     }
   }

@@ -27,6 +27,7 @@
 #include "rendezvous/rendezvous_wait.h"
 #include "rendezvous/store_world.h"
 #include "tessera/comm/detail/worlds.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 #include "tessera/core/process.h"
 #include "tessera/internals/detail/c10d.h"
@@ -395,6 +396,7 @@ int run_main(const std::function<void()>& body) {
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     body();
+    files::flush_output();
     return 0;
   } catch (const c10::Error& error) {
     tessera::end_program(name_of_rank() + "error", error.what_without_backtrace());

@@ -182,6 +182,7 @@ class Experiments(programs.InFolder):
         read = {"model", "config", "text", "tokenizer", "eval-text"}
         self.assertEqual(files - read - set(experiment.OWN), set())
         self.assertEqual(read - files, set())
+        self.assertEqual(set(re.findall(r"^  --([a-z-]+) N .*(?:degree|replicas)", text, re.M)), set(experiment.DEGREES))
 
     def test_ready_made_files_have_their_runs(self):
         sizes = {file.stem: len(experiment.read(file).runs) for file in EXPERIMENTS.glob("*.toml")}

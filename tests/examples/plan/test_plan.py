@@ -122,7 +122,7 @@ class Plan(programs.InFolder):
             plan = self.plan(programs.ROOT / f"examples/llama/configs/{config}.json", [*STEP, "--gpu", "h200"], ep=8)
             self.assertEqual((plan["experts"]["parameters"], plan["experts"]["active_parameters"]), (total, active))
         self.refuse([programs.BIN / "llama_plan", "--config", programs.write_config(self.folder, programs.SMALL), "--expert-load", 2],
-                    "--expert-load 2 is given for a model with 0 experts")
+                    "--expert-load 2 is given for a model without experts")
 
     @staticmethod
     def sums(modules):
