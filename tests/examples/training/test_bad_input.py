@@ -52,6 +52,7 @@ class BadInput(programs.InFolder):
                 ({}, ["--config-file", self.folder / "none.toml"], ("--config-file", "none.toml"), {}),
                 ({"config": self.folder / "none.json"}, [], ("none.json",), {}),
                 ({"config": None, "model": self.folder / "nowhere"}, [], ("nowhere",), {"dp": 2}),
+                ({"tokens": None, "text": "/dev/zero"}, [], ("'/dev/zero' is not a regular file",), {}),
                 ({"tokens": None, "jsonl": self.folder / "none*"}, [], ("--jsonl", "none*"), {}),
                 ({"seq": 2**63 - 1}, [], (f"--seq {2**63 - 1}", "256 positions"), {})):
             with self.subTest(words):

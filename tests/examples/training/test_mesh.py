@@ -112,6 +112,8 @@ class Verify(programs.InFolder):
                 ({"dp": 2}, ["--param-dtype", "fp16"], EQUAL),
                 # Several ranks compute one head.
                 ({"tp": 4}, ["--config", few, "--lora-rank", 2, "--lora-dropout", 0.1], ADAPTERS),
+                ({"ep": 2}, ["--config", programs.ROOT / "examples/llama/configs/tiny-moe.json", "--dropout", 0.1],
+                 "verify: 25 modules and 23 parameters equal"),
                 ({"cp": 2, "tp": 2}, [], LOSS),
                 ({"cp": 2, "dp": 2}, documents, "outputs are not compared")):
             with self.subTest(mesh=mesh, flags=flags):
