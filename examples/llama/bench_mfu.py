@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -461,6 +462,7 @@ def measure_all(words):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # an exception ends the current run
     try:
         sys.exit(measure_all(sys.argv[1:]))
     except (Failure, OSError) as failure:
