@@ -163,6 +163,10 @@ void InitContext::set_buffer(const Parameter& buffer, const at::Tensor& values) 
   slot->set(values.to(slot->get().device()));
 }
 
+bool InitContext::buffers_only() const {
+  return run_.buffers_only;
+}
+
 RandomKey InitContext::key() const {
   return {run_.seed, stream_of(fqn_.c_str())};
 }

@@ -448,8 +448,11 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
 }
 
 void Dropout::reset_parameters(const InitContext& init) {
-  key_ = init.key();
-  calls_ = 0;
+  // init_buffers() follows a load, so it keeps the key and the number of calls.
+  if (!init.buffers_only() || !key_) {
+    key_ = init.key();
+  }
+  calls_ = init.buffers_only() ? calls_ : 0;
 }
 
 namespace {

@@ -151,6 +151,17 @@ TEST(InitBuffers, LeavesPersistentBuffersThatWereLoaded) {
   EXPECT_TRUE(module.counts->equal(at::full({3}, 7.0)));
 }
 
+TEST(InitBuffers, KeepsTheKeyAndTheCallsOfADropout) {
+  Dropout dropout(0.5);
+  init_buffers(dropout, 3);
+  EXPECT_EQ(dropout.key()->seed, 3U);
+  init_weights(dropout, 5);
+  dropout.set_calls(7);
+  init_buffers(dropout);
+  EXPECT_EQ(dropout.key()->seed, 5U);
+  EXPECT_EQ(dropout.calls(), 7U);
+}
+
 TEST(CheckInitialized, AcceptsSlotsThatAreMarked) {
   Linear module(2, 2);
   EXPECT_ERROR(check_initialized(module),

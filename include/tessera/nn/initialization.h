@@ -71,6 +71,9 @@ class InitContext {
 
  private:
   friend struct InitRun;
+  friend class Dropout;
+  /// Whether init_buffers() runs.
+  bool buffers_only() const;
   InitContext(struct InitRun& run, std::string fqn) : run_(run), fqn_(std::move(fqn)) {}
   struct InitRun& run_;
   std::string fqn_;
@@ -89,7 +92,8 @@ void init_weights(ModuleBase& module, std::uint64_t seed);
 /// yet, for example the adapters (apply_lora) of a loaded model.
 void init_unfilled(ModuleBase& module, std::uint64_t seed);
 /// Computes buffers as init_weights() does. Call init_buffers() for a model whose parameters were
-/// loaded: parameters and persistent buffers with values do not change. Not collective.
+/// loaded: parameters and persistent buffers with values do not change, nor do the key and the call
+/// counter of an nn::Dropout. Not collective.
 void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
 
 }  // namespace tessera::nn
