@@ -124,6 +124,23 @@ bool IterationState::backward_failed() const {
          (backward_.expired() || tessera::detail::backward_id() < 0);
 }
 
+/// Whether a call of the root is in progress.
+bool IterationState::calls_root() const {
+  const std::shared_ptr<Unit> root = units_.front().lock();
+  return root != nullptr && root->is_called();
+}
+
+void IterationState::forget_failure() {
+  if (!is_open() || is_under_way() || calls_root()) {
+    return;
+  }
+  if (backward_failed()) {  // after a failed forward, earlier reductions can still be in progress
+    forget_reductions();
+  }
+  close();
+  std::ranges::for_each(units(), [](const auto& unit) { unit->abandon_iteration(); });
+}
+
 bool IterationState::begin_forward() {
   // is_open() is called before the phase changes. After a failed backward `abandons` is true, and
   // the gathered memory and the gradients of that backward are dropped.
@@ -474,8 +491,13 @@ void Unit::enter_as_root() {
     follows_abandoned_ = iteration_->begin_forward();
     return;
   }
+  iteration_->forget_failure();
   refuse_write_by_hand();
   if (!iteration_->is_under_way()) {
+    // A failed call of this unit alone has left the phase kForward.
+    if (runs_forward() && modules_.size() == 1 && random_regions_.size() == 1) {
+      reset_to_idle();
+    }
     await_compute();
   } else if (!iteration_->runs()) {
     refuse_outdated();
@@ -533,10 +555,11 @@ void Unit::check_all_in_units() {
 void Unit::abandon_iteration() {
   each(&GradientState::drop_unsharded);
   each(&GatheredState::reshard, comm_context());
+  forget_calls();
 }
 
-void Unit::begin_iteration() {
-  // A failed forward or backward can have left the unit in any state, so the state is reset.
+/// A failed forward or backward can have left the unit in any state, so the state is reset.
+void Unit::forget_calls() {
   to_run_.clear();
   awaits_call_ = false;
   buckets_left_ = groups().size();
@@ -544,6 +567,10 @@ void Unit::begin_iteration() {
   if (phase_ != UnitPhase::kNew) {
     reset_to_idle();
   }
+}
+
+void Unit::begin_iteration() {
+  forget_calls();
   prepare();
 }
 

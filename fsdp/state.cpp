@@ -35,7 +35,8 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       {kIdle, kBackward},
       // Transition when the root's forward begins and the last forward failed or is still running.
       {kForward, kForward},
-      // Transition when the root's forward ends, and no result needs a gradient.
+      // Transition when the root's forward ends and no result needs a gradient, or a unit is called
+      // alone after the root's forward has failed.
       {kForward, kIdle},
       // Transition when the root's forward ends, and a result needs a gradient.
       {kForward, kAwaitingBackward},
@@ -47,8 +48,8 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       {kAwaitingBackward, kAwaitingBackward},
       // Transition when backward reaches the first unit.
       {kAwaitingBackward, kBackward},
-      // Transition when backward ends (also if the ranks disagree), or when the root's next forward
-      // begins after a failed backward.
+      // Transition when backward ends (also if the ranks disagree), or when the next forward of the
+      // root or of a unit begins after a failed backward.
       {kBackward, kIdle},
       // Transition when the root's forward ends, after a backward within this forward has failed.
       {kBackward, kAwaitingBackward},

@@ -112,7 +112,10 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// Whether the backward of this iteration has thrown. The phase then stays kBackward until the
   /// root's next forward.
   bool backward_failed() const;
-  bool is_under_way() const { return is_open() && !backward_failed(); }
+  bool is_under_way() const { return is_open() && !backward_failed() && !forward_failed(); }
+  /// To be called when a unit is called without the root. Drops what a failed forward or backward
+  /// of this iteration has left.
+  void forget_failure();
   /// Whether the root's forward or a backward runs.
   bool runs() const { return is_under_way() && phase() != IterationPhase::kAwaitingBackward; }
   /// Returns the parameter groups, of all units, whose ranks are all in `mesh`.
@@ -150,6 +153,9 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   };
 
   void enter(IterationPhase next);
+  bool calls_root() const;
+  /// Whether the root's forward has thrown: the phase then stays kForward until a unit is called.
+  bool forward_failed() const { return phase() == IterationPhase::kForward && !calls_root(); }
   void await_update();
   void settle_gathered();
   void free_unused() const;
@@ -230,6 +236,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// To be called when backward has computed the gradient of `parameter` and will add the gradient
   /// to `.grad` next. Reduces the buckets that were complete before this call.
   void note_gradient(const ShardedParameter& parameter);
+  /// Whether a call of the unit's modules is in progress.
+  bool is_called() const { return !random_regions_.empty(); }
   /// Whether the root of this unit is known and is another unit.
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }
   bool unsharded() const { return all(&GatheredState::unsharded); }
@@ -260,7 +268,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // IterationState calls the functions from abandon_iteration() to end_backward() for all units.
 
-  /// Frees the parameters that an iteration without a backward has left gathered.
+  /// Frees the parameters that an iteration without a backward has left gathered, and forgets the
+  /// calls that a failed forward or backward has left.
   void abandon_iteration();
   void begin_iteration();
   /// Called when the root's forward has ended. Warns of modules of this unit that did not run, and
@@ -274,6 +283,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool runs_forward() const;
   void enter(UnitPhase next) { phase_.enter(next, label()); }
   void reset_to_idle();
+  void forget_calls();
   void prepare();
   /// Starts the all-gathers of all parameter groups without waiting. Returns whether an all-gather
   /// was started.

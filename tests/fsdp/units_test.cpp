@@ -47,6 +47,45 @@ TEST(UnitCalls, MayBeOfABlockAlone) {
   });
 }
 
+/// Calls the root, or with `of_root` false block 1, with block 1 failing in forward or backward.
+void fail_in_block(ShardedModel& model, const Rank& rank, bool in_backward, bool of_root) {
+  auto fails = std::make_shared<bool>(true);
+  model.blocks[1]->add_forward_pre_hook([=](auto&, nn::TensorList inputs) {
+    if (!*fails) {
+      return;
+    }
+    TESSERA_CHECK(in_backward, "planned");
+    inputs.front()->register_hook([](const at::Tensor&) -> at::Tensor { fail("planned"); });
+  });
+  const at::Tensor x = rows_of_rank(rank).requires_grad_();
+  EXPECT_ERROR((of_root ? model(x) : (*model.blocks[1])(x)).sum().backward(), "planned");
+  *fails = false;
+  drop_gradients(model);
+}
+
+TEST(UnitCalls, MayBeOfABlockAloneAfterAFailure) {
+  Filled<SmallModel> alone(kDim, kHidden, kClasses);
+  const auto add_to = [](const nn::ModuleBase& model) {
+    for (const at::Tensor& parameter : parameters_of(model)) {
+      parameter.detach().add_(0.25);
+    }
+  };
+  add_to(alone);
+  for (const auto& block : alone.blocks) {
+    (*block)(batch(kDim, 0)).square().mean().backward();
+  }
+  for (int kind = 0; kind < 8; ++kind) {
+    RunSharded(2, {.reshard_after_forward = (kind & 1) != 0}, [&](Rank& rank, ShardedModel& model) {
+      fail_in_block(model, rank, (kind & 2) != 0, (kind & 4) != 0);
+      add_to(model);
+      for (const auto& block : model.blocks) {
+        (*block)(rows_of_rank(rank)).square().mean().backward();
+      }
+      expect_as_alone(model, alone);
+    });
+  }
+}
+
 /// A model of blocks without a head. The caller runs the head.
 struct Headless : nn::Module<Headless> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
