@@ -492,6 +492,12 @@ bool ShardedParameter::arrives() {
   return false;
 }
 
+void ShardedParameter::skip_unused() {
+  if (arrives()) {
+    settle_expected();
+  }
+}
+
 void ShardedParameter::settle_expected() {
   if (marked_expected_ != nullptr && expected_ == 0 && !awaited_) {
     marked_expected_ = nullptr;

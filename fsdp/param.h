@@ -95,7 +95,8 @@ class PartialGradGroup {
 
 /// A placeholder in `.grad` of a sharded parameter while gradients of the parameter wait for a
 /// later reduction. The placeholder owns these gradients, so the program drops them with zero_grad
-/// of an optimizer or module, or with `grad = {}`. Other operators on the placeholder throw Error.
+/// of an optimizer or module, or with `mutable_grad().reset()`. Other operators on the placeholder
+/// throw Error.
 class UnreducedGradient final : public nn::PlaceholderGradient {
  public:
   /// `earlier`: the gradient that was in `.grad`; undefined without a gradient. `name`: the
@@ -234,7 +235,7 @@ class ShardedParameter {
   bool used() const { return used_; }
   /// To be called when a reduction has ended on a rank that has the whole tensor and did not use
   /// the parameter. The call adds no gradient and calls no hook.
-  void skip_unused() { arrives(); }
+  void skip_unused();
   /// To be called when the accumulated gradient is complete. If `by_any_rank` is false (no rank
   /// used the parameter), the gradient becomes undefined unless the gradient was defined before. If
   /// only other ranks reduced the gradient, this rank's part is zero.

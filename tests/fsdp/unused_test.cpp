@@ -52,11 +52,13 @@ TEST(Unused, UnitOfSomeRanksIsNamedWithTheRemedy) {
 }
 
 /// For each of `go_left`, runs one branch forward and backward. Returns which have a gradient.
-std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<bool>& go_left) {
+std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<bool>& go_left,
+                          bool overlap = false) {
   Branches model;
   fully_shard(model, mesh);
   for (std::size_t i = 0; i < go_left.size(); ++i) {
-    set_requires_gradient_sync(model, i + 1 == go_left.size());
+    const bool last = i + 1 == go_left.size();
+    overlap ? set_is_last_backward(model, last) : set_requires_gradient_sync(model, last);
     model(uniform_values({4, 3}, rank.rank()), go_left[i]).sum().backward();
   }
   std::string used;
@@ -76,12 +78,15 @@ TEST(Unused, ParameterOfNoRankHasNoGradient) {
         EXPECT_EQ(used_branches(rank, mesh, {true}), "left.weight ");
         EXPECT_EQ(used_branches(rank, mesh, {!first}), "left.weight right.weight ");
         EXPECT_EQ(used_branches(rank, mesh, {false, false}), "right.weight ");
+        EXPECT_EQ(used_branches(rank, mesh, {false, false}, true), "right.weight ");
         EXPECT_EQ(used_branches(rank, mesh, {first, false}), "left.weight right.weight ");
       }
     });
   }
   RunRanks(1, [](Rank& rank) {
-    EXPECT_EQ(used_branches(rank, rank.mesh({1}, {"dp"}), {true}), "left.weight ");
+    const DeviceMesh mesh = rank.mesh({1}, {"dp"});
+    EXPECT_EQ(used_branches(rank, mesh, {true}), "left.weight ");
+    EXPECT_EQ(used_branches(rank, mesh, {true, true}, true), "left.weight ");
   });
 }
 
