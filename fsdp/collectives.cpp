@@ -182,10 +182,16 @@ bool GradientReduction::averages() const {
          mesh_.shard.group().averages_while_reducing();
 }
 
-/// Ranks compare the purpose of each collective (comm::PurposeScope). If one rank averages and
-/// another sums, the purposes differ, and the ranks get an error instead of a wrong sum.
+/// Ranks compare the purpose of each collective (comm::PurposeScope). If ranks average or divide
+/// differently, the purposes differ, and the ranks get an error instead of a wrong gradient.
 std::string GradientReduction::purpose() const {
-  return op_ == ReduceOp::kAvg ? label() + " (average)" : label();
+  if (op_ == ReduceOp::kAvg) {
+    return label() + " (average)";
+  }
+  const bool late = dtype_ == at::kHalf && force_sum_;
+  const bool usual = divisor_ == static_cast<double>(mesh_.ranks()) && !late;
+  return usual ? label()
+               : detail::concat(label(), " (divided by ", divisor_, late ? " after the sum)" : ")");
 }
 
 c10::TensorOptions GradientReduction::tensor_options() const {
@@ -332,7 +338,7 @@ comm::WorkPtr GradientReduction::start_all_reduce() {
     return nullptr;
   }
   comm::Communicator& group = mesh_.replicate.group();
-  const comm::PurposeScope purpose(group, label());
+  const comm::PurposeScope scope(group, purpose());
   return group.all_reduce(output_, ReduceOp::kSum);
 }
 

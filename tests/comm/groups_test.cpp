@@ -126,7 +126,24 @@ TEST_ON_RANKS(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic, 2) {
   EXPECT_ERROR(rank.world()->host_group({1 - rank.rank()}, "other"), "is not a member");
 }
 
-// Ranks compare the purposes of calls: always in shared memory, with TESSERA_DEBUG=1 on Gloo.
+// Ranks compare the purposes and sizes of calls: always in shared memory, with TESSERA_DEBUG=1 on
+// Gloo, which ends the process if sizes differ.
+TEST(Sizes, AreComparedBetweenRanks) {
+  const testing::DebugChecks checks("1");
+  for (const bool shared : {true, false}) {
+    const testing::SharedMemory shared_memory(shared);
+    const std::vector<std::string> errors = ErrorsOfRanks(3, [&](Rank& rank) {
+      Communicator& group = *group_of_all(*rank.world());
+      const PurposeScope purpose(group, "unit 'a'");
+      group.all_reduce(at::zeros({rank.rank() == 1 ? 9 : 7}), ReduceOp::kSum)->wait();
+    });
+    for (const std::string& error : errors) {
+      EXPECT_CONTAINS(error, "all_reduce for unit 'a'", shared ? "9 elements" : "36 bytes of Float",
+                      shared ? "7 elements" : "28 bytes of Float");
+    }
+  }
+}
+
 TEST(Purpose, IsComparedBetweenRanks) {
   const testing::DebugChecks checks("1");
   for (const bool shared : {true, false}) {

@@ -340,6 +340,14 @@ TEST(DifferentReductions, AreNamedByEveryRank) {
     for (std::size_t rank = 0; rank < errors.size(); ++rank) {
       EXPECT_CONTAINS(errors[rank], rank < 2 ? "unit 'a'" : "unit 'b'");
     }
+    const auto divided_differently = [](Rank& rank) {
+      Pair model(rank.mesh({2}, {"dp"}));
+      if (rank.rank() == 1) {
+        set_gradient_divide_factor(model, 7);
+      }
+      run_both(model, true).sum().backward();
+    };
+    EXPECT_CONTAINS(ErrorsOfRanks(2, divided_differently), "(divided by 7)");
   }
 }
 

@@ -200,7 +200,7 @@ class CheckedCommunicator final : public Communicator {
     check_pair("all_gather", output, input);
     check_ratio("all_gather", output, "output", input, "input");
     return watched("all_gather", input_bytes(input), [&] {
-      compare_purposes("all_gather", input);
+      compare_purposes("all_gather", {input});
       return inner_->all_gather(output, input);
     });
   }
@@ -208,8 +208,10 @@ class CheckedCommunicator final : public Communicator {
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
     check_tensor("all_reduce", tensor, "tensor");
     check_op("all_reduce", tensor, op);
-    return watched("all_reduce", input_bytes(tensor),
-                   [&] { return inner_->all_reduce(tensor, op); });
+    return watched("all_reduce", input_bytes(tensor), [&] {
+      compare_purposes("all_reduce", {tensor});
+      return inner_->all_reduce(tensor, op);
+    });
   }
 
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
@@ -217,7 +219,7 @@ class CheckedCommunicator final : public Communicator {
     check_ratio("reduce_scatter", input, "input", output, "output");
     check_op("reduce_scatter", input, op);
     return watched("reduce_scatter", input_bytes(input), [&] {
-      compare_purposes("reduce_scatter", input);
+      compare_purposes("reduce_scatter", {input});
       return inner_->reduce_scatter(output, input, op);
     });
   }
@@ -229,7 +231,7 @@ class CheckedCommunicator final : public Communicator {
       check_ratio("all_gather", outputs[i], "output", inputs[i], "input");
     }
     return watched("all_gather", input_bytes(inputs), [&] {
-      compare_purposes("all_gather", inputs.front());
+      compare_purposes("all_gather", inputs);
       return inner_->all_gather_group(outputs, inputs);
     });
   }
@@ -242,7 +244,7 @@ class CheckedCommunicator final : public Communicator {
     }
     check_op("reduce_scatter", inputs.front(), op);
     return watched("reduce_scatter", input_bytes(inputs), [&] {
-      compare_purposes("reduce_scatter", inputs.front());
+      compare_purposes("reduce_scatter", inputs);
       return inner_->reduce_scatter_group(outputs, inputs, op);
     });
   }
@@ -457,16 +459,19 @@ class CheckedCommunicator final : public Communicator {
                   " elements; give one count >= 0 per rank that sum to the elements");
   }
 
-  /// With TESSERA_DEBUG, compares the purpose of a call between the ranks. Otherwise the bytes of
-  /// one rank could arrive where another rank expects other bytes. The comparison is a collective
+  /// With TESSERA_DEBUG, compares the purpose and the bytes of a call between the ranks. Otherwise
+  /// the bytes of one rank could arrive where another rank expects other bytes, and Gloo ends the
+  /// process if the numbers of bytes differ. The comparison is a collective
   /// and is not counted as traffic.
-  void compare_purposes(const char* collective, const at::Tensor& like) {
+  void compare_purposes(const char* collective, const std::vector<at::Tensor>& inputs) {
     // `inner_` is called directly, because a call through this wrapper would be counted.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {
       return;
     }
-    const std::string own = with_purpose(collective, purpose());
-    const std::vector<std::string> all = gather_texts(*inner_, like.device(), own);
+    const std::string own =
+        detail::concat(with_purpose(collective, purpose()), " (", input_bytes(inputs), " bytes of ",
+                       inputs.front().scalar_type(), ")");
+    const std::vector<std::string> all = gather_texts(*inner_, inputs.front().device(), own);
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       TESSERA_CHECK(all[rank] == own, describe(group_, collective), ": this rank calls ", own,
                     ", rank ", group_.ranks[rank], " calls ", all[rank],

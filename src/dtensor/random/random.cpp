@@ -13,6 +13,7 @@
 #include "rank/rank.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
@@ -227,6 +228,7 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
       continue;
     }
     values.push_back(std::exchange(rows, 0));
+    const comm::PurposeScope purpose(dim->group(), "the rows of the batch");
     const auto all = comm::gather_on_hosts(dim->group(), values);
     values.pop_back();
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
