@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import time
 
 import programs
 
@@ -9,12 +12,28 @@ SEQ, BATCH, PEAK = 32, 4, 1e11
 
 
 class BenchMfu(programs.InFolder):
+    def command(self, *flags, steps=3):
+        return [programs.BIN / "bench_mfu", "--config", self.config, "--seq", SEQ,
+                "--steps", steps, "--warmup", 1, "--out", self.folder / "out", *flags]
+
     def bench(self, *flags, run=programs.fail):
-        return run([programs.BIN / "bench_mfu", "--config", self.config, "--seq", SEQ,
-                    "--steps", 3, "--warmup", 1, "--out", self.folder / "out", *flags])
+        return run(self.command(*flags))
 
     def runs(self):
         return json.loads((self.folder / "out/results.json").read_text())["runs"]
+
+    def test_sigterm_ends_the_run(self):
+        process = subprocess.Popen([str(part) for part in self.command("--mesh", "2x1", "--batch", BATCH, steps=100000)],
+                                   stderr=subprocess.DEVNULL)
+        metrics, latest = self.folder / "out/run-1/metrics.jsonl", time.monotonic() + 60
+        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < latest:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(60), 128 + signal.SIGTERM)
+        time.sleep(1)
+        size = metrics.stat().st_size
+        time.sleep(1)
+        self.assertEqual(metrics.stat().st_size, size)
 
     def test_three_conventions(self):
         done = self.bench("--mesh", "1x1,1x2x1", "--ac", "none,full", "--batch", BATCH, "--peak-flops", PEAK,
