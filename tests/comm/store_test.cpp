@@ -68,6 +68,21 @@ TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
   waits.join();
 }
 
+// The flight record of a process that has ended cannot be opened, and a rank can end at once.
+TEST(Arrivals, LeaveWhenAllHaveOpenedAllRecords) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto arrive = [&](int rank) {
+    const JobVariables job = rank_of_job(rank, 2);
+    WatchSettings settings;
+    settings.rank = rank;
+    await_all_ranks(*store, job, {}, make_record(settings, job.size, ""));
+    EXPECT_TRUE(store->check({"opened/0", "opened/1"}));
+  };
+  std::thread waits(arrive, 0);
+  arrive(1);
+  waits.join();
+}
+
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 /// Returns the WorldWatch of a rank that cannot read the flight records of other ranks.

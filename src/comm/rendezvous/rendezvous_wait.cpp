@@ -35,6 +35,7 @@ class Arrivals {
       : store_(store), job_(job), arrivals_(static_cast<std::size_t>(job.size)) {
     arrivals_[static_cast<std::size_t>(job.rank)] = {host_identity(), own};
     for (int rank = 0; rank < job.size; ++rank) {
+      opened_keys_.push_back("opened/" + std::to_string(rank));
       if (rank != job.rank) {
         missing_.push_back(rank);
       }
@@ -43,7 +44,8 @@ class Arrivals {
                detail::concat(job.size, '\n', own_host(), '\n', handle_of_file(own->fd)));
   }
 
-  /// Asks the store which ranks have announced themselves, and returns the ranks that are missing.
+  /// Asks the store which ranks have announced themselves and opened the flight records of the
+  /// other ranks. Returns the ranks that are missing.
   const std::vector<int>& look() {
     std::string fault;
     try {
@@ -62,11 +64,12 @@ class Arrivals {
     return missing_;
   }
 
-  void check_that_all_live() const {
+  void check_that_all_live() {
     for (const Arrival& arrival : arrivals_) {
       if (arrival.record != nullptr) {
         const flight::Record& record = *arrival.record;
-        if (!is_alive({record.pid, record.start_time})) {
+        // If no rank is missing any more, `arrival` may have left the rendezvous and ended.
+        if (!is_alive({record.pid, record.start_time}) && !look().empty()) {
           wait_for_first_failure();
           throw PeerError(detail::concat(
               "rank ", job_.rank, " of ", job_.size, " waits at the rendezvous, where rank ",
@@ -88,6 +91,18 @@ class Arrivals {
       }
       if (arrival.host.empty()) {
         missing.push_back(rank);
+      }
+    }
+    // A rank can end as soon as it leaves the rendezvous, and the record of a process that has
+    // ended cannot be opened. So a rank leaves only when all ranks have opened all records.
+    if (missing.empty()) {
+      store_.set(opened_keys_[static_cast<std::size_t>(job_.rank)], "");
+      if (!store_.check(opened_keys_)) {
+        for (int rank = 0; rank < job_.size; ++rank) {
+          if (!store_.check({opened_keys_[static_cast<std::size_t>(rank)]})) {
+            missing.push_back(rank);
+          }
+        }
       }
     }
     missing_ = std::move(missing);
@@ -115,7 +130,9 @@ class Arrivals {
   detail::Store& store_;
   const JobVariables& job_;
   std::vector<Arrival> arrivals_;
-  /// The ranks whose announcement this rank has not seen; at first all other ranks.
+  /// The key of each rank that tells whether the rank has opened the records of the other ranks.
+  std::vector<std::string> opened_keys_;
+  /// The ranks that this rank waits for; at first all other ranks.
   std::vector<int> missing_;
 };
 
