@@ -45,24 +45,28 @@ DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   return mesh.size("tp") > 1 ? mesh[{"ep", "tp"}] : mesh["ep"];
 }
 
-/// Returns the options for the FSDP units of a model whose experts are split over "ep". The FSDP
-/// mesh of the experts is the FSDP mesh of all other parameters without the dimension "ep".
-fsdp::Options with_experts(const DeviceMesh& mesh, fsdp::Options options) {
-  const DeviceMesh over = experts_mesh(mesh);
-  const DeviceMesh own = with_replicas(mesh, {"dp", "cp"});
-  const std::int64_t shards = own.size(own.ndim() - 1), ep = over.size(0);
-  const auto is_expert = [over](const at::Tensor& parameter) {
-    return tessera::is_distributed(parameter) && sharding_spec(parameter).mesh == over;
-  };
-  options.parameter_mesh = [=](const std::string&, const at::Tensor& parameter) {
-    return is_expert(parameter) ? std::optional(own) : std::nullopt;
-  };
-  // Shards whole experts if all ranks then get equally many, else the features of each expert.
-  options.shard_placement = [=, others = options.shard_placement](const std::string& name,
-                                                                  const at::Tensor& parameter) {
-    const bool whole = parameter.dim() == 0 || (parameter.size(0) + ep - 1) / ep % shards == 0;
-    return is_expert(parameter) && !whole ? std::optional<Placement>(Shard{1})
-                                          : (others ? others(name, parameter) : std::nullopt);
+/// Returns the options for the FSDP units of a model. If experts are split over "ep", the FSDP mesh
+/// of the experts is the FSDP mesh of all other parameters without the dimension "ep".
+fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
+  const DeviceMesh over = experts_mesh(mesh), data = data_mesh(mesh);
+  const std::int64_t ep = has_dim(mesh, "ep") ? mesh.size("ep") : 1;
+  const std::int64_t parts = over.size(0), shards = data.size(data.ndim() - 1) / ep;
+  if (ep > 1) {
+    options.parameter_mesh = [over, own = with_replicas(mesh, {"dp", "cp"})](
+                                 const std::string&, const at::Tensor& parameter) {
+      const bool is_expert =
+          tessera::is_distributed(parameter) && sharding_spec(parameter).mesh == over;
+      return is_expert ? std::optional(own) : std::nullopt;
+    };
+  }
+  // Shards whole experts (3-D weights) if all ranks then get equally many, else the features of
+  // each expert: with more ranks than experts, some ranks would have no expert.
+  options.shard_placement = [=, chosen_by = options.shard_placement](const std::string& name,
+                                                                     const at::Tensor& parameter) {
+    const auto chosen = chosen_by ? chosen_by(name, parameter) : std::nullopt;
+    const bool whole =
+        parameter.dim() != 3 || (parameter.size(0) + parts - 1) / parts % shards == 0;
+    return chosen || whole ? chosen : std::optional<Placement>(Shard{1});
   };
   return options;
 }
@@ -188,9 +192,7 @@ void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOp
     declared->set_context_parallel(mesh["cp"]);
   }
   ParallelOptions own = options;
-  if (has_dim(mesh, "ep") && mesh.size("ep") > 1) {
-    own.fsdp = with_experts(mesh, options.fsdp);
-  }
+  own.fsdp = unit_options(mesh, options.fsdp);
   checkpoint_blocks(model, blocks, options);
   shard_units(declared->fsdp_units(), blocks, data_mesh(mesh), own);
 }

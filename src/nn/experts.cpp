@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -85,20 +86,27 @@ GroupedLinear::GroupedLinear(std::int64_t experts, std::int64_t in_features,
 at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
                                   bool rows_are_split) {
   at::Tensor own = weight;
+  comm::WorldPtr ranks;  // if experts are split, the ranks with different rows
   if (tessera::is_distributed(own)) {
     const DistributedTensor distributed(own);
+    ranks = distributed.mesh().world();
     Placements gradient = distributed.placements();
     for (Placement& placement : gradient) {
       if (rows_are_split && std::holds_alternative<Replicate>(placement)) {
         placement = Partial{};
       }
     }
+    const tessera::detail::LocalPartsScope within_the_product;
     own = distributed.to_local(gradient);
   }
   at::Tensor y = tessera::detail::grouped_linear(x, own, counts);
   const auto lora = attached<LoraBranchOf<GroupedLinear>>();
   if (lora == nullptr) {
     return y;
+  }
+  std::optional<BatchPart> part;  // for dropout
+  if (ranks != nullptr) {
+    part.emplace(ranks->rank(), ranks->size());
   }
   const at::Tensor inner = lora->a->forward(lora->input(x, is_training()), counts, rows_are_split);
   return y.add(lora->b->forward(inner, counts, rows_are_split), lora->scale);
@@ -194,12 +202,14 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
                 "a MixtureOfExperts was given an input on ", to_string(over),
                 ", but its experts are on no mesh whose last dimension is the input's; call "
                 "nn::apply_expert_parallel with such a mesh");
+  const tessera::detail::LocalPartsScope within_the_mixture;
   const auto& region = tessera::detail::random_region();
   TESSERA_CHECK(distributed || !ep_ || region == nullptr || !region->replicates_on(ep_),
                 "a MixtureOfExperts that is split over ", to_string(ep_),
                 " was given a plain input, which is the same on all of these ranks; give it a "
                 "distributed input, for example by prepare_module_input");
-  at::Tensor rows = input.dim() == 2 ? input : input.flatten(0, -2);
+  const at::Tensor flat = input.dim() == 2 ? input : input.flatten(0, -2);
+  at::Tensor rows = flat;
   if (distributed) {
     rows = DistributedTensor(rows).redistribute(Placements{Shard{0}});
   }
@@ -225,9 +235,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
   }
   if (distributed) {
     const DistributedTensor split(rows);
-    result =
-        DistributedTensor::from_local(result, split.spec(), rows.sizes().vec())
-            .redistribute(sharding_spec(input.dim() == 2 ? input : input.flatten(0, -2)).layout);
+    result = DistributedTensor::from_local(result, split.spec(), rows.sizes().vec())
+                 .redistribute(sharding_spec(flat).layout);
   }
   result = input.dim() == 2 ? result : result.view_as(input);
   return shared_ == nullptr ? result : result + (*shared_)(input);
@@ -491,9 +500,10 @@ RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh) {
   const at::Tensor tokens = counts.narrow(0, rows * experts, 1).to(sums.probabilities.options());
   const at::Tensor of_rank = tokens / (mesh ? mesh.size() : 1);
   const at::Tensor share = load.sum(0).to(sums.probabilities.options()) / tokens;
-  const at::Tensor probabilities = summed(sums.probabilities, sums.token_mesh) / of_rank;
-  return {.load_balancing = (share * probabilities).sum() * experts,
-          .z = (summed(sums.z, sums.token_mesh) / of_rank).squeeze(0),
+  const at::Tensor own = at::cat({sums.probabilities, sums.z.view({1})});
+  const at::Tensor means = summed(own, sums.token_mesh) / of_rank;
+  return {.load_balancing = (share * means.narrow(0, 0, experts)).sum() * experts,
+          .z = means[experts],
           .largest_over_mean = largest_over_mean(load)};
 }
 

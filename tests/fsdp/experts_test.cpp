@@ -30,8 +30,9 @@ struct Network : nn::Module<Network> {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor inner = input(x);
     const at::Tensor between = inner + first(inner);
-    return between + second(between);
+    return between + second(dropout > 0 ? at::dropout(between, dropout, /*train=*/true) : between);
   }
+  double dropout = 0;
   nn::Child<nn::Linear> input{*this, "input", kDim, kDim};
   nn::Child<nn::MixtureOfExperts> first, second;
 };
@@ -44,6 +45,7 @@ struct Case {
   std::int64_t lora = 0;    ///< rank of the experts' adapters
   double bias_of_3 = 0;     ///< selection bias of expert 3
   bool first_idle = false;  ///< whether rank 0 has no rows if there are several ranks
+  double dropout = 0;       ///< of the network or, with lora, of the adapters' inputs
   bool ema = false;         ///< whether to compare averages of weights (EMA)
   std::vector<std::vector<std::int64_t>> meshes{{2, 2}};  ///< (dp, ep) or (replicas, dp, ep)
 };
@@ -78,7 +80,9 @@ std::shared_ptr<Network> make_network(const Case& test, const Meshes* meshes) {
     return std::make_shared<Network>(options_of(test));
   }();
   if (test.lora > 0) {
-    nn::apply_lora(*network, {.rank = test.lora, .alpha = 6, .targets = {"**.experts.*"}});
+    nn::apply_lora(
+        *network,
+        {.rank = test.lora, .alpha = 6, .targets = {"**.experts.*"}, .dropout = test.dropout});
   }
   network->to(at::kDouble);
   if (meshes != nullptr) {
@@ -125,6 +129,12 @@ at::Tensor own_rows(const Case& test, const at::Tensor& all, std::int64_t index,
 
 Curve train(const Case& test, const Meshes* meshes, std::int64_t index, std::int64_t count) {
   const std::shared_ptr<Network> network = make_network(test, meshes);
+  network->dropout = test.dropout;
+  tessera::manual_seed(3);
+  std::optional<BatchPart> whole;
+  if (meshes == nullptr) {
+    whole.emplace(0, 1);
+  }
   const DeviceMesh all = meshes != nullptr ? meshes->all : DeviceMesh();
   std::shared_ptr<optim::Optimizer> optimizer =
       std::make_shared<optim::AdamW>(*network, optim::AdamWOptions{.lr = 1e-2, .eps = 1e-4});
@@ -230,6 +240,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.name = "recompute", .accumulation = 2, .recompute = nn::CheckpointOptions{}},
         Case{.name = "recompute_some", .recompute = kSelective},
         Case{.name = "idle_rank", .first_idle = true, .meshes = {{2, 2}, {1, 3}, {3, 1}}},
+        Case{.name = "dropout", .dropout = 0.3, .meshes = {{2, 2}, {1, 4}}},
         Case{.name = "ema", .ema = true},
         Case{.name = "lora", .lora = 2, .meshes = {{2, 2}, {1, 4}, {3, 2}}},
         Case{.name = "lora_of_six",
@@ -338,6 +349,22 @@ TEST(MixtureOfExperts, GradientsOfItsOperatorsAreThoseOfPlainOperators) {
   const at::Tensor selected = x.index_select(0, order.floor_divide(2));
   EXPECT_EQUAL(permuted, selected);
   EXPECT_EACH(gradients(permuted, {x}), gradients(selected, {x}), 1e-9);
+}
+
+TEST(MixtureOfExperts, DropsInputsOfItsAdapters) {
+  RunOnMesh({2, 2}, {"dp", "ep"}, [](Rank&, const DeviceMesh& mesh) {
+    const Meshes meshes(mesh);
+    const auto network = make_network({.lora = 2, .dropout = 0.5}, &meshes);
+    for (const auto& [name, slot] : network->named_slots()) {
+      if (name.ends_with("lora_B.weight")) {
+        local_tensor(slot->persistent()).detach().fill_(1);
+      }
+    }
+    const at::Tensor x = uniform_values({5, kDim}, 1).to(at::kDouble), dropped = (*network)(x);
+    dropped.sum().backward();
+    network->eval();
+    EXPECT_FALSE(at::allclose(dropped, (*network)(x)));
+  });
 }
 
 TEST(AllToAllUneven, ExchangesRowsAndGradients) {

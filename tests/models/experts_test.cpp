@@ -153,7 +153,7 @@ TEST_P(ModelsWithExpertsOn, TrainLikeOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(
     Meshes, ModelsWithExpertsOn,
-    ::testing::Values(Mesh{{1, 1, 1}}, Mesh{{1, 2, 1}}, Mesh{{2, 2, 1}},
+    ::testing::Values(Mesh{{1, 1, 1}}, Mesh{{1, 2, 1}}, Mesh{{4, 1, 1}}, Mesh{{2, 2, 1}},
                       Mesh{{1, 4, 1}, kUsual, true, ActivationMemory::kInputs}, Mesh{{1, 2, 2}},
                       Mesh{{1, 2, 2}, kUsual, false}, Mesh{{2, 1, 2}},
                       Mesh{{2, 1, 2}, kUsual, false},

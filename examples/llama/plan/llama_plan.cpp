@@ -38,16 +38,16 @@ namespace {
 
 /// Returns advice: the flags that reduce memory of kind `kind` (parameters, activations and so on).
 std::string remedy(const TrainOptions& o, MemoryKind kind) {
+  const char* or_ep = read_config(o.config).num_experts > 0 ? " or --ep" : "";
   switch (kind) {
     case MemoryKind::kParameters:
     case MemoryKind::kOptimizer:
     case MemoryKind::kGradients:
-      return std::string("more --dp") + (read_config(o.config).num_experts > 0 ? " or --ep" : "") +
-             (o.offload ? "" : " or --tp, or --offload");
+      return std::string("more --dp") + or_ep + (o.offload ? "" : " or --tp, or --offload");
     case MemoryKind::kGathered:
-      return o.zero == 2 ? "--zero 3" : "more --tp";
+      return o.zero == 2 ? "--zero 3" : std::string("more --tp") + or_ep;
     case MemoryKind::kReduced:
-      return "more --tp, or --reduce-dtype bf16";
+      return std::string("more --tp") + or_ep + ", or --reduce-dtype bf16";
     case MemoryKind::kActivations:
       return o.ac == "full"
                  ? "more --tp (with --sp) or --cp, a smaller --batch or more --accumulate"
@@ -396,13 +396,12 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
                 "--search needs the number of ranks; pass --gpus N");
   const Config config = read_config(options.config);
   const double load = options.expert_load;
-  TESSERA_CHECK(load == 1 || config.num_experts > 0, "--expert-load ", load,
-                " is given for a model without experts; leave it out");
-  TESSERA_CHECK(load == 1 || load <= static_cast<double>(config.num_experts) /
-                                         static_cast<double>(config.num_experts_per_tok),
-                "--expert-load ", load, " is given for a model with ", config.num_experts,
-                " experts, of which each token chooses ", config.num_experts_per_tok,
-                "; give at most the ratio of these numbers");
+  TESSERA_CHECK(
+      config.num_experts == 0 || load <= static_cast<double>(config.num_experts) /
+                                             static_cast<double>(config.num_experts_per_tok),
+      "--expert-load ", load, " is given for a model with ", config.num_experts,
+      " experts, of which each token chooses ", config.num_experts_per_tok,
+      "; give at most the ratio of these numbers");
   std::vector<NamedFile> files = options.inputs;
   files.push_back({"--gpu", flags.gpu, /*is_read=*/true});
   files.push_back({"--json", flags.json});

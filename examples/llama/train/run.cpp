@@ -158,6 +158,13 @@ Config model_config(const TrainOptions& o) {
                 ": \"attention_dropout\" is ", config.attention_dropout,
                 ", but attention dropout is not implemented in training; set it to 0, and pass "
                 "--dropout for what attention and MLP add");
+  const char* for_experts = o.ep > 1                            ? "--ep"
+                            : o.router_aux_loss.value_or(0) > 0 ? "--router-aux-loss"
+                            : o.router_z_loss > 0               ? "--router-z-loss"
+                            : o.expert_load > 1                 ? "--expert-load"
+                                                                : nullptr;
+  TESSERA_CHECK(config.num_experts > 0 || for_experts == nullptr, for_experts,
+                " is given, but the model of ", file.string(), " has no experts; leave it out");
   check_tensor_parallel(config, o.tp);
   return config;
 }
@@ -452,14 +459,9 @@ at::Tensor LlamaRun::with_router_losses(const at::Tensor& loss) {
   const nn::RouterLosses router = nn::take_router_losses(*model, data_ranks);
   const auto parts = static_cast<double>(options.accumulate);
   const double scale = step_options_.mean_of_micro_batches ? 1 : 1 / parts;
-  observe::ExpertMetrics& metrics = experts_.emplace(experts_.value_or(observe::ExpertMetrics{}));
-  const auto mean = [&](const at::Tensor& value) {
-    return training::mean_over(value, data_ranks).item<double>();
-  };
-  metrics.load_balancing_loss += mean(router.load_balancing) / parts;
-  metrics.z_loss += mean(router.z) / parts;
-  metrics.largest_over_mean =
-      std::max(metrics.largest_over_mean, std::ranges::max(router.largest_over_mean));
+  const at::Tensor both = at::stack({router.load_balancing, router.z}).detach().div(parts);
+  router_losses_ = router_losses_.defined() ? router_losses_ + both : both;
+  largest_expert_load_ = std::max(largest_expert_load_, std::ranges::max(router.largest_over_mean));
   const double balance = options.router_aux_loss.value_or(config.router_aux_loss_coef);
   at::Tensor sum = loss;
   if (balance > 0) {
@@ -480,14 +482,23 @@ observe::StepMetrics LlamaRun::step() {
   if (!step_options_.mean_of_micro_batches) {
     loss.tokens = tensor_parallel::tokens_per_rank(batch.targets, data_ranks);
   }
-  experts_.reset();
+  router_losses_.reset();
+  largest_expert_load_ = 0;
   const training::StepResult result =
       training::step(state, data_ranks, step_options_, [&](std::int64_t i) {
         const at::Tensor own = loss_of(batch, i, loss);
         return config.num_experts > 0 ? with_router_losses(own) : own;
       });
+  std::optional<observe::ExpertMetrics> experts;
+  if (router_losses_.defined()) {
+    if (data_ranks.size() > 1) {
+      data_ranks.group_of_all_ranks().all_reduce(router_losses_, ReduceOp::kAvg)->wait();
+    }
+    const at::Tensor means = router_losses_.to(c10::kCPU);
+    experts = {means[0].item<double>(), means[1].item<double>(), largest_expert_load_};
+  }
   observe::StepMetrics metrics = meter_.end(state, result, options.lr * result.lr_factor);
-  metrics.experts = experts_;
+  metrics.experts = experts;
   return metrics;
 }
 

@@ -120,11 +120,13 @@ struct LlamaRun {
 
  private:
   std::optional<tessera::data::PrefetchLoader> prefetch_;
-  /// Adds the auxiliary losses of the routers in this micro-batch to `loss`, and to `experts_`.
+  /// Adds the auxiliary losses of the routers in this micro-batch to `loss` and to this step's
+  /// sums.
   at::Tensor with_router_losses(const at::Tensor& loss);
 
   tessera::training::StepOptions step_options_;
-  std::optional<tessera::observe::ExpertMetrics> experts_;  ///< metrics of the experts in this step
+  at::Tensor router_losses_;  ///< load-balancing loss and z-loss of this rank in this step
+  double largest_expert_load_ = 0;
   tessera::training::StepMeter meter_;
 };
 

@@ -184,7 +184,8 @@ struct RouterLosses {
 /// and removes their records. Add the losses, times a coefficient, to the loss before backward.
 /// `mesh`: the ranks that have different rows of the batch. The mean of each loss over these ranks
 /// is the loss of the whole batch, so that FSDP's mean of gradients is right. Collective: one
-/// all-reduce of the numbers of tokens over `mesh`. Throws Error if no forward was recorded.
+/// all-reduce of the numbers of tokens over `mesh`, and two over tensor-parallel ranks, which split
+/// the tokens. Throws Error if no forward was recorded.
 RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh = {});
 
 /// For mixtures with ExpertsOptions::selection_bias: adds `rate` to the bias of each expert that

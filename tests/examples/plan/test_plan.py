@@ -121,8 +121,11 @@ class Plan(programs.InFolder):
         for config, total, active in (("mixtral-8x7b", 46702792704, 12879925248), ("qwen3-30b-a3b", 30532122624, 3353032704)):
             plan = self.plan(programs.ROOT / f"examples/llama/configs/{config}.json", [*STEP, "--gpu", "h200"], ep=8)
             self.assertEqual((plan["experts"]["parameters"], plan["experts"]["active_parameters"]), (total, active))
-        self.refuse([programs.BIN / "llama_plan", "--config", programs.write_config(self.folder, programs.SMALL), "--expert-load", 2],
-                    "--expert-load 2 is given for a model without experts")
+        dense = [programs.BIN / "llama_plan", "--config", programs.write_config(self.folder, programs.SMALL)]
+        for flag in ("--ep", "--router-aux-loss", "--router-z-loss", "--expert-load"):
+            self.refuse([*dense, flag, 2], flag + " is given, but the model of", "has no experts")
+        # More ranks than experts: each rank has a part of each expert.
+        self.assertEqual([kind["ranks"] for kind in self.plan(programs.MOE, [*STEP, "--batch", 32], dp=16)["kinds"]], [16])
 
     @staticmethod
     def sums(modules):
