@@ -7,8 +7,8 @@ Needs PyTorch, and memory for the largest tensor. Writes OUT/model.safetensors, 
 checkpoint::load_hugging_face reads. With --step, writes shards that checkpoint::load reads, including
 the optimizer's state. --prefix selects the tensors whose names begin with FROM, and replaces FROM by
 TO. Names are the keys of the saved state dict joined by dots. For {"model": ..., "optim": ...}, use
---prefix model.= for the weights, and for a step also --prefix optim.=optimizer. Values that are not
-tensors are left out and listed.
+--prefix model.= for the weights, or --prefix model.= --prefix optim.=optimizer. --step for a step.
+Values that are not tensors are left out and listed.
 
 CHECKPOINT's .metadata is a pickle, which can run any code: convert only your own checkpoints.
 """
