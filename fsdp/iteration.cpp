@@ -15,6 +15,7 @@
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/nn/detail/records.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
@@ -356,16 +357,6 @@ void IterationState::agree_on_gradients() {
 
 namespace {
 
-/// Returns at most three of `names` as text, such as "'a', 'b', 'c', ...". Three names are enough
-/// to identify a part of the model.
-std::string first_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
-    text += (i == 0 ? "'" : ", '") + names[i] + "'";
-  }
-  return names.size() > 3 ? text + ", ..." : text;
-}
-
 /// Throws Error with the names of trainable parameters of `module` and its submodules that are in
 /// no unit and not in Options::ignored. If only parts of a model were units, the gradients of the
 /// other parts would not be reduced, and each rank would train its own copy without an error.
@@ -386,7 +377,7 @@ void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& m
     }
   });
   TESSERA_CHECK(forgotten.empty(), "forward of a ", module.name(), ": ", forgotten.size(),
-                " of its parameters are trained but in no unit of FSDP (", first_of(forgotten),
+                " of its parameters are trained but in no unit of FSDP (", nn::first_of(forgotten),
                 "), so that each of the ", mesh.ranks(), " ranks would train its own copy; ",
                 again ? "they were registered, replaced or unfrozen (requires_grad_) after an "
                         "earlier forward, and units do not take them in: complete and unfreeze the "

@@ -67,16 +67,17 @@ struct Unfilled {
       }
     }
   }
-  std::string first_names() const {
-    std::string first;
-    for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
-      first += (i == 0 ? "'" : ", '") + names[i] + "'";
-    }
-    return names.size() > 3 ? first + ", ..." : first;
-  }
 };
 
 }  // namespace
+
+std::string first_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
+    text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  }
+  return names.size() > 3 ? text + ", ..." : text;
+}
 
 void refuse_meta_buffers(const ModuleBase& module, const std::string& caller) {
   for (const auto& buffer : module.named_buffers()) {
@@ -90,11 +91,12 @@ void check_filled(const ModuleBase& module, const std::string& caller, const std
   unfilled.add(module.named_slots());
   unfilled.add(module.named_buffer_slots());
   TESSERA_CHECK(!unfilled.on_meta, caller, ": of the parameters and buffers, ",
-                unfilled.names.size(), " were never filled (", unfilled.first_names(),
+                unfilled.names.size(), " were never filled (", first_of(unfilled.names),
                 "), and some are on the meta device, without storage; call nn::to_empty, then "
                 "nn::init_weights, or load a checkpoint");
   TESSERA_CHECK(unfilled.names.empty(), caller, ": the storage of ", unfilled.names.size(),
-                " parameters or buffers was never filled (", unfilled.first_names(), "); ", remedy);
+                " parameters or buffers was never filled (", first_of(unfilled.names), "); ",
+                remedy);
   refuse_meta_buffers(module, caller);
 }
 

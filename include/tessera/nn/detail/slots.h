@@ -29,6 +29,8 @@ struct GradientRecord {
 /// Returns a text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]"
 /// before the FQN is known.
 std::string describe(const ParameterSlot& slot);
+/// Returns at most three of `names` as text, such as "'a', 'b', 'c', ...".
+std::string first_of(const std::vector<std::string>& names);
 /// Clears the gradient of the parameter in `slot`, and the unreduced gradient that FSDP has stored.
 void drop_gradient(const ParameterSlot& slot);
 /// Sets whether the parameter in `slot` is trainable.
