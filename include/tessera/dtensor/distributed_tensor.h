@@ -59,9 +59,10 @@ class DistributedTensor {
   /// the tensor into other shards than the tensor's placements.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
   /// Returns this tensor with other placements, or another layout, on the same mesh. Collective if
-  /// data must move. The result does not share memory with this tensor. Throws Error for placements
-  /// that do not match the sizes or the mesh. The gradient is redistributed to the placements of
-  /// this tensor, with Replicate in place of Partial.
+  /// data must move. The result shares no memory with this tensor; if this tensor has the
+  /// placements already, the result is this tensor. Throws Error for placements that do not match
+  /// the sizes or the mesh. The gradient is redistributed to the placements of this tensor, with
+  /// Replicate in place of Partial.
   DistributedTensor redistribute(const Placements& placements,
                                  const RedistributeOptions& options = {}) const;
   DistributedTensor redistribute(LayoutPtr layout) const;
