@@ -227,12 +227,7 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
                 " rows of this rank; give it a style that returns distributed results");
   const Routing routing = route(logits);
   record(logits, routing, over);
-  at::Tensor result;
-  {
-    // The rows of the result are those of the input, so that later dropout knows its elements.
-    const tessera::detail::LocalPartsScope local_parts;
-    result = mix(x, routing, distributed);
-  }
+  at::Tensor result = mix(x, routing, distributed);
   if (distributed) {
     const DistributedTensor split(rows);
     result = DistributedTensor::from_local(result, split.spec(), rows.sizes().vec())
