@@ -25,8 +25,8 @@
 #include <system_error>
 #include <utility>
 
-#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/core/process.h"
 
 namespace llama {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "tessera/checkpoint/inspect.h"
-#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 namespace {

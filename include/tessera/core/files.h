@@ -34,6 +34,9 @@ bool write_new_file(const std::filesystem::path& path, const std::string& text);
 /// folder cannot be made.
 void create_folders(const std::filesystem::path& folder);
 
+/// Writes what std::cout has buffered. Throws Error if standard output cannot be written.
+void flush_output();
+
 /// Whether a function accepts an input file whose path is a symbolic link.
 enum class Symlinks { kFollow, kRefuse };
 

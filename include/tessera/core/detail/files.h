@@ -57,9 +57,6 @@ class AtomicFile : tessera::detail::NoCopy {
 /// empty path stays empty. `path` is returned unchanged if the working directory no longer exists.
 std::filesystem::path absolute_path(const std::filesystem::path& path);
 
-/// Writes what std::cout has buffered. Throws Error if standard output cannot be written.
-void flush_output();
-
 /// Removes the temporary files that killed processes of this machine have left in `folder`.
 /// `of(name)` says whether to remove the temporary files of the file `name`. Errors are ignored,
 /// because a temporary file only takes disk space.
