@@ -75,6 +75,10 @@ std::pair<at::Tensor, RowCounts> all_to_all_uneven(const at::Tensor& x,
 }
 
 at::Tensor all_to_all_uneven(const at::Tensor& x, const RowCounts& counts, const DeviceMesh& mesh) {
+  for (const Counts* rows : {&counts.sent, &counts.received}) {
+    TESSERA_CHECK(rows->empty() || std::ranges::min(*rows) >= 0, "all_to_all_uneven: the counts ",
+                  c10::IntArrayRef(*rows), " have a negative number of rows; pass 0 or more");
+  }
   return tessera::detail::all_to_all_uneven(x, counts.received, counts.sent, mesh.group());
 }
 

@@ -445,6 +445,7 @@ TEST(MixtureOfExperts, Refusals) {
         {{"top_k", with_top_k(5), {"top_k 5 of 4 experts", "take 1 to 4"}},
          {"no top_k", with_top_k(0), {"top_k 0 of 4 experts"}},
          {"counts", [&] { nn::all_to_all_uneven(x, {1, 2}, mesh); }, {"sum to 3", "4 rows"}},
+         {"negative", [&] { nn::all_to_all_uneven(x, {5, -1}, mesh); }, {"[5, -1]", "0 or more"}},
          {"ranks", [&] { nn::all_to_all_uneven(x, {4}, mesh); }, {"1 counts for a mesh of 2"}},
          {"no record", [&] { nn::take_router_losses(mixture); }, {"no forward since"}},
          {"no mixture", [&] { nn::take_router_losses(linear); }, {"has no MixtureOfExperts"}},
