@@ -552,6 +552,7 @@ void Unit::abandon_iteration() {
 /// A failed forward or backward can have left the unit in any state, so the state is reset.
 void Unit::forget_calls() {
   to_run_.clear();
+  ran_all_ = false;
   awaits_call_ = false;
   buckets_left_ = groups().size();
   buckets_backward_ = -1;

@@ -424,6 +424,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   await_backward(outputs);
   to_run_.erase(&module);
   if (to_run_.empty()) {
+    ran_all_ = true;
     end_forward();
   }
 }
@@ -457,7 +458,7 @@ void Unit::end_partial_forward() {
     return;
   }
   // The warning is printed only once, because skipping a module is no error and can be intended.
-  if (!std::exchange(warned_, true)) {
+  if (!ran_all_ && !std::exchange(warned_, true)) {
     TORCH_WARN(label(), ": ", to_run_.size(), " of its ", modules_.size(), " modules, one a ",
                (*to_run_.begin())->name(), ", did not run in a forward of the root; modules that ",
                "fully_shard made one unit must all run in each forward");

@@ -345,6 +345,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::optional<c10::ScalarType> restored_dtype_;  ///< type to which the unit casts its results
   /// Modules of this unit that have not run yet in the current forward.
   std::unordered_set<const nn::ModuleBase*> to_run_;
+  bool ran_all_ = false;  ///< whether all modules of this unit have run in this iteration
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;
   /// How many parameter groups (buckets) the current backward has not reduced. Buckets are reduced
   /// from the last to the first, usually the order in which backward completes them. The fixed

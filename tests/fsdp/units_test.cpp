@@ -169,6 +169,19 @@ TEST_ON_MESH(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward, {2
   EXPECT_EQ(warnings.messages().size(), 1u);
 }
 
+TEST_ON_MESH(ListUnit, WarnsOfNoModuleIfOneRunsAgain, {2}, {"dp"}) {
+  struct Model : nn::Module<Model> {
+    at::Tensor forward(const at::Tensor& x) { return (*extra)((*extra)((*base)(x))); }
+    nn::Child<nn::Linear> base{*this, "base", 3, 3}, extra{*this, "extra", 3, 3};
+  };
+  Filled<Model> model;
+  fully_shard({&*model.base, &*model.extra}, mesh);
+  fully_shard(model, mesh);
+  const Warnings warnings("did not run");
+  model(uniform_values({4, 3}, 9)).sum().backward();
+  EXPECT_TRUE(warnings.messages().empty());
+}
+
 TEST_ON_MESH(ListUnit, MayBeginWithAModuleOutsideOfTheRoot, {2}, {"dp"}) {
   Filled<OptionalLayer> model;
   Filled<nn::Linear> outside(3, 3);
