@@ -93,8 +93,6 @@ void CommContext::free_retired() {
 
 namespace {
 
-using comm::Lane;
-
 /// Returns a power of two near the square root of the number of ranks. Gradients are divided by
 /// this factor before an fp16 sum, and by the rest of the divisor after the sum. The division in
 /// two steps limits both overflow and underflow, as in FSDP2.
