@@ -72,6 +72,18 @@ function(tessera_find_sources variable)
   set(${variable} ${found} PARENT_SCOPE)
 endfunction()
 
+# tessera_find_external(<folder>/<header>): finds a library of headers, and links its folder into
+# TESSERA_EXTERNAL_DIR, which is on the search path of all layers. The folder in which a library was
+# found may also have fmt (.deps/root), which must not be found before libtorch's fmt.
+set(TESSERA_EXTERNAL_DIR ${PROJECT_BINARY_DIR}/external)
+file(MAKE_DIRECTORY ${TESSERA_EXTERNAL_DIR})
+function(tessera_find_external header)
+  cmake_path(GET header PARENT_PATH folder)
+  string(MAKE_C_IDENTIFIER TESSERA_INCLUDE_OF_${folder} found)
+  find_path(${found} ${header} REQUIRED)
+  file(CREATE_LINK ${${found}}/${folder} ${TESSERA_EXTERNAL_DIR}/${folder} SYMBOLIC)
+endfunction()
+
 # A target for all libraries and programs that are installed.
 add_custom_target(tessera_package)
 

@@ -6,12 +6,17 @@ set(libraries ${tree}/${TESSERA_LIBDIR})
 file(GLOB ours ${tree}/bin/* ${libraries}/libtessera_*.so.*)
 list(FILTER ours EXCLUDE REGEX "([.]py|/bench_mfu)$")  # programs in Python
 
-# The package includes the distribution's libraries that are used.
+# The package includes the distribution's libraries that are used, and nlohmann-json's headers
+# (TesseraInstall.cmake), with their licences.
 include(${CMAKE_CURRENT_LIST_DIR}/TesseraLibraries.cmake)
 tessera_distribution_libraries(others ${ours})
+set(copied nlohmann/json.hpp)
 foreach(library IN LISTS others)
   cmake_path(GET library FILENAME name)
   file(COPY_FILE ${library} ${libraries}/${name})
+  list(APPEND copied ${name})
+endforeach()
+foreach(name IN LISTS copied)
   execute_process(COMMAND dpkg -S */${name} OUTPUT_VARIABLE owner ERROR_QUIET)
   string(REGEX REPLACE ":.*" "" owner "${owner}")
   if(owner AND EXISTS /usr/share/doc/${owner}/copyright)

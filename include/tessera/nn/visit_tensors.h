@@ -98,8 +98,8 @@ struct VisitTensors {
 /// optionals and maps. A value of another type is treated as a value without tensors. For a struct
 /// of your own, define in its namespace:
 ///   template <class Visit> void visit_tensors(MyBatch& batch, Visit&& visit) { visit(batch.x); }
-///   visit_tensors is an object and not a function, so that argument-dependent lookup finds only
-///   the function of the struct's namespace.
+/// visit_tensors is an object and not a function, so that argument-dependent lookup finds only the
+/// function of the struct's namespace.
 inline constexpr detail::VisitTensors visit_tensors{};
 
 namespace detail {
