@@ -307,8 +307,7 @@ class Permutation {
   std::array<std::uint64_t, 4> keys_;
 };
 
-/// Fractions of samples are integers in units of 1 / kUnits, so that the product of two fractions
-/// fits into 62 bits.
+/// Fractions of samples are integers in units of 1 / kUnits; products of two fit into 62 bits.
 constexpr double kUnits = std::int64_t{1} << 30;
 
 /// Returns round(n * part / all), exact and without overflow for any n.
@@ -325,8 +324,7 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 /// levels.
 class Mixture {
  public:
-  /// `weights` has a positive weight for each source. Fractions are stored as integers, so that
-  /// every machine rounds equally.
+  /// `weights`: one per source, positive. Fractions are integers: every machine rounds equally.
   explicit Mixture(const std::vector<double>& weights) : sums_{0} {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (const double weight : weights) {

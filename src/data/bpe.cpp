@@ -26,8 +26,7 @@ std::uint64_t pair_of(TokenId left, TokenId right) {
   return std::uint64_t{left} << 32 | right;
 }
 
-/// Returns the merges by pairs of tokens. If a list has several merges of a pair, the last of these
-/// merges applies.
+/// Returns the merges by pairs of tokens. Of several merges of a pair in a list, the last applies.
 Merges by_pairs(const std::vector<Merge>& merges) {
   Merges by_pair;
   by_pair.reserve(merges.size());

@@ -12,8 +12,7 @@
 
 namespace tessera::data {
 
-/// Folders are rejected explicitly, because a stream can open a folder, and the first read then
-/// fails without a reason.
+/// Rejects folders, because a stream can open a folder, and its first read fails without a reason.
 std::string read_text(const std::string& path) {
   std::error_code error;
   TESSERA_CHECK(!std::filesystem::is_directory(path, error), "'", path,

@@ -102,8 +102,7 @@ void check_range(const TokenSource& tokens, std::int64_t begin, std::int64_t cou
                 ": ask for a range inside them");
 }
 
-/// The tokens of several shards as one sequence. Immutable, so that several threads can read at the
-/// same time.
+/// The tokens of several shards as one sequence. Immutable, so several threads can read at once.
 class ShardedTokens final : public TokenSource {
  public:
   explicit ShardedTokens(const std::vector<std::string>& paths) {
@@ -133,8 +132,7 @@ class ShardedTokens final : public TokenSource {
   std::vector<std::int64_t> ends_;  ///< for each shard, the position after the shard's last token
 };
 
-/// Converts tokens to the shard's type. `before`: the number of tokens that precede `tokens` in the
-/// shard, for messages.
+/// Converts tokens to the shard's type. `before`: the number of earlier tokens, for messages.
 template <class Token>
 std::vector<Token> narrow(std::span<const std::int64_t> tokens, std::int64_t before) {
   std::vector<Token> result;

@@ -67,8 +67,7 @@ class JsonField {
 
   /// Throws Error if the JSON object has keys other than "type" and `keys`.
   void only(std::initializer_list<std::string_view> keys) const;
-  /// Throws Error unless `condition` is true. The message says that the value of the field must be
-  /// `what`.
+  /// Throws Error unless `condition` is true. The message says that the field must be `what`.
   void require(bool condition, std::string_view what) const;
   /// Throws an Error that says that the value of the field is not supported.
   [[noreturn]] void refuse() const;
@@ -163,8 +162,7 @@ struct TemplateTokens {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
 };
-/// Reads the "post_processor" of tokenizer.json. Throws Error for unsupported steps and for tokens
-/// outside the vocabulary.
+/// Reads the "post_processor" of tokenizer.json. Throws Error for unknown steps and tokens.
 TemplateTokens read_post_processor(const JsonField& field, TokenId vocabulary);
 
 /// A merge of two adjacent tokens into one token. Merges with lower ranks are applied first.

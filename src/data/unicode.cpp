@@ -23,8 +23,8 @@ utf8proc_ssize_t iterate(std::string_view text, utf8proc_int32_t& code) {
                           &code);
 }
 
-/// Whether further bytes can complete `text` to one character. Trying the smallest and the largest
-/// continuation byte is enough.
+/// Whether further bytes can complete `text` to one character. The smallest and the largest
+/// continuation byte are tried.
 bool begins_character(std::string_view text) {
   return std::ranges::any_of(std::array{'\x80', '\xbf'}, [&](char continuation) {
     utf8proc_int32_t code = 0;
@@ -171,8 +171,7 @@ std::string pcre2_message(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-/// Translates a regular expression of Oniguruma to PCRE2. Throws Error for a construct that can
-/// mean something else in PCRE2.
+/// Translates an expression of Oniguruma to PCRE2. Throws Error if a construct can differ in PCRE2.
 class Translation {
  public:
   explicit Translation(std::string_view expression) : whole_(expression), rest_(expression) {}

@@ -1,5 +1,4 @@
-// UTF-8, and the Unicode functions (from utf8proc) and regular expressions (from PCRE2) that
-// tokenizers need.
+// For tokenizers: UTF-8, Unicode functions (from utf8proc) and regular expressions (from PCRE2).
 
 #pragma once
 

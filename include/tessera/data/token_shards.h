@@ -21,15 +21,13 @@ class TokenSource {
  public:
   virtual ~TokenSource() = default;
   virtual std::int64_t size() const = 0;
-  /// Writes tokens [begin, begin + out.size()) to `out`. Throws Error for a range outside [0,
-  /// size()).
+  /// Writes tokens [begin, begin + out.size()) to `out`. Throws Error for a range beyond size().
   virtual void read(std::int64_t begin, std::span<std::int64_t> out) const = 0;
 };
 /// A shared pointer to a sequence of token ids.
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 
-/// Returns a copy of `tokens` in memory. Each token takes 1, 2, 4 or 8 bytes, depending on the
-/// largest token.
+/// Returns a copy of `tokens` in memory. The largest token sets the bytes of each: 1, 2, 4 or 8.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 
 /// Opens the llm.c shards `files`, in the given order, as one sequence of tokens. A shard is a

@@ -28,8 +28,7 @@ class Tokenizer {
   /// begin_tokens() and end_tokens() return the tokens to add before and after a text, if any.
   virtual std::vector<std::int64_t> begin_tokens() const { return {}; }
   virtual std::vector<std::int64_t> end_tokens() const { return {}; }
-  /// Whether texts for the model begin with begin_tokens(); nullopt if the tokenizer's files do not
-  /// say so.
+  /// Whether texts for the model begin with begin_tokens(); nullopt if no tokenizer file says so.
   virtual std::optional<bool> begins_texts() const { return std::nullopt; }
 };
 /// A shared pointer to a tokenizer.
@@ -39,8 +38,7 @@ using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 /// format. If `path` is a folder, opens tokenizer.json in the folder, or tokenizer.model if there
 /// is no tokenizer.json. For SentencePiece and tokenizer.json, also reads tokenizer_config.json,
 /// special_tokens_map.json and added_tokens.json in the folder, in the same way as `transformers`.
-/// Throws Error if a file cannot be read or has a wrong format, and if the folder's files
-/// contradict the tokenizer.
+/// Throws Error if a file is unreadable, has a wrong format or contradicts the tokenizer.
 TokenizerPtr open_tokenizer(const std::string& path);
 /// Returns all files that open_tokenizer() reads, the tokenizer's file first. Throws the errors of
 /// open_tokenizer().
@@ -53,8 +51,7 @@ bool is_tokenizer_json(const std::string& path);
 /// the last returned text and later tokens. Not thread safe.
 class StreamDecoder {
  public:
-  /// `before`: the tokens before the first token of push(). push() does not return the text of
-  /// these tokens.
+  /// `before`: the tokens before the first token of push(), which returns no text of `before`.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
   /// Returns the new characters that `token` completes, if any. Bytes that cannot become a
