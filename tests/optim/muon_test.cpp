@@ -21,12 +21,13 @@ void run(Muon& optimizer) {
 
 /// A function that makes the slot of matrix i in one layout. Each layout must give equal updates.
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
-const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {8, 2}, {1, 6}, {5, 9}, {4, 4}, {3, 7}};
+const std::vector<std::vector<std::int64_t>> kMatrixSizes{{7, 5}, {8, 2}, {1, 6},
+                                                          {5, 9}, {4, 4}, {3, 7}};
 
 void expect_as_one_process(const Place& place, const MuonOptions& options) {
   std::vector<nn::SlotPtr> slots, reference;
-  for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    const at::Tensor values = normal_values(kSizes[i], static_cast<std::int64_t>(i));
+  for (std::size_t i = 0; i < kMatrixSizes.size(); ++i) {
+    const at::Tensor values = normal_values(kMatrixSizes[i], static_cast<std::int64_t>(i));
     slots.push_back(place(values, i));
     reference.push_back(slot_of(values));
   }
