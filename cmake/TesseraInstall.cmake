@@ -16,7 +16,8 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/tesseraConfigVers
   COMPATIBILITY SameMinorVersion)
 
 install(DIRECTORY include/tessera ${TESSERA_RENAMED_DIR}/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(DIRECTORY ${TESSERA_EXTERNAL_DIR}/nlohmann/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera/external/nlohmann)
+file(REAL_PATH ${TESSERA_EXTERNAL_DIR}/nlohmann nlohmann)  # otherwise the link is installed
+install(DIRECTORY ${nlohmann}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera/external/nlohmann)
 install(FILES LICENSE README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(EXPORT tesseraTargets NAMESPACE tessera:: DESTINATION ${TESSERA_PACKAGE_DIR})
 install(FILES cmake/TesseraPch.cmake cmake/TesseraTorch.cmake
