@@ -6,8 +6,9 @@
 Needs PyTorch, and memory for the largest tensor. Writes OUT/model.safetensors, which
 checkpoint::load_hugging_face reads. With --step, writes shards that checkpoint::load reads, including
 the optimizer's state. --prefix selects the tensors whose names begin with FROM, and replaces FROM by
-TO. Names are the keys of the saved state dict joined by dots. For {"model": ..., "optim": ...}, use
---prefix model.= for the weights, or --prefix model.= --prefix optim.=optimizer. --step for a step.
+TO. Names are the keys of the saved state dict joined by dots. For {"model": ..., "optim": ...}, pass
+  --prefix model.=                                       for the weights
+  --step --prefix model.= --prefix optim.=optimizer.     for a step
 Values that are not tensors are left out and listed.
 
 CHECKPOINT's .metadata is a pickle, which can run any code: convert only your own checkpoints.

@@ -45,8 +45,8 @@ DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   return mesh.size("tp") > 1 ? mesh[{"ep", "tp"}] : mesh["ep"];
 }
 
-/// Returns the options for the FSDP units of a model. If experts are split over "ep", the FSDP mesh
-/// of the experts is the FSDP mesh of all other parameters without the dimension "ep".
+/// Returns the options for the FSDP units of a model. FSDP shards most parameters over "dp", "ep"
+/// and "cp". FSDP shards experts that are split over "ep" only over "dp" and "cp".
 fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
   const DeviceMesh over = experts_mesh(mesh), data = data_mesh(mesh);
   const std::int64_t ep = has_dim(mesh, "ep") ? mesh.size("ep") : 1;

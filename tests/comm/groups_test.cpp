@@ -128,34 +128,25 @@ TEST_ON_RANKS(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic, 2) {
 
 // Ranks compare the purposes and sizes of calls: always in shared memory, with TESSERA_DEBUG=1 on
 // Gloo, which ends the process if sizes differ.
-TEST(Sizes, AreComparedBetweenRanks) {
+TEST(Purpose, IsComparedBetweenRanksLikeTheSize) {
   const testing::DebugChecks checks("1");
   for (const bool shared : {true, false}) {
     const testing::SharedMemory shared_memory(shared);
-    const std::vector<std::string> errors = ErrorsOfRanks(3, [&](Rank& rank) {
-      Communicator& group = *group_of_all(*rank.world());
-      const PurposeScope purpose(group, "unit 'a'");
-      group.all_reduce(at::zeros({rank.rank() == 1 ? 9 : 7}), ReduceOp::kSum)->wait();
-    });
-    for (const std::string& error : errors) {
+    const auto errors_of = [&](const std::string& purpose_of_1, std::int64_t elements_of_1) {
+      return ErrorsOfRanks(3, [&](Rank& rank) {
+        Communicator& group = *group_of_all(*rank.world());
+        EXPECT_EQ(group.name(), shared ? "shm" : "gloo");
+        const bool differs = rank.rank() == 1;
+        const PurposeScope purpose(group, differs ? purpose_of_1 : "unit 'a'");
+        group.all_reduce(at::zeros({differs ? elements_of_1 : 7}), ReduceOp::kSum)->wait();
+      });
+    };
+    for (const std::string& error : errors_of("unit 'b'", 7)) {
+      EXPECT_CONTAINS(error, "all_reduce for unit 'a'", "all_reduce for unit 'b'");
+    }
+    for (const std::string& error : errors_of("unit 'a'", 9)) {
       EXPECT_CONTAINS(error, "all_reduce for unit 'a'", shared ? "9 elements" : "36 bytes of Float",
                       shared ? "7 elements" : "28 bytes of Float");
-    }
-  }
-}
-
-TEST(Purpose, IsComparedBetweenRanks) {
-  const testing::DebugChecks checks("1");
-  for (const bool shared : {true, false}) {
-    const testing::SharedMemory shared_memory(shared);
-    const std::vector<std::string> errors = ErrorsOfRanks(3, [&](Rank& rank) {
-      Communicator& group = *group_of_all(*rank.world());
-      EXPECT_EQ(group.name(), shared ? "shm" : "gloo");
-      const PurposeScope purpose(group, rank.rank() == 1 ? "unit 'b'" : "unit 'a'");
-      group.all_gather(at::zeros({6}), numbers_from(0, 2))->wait();
-    });
-    for (const std::string& error : errors) {
-      EXPECT_CONTAINS(error, "all_gather for unit 'a'", "all_gather for unit 'b'");
     }
   }
 }

@@ -233,8 +233,8 @@ Json to_json(const std::vector<data::FileFingerprint>& files) {
   return list;
 }
 
-/// Returns a tokenizer's fingerprint: the to_json() entry of the first file. The key "beside" has
-/// the entries of the other files. The byte tokenizer ("") has the fingerprint null.
+/// Returns the fingerprints of a tokenizer's files: the first file's object, in which the array
+/// "beside" has the other files' objects. Returns null for the byte tokenizer ("").
 Json tokenizer_fingerprint(const std::string& tokenizer) {
   if (tokenizer.empty()) {
     return {};

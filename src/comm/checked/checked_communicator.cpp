@@ -461,8 +461,8 @@ class CheckedCommunicator final : public Communicator {
 
   /// With TESSERA_DEBUG, compares the purpose and the bytes of a call between the ranks. Otherwise
   /// the bytes of one rank could arrive where another rank expects other bytes, and Gloo ends the
-  /// process if the numbers of bytes differ. The comparison is a collective
-  /// and is not counted as traffic.
+  /// process if the numbers of bytes differ. The comparison is a collective, which is not counted
+  /// as traffic.
   void compare_purposes(const char* collective, const std::vector<at::Tensor>& inputs) {
     // `inner_` is called directly, because a call through this wrapper would be counted.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {

@@ -93,19 +93,22 @@ class Arrivals {
         missing.push_back(rank);
       }
     }
-    // A rank can end as soon as it leaves the rendezvous, and the record of a process that has
-    // ended cannot be opened. So a rank leaves only when all ranks have opened all records.
-    if (missing.empty()) {
-      store_.set(opened_keys_[static_cast<std::size_t>(job_.rank)], "");
-      if (!store_.check(opened_keys_)) {
-        for (int rank = 0; rank < job_.size; ++rank) {
-          if (!store_.check({opened_keys_[static_cast<std::size_t>(rank)]})) {
-            missing.push_back(rank);
-          }
-        }
-      }
+    missing_ = missing.empty() ? not_ready() : std::move(missing);
+  }
+
+  /// Announces that this rank has opened all records. Returns the first rank that has not; none if
+  /// all ranks have. A rank leaves the rendezvous only then, because a rank can end as soon as it
+  /// has left, and the record of a process that has ended cannot be opened.
+  std::vector<int> not_ready() {
+    store_.set(opened_keys_[static_cast<std::size_t>(job_.rank)], "");
+    if (store_.check(opened_keys_)) {
+      return {};
     }
-    missing_ = std::move(missing);
+    while (next_to_open_ < job_.size &&
+           store_.check({opened_keys_[static_cast<std::size_t>(next_to_open_)]})) {
+      ++next_to_open_;
+    }
+    return next_to_open_ < job_.size ? std::vector<int>{next_to_open_} : std::vector<int>{};
   }
 
   Arrival take_in(int rank, const std::vector<std::string>& announced) {
@@ -132,6 +135,9 @@ class Arrivals {
   std::vector<Arrival> arrivals_;
   /// The key of each rank that tells whether the rank has opened the records of the other ranks.
   std::vector<std::string> opened_keys_;
+  /// The first rank that has not opened the records. Each poll begins at this rank's key, because
+  /// one store serves all ranks of the job.
+  int next_to_open_ = 0;
   /// The ranks that this rank waits for; at first all other ranks.
   std::vector<int> missing_;
 };
