@@ -15,10 +15,9 @@ namespace tessera::fsdp {
 
 namespace {
 
-// Implements autograd::grad(loss, parameters) under FSDP. The autograd graph of a loss ends in the
-// unsharded tensors, but the program passes the shards. So ShardGradient replaces the shards by the
-// unsharded tensors in the call of backward. The units then reduce only the gradients that the
-// program requested.
+// autograd::grad(loss, parameters) under FSDP: the autograd graph of a loss ends in the unsharded
+// tensors, but the program passes the shards. So ShardGradient passes the unsharded tensors to
+// backward instead of the shards. Units then reduce only the gradients that the program requested.
 
 using nn::BackwardCall;
 using tessera::detail::as_leaf;
@@ -27,7 +26,6 @@ using tessera::detail::Node;
 using tessera::detail::variable_list;
 using Request = ShardedParameter::Request;
 
-/// Calls `act` for each parameter of `unit`.
 template <class Act>
 void for_each_parameter(Unit& unit, Act&& act) {
   for (ParameterGroup& group : unit.groups()) {
@@ -42,9 +40,8 @@ class ShardGradient final : public nn::StandInGradient {
 
   variable_list execute(const BackwardCall& call, const nn::RunBackward& run) override;
 
-  /// Returns the unit that owns the parameter; nullptr if the unit has been destroyed.
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// Returns the unit's parameter. The unit must still exist, because the unit owns the parameter.
+  /// The unit owns the parameter, so the unit must still exist.
   ShardedParameter& parameter() const { return *parameter_; }
 
  private:
@@ -57,8 +54,6 @@ struct RequestedParameter {
   ShardedParameter* parameter;
 };
 
-/// Returns the sharded parameters whose gradients the backward call `call` requests, except
-/// parameters without an unsharded tensor.
 std::vector<RequestedParameter> requested_by(const BackwardCall& call) {
   std::vector<RequestedParameter> requested;
   for (const Edge& output : call.outputs) {
@@ -76,9 +71,8 @@ Edge leaf_edge(const ShardedParameter& parameter) {
   return {tessera::detail::leaf_node(parameter.unsharded()), 0};
 }
 
-/// Whether the graph of `call` leads to the unsharded tensor of one of the `requested` parameters.
-/// False for a graph that leads only to shards, such as the graph of a penalty that was computed on
-/// shards.
+/// Whether the autograd graph of `call` contains the unsharded tensor of a `requested` parameter.
+/// False for a graph that contains only shards (a penalty that was computed on shards).
 bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   std::unordered_set<const Node*> leaves;
   for (const RequestedParameter& each : requested) {
@@ -105,7 +99,7 @@ bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& re
   return false;
 }
 
-/// Returns all units of the models to which the requested parameters belong, each unit once.
+/// Returns the units of all models that contain a requested parameter, each unit once.
 std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParameter>& requested) {
   std::vector<std::shared_ptr<Unit>> units;
   for (const RequestedParameter& each : requested) {
@@ -141,8 +135,8 @@ class RequestScope {
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
-/// EmptyGradients empties `.grad` of the leaves in `outputs` for its lifetime, so that `.grad` has
-/// only the gradients of a backward in this scope. The destructor restores the earlier gradients.
+/// While an EmptyGradients exists, `.grad` of the leaves in `outputs` contains only gradients of
+/// backwards in its scope. The destructor restores the earlier gradients.
 class EmptyGradients {
  public:
   explicit EmptyGradients(const tessera::detail::edge_list& outputs) {
@@ -186,14 +180,13 @@ void check_returnable(const BackwardCall& call, const std::vector<RequestedParam
   }
 }
 
-/// Returns a copy of `call` that adds each gradient to a `.grad`: the leaves of `call` have one,
-/// and each requested shard has an unsharded tensor, which has one.
+/// Returns a copy of `call` that adds gradients to `.grad`. For each requested shard, the copy adds
+/// the gradient to `.grad` of the unsharded tensor.
 BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   BackwardCall adding = call;
   adding.accumulate = true;
   for (const RequestedParameter& each : requested) {
-    // A tensor that was gathered but not yet used in a forward is in no autograd graph, and is left
-    // out.
+    // A gathered tensor that no forward has used is in no autograd graph, so it is left out.
     if (each.parameter->unsharded().requires_grad()) {
       adding.outputs.push_back(leaf_edge(*each.parameter));
     }
@@ -212,8 +205,8 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
     return run(adding(call, requested));
   }
   check_returnable(call, requested, units);
-  // Finishes the reductions that an earlier backward left in progress, because the results of the
-  // reductions belong to the `.grad` that EmptyGradients empties.
+  // Earlier reductions must finish first, because their results belong to the `.grad` that
+  // EmptyGradients empties.
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->comm_context().settle();
   }
@@ -228,8 +221,6 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
   return gradients;
 }
 
-/// Lets autograd::grad, and backward with `inputs`, compute gradients of the shards of `unit`,
-/// although forward computes with the unsharded tensors.
 void offer_gradients(const std::shared_ptr<Unit>& unit) {
   nn::ask_stand_ins();
   for_each_parameter(*unit, [&](ShardedParameter& parameter) {
@@ -256,7 +247,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
   std::vector<std::shared_ptr<Unit>> units;
   const auto add = [&units](const std::string&, const nn::ModuleBase& each) {
     auto unit = each.attached<Unit>();
-    // A unit that several modules share is found once for each module, but added only once.
+    // If several modules share a unit, the unit is found once for each module but added only once.
     if (unit != nullptr && std::ranges::find(units, unit) == units.end()) {
       units.push_back(std::move(unit));
     }
@@ -288,8 +279,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
 }
 
 void make_unit(const UnitSpec& spec) {
-  // The buffers are moved first, so that an error while a buffer is moved leaves all parameters
-  // unsharded.
+  // Buffers are moved first: if moving a buffer fails, all parameters are still unsharded.
   move_buffers(spec.modules, spec.mesh.device(), spec.options.ignored);
   const auto unit = std::make_shared<Unit>(spec);
   unit->install();
@@ -313,8 +303,8 @@ void make_unit(const UnitSpec& spec) {
                });
       }});
   for (const ParameterSpec& parameter : spec.parameters) {
-    // The nn::GradientRecord is attached to all modules that own the parameter, because code that
-    // reads the record knows modules and nn::ParameterSlots, but no units.
+    // The nn::GradientRecord is attached to each module that owns the parameter, because the
+    // readers of the record know modules and nn::ParameterSlots but not units.
     for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
       owner.module->attach(record);
     }

@@ -13,8 +13,8 @@
 
 namespace tessera::fsdp {
 
-// DataMesh decides which dimension of the caller's mesh is for shards and which is for replicas.
-// Other code uses DataMesh instead of positions of mesh dimensions.
+// DataMesh decides which mesh dimension is for shards and which is for replicas, so that other code
+// needs no indices of mesh dimensions.
 
 DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
   TESSERA_CHECK(mesh && (mesh.ndim() == 1 || mesh.ndim() == 2), "fully_shard: the mesh is ",
@@ -26,7 +26,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // The mesh is sliced by names, so that both slices have the same root mesh as the TP mesh.
+  // Slicing by name gives both slices the root mesh of the TP mesh.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];
@@ -69,18 +69,15 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole) {
 
 namespace {
 
-/// A view of a part of an unsharded tensor, and the view of the same part in the packed buffer.
-/// Both views have the same sizes.
+/// A view of a part of an unsharded tensor, and a view of equal sizes of the same part in the
+/// packed buffer.
 struct Piece {
   at::Tensor unsharded;
   at::Tensor packed;
 };
 
-/// Returns one Piece for the first `ranks` ranks, which all have full shards split on dimension 0.
 Piece full_rows(const at::Tensor& unsharded, const at::Tensor& buffer, const Segment& segment,
                 std::int64_t ranks) {
-  // The tensor and the buffer are both viewed as (ranks, rows, ...), so one strided copy copies all
-  // rows.
   std::vector<std::int64_t> sizes = segment.shape.sizes;
   sizes[0] = segment.shape.chunk();
   sizes.insert(sizes.begin(), ranks);
@@ -105,8 +102,6 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
   std::vector<Piece> pieces;
   std::int64_t rank = 0;
   if (shape.splits_rows() && shape.padded_numel() > 0) {
-    // The first `rank` ranks have full shards. The next rank can have fewer rows. All ranks after
-    // the next rank have no rows.
     rank = shape.sizes[0] / shape.chunk();
     pieces.push_back(full_rows(unsharded, buffer, segment, rank));
   }
@@ -118,8 +113,8 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
   return pieces;
 }
 
-/// Sets the padding of a segment to zero: the unused end of the segment of the rank with fewer
-/// rows, and the whole segment of each rank without rows. Other ranks have no padding.
+/// Sets the padding of a segment to zero. Ranks with fewer rows than rank 0, or with no rows, have
+/// padding.
 void clear_padding(const at::Tensor& buffer, const Segment& segment) {
   const ShardShape& shape = segment.shape;
   const std::int64_t room = shape.padded_numel();
@@ -139,8 +134,7 @@ std::int64_t end_of(const Segment& segment) {
   return segment.offset + segment.shape.padded_numel();
 }
 
-/// Returns the narrower of two types. A number of elements that is aligned in the narrower type is
-/// also aligned in the wider type.
+/// Returns the narrower type: an offset that is aligned in this type is aligned in the wider type.
 c10::ScalarType narrower(c10::ScalarType a, c10::ScalarType b) {
   return c10::elementSize(a) < c10::elementSize(b) ? a : b;
 }
@@ -172,7 +166,6 @@ void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments) 
 }
 
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank) {
-  // Returns a view of the shard without its padding.
   return flat.narrow(0, segment.offset, segment.shape.numel(rank))
       .view(segment.shape.shard_sizes(rank));
 }
@@ -183,10 +176,10 @@ FlatBufferLayout::FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::S
     : dtype_(dtype),
       // Integer and boolean parameters are not cast to the floating-point compute type.
       compute_dtype_(c10::isFloatingType(dtype) ? policy.param_dtype.value_or(dtype) : dtype),
-      // As in FSDP2, a reduction uses the compute type if reduce_dtype is not set.
+      // As in FSDP2, gradients are reduced in the compute type if reduce_dtype is not set.
       reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
                                                : compute_dtype_),
-      // A segment has the same offset in the flat buffer of each type (dtype_ and compute_dtype_).
+      // A segment has the same offset in buffers of dtype_ and in buffers of compute_dtype_.
       segments_(segments_of(shapes, narrower(dtype_, compute_dtype_))),
       home_(home),
       device_(device) {}
@@ -196,7 +189,7 @@ bool FlatBufferLayout::splits_rows() const {
                              [](const Segment& segment) { return segment.shape.splits_rows(); });
 }
 
-/// Copies all parts with one foreach call: a single GPU kernel instead of one for each part.
+/// One foreach call copies all parts with a single GPU kernel.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded) {
   std::vector<at::Tensor> to;
@@ -220,8 +213,8 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   std::vector<at::Tensor> to;
   std::vector<at::Tensor> from;
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    // If this rank did not use the parameter, this rank sends zeros, because the other ranks expect
-    // data of this rank.
+    // A rank that did not use the parameter sends zeros, because the other ranks expect data from
+    // every rank.
     if (!unsharded[i].defined()) {
       buffer.narrow(1, segments[i].offset, segments[i].shape.padded_numel()).zero_();
       continue;
@@ -235,10 +228,10 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   kernels::copy_all(to, from);
 }
 
-// BufferPool provides the buffers of packed collectives, which one unit after another reuses.
-// libtorch's caching allocator could serve the same sizes, but its cache for each stream is
-// unbounded. BufferPool at once frees memory that does not fit the next request. On a CPU events
-// are null, and waiting for a null event does nothing.
+// BufferPool has the buffers for packed collectives; one unit after another uses the same buffer.
+// libtorch's caching allocator could do this, but its cache of a stream has no limit. BufferPool at
+// once frees memory that is too small or too large for the next buffer. On a CPU, events are null,
+// and a wait for a null event does nothing.
 
 namespace {
 
@@ -252,17 +245,16 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
-    // The stream `lane` waits, because another stream can still be reading from the buffer.
+    // Another stream can still read the buffer, so the stream `lane` waits for the buffer's event.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);
   } else {
-    // Idle memory that does not fit is freed before the allocation, because old and new memory
-    // together would raise the peak of memory.
+    // Unsuitable idle memory is freed before the allocation; otherwise old and new memory together
+    // would raise the memory peak.
     drop(lane);
     memory = at::empty({numel}, at::dtype(dtype).device(device_)).view(at::kByte);
   }
-  // Buffers are stored as bytes, so that one buffer serves all element types.
   at::Tensor tensor = memory.narrow(0, 0, bytes).view(dtype);
   return {std::move(tensor), std::move(memory), lane};
 }
@@ -289,8 +281,8 @@ void BufferPool::drop(comm::Lane lane) {
     if (idle.lane != lane) {
       return false;
     }
-    // The allocator can reuse freed memory on this stream at once, so the stream first waits for
-    // the last user of the buffer.
+    // The allocator can reuse the freed memory on this stream at once. So the stream first waits
+    // for the buffer's last user.
     streams_->wait(lane, idle.event);
     return true;
   });
@@ -309,24 +301,23 @@ std::int64_t BufferPool::idle_bytes() const {
       [](std::int64_t sum, const Idle& idle) { return sum + idle.bytes.numel(); });
 }
 
-// UnshardedTensors has the memory into which a parameter group is gathered. Autograd saves the
-// unsharded tensors for backward, so the tensors are made once, and only their storage is freed and
-// allocated again. PostForwardShard caches a part of this memory between forward and backward.
+// UnshardedTensors makes the unsharded tensors only once, because autograd saves these tensors for
+// backward. Only their storage is freed and allocated again. PostForwardShard caches a part of the
+// storage's contents between forward and backward.
 
 namespace {
 
 using detail::round_up;
 
-/// Returns the mesh of the ranks that cache a larger shard after forward
-/// (Options::post_forward_mesh_size). The mesh is empty if the option is off, or if `size` is the
-/// number of all ranks, because the cached parts would then equal the shards.
+/// Returns the mesh of the ranks that share a cached copy after forward
+/// (Options::post_forward_mesh_size). Returns an empty mesh if the option is off, or if `size` is
+/// the number of all ranks, because each cached part would then equal the shard.
 DeviceMesh post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   const std::int64_t ranks = mesh.shard.size();
   if (size == 1 || size == ranks) {
     return {};
   }
-  // Neighbouring ranks form a mesh, because such ranks usually share a machine and the machine's
-  // fast links.
+  // The mesh consists of neighbouring ranks, which usually share a machine and its fast links.
   const auto first = mesh.shard.ranks().begin() + mesh.shard.local_rank() / size * size;
   const std::vector<std::string>& names = mesh.shard.shape().names();
   const std::string name = detail::concat(names.empty() ? "dp" : names.front(), "/", size);
@@ -341,15 +332,15 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
   std::vector<std::int64_t> numels;
   std::int64_t bytes = 0;
   for (const Segment& segment : segments) {
-    // With `padded`, the memory of a tensor ends with room for padding, so that an all-gather of
-    // equally sized shards writes directly into the tensors.
+    // With `padded`, the memory of each tensor ends with padding, so that an all-gather of shards
+    // of equal size can write into the tensor.
     numels.push_back(padded ? segment.shape.ranks * segment.shape.padded_numel()
                             : c10::multiply_integers(segment.shape.sizes));
     bytes += round_up(itemsize * numels.back(), kTensorAlignment);
   }
-  // `pieces` ranks cache equal parts (PostForwardShard), each aligned to kTensorAlignment.
+  // Ranks cache `pieces` equal parts (PostForwardShard), each aligned to kTensorAlignment.
   bytes_ = round_up(bytes, kTensorAlignment * pieces);
-  // All unsharded tensors share one storage, so that PostForwardShard gathers one contiguous range.
+  // All unsharded tensors share one storage, so PostForwardShard gathers one contiguous range.
   storage_ = at::empty({0}, at::dtype(at::kByte).device(device)).storage();
   const auto at_offset = [&](const std::vector<std::int64_t>& sizes, std::int64_t offset) {
     return tessera::detail::tensor_over(storage_, offset / itemsize, sizes, dtype);
@@ -396,8 +387,8 @@ void PostForwardShard::keep(const at::Tensor& memory, comm::Streams& streams) {
 comm::WorkPtr PostForwardShard::start_gather(const at::Tensor& memory, const std::string& label,
                                              comm::Streams& streams) {
   streams.wait(comm::Lane::kAllGather, copied_);
-  // Keeps a second reference to the memory of piece_, since drop() can reset piece_ while the
-  // collective still reads the memory.
+  // The collective reads the memory of piece_, and drop() can reset piece_ before the collective
+  // ends. So a second reference keeps the memory alive.
   sent_ = piece_;
   const comm::PurposeScope purpose(group(), label);
   return group().all_gather(memory, sent_);

@@ -38,9 +38,8 @@ struct DataMesh {
 
   std::int64_t replicas() const { return replicate ? replicate.size() : 1; }
   std::int64_t ranks() const { return shard.size() * replicas(); }
-  /// The mesh on which the sharded parameters are distributed tensors.
   const DeviceMesh& persistent() const { return replicate ? all : shard; }
-  /// The mesh dimensions along which ranks have different parts of the batch, outermost first.
+  /// The mesh dimensions whose ranks have different parts of the batch, outermost first.
   std::vector<DeviceMesh> data_dims() const;
   c10::Device device() const;
 
@@ -51,16 +50,16 @@ struct DataMesh {
 bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 
 /// The split of a tensor of `sizes` along dimension `dim` over `ranks` ranks. As with torch.chunk,
-/// the last ranks may have few or no rows (indices of `dim`). Without `dim` each rank has the whole
-/// tensor. A flat buffer has as much memory for each rank's shard as for the shard of rank 0.
+/// the last ranks can have fewer rows (indices of `dim`) or none. Without `dim` each rank has the
+/// whole tensor. In a flat buffer, every rank's shard is padded to the size of rank 0's shard.
 ///
 /// A fused weight consists of `parts` equal blocks along `dim`, and each block is split separately:
 /// the shard of a rank contains that rank's rows of the first block, then the rank's rows of the
 /// second block, and so on.
 struct ShardShape {
   std::vector<std::int64_t> sizes;
-  // The dimension that is split. If `dim` is empty, rows() returns 1 and row_numel() returns the
-  // number of all elements, so that code for flat buffers needs no special case.
+  // The dimension that is split. Without a dimension, rows() returns 1 and row_numel() returns the
+  // number of all elements.
   std::optional<std::int64_t> dim = 0;
   std::int64_t ranks = 1;
   std::int64_t parts = 1;  ///< number of equal blocks of a fused weight
@@ -84,9 +83,8 @@ struct ShardShape {
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
-  // rows_of() and by_parts() return views in which `dim` is two dimensions, (parts, rows).
-  // rows_of() returns the rows of `unsharded` that belong to `rank`. by_parts(), applied to the
-  // shard of `rank`, returns a view of the same sizes.
+  // Both functions return a view in which two dimensions, (parts, rows), replace `dim`. rows_of()
+  // views the rows of `rank` in the tensor `unsharded`; by_parts() views the shard of `rank`.
   at::Tensor rows_of(const at::Tensor& unsharded, std::int64_t rank) const {
     return by_parts(unsharded).narrow(*dim + 1, first_row(rank), rows(rank));
   }
@@ -96,8 +94,8 @@ struct ShardShape {
 
  private:
   std::int64_t extent() const { return sizes[static_cast<std::size_t>(*dim)] / parts; }
-  /// The number of elements at one row index, summed over all blocks; without `dim`, the number of
-  /// elements of the tensor.
+  /// The number of elements with one index along `dim`, summed over all blocks. Without `dim`, the
+  /// number of elements of the tensor.
   std::int64_t row_numel() const {
     std::int64_t numel = parts;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -107,11 +105,10 @@ struct ShardShape {
   }
 };
 
-/// The memory in which a unit's shards and their gradients are stored.
+/// Where a unit's shards and their gradients are stored.
 struct ShardHome {
   c10::Device device;
   bool pinned = false;  ///< whether the shards are in page-locked memory
-  /// Whether Options::offload_policy is set, so that gradients are added on the CPU.
   bool offloaded = false;
 };
 
@@ -123,28 +120,27 @@ inline constexpr std::int64_t kTensorAlignment = 64;
 struct Segment {
   ShardShape shape;
   std::int64_t offset = 0;  ///< index of the segment's first element in the flat buffer
-  std::int64_t gap = 0;     ///< number of unused elements between this segment and the next
+  std::int64_t gap = 0;     ///< number of padding elements between this segment and the next
 };
 
-/// Returns Segments for shards of the given shapes, one after another in a flat buffer. Each
-/// segment, and each rank's row of a gathered buffer, begins at a multiple of kTensorAlignment in a
-/// buffer of type `dtype`.
+/// Returns one Segment for each of the given shapes, one after another in a flat buffer. In a
+/// buffer of type `dtype`, each segment begins at a multiple of kTensorAlignment bytes, and so does
+/// each rank's row of a gathered buffer.
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
-/// The number of elements in a flat buffer of `segments`, including the gaps between segments.
+/// The number of elements in a flat buffer of `segments`, including padding between segments.
 std::int64_t flat_numel(const std::vector<Segment>& segments);
 
-/// Sets the gaps in `buffer` (..., flat numel) to zero. Gaps are sent with the segments, so the
-/// values of gaps must be the same in every run.
+/// Sets the padding between segments in `buffer` (..., flat numel) to zero. Collectives send the
+/// padding, so the padding must be the same in every run.
 void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments);
 
-/// Returns a view of the shard of `rank` in `flat`, the flat buffer of that rank.
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank);
 
 /// The layout of a parameter group's shards and unsharded tensors: sizes, types and devices. A
 /// layout contains no tensors, does not communicate, and is the same on every rank.
 ///
-/// The shards are one after another in one flat buffer, each padded to rank 0's size and aligned.
+/// The shards are one after another in one flat buffer, each padded to the size of rank 0's shard.
 /// If the shards have the compute type, an all-gather sends the flat buffer without a copy.
 class FlatBufferLayout {
  public:
@@ -162,15 +158,15 @@ class FlatBufferLayout {
   c10::Device device() const { return device_; }
   std::int64_t ranks() const { return segments_.front().shape.ranks; }
 
-  /// Whether the unsharded tensors are the shards themselves, so that nothing is gathered, cast or
+  /// Whether the shards themselves serve as the unsharded tensors: nothing is gathered, cast or
   /// moved.
   bool shares_memory() const {
     return ranks() == 1 && compute_dtype_ == dtype_ && home_.device == device_;
   }
-  /// Whether the shards are in one flat buffer; otherwise each shard stays in separate memory.
+  /// Whether the shards are in one flat buffer. Otherwise each shard has separate memory.
   bool has_flat() const { return ranks() > 1 || home_.pinned; }
-  /// Whether every parameter is split on dimension 0 and not fused. The concatenated shards of all
-  /// ranks then give the parameter's values followed by padding.
+  /// Whether every parameter is split on dimension 0 and no parameter is a fused weight. The shards
+  /// of all ranks, one after another, are then the parameter's values and padding.
   bool splits_rows() const;
 
  private:
@@ -182,33 +178,33 @@ class FlatBufferLayout {
   c10::Device device_;
 };
 
-/// Joins the gathered shards of all ranks: copies `gathered` (ranks, flat numel) into `unsharded`,
-/// which has one contiguous tensor of segment.shape.sizes for each segment. The types can differ.
+/// Copies `gathered` (ranks, flat numel), the flat buffers of all ranks, into `unsharded`, which
+/// has one contiguous tensor for each segment. The types can differ.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded);
 
 /// The inverse of unpack: copies `unsharded` into `buffer` (ranks, flat numel) and casts to the
-/// buffer's type. Padding, gaps, and segments whose tensor is undefined are set to zero. The
-/// tensors of `unsharded` can have any strides.
+/// buffer's type. Padding, and segments of undefined tensors, become zero. The tensors of
+/// `unsharded` can have any strides.
 void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
           const at::Tensor& buffer);
 
-/// BufferPool is a pool of communication buffers: a buffer that one unit releases serves the next
-/// unit. The pool caches little idle memory, because a buffer that does not fit the next request is
-/// freed before a new buffer is allocated.
+/// A pool of communication buffers: the next unit reuses a buffer that a unit has released. Before
+/// the pool allocates a buffer, the pool frees idle buffers of unsuitable size, so little idle
+/// memory remains.
 class BufferPool {
  public:
   struct Buffer {
-    at::Tensor tensor;  ///< a view of `bytes` that has the requested size and type
-    at::Tensor bytes;   ///< all bytes of this buffer; `tensor` is a view
+    at::Tensor tensor;  ///< the part of `bytes` in use, with the requested size and type
+    at::Tensor bytes;   ///< all bytes of this buffer
     comm::Lane lane;    ///< the stream on which the buffer was allocated
   };
 
   BufferPool(comm::StreamsPtr streams, c10::Device device)
       : streams_(std::move(streams)), device_(device) {}
 
-  /// Returns an uninitialised buffer of `numel` elements for use in the stream `lane`, which waits
-  /// for the buffer's last user. Must be called while `lane` is the current stream.
+  /// Returns an uninitialised buffer of `numel` elements for the stream `lane`, which must be the
+  /// current stream. The stream waits for the buffer's last user.
   Buffer acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane);
   /// Returns a buffer to the pool. The buffer stays in use until `event` has passed.
   void release(Buffer buffer, comm::StreamEventPtr event);
@@ -232,28 +228,28 @@ class BufferPool {
 };
 
 /// The unsharded tensors of a parameter group, all in one storage. The storage can be freed and
-/// allocated a second time while tensors (parameters, and tensors saved by autograd) point to it;
-/// FSDP2 calls this "storage resize". Freeing the storage loses its contents. Version counters do
-/// not change, so autograd accepts the tensors when the storage has its contents back.
+/// allocated again while parameters, and tensors saved by autograd, use it; FSDP2 calls this
+/// "storage resize". The new storage must be filled with the old contents. Version counters do not
+/// change, so autograd accepts the tensors.
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;
-  /// Makes one tensor for each of `segments`, without allocating memory. `padded`: each tensor has
-  /// room for the padded shards of all ranks (split on dimension 0), so that an all-gather can
-  /// write into the tensor. The storage can be cut into `pieces` equal parts.
+  /// Makes one tensor for each of `segments` and allocates no memory. `padded`: each tensor (split
+  /// on dimension 0) has room for the padded shards of all ranks, so that an all-gather can write
+  /// into the tensor. `pieces`: the storage can be cut into so many equal parts.
   UnshardedTensors(const std::vector<Segment>& segments, c10::ScalarType dtype, c10::Device device,
                    bool padded, std::int64_t pieces);
 
   bool allocated() const { return storage_ && storage_.nbytes() > 0; }
   std::int64_t bytes() const { return bytes_; }
   void allocate();
-  /// Makes the storage use `memory`, which is at least as large as the storage, until free().
+  /// Until free(), the storage is `memory`, which must be at least as large as the storage.
   void lend(at::Tensor memory);
   void free();
 
   const at::Tensor& flat() const { return flat_; }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  /// The tensors, flat and with their padding; empty unless the constructor got `padded`.
+  /// The tensors as 1-D views that include padding; empty unless the constructor got `padded`.
   const std::vector<at::Tensor>& padded() const { return padded_; }
 
  private:
@@ -264,9 +260,9 @@ class UnshardedTensors {
   std::vector<at::Tensor> padded_;
 };
 
-/// PostForwardShard caches a part of a parameter group's gathered memory on each of a few
-/// neighbouring ranks (Options::post_forward_mesh_size), among which backward gathers (hpZ of
-/// ZeRO++). The parts are equal, larger than a shard, and can divide a parameter anywhere.
+/// A few neighbouring ranks each cache a part of a parameter group's gathered memory after forward
+/// (Options::post_forward_mesh_size); backward gathers among these ranks (hpZ of ZeRO++). The parts
+/// are equal and larger than a shard. A part can begin within a parameter.
 class PostForwardShard {
  public:
   PostForwardShard(const DataMesh& mesh, std::int64_t size);
@@ -278,23 +274,23 @@ class PostForwardShard {
   /// Copies this rank's part of `memory` on the compute stream. The length of `memory` must be a
   /// multiple of count().
   void keep(const at::Tensor& memory, comm::Streams& streams);
-  /// Starts the all-gather of the cached parts into `memory`. The all-gather stream first waits for
-  /// keep()'s copy of this rank's part. `label` is the unit's name in messages. Collective over
-  /// group().
+  /// Starts the all-gather of the cached parts into `memory`. The all-gather stream first waits
+  /// until keep() has copied this rank's part. `label` is the unit's name in messages. Collective
+  /// over group().
   comm::WorkPtr start_gather(const at::Tensor& memory, const std::string& label,
                              comm::Streams& streams);
-  /// Releases the reference to the sent part. To be called when the gather has ended and the stream
-  /// that owns piece_ has waited for the gather.
+  /// Releases the memory of the part that was sent. The gather must have ended, and the stream that
+  /// owns piece_ must have waited for the gather.
   void end_gather() { sent_.reset(); }
   void drop() { piece_.reset(); }
-  /// The process group of the ranks that cache parts. The first call creates the group, which is
-  /// collective over these ranks.
+  /// The process group of the ranks that cache parts. Collective over these ranks in the first
+  /// call, which creates the group.
   comm::Communicator& group() { return mesh_.group(); }
 
  private:
   DeviceMesh mesh_;  ///< the 1-D mesh of the caching ranks; empty if the option is off
   at::Tensor piece_;
-  comm::StreamEventPtr copied_;  ///< event after the copy of this rank's part into piece_
+  comm::StreamEventPtr copied_;  ///< event after the copy into piece_
   at::Tensor sent_;              ///< second reference to piece_, while a collective reads piece_
 };
 

@@ -12,23 +12,23 @@
 
 namespace tessera::fsdp {
 
-// CommContext has the communication state that a model's units share. Two rules limit the memory of
-// a step: gradients are reduced for one unit at a time, and the compute stream frees a tensor only
-// after it has waited for all streams that read the tensor.
+// CommContext limits the memory of a step by two rules. Gradients are reduced for one unit at a
+// time. The compute stream frees a tensor only after it has waited for all streams that read the
+// tensor.
 
 using comm::Lane;
 
-/// Finishes the previous unit's reduction before a new reduction starts. Gradients that wait to be
-/// reduced are the largest part of the memory of a step.
+/// Only one reduction runs at a time, because gradients that wait to be reduced are the largest
+/// part of the memory of a step.
 void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   finish_reductions();
   free_retired();
-  // Idle all-gather memory is freed, because the gradients to be reduced add to the peak of memory.
+  // The gradients to be reduced add to the memory peak, so idle all-gather memory is freed first.
   pool_.drop(Lane::kAllGather);
   for (ParameterGroup* group : groups) {
     group->gradients().start_reduce(*this);
-    // The parameter group is added to reducing_ only after start_reduce(), so that nothing waits
-    // for a reduction that failed to start.
+    // The group enters reducing_ only after start_reduce(): if start_reduce() throws, nothing waits
+    // for the reduction.
     reducing_.push_back(&group->gradients());
   }
 }
@@ -52,8 +52,7 @@ void CommContext::settle() {
   pool_.clear();
   const auto on_host = std::exchange(on_host_, {});
   if (!on_host.empty()) {
-    // An optimizer on the CPU reads offloaded gradients, so the CPU must wait; ordering the streams
-    // is not enough.
+    // An optimizer on the CPU reads offloaded gradients, so the CPU waits, not only the streams.
     streams_->synchronize(streams_->record(Lane::kCompute));
   }
   for (ShardedParameter* parameter : on_host) {
@@ -63,7 +62,7 @@ void CommContext::settle() {
 
 void CommContext::forget(std::vector<ParameterGroup>& groups) {
   for (ParameterGroup& group : groups) {
-    // Only the state of `groups` is erased, because other units that share the context continue.
+    // Other units that share the context continue, so only the state of `groups` is erased.
     std::erase(reducing_, &group.gradients());
     for (const ShardedParameter& parameter : group.parameters()) {
       std::erase(on_host_, &parameter);
@@ -72,8 +71,8 @@ void CommContext::forget(std::vector<ParameterGroup>& groups) {
   }
 }
 
-/// Keeps `tensors` alive until `event`. Without an event (on a CPU) no other stream uses the
-/// tensors, so the tensors are freed at once.
+/// Keeps `tensors` alive until `event`. On a CPU there is no event and no other stream, so the
+/// tensors are freed at once.
 void CommContext::retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event) {
   if (event != nullptr && !tensors.empty()) {
     retired_.push_back({std::move(tensors), std::move(event)});
@@ -87,9 +86,9 @@ void CommContext::free_retired() {
 }
 
 // GradientReduction reduces the gradients of a parameter group: reduce-scatter over the shard
-// dimension, all-reduce over replicas, division, addition to the sharded parameters' gradients. The
-// reduction starts when backward leaves the unit. finish() is called when backward leaves the next
-// unit (CommContext::reduce): the collective overlaps the next unit's backward.
+// dimension, all-reduce over replicas, division, addition to the shards' gradients. The reduction
+// starts when backward leaves the unit, and overlaps the backward of the next unit.
+// CommContext::reduce calls finish() when backward leaves the next unit.
 
 namespace {
 
@@ -98,16 +97,15 @@ namespace {
 /// two steps limits both overflow and underflow, as in FSDP2.
 double half_pre_divisor(std::int64_t ranks) {
   std::int64_t factor = 1;
-  // The factor must divide the number of ranks: for 12 ranks, gradients are divided by 4, later by
-  // 3.
+  // The factor must divide the number of ranks. For 12 ranks the factor is 4; the rest is 3.
   while (ranks % factor == 0 && ranks / factor > factor) {
     factor *= 2;
   }
   return static_cast<double>(factor);
 }
 
-/// Casts the gradients that do not have type `dtype`, into one common buffer. Undefined gradients
-/// stay undefined.
+/// Casts gradients of other types to `dtype`, into one common buffer. Undefined gradients stay
+/// undefined.
 void cast_together(const std::vector<at::Tensor*>& gradients, c10::ScalarType dtype) {
   const auto step = kTensorAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
   std::vector<at::Tensor*> others;
@@ -148,14 +146,13 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
       all_reduce_(settings_->all_reduce),
       force_sum_(settings_->force_sum),
       hook_(settings_->all_reduce_hook) {
-  // The pre-divisor is a power of two, so that dividing in two steps rounds as dividing once does.
-  // Types other than fp16 have enough range without a pre-divisor.
+  // A pre-divisor that is a power of two adds no rounding error. Types other than fp16 have enough
+  // range, so they need no pre-divisor.
   if (dtype_ == at::kHalf && !force_sum_) {
-    // The user's divisor can be smaller than the factor of half_pre_divisor(), even 1. Dividing by
-    // the factor first would then require a multiplication after the sum.
+    // A user's divisor can be smaller than half_pre_divisor(); dividing by half_pre_divisor() first
+    // would then require a multiplication after the sum.
     pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), divisor_);
   }
-  // A mesh of one rank sends nothing: finish() adds the gradients of this rank directly.
   if (mesh_.ranks() == 1) {
     return;
   }
@@ -170,9 +167,9 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
   in_place() ? reduce_in_place(context) : reduce_packed(context);
 }
 
-/// Whether the reduce-scatter returns the average, which saves a pass over the result. Requires a
-/// power of two of ranks: dividing is then exact, with the same bits as on a back end that only
-/// sums. A sum that is all-reduced later or passed to a hook is not divided here.
+/// Whether the reduce-scatter computes the average, which saves a pass over the result. The number
+/// of ranks must be a power of two: the division is then exact, and the result is the same on back
+/// ends that only sum. A sum that is all-reduced later, or passed to a hook, must stay undivided.
 bool GradientReduction::averages() const {
   const auto ranks = static_cast<std::uint64_t>(mesh_.shard.size());
   return !mesh_.replicate && !hook_ && !force_sum_ && pre_divisor_ == 1 &&
@@ -201,16 +198,15 @@ at::Tensor GradientReduction::shard(std::size_t index) const {
                             : shard_of(output_, segments_[index], mesh_.shard.local_rank());
 }
 
-/// Whether the unsharded gradients can be the input of a reduce-scatter without packing: dimension
-/// 0 must divide evenly over the ranks, so that each gradient is all ranks' shards one after
-/// another.
+/// Whether the unsharded gradients are sent unpacked. Dimension 0 must divide evenly over the
+/// ranks: only then is each gradient the shards of all ranks, one after another.
 bool GradientReduction::in_place() const {
   const bool even = std::ranges::all_of(segments_, [](const Segment& segment) {
     const ShardShape& shape = segment.shape;
     return shape.splits_rows() && shape.rows(shape.ranks - 1) == shape.chunk();
   });
-  // If gradients are divided before the sum, the gradients are packed: a division in place would
-  // change autograd's tensors, to which the program can hold references.
+  // A division before the sum needs packed gradients: a division in place would change autograd's
+  // tensors, which the program can reference.
   return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
          mesh_.shard.group().moves_groups_in_place();
 }
@@ -223,13 +219,13 @@ void GradientReduction::reduce_in_place(CommContext& context) {
   cast_together(sent, dtype_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor gradient = std::exchange(gradients_[i].local, {});
-    // `held_` keeps each gradient alive until the collective has read the gradient. Without packing
-    // nothing else owns the gradients.
+    // Unpacked gradients have no other owner, so `held_` keeps them alive until the collective has
+    // read them.
     held_.push_back(gradient.defined() ? gradient.contiguous()
                                        : at::zeros(segments_[i].shape.sizes, tensor_options()));
   }
-  // Gradients are made on the compute stream, so the reduce-scatter stream waits for the compute
-  // stream. The reduce-scatter stream allocates the result and therefore owns the result.
+  // The compute stream makes the gradients, so the reduce-scatter stream waits for the compute
+  // stream. The result is allocated on the reduce-scatter stream.
   context.streams().order(Lane::kCompute, Lane::kReduceScatter);
   const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
   output_ = at::empty({flat_numel(segments_)}, tensor_options());
@@ -259,14 +255,14 @@ void GradientReduction::reduce_packed(CommContext& context) {
   if (ranks == 1) {  // replicate() uses all-reduce without reduce-scatter
     context.streams().order(Lane::kCompute, Lane::kReduceScatter);
     const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
-    // Parameters get views of the output, so the output is not a buffer of the pool.
+    // Gradients become views of the output, so the output is not from the pool.
     output_ = at::empty({numel}, tensor_options());
     pack_divided(unsharded, output_.view({1, numel}));
     held_ = std::move(unsharded);
     work_ = start_all_reduce();
     return;
   }
-  // The gradients are packed on the compute stream, because autograd made the gradients there.
+  // The gradients are packed on the compute stream, on which autograd computed them.
   buffer_ = context.pool().acquire(ranks * numel, dtype_, Lane::kCompute);
   const at::Tensor input = buffer_->tensor.view({ranks, numel});
   pack_divided(unsharded, input);
@@ -277,7 +273,6 @@ void GradientReduction::reduce_packed(CommContext& context) {
   work_ = mesh_.shard.group().reduce_scatter(output_, input, op_);
 }
 
-/// Copies the gradients to `packed` (ranks, numel), divided by the pre-divisor.
 void GradientReduction::pack_divided(const std::vector<at::Tensor>& gradients,
                                      const at::Tensor& packed) const {
   pack(gradients, segments_, packed);
@@ -291,22 +286,22 @@ void GradientReduction::wait(CommContext& context) {
     std::exchange(work_, nullptr)->wait();
   }
   const comm::StreamEventPtr event = context.streams().record(Lane::kReduceScatter);
-  // On a GPU the collective reads buffer_ until `event`. The pool reuses buffer_ after `event`.
+  // On a GPU the pool reuses buffer_ only after `event`, because the collective reads buffer_.
   if (buffer_ && event != nullptr) {
     context.pool().release(*std::move(buffer_), event);
   }
-  // On a CPU `event` is null and the packed buffer is freed: kept in the pool, an idle buffer would
-  // add to the peak of memory.
+  // On a CPU `event` is null. The packed buffer is freed, because an idle buffer in the pool would
+  // raise the memory peak.
   buffer_.reset();
   context.retire(std::exchange(held_, {}), event);
 }
 
-/// Adds the sums that earlier reductions stored for the all-reduce over replicas. If this reduction
-/// does no all-reduce over replicas, stores the new sum with the earlier sums.
+/// Adds the sums of earlier reductions that did no all-reduce over replicas. If this reduction does
+/// no all-reduce over replicas either, stores the new sum for a later reduction.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // Without an all-reduce over replicas in this backward, the parameter adds this backward's sum
-    // over the shard dimension to the stored sum.
+    // This backward does no all-reduce over replicas, so the parameter stores the sum over the
+    // shard dimension.
     if (!all_reduce_) {
       parameters_[i]->leave_to_replicas(
           {shard(i), gradients_[i].pending, gradients_[i].used, pre_divisor_}, dtype_);
@@ -317,8 +312,8 @@ void GradientReduction::join_earlier() {
     if (!earlier.local.defined()) {
       continue;
     }
-    // The divisor or the type can have changed since the earlier micro-batch, so the sum of that
-    // micro-batch is scaled.
+    // The divisor or the type can have changed since an earlier micro-batch, so the earlier sum is
+    // scaled.
     const double factor = earlier.divisor / pre_divisor_;
     if (mesh_.ranks() == 1) {
       // The addition is not done in place, because the user's hooks can hold a reference to
@@ -341,7 +336,7 @@ comm::WorkPtr GradientReduction::start_all_reduce() {
 }
 
 bool GradientReduction::reduce_over_replicas() {
-  // Without replicas, the result of the reduce-scatter is the complete sum.
+  // Without replicas, the reduce-scatter has already computed the complete sum.
   if (!mesh_.replicate) {
     return true;
   }
@@ -349,8 +344,8 @@ bool GradientReduction::reduce_over_replicas() {
     // The sums of micro-batches are added in reduce_dtype even with one replica, so that the result
     // does not depend on the number of replicas.
     join_earlier();
-    // With one rank in the shard dimension, reduce_packed() has started the all-reduce and wait()
-    // has waited for the all-reduce.
+    // If the shard dimension has one rank, reduce_packed() has started the all-reduce, and wait()
+    // has waited for it.
   } else if (mesh_.shard.size() > 1) {
     if (const comm::WorkPtr work = start_all_reduce()) {
       work->wait();
@@ -379,7 +374,7 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   if (hook_) {
     hook_(output_);
   }
-  // The division is after the all-reduce hook, which receives undivided sums.
+  // The all-reduce hook must receive undivided sums, so the division follows the hook.
   if (op_ == ReduceOp::kSum && divisor_ != pre_divisor_) {
     output_.div_(divisor_ / pre_divisor_);
   }
@@ -388,8 +383,8 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   }
 }
 
-/// Casts each gradient separately on a CPU, where separate casts cost nothing. A common buffer
-/// would change the order in which a gradient norm is summed.
+/// On a CPU separate casts cost nothing, and a common buffer would change the order in which a
+/// gradient norm is summed.
 void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype) {
   if (!mesh_.device().is_cpu()) {
     cast_together(gradients, dtype);
@@ -427,8 +422,8 @@ void GradientReduction::hand_out_alone(CommContext& context) {
       // autograd's tensor.
       gradient = gradient.div(divisor_);
     }
-    // Collects only the gradients that become `.grad` unchanged. All other gradients are added to
-    // an earlier gradient, or have a pending sum over tensor-parallel ranks.
+    // Leaves out each gradient that is added to an earlier gradient, and each gradient with a
+    // pending sum over tensor-parallel ranks.
     if (!parameters_[i]->gradient().defined() && !parameters_[i]->home().pinned &&
         gradients_[i].pending == nullptr) {
       complete.push_back(&gradient);
@@ -443,8 +438,8 @@ void GradientReduction::hand_out_alone(CommContext& context) {
 void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
                                  CommContext& context) {
   ShardedParameter& parameter = *parameters_[index];
-  // If this rank did not use the parameter, this rank has sent zeros. agree_on_use() decides
-  // whether any rank used the parameter.
+  // A rank that did not use the parameter has sent zeros. agree_on_use() decides whether any rank
+  // used the parameter.
   const bool used = gradients_[index].used;
   if (!used && parameter.holders().size() == 1) {
     parameter.skip_unused();
@@ -453,13 +448,12 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   if (parameter.home().offloaded) {
     context.expect_on_host(parameter);
   }
-  // CommContext::settle computes a pending sum over tensor-parallel ranks later: one all-reduce
-  // sums many parameters, on shards, which are smaller than gradients. The result is stored where a
-  // complete gradient is stored, next to the neighbouring parameters' gradients. Complete gradients
-  // are treated in the same way before the ranks have agreed on the process group
-  // (PartialGradGroup), because an optimizer that merges neighbouring gradients must merge the same
-  // gradients in a resumed run. The result is not written to autograd's tensor, because the user's
-  // hooks can hold a reference to that tensor.
+  // CommContext::settle later computes the pending sums over tensor-parallel ranks: one all-reduce
+  // sums the shards of many parameters. Results are stored next to the gradients of neighbouring
+  // parameters, like complete gradients. Until the ranks have agreed on the process group
+  // (PartialGradGroup), complete gradients take the same path: an optimizer that merges
+  // neighbouring gradients must merge the same gradients in a resumed run. Results are not written
+  // to autograd's tensors, because the user's hooks can reference these tensors.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
@@ -473,9 +467,9 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   }
 }
 
-// agree_on_calls(), free_outdated() and agree_on_use() exchange a few bytes of CPU memory for each
+// agree_on_calls(), free_outdated() and agree_on_use() exchange a few bytes of CPU memory over each
 // process group when a forward begins or ends and when backward ends. Every rank must make all
-// calls in the same order, even after an error. Otherwise the other ranks would wait forever.
+// calls in the same order, even after an error, because other ranks would wait forever.
 
 namespace {
 
@@ -483,8 +477,8 @@ using Groups = std::vector<comm::Communicator*>;
 
 /// Appends the process groups that `order` lacks to `order`, from the smallest to the largest.
 void append_by_size(Groups& order, Groups groups) {
-  // A stable sort keeps process groups of equal size in the order of the modules, which is equal on
-  // all ranks.
+  // The sort is stable: process groups of equal size stay in the order of the modules, which is the
+  // same on all ranks.
   std::ranges::stable_sort(groups, {}, &comm::Communicator::size);
   for (comm::Communicator* group : groups) {
     if (std::ranges::find(order, group) == order.end()) {
@@ -511,8 +505,8 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating) {
     try {
       group->agree_on_calls(found);
     } catch (const comm::PeerError&) {
-      // A PeerError only means that another rank has stopped. If the comparison on an earlier
-      // process group found the cause, the cause is thrown instead of the PeerError.
+      // A PeerError only reports that another rank has stopped. An Error that was found on an
+      // earlier process group is the cause, so the Error is thrown instead.
       if (found.empty()) {
         throw;
       }
@@ -540,7 +534,7 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
     for (const ParameterGroup* group : same) {
       outdated.push_back(group->gathered().is_current() ? 0 : 1);
     }
-    // One exchange between ranks compares all parameter groups of a mesh.
+    // All parameter groups of a mesh are compared by one exchange.
     if (mesh.size() > 1) {
       set_where_any_rank_has(outdated, mesh.group(), "what is gathered still");
     }
@@ -553,11 +547,11 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
 }
 
 void agree_on_use(const std::vector<ParameterGroup*>& groups) {
-  // For each mesh: the parameters with parts on the ranks of the mesh, in the order of the modules.
+  // For each mesh: the parameters that are distributed on the mesh, in the order of the modules.
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
-    // Parameters that were not reduced on this rank are included: a rank with another part of the
-    // tensor, for example another expert, can run other units.
+    // The list includes parameters that this rank did not reduce: a rank with another part of the
+    // tensor (another expert, for example) can run other units.
     for (ShardedParameter& parameter : group->parameters()) {
       const DeviceMesh& mesh = parameter.holders();
       auto found = std::ranges::find(peers, mesh, &decltype(peers)::value_type::first);
@@ -584,7 +578,7 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
       PartialGradGroup& sum = parameter->partial_group();
       const std::size_t count = sum.flags().size();
       parameter->settle_use(used);
-      // If no rank has a gradient, the ranks agree on the process group (PartialGradGroup) later.
+      // If no rank has a gradient, a later call agrees on the process group (PartialGradGroup).
       if (used && count > 0) {
         sum.agree(rest.subspan(1, count));
       }
