@@ -140,11 +140,11 @@ class KeptMappings {
   std::mutex mutex_;
   std::vector<Mapping> kept_;
 };
-/// Host memory for the copies of a save. If the kernel has 2 MiB pages, such pages are used,
-/// because clearing as much memory in small pages takes as long as the copy.
+/// Host memory for the copies of a save. Uses huge pages (2 MiB) if the kernel has such pages:
+/// clearing the same memory in small pages would take as long as the copy itself.
 class HostMemory {
  public:
-  /// Allocates memory for a copy of each CPU block in `files`. Throws Error on failure.
+  /// Throws Error if the memory for copies of the CPU blocks in `files` cannot be allocated.
   explicit HostMemory(const std::vector<ShardFile>& files) {
     for (const ShardFile& file : files) {
       for (const FileChunk& chunk : file.chunks) {
@@ -163,13 +163,13 @@ class HostMemory {
       TESSERA_CHECK(mapped != MAP_FAILED, "the copy of ", size,
                     " bytes that a save in the background writes has no memory: ",
                     std::strerror(errno), ": save at once");
-      madvise(mapped, size, MADV_HUGEPAGE);  // huge pages are optional: errors are ignored
+      madvise(mapped, size, MADV_HUGEPAGE);  // errors are ignored: small pages work as well
     }
     memory_ = std::shared_ptr<void>(
         mapped, [size](void* memory) { KeptMappings::instance().keep({memory, size}); });
   }
 
-  /// Returns a contiguous, uninitialized tensor in the mapping, which the tensor keeps alive.
+  /// Returns a contiguous, uninitialized tensor. The tensor keeps the mapping alive.
   at::Tensor take(at::IntArrayRef sizes, c10::ScalarType dtype) {
     const std::int64_t size = bytes_of_copy(sizes, dtype);
     TESSERA_CHECK(taken_ + size <= bytes_, "a copy of ", size, " bytes was to be put behind ",

@@ -52,8 +52,8 @@ constexpr const char* kConfigFile = "config.json";
 /// The largest accepted size of config.json, far above the size of any real config.json.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Whether the name of a file is that of a shard which an export wrote. The pattern of shard names
-/// is narrow, because other files in the folder belong to the user.
+/// Whether a file name is the name of a shard that an export wrote. The pattern is narrow, because
+/// other files in the folder belong to the user.
 bool is_shard(const std::string& name) {
   static const std::regex shard(R"(model-([0-9a-f]{8}-)?\d{5}-of-\d{5}\.safetensors)");
   return std::regex_match(name, shard);
@@ -249,14 +249,14 @@ void ExportFolder::publish() {
 /// random number for later models.
 std::string ExportFolder::shard_prefix() const {
   bool first = true;
-  std::error_code ignored;  // an error is ignored here: opening the first file reports the error
+  std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
     first &= !entry.path().filename().string().starts_with("model-");
   }
   return first ? "model-" : fmt::format("model-{:08x}-", std::random_device()());
 }
 
-/// Returns the text of the index file, sorted by tensor name, as `transformers` writes it.
+/// Returns the text of the index file. Tensor names are sorted, as in the files of `transformers`.
 std::string ExportFolder::index_json() const {
   ordered_json index;
   index["metadata"]["total_size"] = total_bytes_;
@@ -295,11 +295,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The largest accepted size of a tokenizer file, far above the size of any real tokenizer.
 constexpr std::uint64_t kMaxBytes = 500'000'000;
 
-/// The names that `transformers` uses for the files of a tokenizer. Additional chat templates are
-/// in a subfolder.
 constexpr std::array kNames = {"tokenizer.json",
                                "tokenizer.model",
                                "tokenizer_config.json",

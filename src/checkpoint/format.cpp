@@ -13,7 +13,6 @@ namespace {
 
 using SizesRef = std::span<const std::int64_t>;
 
-/// Returns the strides, in elements, of a row-major tensor.
 std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   std::vector<std::int64_t> strides(sizes.size(), 1);
   for (std::size_t dim = sizes.size(); dim-- > 1;) {
@@ -22,8 +21,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// Returns the number n of leading dimensions to loop over when a block of a tensor is split into
-/// contiguous ranges. In each dimension after dimension n the block is as large as the tensor.
+/// Returns the number n of leading dimensions of a block over which for_each_run() loops. In all
+/// later dimensions except the first, the block is as large as the tensor.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {
@@ -61,8 +60,6 @@ void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
   }
 }
 
-/// Each contiguous range covers the trailing dimensions that the block spans completely, and the
-/// last dimension before them. The loop iterates over the remaining leading dimensions.
 void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
                   const std::function<void(std::int64_t, std::int64_t)>& visit) {
   // An empty block has no range, but the do-while loop would visit at least one range.
@@ -75,13 +72,11 @@ void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
   const auto first =
       std::inner_product(offset.begin(), offset.end(), strides.begin(), std::int64_t{0});
   std::vector<std::int64_t> index(outer, 0);
-  // For a scalar, `index` is empty and advance() returns false, so the loop visits one element.
   do {
     visit(std::inner_product(index.begin(), index.end(), strides.begin(), first), count);
   } while (advance(index, block.first(outer)));
 }
 
-/// A piece has size 1 in each leading dimension in which a single slice exceeds `most_elements`.
 void for_each_piece(SizesRef sizes, std::int64_t most_elements,
                     const std::function<void(SizesRef, SizesRef)>& visit) {
   if (product(sizes) == 0) {
@@ -114,8 +109,7 @@ std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   return place;
 }
 
-/// owned_blocks() usually returns one block. Some layouts split the shard of a rank into several
-/// blocks: see owned_boxes().
+/// Some layouts split a rank's shard into several blocks: see owned_boxes().
 std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const std::vector<std::int64_t> zeros(sizes.size(), 0);
@@ -144,7 +138,8 @@ at::Tensor local_block(const at::Tensor& local, const Box& box) {
 
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out) {
-  // A part takes an eighth of a 2 MiB L2 cache. Checksums of whole MiBs took 1.9 times as long.
+  // Each checksum is computed while its bytes are in the L2 cache. With parts of 1 MiB, the
+  // checksums took 1.9 times as long.
   constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
   std::uint32_t sum = 0;
   while (!out.empty()) {
@@ -176,8 +171,8 @@ namespace {
 
 using c10::ScalarType;
 
-/// The types of the safetensors format that libtorch has, in the order of the enum in Hugging
-/// Face's safetensors library, because this order decides the order of the tensors in a file.
+/// The types that libtorch and the safetensors format share. The order is the order of the enum in
+/// Hugging Face's safetensors library, which decides the order of the tensors in a file.
 constexpr SafetensorsDtype kDtypes[] = {
     {"BOOL", ScalarType::Bool},
     {"U8", ScalarType::Byte},
@@ -279,8 +274,8 @@ void check_tensor_name(std::string_view name) {
       "the tensor name '", name, "' looks like a path");
 }
 
-/// Returns the value of a natural number in JSON. The JSON parser gives unsigned type exactly to
-/// natural numbers that fit in 64 bits.
+/// Returns the value of a natural number in JSON. The JSON parser stores natural numbers below
+/// 2^64, and no other values, in an unsigned type.
 std::int64_t natural_number(const nlohmann::json& value, const char* what) {
   TESSERA_CHECK(value.is_number_unsigned(), what, " holds ",
                 value.is_number() ? value.dump() : value.type_name(),

@@ -26,7 +26,7 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// Returns the number of elements of a block with `sizes`.
+/// Returns the product of `sizes`, which is the number of elements.
 std::int64_t product(std::span<const std::int64_t> sizes);
 
 /// Throws Error unless the block [offset, offset + block) is inside a tensor of `sizes`.
@@ -50,14 +50,13 @@ void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_eleme
                     const std::function<void(std::span<const std::int64_t> offset,
                                              std::span<const std::int64_t> sizes)>& visit);
 
-/// Returns the elementwise sum of the offsets `from` and `by`.
+/// Returns the elementwise sum of the two offsets.
 std::vector<std::int64_t> moved(std::span<const std::int64_t> from,
                                 std::span<const std::int64_t> by);
 
 /// Returns the blocks of a tensor that this rank stores: one block for a plain tensor, none if the
 /// rank is not on the tensor's mesh.
 std::vector<Box> owned_blocks(const at::Tensor& tensor);
-/// Returns a view of the block [offset, offset + sizes) of `tensor`.
 at::Tensor block_at(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                     std::span<const std::int64_t> sizes);
 /// Returns a view of the block of the local tensor that `box` describes.
@@ -70,8 +69,8 @@ constexpr std::uint64_t granules_of(std::uint64_t bytes) {
   return tessera::detail::ceil_div(bytes, kGranuleBytes);
 }
 
-/// Reads up to 1 MiB at `offset` of a file into `out`, and returns the CRC-32C of the bytes. The
-/// checksum of each part is computed right after the read, while the CPU's cache has the part.
+/// Reads up to 1 MiB at `offset` of a file into `out`, and returns the CRC-32C of the bytes. Works
+/// in small parts, so that each checksum uses bytes that are still in the CPU's cache.
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
@@ -131,7 +130,6 @@ std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const cha
 /// a writer from one thread at a time.
 class SafetensorsWriter {
  public:
-  /// The name, type and sizes of a tensor to be written.
   struct Item {
     std::string name;
     c10::ScalarType dtype;
@@ -148,13 +146,12 @@ class SafetensorsWriter {
 
   /// Returns the names of the tensors, in the order in which the file stores the tensors.
   std::vector<std::string> names() const;
-  /// Writes a whole tensor from any device, with any strides. Tensors can be written in any order.
+  /// Writes a whole tensor of any device and any strides. Tensors can be written in any order.
   void write(const std::string& name, const at::Tensor& tensor);
   /// Writes the block of a tensor that begins at `offset`. Blocks must not overlap.
   void write(const std::string& name, std::span<const std::int64_t> offset,
              const at::Tensor& block);
 
-  /// Completes the file: calls seal() and publish().
   void finish();
   /// Checks that every element was written, and makes the temporary file durable (fsync).
   void seal();

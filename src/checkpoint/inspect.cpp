@@ -22,11 +22,12 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
-/// The largest number of elements in a block. A limit of the number of bytes alone would not bound
-/// memory, because comparisons convert small types to wider types.
+/// The largest number of elements in a block. Memory would not be bounded by a limit in bytes,
+/// because comparisons convert small types to wider types.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
 
-/// Lists the tensors that have bytes in [begin, end) of a file, with the offset in each tensor.
+/// Lists the tensors that have bytes in the range [begin, end) of a file. For each tensor, the text
+/// has the position of the first such byte in the tensor.
 std::string tensors_at(const SafetensorsFile& file, std::uint64_t begin, std::uint64_t end) {
   std::vector<std::string> names;
   for (const auto& [name, entry] : file.tensors()) {
@@ -84,8 +85,8 @@ class Verification {
     }
   }
 
-  /// Returns, for a message, the names of the tensors that have bytes in [begin, end) of a file. If
-  /// the file's header cannot be read, returns ", in its header".
+  /// For a message: like tensors_at() for a file at a path. If the file's header cannot be read,
+  /// returns ", in its header".
   static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
                               std::uint64_t end) {
     try {
@@ -179,7 +180,8 @@ struct Difference {
     const at::Tensor x = a.to(a.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor y = b.to(b.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
-    // at::equal() found a difference, but different integers beyond 2^53 can be equal as doubles.
+    // at::equal() compared the integers exactly. As doubles, different integers beyond 2^53 can be
+    // equal.
     found = found || c10::isIntegralType(a.scalar_type(), /*includeBool=*/true) ||
             !same.all().item<bool>();
     const double infinity = std::numeric_limits<double>::infinity();

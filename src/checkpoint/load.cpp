@@ -54,8 +54,8 @@ bool is_saved(const RankState& object) {
   return object.persistent();
 }
 
-/// Adds to `report` the names in `objects` that are missing in `saved`, a JSON object with names as
-/// keys, and the unexpected names in `saved`.
+/// Adds names to `report`: the names in `objects` that `saved` lacks as missing, and the names in
+/// `saved` that `objects` lacks as unexpected. `saved` is a JSON object with names as keys.
 template <class Object>
 void compare(const json& saved, const std::vector<std::pair<std::string, Object*>>& objects,
              const LoadOptions& options, LoadReport& report) {
@@ -77,7 +77,6 @@ void compare(const json& saved, const std::vector<std::pair<std::string, Object*
   }
 }
 
-/// Adds the names of all tensors and objects in the saved step and in the state to `names`.
 void add_all_names(const Manifest& manifest, const StateDict& state, std::set<std::string>& names) {
   const auto add = [&names](auto&& named) {
     for (const auto& [name, unused] : named) {
@@ -220,8 +219,8 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
 struct Filling {
   StateEntry entry;
   std::string name;
-  /// The parameter's other names in the checkpoint, if the parameter is tied in this model but was
-  /// not tied in the saved model.
+  /// The parameter's other names in the checkpoint. The list is empty unless the parameter is tied
+  /// in this model and was not tied in the saved model.
   std::vector<std::string> copies;
 };
 
@@ -296,7 +295,7 @@ class Comparison {
     }
   }
 
-  /// Returns the stored names of the tensor `entry`: one name for each distinct stored tensor.
+  /// Returns the names in the checkpoint under which the tensor `entry` has distinct copies.
   std::vector<std::string> names_in_step(const StateEntry& entry) const {
     std::vector<std::string> names;
     std::set<const ManifestTensor*> tensors;
@@ -340,8 +339,8 @@ class Comparison {
   std::vector<std::string> different_;
   std::set<std::string> known_;
   std::vector<Filling> fillings_;
-  /// The parameters that the load does not fill completely. The value of a parameter says whether
-  /// the parameter had values before the load.
+  /// Maps each parameter that the load fills only partly to a flag: whether the parameter had
+  /// values before the load.
   std::map<const nn::ParameterSlot*, bool> incomplete_;
 };
 

@@ -132,7 +132,7 @@ void ModelFiles::open_index() {
     // Links are refused (Symlinks::kRefuse): shard_path() has resolved every permitted link.
     const auto& file = files_.emplace_back(shard_path(folder_, shard), Symlinks::kRefuse);
     shards.emplace(shard, &file);
-    // A tensor that the index assigns to another shard is not read from this file.
+    // A tensor is read only from the shard to which the index assigns the tensor.
     for (const auto& [name, entry] : file.tensors()) {
       TESSERA_CHECK(weight_map.contains(name), "tensor '", name, "' is in '", file.path().string(),
                     "', but the index '", path.string(),
@@ -172,13 +172,13 @@ std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
   return tensors;
 }
 
-/// A parameter, and the tensor in the files that fills the parameter or a part of the parameter. If
-/// a parameter is tied, `stored` has that name of the parameter which is in the files.
+/// A parameter, and the tensor in the files that fills the parameter or a part of the parameter.
+/// For a tied parameter, `stored` has an FQN that occurs in the files.
 struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;
   FileTensor in_file;
-  std::vector<Match> copies;  ///< equal tensors under the other names of a tied parameter
+  std::vector<Match> copies;  ///< the tied parameter's other tensors in the files
 };
 
 /// Whether a tensor is a rotary-embedding buffer. Older exports of Llama contain this buffer, which
@@ -218,7 +218,6 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   Mismatch mismatch;
   std::set<std::string> known;
   for (const auto& [slot, names, is_buffer] : model_slots(module)) {
-    // For each name of the parameter, the tensors that store the parameter or its parts in files.
     std::vector<std::vector<StoredTensor>> by_name;
     for (const std::string& name : names) {
       by_name.push_back(stored_tensors(name, *slot));
@@ -294,7 +293,6 @@ void fill(std::vector<Match> matches) {
   reads.run();
 }
 
-/// A function that runs one pass of a load, either on all ranks or on this rank alone.
 using RunStep = std::function<void(const std::function<void()>& step)>;
 
 void load(nn::ModuleBase& module, const std::filesystem::path& folder, const ModelName& model_name,

@@ -27,8 +27,8 @@ using nlohmann::json;
 /// the time for untrusted manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
-/// Returns the dimension in which a tensor's stored blocks (chunks) have the most distinct offsets.
-/// In this dimension the fewest blocks overlap.
+/// Returns the dimension in which a tensor's stored blocks (chunks) have the most distinct offsets,
+/// because the fewest blocks overlap in this dimension.
 std::size_t widest_dim(const ManifestTensor& tensor) {
   std::size_t widest = 0;
   std::size_t most = 0;
@@ -60,7 +60,7 @@ void check_tiling(const ManifestTensor& tensor) {
   }
   TESSERA_CHECK(elements == all, "its chunks have ", elements, " elements, not ", all);
   if (tensor.sizes.empty()) {
-    return;  // the only chunk of a scalar has one element
+    return;
   }
   const std::size_t dim = widest_dim(tensor);
   std::vector<const ManifestChunk*> order;
@@ -110,7 +110,6 @@ std::uint32_t parse_hex(std::string_view text) {
   return number;
 }
 
-/// Returns the end of a manifest's text: the checksum of `body`, the text before the checksum.
 std::string ending(std::string_view body) {
   return ",\"crc32c\":\"" + hex(tessera::detail::crc32c(std::as_bytes(std::span(body)))) + "\"}\n";
 }
@@ -171,7 +170,7 @@ ManifestTensor parse_tensor(const json& value, std::size_t files) {
   return tensor;
 }
 
-/// Parses members of the manifest that the manifests of older Tessera versions lack.
+/// Parses the members that manifests of older Tessera versions lack.
 void parse_objects(Manifest& manifest, const json& root) {
   manifest.stateful = root.value("stateful", json::object());
   manifest.rank_states = root.value("rank_states", json::object());
@@ -211,7 +210,7 @@ Manifest from_json(const json& root, Checksums checksums) {
                   manifest.files.back().name, "' twice");
   }
   for (const auto& [name, value] : root.at("tensors").items()) {
-    check_tensor_name(name);  // after this check, error messages can contain the name
+    check_tensor_name(name);  // messages may contain the name only after this check
     try {
       manifest.tensors.emplace(name, parse_tensor(value, manifest.files.size()));
     } catch (const Error& error) {
@@ -326,8 +325,8 @@ std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::
   }
 }
 
-/// Adds the blocks of one file to a manifest. The size of a tensor is where the last of its blocks
-/// ends, in each dimension.
+/// Adds the blocks of one file to a manifest. In each dimension, the tensor's size is the largest
+/// end of a block.
 void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
   TESSERA_CHECK(metadata != file.metadata().end(), "it has no DCP_SHARDING_INFO");

@@ -23,14 +23,12 @@ namespace tessera::checkpoint {
 
 inline constexpr const char* kManifestFile = "manifest.json";
 
-/// A file of a saved step, as the manifest describes the file.
 struct FileRecord {
   std::string name;
   std::uint64_t bytes = 0;
   std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB; empty if PyTorch wrote the file
 };
 
-/// A block of a tensor, and the file that stores the block.
 struct ManifestChunk {
   std::size_t file = 0;  ///< index of the file in Manifest::files
   std::vector<std::int64_t> offset, sizes;
@@ -38,7 +36,7 @@ struct ManifestChunk {
 
 /// A tensor of a saved step. Its chunks (stored blocks) cover each element exactly once.
 struct ManifestTensor {
-  std::string dtype;  ///< the name of the data type in safetensors
+  std::string dtype;
   std::vector<std::int64_t> sizes;
   std::vector<std::string> tied;  ///< the other names of a tied parameter
   std::vector<ManifestChunk> chunks;
@@ -55,7 +53,7 @@ struct Manifest {
   std::map<std::string, ManifestTensor> tensors = {};
   nlohmann::json entries = nlohmann::json::object();
   nlohmann::json stateful = nlohmann::json::object();  ///< states of Stateful objects, by name
-  /// States of RankState objects: for each name, a list with the state of each rank.
+  /// The states of RankState objects, by name: a list with one state per rank.
   nlohmann::json rank_states = nlohmann::json::object();
   /// The number of calls of each nn::Dropout, by FQN.
   nlohmann::json dropout_calls = nlohmann::json::object();
@@ -97,8 +95,8 @@ Manifest manifest_of_shards(const std::filesystem::path& folder);
 /// Reads the manifest of a saved step, or makes a manifest from the shards of PyTorch's writer.
 Manifest manifest_in(const std::filesystem::path& folder);
 
-/// Returns the overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
-/// `local_offset` of the result is relative to the second block.
+/// Returns the overlap of two blocks of one tensor; nullopt if the blocks do not overlap. In the
+/// result, `local_offset` is the position of the overlap in the second block.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes,
                                 std::span<const std::int64_t> other_offset,

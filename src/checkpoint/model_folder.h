@@ -38,8 +38,8 @@ class ModelFiles {
   void open_index();
 
   std::filesystem::path folder_;
-  /// The opened files. The container is a deque, because a growing deque, unlike a vector, does not
-  /// invalidate the pointers in `tensors_`.
+  /// The opened files, in a deque: unlike a vector, a deque does not move its elements when it
+  /// grows, so the pointers in `tensors_` stay valid.
   std::deque<SafetensorsFile> files_;
   std::map<std::string, const SafetensorsFile*> tensors_;
 };
@@ -56,7 +56,6 @@ void check_export_folder(const std::filesystem::path& folder, const std::string&
 /// support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
-/// Returns the total number of bytes of the values of all tensors.
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
 
 /// The files of one export, on the rank that writes the files. Until publish(), only temporary
@@ -88,7 +87,7 @@ class ExportFolder {
   std::filesystem::path folder_;
   std::string config_json_;
   std::vector<std::string> names_;
-  std::vector<SafetensorsWriter> writers_;  ///< one writer per name in `names_`, in the same order
+  std::vector<SafetensorsWriter> writers_;  ///< the writers of `names_`, in the same order
   std::map<std::string, std::size_t> shard_of_;
   std::int64_t total_bytes_ = 0;
 };

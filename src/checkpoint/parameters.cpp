@@ -50,8 +50,8 @@ std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::Parame
   return stored;
 }
 
-/// Adds a StateEntry for each tensor in files that stores `tensor`, which is the parameter itself
-/// or optimizer state. The name of an entry is `prefix`, the FQN and `suffix` joined.
+/// Adds a StateEntry for each tensor in files that stores a part of `tensor`, a parameter or
+/// optimizer state. The entry's name is `prefix` + FQN + `suffix`.
 void add_entries(std::vector<StateEntry>& entries, const NamedParameter& parameter,
                  const at::Tensor& tensor, const std::string& prefix, const std::string& suffix) {
   const std::size_t begin = entries.size();
@@ -124,7 +124,8 @@ void check_filled(const std::vector<NamedParameter>& parameters) {
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
   TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
                 "' has no storage: call nn::to_empty() before loading");
-  // A load fills the FSDP shard, but forward and backward would use old values that are gathered.
+  // The load would fill the FSDP shard, but forward and backward would still use the old gathered
+  // values.
   TESSERA_CHECK(!slot.role.gathered, "parameter '", name,
                 "' is gathered: load before the first forward, or call fsdp::reshard() first");
 }

@@ -50,7 +50,6 @@ nlohmann::json dropout_calls(const nn::ModuleBase& module);
 /// Throws Error for a parameter that is Partial or marked as different between ranks
 /// (set_distinct_along), because a file has one value for each name.
 void check_one_value(const nn::ParameterSlot& slot, const std::string& name);
-/// Throws Error if a parameter has not been initialized yet.
 void check_filled(const std::vector<NamedParameter>& parameters);
 /// Throws Error if the values of the parameter cannot be set now, because the parameter is on the
 /// meta device or gathered.
@@ -77,17 +76,19 @@ struct StoredTensor {
   std::vector<std::int64_t> sizes;
   /// The rows of the parameter that the tensor stores. nullopt means all rows.
   std::optional<PartRows> rows{};
-  /// Whether the tensor is one matrix of a stack, and `sizes` lacks the parameter's dimension 0.
+  /// Whether the tensor is one matrix of a stacked parameter. `sizes` then lacks dimension 0 of the
+  /// parameter.
   bool is_matrix_of_stack = false;
 
-  /// A function that receives an offset in the stored tensor, and the values of the parameter at
-  /// this offset.
+  /// A function that receives an offset in the stored tensor and the parameter's values for the
+  /// block that begins at this offset.
   using Visit = std::function<void(std::span<const std::int64_t> offset, const at::Tensor& part)>;
-  /// Calls `visit` for the overlap of the stored tensor with the parameter's block at `offset`.
+  /// Calls `visit` for the elements that the stored tensor shares with the parameter's block at
+  /// `offset`.
   void visit(std::span<const std::int64_t> offset, const at::Tensor& block,
              const Visit& visit) const;
-  /// Calls `visit` for each block of the stored tensor that this rank has in `parameter`; the
-  /// tensors that `visit` receives share the parameter's memory.
+  /// Calls `visit` for each block of the stored tensor that this rank has in `parameter`. The
+  /// tensors that `visit` receives share the memory of `parameter`.
   void visit_own(const at::Tensor& parameter, const Visit& visit) const;
 };
 

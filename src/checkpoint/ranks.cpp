@@ -53,7 +53,6 @@ struct PartHolder {
   Sizes coordinate;
   Sizes local_sizes;
 
-  // A scalar counts as one row.
   std::int64_t rows() const { return local_sizes.empty() ? 1 : local_sizes[0]; }
   std::int64_t row_elements() const {
     return local_sizes.empty() ? 1 : product(std::span(local_sizes).subspan(1));
@@ -140,7 +139,6 @@ class Gather {
     // Every rank of the world takes part in the all-to-all, even if the rank has nothing to send.
     const at::Tensor sent = mine_ == nullptr ? at::empty({0}, options()) : rows_of(begin, end);
     std::vector<std::int64_t> out(static_cast<std::size_t>(world_.size()), 0), in = out;
-    // The all-to-all sends elements only to rank 0.
     out[0] = sent.numel();
     if (world_.rank() == 0) {
       for (const auto& part : parts_) {
@@ -173,7 +171,6 @@ class Gather {
     }
   }
 
-  // Returns the sizes of the rows [begin, end) of a shard, limited to the rows that exist.
   Sizes clipped_sizes(const PartHolder& part, std::int64_t begin, std::int64_t end) const {
     Sizes sizes = part.local_sizes;
     if (!sizes.empty()) {
@@ -200,7 +197,7 @@ class Gather {
   }
   at::TensorOptions options() const { return at::TensorOptions(dtype_).device(device_); }
 
-  // These references stay valid: gather_blocks(), which gets the objects, destroys the Gather.
+  // The references stay valid, because a Gather exists only during one call of gather_blocks().
   const at::Tensor& tensor_;
   const ShardingSpec& spec_;
   Sizes sizes_;

@@ -36,7 +36,7 @@ void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& 
 
 /// Like run_or_fail_on_all(), for work that reads the files of a saved step. All ranks throw
 /// DamagedStep if bytes do not match their checksums, or if a file is missing for the failed rank
-/// and for rank 0. A file that exists but cannot be read is no proof: plain Error on all ranks.
+/// and for rank 0. For a file that exists but cannot be read, all ranks throw a plain Error.
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
 /// A function that gather_blocks() calls on rank 0 with a block of a global tensor. The block

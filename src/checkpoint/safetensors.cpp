@@ -1,5 +1,4 @@
-// Reads and writes a safetensors file block by block. Contains reads with checksums, headers, the
-// reader and the writer.
+// Reads and writes safetensors files block by block.
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -290,18 +289,15 @@ HeaderPlan plan_header(std::vector<Item> items,
   return plan;
 }
 
-// RunReader joins reads of nearby byte ranges. A shard of columns has thousands of short ranges.
-// One system call for each range would take longer than reading the gaps between ranges.
+// RunReader reads nearby byte ranges together. A shard of columns has thousands of short ranges:
+// one system call per range would take longer than reading the gaps between the ranges.
 
-/// Reads byte ranges of a file, given in ascending order, into consecutive memory. Nearby ranges
-/// are read with one call.
+/// Reads byte ranges of a file into consecutive memory. The ranges must be in ascending order.
 class RunReader {
  public:
   RunReader(const CheckedFile& file, std::byte* out) : file_(file), out_(out) {}
 
   void add(std::uint64_t offset, std::uint64_t count) {
-    // A range must not begin before the end of the preceding range, because the gap is computed as
-    // an unsigned number.
     const bool near = !runs_.empty() && offset - end_ <= kMaxGap &&
                       offset + count - runs_.front().offset <= kMaxSpan;
     if (!near) {
@@ -311,8 +307,6 @@ class RunReader {
     end_ = offset + count;
   }
 
-  /// Reads the collected ranges. A single range is read directly into its destination, several
-  /// ranges are read through the buffer.
   void flush() {
     if (runs_.size() == 1) {
       file_.read_at(end_ - runs_[0].count, {out_, runs_[0].count});
@@ -421,8 +415,8 @@ void check_bools(const at::Tensor& tensor, const std::string& name) {
                 "' of type BOOL holds a byte that is neither 0 nor 1: write the file again");
 }
 
-/// Whether a file's bytes can be read directly into `block`. Bools cannot, because the bytes of
-/// bools must be checked before use.
+/// Whether a file's bytes can be read directly into `block`. For bools the answer is no, because
+/// their bytes must be checked before use.
 bool takes_bytes(const at::Tensor& block, c10::ScalarType type) {
   return block.is_cpu() && block.is_contiguous() && block.scalar_type() == type &&
          type != at::kBool;
@@ -603,8 +597,6 @@ void SafetensorsWriter::write(const std::string& name, std::span<const std::int6
     impl_->write_at(
         impl_->data_begin + entry.offset + static_cast<std::uint64_t>(element) * itemsize,
         bytes.first(run));
-    // The ranges of the file are visited in the row-major order of the block, so the bytes of the
-    // block are read sequentially.
     bytes = bytes.subspan(run);
   });
 }

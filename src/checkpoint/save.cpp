@@ -48,7 +48,7 @@ struct PlannedChunk {
   std::size_t entry = 0;
   std::vector<int> holders = {};  ///< the ranks that have the block
   int rank = 0;                   ///< the rank that writes the block to a file
-  int file = 0;                   ///< number of the rank's file that has the block, from 1
+  int file = 0;                   ///< index of the block's file among the files of `rank`, from 1
   std::vector<std::int64_t> offset, sizes;
   std::vector<ChunkRows> parts;  ///< consecutive ranges of rows of the block
 };
@@ -77,7 +77,7 @@ struct Holders {
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
   const std::vector<int>& root_ranks = root.ranks();
-  std::vector<Coordinate> coordinates;  // coordinates in the root mesh
+  std::vector<Coordinate> coordinates;
   for (const int rank : mesh.ranks()) {
     const auto found = std::ranges::find(root_ranks, rank);
     coordinates.push_back(root.shape().coordinate(found - root_ranks.begin()));
@@ -225,9 +225,9 @@ void number_files(SavePlan& plan, const std::vector<StateEntry>& entries) {
   }
 }
 
-/// Assigns each block to the rank that writes it: of the ranks that have the block, the rank with
-/// the fewest bytes to write. Blocks that only one rank has are assigned first, then large blocks,
-/// so that small blocks can even out the differences between ranks.
+/// Assigns each block to a rank, which writes the block: the rank with the fewest bytes to write
+/// among the ranks that have the block. Blocks that only one rank has are assigned first, then
+/// large blocks; small blocks then even out the differences between ranks.
 void choose_ranks(std::vector<PlannedChunk>& chunks, const std::vector<StateEntry>& entries,
                   int world_size) {
   const auto bytes_of = [&](const PlannedChunk* chunk) {
@@ -319,7 +319,8 @@ std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<State
   return files;
 }
 
-/// Limits of an object's JSON state. A manifest contains the state, so its limit is 32 levels.
+/// Limits of an object's JSON state. 29 levels of nesting, because a manifest, which contains the
+/// state, may have 32 levels.
 constexpr JsonLimits kStateLimits{.depth = 29};
 
 std::string text_of(const json& state) {
@@ -454,8 +455,7 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
       buffers.insert(each.names.front());
     }
   }
-  // The tensor of a fused parameter has several entries, one for each part, and must be compared
-  // only once.
+  // A fused parameter has several entries, one for each part, but its tensor is compared only once.
   std::set<tessera::detail::TensorIdentity> known;
   std::vector<nn::detail::CopiedTensor> tensors;
   for (const StateEntry& entry : entries) {
@@ -609,7 +609,7 @@ std::string to_json_text(const std::vector<FileRecord>& records) {
   return list.dump();
 }
 
-/// Sets the file records of the manifest to the file records of all ranks.
+/// Sets the sizes and checksums of the manifest's files, which the ranks have sent as text.
 void complete_files(Manifest& manifest, const std::vector<std::string>& of_ranks) {
   std::map<std::string, FileRecord*> by_name;
   for (FileRecord& file : manifest.files) {
@@ -624,8 +624,8 @@ void complete_files(Manifest& manifest, const std::vector<std::string>& of_ranks
   }
 }
 
-/// Writes all files and commits the step. Rank 0 receives the file records of all ranks as text.
-/// Sets `committed` to true on rank 0 as soon as the step exists.
+/// Writes all files and commits the step. Rank 0 receives the sizes and checksums of all files as
+/// text. Sets `committed` to true on rank 0 as soon as the step exists.
 void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& committed) {
   std::vector<FileRecord> records;
   run_or_fail_on_all(hosts, [&] { records = write_shards(save.folder.path(), save.files); });

@@ -17,7 +17,6 @@ struct RowBlock {
   at::Tensor values;
 };
 
-/// A block of a tensor in a file.
 struct FileChunk {
   std::string tensor;  ///< the name under which the tensor is stored
   c10::ScalarType dtype;

@@ -60,7 +60,6 @@ std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& 
   return items;
 }
 
-/// A function that writes a block of a tensor to a file, on rank 0.
 using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
                                  const at::Tensor& block)>;
 
@@ -209,7 +208,6 @@ namespace {
 
 using nn::LoraLinear;
 
-/// Returns how files store the weight of a module with an adapter.
 std::vector<StoredTensor> stored_weights(const LoraLinear& each) {
   return stored_tensors(nn::detail::join_fqn(each.fqn, "weight"), *each.weight);
 }

@@ -27,7 +27,6 @@ namespace tessera::checkpoint {
 
 namespace {
 
-/// The result type of optim::named_state().
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// A tensor of a model or an optimizer, and the names of the tensor in a state dict.
@@ -35,7 +34,7 @@ struct StateItem {
   nn::SlotPtr slot;  ///< the parameter's slot, even for optimizer state
   at::Tensor tensor;
   std::vector<std::string> names;  ///< names in a state dict; several for a tied parameter
-  bool is_left_out = false;        ///< whether StateDictOptions excludes the item
+  bool is_left_out = false;
 };
 
 bool is_left_out(const nn::ParameterSlot& slot, const StateDictOptions& options) {
@@ -256,12 +255,12 @@ std::vector<Source> compare_state(const std::vector<StateItem>& items, const Ten
   return sources;
 }
 
-/// Copies a part of `piece`, the block of a tensor at `offset`: the elements that this rank stores.
+/// Copies the elements of `piece` that this rank stores. `piece` is the block of a tensor at
+/// `offset`.
 void fill_piece(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                 const at::Tensor& piece) {
   const at::Tensor local = local_tensor(tensor).detach();
   for (const Box& box : owned_blocks(tensor)) {
-    // Offsets in the whole tensor are converted to offsets in `piece`, a block of the tensor.
     if (const auto here = common_block(box.global_offset, box.sizes, offset, piece.sizes())) {
       std::vector<std::int64_t> within = here->global_offset;
       std::ranges::transform(within, box.global_offset, within.begin(), std::minus<>());
@@ -297,8 +296,7 @@ void fill(comm::World& world, const Source& source, const StateDictOptions& opti
   }
 }
 
-/// Fills `items` from a state dict. `fills_slots`: whether the items are parameters and not
-/// optimizer state.
+/// Fills `items` from a state dict. `fills_slots`: true for parameters, false for optimizer state.
 IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
                                 const StateDictOptions& options, const Items& items_of,
                                 bool fills_slots) {

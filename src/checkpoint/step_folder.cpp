@@ -165,7 +165,6 @@ json of_first_rank(comm::World& world, const std::function<json()>& look) {
       comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text));
 }
 
-/// Calls `look` on rank 0, and broadcasts its result, which can be nullopt, to all ranks.
 template <class T>
 std::optional<T> optional_of_first_rank(comm::World& world,
                                         const std::function<std::optional<T>()>& look) {
@@ -315,7 +314,7 @@ void StepFolder::discard() const noexcept {
 }
 
 void StepFolder::clean_up_others(int keep) const {
-  int kept = 1;  // the step that is being saved is retained
+  int kept = 1;  // counts the step that is being saved
   for (const auto& [step, folder] : steps_in(dir_)) {
     std::error_code ignored;
     // A symbolic link is not removed, because its target can belong to another run.
@@ -331,7 +330,7 @@ void StepFolder::clean_up_others(int keep) const {
 }
 
 void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, int& kept) const {
-  const bool marked = marker_of(folder) == run_id_;  // whether a save of this run left its marker
+  const bool marked = marker_of(folder) == run_id_;
   if (keep == 0 && !marked) {
     return;
   }

@@ -85,8 +85,8 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
 
 }  // namespace
 
-/// Splits a read into pieces. The size limit applies to the wider of two types, the type in the
-/// file and the type of the target, because memory contains a piece in both types.
+/// Splits a read into pieces. The size limit applies to the wider of the file's type and the
+/// target's type, because memory contains a piece in both types.
 void PieceReads::add(const SafetensorsFile& file, const std::string& name,
                      std::span<const std::int64_t> from, const at::Tensor& target) {
   const std::int64_t width = std::max(
@@ -185,8 +185,8 @@ void StoredStep::check() const {
 void StoredStep::read(const ReadLimits& limits) {
   for (const auto& [index, wanted] : std::exchange(wanted_, {})) {
     const SafetensorsFile file = open(index, wanted);
-    // Requests are sorted by file offset, so that a 1 MiB block that several requests need is read
-    // once.
+    // Reads are sorted by file offset, so that a 1 MiB block is read only once, even if several
+    // reads need parts of the block.
     std::vector<const Wanted*> order;
     std::ranges::transform(wanted, std::back_inserter(order),
                            [](const auto& each) { return &each; });

@@ -10,7 +10,8 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// Throws Error unless `file` stores the tensor `name` with the block that the manifest describes.
+/// Throws Error unless the header of `file` has tensor `name` with the sizes and type that the
+/// manifest gives.
 void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,
                  const ManifestChunk& chunk);
 
@@ -44,8 +45,8 @@ class PieceReads {
   std::int64_t bytes_ = 0;
 };
 
-/// A saved step on disk, for reading. Requests are collected before reading, so that each file is
-/// opened only once, no matter how many ranks have saved the step.
+/// A saved step on disk, for reading. The caller first requests all blocks and then reads, so that
+/// each file is opened only once, no matter how many ranks have saved the step.
 class StoredStep {
  public:
   StoredStep(std::filesystem::path folder, Manifest manifest);
@@ -80,7 +81,6 @@ class StoredStep {
 
   /// Returns the name under which the files store a tensor, which can have several tied names.
   const std::string& stored_name(const std::string& name) const;
-  /// Opens a file, and checks the requested tensors against the file's header.
   SafetensorsFile open(std::size_t file, const std::vector<Wanted>& wanted) const;
 
   std::filesystem::path folder_;
