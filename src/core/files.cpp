@@ -46,7 +46,6 @@ std::string temporary_prefix(const std::filesystem::path& path) {
 /// short for files of any size, because other ranks can wait for this rank during sync().
 constexpr std::uint64_t kMostUnsynced = std::uint64_t{16} << 20;
 
-/// Makes a system call, and repeats the call while a signal interrupts it. Returns its result.
 template <class Call>
 auto uninterrupted(const Call& call) {
   auto result = call();
@@ -108,7 +107,6 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(absolute_path(path)) 
   open_temporary();
 }
 
-/// Removes the temporary file, unless publish() has renamed the file and cleared `temporary_`.
 AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) {
     unlink(temporary_.c_str());
@@ -403,7 +401,6 @@ std::uint32_t by_table(std::span<const std::byte> bytes, std::uint32_t before) {
 }
 
 #if defined(__x86_64__)
-/// Computes the checksum with the SSE 4.2 instruction, eight bytes at a time.
 __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::span<const std::byte> bytes,
                                                                std::uint32_t before) {
   std::uint64_t crc = ~before;

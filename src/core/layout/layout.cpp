@@ -75,7 +75,6 @@ std::int64_t mesh_product(const MeshSizes& mesh_sizes, const std::vector<int>& m
 std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Digit> digits) {
   std::vector<Digit> out;
   for (auto& digit : digits) {
-    // Drops an unsharded sub-dimension of one position, unless it is the only sub-dimension.
     if (digit.extent == 1 && digit.mesh_dims.empty() && digits.size() > 1) {
       continue;
     }
@@ -125,8 +124,7 @@ namespace tessera {
 // Layouts, and the table that interns them. Every operator on distributed tensors compares and
 // hashes layouts. Interning makes equal layouts one object, so only pointers are compared.
 
-/// The data that identify a layout. check() must be called before canonical_digits(), which uses
-/// mesh dimensions as indices.
+/// The data that identify a layout. canonicalise() gives equal layouts equal data.
 struct Layout::Content {
   std::vector<std::int64_t> mesh_sizes;
   Layout::Dims dims;
@@ -139,7 +137,6 @@ struct Layout::Content {
 
 namespace {
 
-/// Marks mesh dimension `dim` in `used`. Throws Error if `dim` is out of range or already marked.
 void check_mesh_dim(std::vector<bool>& used, int dim) {
   TESSERA_CHECK(dim >= 0 && static_cast<std::size_t>(dim) < used.size(),
                 "layout uses mesh dimension ", dim, " of a mesh with ", used.size());
@@ -178,7 +175,6 @@ void Layout::Content::canonicalise() {
             [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
 }
 
-/// The table of all layouts.
 class Layout::Table {
  public:
   static Table& instance() {
@@ -250,8 +246,8 @@ std::vector<int> Layout::mesh_dims_of(int tensor_dim) const {
 
 namespace {
 
-/// Returns a Digit (sub-dimension) as text. `alone`: whether the Digit is the only Digit of its
-/// tensor dimension. If true, the text omits the extent.
+/// Returns a Digit (sub-dimension) as text. `alone`: whether the tensor dimension has no other
+/// Digit; if true, the text omits the extent.
 std::string to_string(const Digit& digit, bool alone) {
   std::string out;
   for (const int dim : digit.mesh_dims) {

@@ -79,7 +79,7 @@ std::string to_string(const MeshShape& shape) {
   std::string out = "(";
   for (const auto& [dim, size] : ranges::views::enumerate(shape.sizes())) {
     out += dim > 0 ? ", " : "";
-    if (dim < shape.names().size()) {  // an invalid shape can lack names
+    if (dim < shape.names().size()) {
       out += shape.names()[dim] + "=";
     }
     out += std::to_string(size);
@@ -128,7 +128,6 @@ Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
   return out;
 }
 
-/// Throws Error if `sizes` or `coordinate` has a wrong length, which would cause invalid reads.
 void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                      std::span<const std::int64_t> coordinate) {
   TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",

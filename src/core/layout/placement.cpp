@@ -30,7 +30,6 @@ constexpr std::array<std::pair<std::string_view, ReduceOp>, 5> kReduceOps{{
     {"product", ReduceOp::kProduct},
 }};
 
-/// A visitor for std::visit: if a type of placement has no overload, the code does not compile.
 struct Printer {
   std::string operator()(const Replicate&) const { return "Replicate()"; }
   std::string operator()(const Shard& s) const { return detail::concat("Shard(", s.dim, ")"); }
@@ -211,8 +210,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// Returns the first index i for which a rank's numbers of positions of the Digits
-  /// (sub-dimensions) before Digit i have the product `factor`. Splits a Digit in two if necessary.
+  /// Returns the index i such that a rank has `factor` positions of the Digits (sub-dimensions)
+  /// before index i, multiplied together. Splits a Digit in two if necessary.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -222,7 +221,6 @@ class DigitCutter {
       if (!left || *left == 0) {
         return std::nullopt;
       }
-      // The boundary is inside the current Digit (sub-dimension), so the Digit is split there.
       if (*left % factor == 0 && *left != factor) {
         const auto behind = *left / factor;
         digits_[i].extent /= behind;
@@ -273,8 +271,6 @@ struct CutsAndPartials {
   std::vector<PartialDim> partial;
 };
 
-/// Returns `dim` as an index from 0. Throws Error if `dim` is out of range; the error message
-/// contains all `placements`.
 std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int64_t ndim) {
   TESSERA_CHECK(dim >= -ndim && dim < ndim, "placements ", to_string(placements),
                 " shard dimension ", dim, " of a tensor with ", ndim,
@@ -303,9 +299,9 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   return out;
 }
 
-/// Returns the split factor of `mesh_dim`, which shards one of `digits`: the number of positions
-/// that a rank has of the preceding Digits when PyTorch applies `mesh_dim`, times the sizes of
-/// later mesh dimensions that divide the same Digit first. See NOTE [Orders and strided shards].
+/// Returns the split factor of `mesh_dim`, which shards one of `digits`: a rank's positions of the
+/// preceding Digits (sub-dimensions) when PyTorch applies `mesh_dim`, times the sizes of the later
+/// mesh dimensions that divide the same Digit first. See NOTE [Orders and strided shards].
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {

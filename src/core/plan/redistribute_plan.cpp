@@ -22,7 +22,7 @@ namespace {
 // A SearchState lists the possible next steps from a layout. A collective can append or remove only
 // the innermost mesh dimensions of a tensor dimension or of a Digit (sub-dimension; layout.h).
 
-/// The task of a redistribution plan: to give layout `to` to a tensor of global sizes `sizes`.
+/// A redistribution to plan: a tensor of global sizes `sizes` must get layout `to`.
 struct Problem {
   LayoutPtr to = nullptr;
   std::span<const std::int64_t> sizes;
@@ -41,9 +41,9 @@ bool contains(std::span<const int> list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-/// Returns `digits` without the mesh dimensions that are missing in `present`. A step can append a
-/// mesh dimension only at the end of a Digit (sub-dimension). Returns nullopt if a removed mesh
-/// dimension precedes a remaining mesh dimension of the same Digit.
+/// Returns `digits` with only the mesh dimensions in `present`. Returns nullopt if a removed mesh
+/// dimension precedes a remaining mesh dimension of the same Digit (sub-dimension), because a step
+/// can append a mesh dimension only at the end of a Digit.
 std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
   for (auto& digit : digits) {
     auto& dims = digit.mesh_dims;
@@ -154,9 +154,9 @@ class SearchState {
     return out;
   }
 
-  /// Returns `mesh_dims` in the order of their divisions in the target layout, which decides which
-  /// chunk each rank gets. Keeps the given order if the target does not shard mesh_dims[0]. Mesh
-  /// dimensions that the target uses for another tensor dimension are last.
+  /// Sorts `mesh_dims` by the order in which the target layout divides a tensor dimension, because
+  /// the order decides which chunk each rank gets. Mesh dimensions that the target uses elsewhere
+  /// are last. If the target does not shard mesh_dims[0], the order does not change.
   std::vector<int> in_final_order(std::vector<int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0) {
@@ -222,8 +222,6 @@ class SearchState {
     return out;
   }
 
-  // The functions after_removal() and others that begin with after_ return the layout after a step.
-
   /// Returns the layout after a step that gathers or moves the mesh dimensions of `tail`.
   LayoutPtr after_removal(const Tail& tail, const Destination* destination = nullptr) const {
     auto dims = layout_->dims();
@@ -232,8 +230,8 @@ class SearchState {
     return interned(std::move(dims), layout_->partial(), destination);
   }
 
-  /// The layout after a step that reduces the partial `mesh_dims`, or shards the partial or
-  /// replicated `mesh_dims` as `destination` says.
+  /// Returns the layout after an all-reduce, a reduce-scatter or a slice over `mesh_dims`.
+  /// `destination`: the tensor dimension that the step shards; nullptr for an all-reduce.
   LayoutPtr after_reduction(std::span<const int> mesh_dims,
                             const Destination* destination = nullptr) const {
     auto partial = layout_->partial();
@@ -286,9 +284,9 @@ class SearchState {
     return Layout::intern(layout_->mesh_sizes(), std::move(dims), std::move(partial));
   }
 
-  /// Whether the current Digits (sub-dimensions) of `dim` equal the target's Digits after mesh
-  /// dimensions missing in `present` are removed from the target's Digits. Compares canonical
-  /// forms, because removing mesh dimensions can merge neighbouring Digits.
+  /// Whether `dim` has the Digits (sub-dimensions) of the target, apart from mesh dimensions that
+  /// are missing in `present`. Compares canonical forms, because removing mesh dimensions can merge
+  /// neighbouring Digits.
   bool fits_several_digits(int dim, const std::vector<int>& present) const {
     const auto& there = problem_.to->digits(dim);
     if (there.size() <= 1) {
@@ -298,9 +296,9 @@ class SearchState {
     return part && detail::canonical_digits(layout_->mesh_sizes(), *part) == layout_->digits(dim);
   }
 
-  /// Whether `mesh_dims` are the last mesh dimensions of a Digit (sub-dimension), and the sizes of
-  /// all its mesh dimensions have a product that divides the Digit's extent. Only then has one
-  /// flattened process group the same chunks as the nested mesh dimensions.
+  /// Whether one process group over `mesh_dims` makes the same chunks as these mesh dimensions one
+  /// after another. `mesh_dims` must be the last mesh dimensions of a Digit (sub-dimension), and
+  /// the product of the sizes of all mesh dimensions of the Digit must divide the Digit's extent.
   bool is_group(int dim, const Digits& digits, std::span<const int> mesh_dims) const {
     if (mesh_dims.size() == 1) {
       return true;
@@ -339,7 +337,7 @@ struct CostModel {
 
 /// Rough values for the GPUs of a single machine: 10 us and 80 GB/s.
 constexpr CostModel kTime{.latency_us = 10, .bytes_per_us = 80'000};
-/// Bytes are compared first: a byte costs 1000 times the latency of a collective.
+/// A CostModel that prefers fewer bytes to fewer collectives: a byte costs 1000 collectives.
 constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
 
 /// The assumed time of a step without communication: a kernel launch, and a copy in some cases. The
@@ -379,7 +377,7 @@ std::int64_t elements(const Problem& problem, const Step& step) {
   switch (step.kind) {
     case StepKind::kAllGather:
       return local * (parts - 1);
-    case StepKind::kReduceScatter:  // a short shard is padded to the largest shard
+    case StepKind::kReduceScatter:  // all shards are padded to the largest shard
       return local_numel(*step.to, problem.sizes, first_coordinate(problem)) * (parts - 1);
     case StepKind::kAllReduce:
       return 2 * (local - local / parts);
@@ -504,8 +502,8 @@ void slice(const SearchState& state, std::vector<Step>& out) {
 void make_partial(const SearchState& state, std::vector<Step>& out) {
   const auto& now = state.layout()->partial();
   for (const auto& wanted : state.problem().to->partial()) {
-    // Inner mesh dimensions are reduced first (see Layout). If the reductions do not commute, an
-    // inner reduction would change the identities that this step adds over an outer mesh dimension.
+    // Inner mesh dimensions are reduced first (see Layout). An inner reduction that does not
+    // commute with `wanted.op` would change the identity values on the outer mesh dimension.
     const bool survives = std::all_of(now.begin(), now.end(), [&](const PartialDim& p) {
       return p.mesh_dim < wanted.mesh_dim || commute(p.op, wanted.op);
     });
@@ -566,8 +564,8 @@ void all_to_all(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Proposes to gather mesh dimensions. Every mesh dimension that does not shard as in the target
-/// yet can be gathered, so the search reaches every target.
+/// Proposes all-gathers. Every mesh dimension that does not shard as in the target yet can be
+/// gathered, so the search reaches every target.
 void all_gather(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     out.push_back({.kind = StepKind::kAllGather,
@@ -626,7 +624,7 @@ class Search {
     Step step;
     bool done = false;
   };
-  // An entry of the search queue. Entries with equal estimates are sorted by node number, so that
+  // An entry of the search queue. Entries with equal estimates are sorted by node index, so that
   // the result does not depend on the implementation of std::priority_queue.
   struct Entry {
     double estimate = 0;  // estimated cost of the whole path through the node
@@ -744,7 +742,7 @@ std::int64_t RedistributionPlan::bytes() const {
 RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize) {
   check_arguments(from, to, sizes);
-  // The search ignores mesh dimensions of size 1; relabel() changes these without communication.
+  // The search ignores mesh dimensions of size 1. relabel() handles mesh dimensions of size 1.
   const auto start = detail::without_unit_mesh_dims(from);
   const auto end = detail::without_unit_mesh_dims(to);
   RedistributionPlan plan;

@@ -24,9 +24,9 @@ using detail::mesh_size;
 // tensor dimension into Digits (sub-dimensions). If the boundaries of factors and Digits disagree,
 // the dimension cannot stay sharded.
 
-/// Splits `digit`, a sub-dimension, in two. Returns the outer part, of `extent` positions; `digit`
-/// becomes the inner part. The first mesh dimensions must divide the outer part into single
-/// positions before any mesh dimension divides the inner part.
+/// Splits the sub-dimension `digit`. Returns the outer part, which has `extent` positions; `digit`
+/// becomes the inner part. Returns nullopt if the mesh dimensions of `digit` cannot be divided
+/// between the two parts.
 std::optional<Digit> cut(Digit& digit, std::int64_t extent,
                          std::span<const std::int64_t> mesh_sizes) {
   if (digit.extent % extent != 0) {
@@ -34,7 +34,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  // The number of positions of `major` in each chunk of the mesh dimensions visited so far.
+  // Positions of `major` in a full chunk, after division over the mesh dimensions visited so far.
   std::int64_t left = extent;
   // Whether a mesh dimension has divided the Digit (sub-dimension) unevenly. Later mesh dimensions
   // would then divide chunks of different sizes, which a Digit cannot express.
@@ -62,12 +62,11 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   return major;
 }
 
-/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Checks
-/// full and last chunks. Example: 2 ranks get 4 and 3 of 7 positions. If 3 more ranks divide each
-/// of these chunks, 3 positions give 1, 1, 1, but 4 positions give 2, 2, 0.
+/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Both full
+/// and last chunks must be checked: 2 ranks get 4 and 3 of 7 positions. If 3 more ranks divide each
+/// chunk, 3 positions give 1, 1, 1, but 4 positions give 2, 2, 0.
 bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
                     std::span<const std::int64_t> mesh_sizes) {
-  // The extent is 0 if an outer mesh dimension has left a rank without positions.
   if (mesh_dims.empty() || extent == 0) {
     return extent == 0;
   }
@@ -96,9 +95,8 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
   FactorDigits result(factor_sizes.size());
   auto digit = digits.begin();
   for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
-    std::int64_t left = size;  // number of the factor's positions without a Digit so far
+    std::int64_t left = size;  // number of the factor's positions that no Digit covers so far
     while (left > 1 && digit != digits.end()) {
-      // The Digit (sub-dimension) contains the boundary to the next factor (index letter).
       if (digit->extent > left) {
         std::optional<Digit> major = cut(*digit, left, mesh_sizes);
         if (!major) {
@@ -115,7 +113,6 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
       of_factor.push_back(std::move(*digit++));
     }
   }
-  // Returns nullopt if a Digit (sub-dimension) belongs to no factor (einsum index letter).
   return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
 }
 
@@ -132,8 +129,8 @@ int drop_innermost(std::vector<Digit>& digits) {
   return -1;
 }
 
-/// Whether all shards of `digits` have equal sizes: true for 12 positions over 2 and then 3 ranks,
-/// false for 10 positions.
+/// Whether all shards of `digits` have equal sizes. For example, 12 positions can be divided evenly
+/// over 2 and then over 3 ranks; 10 positions cannot.
 bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
   for (const Digit& digit : digits) {
     std::int64_t left = digit.extent;
@@ -148,7 +145,6 @@ bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> 
   return true;
 }
 
-/// Whether some rank has no position of one of `digits`, that is, an empty shard.
 bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
   return std::any_of(digits.begin(), digits.end(), [&](const Digit& digit) {
     return leaves_nothing(digit.extent, digit.mesh_dims, mesh_sizes);
@@ -198,7 +194,6 @@ std::int64_t bytes_of(const TensorMeta& tensor) {
   return bytes;
 }
 
-/// Whether the tensor is sharded, so that another placement costs an all-gather or all-to-all.
 bool is_sharded(const FactorPlacement& placement) {
   return placement.kind == FactorPlacement::kFactor ||
          placement.kind == FactorPlacement::kOtherShard;
@@ -208,8 +203,8 @@ std::vector<int> all_indices(std::size_t count) {
   return ranges::views::iota(0, static_cast<int>(count)) | ranges::to<std::vector>();
 }
 
-/// Returns the sizes of the mesh of all inputs. Layouts contain only the sizes of a mesh; the
-/// caller has checked that all inputs are on the same mesh.
+/// Returns the mesh sizes that the layouts of all inputs have. Throws Error if the sizes differ, or
+/// if no input is distributed.
 std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const LayoutPtr> inputs) {
   LayoutPtr first = nullptr;
   for (const LayoutPtr& layout : inputs) {
@@ -227,9 +222,8 @@ std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const Layout
   return first->mesh_sizes();
 }
 
-/// Computes the layouts of one group of a rule's tensors: chooses what each mesh dimension shards
-/// (see propagate), revokes impossible choices, and makes layouts from the choices. The arguments
-/// of the constructor must outlive the TensorGroupPropagation, which refers to the arguments.
+/// Chooses the layouts of one TensorGroup (tensors whose layouts are chosen together). The object
+/// keeps references to the arguments of its constructor.
 class TensorGroupPropagation {
  public:
   TensorGroupPropagation(const ShardingRule& rule, const OpCall& call,
@@ -566,13 +560,12 @@ class TensorGroupPropagation {
       }
     }
     const auto parts = static_cast<double>(mesh_sizes_[mesh_dim]);
-    // The cost of an all-gather or a reduce-scatter.
+    // The number of bytes that an all-gather or a reduce-scatter sends.
     const double gather = bytes * (parts - 1) / parts;
     if (is_sharded(have)) {
-      // The cost of an all-to-all, or of an all-gather.
       return is_sharded(want) ? gather / parts : gather;
     }
-    return is_sharded(want) ? gather : 2 * gather;  // cost of a reduce-scatter, or of an all-reduce
+    return is_sharded(want) ? gather : 2 * gather;
   }
 
   /// Returns the number of bytes that reducing the Partial outputs of `choice` would send.
@@ -589,7 +582,6 @@ class TensorGroupPropagation {
       for (const auto& dim : rule_.outputs[static_cast<std::size_t>(output)]) {
         for (int factor : dim) {
           const std::int64_t size = rule_.factors[static_cast<std::size_t>(factor)].size;
-          // A dimension of size 0 counts as size 1 in the cost, as in bytes_of().
           bytes *= static_cast<double>(std::max<std::int64_t>(size, 1));
         }
       }
@@ -654,13 +646,10 @@ class TensorGroupPropagation {
     std::vector<Digit> digits = carried_digits(factor, choices_);
     std::set<int> present;
     for (Digit& digit : digits) {
-      // Removes mesh dimensions that were not chosen for this factor (einsum index letter).
       std::erase_if(digit.mesh_dims,
                     [&](int m) { return !shards(static_cast<std::size_t>(m), factor); });
       present.insert(digit.mesh_dims.begin(), digit.mesh_dims.end());
     }
-    // If no input shards the factor (index letter), the factor becomes a single Digit
-    // (sub-dimension).
     if (digits.empty()) {
       digits.push_back({rule_.factors[static_cast<std::size_t>(factor)].size, {}});
     }
@@ -698,7 +687,6 @@ class TensorGroupPropagation {
       }
       result.resize(1);
     }
-    // In canonical form the only Digit (sub-dimension) of a dimension has extent 0.
     if (result.size() == 1) {
       result.front().extent = 0;
     }
@@ -758,7 +746,7 @@ class TensorGroupPropagation {
   std::vector<int> linear_;    // indices of the group's entries in ShardingRule::linear
   std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size
   std::vector<Choice> choices_;  // a Choice for each mesh dimension, the outermost first
-  // The key is a factor (einsum index letter); the value, how mesh dimensions divide the factor.
+  // The Digits (sub-dimensions) of each sharded factor (einsum index letter).
   std::map<int, std::vector<Digit>> digits_;
 };
 

@@ -74,7 +74,6 @@ struct Registry {
     families.push_back({"of this library", {}});
   }
 
-  /// Adds a rule to the family (group of similar operators) that was added last.
   void add(const std::string& name, RuleFunction::Entry entry) {
     const auto [at, is_new] = entries.emplace(name, std::move(entry));
     TESSERA_CHECK(is_new, "rule table: two rules for ", name);
@@ -88,8 +87,6 @@ Registry& registry() {
   return *instance;
 }
 
-// The following functions adapt the rule of a functional operator to in-place and out= variants.
-
 /// Whether a tensor of `sizes` has the sizes of the result, so that the operator can write to the
 /// tensor. libtorch resizes or rejects a tensor of other sizes.
 bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
@@ -98,7 +95,6 @@ bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
                     [&](const auto& dim, auto size) { return rules::size_of(rule, dim) == size; });
 }
 
-/// Whether an in-place operator changes only the shape of its tensor and not the elements.
 bool changes_shape(std::string_view op) {
   constexpr std::array<std::string_view, 4> kNames{"t_", "transpose_", "squeeze_", "unsqueeze_"};
   return std::find(kNames.begin(), kNames.end(), rules::base_name(op)) != kNames.end();
@@ -153,12 +149,9 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
   return rule;
 }
 
-// The following functions store the rules that programs register.
-
-/// The rules that the program has registered. A mutex protects the rules from concurrent changes.
 struct UserRules {
   std::mutex mutex;
-  // The container is a std::map, because the addresses of its entries do not change.
+  // Each RuleFunction points to an entry, and std::map keeps the addresses of its entries.
   std::map<std::string, RuleFunction::Entry, std::less<>> rules;
   // Operators whose rule was looked up. Cached call plans can depend on these rules.
   std::set<std::string, std::less<>> looked_up;
