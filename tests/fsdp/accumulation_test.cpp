@@ -16,7 +16,6 @@
 
 namespace tessera::fsdp::accumulation {
 
-/// A model with the units `a` and `b`. A call uses `b` alone, or both units.
 struct Pair : nn::Module<Pair> {
   Pair() { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& x, bool both) {
@@ -84,7 +83,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
             8);
 }
 
-/// A model with two units. Backward needs only the parameters of the second unit.
+/// A model whose backward multiplies by the weight of `second`, but not by the weight of `first`.
 struct Scaled : nn::Module<Scaled> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
   nn::Child<nn::Linear> first{*this, "first", 3, 5}, second{*this, "second", 5, 5};
@@ -110,9 +109,6 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
   });
 }
 
-// A program can clear accumulated gradients that FSDP has not reduced yet.
-
-/// A function that clears the gradients of a model, and its name.
 struct Drop {
   const char* name;
   void (*act)(SmallModel& model);
@@ -137,7 +133,6 @@ const std::vector<Drop>& drops() {
   return all;
 }
 
-/// A way to mark the last micro-batch for FSDP. Before the last, gradients are not complete.
 struct Setting {
   const char* name;
   void (*set)(SmallModel& model, bool is_last);
@@ -178,7 +173,6 @@ TEST(DroppedGradients, DoNotComeBack) {
       };
       RunHybrid(run);
       RunHybrid({.offload_policy = OffloadPolicy{}}, run);
-      // Drops the gradients of two micro-batches before the third and the last micro-batch.
       RunHybrid([&](Rank& rank, ShardedModel& model) {
         run_nan(model, rank, 3);
         setting.set(model, false);
@@ -232,7 +226,7 @@ TEST_ON_MESH(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain, {2}, {
   EXPECT_TRUE(model.b->slot("weight")->persistent().grad().defined());
 }
 
-// Backward adds the matrix products of later micro-batches in place to the gradients of FSDP.
+// In the second and third micro-batch, backward adds matrix products to gradients in place.
 
 using testing::AddedTerms;
 
@@ -245,7 +239,6 @@ at::Tensor loss_of_rows(SmallModel& model, const Rank& rank, int step) {
   return model(x.unsqueeze(0)).square().mean();
 }
 
-/// Runs three micro-batches, and reduces the gradients in the last one.
 void accumulate(SmallModel& model, const Rank& rank) {
   for (int i = 0; i < 3; ++i) {
     set_requires_gradient_sync(model, i == 2);
@@ -320,7 +313,6 @@ TEST(AddedProductsOfTensorParallelWeights, AreAddedToLocalParts) {
   EXPECT_EQ(AddedTerms::products(), 2 * (kWeights - 1) * 4);
 }
 
-/// A unit with layers `a` and `b`. A call uses `b` twice if `twice` is true, else `a` and `b`.
 struct Shared : nn::Module<Shared> {
   at::Tensor forward(const at::Tensor& x, bool twice) {
     const at::Tensor y = (*b)(x).square().sum();
@@ -344,7 +336,6 @@ std::vector<at::Tensor> shared_alone(const std::vector<int>& steps) {
   return gradients_of(alone);
 }
 
-/// Runs body(model, loss) on two ranks. loss(step) is the loss of this rank's rows of a step.
 void run_shared(
     const std::function<void(Shared&, const std::function<at::Tensor(int)>& loss)>& body) {
   RunRanks(2, [&](Rank& rank) {

@@ -76,8 +76,6 @@ TEST(CopyAgreement, ComparesParametersAndGradientsAgainWithDebugChecks) {
   }
 }
 
-// Shards that init_weights() draws from different seeds cannot form one parameter.
-
 TEST(Origins, OfDifferentSeedsAreRefused) {
   RunRanks(3, [](Rank& rank) {
     SmallModel model(kDim, kHidden, kClasses);
@@ -97,7 +95,7 @@ TEST(Origins, OfDifferentSeedsAreRefused) {
 
 // With TESSERA_DEBUG=1, ranks compare the parameters of a unit before the unit's first gather.
 
-// On two ranks, padded shards of 3 rows and of 4 rows have the same size.
+// The head has 3 rows on rank 0 and 4 on rank 1. Its shards are padded to 2 rows on both ranks.
 TEST(ParameterAgreement, NamesTheParameterThatDiffers) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
@@ -120,7 +118,7 @@ TEST(ParameterAgreement, ComparesTheNumberOfParameters) {
   EXPECT_CONTAINS(errors, "rank 0 has 2 parameters, rank 1 has 1");
 }
 
-// The head has two copies, one on ranks 0 and 1, one on ranks 2 and 3. Rank 1's size is wrong.
+// Ranks 0 and 1 must have heads of equal sizes, and so must ranks 2 and 3. Rank 1's size is wrong.
 TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
@@ -182,7 +180,6 @@ void expect_both_named(const std::vector<std::string>& errors) {
   EXPECT_CONTAINS(errors, "unit 'a'", "unit 'b'", "every rank must call");
 }
 
-/// Returns the chosen unit's result, which is not the model's result: backward skips the root.
 at::Tensor run_below_root(Pair& model, bool take_a) {
   model.keep_inner = true;
   run_both(model, take_a);
@@ -190,7 +187,6 @@ at::Tensor run_below_root(Pair& model, bool take_a) {
   return std::exchange(model.inner, {});
 }
 
-/// A case in which ranks run different units: the mesh and options of the model, and the call.
 struct Difference {
   const char* name;
   std::vector<std::int64_t> sizes;
@@ -199,8 +195,8 @@ struct Difference {
   std::function<void(Pair&, int rank)> act;
 };
 
-// An error must come before a wrong result is returned. Cases: forward without gradients, backward
-// without reductions, a difference between replicas, and a difference in the last reduction only.
+// Each case runs different units on different ranks. All ranks must throw before a wrong result is
+// returned.
 TEST_F(Disagreement, IsReportedOnEveryRank) {
   const Options zero3{.reshard_after_forward = true}, zero2{.reshard_after_forward = false};
   const auto both = [](Pair& model, int rank) { run_both(model, rank != 1).sum().backward(); };
@@ -329,7 +325,7 @@ TEST_F(Disagreement, OfARankThatSkipsAUnitIsReportedAtTheTimeout) {
   EXPECT_CONTAINS(errors[2], "'dp'", "all_gather for unit 'a'");
 }
 
-// The shared-memory communicator compares the calls of the ranks itself.
+// With shared memory, the communicator itself compares the calls of the ranks.
 TEST(DifferentReductions, AreNamedByEveryRank) {
   for (const bool shared : {false, true}) {
     const testing::SharedMemory shared_memory(shared);

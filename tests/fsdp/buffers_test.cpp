@@ -88,7 +88,6 @@ TEST(Packing, PutsEachRanksChunkIntoItsRowAndBack) {
   }
 }
 
-// Packs a transposed tensor into a buffer of another type.
 TEST(Packing, CastsTransposedTensors) {
   const at::Tensor whole = at::arange(15, at::kBFloat16).view({3, 5}).t();
   const std::vector<Segment> segments{{{{5, 3}, 0, 2}, 0}};
@@ -125,7 +124,7 @@ TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
     EXPECT_EQ(p.pool.idle_bytes(), 400);
     const BufferPool::Buffer buffer = p.pool.acquire(numel, at::kFloat, Lane::kAllGather);
     EXPECT_EQ(p.pool.idle_bytes(), 0);
-    // The buffer's stream waits for the last use of the buffer before the buffer is freed.
+    // Before the pool frees the idle buffer, its stream waits for the event given to release().
     EXPECT_EQ(p.streams->log(), (Log{"compute: record 1", "all_gather: wait 1"}));
   }
 }

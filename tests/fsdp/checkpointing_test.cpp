@@ -11,12 +11,10 @@ void checkpoint_blocks(SmallModel& model, const nn::CheckpointOptions& options =
   nn::apply_activation_checkpointing(model, nn::of_class<Block>(), options);
 }
 
-/// The traffic of a training step, and the whole gradients.
 using Step = std::pair<comm::TrafficTable, std::vector<at::Tensor>>;
 
 const MixedPrecisionPolicy kBfloat16{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
 
-/// Runs one step of a sharded SmallModel. `forward` computes the loss.
 Step step(Rank& rank, const Options& options, const std::function<void(SmallModel&)>& prepare,
           const std::function<at::Tensor(SmallModel&, const at::Tensor&)>& forward) {
   Filled<SmallModel> model(kDim, kHidden, kClasses);
@@ -58,8 +56,8 @@ TEST(FsdpCheckpointing, InsideAndAroundUnitsAddsNoCollective) {
       const auto inside = [&](SmallModel& model) { checkpoint_blocks(model, {.counts = counts}); };
       expect_same(plain, step(rank, options, inside, loss_of));
       EXPECT_EQ(counts->recomputations, 3);
-      // The checkpointed function computes the model and the loss. Backward recomputes before the
-      // backward of any unit begins.
+      // The checkpointed function contains the whole model, so the recomputation runs before the
+      // backward of any unit.
       const auto around = [](SmallModel& model, const at::Tensor& x) {
         return nn::checkpoint([&](const at::Tensor& y) { return loss_of(model, y); }, x);
       };
@@ -150,7 +148,6 @@ TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4
   // these results, because backward does not need the result of the product `down`.
   EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
   EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);
-  // With attention and MLP as units, the all-gather comes before each unit's autograd node.
   const Step halves = llama_step(rank, 2, nullptr, true);
   EXPECT_EACH(llama_step(rank, 2, &full, true).second, halves.second);
   EXPECT_EACH(llama_step(rank, 2, &selective, true).second, halves.second);

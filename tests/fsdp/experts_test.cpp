@@ -23,7 +23,6 @@ namespace {
 
 constexpr std::int64_t kDim = 16, kRows = 24;
 
-/// Two mixtures, each with a residual connection.
 struct Network : nn::Module<Network> {
   explicit Network(const nn::ExpertsOptions& options)
       : first(*this, "first", options), second(*this, "second", options) {}
@@ -45,9 +44,9 @@ struct Case {
   std::int64_t lora = 0;    ///< rank of the experts' adapters
   double bias_of_3 = 0;     ///< selection bias of expert 3
   bool first_idle = false;  ///< whether rank 0 has no rows if there are several ranks
-  double dropout = 0;       ///< of the network or, with lora, of the adapters' inputs
+  double dropout = 0;       ///< of the network's activations; with `lora`, of adapters' inputs
   bool ema = false;         ///< whether to compare averages of weights (EMA)
-  std::vector<std::vector<std::int64_t>> meshes{{2, 2}};  ///< (dp, ep) or (replicas, dp, ep)
+  std::vector<std::vector<std::int64_t>> meshes{{2, 2}};  ///< sizes (dp, ep) or (replicas, dp, ep)
 };
 
 nn::ExpertsOptions options_of(const Case& test) {
@@ -56,13 +55,13 @@ nn::ExpertsOptions options_of(const Case& test) {
   return options;
 }
 
-/// The results of a training run, which are equal on every rank.
+/// The results of a training run. They are equal on every rank.
 struct Curve {
   std::vector<double> numbers;
   std::vector<at::Tensor> weights;
 };
 
-/// The meshes of the experts and of all other parameters.
+/// The mesh for the parameters of experts, and the mesh for all other parameters.
 struct Meshes {
   explicit Meshes(const DeviceMesh& mesh)
       : experts(mesh["dp"]), all(mesh[{"dp", "ep"}].flatten("all")), ep(mesh["ep"]) {
@@ -119,7 +118,6 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
   return sum / (mesh ? mesh.size() : 1);
 }
 
-/// Returns the rows of a batch for rank number `index` of `count` ranks.
 at::Tensor own_rows(const Case& test, const at::Tensor& all, std::int64_t index,
                     std::int64_t count) {
   const std::int64_t idle = test.first_idle && count > 1 ? 1 : 0;
@@ -215,7 +213,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{.name = "eight", .meshes = kAllMeshes},
         Case{.name = "six", .options = [](Set& o) { o.experts = 6; }, .meshes = kAllMeshes},
-        // The last rank of four has no expert.
+        // There are three experts on four ranks, so the last rank has no expert.
         Case{.name = "three", .options = [](Set& o) { o.experts = 3; }, .meshes = {{1, 4}}},
         Case{.name = "one_nobody_chooses",
              .options = [](Set& o) { o.selection_bias = true; },
@@ -382,7 +380,6 @@ TEST(AllToAllUneven, ExchangesRowsAndGradients) {
       }
     }
     const std::int64_t rows = std::accumulate(counts[own].begin(), counts[own].end(), 0L);
-    // Element (row, a, b) of rank r is 100 r + row + (3 a + b) / 10.
     const at::Tensor within = testing::counting_values({1, 2, 3}).div(10);
     const at::Tensor first = at::arange(rows, at::kDouble).add(100 * rank.rank());
     const at::Tensor x = (first.view({-1, 1, 1}) + within).requires_grad_();

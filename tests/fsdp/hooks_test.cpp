@@ -68,8 +68,6 @@ TEST(AnotherLayout, IsRefusedOfHooksGradientsAndShards) {
   });
 }
 
-// The following test has an optimizer that steps in libtorch's post-accumulate-grad hooks.
-
 /// Returns an optimizer for each parameter. In backward, the optimizer updates its parameter as
 /// soon as the gradient is complete, and drops the gradient.
 std::vector<std::unique_ptr<optim::Sgd>> step_in_backward(SmallModel& model, int& calls) {
@@ -116,8 +114,6 @@ TEST_SHARDED(PostAccumulateHook, IsCalledForReducedGradientsOnly, 2) {
   local_loss(model, rank, 1).backward();
   EXPECT_EQ(calls, static_cast<int>(model.named_slots().size()));
 }
-
-// The following tests call a unit with hooks several times in one forward.
 
 struct Repeated : nn::Module<Repeated> {
   at::Tensor forward(at::Tensor x, int calls) {
@@ -199,8 +195,6 @@ TEST_ON_RANKS(AllReduceHook, RunsAfterTheReplicasAreSummed, 4) {
   EXPECT_EQ(seen, 4.0);
 }
 
-// The following tests call autograd::grad(), or backward() with the argument `inputs`.
-
 using torch::autograd::grad;
 using Tensors = std::vector<at::Tensor>;
 
@@ -223,7 +217,7 @@ TEST_P(RequestedGradients, EqualTheGradientsOfOneRank) {
     for (int step = 0; step < 2; ++step) {
       EXPECT_EACH(grad({local_loss(model, rank, 0)}, parameters), first, 1e-4, 1e-6);
       EXPECT_EQ(defined_gradients(parameters), "");
-      // backward() between two calls of autograd::grad() must set `.grad` as usual.
+      // After a call of autograd::grad(), backward() must still set `.grad`.
       local_loss(model, rank, 1).backward();
       EXPECT_EACH(grad({local_loss(model, rank, 0)}, parameters), first, 1e-4, 1e-6);
       expect_gradients(model, second);
@@ -286,7 +280,7 @@ TEST_SHARDED(RequestedGradient, IsRefusedWhereItCannotBe, 2) {
   const at::Tensor loss = local_loss(model, rank, 0);
   const at::Tensor doubled = loss * 2;
   EXPECT_ERROR(grad({doubled}, {parameters[0], loss}), "result of operators");
-  // After an Error of autograd::grad(), the next call must give correct gradients.
+  // The failed call of autograd::grad() must not change the results of the next call.
   EXPECT_EACH(grad({doubled}, {parameters[0]}), {gradients_alone({}, {0})[0] * 2}, 1e-4, 1e-6);
 }
 

@@ -15,7 +15,6 @@ using tensor_parallel::cross_entropy;
 
 constexpr std::int64_t kLossRows = 12, kFeatures = 5;
 
-/// A head of 7 classes with the same weights on all ranks, sharded if there is a mesh.
 struct LossHead : nn::Linear {
   LossHead() : nn::Linear(kFeatures, 7) { nn::init_weights(*this, 3); }
   explicit LossHead(const DeviceMesh& mesh) : LossHead() { fully_shard(*this, mesh); }
@@ -25,7 +24,7 @@ at::Tensor inputs(std::int64_t rows = kLossRows) {
   return uniform_values({rows, kFeatures}, 0.7);
 }
 
-/// Returns targets of rows. Rows 1 to 5 have the target -100, which the loss ignores.
+/// Rows 1 to 5 have the target -100, which the loss ignores.
 at::Tensor targets_of_rows() {
   const at::Tensor targets = at::arange(kLossRows, at::kLong).remainder(7);
   targets.narrow(0, 1, 5).fill_(-100);
@@ -109,7 +108,6 @@ TEST_ON_RANKS(LossMean, OfOneRankIsRefusedIfOthersShareTheBatch, 2) {
   EXPECT_EQ(cross_entropy(head(x), targets).dim(), 0);
 }
 
-/// A batch of 16 rows, which torch.chunk splits on 3 ranks into 6, 6 and 4.
 struct UnevenRows {
   static constexpr std::int64_t kAll = 16;
 
@@ -146,7 +144,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
   }
 }
 
-// Equal numbers of rows, a gradient divide factor and a weighted loss cause no warning.
+// A warning is expected only for `head`: its ranks have unequal rows, and nothing weighs the loss.
 TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Warnings warnings("differently many rows");
@@ -208,12 +206,11 @@ TEST_SHARDED(Penalty, OnShardsIsRefusedInASumWithALocalLoss, 2) {
   const at::Tensor penalty = penalty_of(model);
   EXPECT_ERROR(loss + 0.5 * penalty, "full_tensor()");
   EXPECT_ERROR(penalty * loss, "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
-  // A plain number that requires no gradient causes an error if it differs between ranks.
+  // The term loss.detach() is plain, and its value differs between ranks.
   EXPECT_ERROR(penalty - loss.detach(), "differs from rank 0", "ranks 1");
   EXPECT_TRUE(tessera::is_distributed(penalty - at::scalar_tensor(2)));
 }
 
-/// A step with gradients of some ranks that are not finite, and the expected words of every error.
 struct NonfiniteCase {
   const char* name;
   std::vector<std::int64_t> sizes;

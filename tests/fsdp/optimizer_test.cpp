@@ -38,7 +38,6 @@ OptimizerPtr muon(const nn::ModuleBase& model) {
       std::make_shared<optim::AdamW>(split.rest, optim::AdamWOptions{.lr = 0.01})});
 }
 
-/// Takes three steps on this rank's part of a batch. Returns the parameters.
 std::vector<at::Tensor> train(SmallModel& model, optim::Optimizer& optimizer, std::int64_t part,
                               std::int64_t parts) {
   for (int step = 0; step < 3; ++step) {
@@ -126,8 +125,6 @@ TEST(StockOptimizerMadeFirst, IsRefusedAfterItsParametersWereReplaced) {
   EXPECT_ERROR(optimizer.step(), "nn::to_empty has replaced");
 }
 
-// The following tests train in fp16 with a GradScaler.
-
 /// Returns the loss times 1e-6, so that the gradients underflow in fp16.
 at::Tensor tiny_loss(SmallModel& model, const at::Tensor& batch) {
   return model(batch).to(at::kFloat).square().mean() * 1e-6;
@@ -140,7 +137,7 @@ at::Tensor part_of_batch(int step, std::int64_t part, std::int64_t parts, c10::S
 
 constexpr int kSteps = 4;
 
-/// Returns the parameters that one rank has trained in fp32 without loss scaling.
+/// Returns the expected parameters: trained on one rank, in fp32, without loss scaling.
 std::vector<at::Tensor> reference_parameters() {
   Filled<SmallModel> model(6, 10, 3, 2);
   optim::AdamW optimizer(model, {.lr = 0.01, .eps = 1e-15});
@@ -152,8 +149,7 @@ std::vector<at::Tensor> reference_parameters() {
   return parameters_of(model);
 }
 
-// Trains two models: fp32 parameters that are gathered in fp16, and fp16 parameters with fp16
-// gradients. Each step changes a parameter by 0.01.
+// Trains a model with fp32 parameters that FSDP gathers in fp16, and a model with fp16 parameters.
 TEST(LossScaling, TrainsInFp16AsInFp32) {
   const std::vector<at::Tensor> expected = reference_parameters();
   for (const bool memory_efficient : {false, true}) {

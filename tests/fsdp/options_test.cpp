@@ -36,7 +36,6 @@ TEST(Options, ShardsTheRequestedDimension) {
   });
 }
 
-/// A model that computes dense(x) + experts(x). The experts are sharded over fewer ranks.
 struct Mixture : nn::Module<Mixture> {
   at::Tensor forward(const at::Tensor& x) { return (*dense)(x) + (*experts)(x); }
   nn::Child<nn::Linear> dense{*this, "dense", 3, 4}, experts{*this, "experts", 3, 4};
@@ -63,7 +62,7 @@ TEST(Options, GivesParametersTheirMesh) {
     EXPECT_EQ(sent.calls("dp", "all_gather"), 1);
     EXPECT_EQ(sent.calls("efsdp", "all_gather"), 1);
     EXPECT_TRUE(full_grad(*model.dense).allclose(alone.dense->weight->grad().div(4), 1e-4, 1e-5));
-    // FSDP divides every gradient by four ranks, including the gradients of experts.
+    // FSDP divides all gradients by four ranks, although the experts' mesh "efsdp" has two.
     const at::Tensor experts = full_grad(*model.experts).mul(4);
     mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();
     EXPECT_TRUE(experts.allclose(alone.experts->weight->grad(), 1e-4, 1e-5));
@@ -151,8 +150,6 @@ TEST_ON_MESH(Options, TrainsParametersOfSeveralTypesInOneUnit, {2}, {"dp"}) {
   EXPECT_TRUE(with_double.bias->detach().equal(bias));
 }
 
-// A rank whose experts get no rows has no gradient for its shard of the experts.
-
 /// A module whose parameter `w` has one row for each expert. The rows are sharded over ep.
 struct Experts : nn::Module<Experts> {
   explicit Experts(std::int64_t count) { w = register_slot("w", at::ones({count, 3})); }
@@ -193,14 +190,14 @@ TEST_P(ExpertsWithoutRows, AreUpdatedAsOnOneRank) {
     optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
     optim::AdamW optimizer_alone(alone, {.lr = 0.1, .weight_decay = 0.5});
     const at::Tensor x = at::ones({3});
-    // A rank's rows go to its own expert (step 0), expert 0 (1), none (2), the last expert (3).
+    // The chosen expert: the rank's own (step 0), expert 0 (step 1), none (2), the last (3).
     for (const int step : {0, 1, 2, 3}) {
       const std::int64_t own = rank.rank() % c.experts;
       const std::int64_t chosen[] = {own, 0, -1, c.experts - 1};
       model(x, chosen[step]).backward();
       for (int other = 0; other < rank.size(); ++other) {
         const std::int64_t theirs[] = {other % c.experts, 0, -1, c.experts - 1};
-        // On the mesh, a rank's rows go only to experts of this rank.
+        // On the mesh, a rank can choose only its own experts.
         const std::int64_t first = chunk_offset(c.experts, c.ep, other % c.ep);
         const std::int64_t rows = chunk_size(c.experts, c.ep, other % c.ep);
         const std::int64_t expert = theirs[step];
@@ -226,7 +223,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ExpertsWithoutRows,
                                            ExpertsCase{1, 4, 3}),
                          [](const auto& info) { return "Case" + std::to_string(info.index); });
 
-// The following tests check the device of buffers and inputs. "meta" stands for a GPU.
+// In the following tests, the device "meta" stands for a GPU.
 
 /// A libtorch module that does not derive from tessera::nn::Module.
 struct Counter : torch::nn::Module {
@@ -234,7 +231,6 @@ struct Counter : torch::nn::Module {
   at::Tensor counts;
 };
 
-/// A module with buffers of two types, and a child with such buffers.
 struct Buffered : nn::Module<Buffered> {
   explicit Buffered(bool leaf = false) {
     mask = register_buffer_slot("mask", {3});

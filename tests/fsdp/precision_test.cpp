@@ -9,7 +9,7 @@
 
 namespace tessera::fsdp::precision {
 
-/// Returns the gradients of a bf16 step of fp32 parameters on one rank, by calls of operators.
+/// Returns expected gradients: a one-rank copy of the model in bf16 computes forward and backward.
 std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
   Filled<SmallModel> compute(5, 7, 3);
   compute.to(at::kBFloat16);
@@ -107,8 +107,6 @@ TEST_ON_MESH(MixedPrecision, CastsResultsToTheOutputTypeOrTheTypeOfTheInput, {2}
   EXPECT_EQ(to_input(x).scalar_type(), at::kFloat);
 }
 
-// The following tests sum and divide gradients in reduce_dtype, in groups of one or several ranks.
-
 struct Scale : nn::Module<Scale> {
   Scale() { w = register_slot("w", at::ones({3})); }
   at::Tensor forward(const at::Tensor& x) { return x * *w; }
@@ -120,12 +118,12 @@ struct ScaleNet : nn::Module<ScaleNet> {
   nn::Child<Scale> scale{*this, "scale"};
 };
 
-/// A mesh of (replicas, dp, tp) ranks, and how the gradients of two micro-batches are reduced.
+/// A mesh with the dimensions (replicas, dp, tp), and how two micro-batches reduce gradients.
 struct ReduceCase {
   std::vector<std::int64_t> sizes;
   bool offload = false;
-  bool accumulates_unsharded = false;  ///< the first micro-batch has no gradient sync
-  bool accumulates_sums = false;       ///< the first micro-batch has no all-reduce
+  bool accumulates_unsharded = false;  ///< first micro-batch: set_requires_gradient_sync(false)
+  bool accumulates_sums = false;       ///< first micro-batch: set_requires_all_reduce(false)
   double divisor = 0;                  ///< 0: divides by the number of data-parallel ranks
 };
 
@@ -161,7 +159,6 @@ TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
       if (c.divisor != 0) {
         set_gradient_divide_factor(model, c.divisor);
       }
-      // x has one row for each tp rank.
       const std::int64_t tp_ranks = c.sizes[2];
       at::Tensor x = at::ones({tp_ranks, 3});
       if (rank.rank() < tp_ranks) {
@@ -183,7 +180,7 @@ TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
   }
 }
 
-/// Reduces the gradient `value` of each rank in fp16, and returns the reduced gradient.
+/// Runs a backward that gives each rank the gradient `value`. Returns its reduction in fp16.
 at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(nn::Linear&)>& set) {
   Filled<nn::Linear> linear(3, 4, {.bias = false});
   fully_shard(linear, rank.mesh({rank.size()}, {"dp"}), {.mp_policy = {.reduce_dtype = at::kHalf}});
@@ -202,7 +199,7 @@ TEST_ON_RANKS(ForceSum, SumsBeforeAnyDivision, 4) {
   EXPECT_TRUE(gradient_in_half(rank, least, [](auto&) {}).equal(at::zeros({4, 3})));
 }
 
-// On one rank, PyTorch's FSDP2 divides twice by the factor: before and after the reduction.
+// With one rank, PyTorch's FSDP2 applies the divide factor twice: before and after the reduction.
 TEST(DivideFactor, DividesOnce) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
@@ -277,7 +274,6 @@ class Averaging final : public testing::ForwardingCommunicator {
   int& averages_;
 };
 
-/// Returns the local gradients of a model after one backward. `change` sets options of the model.
 std::vector<at::Tensor> gradients_in(const comm::WorldPtr& world, const Rank& rank,
                                      const std::function<void(ShardedModel&)>& change) {
   ShardedModel model(init_device_mesh(world, {world->size()}, {"dp"}));
@@ -290,8 +286,8 @@ std::vector<at::Tensor> gradients_in(const comm::WorldPtr& world, const Rank& ra
   return gradients;
 }
 
-/// Runs one backward. Expects that `expected` reduce-scatters average, and that the gradients are
-/// equal without averages.
+/// Runs one backward, in which `expected` reduce-scatters must average. The gradients must equal
+/// those of a process group that only sums.
 void expect_averages(int ranks, int expected, const std::function<void(ShardedModel&)>& change) {
   RunRanks(ranks, [&](Rank& rank) {
     int averages = 0;

@@ -42,8 +42,8 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
   RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(at::equal(run(rank), expected)); });
 }
 
-// A rank without rows runs no random operators, but must call the collectives that compare the
-// draws. After two forwards without draws, the ranks stop comparing until a rank draws.
+// A rank without rows may skip random operators, but not the collectives that compare draws. Ranks
+// stop these collectives after two forwards without random operators.
 TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
   Draws operators = drawing::everywhere(), modules = kModules;
   for (Draws* draws : {&operators, &modules}) {
@@ -55,8 +55,8 @@ TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
   }
 }
 
-// Outside of a training forward, random operators draw libtorch's numbers. This must be so after a
-// forward that has thrown.
+// After a failed training forward, random operators outside of a training forward must still draw
+// libtorch's numbers.
 TEST_ON_MESH(RandomNumbers, OutsideOfTrainingForwardsAreLibtorchs, {2}, {"dp"}) {
   Draws draws;
   draws.residual = [](const at::Tensor& x) -> at::Tensor {
@@ -119,8 +119,6 @@ struct OneDraw : nn::Module<OneDraw> {
   nn::Child<nn::Linear> linear{*this, "linear", kSide, kSide};
 };
 
-/// Returns the errors of ranks that train a model with `draw`. If `local_part`, the model's linear
-/// returns a local tensor.
 std::vector<std::string> errors_of(const Draw& draw, std::int64_t rows, bool local_part = false,
                                    int ranks = 2) {
   return ErrorsOfRanks(ranks, [&](Rank& rank) {
@@ -175,7 +173,6 @@ TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
          return at::empty_like(y.detach()).normal_(0, 1, at::detail::createCPUGenerator(3));
        },
        {"aten::normal_", "generator", "manual_seed"}},
-      // Dropout of a local tensor.
       {[](const at::Tensor& y) { return at::dropout(y, 0.4, true); },
        {"[2, 4]", "local part", "BatchPart", "ReplicationScope"},
        2,
@@ -201,8 +198,8 @@ TEST(RandomRefusals, AreNoneForALocalPartInAScopeAndOnOneRank) {
   EXPECT_EQ(errors_of(dropout, 2, true, 1), std::vector<std::string>{""});
 }
 
-// A rank with one row cannot know whether random numbers of sizes {1, 1} are for this row or for
-// all rows. All ranks must throw, and no rank may wait for another rank.
+// A random tensor of sizes {1, 1} is ambiguous on a rank with one row: for this row, or for all
+// rows. All ranks must throw, and none may wait for another rank.
 TEST(RandomRefusals, DrawsBySizeFailOnAllRanksIfOneHasASingleRow) {
   for (const bool of_rows : {false, true}) {
     const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {

@@ -11,7 +11,6 @@
 
 namespace tessera::fsdp::refusals {
 
-/// The arguments for the function that makes a wrong call.
 struct Call {
   Rank& rank;
   SmallModel& model;
@@ -209,8 +208,6 @@ TEST(BatchNorm, OfARanksOwnRowsCausesOneWarning) {
     EXPECT_CONTAINS(found[0], "the unit itself");
   });
 }
-
-// The following tests make only some parts of a model FSDP units.
 
 void shard_blocks(SmallModel& model, const DeviceMesh& mesh) {
   for (const auto& block : model.blocks) {

@@ -5,13 +5,12 @@
 
 namespace tessera::fsdp::replicas {
 
-/// A model of two layers. Each micro-batch uses one of the layers.
 struct Either : nn::Module<Either> {
   at::Tensor forward(const at::Tensor& x, bool first) { return (first ? *a : *b)(x); }
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
-// PyTorch's FSDP2 has wrong gradients here, as it adds flat buffers of different parameters.
+// PyTorch's FSDP2 gives wrong gradients: it adds buffers with gradients of different parameters.
 TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   const at::Tensor x = uniform_values({8, 3}, 3);
   Filled<Either> alone;
@@ -32,7 +31,7 @@ TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   });
 }
 
-// In fp16, gradients are divided partly before the sum over ranks and partly after the sum.
+// In fp16, FSDP divides gradients twice: before the sum over ranks and after the sum.
 TEST(Replicas, AddUpMicroBatchesThatAreDividedDifferently) {
   const auto gradient_after = [](Rank& rank, const std::function<void(nn::Linear&)>& change) {
     nn::Linear linear(4, 4, {.bias = false});
@@ -110,7 +109,7 @@ struct Chain : nn::Module<Chain> {
   }
   static constexpr nn::LinearOptions kNoBias{.bias = false};
   std::vector<std::shared_ptr<nn::Linear>> layers;
-  /// Called in backward before the backward of the first layer, which is the last to run.
+  /// Called in backward when only the backward of the first layer remains.
   std::function<void()> at_first_layer = [] {};
 };
 
@@ -124,8 +123,8 @@ at::Tensor rows_from(std::int64_t first, std::int64_t count) {
   return uniform_values({4, kWide}, 3).narrow(0, first, count);
 }
 
-/// On 2 ranks, runs `prepare` and a backward. Expects the same gradients as on one rank. When
-/// backward reaches the first layer, `early` buckets must have been reduced.
+/// Compares the gradients of two ranks, after `prepare`, with those of one rank. `early`: the
+/// number of buckets that are reduced when backward reaches the first layer.
 void expect_early_buckets(std::int64_t early, const std::function<void(Chain&)>& prepare) {
   Filled<Chain> alone;
   alone(rows_from(0, 4), -1).square().mean().backward();
@@ -146,7 +145,7 @@ TEST(Buckets, AreReducedWhileBackwardComputes) {
   expect_early_buckets(kLayers - 2, [](Chain&) {});
 }
 
-// A hook of a parameter could write the parameter while backward still reads it.
+// A parameter hook could write the parameter, which backward still reads, so reductions wait.
 TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
   expect_early_buckets(0, [](Chain& model) {
     model.layers[3]->slot("weight")->persistent().register_hook(
@@ -154,7 +153,6 @@ TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
   });
 }
 
-/// A unit with four layers. A call runs the first two layers or, if `second` is true, the last two.
 struct Halves : nn::Module<Halves> {
   at::Tensor forward(const at::Tensor& x, bool second) {
     at::Tensor y = x;
@@ -167,7 +165,7 @@ struct Halves : nn::Module<Halves> {
   nn::Child<Chain> chain{*this, "chain"};
 };
 
-// The buckets of the last two layers are complete before backward reaches the unit's first call.
+// The second call's backward completes two buckets before the first call's backward begins.
 TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
   Filled<Halves> alone;
   alone(alone(rows_from(0, 4), false), true).square().mean().backward();

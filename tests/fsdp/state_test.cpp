@@ -19,7 +19,7 @@ bool is_legal(P from, P to) {
   });
 }
 
-/// Tests every pair of phases. A legal transition succeeds. An illegal transition only throws.
+/// Tests all pairs of phases: an illegal transition must throw and leave the phase unchanged.
 template <class P>
 void expect_table_is_enforced(int phases) {
   for (int i = 0; i < phases * phases; ++i) {
@@ -42,7 +42,7 @@ TEST(Phase, RefusesTransitionsThatTheTableLacks) {
   expect_table_is_enforced<GatherPhase>(3);
 }
 
-// The following functions call a model in unusual orders. A correct step must follow.
+// Each of these functions calls a model in an unusual order. The next step must be correct.
 
 at::Tensor input() {
   return batch(kDim, 0).requires_grad_();
@@ -120,7 +120,6 @@ void free_what_was_gathered_ahead(ShardedModel& model) {
   reshard(*model.blocks[0]);
 }
 
-/// A model with a method that calls the model's forward.
 class WithLoss : public SmallModel {
  public:
   WithLoss() : SmallModel(kDim, kHidden, kClasses) {}
@@ -163,7 +162,6 @@ void run_backward_in_forward(const DeviceMesh& mesh) {
   model(input(), /*fails=*/false).sum().backward();
 }
 
-/// A model whose two modules form one unit.
 struct TwoAsOne : nn::Module<TwoAsOne> {
   at::Tensor forward(const at::Tensor& x, bool backward_between) {
     const at::Tensor y = (*first)(x);
@@ -202,7 +200,7 @@ TEST(PhaseWalk, UnusualOrdersAreFollowedByACorrectStep) {
   }
 }
 
-// A forward within the same model's backward must throw, because it would lose pending gradients.
+// Without the error, the inner forward would discard gradients that are not reduced yet.
 TEST_SHARDED(PhaseWalk, AForwardWithinBackwardIsRefused, 2) {
   const at::Tensor x = input();
   const at::Tensor loss = model(x).square().mean();
@@ -211,7 +209,7 @@ TEST_SHARDED(PhaseWalk, AForwardWithinBackwardIsRefused, 2) {
   expect_correct_step(model);
 }
 
-// After a backward has failed, the next forward runs in the backward of another model.
+// After a failed backward, a hook in another model's backward runs this model's next forward.
 TEST_SHARDED(PhaseWalk, AFailedIterationRecoversWithinAnotherModelsBackward, 2) {
   fail_in_backward(model);
   const at::Tensor other = at::ones({1}).requires_grad_() * 2;
@@ -220,8 +218,6 @@ TEST_SHARDED(PhaseWalk, AFailedIterationRecoversWithinAnotherModelsBackward, 2) 
   EXPECT_EQ(model.attached<Unit>()->phase(), UnitPhase::kIdle);
   expect_correct_step(model);
 }
-
-// An exception of libtorch (for example, out of memory) is reported with the name of a unit.
 
 TEST_SHARDED(CurrentUnit, IsTheUnitThatFailed, 1) {
   bool in_forward = false, in_backward = false;
@@ -243,8 +239,8 @@ TEST_SHARDED(CurrentUnit, IsTheUnitThatFailed, 1) {
   EXPECT_EQ(current_unit(model), "");
 }
 
-// A forward in inference mode allocates buffers, and a later training step reuses these buffers. On
-// one rank, the shards themselves are the gathered tensors.
+// A training step must be able to reuse buffers that a forward in inference mode has allocated.
+// With one rank, the gathered tensors are the shards themselves.
 TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
@@ -317,7 +313,7 @@ TEST_SHARDED(Frozen, FirstBlocksAreNotGatheredInBackward, 2) {
   nn::freeze(model, {"block[01].**"});
   const Sent sent(rank);
   local_loss(model, rank).backward();
-  // Forward gathers four units. Backward gathers one block, because the others are frozen.
+  // Forward gathers the root and three blocks. Backward gathers only the block that is not frozen.
   EXPECT_EQ(sent.calls("dp", "all_gather"), 3 + 1 + 1);
   EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 2);
   // AdamW's state is two averages and a step counter for each parameter that has a gradient.
@@ -325,8 +321,6 @@ TEST_SHARDED(Frozen, FirstBlocksAreNotGatheredInBackward, 2) {
   EXPECT_EQ(optim::named_state(optimizer, model).size(), 3u * (4 + 2));
 }
 
-/// Calls a frozen unit with an input that needs a gradient, then with an input that needs no
-/// gradient.
 struct Twice : nn::Module<Twice> {
   Twice() {
     for (const char* name : {"weight", "bias"}) {
@@ -377,7 +371,7 @@ TEST_SHARDED(Settings, GathersAheadAfterStartUnshard, 2) {
   EXPECT_EQ(sent.calls("dp", "all_gather"), 4);
 }
 
-// PyTorch 2.11's FSDP2 shows wrong values of parameters with these sizes.
+// For these sizes, PyTorch 2.11's FSDP2 gives wrong parameter values after forward.
 TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   const at::Tensor x = uniform_values({4, 3}, 5);
   for (const std::int64_t rows : {2, 3, 5, 6, 8}) {
@@ -394,7 +388,7 @@ TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   }
 }
 
-// On one rank no copy of a parameter is needed, but PyTorch 2.11's FSDP2 makes one.
+// With one rank, fully_shard() must use the parameter's own memory. PyTorch 2.11's FSDP2 copies.
 TEST_ON_RANKS(Iteration, OneRankCopiesNothing, 1) {
   Filled<nn::Linear> linear(3, 4);
   const void* memory = linear.weight->const_data_ptr();

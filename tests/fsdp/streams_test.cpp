@@ -39,7 +39,7 @@ Log notes(const Log& words) {
   return lines;
 }
 
-/// Trains a model of three blocks on two ranks, and returns the notes of the last step.
+/// Trains a model of three blocks on two ranks. Returns what the last step passed to note().
 Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options& options = {},
                   int steps = 1) {
   Log notes;
@@ -57,7 +57,7 @@ Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options
   return notes;
 }
 
-// As in FSDP2, backward of a unit runs while FSDP gathers the unit whose backward is next.
+// As in FSDP2: during a unit's backward, FSDP gathers the parameters for the next unit's backward.
 TEST(Streams, PrefetchBackwardInReverseOrderOfForward) {
   EXPECT_EQ(notes_of_step([](SmallModel&) {}),
             notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // the notes of forward
@@ -70,7 +70,7 @@ TEST(Streams, GatherOnceWithoutResharding) {
 }
 
 TEST(Streams, PrefetchTheRequestedUnitsInForward) {
-  // set_forward_prefetch() has precedence over the order of the last forward in each step.
+  // The units given to set_forward_prefetch() replace the order recorded in the last forward.
   for (const int steps : {1, 2}) {
     const Log found = notes_of_step(
         [](SmallModel& model) {
@@ -106,7 +106,7 @@ TEST_ON_RANKS(Streams, LetTheNextGathersWaitForTheUpdateAlone, 2) {
   const std::string wait = "all_gather: wait " + number_of(update);
   set_post_optim_event(linear, update);
   EXPECT_EQ(waits_of_step(), Log{wait});
-  // set_post_optim_event() affects one step. In the next step, gathers wait for the compute stream.
+  // set_post_optim_event() was for one step. In the next step, gathers wait for the compute stream.
   const Log next = waits_of_step();
   ASSERT_EQ(next.size(), 2u);
   EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
@@ -124,7 +124,7 @@ TEST_SHARDED(Streams, StayInTheComputeLaneOnOneRank, 1) {
   }
 }
 
-// A program can change parameters on the compute stream before a gather, so the gather waits.
+// The gather must wait for the compute stream, where a program can have changed parameters.
 TEST(ExplicitGather, WaitsForTheComputeLane) {
   for (const auto gather :
        {+[](nn::ModuleBase& module) { unshard(module); },
@@ -146,9 +146,8 @@ TEST(ExplicitGather, WaitsForTheComputeLane) {
   }
 }
 
-// While a unit computes in forward, FSDP gathers the unit that was next in the last forward.
+// During a unit's forward, FSDP gathers the unit that came next in the previous forward.
 
-/// Returns the log of one forward.
 Log log_of_forward(SmallModel& model, const Rank& rank, RecordingStreams& streams) {
   streams.clear();
   const at::Tensor loss = local_loss(model, rank);
@@ -157,7 +156,6 @@ Log log_of_forward(SmallModel& model, const Rank& rank, RecordingStreams& stream
   return log;
 }
 
-/// Returns the lines from `first` up to, but without, `last`.
 Log between(const Log& log, const std::string& first, const std::string& last) {
   const auto begin = std::ranges::find(log, first);
   const auto end = std::find(begin, log.end(), last);
@@ -200,7 +198,6 @@ TEST_SHARDED(GatherAhead, WaitsOnlyForTheMemoryThatItReuses, 2) {
                  "all_gather: wait " + number_in(left[1]), "leave"}));
 }
 
-/// A model whose caller chooses the order of the layers.
 struct InAnyOrder : nn::Module<InAnyOrder> {
   explicit InAnyOrder(const DeviceMesh& mesh) {
     for (int i = 0; i < 3; ++i) {
@@ -222,7 +219,6 @@ struct InAnyOrder : nn::Module<InAnyOrder> {
   std::vector<std::shared_ptr<nn::Linear>> layers;
 };
 
-/// Returns whether no unit is gathered and no gather is running.
 bool all_sharded(const InAnyOrder& model) {
   return std::ranges::none_of(model.layers, [](const auto& layer) {
     Unit& unit = *layer->template attached<Unit>();
@@ -244,7 +240,7 @@ TEST_ON_RANKS(GatherAhead, EndsWhereTheOrderChangesAndFreesUnusedUnits, 2) {
   run({0, 1, 2});
   EXPECT_EQ(run({0, 2, 1}), notes({"+0 =0 +1 -0", "+2 =2 -2", "=1 -1"}));
   EXPECT_EQ(run({0, 2}), notes({"+0 =0 +2 -0", "=2 +1 -2"}));
-  // A unit that is called twice is gathered twice.
+  // The forward calls layer 0 twice, so layer 0 is gathered twice.
   run({0, 1, 0, 2});
   EXPECT_EQ(run({0, 1, 0, 2}), notes({"+0 =0 +1 -0", "=1 +0 -1", "=0 +2 -0", "=2 -2"}));
 }

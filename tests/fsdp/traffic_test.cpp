@@ -13,7 +13,6 @@ std::int64_t padded(std::int64_t rows, std::int64_t ranks) {
   return (rows + ranks - 1) / ranks;
 }
 
-/// Returns the number of elements in one rank's shard of a block or of the head.
 std::int64_t block_shard(std::int64_t ranks) {
   return padded(kHidden, ranks) * (kDim + 1) + padded(kDim, ranks) * (kHidden + 1);
 }
@@ -21,7 +20,7 @@ std::int64_t head_shard(std::int64_t ranks) {
   return padded(kClasses, ranks) * (kDim + 1);
 }
 
-/// Returns the number of elements in one rank's part of the packed gradients of all units.
+/// Returns the elements that one rank contributes to the packed gradient buffers of all units.
 std::int64_t packed_units(std::int64_t ranks) {
   const std::int64_t up = padded(kHidden, ranks), down = padded(kDim, ranks);
   const std::int64_t head = padded(kClasses, ranks);
@@ -37,8 +36,8 @@ comm::TrafficTable traffic_of_step(Rank& rank, const Options& options = {}) {
   return sent.table();
 }
 
-/// After forward, the gathered parameters of a block stay split over `pieces` ranks. Returns the
-/// bytes of all pieces; each parameter begins at a multiple of 64 bytes.
+/// Returns the bytes of a block's parameters, resharded over `pieces` ranks after forward. Each
+/// parameter begins at a multiple of 64 bytes.
 std::int64_t kept_block(std::int64_t ranks, std::int64_t pieces) {
   const auto round_up = [](std::int64_t bytes, std::int64_t unit) {
     return padded(bytes, unit) * unit;
@@ -57,7 +56,7 @@ TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
       const auto traffic = traffic_of_step(rank, {.post_forward_mesh_size = neighbours});
       EXPECT_EQ(traffic.size(), neighbours == 2 ? 3u : 2u);
       const comm::Traffic gathers = traffic.at({"dp", "all_gather"});
-      const int times = neighbours == 2 ? 1 : 2;  // `times`: number of gathers of a block
+      const int times = neighbours == 2 ? 1 : 2;  // how often a block is gathered over "dp"
       EXPECT_EQ(gathers.calls, times * kDepth + 1);
       EXPECT_EQ(gathers.bytes, 4 * (times * kDepth * block_shard(4) + head_shard(4)));
       if (neighbours == 2) {
@@ -73,8 +72,8 @@ TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
   RunRanks(1, [](Rank& rank) { EXPECT_TRUE(traffic_of_step(rank).empty()); });
 }
 
-/// `bytes`: the bytes that a rank sends in a step for each parameter, if every size is a multiple
-/// of the number of ranks and every collective is a ring.
+/// Expected traffic. `bytes`: what a rank sends in a step for each element, with ring collectives
+/// and with sizes that the ranks divide.
 struct Formula {
   const char* name;
   int micro_batches;

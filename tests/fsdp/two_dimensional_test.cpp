@@ -39,7 +39,7 @@ TEST_ON_MESH(TwoDimensional, SumsNormGradientsOverTpOnce, {2, 2}, {"dp", "tp"}) 
   const Sent sent(rank);
   tensor_parallel::cross_entropy(model(ids.slice(0, 0, kTokens)), ids.slice(0, 1)).backward();
   const comm::TrafficTable traffic = sent.table();
-  // Over tp, the loss has two all-reduces, and the gradients of the norms have one.
+  // All-reduces over tp: two for the loss, one for the gradients of the norms.
   const comm::Traffic sums = traffic.at({"tp", "all_reduce"});
   EXPECT_EQ(sums.calls, 3);
   EXPECT_EQ(sums.bytes, 4 * (kTokens + 2 * kTokens + 5 * 8 / 2));
@@ -111,7 +111,7 @@ TEST_ON_MESH(PendingSums, DoNotDependOnTheUsesOfOtherRanks, {2, 2}, {"dp", "tp"}
     for (const Use second : kUses) {
       ScaleOfTokens model(mesh["tp"]);
       fully_shard(model, mesh["dp"]);
-      // The first step fixes the gradient's layout for all ranks. Later steps have other uses.
+      // The first step decides the layout of the reduced gradient. Later steps differ from it.
       for (const Uses& uses :
            {Uses{first, second}, {second, first}, {Use::kWhole, Use::kSequence}}) {
         run(model, uses, mesh.local_rank("dp"));
@@ -202,7 +202,7 @@ TEST(MethodUnderAPlan, RunsInThePlansScope) {
   }
 }
 
-// A program writes a distributed result into a plain tensor. The plain tensor's gradient is whole.
+// A program can write a distributed tensor into a plain tensor, whose gradient is then not sharded.
 TEST(DistributedResultWrittenIntoAPlainTensor, HasTheGradientsOfOneRank) {
   const at::Tensor x = uniform_values({4, 8}, 1);
   const std::vector<Write> writes{

@@ -7,8 +7,6 @@
 
 namespace tessera::fsdp::units {
 
-// The following tests call a unit several times, never, or outside of the root's forward.
-
 /// Expects equal gradients of `model` and `alone`. An undefined gradient counts as zeros.
 void expect_as_alone(const nn::ModuleBase& model, const nn::ModuleBase& alone) {
   const std::vector<at::Tensor> expected = gradients_of(alone);
@@ -47,7 +45,7 @@ TEST(UnitCalls, MayBeOfABlockAlone) {
   });
 }
 
-/// Calls the root, or with `of_root` false block 1, with block 1 failing in forward or backward.
+/// Makes block 1 fail, in a call of the root or, if `of_root` is false, in a call of block 1.
 void fail_in_block(ShardedModel& model, const Rank& rank, bool in_backward, bool of_root) {
   auto fails = std::make_shared<bool>(true);
   model.blocks[1]->add_forward_pre_hook([=](auto&, nn::TensorList inputs) {
@@ -86,7 +84,6 @@ TEST(UnitCalls, MayBeOfABlockAloneAfterAFailure) {
   }
 }
 
-/// A model of blocks without a head. The caller runs the head.
 struct Headless : nn::Module<Headless> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
   nn::Child<Block> first{*this, "first", kDim, kHidden};
@@ -94,8 +91,8 @@ struct Headless : nn::Module<Headless> {
   nn::Child<nn::Linear> head{*this, "head", kDim, kClasses};
 };
 
-/// Like a chunked loss, runs backward of the head for two chunks of rows, then backward of the
-/// model.
+/// Splits the hidden states into two chunks, as a chunked loss does. The chunks' backwards run
+/// first, then the model's backward.
 void chunked_backward(Headless& model, const at::Tensor& x) {
   const at::Tensor hidden = model(x);
   const at::Tensor leaf = hidden.detach().requires_grad_();
@@ -122,8 +119,7 @@ TEST(UnitCalls, MayRunAHeadWithSeveralBackwards) {
   });
 }
 
-/// A unit that returns two tensors with gradients, a tensor without a gradient, and a number. A
-/// loss uses one or both of the tensors with gradients.
+/// A unit with four results: two tensors with gradients, a tensor without a gradient, and a number.
 struct Several : nn::Module<Several> {
   std::tuple<at::Tensor, at::Tensor, at::Tensor, int> forward(const at::Tensor& x) {
     const at::Tensor y = (*a)(x);
@@ -132,7 +128,6 @@ struct Several : nn::Module<Several> {
   nn::Child<nn::Linear> a{*this, "a", kDim, kDim}, b{*this, "b", kDim, kDim};
 };
 
-/// `last` gets the second result of `first` if `second` is true, otherwise the first result.
 at::Tensor loss_of_several(Several& first, Several& last, const at::Tensor& x, bool second) {
   const auto [y, z, best, three] = first(x);
   const auto [u, v, ignored, three_again] = last(second ? z : y);
@@ -192,9 +187,6 @@ TEST_ON_MESH(ListUnit, MayBeginWithAModuleOutsideOfTheRoot, {2}, {"dp"}) {
   EXPECT_TRUE(model.base->slot("weight")->persistent().grad().defined());
 }
 
-// The following tests call methods other than forward(), or gather units explicitly.
-
-/// A model with a method other than forward().
 struct Coder : nn::Module<Coder> {
   at::Tensor forward(const at::Tensor& x) { return (*out)(encode(x)); }
   at::Tensor encode(const at::Tensor& x) { return (*in)(x).relu(); }
@@ -253,8 +245,6 @@ TEST_ON_RANKS(Unshard, SurvivesItsModule, 2) {
   EXPECT_NO_THROW(handle.wait());
 }
 
-// The following tests call forward() directly, without the hooks that gather and reduce.
-
 struct OwnLayer : nn::Module<OwnLayer> {
   explicit OwnLayer(std::int64_t size) {
     weight = register_slot("weight", at::ones({size, size}));
@@ -264,7 +254,6 @@ struct OwnLayer : nn::Module<OwnLayer> {
   nn::Parameter weight, bias;
 };
 
-/// A root unit whose children are not units, so that the root's unit has the children's parameters.
 struct OwnModel : nn::Module<OwnModel> {
   OwnModel() { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& ids) { return (*layer)((*table)(ids)); }
@@ -324,7 +313,7 @@ TEST_ON_RANKS(Slots, ShowGatheredTensorsInForwardAndOnRequest, 2) {
   EXPECT_ERROR(layer.to(at::kBFloat16), "'weight'");
   out.sum().backward();
   EXPECT_FALSE(layer.slot("weight")->role.gathered);
-  // The layer stayed gathered after forward, so no scope and no backward gathered the layer.
+  // The forward left the layer gathered, so there was no further all-gather.
   EXPECT_EQ(sent.calls("dp", "all_gather"), 0);
   unshard(layer);
   EXPECT_TRUE(shown());
@@ -348,7 +337,6 @@ TEST_ON_RANKS(UnfilledStorage, IsRefusedBeforeAnythingIsGathered, 2) {
 // The following units change an argument in place. Autograd must throw, because the caller's tensor
 // would have new values with the old autograd history.
 
-/// The forward of a unit, which can change its argument in place.
 using Act = at::Tensor (*)(at::Tensor& x);
 
 struct Changing : nn::Module<Changing> {

@@ -5,7 +5,6 @@
 
 namespace tessera::fsdp::unused {
 
-/// A model of two layers. Each call uses one of the layers.
 struct Branches : nn::Module<Branches> {
   explicit Branches(std::int64_t in = 3, std::int64_t out = 2)
       : left(*this, "left", in, out), right(*this, "right", in, out) {
@@ -15,8 +14,8 @@ struct Branches : nn::Module<Branches> {
   nn::Child<nn::Linear> left, right;
 };
 
-// With even shards, FSDP reduces autograd's gradient, or zeros, directly. With uneven shards, FSDP
-// packs the gradients into a buffer before the reduction.
+// With uneven shards, FSDP packs the gradients into a buffer before the reduction. With even
+// shards, FSDP reduces the gradient tensors (or zeros) directly.
 TEST(Unused, ParameterOfOneRankCountsAsZero) {
   for (const auto& [in, out] : {std::pair{3, 2}, {4, 4}}) {
     const at::Tensor x = uniform_values({4, in}, 9);
@@ -28,7 +27,7 @@ TEST(Unused, ParameterOfOneRankCountsAsZero) {
       fully_shard(model, mesh);
       model(x, rank.rank() == 0).square().sum().backward();
       expect_gradients(model, gradients_of(alone));
-      // A backward that uses only `left` must leave the accumulated gradient of `right` unchanged.
+      // This backward uses only `left`. The accumulated gradient of `right` must not change.
       const at::Tensor before = full_grad(*model.right);
       model(x, true).sum().backward();
       EXPECT_TRUE(full_grad(*model.right).equal(before));
@@ -51,7 +50,7 @@ TEST(Unused, UnitOfSomeRanksIsNamedWithTheRemedy) {
   })) << errors[0];
 }
 
-/// For each of `go_left`, runs one branch forward and backward. Returns which have a gradient.
+/// Trains one branch for each element of `go_left`. Returns which branches have a gradient.
 std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<bool>& go_left,
                           bool overlap = false) {
   Branches model;

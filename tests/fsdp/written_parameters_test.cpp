@@ -8,7 +8,7 @@
 
 namespace tessera::fsdp::written {
 
-/// Sizes for which no shard is empty, since a write to an empty shard would have no effect.
+/// No shard is empty for these sizes: a write to an empty shard would change nothing.
 constexpr Sizes kSizes{.classes = 7};
 constexpr auto kModified = "modified by an inplace operation";
 
@@ -53,7 +53,6 @@ void halve(nn::ModuleBase& model) {
 TESSERA_ARRANGED(WrittenWhileGathered, "OneRank", "Bf16OnOneRank", "Zero3", "Zero2", "Hpz", "Hsdp",
                  "Offloaded");
 
-// Halves the shards in several ways. The next forward must use the halved values.
 TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
   const at::Tensor x = batch(kDim, 0);
   Filled<SmallModel> alone(kDim, kHidden, kSizes.classes);
@@ -133,7 +132,6 @@ TEST_SHARDED(WrittenParameter, IsRefusedByAUnitThatStaysGatheredForABackward, 2,
   (*model.blocks[0])(x);
 }
 
-/// A module whose forward halves the weight in place and then uses the weight.
 struct Shrinking : nn::Module<Shrinking> {
   at::Tensor forward(const at::Tensor& x) {
     {
@@ -205,7 +203,7 @@ TEST_ON_MESH(WrittenParameter, CausesAWarningAtTheEndOfAScope, {2}, {"dp"}) {
   EXPECT_CONTAINS(warnings.messages()[0], "after unshard of", "'weight'", "slot->persistent()");
 }
 
-// Loading a checkpoint can assign a new shard to a parameter slot.
+// A program can assign a new shard to a parameter's slot, as loading a checkpoint does.
 TEST_ON_MESH(Assignment, OfANewShardIsUsedByTheNextForward, {3}, {"dp"}) {
   Filled<nn::Linear> linear(3, 7, {.bias = false});
   fully_shard(linear, mesh);

@@ -66,7 +66,7 @@ void prefetch_next_block(SmallModel& model) {
   }
 }
 
-/// Makes the model use several streams, as on CUDA. A stream that reuses a buffer waits for events.
+/// RecordingStreams make FSDP use several streams, as on CUDA.
 void with_lanes(SmallModel& model) {
   record(model);
 }
@@ -94,7 +94,7 @@ TEST(Memory, Zero3StaysWithinItsBound) {
   }
 }
 
-// With ZeRO-2, backward has no gathers, so FSDP frees the memory of gathered parameters.
+// With ZeRO-2, FSDP gathers no parameters in backward.
 TEST(Memory, Zero2StaysWithinItsBound) {
   for (const auto prepare : {+[](SmallModel&) {}, with_lanes}) {
     const Peaks p = peaks({.reshard_after_forward = false}, prepare);
@@ -134,7 +134,7 @@ TEST(Offload, KeepsShardsAndGradientsOnTheHostInTheirOwnType) {
   }
 }
 
-/// Streams that do nothing except call the function `waits` when the host waits for a stream.
+/// Streams whose calls do nothing, except synchronize(), a wait of the host, which calls `waits`.
 class HostWaits final : public comm::Streams {
  public:
   explicit HostWaits(std::function<void()> waits) : waits_(std::move(waits)) {}
@@ -149,7 +149,7 @@ class HostWaits final : public comm::Streams {
   std::function<void()> waits_;
 };
 
-/// Copies to the host are asynchronous. The host must wait before gradients are used.
+/// Gradients are copied to the host asynchronously. The host must wait before it uses them.
 TEST_ON_RANKS(Offload, AddsGradientsAndCallsHooksOnceTheHostHasWaited, 2) {
   ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
   const at::Tensor weight = model.head->slot("weight")->persistent();

@@ -25,11 +25,11 @@ inline at::Tensor keep(const at::Tensor& x) {
 /// The random functions, such as dropout, that a model applies to its tensors.
 struct Draws {
   Draw residual = keep;
-  Draw features = keep;  ///< tensors of `features` and `scores` are sharded over tp
+  Draw features = keep;  ///< `features` and `scores` get tensors sharded over tp
   Draw scores = keep;
-  bool modules = false;  ///< `modules`: nn::Dropout replaces the functions
+  bool modules = false;  ///< `modules`: calls nn::Dropout modules instead
   bool skips_empty = false;
-  int quiet_forwards = 0;  ///< number of forwards without random numbers at the start
+  int quiet_forwards = 0;  ///< initial forwards without random numbers
 };
 
 struct DrawingBlock : nn::Module<DrawingBlock> {
@@ -128,7 +128,6 @@ struct Result {
   std::vector<at::Tensor> gradients;
 };
 
-/// The number of rows in each forward, summed over all ranks.
 using Rows = std::vector<std::int64_t>;
 
 /// Trains one step for each element of `rows`. Returns the loss and the gradients.
@@ -178,7 +177,7 @@ inline void expect_same(const Result& found, const Result& expected) {
 
 inline void expect_as_alone(const RandomMesh& how, const Draws& draws, const Rows& rows) {
   const Result expected = train_alone(draws, rows);
-  // The loss must depend on the random numbers.
+  // The loss without random numbers must differ, or the test would not notice wrong numbers.
   EXPECT_GT(std::abs(train_alone({}, rows).loss / expected.loss - 1), 1e-4);
   RunRanks(testing::ranks_of(how.sizes),
            [&](Rank& rank) { expect_same(train(rank, how, draws, rows), expected); });

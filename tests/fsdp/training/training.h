@@ -34,7 +34,6 @@ constexpr std::int64_t packed_numel(std::initializer_list<std::int64_t> shards) 
   return numel;
 }
 
-/// A block that computes x + down(silu(up(x))).
 struct Block : nn::Module<Block> {
   Block(std::int64_t dim, std::int64_t hidden)
       : up(*this, "up", dim, hidden), down(*this, "down", hidden, dim) {}
@@ -61,7 +60,6 @@ struct SmallModel : nn::Module<SmallModel> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// A model of two layers. A call can skip the second layer.
 struct OptionalLayer : nn::Module<OptionalLayer> {
   at::Tensor forward(const at::Tensor& x, bool use_extra) {
     const at::Tensor y = (*base)(x);
@@ -70,7 +68,6 @@ struct OptionalLayer : nn::Module<OptionalLayer> {
   nn::Child<nn::Linear> base{*this, "base", 3, 3}, extra{*this, "extra", 3, 3};
 };
 
-/// Returns the mean of the squared outputs for rows [first, first + rows) of the batch.
 inline at::Tensor loss_of(SmallModel& model, const at::Tensor& batch, std::int64_t first,
                           std::int64_t rows) {
   return model(batch.narrow(0, first, rows)).square().mean();
@@ -89,13 +86,12 @@ inline at::Tensor batch(std::int64_t dim, int step) {
   return uniform_values({kRows, dim}, 100 + step);
 }
 
-/// Returns this rank's rows of the batch of step 0.
 inline at::Tensor rows_of_rank(const Rank& rank, std::int64_t dim = kDim) {
   const std::int64_t rows = kRows / rank.size();
   return batch(dim, 0).narrow(0, rank.rank() * rows, rows);
 }
 
-/// Returns the loss of a step's batch for the rows of this rank.
+/// Returns the loss of this rank's rows.
 inline at::Tensor local_loss(SmallModel& model, const Rank& rank, int step = 0) {
   const std::int64_t rows = kRows / rank.size();
   return loss_of(model, batch(model.head->in_features(), step), rank.rank() * rows, rows);
@@ -119,7 +115,7 @@ inline void shard(SmallModel& model, const DeviceMesh& mesh, const Options& opti
   fully_shard(model, mesh, root);
 }
 
-/// A model with values, sharded over `mesh`.
+/// A SmallModel that is filled with values and sharded over `mesh`.
 struct ShardedModel : SmallModel {
   explicit ShardedModel(const DeviceMesh& mesh, const Options& options = {},
                         const Sizes& sizes = {})
@@ -165,7 +161,6 @@ inline std::vector<Arrangement> arrangements(const std::vector<std::string>& nam
 
 using ShardedBody = std::function<void(Rank&, ShardedModel&)>;
 
-/// Runs `body` on the ranks of an Arrangement, with a sharded model.
 inline void RunArranged(const Arrangement& arrangement, const Sizes& sizes,
                         const ShardedBody& body) {
   RunOnMesh(arrangement.sizes, arrangement.names, [&](Rank& rank, const DeviceMesh& mesh) {
@@ -184,7 +179,6 @@ inline void RunSharded(int ranks, const ShardedBody& body) {
   RunSharded(ranks, Options{}, body);
 }
 
-/// Runs `body` on four ranks, with a model on a mesh of 2 replicas x 2 shards.
 inline void RunHybrid(const Options& options, const ShardedBody& body) {
   RunArranged({"", {2, 2}, {"replicate", "shard"}, options}, body);
 }
@@ -244,14 +238,13 @@ inline std::vector<at::Tensor> train_alone(int steps) {
   return parameters_of(model);
 }
 
-/// Expects that no parameter is gathered.
 inline void expect_all_sharded(const nn::ModuleBase& model) {
   for (const auto& [name, slot] : model.named_slots()) {
     EXPECT_TRUE(tessera::is_distributed(slot->get())) << name;
   }
 }
 
-/// While the object exists, collects those libtorch warnings of this thread that contain `part`.
+/// While a Warnings object exists, it collects this thread's libtorch warnings that contain `part`.
 class Warnings final : public c10::WarningHandler {
  public:
   explicit Warnings(std::string part = "") : part_(std::move(part)) {}
