@@ -1,5 +1,5 @@
 // The public functions of fully_shard.h check their arguments and call units. unit_spec.cpp decides
-// what a unit contains, attach.cpp makes the unit, and unit.cpp implements its behaviour.
+// what a unit contains, attach.cpp makes a unit, and unit.cpp has the unit's hooks.
 
 #include <c10/util/Exception.h>
 
@@ -33,15 +33,15 @@ void check_module(const nn::ModuleBase* module) {
                 "apply it to the module that nn::Hooked holds");
 }
 
-/// Makes an FSDP unit. All checks precede all changes, so that an error leaves the model unchanged.
+/// All checks precede all changes, so that an error leaves the model unchanged.
 void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
                        const Options& options) {
   TESSERA_CHECK(!modules.empty(), "fully_shard was given no module");
   for (const nn::ModuleBase* module : modules) {
     check_module(module);
   }
-  // Parameters of units among the submodules are excluded. Therefore fully_shard must be applied to
-  // the lowest modules first.
+  // Units below `module` keep their parameters. So fully_shard must be applied to the lowest
+  // modules first.
   const nn::NamedSlots parameters = free_parameters(modules, options);
   const UnitSpec spec = checked_spec(modules, parameters, mesh, options);
   for (const nn::ModuleBase* module : modules) {
@@ -50,8 +50,8 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   make_unit(spec);
 }
 
-/// Warns of a write to an unsharded parameter that will be lost. noexcept, because a destructor
-/// calls warn_of_lost_write(): an exception of the warning is ignored.
+/// Warns if a write to an unsharded parameter will be lost. Called by a destructor, so an exception
+/// of the warning is ignored.
 void warn_of_lost_write(const Unit& unit) noexcept {
   try {
     if (const std::string lost = unit.write_by_hand(); !lost.empty()) {
@@ -72,8 +72,7 @@ void set_each(nn::ModuleBase& module, bool recurse, const char* caller, T Settin
 
 std::vector<std::weak_ptr<Unit>> each_unit_of(const std::vector<nn::ModuleBase*>& modules,
                                               const char* caller) {
-  // Units are stored as weak pointers, because units that prefetch each other would form a
-  // reference cycle.
+  // The pointers are weak: units that prefetch each other would form a reference cycle.
   std::vector<std::weak_ptr<Unit>> units;
   for (const nn::ModuleBase* module : modules) {
     TESSERA_CHECK(module != nullptr, caller, " was given a null module");
@@ -99,7 +98,7 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
       "replicate: the options say how to split parameters (shard_placement, parameter_mesh or "
       "post_forward_mesh_size), but each rank keeps them unsharded; leave these out or apply "
       "fully_shard");
-  // replicate() uses FSDP on a mesh whose sharding dimension has one rank; every parameter is
+  // replicate() is FSDP on a mesh whose sharding dimension has one rank, so every parameter is
   // replicated.
   Options replicated = options;
   replicated.shard_placement = [](const std::string&, const at::Tensor&) {
@@ -155,8 +154,8 @@ std::string current_unit(const nn::ModuleBase& module) {
   return ActiveUnits(module).text();
 }
 
-// Calls await_compute() before the gather, because outside of a root's forward the program can have
-// written the shards since the last gather.
+// Outside of a root's forward the program can have written the shards since the last gather, so
+// await_compute() precedes the gather.
 void unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "unshard");
   unit->await_compute();
@@ -166,8 +165,8 @@ void unshard(nn::ModuleBase& module) {
 void reshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "reshard");
   const std::string lost = unit->write_by_hand();
-  // The unit is resharded before the check, which can throw, so that the program can continue after
-  // the error.
+  // The check can throw, so the unit is resharded first, and the program can continue after the
+  // error.
   unit->reshard();
   TESSERA_CHECK(lost.empty(), lost);
 }
@@ -176,8 +175,7 @@ UnshardHandle start_unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "start_unshard");
   unit->await_compute();
   unit->start_unshard();
-  // The handle refers weakly to the unit, because the model can be destroyed before wait() is
-  // called.
+  // The handle has a weak pointer to the unit, because the model can be destroyed before wait().
   return UnshardHandle(unit);
 }
 
@@ -206,8 +204,6 @@ UnshardScope::~UnshardScope() {
   }
 }
 
-// Setters such as set_reshard_after_forward() only store values: units and their parameter groups
-// read the settings when the units run.
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse) {
   set_each(module, recurse, "set_reshard_after_forward", &Settings::reshard_after_forward, reshard);
 }

@@ -1,5 +1,5 @@
-// The training iteration of a root unit and its submodules' units: what happens once for each
-// forward or backward, and how a unit finds its root. Units, the buffer pool and the exchanges
+// The training iteration of a root unit and the units below it: the work that is done once for each
+// forward or backward, and the search for a unit's root. Units, the buffer pool and the exchanges
 // between ranks rely on the order of the steps in begin_forward() and end_backward().
 
 #include "unit.h"
@@ -22,7 +22,7 @@ namespace tessera::fsdp {
 
 namespace {
 
-/// Counts the iterations in progress on each rank. The World of a rank identifies the rank.
+/// Counts the iterations in progress on each rank, which is identified by its World.
 class OpenIterations {
  public:
   static OpenIterations& instance() {
@@ -55,13 +55,13 @@ IterationState::~IterationState() {
   }
 }
 
-/// Whether the model has only one unit, and no second root unit has an iteration in progress. Two
-/// roots can share one backward, in which their collectives use the same process groups.
+/// Whether the model has only one unit, and no second root unit has an iteration in progress. One
+/// backward can run through two roots, whose collectives then use the same process groups.
 bool IterationState::is_alone() const {
   return units().size() == 1 && OpenIterations::instance().add(rank_, 0) == 1;
 }
 
-/// Returns the units that still exist: the program can have destroyed a part of the model.
+/// Returns the units that still exist, because the program can destroy a part of the model.
 std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   std::vector<std::shared_ptr<Unit>> alive;
   for (const std::weak_ptr<Unit>& unit : units_) {
@@ -72,8 +72,6 @@ std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   return alive;
 }
 
-/// Returns the CommContext of the root, the first unit; all units share this CommContext
-/// (Unit::make_iteration).
 CommContext& IterationState::comm_context() const {
   return units().front()->comm_context();
 }
@@ -82,8 +80,8 @@ bool IterationState::is_open() const {
   return phase() != IterationPhase::kIdle;
 }
 
-/// Returns false if set_is_last_backward(false) was called for any unit. If false, the reductions
-/// of all units stay in progress.
+/// Whether no unit has set_is_last_backward(false). If any unit has, the reductions of all units
+/// stay in progress.
 bool IterationState::is_last_backward() const {
   return std::ranges::all_of(units(),
                              [](const auto& unit) { return unit->settings().last_backward; });
@@ -117,15 +115,15 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
   return groups;
 }
 
-/// Whether the backward of this iteration has thrown. The check uses a token of the iteration,
-/// because another model's backward can be running on this thread. Autograd can keep the token
-/// slightly longer than backward runs, so the check also uses the id of the running backward.
+/// Whether the backward of this iteration has thrown. The iteration's token expires soon after its
+/// backward has ended; the id of the running backward shows the end exactly. The token is needed
+/// because another model's backward can be running on this thread.
 bool IterationState::backward_failed() const {
   return phase() == IterationPhase::kBackward &&
          (backward_.expired() || tessera::detail::backward_id() < 0);
 }
 
-/// Whether a call of the root is in progress.
+/// Whether a forward call of the root is in progress.
 bool IterationState::calls_root() const {
   const std::shared_ptr<Unit> root = units_.front().lock();
   return root != nullptr && root->is_called();
@@ -143,8 +141,8 @@ void IterationState::forget_failure() {
 }
 
 bool IterationState::begin_forward() {
-  // is_open() is called before the phase changes. After a failed backward `abandons` is true, and
-  // the gathered memory and the gradients of that backward are dropped.
+  // Both values are read before the phase changes. After a failed backward `abandons` is true: the
+  // gathered memory and the gradients of that backward are dropped.
   const bool abandons = is_open();
   if (backward_failed()) {
     forget_reductions();
@@ -154,8 +152,8 @@ bool IterationState::begin_forward() {
                 " was called within its own backward, from a hook or an autograd function for "
                 "example; call it before or after backward, or let nn::checkpoint run it again");
   enter(IterationPhase::kForward);
-  // Removes forwards whose graphs were dropped. All other forwards stay: in a pipeline, earlier
-  // micro-batches can still run backward.
+  // Removes each forward whose autograd graph was dropped. In a pipeline, earlier micro-batches can
+  // still run backward, so their forwards stay.
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
   await_update();
   if (abandons) {
@@ -167,19 +165,19 @@ bool IterationState::begin_forward() {
   return abandons;
 }
 
-/// Makes the gathers of this forward wait until the optimizer has updated the shards.
+/// The gathers of this forward wait until the optimizer has updated the shards.
 void IterationState::await_update() {
   comm::Streams& streams = comm_context().streams();
   const auto event = std::exchange(units().front()->settings().post_optim_event, std::nullopt);
   streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
 }
 
-/// Keeps parameter groups gathered if no rank has written to the shards of the groups.
+/// A parameter group stays gathered if no rank has written to its shards.
 void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // frees the cached part if no backward has used this part
+    gathered.drop_piece();  // frees the cached part if no backward has used it
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }
@@ -206,15 +204,15 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
   return next;
 }
 
-/// Frees prefetched units that this forward, unlike the last forward, does not use.
+/// Frees the prefetched units that this forward has not used.
 void IterationState::free_unused() const {
   if (const std::shared_ptr<Unit> ahead = ahead_.lock()) {
     ahead->each(&GatheredState::reshard_unused, comm_context());
   }
 }
 
-/// Records that `unit` ran forward. The token stands for the graph of the forward: if the graph is
-/// dropped, the token expires, and backward does not prefetch the unit.
+/// The token expires if the autograd graph of this forward is dropped. Backward then does not
+/// prefetch `unit`.
 void IterationState::ran_forward(Unit& unit, const std::shared_ptr<void>& token) {
   forward_order_.push_back({&unit, token});
 }
@@ -224,8 +222,8 @@ void IterationState::end_forward(bool backward_comes) {
     unit->end_partial_forward();
   }
   free_unused();
-  // The ranks compare their collectives before the phase changes. If ranks have gathered different
-  // units, all ranks throw, and no rank waits forever in backward.
+  // The ranks compare collectives before the phase changes. If ranks have gathered different units,
+  // all ranks throw; otherwise a rank would wait forever in backward.
   agree_on_gathers();
   gather_order_.end();
   if (phase() == IterationPhase::kBackward) {  // a backward within forward has failed
@@ -238,8 +236,8 @@ void IterationState::end_forward(bool backward_comes) {
   }
 }
 
-/// Checks that the ranks of each sharding group called the same all-gathers. Replicas are excluded:
-/// forward calls no collectives over replicas, which can run different forwards.
+/// Checks that the ranks of each sharding group called the same all-gathers. Replicas can run
+/// different forwards, because forward calls no collectives over replicas.
 void IterationState::agree_on_gathers() {
   std::vector<comm::Communicator*> sharding;
   for_each_group([&](ParameterGroup& group) { group.gathered().add_groups(sharding); });
@@ -255,7 +253,7 @@ void IterationState::end_iteration() {
   for (const std::shared_ptr<Unit>& unit : units()) {
     unit->reshard();
   }
-  // Idle buffers are freed, because no backward follows, so no reduction will use the buffers.
+  // No backward follows, so no reduction will use the idle buffers.
   comm_context().pool().clear();
   close();
 }
@@ -275,11 +273,11 @@ void IterationState::forget_reductions() const {
 void IterationState::enter_backward() {
   if (phase() != IterationPhase::kBackward) {
     enter(IterationPhase::kBackward);
-    // Autograd drops its callbacks when a backward throws, so an expired token means a failed
+    // When a backward throws, autograd drops its callbacks. So an expired token means a failed
     // backward.
     const auto token = std::make_shared<char>();
     backward_ = token;
-    // The callback shares ownership of this iteration: the model can be destroyed during backward.
+    // `self` keeps this iteration alive: the program can destroy the model during backward.
     tessera::detail::call_at_end_of_backward(
         [self = shared_from_this(), token] { self->end_backward(); });
   }
@@ -293,15 +291,15 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
   }
   // Backward visits units in the reverse order of forward, so units that ran after `unit` are done.
   forward_order_.erase(ran.base() - 1, forward_order_.end());
-  // An expired token means that the graph of the earlier forward was dropped, so gathering the unit
-  // of that forward would be useless. A token that has not expired keeps this unit alive.
+  // An expired token means that the graph of an earlier forward was dropped. Gathering the unit of
+  // that forward would be useless. A valid token keeps the unit alive.
   const bool known = !forward_order_.empty() && !forward_order_.back().token.expired();
   return known ? forward_order_.back().unit->shared_from_this() : nullptr;
 }
 
 void IterationState::end_backward() {
   const std::vector<std::shared_ptr<Unit>> all = units();
-  // The units end their backward in the reverse order of their forward.
+  // The units end backward in the reverse order of forward.
   std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
   // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
@@ -309,8 +307,6 @@ void IterationState::end_backward() {
     comm_context().finish_reductions();  // finishes the reductions over shards and over replicas
   }
   agree_on_gradients();
-  // If more backwards follow, the last reduction stays in progress and overlaps the next
-  // micro-batch.
   if (last) {
     comm_context().settle();
     std::vector<ParameterGroup*> groups;
@@ -328,8 +324,8 @@ void IterationState::end_backward() {
   }
 }
 
-/// Checks that all ranks reduced the same gradients. If not, drops the gradients, because wrong
-/// sums can have been added to right sums.
+/// Checks that all ranks reduced the same gradients. If not, drops all gradients, because wrong
+/// sums can have been added to correct gradients.
 void IterationState::agree_on_gradients() {
   std::vector<comm::Communicator*> sharding;
   std::vector<comm::Communicator*> replicating;
@@ -351,17 +347,16 @@ void IterationState::agree_on_gradients() {
   }
 }
 
-// The functions of Unit for the iteration of its root unit: how the first call of a root finds the
-// units of submodules, how an iteration begins or is abandoned, and which calls are rejected before
-// an iteration begins.
+// Functions of Unit for the iteration of its root: the first call of a root finds the units below,
+// an iteration begins or is abandoned, and illegal calls are rejected before an iteration begins.
 
 namespace {
 
 /// Throws Error with the names of trainable parameters of `module` and its submodules that are in
-/// no unit and not in Options::ignored. If only parts of a model were units, the gradients of the
-/// other parts would not be reduced, and each rank would train its own copy without an error.
-/// `mesh`: the mesh of a unit that runs in the module's forward. `again`: whether an earlier check
-/// succeeded. Not collective; the result is the same on all ranks.
+/// no unit and not in Options::ignored. Gradients of such parameters would not be reduced, and each
+/// rank would train its own copy without an error. `mesh`: the mesh of a unit that runs in the
+/// module's forward. `again`: whether an earlier check succeeded. Not collective; the result is the
+/// same on all ranks.
 void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh, bool again) {
   std::unordered_set<nn::SlotPtr> meant;
   for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
@@ -392,8 +387,8 @@ void mix(std::uint64_t& hash, std::uint64_t value) {
   hash ^= hash >> 32U;
 }
 
-/// Mixes into `hash` each nn::ParameterSlot of `module` and its submodules, and whether the
-/// parameter is trainable and in a unit. Must be cheap, because every forward calls this function.
+/// Adds to `hash` which parameters of `module` and its submodules are trainable, and which are in a
+/// unit. Every forward calls this function, so it must be cheap.
 void mix_slots(std::uint64_t& hash, const torch::nn::Module& module) {
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
     for (const auto& [name, slot] : ours->slots()) {
@@ -412,8 +407,8 @@ void Unit::make_iteration() {
   TESSERA_CHECK(modules_.size() == 1,
                 "forward of a module that is a unit together with others was called before that "
                 "of the root; apply fully_shard to the module that holds them and call that");
-  // A unit that is called before its root is known becomes a root. If the model has another root,
-  // that root assigns the unit to another iteration at the root's first call.
+  // A unit that is called before a root is known becomes a root itself. If the model has another
+  // root, the first call of that root assigns the unit to its own iteration.
   const nn::ModuleBase& root = *modules_.front();
   const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
   iteration_ = std::make_shared<IterationState>(units);
@@ -431,16 +426,16 @@ void Unit::make_iteration() {
         group.gradients().set_batch_ranks(mesh_.ranks());
       }
     }
-    // The label is the FQN of the unit's first module below the root, because other modules of the
-    // unit can be outside of the root.
+    // The label is an FQN below the root. Some modules of the unit can be outside of the root, so
+    // the first module below the root gives the FQN.
     const auto below = std::ranges::find_if(
         unit->modules_, [&](const nn::ModuleBase* module) { return names.contains(module); });
     unit->settings_->label = unit->is_root() ? "the root unit" : "unit '" + names.at(*below) + "'";
   }
 }
 
-/// Returns an error message about a write to an unsharded parameter that would be lost; "" if there
-/// was no such write. `writer`: who wrote, as the subject of the message.
+/// Returns an error message if a write to an unsharded parameter would be lost; otherwise "".
+/// `writer`: the subject of the message.
 std::string Unit::lost_write(const std::string& writer) const {
   for (const ParameterGroup& group : groups_) {
     if (const std::string name = group.lost_write(); !name.empty()) {
@@ -453,16 +448,16 @@ std::string Unit::lost_write(const std::string& writer) const {
   return "";
 }
 
-/// Returns an error message about a lost write by the program outside of forward and backward.
-/// Within forward and backward, the unit itself installs the unsharded parameters.
+/// Returns an error message if the program has made a write that would be lost. Within forward and
+/// backward returns "", because the unit itself then installs the unsharded parameters.
 std::string Unit::write_by_hand() const {
   const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
   return computes || !installed() ? ""
                                   : lost_write("the program, after unshard of " + label() + ",");
 }
 
-/// Throws Error for a write to unsharded parameters by the program. Called before anything is
-/// gathered, because the next gather can free the memory that the program has written.
+/// Throws Error if the program has written to unsharded parameters. The check precedes all gathers,
+/// because a gather can free the memory that was written.
 void Unit::refuse_write_by_hand() const {
   const std::string lost = write_by_hand();
   TESSERA_CHECK(lost.empty(), lost);
@@ -477,15 +472,13 @@ void Unit::enter_as_root() {
     for (const std::shared_ptr<Unit>& unit : iteration_->units()) {
       unit->refuse_write_by_hand();
     }
-    // begin_forward() prepares every unit, including this unit, and throws if the backward of this
-    // root is running.
     follows_abandoned_ = iteration_->begin_forward();
     return;
   }
   iteration_->forget_failure();
   refuse_write_by_hand();
   if (!iteration_->is_under_way()) {
-    // A failed call of this unit alone has left the phase kForward.
+    // The phase is still kForward after a failed call of this unit alone.
     if (runs_forward() && modules_.size() == 1 && random_regions_.size() == 1) {
       reset_to_idle();
     }
@@ -497,9 +490,9 @@ void Unit::enter_as_root() {
 
 void Unit::await_compute() {
   const bool between = iteration_ == nullptr || !iteration_->is_under_way();
-  // Outside of an iteration the program can have written shards since the parts for
-  // Options::post_forward_mesh_size were cached. Within an iteration the program must not write
-  // shards, and backward needs the cached parts.
+  // Outside of an iteration the program can have written shards after parts were cached
+  // (Options::post_forward_mesh_size). Within an iteration the program must not write shards, and
+  // backward needs the cached parts.
   if (between) {
     each(&GatheredState::drop_piece);
   }
@@ -512,12 +505,12 @@ void Unit::await_compute() {
     }
     free_outdated(holding, comm_context());
   }
-  // Later gathers wait for the work in the compute stream so far, which can write the shards.
+  // Earlier work on the compute stream can write the shards, so later gathers wait for this work.
   comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
 }
 
-/// Throws Error if this rank has written to shards whose old values are still gathered. Unlike
-/// await_compute(), refuse_outdated() sends nothing, because a loss can call the unit often.
+/// Throws Error if this rank has written to shards whose old values are still gathered. Sends
+/// nothing, unlike await_compute(), because a loss function can call the unit often.
 void Unit::refuse_outdated() {
   for (const ParameterGroup& group : groups()) {
     TESSERA_CHECK(!group.gathered().holds_copies() || group.gathered().is_current(), "forward of ",
@@ -527,8 +520,8 @@ void Unit::refuse_outdated() {
   }
 }
 
-/// In training, checks that all trainable parameters of the module whose forward was called are in
-/// units. Repeats the check when a parameter slot, or requires_grad of a parameter, has changed.
+/// In training, checks that all trainable parameters of the called module are in units. Checks
+/// again only if a parameter slot or a requires_grad has changed.
 void Unit::check_all_in_units() {
   if (!c10::GradMode::is_enabled() || mesh_.ranks() == 1) {
     return;

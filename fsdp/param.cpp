@@ -18,10 +18,10 @@
 
 namespace tessera::fsdp {
 
-// sharded_spec() finds the sharding spec of a parameter's shard. A plain tensor is sharded on
-// FSDP's mesh. A tensor that tensor parallelism has distributed is sharded on the mesh that joins
-// both meshes. fully_shard checks all parameters of a unit (unit_spec.cpp) before the first
-// parameter is changed.
+// sharded_spec() returns the sharding spec of a parameter's shard. A plain tensor is sharded on
+// FSDP's mesh, a tensor-parallel tensor on the mesh that joins FSDP's mesh and the tensor's mesh.
+// fully_shard calls sharded_spec() for all parameters of a unit (unit_spec.cpp) before any
+// parameter changes.
 
 namespace {
 
@@ -29,18 +29,18 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-/// Whether two slices of one root mesh extend along a common dimension of the root mesh. Flattened
-/// slices can share a dimension without a common name. Slices along different dimensions have only
-/// this rank in common.
+/// Whether two slices of one root mesh extend along the same dimension of the root mesh. Names are
+/// not enough: flattened slices can share a dimension and have no common name. Slices along
+/// different dimensions have only this rank in common.
 bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
   return std::ranges::count_if(a.ranks(), [&](int rank) {
            return std::ranges::find(b.ranks(), rank) != b.ranks().end();
          }) > 1;
 }
 
-/// Returns the submesh of the common root mesh with the dimensions of both meshes. First come
-/// dimensions that flatten() or unflatten() created and the root mesh lacks; the root mesh's
-/// dimensions follow in their order.
+/// Returns the submesh of the common root mesh that has the dimensions of both meshes. Dimensions
+/// from flatten() or unflatten(), which the root mesh lacks, come first; the root mesh's dimensions
+/// follow in their order.
 DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
                        const std::string& name) {
   const DeviceMesh& mesh = data_mesh.all;
@@ -66,8 +66,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   std::ranges::copy_if(known, std::back_inserter(names), [&](const std::string& dim) {
     return contains(persistent, dim) || contains(others, dim);
   });
-  // Each dimension is looked up in the mesh that has the dimension, because the root mesh lacks the
-  // names that unflatten() made.
+  // The root mesh lacks the names that unflatten() made, so each dimension is looked up in its own
+  // mesh.
   std::vector<DeviceMesh> parts;
   for (const std::string& dim : names) {
     parts.push_back((contains(persistent, dim) ? data_mesh.persistent() : outer)[dim]);
@@ -75,8 +75,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   return DeviceMesh::concatenate(parts);
 }
 
-/// Converts `layout` from mesh `from` to mesh `to`, which has additional dimensions. A Layout
-/// refers to mesh dimensions by position, so the positions are looked up by name.
+/// Converts `layout` from mesh `from` to mesh `to`, which has more dimensions. A Layout has indices
+/// of mesh dimensions, so each new index is found by name.
 Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const DeviceMesh& to) {
   Layout::Dims dims = layout.dims();
   for (std::vector<Digit>& digits : dims) {
@@ -89,9 +89,9 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// Returns the factor (Digit) of a tensor dimension's size that FSDP splits. FSDP splits the last
-/// factor if no mesh dimension splits an earlier factor; a fused weight has such an earlier factor.
-/// Returns nullptr if tensor parallelism splits an earlier factor.
+/// Returns the last Digit (factor of a tensor dimension's size), which FSDP splits. A fused weight
+/// has an earlier Digit, the number of its blocks. Returns nullptr if a mesh dimension already
+/// splits an earlier Digit.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -126,8 +126,8 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
     dims = renumbered(*spec.layout, spec.mesh, joined);
   }
   if (dim) {
-    // FSDP's split is the innermost: each tensor-parallel rank shards its local part. Each part of
-    // a fused weight (q, k and v in one matrix) is sharded separately.
+    // FSDP splits the local part of each tensor-parallel rank. FSDP splits each block of a fused
+    // weight (q, k and v in one matrix) separately.
     Digit* digit = digit_to_split(dims[static_cast<std::size_t>(*dim)]);
     TESSERA_CHECK(digit != nullptr, "fully_shard: dimension ", *dim, " of ", name, " of sizes ",
                   tensor.sizes(), " is split as ", to_string(*sharding_spec(tensor).layout),
@@ -140,8 +140,8 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 }
 
 // Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
-// tensor-parallel ranks, computed on shards after the reduction. All ranks must compute this sum,
-// because each shard has terms of other ranks: also a rank without tokens (zero gradient in any
+// tensor-parallel ranks, computed on shards after the reduction. Each shard has terms of other
+// ranks, so all ranks must compute the sum: also a rank without tokens (zero gradient in any
 // layout) and a rank that skipped the module (no gradient). So all ranks agree on the sum.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
@@ -150,12 +150,12 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
     return gradient;
   }
   if (gradient.pending != nullptr) {
-    // The gradient is copied, because the user's hooks can hold a reference to autograd's tensor.
+    // The user's hooks can reference autograd's tensor, so the gradient is copied.
     gradient.local = gradient.local.to(dtype, /*non_blocking=*/false, /*copy=*/true,
                                        at::MemoryFormat::Contiguous);
     gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
   }
-  // All ranks of the communicator `pending` have the whole gradient, so only rank 0 adds it.
+  // Every rank of `pending` has the complete gradient, so only rank 0 adds the gradient to the sum.
   if (pending != nullptr && pending->rank() != 0) {
     gradient.local.reset();
   }
@@ -170,8 +170,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
     return;
   }
   if (!sum.local.defined()) {
-    // If the types are equal, the gradient becomes the sum without a copy, because `.grad` no
-    // longer refers to the gradient.
+    // If the types are equal, the gradient itself becomes the sum: `.grad` no longer refers to it.
     sum = {gradient.local.to(dtype), gradient.pending, sum.used, gradient.divisor};
     return;
   }
@@ -215,7 +214,7 @@ std::vector<std::uint8_t> PartialGradGroup::flags() const {
 }
 
 void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
-  // A gradient that is pending over another process group is later converted to a sum over group_.
+  // converted() later makes a gradient for another process group a term of the sum over group_.
   const auto found = std::ranges::find(flags, 1);
   group_ =
       found == flags.end() ? nullptr : candidates_[static_cast<std::size_t>(found - flags.begin())];
@@ -223,8 +222,8 @@ void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
 }
 
 // Unreduced gradients are stored in the tensor that the program sees as `.grad`, so a program that
-// drops `.grad` also drops the unreduced gradients. A separate list would outlive the gradients,
-// because libtorch does not notify about a dropped `.grad`.
+// drops `.grad` also drops the unreduced gradients. A separate list would keep them, because
+// libtorch does not notify about a dropped `.grad`.
 
 UnreducedGradient::UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier,
                                      std::string name)
@@ -272,20 +271,19 @@ UnreducedGradient* unreduced(const at::Tensor& gradient) {
   return tessera::detail::impl_cast<UnreducedGradient>(gradient);
 }
 
-// ShardedParameter and its tensors: how the shard is cut and replaces the original tensor in the
-// module, and how forward and backward see the unsharded tensor. None of these functions is
-// collective.
+// The tensors of ShardedParameter: the shard replaces the original tensor in the module; forward
+// and backward use the unsharded tensor. No function of this part is collective.
 
 namespace {
 
-/// Returns a copy of rank `rank`'s part on `device`, so that the memory of `local` can be freed.
+/// Returns a copy of the part of `rank` on `device`. The memory of `local` can then be freed.
 at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
                c10::Device device) {
   if (shape.ranks == 1 || !shape.dim) {
     return local.contiguous().to(local.is_meta() ? local.device() : device);
   }
-  // Even a contiguous slice is cloned, because a view would keep the memory of the whole parameter
-  // alive.
+  // A view would keep the memory of the whole parameter alive, so even a contiguous slice is
+  // cloned.
   const at::Tensor rows = shape.rows_of(local, rank);
   const at::Tensor own = local.is_meta() || local.device() == device
                              ? rows.clone(at::MemoryFormat::Contiguous)
@@ -293,14 +291,12 @@ at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t ra
   return own.view(shape.shard_sizes(rank));
 }
 
-/// Returns the sharding spec of a distributed tensor; nullopt for a plain tensor.
 std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
 }
 
-/// Returns the origin (see ShardedParameter::origin) of a parameter's values, before the cut. A
-/// tensor that is itself a part (tensor parallelism) has the origin of the whole tensor. 0: the
-/// origin is unknown.
+/// Returns the origin (ShardedParameter::origin) of a parameter's values before FSDP splits the
+/// parameter. A tensor-parallel shard has the origin of the whole tensor. 0: the origin is unknown.
 std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
   const at::Tensor& tensor = slot.get();
   if (!slot.initialized() || tensor.is_meta()) {
@@ -337,8 +333,6 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
   if (origin != 0) {
     nn::detail::note_origin(*slot_, origin);
   }
-  // Until the first forward, the nn::ParameterSlot has the shard as current and as persistent
-  // tensor.
   install_sharded();
 }
 
@@ -376,8 +370,8 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
   make_stand_in_ = std::move(make);
 }
 
-/// Makes an autograd node that replaces the shard's gradient accumulator. stand_in_ keeps the node
-/// alive, because libtorch refers to it weakly. A type conversion of the shard drops the node.
+/// Makes the autograd node that replaces the shard's gradient accumulator. libtorch has only a weak
+/// pointer to the node, so stand_in_ owns it. A type conversion of the shard drops the node.
 void ShardedParameter::install_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);
@@ -387,14 +381,14 @@ void ShardedParameter::install_stand_in() {
 
 void ShardedParameter::set_unsharded(const at::Tensor& local) {
   const c10::AutoGradMode no_grad(false);
-  // A parameter that was plain before fully_shard is plain in forward, so that users' operators
-  // receive no distributed tensor.
+  // A parameter that was plain before fully_shard is plain in forward, because users' operators may
+  // not accept distributed tensors.
   if (!unsharded_spec_) {
     unsharded_ = local;
   } else {
     unsharded_ = make_distributed(local, *unsharded_spec_, sharded_.sizes().vec());
-    // Tensor parallelism's pending sums of gradients are computed later, for all parameters
-    // together (DeferredSums).
+    // DeferredSums later computes the pending sums of tensor parallelism for all parameters
+    // together.
     leave_gradient_pending(unsharded_);
   }
   counted_version_ = version();
@@ -403,7 +397,7 @@ void ShardedParameter::set_unsharded(const at::Tensor& local) {
 
 void ShardedParameter::count_writes() {
   const std::uint64_t now = version();
-  // On one rank the unsharded tensor can be a view of the shard. Both tensors then have one version
+  // On one rank the unsharded tensor can be a view of the shard; the two then share a version
   // counter.
   if (std::exchange(counted_version_, now) != now &&
       !local_tensor(unsharded_).is_alias_of(shard())) {
@@ -465,8 +459,8 @@ void ShardedParameter::mark_expected() {
   }
 }
 
-/// Detects that the program has dropped the gradient. libtorch does not notify about a dropped
-/// gradient, so notice_drop() is called when the next gradient arrives.
+/// Checks whether the program has dropped the gradient since the last check; libtorch does not
+/// notify about a dropped gradient.
 void ShardedParameter::notice_drop() {
   const UnreducedGradient* waiting = unreduced(sharded_.grad());
   const bool expects = waiting != nullptr && waiting->expects;
@@ -480,8 +474,8 @@ void ShardedParameter::notice_drop() {
                 "ended since; take it away after a backward with set_is_last_backward(true)");
 }
 
-/// Records that the oldest reduction in progress has ended. Returns whether the result of this
-/// reduction must still be added to the gradient.
+/// Called when the oldest reduction in progress has ended. Returns whether its result must still be
+/// added to the gradient, which the program can have dropped.
 bool ShardedParameter::arrives() {
   notice_drop();
   --expected_;
@@ -506,24 +500,22 @@ void ShardedParameter::settle_expected() {
   }
 }
 
-// ShardedParameter adds reduced gradients to `.grad`. Only take_unsharded() is collective.
-
 namespace {
 
-/// Makes a distributed tensor of a plain gradient of a distributed parameter. A plain gradient is
-/// complete: every rank of the mesh computed the same values, for example after a distributed
-/// result was copied into a plain tensor.
+/// Makes a distributed tensor from a plain gradient of a distributed parameter. A plain gradient is
+/// complete: every rank of the mesh computed the same values. Such a gradient arises, for example,
+/// if forward copied a distributed result into a plain tensor.
 at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
   return make_distributed(
       whole, {of.mesh, Layout::replicated(of.layout->mesh_sizes(), static_cast<int>(whole.dim()))},
       whole.sizes().vec());
 }
 
-/// Takes the gradient off `unsharded`. Returns the gradient in the parameter's layout, or as a
-/// partial sum over one process group. Computes any other pending sum at once, in type `dtype`.
+/// Removes the gradient from `unsharded` and returns it, in the parameter's layout or as a pending
+/// sum over one process group. Computes any other pending sum at once, in type `dtype`.
 UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dtype) {
-  // The gradient is removed from `.grad` at once. Otherwise the next backward would add to `.grad`,
-  // and the gradient would count twice.
+  // If the gradient stayed in `.grad`, the next backward would add to it, and the gradient would
+  // count twice.
   at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());
   if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
     return {gradient, nullptr, gradient.defined()};
@@ -535,8 +527,8 @@ UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dty
   if (sharding_spec(gradient).layout == to.layout) {
     return {local_tensor(gradient), nullptr, true};
   }
-  // A pending sum is computed after the reduction, because a shard is smaller than the whole
-  // gradient, and one all-reduce then sums the gradients of many parameters.
+  // The pending sum is computed later: a shard is smaller than the whole gradient, and one
+  // all-reduce then sums the gradients of many parameters.
   if (comm::Communicator* group = detail::pending_sum_group(gradient, unsharded)) {
     return {local_tensor(gradient), group, true};
   }
@@ -581,8 +573,8 @@ UnshardedGradient ShardedParameter::take_unreduced() {
 }
 
 /// Restores nothing if the new gradient can be a pending sum: autograd would compute the sum at
-/// once, and possibly on this rank alone. If the accumulated gradient has another type than the
-/// unsharded tensor, new gradients are converted when they are added.
+/// once, possibly on this rank alone. Autograd converts new gradients to the type of the
+/// accumulated gradient.
 void ShardedParameter::restore_accumulated_grads() {
   if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
       unsharded_.grad().defined()) {
@@ -597,7 +589,7 @@ void ShardedParameter::restore_accumulated_grads() {
 }
 
 UnshardedGradient ShardedParameter::take_unsharded(c10::ScalarType dtype) {
-  // Autograd cannot add a plain gradient to a distributed gradient that was restored.
+  // Autograd cannot add a plain gradient to a distributed gradient.
   comes_complete_ = comes_complete_ && !is_plain_gradient(unsharded_);
   UnshardedGradient gradient = take_gradient(unsharded_, dtype);
   if (const at::Tensor restored_from = std::exchange(restored_from_, {}); restored_from.defined()) {
@@ -650,8 +642,8 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
-    // kAdded means that a gradient existed before the first addition since settle_use(). Such a
-    // gradient stays defined, even if no rank has used the parameter since.
+    // kAdded: a gradient existed before this addition. Such a gradient stays defined in
+    // settle_use(), even if no rank has used the parameter since.
   } else if (accumulation_ == Accumulation::kSettled) {
     accumulation_ = Accumulation::kAdded;
   }
@@ -660,7 +652,7 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   if (!sum.defined()) {
     // The terms in `arriving_` belong to a gradient that the program has dropped.
     arriving_.clear();
-    // If type and device need no conversion, `sum` is a view of the reduction's result.
+    // If at_home() converts nothing, `sum` is a view of the reduction's result.
     sum = distributed(at_home(term));
   } else if (home_.offloaded) {
     arriving_.push_back(at_home(term));
@@ -712,8 +704,8 @@ bool ShardedParameter::has_hooks() const {
   return detail::has_hooks(sharded_);
 }
 
-/// Calls the hooks of the shard. Autograd does not call these hooks, because autograd knows only
-/// the unsharded tensor. Returns the gradient that the hooks return.
+/// Calls the hooks of the shard and returns their gradient. Autograd does not call these hooks,
+/// because autograd only knows the unsharded tensor.
 at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   at::Tensor shard = at_home(gradient);
   if (home_.pinned) {
@@ -736,15 +728,13 @@ void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) 
       to_string(sharding_.mesh), "; redistribute it to that, or copy values into the gradient");
 }
 
-/// Calls the post-accumulate-grad hook of the shard, in which an optimizer can step within
-/// backward.
+/// Calls the post-accumulate-grad hook of the shard. An optimizer can step in this hook.
 void ShardedParameter::call_hook() {
   if (unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
     detail::call_hook_after_grad(sharded_);
   }
 }
 
-/// Returns `gradient` on the shard's device and in the shard's type.
 at::Tensor ShardedParameter::at_home(const at::Tensor& gradient) const {
   at::Tensor own = gradient;
   if (home_.pinned) {
@@ -766,8 +756,8 @@ void ShardedParameter::settle_use(bool by_any_rank) {
   if (accumulation_ == Accumulation::kStarted && !by_any_rank) {
     gradient_place().reset();
   } else if (accumulation_ == Accumulation::kSettled && by_any_rank) {
-    // Only other ranks reduced this parameter (for example ranks of another expert). This rank's
-    // part is zero, and must be defined so that the optimizer does not skip the part.
+    // Only other ranks (of another expert, for example) reduced this parameter. This rank's part is
+    // zero, but must be defined: the optimizer would skip an undefined gradient.
     expect();
     accumulate(at::zeros(shard().sizes(), shard().options()), /*used=*/false);
     arrive();

@@ -14,9 +14,8 @@
 namespace tessera::fsdp {
 
 // ParameterGroupShards owns the memory of a parameter group's shards. Before the first forward, and
-// after a conversion or a load, the shards are moved into one flat buffer, which the all-gather
-// sends without a copy. The tensors that optimizers reference stay the same objects; only the
-// memory of these tensors changes.
+// after a conversion or a load, the shards move into one flat buffer, so that the all-gather needs
+// no copy. The tensor objects that optimizers reference stay; only their memory changes.
 
 namespace {
 
@@ -26,8 +25,8 @@ FlatBufferLayout layout_of(const std::vector<ShardedParameter>& parameters, cons
   for (const ShardedParameter& parameter : parameters) {
     shapes.push_back(parameter.shape());
   }
-  // All parameters of a group have the same type and the same device for shards (ShardHome),
-  // because grouped() groups them by type and mesh.
+  // grouped() groups by type and mesh, so all parameters of a group have one type and one
+  // ShardHome.
   const ShardedParameter& first = parameters.front();
   return {shapes, first.dtype(), policy, first.home(), mesh.device()};
 }
@@ -49,8 +48,8 @@ bool ParameterGroupShards::adopt() {
   return changed;
 }
 
-/// Addresses are compared, because model.to(dtype), a load or an optimizer can have replaced the
-/// memory of a tensor.
+/// model.to(dtype), a load or an optimizer can have replaced a tensor's memory, so addresses are
+/// compared.
 bool ParameterGroupShards::laid_out() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& unsharded = parameters_[i].unsharded();
@@ -79,13 +78,13 @@ void ParameterGroupShards::lay_out() {
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  // The buffer is zeroed: the padding of the buffer is sent and must be the same in every run.
+  // Collectives send the padding. Zeros make the padding the same in every run.
   flat_ = at::zeros({flat_numel(layout_.segments())},
                     parameters_.front().shard().options().pinned_memory(layout_.home().pinned));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor place = shard_of(flat_, layout_.segments()[i], mesh_.shard.local_rank());
-    // The memory of an old shard is freed with the last reference to the shard, so for a moment the
-    // shards of one group exist twice.
+    // The memory of an old shard is freed with its last reference, so for a moment the group has
+    // two copies of its shards.
     place.copy_(parameters_[i].shard());
     tessera::detail::move_onto(parameters_[i].shard(), place.storage(), place.storage_offset());
   }
@@ -105,7 +104,7 @@ void ParameterGroupShards::begin_use() {
 }
 
 std::string ParameterGroupShards::lost_write() const {
-  // If the unsharded tensors share the shards' memory, no write can be lost.
+  // No write is lost if the unsharded tensors share the shards' memory.
   if (layout_.shares_memory()) {
     return "";
   }
@@ -118,8 +117,7 @@ bool ParameterGroupShards::any_replaced() const {
 }
 
 void ParameterGroupShards::check_devices() const {
-  // The message lists all parameters on the meta device, because usually several parameters have no
-  // values.
+  // The message lists all parameters on the meta device, because usually several are there.
   std::string meta;
   for (const ShardedParameter& parameter : parameters_) {
     // On the mesh of a comm::meta_world, parameters can stay on the meta device.
@@ -149,19 +147,19 @@ void ParameterGroupShards::check_types() const {
   }
 }
 
-// GatheredState is the all-gather of a parameter group, from the first request until the unsharded
-// parameters are in the model, and the way back. start_unshard() and unshard() are separate, so
-// that a gather overlaps another unit's computation. Memory rule: a stream can reuse its own memory
-// once the stream has waited for the last user of this memory; no other wait is needed. This rule
-// needs every wait() and record() of GatheredState.
+// GatheredState gathers the shards of a parameter group into the unsharded parameters, and frees
+// the unsharded parameters again. start_unshard() and unshard() are separate, so that a gather
+// overlaps another unit's computation. Memory rule: a stream can reuse its own memory once the
+// stream has waited for the last user of the memory. This rule needs every wait() and record() in
+// GatheredState.
 
 namespace {
 
 using comm::Lane;
 using comm::LaneScope;
 
-/// Runs `act`, which starts a gather or waits for a gather. If ranks called different collectives,
-/// adds to the error a hint about units that only some ranks run.
+/// `act` starts a gather or waits for a gather. If ranks called different collectives, the error
+/// gets a hint about units that only some ranks run.
 template <class Act>
 void gathering(Act&& act) {
   try {
@@ -176,9 +174,6 @@ void gathering(Act&& act) {
 
 }  // namespace
 
-// In phase kGathering an all-gather is in progress, or its results are not unpacked yet. In phase
-// kUnsharded the unsharded tensors have their values. The way in which the group is gathered
-// decides which buffers exist.
 GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_forward_mesh_size,
                              std::shared_ptr<const Settings> settings)
     : shards_(&shards),
@@ -187,7 +182,7 @@ GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_for
 
 void GatheredState::lay_out(CommContext& context) {
   const c10::AutoGradMode no_grad(false);
-  // The layout of the flat buffer is read again: a conversion can have changed types or devices.
+  // A conversion can have changed types or devices, so the layout of the flat buffer is read again.
   const FlatBufferLayout& lay = layout();
   if (!lay.shares_memory()) {
     unsharded_ = UnshardedTensors(lay.segments(), lay.compute_dtype(), lay.device(),
@@ -199,13 +194,12 @@ void GatheredState::lay_out(CommContext& context) {
     parameters[i].set_unsharded(lay.shares_memory() ? parameters[i].shard().detach()
                                                     : unsharded_.tensors()[i]);
   }
-  // The all-gather stream must wait for the copies into the flat buffer, which the all-gather
-  // sends.
+  // The all-gather sends the flat buffer, so its stream waits for the copies into the flat buffer.
   context.streams().order(Lane::kCompute, Lane::kAllGather);
 }
 
-/// Whether the all-gather can write directly into the unsharded tensors, without a buffer and a
-/// copy from the buffer.
+/// Whether the all-gather can write into the unsharded tensors, so that nothing is copied
+/// afterwards.
 bool GatheredState::gathers_in_place() const {
   return layout().splits_rows() && layout().ranks() > 1 && group().moves_groups_in_place();
 }
@@ -218,8 +212,8 @@ bool GatheredState::start_unshard(CommContext& context) {
   const c10::AutoGradMode no_grad(false);
   context.streams().note("all_gather " + settings_->label);
   const LaneScope lane(context.streams(), Lane::kAllGather);
-  // The phase changes before the call, so that discard_gather() finds a gather to end if the call
-  // throws.
+  // The phase changes first: if start_gather() throws, discard_gather() must see the phase
+  // kGathering.
   phase_.enter(GatherPhase::kGathering, settings_->label);
   try {
     start_gather(context);
@@ -232,19 +226,18 @@ bool GatheredState::start_unshard(CommContext& context) {
 
 void GatheredState::start_gather(CommContext& context) {
   if (post_forward_.kept()) {
-    // The cached parts (Options::post_forward_mesh_size) were cut from the whole unsharded memory,
-    // so the parts are gathered into the whole memory.
+    // The cached parts (Options::post_forward_mesh_size) are parts of the whole unsharded memory,
+    // so the gather fills the whole memory.
     allocate_in_lane(context);
     gathering([&] {
       gather_ = post_forward_.start_gather(unsharded_.flat(), settings_->label, context.streams());
     });
     return;
   }
-  // Stores the versions of the shards that the gather reads. is_current() compares these versions
-  // with the shards' current versions.
+  // is_current() compares these versions with the shards' current versions.
   gathered_versions_ = shards_->versions();
   const comm::PurposeScope purpose(group(), settings_->label);
-  // If types and devices agree, the flat buffer itself is sent, without a copy.
+  // If types and devices agree, send_ is the flat buffer itself.
   send_ = shards_->flat().to(layout().device(), layout().compute_dtype(), /*non_blocking=*/true);
   const bool in_place = !unsharded_.padded().empty();
   if (in_place) {
@@ -253,8 +246,8 @@ void GatheredState::start_gather(CommContext& context) {
   gathering([&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
 }
 
-/// Allocates the unsharded memory on the stream of the gather. The stream waits for the last use of
-/// memory that an earlier unit has released.
+/// Allocates the unsharded memory on the all-gather stream, which waits for the last user of memory
+/// that an earlier unit has released.
 void GatheredState::allocate_in_lane(CommContext& context) {
   memory_ = context.pool().acquire(unsharded_.bytes(), at::kByte, Lane::kAllGather);
   unsharded_.lend(memory_->tensor);
@@ -266,7 +259,7 @@ void GatheredState::start_gather_in_place() {
   const std::vector<Segment>& segments = layout().segments();
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const std::int64_t numel = segments[i].shape.padded_numel();
-    // Empty tensors are left out, because communicators reject empty tensors.
+    // Communicators reject empty tensors.
     if (numel > 0) {
       inputs.push_back(send_.narrow(0, segments[i].offset, numel));
       outputs.push_back(unsharded_.padded()[i]);
@@ -284,15 +277,14 @@ void GatheredState::start_gather_packed(CommContext& context) {
 }
 
 void GatheredState::unshard(CommContext& context) {
-  // Writes are counted even if the group is still unsharded, because the program must see no
-  // difference between a group that stayed gathered and a group that was gathered again.
+  // Writes count even if the group is still unsharded: the program must see no difference between a
+  // group that stayed gathered and a group that was gathered again.
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.count_writes();
   }
   if (unsharded()) {
     return;
   }
-  // start_unshard() does nothing if the unit or a prefetch has already started the gather.
   start_unshard(context);
   context.streams().note("unshard " + settings_->label);
   try {
@@ -328,8 +320,8 @@ void GatheredState::install_sharded() {
   }
 }
 
-/// Waits on the compute stream and on the all-gather stream, because the all-gather stream owns the
-/// memory that the gather reads.
+/// The all-gather stream owns the memory that the gather reads, so this stream waits too, not only
+/// the compute stream.
 void GatheredState::wait_for_gather(CommContext& context) {
   if (layout().ranks() == 1) {
     return;
@@ -351,7 +343,6 @@ void GatheredState::wait_for_gather(CommContext& context) {
   post_forward_.drop();  // backward uses the cached part only once
 }
 
-/// Ends a gather that failed. The buffers of the gather have no valid values.
 void GatheredState::discard_gather() {
   gather_ = nullptr;
   send_.reset();
@@ -370,13 +361,12 @@ void GatheredState::fill(CommContext& context) {
     return;
   }
   wait_for_gather(context);
-  // If memory_ is set, the gather wrote directly into the unsharded tensors, so nothing is copied.
-  // memory_ is also set for groups with empty shards.
+  // If memory_ is set, even for empty shards, the gather wrote directly into the unsharded tensors.
   if (memory_) {
     return;
   }
   unsharded_.allocate();
-  // The copy of the same values into new memory must not count as a write for autograd.
+  // Autograd must not count this copy of the same values as a write.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::vector<at::Tensor>& tensors = unsharded_.tensors();
   if (gathered_) {
@@ -387,8 +377,8 @@ void GatheredState::fill(CommContext& context) {
                            context.streams().record(Lane::kCompute));
     return;
   }
-  // On one rank, the values are copied if the shards differ from the unsharded tensors in type or
-  // device.
+  // On one rank, shards are copied if their type or device differs from that of the unsharded
+  // tensors.
   gathered_versions_ = shards_->versions();
   std::vector<at::Tensor> shards;
   for (const ShardedParameter& parameter : shards_->parameters()) {
@@ -397,9 +387,8 @@ void GatheredState::fill(CommContext& context) {
   kernels::copy_all(tensors, shards, /*non_blocking=*/true);
 }
 
-/// Frees the unsharded memory. Unpacked tensors belong to the compute stream. Memory that the
-/// gather stream owns is reused when the compute stream has finished; on a CPU, memory is reused at
-/// once.
+/// Frees the unsharded memory. Memory of the all-gather stream goes to the pool and can be reused
+/// when the compute stream has finished. On a CPU the memory is freed at once.
 void GatheredState::free_unsharded(CommContext& context) {
   if (!unsharded_.allocated() && !memory_) {
     return;
@@ -409,8 +398,8 @@ void GatheredState::free_unsharded(CommContext& context) {
     return;
   }
   if (auto event = unsharded() ? context.streams().record(Lane::kCompute) : nullptr) {
-    // Idle memory of earlier units is freed. Only the memory of this unit stays idle in the pool,
-    // and the next gather reuses this memory.
+    // The pool keeps only this unit's memory for the next gather; idle memory of earlier units is
+    // freed.
     context.pool().drop(Lane::kAllGather);
     context.pool().release(*std::move(memory_), std::move(event));
   }
@@ -444,7 +433,6 @@ void GatheredState::reshard(CommContext& context) {
 }
 
 void GatheredState::reshard_for_now(CommContext& context) {
-  // If the unit runs forward twice before backward, the first forward has cached this rank's part.
   if (unsharded() && post_forward_.enabled() && !post_forward_.kept()) {
     const c10::AutoGradMode no_grad(false);
     post_forward_.keep(unsharded_.flat(), context.streams());
@@ -460,15 +448,15 @@ void GatheredState::reshard_unused(CommContext& context) {
 
 void GatheredState::discard(CommContext& context) {
   try {
-    // reshard() puts the shards back into the model before it waits, because the wait can throw.
+    // The wait can throw, so the shards are put back into the model first.
     reshard(context);
   } catch (const Error&) {
-    // The error of a failed all-gather is reported elsewhere, and the gather is discarded already.
+    // A failed all-gather has already been discarded, and its error is reported elsewhere.
   }
 }
 
 bool GatheredState::is_current() const {
-  // If shards were written, replaced or moved, the gathered copies contain old values.
+  // The gathered copies are outdated if shards were written, replaced or moved.
   return holds_copies() && gathered_versions_ == shards_->versions() && !shards_->any_replaced() &&
          shards_->laid_out();
 }
@@ -477,8 +465,8 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
   if (layout().ranks() > 1) {
     groups.push_back(&group());
   }
-  // The first call of group() creates the communicator, which is collective. Therefore the
-  // condition depends only on the options, never on what was gathered.
+  // The first call of group() creates the communicator and is collective. So the condition may
+  // depend only on the options, not on what this rank has gathered.
   if (post_forward_.enabled()) {
     groups.push_back(&post_forward_.group());
   }
