@@ -21,8 +21,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Wraps the caller's memory in a tensor. In a MetaDevice scope, a factory function such as
-/// at::tensor() would make a tensor without memory.
+/// Makes a tensor that shares the memory of `values`. In a MetaDevice scope, at::tensor() would
+/// make a tensor without memory.
 at::Tensor over(const std::int64_t* values, std::size_t count) {
   return at::from_blob(const_cast<std::int64_t*>(values), {static_cast<std::int64_t>(count)},
                        at::kLong);
@@ -46,13 +46,12 @@ at::Tensor to_numbers(std::string own, std::int64_t length, c10::Device device) 
       .to(carrier(device), at::kLong, /*non_blocking=*/false, /*copy=*/true);
 }
 
-/// Returns the first `length` bytes of `numbers` as text; the remaining bytes are padding.
+/// Returns the first `length` bytes of `numbers` as text. The other bytes are padding.
 std::string to_text(const at::Tensor& numbers, std::int64_t length) {
   const at::Tensor host = numbers.cpu();
   return {static_cast<const char*>(host.const_data_ptr()), static_cast<std::size_t>(length)};
 }
 
-/// Reduces one integer of each rank, `own`, and returns the result on every rank.
 int reduce(Communicator& group, c10::Device device, int own, ReduceOp op) {
   // `own` is copied, even on a CPU, because all_reduce() writes to its tensor.
   const at::Tensor number =
@@ -95,8 +94,9 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
   return all;
 }
 
-// Gathers numbers on the CPU with any_rank(). Each rank sets flags in its own part of a list: one
-// flag that shows that the rank takes part, and one flag for each bit of its numbers.
+// Gathers numbers on the CPU with any_rank(), a logical OR over all ranks. Each rank sets flags in
+// its own part of the list of flags: one flag that says that the rank takes part, and one flag for
+// each bit of the numbers.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own) {
   constexpr std::size_t kBits = 64;
@@ -132,8 +132,8 @@ std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
                                       const std::string& own) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto lengths = gather_values(group, device, {static_cast<std::int64_t>(own.size())});
-  // An all-gather moves the same number of bytes from each rank, so all texts are padded to the
-  // longest.
+  // All texts are padded to the length of the longest text, because an all-gather needs equal
+  // sizes.
   const auto longest = std::ranges::max_element(lengths)->front();
   const at::Tensor input = to_numbers(own, longest, device);
   const at::Tensor output = at::empty({group.size(), input.numel()}, input.options());
@@ -165,8 +165,7 @@ std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std:
   return others;
 }
 
-/// The text is sent by two broadcasts, the length first, because the other ranks must allocate
-/// memory before they receive the text.
+/// The length is broadcast before the text, because the other ranks must allocate memory first.
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
                            const std::string& own) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

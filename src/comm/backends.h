@@ -1,6 +1,6 @@
-// The back ends for collectives, except NCCL, which is in libtessera_cuda.so (cuda/cuda_backend.h).
-// A World chooses a back end for each process group (rendezvous/store_world.cpp) and wraps the back
-// end (checked/checked_communicator.h).
+// Declares the back ends for collectives, except NCCL (cuda/cuda_backend.h). A World chooses a back
+// end for each process group (rendezvous/store_world.cpp) and wraps the back end in a
+// CheckedCommunicator (checked/checked_communicator.h).
 
 #pragma once
 
@@ -50,7 +50,6 @@ class DoneWork final : public Work {
   void wait() override {}
 };
 
-/// A shared DoneWork. One object serves all calls, because DoneWork has no state.
 inline WorkPtr done_work() {
   static const WorkPtr done = std::make_shared<DoneWork>();
   return done;

@@ -1,5 +1,5 @@
-// Defaults for functions that a back end does not override: most collectives throw, several tensors
-// are packed into one tensor, memory is allocated as usual, and flags are all-reduced.
+// Default implementations of Communicator's methods: most collectives throw, collectives of several
+// tensors pack the tensors into one tensor, and flags are all-reduced.
 
 #include "tessera/comm/communicator.h"
 
@@ -19,8 +19,8 @@ namespace {
        "'; choose another backend in WorldOptions");
 }
 
-/// The Work of a collective on packed tensors: wait() copies the result from `packed` into the
-/// tensors. Row r of the matrix `packed` contains row r of each tensor, one after another.
+/// The Work of a collective on packed tensors: wait() copies the result from the matrix `packed`
+/// into the tensors. Row r of `packed` contains row r of each tensor, one row after another.
 class UnpackingWork final : public Work {
  public:
   UnpackingWork(WorkPtr work, at::Tensor packed, std::vector<at::Tensor> tensors)
@@ -45,7 +45,6 @@ class UnpackingWork final : public Work {
   }
 
  private:
-  // The running collective; nullptr once wait() has returned.
   WorkPtr work_;
   at::Tensor packed_;
   std::vector<at::Tensor> tensors_;
@@ -63,9 +62,9 @@ at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) 
 
 }  // namespace
 
-// A collective of several tensors packs the tensors into one tensor. Packing saves start-up costs
-// of collectives but copies input and output. Back ends with moves_groups_in_place() override
-// all_gather_group() and reduce_scatter_group().
+// Several tensors are packed into one tensor, which saves start-up costs of collectives but copies
+// input and output. Back ends with moves_groups_in_place() override all_gather_group() and
+// reduce_scatter_group().
 WorkPtr Communicator::all_gather_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

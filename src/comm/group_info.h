@@ -34,14 +34,14 @@ struct GroupInfo {
 std::string describe(const GroupInfo& group, const char* collective);
 /// Returns a call with its purpose: "all_gather for unit 'head'". `purpose` can be empty.
 std::string with_purpose(const char* collective, const std::string& purpose);
-/// The end of the message about a collective that was called after World::shutdown().
+/// Returns the end of the message for a collective that was called after World::shutdown().
 inline constexpr auto kWorldHasEnded =
     ": its world has ended; keep the world, and make this call before World::shutdown()";
-/// Returns the FNV-1a hash of `text`, starting from the hash `before`; the same in every process.
+/// Returns the FNV-1a hash of `text`. All processes get the same hash. `before`: the hash of the
+/// text that precedes `text`.
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
 /// Returns a list of ranks as text: "0, 1, 5".
 std::string join(const std::vector<int>& ranks);
-/// Returns the lines of a text.
 std::vector<std::string> lines_of(const std::string& text);
 /// Returns the first line of an exception's message, without libtorch's "[file:line]" prefix.
 std::string first_line(const std::string& message);

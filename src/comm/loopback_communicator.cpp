@@ -26,7 +26,7 @@ class LoopbackCommunicator final : public Communicator {
     return all_gather_group({output}, {input});
   }
 
-  // No other rank exists, so this rank's data is the result of the collective.
+  // This rank's data is the result, because no other rank exists.
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp) override {
     return started("all_reduce", {tensor});
   }
@@ -59,7 +59,8 @@ class LoopbackCommunicator final : public Communicator {
     return started("reduce_scatter", inputs);
   }
 
-  // In FakeMode (planning), the process group behaves like NCCL, which averages while it reduces.
+  // With a FakeMode (planning), the process group reports NCCL's property: averages cost no more
+  // than sums.
   bool averages_while_reducing() const override {
     return size() > 1 && detail::is_included(detail::kFakeModeKey);
   }
@@ -67,8 +68,8 @@ class LoopbackCommunicator final : public Communicator {
   bool moves_groups_in_place() const override { return true; }
   bool compares_calls() const override { return true; }
 
-  // all_to_all() assumes that each other rank sends this rank the data that this rank sends to
-  // itself. If the output is longer, the remaining elements are zero.
+  // Every other rank is assumed to send this rank the data that this rank sends to itself. If the
+  // output is longer than these data, the remaining elements are zero.
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {

@@ -15,7 +15,6 @@ std::string short_name(const std::string& name) {
   return scope == std::string::npos ? name : name.substr(scope + 2);
 }
 
-/// Returns the purpose of the collective that this thread now starts; see CollectiveCall::purpose.
 std::string purpose_of_call(const std::string& purpose) {
   if (!purpose.empty()) {
     return purpose;

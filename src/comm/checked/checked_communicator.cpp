@@ -1,5 +1,5 @@
-// The wrapper of every process group of a World, which checks arguments and counts calls. So the
-// back ends contain neither argument checks nor counters.
+// CheckedCommunicator wraps every process group of a World, checks arguments and counts calls, so
+// that the back ends need not do so.
 
 #include <ATen/core/Tensor.h>
 #include <algorithm>
@@ -33,14 +33,13 @@ namespace {
 
 using Calls = std::vector<std::string>;
 
-/// The maximum number of calls whose texts are stored. The limit bounds the memory if the ranks
-/// never compare their calls. An iteration of FSDP makes far fewer calls.
+/// The maximum number of calls whose texts are stored, which bounds the memory if the ranks never
+/// compare their calls. An iteration of FSDP makes far fewer calls.
 constexpr std::size_t kStoredCalls = 4096;
 
 /// The calls of one rank since the ranks last compared their calls.
 class CallHistory {
  public:
-  /// Adds a call, for example "all_gather for unit 'head'".
   void add(std::string call) {
     // The hash includes a zero byte after each call, which distinguishes "ab", "c" from "a", "bc".
     hash_ = hash_of({call.c_str(), call.size() + 1}, hash_);
@@ -50,8 +49,8 @@ class CallHistory {
     last_ = std::move(call);
   }
 
-  /// Returns a hash of all calls, then the first kStoredCalls calls, with a zero byte before each
-  /// call. Equal calls give equal texts in every process. An error can name only a stored call.
+  /// Returns a hash of all calls, followed by the first kStoredCalls calls, each after a zero byte.
+  /// Equal calls give equal texts in every process.
   std::string text() const {
     std::string text = std::to_string(hash_);
     for (const std::string& call : calls_) {
@@ -59,7 +58,6 @@ class CallHistory {
     }
     return text;
   }
-  /// Returns the last call of the history; "no call" if the history is empty.
   const std::string& last() const { return last_; }
 
  private:
@@ -68,26 +66,25 @@ class CallHistory {
   std::string last_ = "no call";
 };
 
-/// Returns the stored calls in a text that CallHistory::text() has made.
+/// The inverse of CallHistory::text(): returns the stored calls in `text`.
 Calls calls_of(const std::string& text) {
   Calls calls;
   std::istringstream parts(text);
   std::string part;
-  std::getline(parts, part, '\0');  // skips the hash, the first part
+  std::getline(parts, part, '\0');  // skips the hash
   while (std::getline(parts, part, '\0')) {
     calls.push_back(part);
   }
   return calls;
 }
 
-/// Returns the call at `position`; "nothing" if the rank has made fewer calls.
 const std::string& call_at(const Calls& calls, std::size_t position) {
   static const std::string nothing = "nothing";
   return position < calls.size() ? calls[position] : nothing;
 }
 
-/// The first position at which the stored calls of two ranks differ, or the number of calls that
-/// all ranks have stored.
+/// Returns the first position at which the stored calls of two ranks differ. If there is none,
+/// returns kStoredCalls.
 std::size_t first_difference_of(const std::vector<Calls>& calls) {
   std::size_t first = kStoredCalls;
   for (const Calls& others : calls) {
@@ -103,9 +100,9 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? " on rank " : " on ranks ") + join(ranks);
 }
 
-/// Compares the histories of all ranks of `group`; `ranks` are the numbers of the ranks in
-/// messages. Returns "" if the histories are equal; otherwise a text such as "call 3 is all_gather
-/// for unit 'b' on this rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
+/// Compares the histories of all ranks of `group`. Messages name the ranks as `ranks`. Returns ""
+/// if the histories are equal; otherwise a text such as "call 3 is all_gather for unit 'b' on this
+/// rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks) {
   std::vector<Calls> calls;
@@ -308,7 +305,7 @@ class CheckedCommunicator final : public Communicator {
       group_.watch->world().give_up();
     }
     if (hosts_ != nullptr) {
-      hosts_->abort();  // first `hosts_`, whose abort() does not block
+      hosts_->abort();  // `hosts_` is first, because its abort() does not block
     }
     inner_->abort();
   }
@@ -366,7 +363,6 @@ class CheckedCommunicator final : public Communicator {
     return recorded(collective, start);
   }
 
-  /// Reports the beginning and the end of a call to GroupWatch, for messages about ranks that wait.
   template <class Start>
   WorkPtr recorded(const char* collective, Start&& start) {
     if (group_.watch == nullptr) {
@@ -479,7 +475,6 @@ class CheckedCommunicator final : public Communicator {
     }
   }
 
-  // The wrapped communicator, which belongs to a back end.
   CommunicatorPtr inner_;
   GroupInfo group_;
   TrafficCounterPtr traffic_;

@@ -1,5 +1,5 @@
-// A wrapper around the process groups that a World makes. A Communicator from the program is not
-// wrapped, because such a Communicator usually calls process groups that a World has wrapped.
+// A wrapper around the process groups that a World makes. Communicators of the program are not
+// wrapped: such a Communicator usually calls process groups of a World, which are wrapped already.
 
 #pragma once
 
@@ -17,7 +17,6 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// A shared pointer to a counter of traffic that a World and its process groups use.
 using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;
 
 /// A CPU process group with the ranks of another process group. LazyHostGroup makes the CPU process
@@ -29,14 +28,14 @@ class LazyHostGroup {
   /// `make` makes the process group. `make` is collective.
   explicit LazyHostGroup(Make make) : make_(std::move(make)) {}
 
-  /// The first call of get() makes the process group and is collective. Throws what `make` throws.
+  /// The first call makes the process group and is collective. Throws the exceptions of `make`.
   Communicator& get();
   /// Aborts the process group, so that ranks that wait in the group throw. Thread safe.
   void abort();
 
  private:
   Make make_;
-  // Protects `made_` in get() against an abort() from another thread.
+  // Locked while abort() and get() use `made_`.
   std::mutex mutex_;
   CommunicatorPtr made_;
   std::atomic<bool> failed_{false};

@@ -16,7 +16,6 @@
 namespace tessera::comm {
 namespace {
 
-/// Returns a version number as text, for example "2.28.9".
 std::string version_text(int version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
@@ -83,7 +82,6 @@ const CudaBackend& cuda_backend() {
   return backend;
 }
 
-// Streams for the CPU, and make_streams(). The streams of a GPU are in cuda/cuda_streams.cpp.
 namespace {
 
 /// The lanes (streams) of a CPU. Work on a CPU is done when its call returns, so no event needs to

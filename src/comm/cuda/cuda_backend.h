@@ -49,7 +49,6 @@ struct NcclPlace {
 /// libraries.
 struct CudaBackend {
   int (*device_count)();
-  /// Sets the current GPU of the calling thread.
   void (*set_device)(int index);
   LibraryVersions (*versions)();
   /// Makes a process group that uses NCCL. Each process of the group has its own GPU. Collective.

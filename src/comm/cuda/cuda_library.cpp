@@ -29,7 +29,6 @@ LibraryVersions versions() {
   return versions;
 }
 
-/// The function table of libtessera_cuda.so, which cuda_backend() finds with dlsym().
 constexpr CudaBackend kBackend{device_count, set_device, versions, make_nccl_communicator,
                                make_cuda_streams};
 

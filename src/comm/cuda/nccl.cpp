@@ -31,8 +31,6 @@
 namespace tessera::comm {
 namespace {
 
-// The functions and classes that create and close c10d's process group for NCCL.
-
 using detail::NcclProcessGroup;
 using detail::NcclProcessGroupPtr;
 using std::chrono::milliseconds;
@@ -137,7 +135,7 @@ class NcclGroup {
 
   const GroupInfo& info() const { return info_; }
   int device() const { return device_; }
-  /// Returns c10d's process group. Throws Error after shutdown() or abort().
+  /// Throws Error after shutdown() or abort().
   NcclProcessGroupPtr get() const {
     const std::lock_guard lock(mutex_);
     TESSERA_CHECK(process_group_ != nullptr, "group '", info_.name, "'", kWorldHasEnded);
@@ -176,15 +174,16 @@ class NcclGroup {
   }
 
  private:
-  /// Returns the process group and removes it from the NcclGroup; nullptr if it was removed before.
+  /// Removes the process group from the NcclGroup and returns the process group; nullptr if there
+  /// is none.
   NcclProcessGroupPtr take() {
     const std::lock_guard lock(mutex_);
     health_->set_communicator(nullptr);
     return std::exchange(process_group_, nullptr);
   }
 
-  /// Returns the place of a group in a split of its parent group. The groups of one split are
-  /// disjoint, so the first rank identifies a group.
+  /// Describes the new group for c10d. The groups of a split are disjoint, so the first rank of a
+  /// group identifies the group (`color` of ncclCommSplit).
   static detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
     return {.rank = info.rank,
             .size = info.size(),
@@ -201,8 +200,6 @@ class NcclGroup {
   detail::NcclProcessGroupPtr process_group_;
   const std::shared_ptr<NcclHealth> health_ = std::make_shared<NcclHealth>();
 };
-
-// The classes that run the collectives of an NCCL group.
 
 using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 
@@ -233,7 +230,7 @@ std::vector<at::Tensor> all_as_moved(const std::vector<at::Tensor>& tensors) {
   return moved;
 }
 
-/// Converts counts of the elements of `tensor` to counts of the elements of as_moved(tensor).
+/// Converts counts of elements: from elements of `tensor` to elements of the view as_moved(tensor).
 std::vector<std::int64_t> counts_as_moved(std::span<const std::int64_t> counts,
                                           const at::Tensor& tensor) {
   constexpr std::int64_t kWidest = 8;
@@ -246,7 +243,6 @@ std::vector<std::int64_t> counts_as_moved(std::span<const std::int64_t> counts,
   return moved;
 }
 
-/// Returns flat views of the tensors, because a collective does not need the shapes.
 std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> flat;
   for (const at::Tensor& tensor : tensors) {
@@ -424,7 +420,7 @@ class NcclCommunicator final : public Communicator {
                                       guarded(collective, start));
   }
 
-  /// Calls `ask` with c10d's process group, and converts c10d's errors to Tessera's Error.
+  /// Calls `ask` with c10d's process group. Errors of c10d become errors of type Error.
   template <class Ask>
   std::invoke_result_t<Ask&, detail::NcclProcessGroup&> guarded(const char* what, Ask&& ask) {
     const detail::NcclProcessGroupPtr group = group_->get();

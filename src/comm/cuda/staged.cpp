@@ -128,7 +128,7 @@ class StagedCommunicator final : public Communicator {
   std::string name() const override { return host_->name() + " (staged)"; }
 
  private:
-  // Returns the Work of a collective with result `host`; wait() copies the result to `device`.
+  // Returns a Work whose wait() copies the CPU tensor `host`, the collective's result, to `device`.
   static WorkPtr back(WorkPtr work, at::Tensor host, at::Tensor device) {
     return std::make_shared<StagedWork>(std::move(work), std::vector{std::move(host)},
                                         std::vector{std::move(device)});

@@ -40,11 +40,10 @@ bool gloo_reduces(at::ScalarType type, ReduceOp op) {
     case at::kLong:
       return true;
     default:
-      return false;  // Gloo lacks the type, or rounds a 16-bit float after every term
+      return false;  // Gloo lacks the other types, or rounds 16-bit sums per term
   }
 }
 
-/// Converts counts of elements to counts of bytes.
 std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
                                           std::size_t item_bytes) {
   std::vector<std::int64_t> result;
@@ -54,7 +53,8 @@ std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
   return result;
 }
 
-/// Sets `output`, (n), to the reduction of the rows of `parts`, (ranks, n), in rank order.
+/// Sets `output`, of size (n), to the reduction of the rows of `parts`, of size (ranks, n). The
+/// order is the order of the ranks, so that all ranks get equal bits.
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceFunction reduce) {
   std::vector<const std::byte*> rows;
   for (std::int64_t row = 0; row < parts.size(0); ++row) {
@@ -63,9 +63,8 @@ void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceFuncti
   reduce(data_of(output), rows, static_cast<std::size_t>(output.numel()));
 }
 
-/// Returns the tensor as bytes, for collectives that only move data. The tensor is flattened with
-/// stride 1 first: a scalar without dimensions, or a single element with another stride, cannot be
-/// viewed in a type of another size.
+/// Returns the tensor as bytes, for collectives that only move data. as_strided() comes first,
+/// because view() to a type of another size needs at least one dimension, and stride 1.
 at::Tensor as_bytes(const at::Tensor& contiguous) {
   return contiguous.as_strided({contiguous.numel()}, {1}).view(at::kByte);
 }
@@ -125,10 +124,8 @@ class GlooGroup {
 
   const GroupInfo& info() const { return group_; }
 
-  /// Returns the number of the group's current call, which wait() needs.
   std::uint64_t number() const { return group_.watch->number(); }
 
-  /// Calls `start`, which starts an operation of Gloo. Throws PeerError if the group has failed.
   template <class Start>
   detail::GroupWorkPtr start(const char* collective, Start&& start) {
     // After a failure no operation starts: a new operation could read the rest of an earlier
@@ -144,7 +141,7 @@ class GlooGroup {
     }
   }
 
-  /// Waits for `work`, the operation of call `number`. Throws PeerError as PeerWait does.
+  /// Throws PeerError as PeerWait::check() does.
   void wait(detail::GroupWork& work, const char* collective, std::uint64_t number) {
     try {
       await(work, collective, number);
@@ -159,11 +156,10 @@ class GlooGroup {
   void abort() { failed_ = true; }
 
  private:
-  /// Waits for at most `duration`. Returns false if the operation is still running. Rethrows an
-  /// exception of the operation.
+  /// Returns false if the operation is still running after `duration`. Rethrows an exception of the
+  /// operation.
   static bool wait_a_little(detail::GroupWork& work, milliseconds duration) {
     try {
-      // GroupWork::wait throws if `duration` has passed or if the operation has failed.
       work.wait(duration);
       return true;
     } catch (const std::exception&) {
@@ -223,7 +219,7 @@ class GlooWork final : public Work {
   std::string collective_;
   std::uint64_t number_;
   detail::GroupWorkPtr work_;
-  // wait() calls finish_ on the calling thread. finish_ owns the tensors that finish_ writes.
+  // Runs in wait() on the calling thread. finish_ owns the tensors to which finish_ writes.
   std::function<void()> finish_;
 };
 
@@ -245,8 +241,8 @@ class GlooCommunicator final : public Communicator {
                                                   : gathered_all_reduce(tensor, op);
   }
 
-  // The reduce-scatter is an all-to-all: every rank sends part r of its input to rank r, and sums
-  // the parts that it receives. Each byte is sent once.
+  // A reduce-scatter is an all-to-all and a local sum: rank r receives part r of each rank's input
+  // and adds the parts. Each byte is sent once.
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
     if (input.numel() == 0) {
       return done_work();
@@ -287,8 +283,8 @@ class GlooCommunicator final : public Communicator {
   std::string name() const override { return "gloo"; }
 
  private:
-  /// Runs one collective. `start` gets the process group and starts the operation. `finish` runs
-  /// when the operation is done.
+  /// Runs one collective: `start` starts the operation on the process group, `finish` runs after
+  /// the operation.
   template <class Start>
   WorkPtr run(const char* collective, Start&& start, std::function<void()> finish = nullptr) {
     std::string text = with_purpose(collective, purpose());

@@ -39,13 +39,13 @@ struct Launcher {
 };
 
 /// The launchers in order of precedence, because tessera-run and torchrun can themselves run under
-/// Slurm or Open MPI. Some functions use the indices of tessera-run and Slurm in this list.
+/// Slurm or Open MPI. Some functions refer to tessera-run and Slurm by index.
 constexpr Launcher kLaunchers[] = {
     {"tessera-run or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    // SLURM_STEP_NUM_TASKS, the number of srun's tasks, distinguishes a task from a batch script,
-    // for which Slurm sets SLURM_PROCID and SLURM_NTASKS as well.
+    // srun sets SLURM_STEP_NUM_TASKS only for its tasks. SLURM_PROCID and SLURM_NTASKS are also set
+    // in a batch script, which is not a rank.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
 /// The port of rank 0's store if MASTER_PORT is not set; equal to torchrun's default.
@@ -74,8 +74,8 @@ std::optional<int> integer(const Variables& variables, const std::string& name, 
 
 constexpr int kAny = std::numeric_limits<int>::max();
 
-/// Returns the launcher that started this process. Returns nullptr without a launcher; a job
-/// without a launcher has one rank.
+/// Returns the launcher that started this process; nullptr if there is none; the job then has one
+/// rank.
 const Launcher* find_launcher(const Variables& variables) {
   for (const Launcher& launcher : kLaunchers) {
     const bool rank = variables(launcher.rank).has_value();
@@ -244,14 +244,13 @@ using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 /// `error` to the error of getaddrinfo().
 AddressList look_up(const std::string& host, int& error) {
   addrinfo hints{};
-  // The port "1" is a placeholder: only the addresses are used.
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* first = nullptr;
   error = getaddrinfo(host.c_str(), "1", &hints, &first);
   return {error == 0 ? first : nullptr, &freeaddrinfo};
 }
 
-/// Returns the local address from which the kernel sends to `peer`, found with a UDP socket.
+/// Returns the local address from which the kernel would send to `peer`. Found with a UDP socket.
 std::string source_address_towards(const std::string& peer) {
   int error = 0;
   const AddressList list = look_up(peer, error);
@@ -273,7 +272,6 @@ std::string source_address_towards(const std::string& peer) {
   return "";
 }
 
-/// Returns the target of a symbolic link; "" if the link cannot be read.
 std::string link_target(const char* path) {
   std::array<char, 128> text{};
   const auto length = readlink(path, text.data(), text.size() - 1);
@@ -287,8 +285,8 @@ std::vector<std::string> stat_fields(const std::string& folder) {
   std::string line;
   std::vector<std::string> fields;
   if (std::getline(file, line)) {
-    // The second field, the name of the program in brackets, is skipped, because the name can
-    // contain any characters.
+    // Field 2, the program's name in brackets, is skipped, because the name can contain any
+    // characters.
     std::istringstream rest(line.substr(line.rfind(')') + 1));
     for (std::string field; rest >> field;) {
       fields.push_back(field);

@@ -17,7 +17,7 @@ namespace tessera::comm {
 /// text contains the boot id and the network namespace.
 std::string host_identity();
 
-/// The name of this machine. Other machines sometimes cannot resolve this name.
+/// Returns the name of this machine. Other machines cannot always resolve the name.
 std::string host_name();
 
 /// The numeric address by which other machines reach this machine: the address of the interface
@@ -34,8 +34,8 @@ bool is_loopback(const std::string& address);
 /// Opens a TCP socket that listens on 127.0.0.1:`port`. Throws Error if the port is in use.
 int listen_on_loopback(std::uint16_t port);
 
-/// Identifies a process on this machine. The start time distinguishes the process from a later
-/// process with the same pid.
+/// A process on this machine. The start time distinguishes the process from a later process that
+/// has the same pid.
 struct ProcessIdentity {
   std::int64_t pid = 0;
   std::uint64_t start_time = 0;  ///< when the process began, in clock ticks since boot

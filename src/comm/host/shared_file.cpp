@@ -15,7 +15,6 @@
 namespace tessera::comm {
 namespace {
 
-/// The device and inode of a file, which are different for each file of this machine.
 std::string identity_of(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 ? detail::concat(status.st_dev, ":", status.st_ino) : "";
@@ -45,7 +44,7 @@ std::string handle_of_file(int fd) {
   const std::string link = detail::concat("/proc/", getpid(), "/fd/", fd);
   struct stat status {};
   std::error_code error;
-  // A file that has a name can be opened even after this process has ended.
+  // A named file can be opened by its name, even after this process has ended.
   const bool has_name = fstat(fd, &status) == 0 && status.st_nlink > 0;
   const std::string path = has_name ? std::filesystem::read_symlink(link, error).string() : link;
   return detail::concat(identity_of(fd), ' ', path);

@@ -30,7 +30,7 @@ struct JobInfo {
 };
 using JobPtr = std::shared_ptr<const JobInfo>;
 
-/// Returns a part of the job's store that only process group `info` uses, and only for `use`.
+/// Returns a part of the job's store for one purpose `use` of process group `info`.
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
 /// Returns `info` with the flight record in which this rank writes the calls of the group, and with
@@ -42,14 +42,14 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {
 CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info,
                                        const std::string& use = {});
 
-/// Makes a process group, for set_up(). set_up() waits until all ranks of `info` have called
-/// set_up(), then calls `make` and logs the call in the flight record. `use`: see watched().
+/// `make` makes a process group. set_up() first waits until all ranks of `info` have called
+/// set_up(), then calls `make`, and logs the call in the flight record. `use`: see watched().
 /// Collective. Throws PeerError if a rank does not call set_up() in time.
 using MakeGroup = std::function<CommunicatorPtr(const BegunCall& set_up)>;
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make);
 
-/// Makes a process group of the ranks of `info` for CPU tensors, whose traffic is not counted.
+/// Makes a process group for CPU tensors. Its traffic is not counted.
 CommunicatorPtr make_host_group(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
 /// Makes the process group over which the ranks of `info` compare calls (agree_on_calls()).

@@ -21,14 +21,13 @@ std::string arrival_key(int rank) {
 }
 
 /// The key in the store for an error that ends all ranks. The rank that finds the error writes the
-/// error to this key.
+/// message.
 constexpr auto kFaultKey = "fault";
 
-/// The fields of a rank's announcement in the store, one line for each field: the number of ranks
-/// of the job, host_identity(), and handle_of_file().
+/// The lines of a rank's announcement in the store: the number of ranks of the job,
+/// host_identity(), and handle_of_file() of the rank's flight record.
 enum Field : std::size_t { kSize, kHost, kHandle };
 
-/// Arrivals tracks which ranks of a job have announced themselves in the store.
 class Arrivals {
  public:
   Arrivals(detail::Store& store, const JobVariables& job, const RecordPtr& own)
@@ -44,8 +43,8 @@ class Arrivals {
                detail::concat(job.size, '\n', own_host(), '\n', handle_of_file(own->fd)));
   }
 
-  /// Asks the store which ranks have announced themselves and opened the flight records of the
-  /// other ranks. Returns the ranks that are missing.
+  /// Reads from the store which ranks have announced themselves and have opened the flight records
+  /// of other ranks. Returns the ranks that are missing.
   const std::vector<int>& look() {
     std::string fault;
     try {
@@ -96,9 +95,9 @@ class Arrivals {
     missing_ = missing.empty() ? not_ready() : std::move(missing);
   }
 
-  /// Announces that this rank has opened all records. Returns the first rank that has not; none if
-  /// all ranks have. A rank leaves the rendezvous only then, because a rank can end as soon as it
-  /// has left, and the record of a process that has ended cannot be opened.
+  /// Announces that this rank has opened all flight records. Returns the first rank that has not
+  /// opened all records; none if there is no such rank. No rank leaves the rendezvous earlier,
+  /// because a rank may end right afterwards, and the record of an ended process cannot be opened.
   std::vector<int> not_ready() {
     store_.set(opened_keys_[static_cast<std::size_t>(job_.rank)], "");
     if (store_.check(opened_keys_)) {
@@ -133,10 +132,10 @@ class Arrivals {
   detail::Store& store_;
   const JobVariables& job_;
   std::vector<Arrival> arrivals_;
-  /// The key of each rank that tells whether the rank has opened the records of the other ranks.
+  /// Keys in the store. Rank r sets key r after rank r has opened the records of the other ranks.
   std::vector<std::string> opened_keys_;
-  /// The first rank that has not opened the records. Each poll begins at this rank's key, because
-  /// one store serves all ranks of the job.
+  /// The first rank that has not opened the records. Each poll asks for this rank first, to send
+  /// few questions to the store, which serves all ranks of the job.
   int next_to_open_ = 0;
   /// The ranks that this rank waits for; at first all other ranks.
   std::vector<int> missing_;

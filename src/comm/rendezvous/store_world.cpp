@@ -183,8 +183,8 @@ class StoreWorld final : public World {
     }
   }
 
-  /// Closes process groups in the reverse order of their creation. If a group fails, the remaining
-  /// groups are aborted, without waiting for other ranks. The caller must hold the lock.
+  /// Closes process groups, the newest first. If one of them fails, the others are aborted, without
+  /// waiting for other ranks. The caller must hold the lock.
   void end_groups(std::chrono::milliseconds patience) {
     if (aborted_ || std::exchange(ended_, true)) {
       return;
@@ -245,7 +245,6 @@ class StoreWorld final : public World {
   /// forever, even for dead ranks.
   CommunicatorPtr nccl_group(const GroupInfo& info, const BegunCall& set_up,
                              CommunicatorPtr parent) const {
-    // The call is watched until `running` is destroyed.
     const auto running = std::make_shared<int>();
     info.watch->world().await_device(
         [call = std::weak_ptr<int>(running)] { return call.expired(); }, set_up);
@@ -262,10 +261,11 @@ class StoreWorld final : public World {
   std::mutex mutex_;
   bool aborted_ = false;
   bool ended_ = false;
-  std::vector<CommunicatorPtr> in_order_;  ///< all process groups, in the order of creation
+  std::vector<CommunicatorPtr> in_order_;  ///< all process groups, the oldest first
   /// The NCCL group of all ranks, from which NCCL groups are split; nullptr before its first use.
   CommunicatorPtr nccl_of_all_;
-  /// How many NCCL groups of each name this rank has made. The numbers can differ between ranks.
+  /// The number of NCCL groups of each name that this rank has made. Ranks can have different
+  /// numbers.
   std::map<std::string, int> times_named_;
   // Process groups are cached for the life of the World, because several meshes share groups.
   Groups groups_, host_groups_;

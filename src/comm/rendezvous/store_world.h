@@ -28,8 +28,7 @@ WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 /// GPU becomes the GPU of the local rank.
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options);
 
-/// Makes Worlds of ranks that are threads, like thread_worlds(). Rank r is treated as a rank on the
-/// machine hosts[r].
+/// Like thread_worlds(), but rank r counts as a rank on the machine hosts[r].
 TESSERA_API_FOR_TEST_BEGIN
 std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
                                        const WorldOptions& options);

@@ -142,11 +142,11 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
   return store;
 }
 
-/// Connects to the store on a detached thread, because libtorch's client can wait forever. The
-/// thread has a copy of the arguments.
+/// libtorch's client can wait forever, so the connection is made on a detached thread, which has
+/// its own copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
                          const WorldOptions& options) {
-  // libtorch times out kGrace before this function does, because libtorch's message is better.
+  // libtorch times out earlier than this function, by kGrace, because libtorch's message is better.
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
   std::packaged_task<StorePtr()> task([where] { return detail::connect_store(where); });
@@ -251,7 +251,6 @@ JobInfo alone(const JobVariables& job) {
   return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
 }
 
-/// Returns `options` with the time-outs of `job`, which environment variables can set.
 WorldOptions with_time_limits_of(const JobVariables& job, WorldOptions options) {
   options.timeout = job.timeout.value_or(options.timeout);
   options.watchdog = job.watchdog.value_or(options.watchdog);
@@ -286,7 +285,7 @@ struct MeetingPlace {
   std::string error;  ///< why rank 0 could not open its store; "" if it could
 };
 
-/// The number of bytes that rank 0 broadcasts; longer error messages are truncated.
+/// The size of the broadcast in bytes. Longer error messages are truncated.
 constexpr std::size_t kPlaceBytes = 1024;
 
 /// Opens rank 0's store on a free port. The store stays open until the process ends, because other
@@ -335,7 +334,7 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   text.resize(kPlaceBytes);
   broadcast(text.data(), text.size());
   std::vector<std::string> lines = lines_of(text.substr(0, text.find('\0')));
-  lines.resize(4);  // lines_of() returns no empty last line
+  lines.resize(4);  // lines_of() drops the last line if `error` is empty
   place = {lines[0], lines[1], lines[2], lines[3]};
   TESSERA_CHECK(place.error.empty() && !place.port.empty(), "rank 0 of ", job.size,
                 " cannot open a store for the world of these ranks: ", place.error,

@@ -29,7 +29,6 @@
 namespace tessera::comm {
 namespace {
 
-/// The kind of a collective, as a number in shared memory.
 enum class ShmKind : std::int32_t {
   kAllGather,
   kAllReduce,
@@ -62,7 +61,6 @@ struct ShmOperation {
 };
 using ShmOperationPtr = std::shared_ptr<ShmOperation>;
 
-/// Returns the name of the Communicator's method for `kind`, for messages.
 const char* name_of(ShmKind kind) {
   switch (kind) {
     case ShmKind::kAllGather:
@@ -92,7 +90,7 @@ std::string text_of(const ShmOperation& operation) {
   return with_purpose(name_of(operation.kind), operation.purpose);
 }
 
-/// Returns the arguments of a call that ranks compare, as text: "12 elements of Float, sum".
+/// Returns the compared arguments of a call as text: "12 elements of Float, sum".
 std::string arguments_of(const ShmCall& call) {
   std::string type = c10::toString(static_cast<c10::ScalarType>(call.dtype));
   std::string elements = detail::concat(call.elements, " elements of ", type);
@@ -103,7 +101,7 @@ std::string arguments_of(const ShmCall& call) {
     case ShmKind::kBroadcast:
       return detail::concat(elements, ", root ", call.root);
     case ShmKind::kAllToAll:
-      return type;  // in an all-to-all, ranks' sizes differ
+      return type;  // the ranks of an all-to-all have different sizes
     case ShmKind::kBarrier:
       return "";
     case ShmKind::kAllGather:
@@ -112,7 +110,6 @@ std::string arguments_of(const ShmCall& call) {
   return elements;
 }
 
-/// Returns a call as text: "all_reduce (call 7: 12 elements of Float, sum)".
 std::string to_text(const ShmCall& call) {
   const std::string purpose(call.purpose.data(), strnlen(call.purpose.data(), call.purpose.size()));
   const std::string arguments = arguments_of(call);
@@ -120,7 +117,6 @@ std::string to_text(const ShmCall& call) {
                         call.sequence, arguments.empty() ? "" : ": ", arguments, ")");
 }
 
-/// ShmGroup runs collectives one by one in shared memory, and compares the calls of the ranks.
 class ShmGroup {
  public:
   ShmGroup(std::unique_ptr<ShmSegment> segment, GroupInfo group)
@@ -149,10 +145,10 @@ class ShmGroup {
     under_way_ = operation;
   }
 
-  /// Completes `operation`. Throws Error on all ranks if their calls differ; the process group then
-  /// stays usable. Throws PeerError if another rank has ended or is too late.
+  /// Throws Error on all ranks if the ranks' calls differ; the process group then stays usable.
+  /// Throws PeerError if another rank has ended or is too late.
   void finish(ShmOperation& operation) {
-    // `keep` owns the operation, because the caller can have released the caller's reference.
+    // `keep` keeps the operation alive, because the caller may have dropped its own reference.
     ShmOperationPtr keep;
     if (!operation.done) {
       operation.done = true;
@@ -242,7 +238,6 @@ class ShmGroup {
 
   std::unique_ptr<ShmSegment> segment_;
   GroupInfo group_;
-  /// The ranks' slots (buffers) in the current round; a member variable saves allocations.
   std::vector<const std::byte*> slots_;
   /// The last round for which this rank has filled its slot. The number wraps around.
   std::uint32_t round_ = 0;
@@ -265,7 +260,7 @@ class ShmGroup {
 /// two. For small tensors, waiting for other ranks costs more than the additions.
 constexpr std::int64_t kOneRoundBytes = 32 << 10;
 
-/// Describes the memory of `whole[i]`, divided into equal parts, and of this rank's part `own[i]`.
+/// Describes each tensor `whole[i]`, divided into equal parts, with `own[i]` as this rank's part.
 SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
                            const std::vector<at::Tensor>& own) {
   SplitBuffers buffers;
@@ -440,11 +435,11 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<ShmGroup> group_;
 };
 
-/// The key in the store for the handle with which other ranks open the shared memory.
+/// The key in the store under which the first rank puts the handle of the shared memory.
 constexpr auto kHandleKey = "handle";
 
-/// Makes the shared memory on the group's first rank, and opens the shared memory on the other
-/// ranks. Returns nullptr on a rank that fails.
+/// The first rank makes the shared memory, the other ranks open the memory. Returns nullptr on a
+/// rank that fails.
 std::unique_ptr<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
@@ -456,8 +451,8 @@ std::unique_ptr<ShmSegment> reach_segment(const detail::StorePtr& store, const G
   return segment;
 }
 
-/// Whether `yes` is true on every rank. Each rank writes its answer to the store and reads the
-/// answers of all ranks, so that all ranks get the same result.
+/// Whether `yes` is true on every rank. All ranks get the same result, because every rank reads the
+/// answers of all ranks from the store.
 bool all_say(const detail::StorePtr& store, const GroupInfo& group, bool yes) {
   const auto key_of = [](int rank) { return "reached" + std::to_string(rank); };
   tell(store, group, key_of(group.rank), yes ? "yes" : "no");

@@ -51,15 +51,14 @@ std::int64_t bytes_of_rank(const SplitBuffers& buffers, int rank) {
   return bytes;
 }
 
-/// Calls `visit` for each contiguous range of the bytes for `rank` that round `round` sends. Each
-/// round sends up to `capacity` of these bytes.
+/// Calls `visit` for each contiguous range of bytes that is sent to `rank` in round `round`. A
+/// round sends at most `capacity` bytes to a rank.
 template <class Visit>
 void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity, std::int64_t round,
                    Visit&& visit) {
   const std::int64_t begin = round * capacity;
-  std::int64_t start = 0;  // offset of the buffer's part in the rank's bytes
-  // The bytes of a rank are the rank's parts of all buffers, one part after another. A round sends
-  // up to `capacity` of these bytes.
+  std::int64_t start = 0;
+  // A rank receives its parts of all buffers, one part after another.
   for (const SplitBuffer& buffer : buffers) {
     const std::int64_t end = start + buffer.parts.bytes(rank);
     const std::int64_t first = std::max(begin, start);
@@ -133,8 +132,8 @@ void ScatterRounds::consume(std::int64_t round, Slots slots) {
                   for (std::size_t from = 0; from < slots.size(); ++from) {
                     sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
                   }
-                  // This rank's data is source number `rank_`, so that all ranks reduce the ranks'
-                  // data in the same order.
+                  // This rank's data stay at index `rank_` among the sources, so that all ranks
+                  // reduce in the same order.
                   sources_[index(rank_)] = buffer.whole + buffer.parts.offset(rank_) + span.in_part;
                   reduce_(buffer.own + span.in_part, sources_,
                           static_cast<std::size_t>(span.bytes) / item_bytes_);

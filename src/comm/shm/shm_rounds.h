@@ -27,18 +27,16 @@ using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* co
 ReduceFunction reduction(const GroupInfo& group, const char* collective, c10::ScalarType type,
                          ReduceOp op);
 
-/// The slots (buffers in shared memory) of all ranks in one round, in rank order.
 using Slots = std::span<const std::byte* const>;
 
 std::int64_t bytes_of(const at::Tensor& tensor);
 std::byte* data_of(const at::Tensor& tensor);
-/// Copies `bytes` bytes. Does nothing if `to` and `from` are equal.
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
 /// Returns the number of rounds that send `bytes` bytes, `capacity` bytes in a round; at least 1.
 std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity);
 
-/// The part of `total` bytes that is sent in round `round`, if each round has room for `capacity`
-/// bytes.
+/// Round `round` of a transfer of `total` bytes sends `bytes` bytes, from `offset` on. Each round
+/// except the last sends `capacity` bytes.
 struct Piece {
   Piece(std::int64_t total, std::int64_t capacity, std::int64_t round)
       : offset(std::min(round * capacity, total)), bytes(std::min(capacity, total - offset)) {}
@@ -46,8 +44,8 @@ struct Piece {
   std::int64_t bytes;
 };
 
-/// The division of `total` bytes into one part for each rank. All parts have `part` bytes, except
-/// that the last parts can be shorter or empty.
+/// Splits `total` bytes into one part per rank. Each part has `part` bytes; the last parts can be
+/// shorter or empty.
 struct EqualParts {
   std::int64_t total;
   std::int64_t part;
@@ -55,8 +53,7 @@ struct EqualParts {
   std::int64_t offset(int rank) const { return std::min(rank * part, total); }
   std::int64_t bytes(int rank) const { return std::min(part, total - offset(rank)); }
 };
-/// Divides `total` bytes into parts that begin at cache lines, so that no two ranks write to one
-/// cache line.
+/// Parts begin at cache lines, so that no two ranks write to the same cache line.
 EqualParts line_parts(std::int64_t total, int ranks);
 
 /// A tensor's memory, divided into one part for each rank. `whole`: the address of the whole
@@ -66,7 +63,6 @@ struct SplitBuffer {
   std::byte* whole;
   std::byte* own;
 };
-/// The memory of the tensors of one collective. A rank's bytes are the rank's parts of all tensors.
 using SplitBuffers = std::vector<SplitBuffer>;
 
 /// The rounds of a reduce-scatter. A rank's slot (buffer) has `capacity_` bytes for each rank.
@@ -87,11 +83,9 @@ class ScatterRounds {
   /// The reduction. The output can be one of the inputs, because an all-reduce reduces in place.
   ReduceFunction reduce_;
   std::size_t item_bytes_;
-  /// The inputs of a reduction, one input for each rank; a member variable saves allocations.
   std::vector<const std::byte*> sources_;
 };
 
-/// The rounds in which an all-gather sends its bytes.
 struct GatherRounds {
   // A rank's slot (buffer) contains only the rank's part, so `capacity` is the size of a slot.
   int rank;

@@ -77,7 +77,6 @@ void pause_briefly() {
 
 }  // namespace
 
-/// The header of the shared memory.
 struct ShmSegment::Header {
   std::int32_t ranks = 0;
   std::uint64_t slot_bytes = 0;

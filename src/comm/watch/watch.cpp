@@ -184,11 +184,10 @@ void WorldWatch::announce(int rank, const std::string& topic, const std::string&
     return;
   }
   const std::string line = detail::concat(rank, " ", topic, " ", text);
-  // Announcements in the store are separated by zero bytes.
   ask(store_, [bytes = std::vector<std::uint8_t>(line.c_str(), line.c_str() + line.size() + 1)](
                   detail::Store& store) {
     store.append(kAnnouncements, bytes);
-    return store.check({kAnnouncements});  // answers after the store has received the bytes
+    return store.check({kAnnouncements});  // answers only after the store has received the bytes
   }).wait_for(kPatience);
 }
 
@@ -244,7 +243,8 @@ BegunCall GroupWatch::begin(std::string collective, std::string_view purpose) {
 
 namespace {
 
-/// The beginning of an error message: the collective, and the function that the program called.
+/// The first words of an error message: the collective and the function of the program that called
+/// it.
 std::string beginning(const GroupInfo& group, const std::string& collective) {
   const std::string_view caller = CallerScope::outermost();
   return describe(group, collective.c_str()) + ": " +
@@ -390,7 +390,7 @@ void WorldWatch::look_at_device() {
       if (!wait_) {
         wait_.emplace(*this, call, settings_.timeout, call.text + self);
       }
-      beginning.clear();  // the error that check() throws needs no beginning
+      beginning.clear();  // errors of check() name the collective
       wait_->check();
     }
   } catch (const std::exception& error) {

@@ -47,10 +47,9 @@ RecordPtr make_record(const WatchSettings& settings, int size, const std::string
 /// Maps another rank's flight record by handle_of_file(Record::fd); nullptr on failure.
 RecordPtr open_record(const std::string& handle);
 
-/// A collective that has begun.
 struct BegunCall {
   std::uint64_t group = 0;   ///< flight::GroupSlot::id of the collective's process group
-  std::uint64_t number = 0;  ///< the collective's number in the group; 0: making the group
+  std::uint64_t number = 0;  ///< index of the collective in the group, from 1; 0: making the group
   std::string text = {};     ///< "all_reduce for unit 'a' (call 7 of group 'dp'), called by step"
 };
 
@@ -59,7 +58,7 @@ class WorldWatch;
 /// A wait for the other ranks of a process group.
 class PeerWait {
  public:
-  /// `collective`: the call's name in messages. `number`: the call's number in the group; nullopt
+  /// `collective`: the call's name in messages. `number`: the call's index in the group; nullopt
   /// stands for the last call of the group.
   PeerWait(const GroupInfo& group, const std::string& collective,
            std::optional<std::uint64_t> number = std::nullopt);
@@ -84,7 +83,7 @@ class PeerWait {
   Clock::time_point begun_ = Clock::now();
   /// The time at which check() first found that a missing rank has ended.
   std::optional<Clock::time_point> lost_since_;
-  bool announced_ = false;  ///< whether this wait was announced to other machines
+  bool announced_ = false;  ///< whether other machines know about this wait
   bool reported_ = false;
 };
 
@@ -112,17 +111,18 @@ class WorldWatch : tessera::detail::NoCopy {
   /// Records that a thread or the device waits for the end of `call`, or no longer waits.
   void note(const BegunCall& call, bool waits);
 
-  /// Returns the ranks in `ranks` that are on other machines.
   std::vector<int> away(std::vector<int> ranks) const;
   /// The ranks of the call's group that are known not to take part in `call`: ranks on this machine
   /// that have not begun the call or have failed, and ranks on other machines that have ended.
   std::vector<int> not_in(const BegunCall& call);
   /// Returns the rank in `ranks` that ended first; nullopt if none has ended.
   std::optional<int> first_to_end(std::vector<int> ranks);
-  /// Says what a rank does, and what the user can do if the rank has ended: "rank 1 waits in ...".
+  /// Returns what a rank does, as text: "rank 1 waits in ...". If the rank has ended, the text also
+  /// says what the user can do.
   std::string what_it_does(int rank);
 
-  /// Tells the other machines the news `text` about a rank of this machine. `topic`: one word.
+  /// Tells other machines the state `text` of a rank of this machine. `topic`: one word, the
+  /// subject of `text`.
   void announce(int rank, const std::string& topic, const std::string& text);
   /// The ranks of the call's group on other machines that may be late for `call`: according to the
   /// store, they have not ended and have announced no wait in `call` or a later call.
@@ -154,15 +154,14 @@ class WorldWatch : tessera::detail::NoCopy {
 
   detail::StorePtr store_;
   std::mutex mutex_;                ///< protects the members from here to `announced_`
-  std::future<std::string> asked_;  ///< the pending answer of the store: all announcements
+  std::future<std::string> asked_;  ///< the store's answer, still awaited: all announcements
   std::chrono::steady_clock::time_point next_question_;
-  /// The last announcement of each rank for each topic.
   std::map<std::pair<int, std::string>, std::string> announced_;
 
   std::mutex device_mutex_;  ///< protects the members from here to `device_thread_`
   std::condition_variable ends_thread_;
   bool ended_ = false;
-  std::list<DeviceCall> added_;  ///< collectives that device_thread_ still has to move to calls_
+  std::list<DeviceCall> added_;  ///< new collectives, which device_thread_ moves to calls_
   std::thread device_thread_;
   // Only `device_thread_` uses the following members.
   std::list<DeviceCall> calls_;  ///< collectives on the GPU that have not ended, in order
@@ -177,15 +176,14 @@ class GroupWatch {
   GroupWatch(WorldWatchPtr world, std::string name, const std::vector<int>& ranks)
       : world_(std::move(world)), name_(std::move(name)), id_(world_->add_group(name_, ranks)) {}
 
-  /// Records the beginning of the group's next collective, in which this thread waits.
+  /// Records that the group's next collective has begun and that this thread waits in the
+  /// collective.
   BegunCall begin(std::string collective, std::string_view purpose = {});
-  /// Records that this thread waits from now on until `call` is done.
   void waits(const BegunCall& call) { world_->note(call, true); }
-  /// Records that the call is done or has failed, or that this thread no longer waits for the call.
   void leaves(const BegunCall& call) { world_->note(call, false); }
 
   std::uint64_t id() const { return id_; }
-  /// The number of the group's last call that has begun.
+  /// The index of the group's newest call.
   std::uint64_t number() const { return begun_ - 1; }
   WorldWatch& world() const { return *world_; }
 
@@ -193,7 +191,8 @@ class GroupWatch {
   WorldWatchPtr world_;
   std::string name_;
   std::uint64_t id_;
-  /// The number of calls that have begun. Atomic: threads that wait for calls read the number.
+  /// The number of calls that have begun. Atomic, because threads that wait for calls read this
+  /// number.
   std::atomic<std::uint64_t> begun_ = 0;
 };
 
@@ -223,8 +222,8 @@ auto ask(detail::StorePtr store, Question question) {
   return answer;
 }
 
-// Questions to the job's store, by which the ranks of a group find each other. The functions throw
-// PeerError as PeerWait does.
+// The following functions connect the ranks of a group through the job's store, and throw PeerError
+// as PeerWait::check() does.
 
 /// Waits until all ranks of a group have called meet(). Only this call may use `store`. A back end
 /// is made only after this call, because making it would wait for a dead rank until the time-out.
@@ -237,11 +236,10 @@ void meet(const detail::StorePtr& store, const GroupInfo& group);
 bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
                       const GroupInfo& group, int world_size, const std::string& meeting);
 
-/// Sets a key of a store.
 void tell(const detail::StorePtr& store, const GroupInfo& group, const std::string& key,
           const std::string& value);
 
-/// Waits until a rank of the group sets `key`, and returns the value of the key.
+/// Waits until a rank of the group sets `key`. Returns the key's value.
 std::string value_of(const detail::StorePtr& store, const GroupInfo& group, const std::string& key);
 
 }  // namespace tessera::comm
