@@ -64,8 +64,8 @@ class TokenWindows final : public SampleSource {
   }
 
  private:
-  /// Checks the first tokens of the data at construction, which detects most tokenizers that do not
-  /// match the data before the first step.
+  /// Checks the first tokens of the data at construction, because most wrong tokenizers are then
+  /// detected before the first training step.
   void check_start() const {
     const std::int64_t end = std::min(tokens_->size(), kCheckedAtStart);
     std::vector<std::int64_t> piece;
@@ -134,7 +134,6 @@ class PromptCompletions final : public SampleSource {
     const std::size_t end = number + 1 < begins_.size() ? begins_[number + 1] : tokens_.size();
     std::ranges::fill(inputs, options_.end.back());
     std::ranges::fill(targets, kIgnoredTarget);
-    // The last token of a sample is only a target, not an input.
     for (std::size_t i = 0; begin + i + 1 < end; ++i) {
       inputs[i] = tokens_[begin + i];
       targets[i] = learned_[begin + i + 1] ? tokens_[begin + i + 1] : kIgnoredTarget;
@@ -207,7 +206,6 @@ class PromptCompletions final : public SampleSource {
     return sample;
   }
 
-  /// Adds the sample of one line of a file. `origin`: the file and line number, for messages.
   void add(const std::string& line, const Tokenizer& tokenizer, const std::string& origin) {
     const auto room = static_cast<std::size_t>(sequence_) + 1;
     const std::vector<JsonTexts> fields =
@@ -282,7 +280,6 @@ class Permutation {
     }
   }
 
-  /// Returns the value at position `index` of the permutation; `index` is in [0, count).
   std::int64_t operator()(std::int64_t index) const {
     auto value = static_cast<std::uint64_t>(index);
     do {
@@ -307,7 +304,7 @@ class Permutation {
   std::array<std::uint64_t, 4> keys_;
 };
 
-/// Fractions of samples are integers in units of 1 / kUnits; products of two fit into 62 bits.
+/// Fractions are integers, in units of 1 / kUnits. The product of two fractions has 62 bits.
 constexpr double kUnits = std::int64_t{1} << 30;
 
 /// Returns round(n * part / all), exact and without overflow for any n.
@@ -324,7 +321,7 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 /// levels.
 class Mixture {
  public:
-  /// `weights`: one per source, positive. Fractions are integers: every machine rounds equally.
+  /// `weights`: positive. Fractions are stored as integers, so that all machines round equally.
   explicit Mixture(const std::vector<double>& weights) : sums_{0} {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (const double weight : weights) {
@@ -539,9 +536,9 @@ PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader,
 
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
-  // The background thread uses the calling thread's current GPU: otherwise the background thread
-  // would allocate page-locked memory with the first GPU and create another CUDA context. The
-  // DeviceGuard of the calling thread has no index: the DeviceGuard only returns the current GPU.
+  // The background thread must use the calling thread's current GPU; otherwise the background
+  // thread would allocate page-locked memory with the first GPU and create another CUDA context. A
+  // DeviceGuard for a device without an index does not change the current GPU.
   const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
                                      : c10::Device(c10::kCPU);
   // The task captures copies, because the PrefetchLoader can be moved while a batch is loaded.

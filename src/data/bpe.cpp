@@ -26,7 +26,7 @@ std::uint64_t pair_of(TokenId left, TokenId right) {
   return std::uint64_t{left} << 32 | right;
 }
 
-/// Returns the merges by pairs of tokens. Of several merges of a pair in a list, the last applies.
+/// Returns the merges by pairs of tokens; of several merges of one pair, the last applies.
 Merges by_pairs(const std::vector<Merge>& merges) {
   Merges by_pair;
   by_pair.reserve(merges.size());
@@ -50,7 +50,7 @@ struct Candidate {
   auto operator<=>(const Candidate&) const = default;
 };
 
-/// Memory that encodings use one after another. Only one thread at a time uses a Workspace.
+/// Buffers and a cache that several encodings use, one after another and in one thread at a time.
 struct Workspace {
   static constexpr std::size_t kCachedWords = std::size_t{1} << 15;
   /// The size of the longest word in the cache. Longer words rarely occur twice.
@@ -228,7 +228,7 @@ class Bpe {
   /// Sets `ids` to the tokens of a word before any merge. The order of unknown tokens and
   /// byte-fallback tokens is that of the `tokenizers` package.
   void first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
-    bool unknown = false;  // whether an unknown token is pending
+    bool unknown = false;  // whether an unknown token must be appended before the next token
     while (!word.empty()) {
       const std::string_view character =
           word.substr(0, model_.byte_level ? 1 : first_character(word).bytes);
@@ -301,7 +301,6 @@ class BpeTokenizer final : public Tokenizer {
     const auto on_token = [&](TokenId id) { ids.push_back(id); };
     const auto on_word = [&](Piece word) { bpe_.encode(word.text, ids, *workspace); };
     const auto on_part = [&](std::string_view part, bool first) {
-      // If there is no normalizer, the text need not be copied.
       const std::string copy = parts_.normalizers.empty() ? "" : normalize(part);
       const auto on_text = [&](std::string_view piece, bool first_of_part) {
         parts_.pre_tokenizers.split({piece, first && first_of_part}, on_word);

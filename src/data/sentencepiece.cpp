@@ -21,8 +21,6 @@
 namespace tessera::data {
 namespace {
 
-// libtessera_sentencepiece.so is loaded when the first model is opened.
-
 constexpr auto kLibrary = "libtessera_sentencepiece.so." TESSERA_SOVERSION;
 
 /// Returns the flags for dlopen(). With RTLD_DEEPBIND, SentencePiece finds its own symbols first.
@@ -220,7 +218,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   AddedTokens added_;
   std::set<std::int64_t> special_;           ///< tokens that decode to an empty text
   std::map<std::string, std::int64_t> ids_;  ///< the ids of the tokens in added_, by their text
-  std::vector<std::string> behind_;          ///< texts of tokens with ids after the model's ids
+  std::vector<std::string> behind_;  ///< texts of the tokens outside the model's vocabulary, by id
   std::vector<std::int64_t> begin_, end_;
   std::optional<bool> begins_texts_;
 };

@@ -267,7 +267,7 @@ PreTokenizers::Step read_split(const JsonField& field) {
 }
 
 /// Returns the piece's text with `mark` in place of each space character. If `prepended` is true,
-/// the result begins with an additional `mark`.
+/// the result begins with `mark`.
 std::string marked(std::string_view piece, const std::string& mark, bool prepended) {
   std::string text;
   for (const char c : piece) {
@@ -415,7 +415,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
   }
 }
 
-/// Appends the ids that "special_tokens" has for the special token `name` to `tokens`.
+/// Appends the ids of the special token `name` to `tokens`. `special_tokens` contains the ids.
 void add_special(const JsonField& name, const JsonField& special_tokens, TokenId vocabulary,
                  std::vector<std::int64_t>& tokens) {
   special_tokens.at(name.text().c_str()).at("ids").for_each([&](const JsonField& id) {
@@ -460,7 +460,6 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
   }
 }
 
-/// Returns the steps that `add` reads from a JSON field; no steps if the field is null.
 template <class Steps>
 Steps read_steps(const JsonField& field, void (*add)(const JsonField& field, Steps& steps)) {
   Steps steps;

@@ -12,7 +12,7 @@
 
 namespace tessera::data {
 
-/// Rejects folders, because a stream can open a folder, and its first read fails without a reason.
+/// Rejects folders, because std::ifstream opens a folder and then fails without an error message.
 std::string read_text(const std::string& path) {
   std::error_code error;
   TESSERA_CHECK(!std::filesystem::is_directory(path, error), "'", path,

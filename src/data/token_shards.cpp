@@ -49,7 +49,6 @@ const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
 /// than a process can open files.
 class Shard {
  public:
-  // The constructor checks the header and the size, so that reads stay inside the tokens.
   explicit Shard(const std::string& path) : path_(path) {
     const files::InputFile file = open();
     const std::uint64_t bytes = file.size();

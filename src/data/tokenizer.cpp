@@ -23,8 +23,8 @@ std::string beginning_of(const std::filesystem::path& path) {
   return text;
 }
 
-/// A tiktoken file begins with a token in base64. A SentencePiece model begins with the tag of a
-/// protobuf field, which is a line feed character.
+/// Distinguishes the formats by the first character: "{" in a tokenizer.json, a base64 character in
+/// a tiktoken file, a line feed (the tag of a protobuf field) in a SentencePiece model.
 TokenizerForm form_of(std::string_view text) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first != std::string::npos && text[first] == '{') {
@@ -99,7 +99,6 @@ class ByteTokenizer final : public Tokenizer {
   std::int64_t vocabulary() const override { return 256; }
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
-    // Bytes are read as unsigned numbers, because token ids begin at 0.
     const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
     return {bytes, bytes + text.size()};
   }

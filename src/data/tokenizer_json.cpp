@@ -24,7 +24,6 @@ constexpr std::array kSpecialKeys{
     "pad_token", "cls_token", "mask_token", "additional_special_tokens",
     kExtraTokens};
 
-/// Reads a JSON file and adds its path to `files.read`. Returns null if the file does not exist.
 json read_json(const std::filesystem::path& file, TokenizerSettings& files) {
   if (!has_file(file)) {
     return {};
@@ -80,7 +79,6 @@ void add_special_token(AddedToken token, TokenizerSettings& files) {
   }
 }
 
-/// Returns the special token in a JSON field; nullopt if the field is null or "".
 std::optional<AddedToken> special_token_of(const JsonField& field) {
   const json& value = field.json();
   if (value.is_null() || (value.is_string() && value.get_ref<const std::string&>().empty())) {
@@ -96,7 +94,7 @@ void add_special_tokens(const JsonField& root, TokenizerSettings& files) {
       field.for_each(
           [&](const JsonField& entry) { add_special_token(read_token(entry, true), files); });
     } else if (key == kExtraTokens && field.json().is_object()) {
-      field.only({});  // token ids depend on the order, which a JSON object lacks
+      field.only({});  // must be empty: ids depend on an order, and JSON objects have no order
     } else if (auto token = special_token_of(field)) {
       add_special_token(std::move(*token), files);
     }
@@ -183,7 +181,7 @@ void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
 
 namespace {
 
-/// Returns the tokens that begin or end texts. `key`: the flag for the begin or the end of texts.
+/// Returns the tokens that begin or end texts. `key`: the name of the flag, for messages.
 /// `of_template`: the tokens in the template of tokenizer.json.
 std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
                                     const std::vector<std::int64_t>& of_template, bool decides,
@@ -203,8 +201,8 @@ std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
   return {ids.at(*end.text)};
 }
 
-/// Adds tokens and settings from the files next to a tokenizer file to the tokenizer. Throws Error
-/// if these files contradict the tokenizer.
+/// Adds tokens and settings to the tokenizer, from the other files in the tokenizer's folder.
+/// Throws Error if these files contradict the tokenizer.
 void apply_settings(BpeTokenizerParts& parts, const TokenizerSettings& settings) {
   Vocabulary ids;
   for (std::size_t id = 0; id < parts.texts.size(); ++id) {
@@ -402,8 +400,8 @@ BpeTokenizerParts read_parts(const JsonField& root) {
 }
 
 /// If the pre_tokenizer is a single ByteLevel, throws Error if its flag add_prefix_space differs
-/// from the flag that `transformers` uses: the flag in tokenizer_config.json; if that is missing,
-/// the ByteLevel's flag for Llama's classes and for files without a class, otherwise false.
+/// from the flag that `transformers` uses: the flag in tokenizer_config.json; if the file lacks the
+/// flag, the ByteLevel's flag for Llama's classes and for files without a class, otherwise false.
 void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

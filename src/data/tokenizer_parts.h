@@ -48,7 +48,6 @@ class JsonField {
   bool is_null() const { return value_.is_null(); }
   /// Returns the value of a key in a JSON object; null if the key is missing.
   JsonField at(const char* key) const;
-  /// Calls `body` for each element of an array.
   template <class Body>
   void for_each(Body&& body) const {
     require(value_.is_array(), "an array");
@@ -62,7 +61,6 @@ class JsonField {
   /// Returns the bool in the field; `otherwise` if the field is null.
   bool flag_or(bool otherwise) const;
   std::uint32_t number_below(std::uint32_t limit) const;
-  /// Returns the value of "type" in a JSON object.
   const std::string& type() const { return at("type").text(); }
 
   /// Throws Error if the JSON object has keys other than "type" and `keys`.
@@ -202,7 +200,7 @@ struct BpeTokenizerParts {
 
 TokenizerPtr bpe_tokenizer(BpeTokenizerParts parts);
 
-/// A special token that another file in the tokenizer's folder names.
+/// A token from tokenizer_config.json or from another file in the tokenizer's folder.
 struct NamedToken {
   std::optional<TokenId> id;  ///< the token's id; nullopt if the file gives no id
   AddedToken token;           ///< the token without its id
@@ -229,7 +227,7 @@ struct TokenizerSettings {
 /// Reads the files in a tokenizer's folder. Throws Error for files of an unexpected format.
 TokenizerSettings read_tokenizer_settings(const std::filesystem::path& tokenizer);
 
-/// Whether the file exists. Throws Error for a broken symbolic link, as in a cleaned-up cache.
+/// Whether the file exists. Throws Error for a symbolic link whose target is missing.
 bool has_file(const std::filesystem::path& file);
 
 /// Throws Error if `named`, a token of the files in the tokenizer's folder, has an id other than

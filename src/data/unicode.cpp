@@ -118,7 +118,6 @@ std::string printable(std::string_view text) {
 }
 
 std::string to_nfc(std::string_view text) {
-  // ASCII text is returned unchanged, because ASCII text is already in NFC.
   if (std::ranges::none_of(text, [](char byte) { return (byte & 0x80) != 0; })) {
     return std::string(text);
   }

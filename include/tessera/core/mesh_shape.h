@@ -34,7 +34,7 @@ class MeshShape {
   /// Returns `dim` as an index from 0; a negative `dim` counts from the end. Throws Error if there
   /// is no such dimension.
   int dim(int dim) const;
-  /// Returns the coordinate of position number `index`. Throws Error if `index` is out of range.
+  /// Returns the coordinate of position `index`. Throws Error if `index` is out of range.
   std::vector<std::int64_t> coordinate(std::int64_t index) const;
   std::int64_t index(const std::vector<std::int64_t>& coordinate) const;
 

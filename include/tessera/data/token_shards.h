@@ -27,7 +27,7 @@ class TokenSource {
 /// A shared pointer to a sequence of token ids.
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 
-/// Returns a copy of `tokens` in memory. The largest token sets the bytes of each: 1, 2, 4 or 8.
+/// Returns a copy of `tokens` in memory, with 1, 2, 4 or 8 bytes for each token.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 
 /// Opens the llm.c shards `files`, in the given order, as one sequence of tokens. A shard is a

@@ -35,7 +35,6 @@ void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& t
   }
 }
 
-/// Whether all tensors have equally many dimensions. (libtorch also accepts 0-d tensors here.)
 bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [&](int tensor) {
     return meta_of(call, tensor).ndim() == meta_of(call, tensors[0]).ndim();
@@ -45,7 +44,6 @@ bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
 /// The effect of several writes to one element: the last value remains, or all values are added.
 enum class Write { kReplace, kAdd };
 
-/// Declares that the reduction over each factor (einsum index letter) of `dims` is a sum.
 void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
   for (const Factors& dim : dims) {
     for (int factor : dim) {
@@ -54,8 +52,8 @@ void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
   }
 }
 
-/// Declares output and linearity of an operator that writes tensor `source` into tensor `self`. A
-/// negative `source`: a number is written. If values are added, `self` is a term of the sum.
+/// Declares the output of an operator that writes tensor `source` into tensor `self`, and the
+/// Partial inputs that give a Partial output. `source` is negative if a number is written.
 void add_written(ShardingRule& rule, int self, int source, Write write) {
   rule.outputs.push_back(input_of(rule, self));
   if (write == Write::kAdd) {
@@ -68,8 +66,6 @@ void add_written(ShardingRule& rule, int self, int source, Write write) {
     add_any_linear(rule, {self, source});
   }
 }
-
-// The rules of gather and scatter, which have one index for each element.
 
 /// Permits sharding of dimension `dim` of gather. Each rank returns the elements of its own shard
 /// and zeros in place of all other elements, so the result is Partial(sum).
@@ -103,8 +99,8 @@ std::optional<ShardingRule> gather_rule(const OpCall& call) {
   input_of(rule, index)[dim] = {add_factor(rule, meta_of(call, index).sizes[dim])};
   rule.outputs.push_back(input_of(rule, index));
   add_any_linear(rule, {self});
-  // Whether elements can be summed: bools cannot. TensorMeta has only the element size of the type,
-  // so all types of 1 byte are excluded.
+  // Bools cannot be summed. TensorMeta has only the element size of the type, so all types of 1
+  // byte are excluded.
   const bool numbers = meta_of(call, self).itemsize > 1;
   if (numbers && 2 * meta_of(call, index).numel() <= meta_of(call, self).numel()) {
     gather_by_parts(rule, call, self, dim);
@@ -142,9 +138,6 @@ RuleFunction::Body scatter(Write write, bool has_source) {
   };
 }
 
-// The rules of index_select, index_add and similar operators with a list of indices along `dim`.
-
-/// The rule of index_select(self, dim, index).
 std::optional<ShardingRule> index_select_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(2);
   if (meta_of(call, self).ndim() == 0 || meta_of(call, index).ndim() != 1) {
@@ -162,7 +155,6 @@ std::optional<ShardingRule> index_select_rule(const OpCall& call) {
   return rule;
 }
 
-/// The rule of index_add(self, dim, index, source).
 std::optional<ShardingRule> index_add_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(2);
   const int source = call.tensor_index(3);
@@ -185,15 +177,13 @@ std::optional<ShardingRule> index_add_rule(const OpCall& call) {
   return rule;
 }
 
-// The rules of self[indices], NumPy's advanced indexing.
-
 /// The factors (einsum index letters) of self[indices]. The index tensors broadcast together. Their
 /// dimensions replace the indexed dimensions of self: at the same position if the indexed
 /// dimensions are adjacent, otherwise in front.
 struct AdvancedIndex {
   std::vector<int> indices;   ///< index tensors, without None entries
   std::vector<bool> indexed;  ///< element i: whether dimension i of self is indexed
-  TensorFactors broadcast;    ///< factors (index letters) of the index tensors, broadcast
+  TensorFactors broadcast;    ///< factors (index letters) of the broadcast index tensors
   TensorFactors result;       ///< factors (index letters) of self[indices]
 };
 
@@ -303,8 +293,8 @@ Table indexing_table() {
 
 namespace {
 
-/// Returns the tensors to join. `skip`: whether to leave out empty 1-d tensors, which cat ignores
-/// for any shape of the remaining tensors. (stack refuses such tensors.)
+/// Returns the tensors to join. `skip`: whether to omit tensors of shape (0,), which cat ignores
+/// and stack refuses.
 std::vector<int> joined_tensors(const OpCall& call, bool skip) {
   std::vector<int> result;
   for (TensorRef ref : call.tensor_list(0)) {
@@ -409,7 +399,6 @@ ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t co
   return rule;
 }
 
-/// Returns the rule of an operator that splits dimension `dim` into `count` equal parts.
 ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
   ShardingRule rule = part_of_equals(call, dim, count);
   const int along = rule.outputs[0][dim].front();
@@ -425,7 +414,7 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
   return rule;
 }
 
-/// Returns the rule of a slice() that returns part number `part` of equal parts of size `size`.
+/// Returns the rule of a slice() that selects the part of index `part` from parts of size `size`.
 ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
                            std::int64_t part) {
   ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);
@@ -439,7 +428,7 @@ ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t siz
   return rule;
 }
 
-/// Calls `rule` with the dimension in argument `arg`. Returns nullopt if the tensor is 0-d.
+/// Adapts `rule` to calls whose argument `arg` is the dimension. A 0-d tensor has no rule.
 template <class Rule>
 RuleFunction::Body along_dim(std::size_t arg, Rule rule) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
@@ -511,7 +500,7 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   return std::move(slice).moved(input);
 }
 
-/// The rule of constant_pad_nd(self, pad, value). `pad` lists pairs, from the last dimension on.
+/// The rule of constant_pad_nd(self, pad, value). `pad` has pairs of widths, last dimension first.
 std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
   const Sizes pad = call.integers(1);
   UnaryRule padded(call);

@@ -33,7 +33,7 @@ struct Einsum {
   }
 };
 
-using Letters = std::map<char, int>;  // from an index letter to its factor in the rule
+using Letters = std::map<char, int>;  // maps an index letter to the index of the factor
 
 /// Whether an operand of the einsum equation is added to the matrix product, not multiplied.
 bool is_added(const std::string& operand) {
@@ -153,7 +153,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   }
   const int a_matrix = std::min(a_ndim, 2), b_matrix = std::min(b_ndim, 2);
 
-  OpCall batch = call;  // the call, with only the batch dimensions of the tensors
+  OpCall batch = call;  // a copy whose tensors have only their batch dimensions
   batch.tensors[static_cast<std::size_t>(a)].sizes.resize(
       static_cast<std::size_t>(a_ndim - a_matrix));
   batch.tensors[static_cast<std::size_t>(b)].sizes.resize(

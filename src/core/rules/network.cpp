@@ -283,8 +283,8 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   for (std::int64_t size : meta_of(call, indices).sizes) {
     const int factor = add_reduced(rule, size, ReduceOp::kSum);
-    // Only the dimensions of the indices have factors (einsum index letters) yet, one factor each.
-    // So factor number i belongs to dimension i of the indices.
+    // Only the dimensions of the indices have factors (einsum index letters) yet, so the factor of
+    // index i belongs to dimension i of the indices.
     input_of(rule, indices)[rule.factors.size() - 1] = {factor};
   }
   input_of(rule, grad) = input_of(rule, indices);
@@ -341,7 +341,6 @@ struct AttentionFactors {
     if (q.ndim() != 4 || k.ndim() != 4 || v.ndim() != 4) {
       return std::nullopt;
     }
-    // Checks that the number of heads is a multiple of the number of kv heads.
     const std::int64_t kv_heads = k.size(1);
     if (v.size(1) != kv_heads || kv_heads == 0 || q.size(1) % kv_heads != 0 ||
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {

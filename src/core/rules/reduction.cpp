@@ -139,7 +139,7 @@ std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& argum
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
   if (order == 0 || order == 1) {
-    kind = Kind::kCount;  // sum of absolute values, or number of nonzeros
+    kind = Kind::kCount;  // order 0 counts nonzeros; order 1 sums absolute values
   }
   if (std::isinf(order)) {
     kind = order > 0 ? Kind::kMax : Kind::kMin;

@@ -22,7 +22,7 @@ int push(ShardingRule& rule, ShardingRule::Factor factor) {
   return static_cast<int>(rule.factors.size()) - 1;
 }
 
-/// Adds a term of add_linear_terms(): tensor digits ("01") and at most one character such as "~".
+/// Adds a term such as "01~": positions in `tensors`, then a character (see add_linear_terms()).
 void add_linear_term(ShardingRule& rule, std::string_view term, const std::vector<int>& tensors) {
   std::vector<int> inputs;
   char sign = '+';
@@ -159,7 +159,6 @@ std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& cal
                                            const std::vector<int>& tensors) {
   using ranges::views::reverse;
   using ranges::views::zip;
-  // The sizes of the broadcast result, last dimension first.
   Sizes sizes;
   for (int tensor : tensors) {
     const Sizes& own = meta_of(call, tensor).sizes;
@@ -230,7 +229,6 @@ TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,
   return result;
 }
 
-/// `op` must have a namespace; otherwise its first character would be removed.
 std::string_view base_name(std::string_view op) {
   op.remove_prefix(std::min(op.find("::") + 2, op.size()));
   return op.substr(0, op.find('.'));
@@ -279,7 +277,6 @@ const Argument& argument(const OpCall& call, std::size_t arg) {
   return arg < call.args.size() ? call.args[arg] : kNone;
 }
 
-/// Returns argument `arg` of a call as type T. `what` names type T in the error message.
 template <class T>
 const T& get(const OpCall& call, std::size_t arg, const char* what) {
   const T* value = std::get_if<T>(&argument(call, arg));

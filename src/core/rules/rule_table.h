@@ -64,7 +64,7 @@ int wrap_dim(const OpCall& call, std::int64_t dim, int ndim);
 /// Returns the indices of the tensor arguments in OpCall::tensors, without tensors in lists.
 std::vector<int> tensor_arguments(const OpCall& call);
 
-/// Returns the sizes and element size of tensor number `tensor` of the call.
+/// Returns the sizes and element size of the tensor of index `tensor` of the call.
 inline const TensorMeta& meta_of(const OpCall& call, int tensor) {
   return call.tensors[static_cast<std::size_t>(tensor)];
 }
@@ -108,7 +108,7 @@ struct UnaryRule {
 /// Returns the rule of an operator whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
 /// Returns the factors of a part of the tensor whose factors are `whole`. The part lacks dimension
-/// `dim`, or has `size` elements along it. Tensor and part stay unsharded along `dim`.
+/// `dim`, or has `size` elements along `dim`. Tensor and part stay unsharded along `dim`.
 TensorFactors part_along(ShardingRule& rule, const TensorFactors& whole, std::size_t dim,
                          std::optional<std::int64_t> size);
 /// Returns the factors (einsum index letters) of a tensor of `sizes` that broadcasts to a tensor

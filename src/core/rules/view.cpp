@@ -201,11 +201,10 @@ class Reshape {
     }
   }
 
-  /// Finds the shared factors (einsum index letters) of the dimensions from `first` on. `i` and `o`
-  /// are the indices after the current dimensions of input and output.
+  /// Finds the shared factors (einsum index letters) of all dimensions from `first` on.
   void share(std::size_t first) {
     std::size_t i = first, o = first;
-    std::int64_t in = 1, out = 1;  // rests of the current dimensions that lack a factor
+    std::int64_t in = 1, out = 1;  // remaining sizes of the current dimensions
     for (;;) {
       const bool more_input = next(from_, i, in), more_output = next(to_, o, out);
       if (!more_input || !more_output) {

@@ -62,9 +62,9 @@ struct GroupSlot {
   std::atomic<std::uint64_t> begun{0};
   /// Describes the collective in which the rank waits, or else the rank's last collective.
   SharedText call;
-  std::atomic<std::uint64_t> number{0};  ///< number of the collective in the process group, from 0
-  std::atomic<bool> waits{false};      ///< whether a CPU thread or the GPU waits for the collective
-  std::atomic<std::int64_t> since{0};  ///< time at which `number` or `waits` last changed
+  std::atomic<std::uint64_t> number{0};  ///< index of the collective in the process group
+  std::atomic<bool> waits{false};        ///< whether the rank waits, on the CPU or the GPU
+  std::atomic<std::int64_t> since{0};    ///< time at which `number` or `waits` last changed
 };
 
 struct Record {
@@ -90,7 +90,7 @@ auto* find_group(auto& record, std::uint64_t id) {
 }
 /// The world ranks of the process group `id`; empty if the record has no entry of the group.
 std::vector<int> ranks_of(const Record& record, std::uint64_t id);
-/// Whether the rank has begun the collective `number` of the process group `id`.
+/// Whether the rank has begun the collective of index `number` in the process group `id`.
 bool has_begun(const Record& record, std::uint64_t id, std::uint64_t number);
 
 /// What a rank does: "waits in ...", "ended after ...". `alive`: whether the rank's process runs.
@@ -103,7 +103,7 @@ std::string record_name(int world, int rank);
 std::string name_ranks(const std::vector<int>& ranks);
 
 /// Explains a hang by the flight records in `folder`: one line for each rank says what the rank did
-/// last, and which ranks have not begun that rank's collective. Throws Error without records.
+/// last, and which ranks have not begun this collective. Throws Error if there are no records.
 std::vector<std::string> explain_records(const std::string& folder);
 
 }  // namespace tessera::flight

@@ -20,9 +20,9 @@ namespace tessera {
 bool commute(ReduceOp a, ReduceOp b);
 
 /// One of the sub-dimensions into which a tensor dimension is unflattened. The mesh dimensions
-/// `mesh_dims` shard its `extent` positions one after another: each divides the chunk of the
-/// previous mesh dimension, as torch.chunk does. `extent` need not be divisible. A Digit without
-/// mesh dimensions is not sharded.
+/// `mesh_dims` shard the `extent` positions of the Digit one after another: each mesh dimension
+/// divides the chunk of the previous mesh dimension, as torch.chunk does. `extent` need not be
+/// divisible. A Digit without mesh dimensions is not sharded.
 struct Digit {
   std::int64_t extent = 0;  ///< positions of the sub-dimension; 0: all of the tensor dimension
   std::vector<int> mesh_dims;

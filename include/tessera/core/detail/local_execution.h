@@ -30,7 +30,7 @@ struct DType {
   };
   Kind kind = Kind::kOther;
   std::int64_t itemsize = 1;  ///< number of bytes of one element
-  /// The number of the type in libtorch (at::ScalarType). No sharding rule reads the number.
+  /// The type's value in libtorch's at::ScalarType. No sharding rule reads this value.
   std::int64_t id = 0;
   friend bool operator==(const DType&, const DType&) = default;
 };
@@ -60,8 +60,8 @@ struct LocalExecution {
       /// `rows` rows and begins at row `first`. The result is zero for indices of rows in other
       /// shards. An index outside of [0, rows) is an error.
       kEmbeddingRows,
-      /// Gather with arguments (self, dim, index, first, size): `self` is a shard of `size`
-      /// positions of `dim`, from position `first` on. Other indices: see kEmbeddingRows.
+      /// Gather with arguments (self, dim, index, first, size): the shard `self` begins at position
+      /// `first` of the `size` positions of `dim`. The result is zero for other shards' indices.
       kGatherPart,
     };
     /// The full name of an operator ("aten::sum"), or a PartOperator.
@@ -111,8 +111,8 @@ struct LocalExecution {
   std::vector<PlaceArgument> place_arguments;
 
   /// States that output `output` is written into input `input` (in-place and out= variants). If the
-  /// output's layout would differ from the input's, the output is replicated. The output is then
-  /// sliced to the input's layout and copied into the input's local tensor, without a collective.
+  /// two would have different layouts, the output is replicated, sliced to the layout of the input
+  /// and copied into the local tensor of the input, without a collective.
   struct Inplace {
     int input = 0;
     int output = 0;

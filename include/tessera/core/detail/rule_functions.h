@@ -98,7 +98,7 @@ using TensorFactors = ShardingRule::TensorFactors;
 /// Forbids sharding of the given factors (einsum index letters) of a tensor dimension.
 void keep_unsharded(ShardingRule& rule, const Factors& factors);
 
-/// Returns the factors (einsum index letters) of tensor number `tensor`, to read or to assign.
+/// Returns the factors (einsum index letters) of input `tensor`, to read or to assign.
 inline TensorFactors& input_of(ShardingRule& rule, int tensor) {
   return rule.inputs[static_cast<std::size_t>(tensor)];
 }
