@@ -17,8 +17,8 @@
 namespace tessera::kernels::by_operators {
 namespace {
 
-/// Calls `body(first_row, rows)` for blocks of rows that are small enough for an fp32 copy of a
-/// block to stay in a CPU's cache, or to take little memory of a GPU.
+/// Calls `body(first_row, rows)` for blocks of rows. An fp32 copy of a block stays in a CPU's
+/// cache, or takes little memory of a GPU.
 template <class Body>
 void for_each_row_block(const at::Tensor& matrix, Body&& body) {
   // Size of a block of rows in elements. In fp32 a block takes 256 KiB, which fit into a CPU core's
@@ -57,18 +57,18 @@ at::Tensor row_maximum(const at::Tensor& logits) {
   return logits.amax(1).to(loss_type(logits));
 }
 
-/// Returns the number that is subtracted from logits before exp(): the maximum, or 0 if the maximum
+/// Returns the number to subtract from logits before exp(): the row's maximum, or 0 if the maximum
 /// is -inf (no columns, or only logits of -inf).
 at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
 
-/// Three numbers for the gradient of each row: the factor of the softmax, the factor of the one-hot
-/// target, and a term that is added to every column. Sizes: (rows).
+/// Factors for the gradient of the logits of each row: a factor of the softmax, a factor of the
+/// one-hot target, and a term for every column. Sizes: (rows).
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
-  at::Tensor all;  ///< the term of every column; undefined if the term is 0
+  at::Tensor all;  ///< undefined if the term is 0
 };
 
 RowScales row_scales(const LossRows& rows, const at::Tensor& of_row,
@@ -206,8 +206,8 @@ Logits call_of(const LossRows& rows, const at::Tensor& targets) {
           .z_loss = static_cast<float>(rows.options.z_loss)};
 }
 
-/// Calls body(kernels, element, value, row) for each row, on several threads. `element` and `value`
-/// are dummies: their types are the logits' types in the row kernels and in libtorch.
+/// Calls body(kernels, element, value, row) for each row of logits, on several threads. Only the
+/// types of `element` and `value` matter: the row kernels' and libtorch's type of a logit.
 template <class Body>
 void for_rows(const at::Tensor& logits, Body&& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (logits.size(1) + 1));
@@ -221,14 +221,13 @@ void for_rows(const at::Tensor& logits, Body&& body) {
   });
 }
 
-/// Returns a logits row's address; nullptr for a rank without columns, which stores no rows.
+/// Returns the address of a row of logits; nullptr if this rank has no columns.
 template <class T>
 T* row_of(T* data, std::int64_t row, std::int64_t stride) {
   return data == nullptr ? nullptr : data + row * stride;
 }
 
-/// Runs one CrossEntropyStep on a CPU. The sums of a row are processed by the functions of the CUDA
-/// kernels.
+/// Runs a step of cross entropy on a CPU, with the row functions that the CUDA kernels use.
 void run_on_cpu(const CrossEntropy& call, const at::Tensor& logits) {
   const Logits& in = call.logits;
   const bool reads = call.step == CrossEntropyStep::kWhole || call.step == CrossEntropyStep::kTerms;
@@ -267,8 +266,8 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
   });
 }
 
-/// Runs a cross-entropy call like run_cuda_kernel, but also on a CPU, and for a rank that has rows
-/// without columns.
+/// Runs a cross-entropy kernel on a GPU or a CPU. In a FakeMode, only reports the call to the
+/// observer.
 template <class Call>
 void run(const Call& call, const at::Tensor& logits, const char* name,
          std::initializer_list<at::Tensor> inputs, std::initializer_list<at::Tensor> results) {

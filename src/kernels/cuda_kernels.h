@@ -18,19 +18,18 @@ inline Element element_of(const at::Tensor& x) {
                                                         : Element::kHalf;
 }
 
-/// Runs a kernel of src/kernels/device/. `call` contains the addresses of the tensors. `like` is
-/// one of these tensors, which all have one device and type and are not empty.
+/// A function that runs a CUDA kernel. `call` contains the addresses of the tensors. `like` is any
+/// of the tensors: all have one device and one type, and none is empty.
 template <class Call>
 using DeviceKernel = void (*)(const Call& call, const at::Tensor& like);
 
-/// The table of CUDA kernels in libtessera_cuda.so, which registers the kernels when it is loaded.
-/// So CPU programs do not load CUDA.
+/// The CUDA kernels of libtessera_cuda.so, which registers the kernels when it is loaded. CPU
+/// programs therefore need not load CUDA.
 struct CudaKernels {
   void (*fill_random)(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key);
   void (*dropout)(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
                   PhiloxKey key);
-  /// The functions that launch kernels, indexed by the type of the kernel call.
   std::tuple<
       DeviceKernel<struct AdamW>, DeviceKernel<struct CheckIndices>, DeviceKernel<struct ClipNorm>,
       DeviceKernel<struct CrossEntropy>, DeviceKernel<struct CrossEntropyBackward>,
@@ -44,10 +43,9 @@ struct CudaKernels {
 
 /// Registers the CUDA kernels. Called once, by the static initialisation of libtessera_cuda.so.
 void register_cuda_kernels(const CudaKernels& kernels);
-/// The registered CUDA kernels. Throws Error if libtessera_cuda.so is not loaded.
+/// Returns the CUDA kernels. Throws Error if libtessera_cuda.so is not loaded.
 const CudaKernels& cuda_kernels();
 
-/// Runs the kernel for the type of the kernel call `call`; see DeviceKernel.
 template <class Call>
 void launch_cuda(const Call& call, const at::Tensor& like) {
   std::get<DeviceKernel<Call>>(cuda_kernels().device)(call, like);

@@ -16,7 +16,7 @@ template <class Call>
 void run(const Call& call, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
-  // Some CUDA kernels support only one element type, so the type is not selected.
+  // Some CUDA kernels support only one element type: their launch() has no type argument.
   if constexpr (requires { launch(call, stream); }) {
     launch(call, stream);
   } else {
@@ -25,7 +25,6 @@ void run(const Call& call, const at::Tensor& like) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-/// Makes a run() function for each kernel that CudaKernels declares.
 template <class... Calls>
 std::tuple<DeviceKernel<Calls>...> runs_of(const std::tuple<DeviceKernel<Calls>...>&) {
   return {&run<Calls>...};

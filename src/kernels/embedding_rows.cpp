@@ -22,14 +22,13 @@
 namespace tessera::kernels {
 namespace {
 
-/// Returns the sizes of the looked-up rows, with one vector for each index: (..., dim).
 std::vector<std::int64_t> result_sizes(const at::Tensor& indices, std::int64_t dim) {
   std::vector<std::int64_t> sizes = indices.sizes().vec();
   sizes.push_back(dim);
   return sizes;
 }
 
-/// Checks indices against the whole table: an index that no rank has would give zeros on all ranks.
+/// Throws Error for an index outside of the table. All ranks would give zeros for such an index.
 void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t total_rows) {
   for (std::int64_t i = 0; i < count; ++i) {
     TESSERA_CHECK(indices[i] >= 0 && indices[i] < total_rows, "embedding: index ", indices[i],
@@ -37,9 +36,9 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
-/// Looks up embedding rows with ATen operators, for types and devices without a kernel. For a row
-/// of another shard, looks up row 0 and sets the result to zero. Does not check indices, because
-/// the CPU would have to wait for the device.
+/// Looks up embedding rows with ATen operators, for types and devices that have no kernel. If
+/// another rank has a row, looks up row 0 and sets the result to zero. Indices are not checked,
+/// because the CPU would have to wait for the device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
   const at::Tensor local = indices.flatten() - first_row;
@@ -55,7 +54,7 @@ at::Tensor composed_backward(const at::Tensor& grad, const at::Tensor& indices,
                              std::int64_t first_row, std::int64_t rows) {
   const at::Tensor local = indices - first_row;
   const at::Tensor elsewhere = (local < 0).logical_or(local >= rows);
-  // Adds the gradients of other shards' rows to an additional last row, which is then dropped.
+  // The gradients of rows on other ranks are added to an extra last row, which narrow() removes.
   return at::embedding_dense_backward(grad, local.masked_fill(elsewhere, rows), rows + 1, rows,
                                       /*scale_grad_by_freq=*/false)
       .narrow(0, 0, rows)
@@ -75,8 +74,8 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
                             .total_rows = total_rows,
                             .size = weight.size(1),
                             .out = result.mutable_data_ptr()},
-                  // A memory plan gets `result` in place of the table as an input, because the
-                  // kernel reads as many bytes of the table as it writes to `result`.
+                  // In a memory plan, `result` replaces the table as an input. The kernel reads
+                  // only the looked-up rows of the table, as many bytes as it writes to `result`.
                   "tessera::embedding", {result, flat}, {result});
   return result;
 }
@@ -105,8 +104,8 @@ at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
   return weight_grad;
 }
 
-/// Adds each term to the row of `sums` that its index selects. `sums` is zeros before the call.
-/// Threads divide the columns, so any number of threads adds the terms of a row in one order.
+/// Adds terms[i] to the row of `sums` that indices[i] selects. `sums` must be zeros. Threads divide
+/// the columns, so the order of additions does not depend on the number of threads.
 template <class T>
 void add_terms(const at::Tensor& terms, const std::int64_t* indices, std::int64_t first_row,
                const at::Tensor& sums) {
@@ -118,7 +117,7 @@ void add_terms(const at::Tensor& terms, const std::int64_t* indices, std::int64_
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t row = indices[i] - first_row;
       if (row < 0 || row >= sums.size(0)) {
-        continue;  // another rank has the row of this index
+        continue;
       }
       for (std::int64_t column = begin; column < end; ++column) {
         to[row * dim + column] += from[i * dim + column];
@@ -142,13 +141,11 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
   if (!weight.is_cpu() || fake_device() != c10::DeviceType::CPU) {
     return composed(weight, indices, first_row);
   }
-  // Table rows are copied as bytes, so the element type does not matter.
   const at::Tensor table = weight.contiguous();
   const at::Tensor flat = indices.contiguous();
   at::Tensor result = at::zeros(result_sizes(indices, weight.size(1)), weight.options());
   const auto* rows = static_cast<const std::int64_t*>(flat.const_data_ptr());
   check_range(rows, flat.numel(), total_rows);
-  // Nothing is copied for an empty table shard, which has no address.
   if (result.numel() == 0 || in_fake_mode()) {
     return result;
   }
@@ -158,7 +155,6 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
   parallel_for(0, flat.numel(), 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t row = rows[i] - first_row;
-      // Skips an index whose row another rank has: the result is already zero.
       if (row < 0 || row >= table.size(0)) {
         continue;
       }

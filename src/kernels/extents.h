@@ -13,13 +13,13 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-/// One dimension in a joint iteration over two tensors: its size, and its stride in each tensor.
+/// A dimension that two tensors share: its size, and its stride in each of the two tensors.
 struct Extent {
   std::int64_t size, from_stride, to_stride;
 };
 
-/// Adds a dimension in front of the list of extents. Must be called for the tensors' last dimension
-/// first. Merges neighbouring dimensions that are contiguous in both tensors.
+/// Adds a dimension before the dimensions in `extents`. Begin with the tensors' last dimension.
+/// Merges neighbouring dimensions if both tensors are contiguous there.
 inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
   if (next.size == 1) {
     return;

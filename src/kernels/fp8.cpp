@@ -29,7 +29,7 @@ constexpr c10::ScalarType kFp8 = c10::ScalarType::Float8_e4m3fn;
 /// at::_scaled_mm requires that both sizes of the second matrix are multiples of this number.
 constexpr std::int64_t kMultiple = 16;
 
-/// Returns the power of two 2^(number - 127), where `number` is a biased exponent of fp32.
+/// Returns 2^(number - 127). `number` is the biased exponent of an fp32 number.
 at::Tensor power_of_two(const at::Tensor& number) {
   return at::bitwise_left_shift(number, 23).view(at::kFloat);
 }
@@ -37,8 +37,8 @@ at::Tensor power_of_two(const at::Tensor& number) {
 Fp8Rows composed_quantized(const at::Tensor& x) {
   const at::Tensor amax = x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
                                          : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
-  // Computes the scale of a row like fp8_scale() of device/quantize_fp8.h. Masks and clamps the
-  // bits, because a NaN can be negative and its bits could overflow.
+  // The bit arithmetic is that of fp8_scale() in device/quantize_fp8.h. The bits are masked because
+  // a NaN can be negative, and clamped so that the addition cannot overflow.
   const at::Tensor bits =
       amax.view(at::kInt).bitwise_and(0x7FFFFFFF).clamp_max(0x7F800000) + 0x1FFFFF;
   // The smallest scale is 2^-100, so that its inverse and all bf16 results are normal numbers.
@@ -77,7 +77,7 @@ Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors) {
 
 namespace {
 
-/// Pads matrix x with rows of zeros to a multiple of 16 rows. The zeros do not change row sums.
+/// On a GPU, adds rows of zeros to x until the number of rows is a multiple of 16.
 at::Tensor with_rows_for_gpu(const at::Tensor& x) {
   const std::int64_t missing = tessera::detail::round_up(x.size(0), kMultiple) - x.size(0);
   return missing == 0 || !runs_on_cuda(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});

@@ -26,9 +26,9 @@ inline bool has_cuda_kernels(const at::Tensor& x) {
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
 }
 
-/// Runs a call of a CUDA kernel. In a FakeMode, passes the call to the observer instead, with the
-/// operator's `name` and tensors. The device and type of `like` select the kernel. Does nothing if
-/// `like` has no elements, because a grid without blocks is an error.
+/// Runs a CUDA kernel on the device of `like`, whose type is the kernel's type. In a FakeMode, only
+/// reports the operator `name` and its tensors to the observer. Does nothing if `like` has no
+/// elements, because CUDA refuses an empty grid.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
                      at::TensorList results, const at::Tensor& like) {
@@ -40,7 +40,7 @@ void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
   }
 }
 
-/// Like run_cuda_kernel() with the argument `like`, for which the first result is used.
+/// Calls run_cuda_kernel() with the first result as the argument `like`.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, std::initializer_list<at::Tensor> inputs,
                      std::initializer_list<at::Tensor> results) {
@@ -58,8 +58,8 @@ inline bool has_kernels(const at::Tensor& x) {
   return has_row_kernels(x) || has_cuda_kernels(x);
 }
 
-/// Calls body(kernels, element) with the row kernels for the type of tensor `x`, fp32 or bf16. The
-/// type of `element` is the kernels' element type. Does nothing in a FakeMode.
+/// Calls body(kernels, element) with the row kernels for the type of `x`, fp32 or bf16. `element`
+/// is a value of that type. Does nothing in a FakeMode.
 template <class Body>
 void with_row_kernels(const at::Tensor& x, Body&& body) {
   if (in_fake_mode()) {
@@ -72,14 +72,14 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
   }
 }
 
-/// Runs at::parallel_for on libtorch's threads: calls body(begin, end) for parts of [begin, end)
-/// with at least `grain` elements. Not inline, because at::parallel_for needs OpenMP where it is
-/// compiled, and only parallel.cpp is compiled with OpenMP.
+/// Runs at::parallel_for on libtorch's threads: calls body(begin, end) for parts of the range with
+/// at least `grain` elements. Not inline, because at::parallel_for must be compiled with OpenMP,
+/// and only parallel.cpp is compiled with OpenMP.
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
                   c10::function_ref<void(std::int64_t, std::int64_t)> body);
 
-/// Returns the address of the tensor's data as T. A cast is needed, because data_ptr<T>() checks
-/// the scalar type, and Bf16 is only the bits of a bfloat16.
+/// Returns the address of the data of `x` as T. data_ptr<T>() would refuse Bf16, which is not
+/// libtorch's class for bfloat16.
 template <class T>
 const T* in(const at::Tensor& x) {
   return static_cast<const T*>(x.const_data_ptr());

@@ -28,7 +28,7 @@ bool is_for_kernel(const at::Tensor& from, const at::Tensor& to) {
          from.sizes() == to.sizes();
 }
 
-/// One launch of the copy kernel: copies from one element type to another, on one device.
+/// A launch of the copy kernel. All copies of a launch have the same two element types and device.
 class PackLaunch {
  public:
   PackLaunch() = default;
@@ -109,14 +109,14 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// A launch of the norm kernel for tensors of one type, and the number of its first chunk.
+/// A launch of the norm kernel for tensors of one type. `first`: the index of its first chunk.
 struct NormLaunch {
   SquareSums call;
   std::vector<at::Tensor> tensors;
   std::int64_t first = 0;
 };
 
-/// Adds norm launches for `tensors`, one type after another. Returns the number of the next chunk.
+/// Adds launches for `tensors`, sorted by type. Returns the total number of chunks so far.
 std::int64_t add_launches(std::vector<NormLaunch>& launches, std::vector<at::Tensor> tensors,
                           std::int64_t chunks) {
   std::ranges::stable_sort(tensors, {}, &at::Tensor::scalar_type);
@@ -187,20 +187,20 @@ NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm) {
 
 namespace {
 
-/// Rows of a dense local tensor. A row's elements are also consecutive in the whole tensor.
+/// Equally spaced rows of a local tensor. Each row is contiguous in the local and whole tensor.
 struct PlacedRows {
-  std::int64_t local = 0;  ///< offset of the first row in the local tensor, in elements
+  std::int64_t local = 0;  ///< offset of the first row in the local tensor
   std::int64_t count = 1;
   std::int64_t size = 1;
   std::int64_t stride = 0;  ///< distance between the beginnings of rows in the whole tensor
   std::int64_t place = 0;   ///< index of the first row's first element in the whole tensor
 };
 
-/// Returns the rows of `box`, a rectangular part of the whole tensor. All elements of a row are
-/// consecutive both in the box's local tensor and in the whole tensor.
+/// Returns the rows of `box`, a rectangular part of the whole tensor. A row is contiguous both in
+/// the local tensor and in the whole tensor.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
-  std::vector<Extent> extents;  // the box's dimensions, with strides in both tensors
+  std::vector<Extent> extents;  // the dimensions of the box
   std::int64_t local_stride = 1;
   std::int64_t global_stride = 1;
   for (std::size_t d = box.sizes.size(); d-- > 0;) {
@@ -233,7 +233,7 @@ std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::In
   return all;
 }
 
-/// Returns the rows of a parameter: only one row for fp32 moments, which need no random numbers.
+/// Returns the rows of a parameter. With fp32 moments the shard is a single row: no random numbers.
 std::vector<PlacedRows> rows_of(const AdamWTensors& tensors) {
   const std::int64_t numel = tensors.parameter.numel();
   if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {
@@ -276,13 +276,13 @@ void run_on_cpu(const AdamW& call) {
   });
 }
 
-/// One launch of the AdamW kernel: the call, and its tensors for the observer of a FakeMode.
+/// A launch of the AdamW kernel, and the launch's tensors for the observer of a FakeMode.
 struct AdamWLaunch {
   AdamW call{};
   std::vector<at::Tensor> read;
   std::vector<at::Tensor> written;
 
-  /// Records each tensor of a parameter once, however many pieces the parameter has.
+  /// Records the tensors of a parameter, unless the parameter's previous piece recorded them.
   void note(const AdamWTensors& each) {
     if (written.empty() || !written.back().is_same(each.exp_avg_sq)) {
       read.insert(read.end(), {each.gradient, each.parameter, each.exp_avg, each.exp_avg_sq});

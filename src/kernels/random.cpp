@@ -22,10 +22,10 @@ namespace {
 /// libtessera_cuda.so while other threads run.
 std::atomic<const CudaKernels*> registered = nullptr;
 
-constexpr std::int64_t kGrain = 4096;  // minimum number of elements for each thread
+constexpr std::int64_t kGrain = 4096;
 
-/// Calls run(box, first) in parallel for ranges of the elements of `local`: a range begins at
-/// element number `first` and ends at box.numel.
+/// Calls run(box, first) on several threads. A call processes the elements of a part of `local`,
+/// from index `first` to box.numel.
 template <class Run>
 void for_each_range(const at::Tensor& local, const GlobalPlace& place, const Run& run) {
   for (const Box& box : place.boxes) {
@@ -55,8 +55,8 @@ const CudaKernels& cuda_kernels() {
   return *kernels;
 }
 
-/// The truncated normal distribution is mirrored at the mean if most of its interval is in the
-/// upper tail, because probabilities near 1 have few significant digits (see TruncatedNormal).
+/// Mirrors the distribution at the mean if most of the interval is in the upper tail (see
+/// TruncatedNormal).
 TruncatedNormal truncated_normal(double mean, double std, double low, double high) {
   TESSERA_CHECK(std > 0.0 && low < high, "a truncated normal with std ", std, " between ", low,
                 " and ", high, " was asked for; std must be positive and the bounds in order");
@@ -70,7 +70,6 @@ TruncatedNormal truncated_normal(double mean, double std, double low, double hig
   return {mean, mirrored ? -std : std, low, high, from, to - from};
 }
 
-/// Describes a whole tensor: one Box from the origin, with equal local and global offsets.
 GlobalPlace GlobalPlace::whole(std::vector<std::int64_t> sizes, std::int64_t first_element) {
   const std::vector<std::int64_t> origin(sizes.size(), 0);
   return {{Box{origin, origin, sizes}}, sizes, first_element};

@@ -17,8 +17,7 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
 /// Calls body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for
-/// other types; `what` completes the error message, for example: "dropout of a Long tensor was
-/// asked for".
+/// other types; the error message begins with `what`: "dropout of a Long tensor was asked for".
 template <class Body>
 decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& body) {
   switch (type) {
@@ -84,7 +83,6 @@ struct BoxView {
   std::int64_t global_strides[kMaxDims];
 };
 
-/// Describes `box`, a part of the tensor `local`. Throws Error for more than kMaxDims dimensions.
 inline BoxView box_view(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
   TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers for a tensor of ", box.sizes.size(),
                 " dimensions were asked for; at most ", kMaxDims, " are supported");
@@ -104,15 +102,14 @@ inline BoxView box_view(const Box& box, const GlobalPlace& place, const at::Tens
   return view;
 }
 
-/// Position of an element: its offset in local memory, and its index in the global tensor, which
-/// selects the element's random number.
+/// The offset of an element in local memory, and the index of the element in the global tensor. The
+/// index selects the random number.
 struct Position {
   std::int64_t local;
   std::uint64_t global;
 };
 
-/// Returns the Position of an element. Divides for each dimension, which costs less than computing
-/// the random number.
+/// Returns the Position of an element. The divisions cost less than computing the random number.
 TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t element) {
   std::int64_t local = box.local_start;
   std::int64_t global = box.global_start;
@@ -125,7 +122,7 @@ TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t
   return {local, static_cast<std::uint64_t>(global)};
 }
 
-/// Fills element `first` of the box and every `step`-th element after it with random numbers.
+/// Fills the elements first, first + step, first + 2 step, ... of a box with random numbers.
 template <class T, class Draw>
 TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& draw, PhiloxKey key,
                                        std::int64_t first, std::int64_t step) {
@@ -135,7 +132,7 @@ TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& 
   }
 }
 
-/// Applies dropout to the elements first, first + step, first + 2 step, ... of the local block.
+/// Applies dropout to the elements first, first + step, first + 2 step, ... of a box.
 template <class T, class Compute>
 TESSERA_HOST_DEVICE void drop_elements(T* out, const T* x, const BoxView& box, double p,
                                        Compute scale, PhiloxKey key, std::int64_t first,

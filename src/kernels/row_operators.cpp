@@ -31,8 +31,8 @@ namespace {
 // depend on the number of threads, so that the gradient always has the same bits.
 constexpr std::int64_t kBlocks = 16;
 
-/// Rows: the rows of a tensor, and how threads divide the rows: a task gets `grain` rows, with
-/// about 16384 elements.
+/// The rows of a tensor: their size and number, and the minimum number of rows for each thread,
+/// which have about 16384 elements.
 struct Rows {
   explicit Rows(const at::Tensor& x)
       : dim(x.size(-1)),
@@ -43,15 +43,15 @@ struct Rows {
   std::int64_t grain;
 };
 
-/// Returns the address of an element of a tensor; nullptr for an undefined tensor, which the
-/// kernels read as a weight of ones or as zeros.
+/// Returns the address of an element. Returns nullptr for an undefined tensor: the kernels then use
+/// ones (weight) or zeros.
 template <class T>
 const T* pointer(const at::Tensor& tensor, std::int64_t element = 0) {
   return tensor.defined() ? in<T>(tensor) + element : nullptr;
 }
 
-/// Returns a tensor as the kernels require: contiguous, and in the type of `like`, from which the
-/// type of a gradient can differ under autocast.
+/// Returns a contiguous tensor with the type of `like`. Under autocast the type of a gradient can
+/// differ from the type of `like`.
 at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()).contiguous() : tensor;
 }
@@ -97,7 +97,7 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 
-/// Allocates memory for 1 / rms of each row: an fp32 tensor (..., 1) for x of (..., size).
+/// Allocates fp32 memory of sizes (..., 1) for 1 / rms of each row of x.
 at::Tensor empty_rstd(const at::Tensor& x) {
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = 1;
@@ -110,7 +110,6 @@ at::Tensor cuda_weight(const at::Tensor& weight, const at::Tensor& x) {
                                                                      : float_weight(weight);
 }
 
-/// Returns the inputs of a call of the RMSNorm CUDA kernel. `x` and `weight` must be contiguous.
 RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
   const Rows rows(x);
   return {.x = x.const_data_ptr(),
@@ -156,8 +155,8 @@ void norm_by_rows(const at::Tensor& x, const at::Tensor& residual, const at::Ten
   });
 }
 
-/// Returns the RMSNorm of x + residual, or of x if the residual is undefined. Without a residual,
-/// the result's member `sum` has no meaning.
+/// Computes the RMSNorm of x + residual. If `residual` is undefined, computes the RMSNorm of x, and
+/// the result's `sum` is unspecified.
 AddRmsNormResult norm_of_sum(const at::Tensor& x, const at::Tensor& residual,
                              const at::Tensor& weight, double eps) {
   if (!has_kernels(x)) {
@@ -181,7 +180,7 @@ std::pair<at::Tensor, at::Tensor> backward_on_cuda(const at::Tensor& g, const at
   RmsNormBackward call{.forward = cuda_call(x, scale),
                        .grad = g.const_data_ptr(),
                        .x_grad = x_grad.mutable_data_ptr()};
-  // The cast that removes const is safe, because backward only reads rstd.
+  // `const_cast` is safe here, because backward only reads rstd.
   call.forward.rstd = const_cast<float*>(in<float>(of_rows));
   at::Tensor weight_grad;
   at::Tensor terms;
@@ -208,10 +207,9 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   const at::Tensor scale = float_weight(weight);
   const Rows rows(x);
   const at::Tensor x_grad = at::empty_like(x);
-  // Each block of rows adds to its own row of `terms`: threads never add to the same address.
+  // A block of rows has a row of `terms`, so threads never add to the same address.
   const at::Tensor terms =
       weight.defined() ? at::zeros({kBlocks, rows.dim}, rstd.options()) : at::Tensor();
-  // The last blocks can have fewer rows than the first block, or no rows.
   const std::int64_t block = (rows.count + kBlocks - 1) / kBlocks;
   with_row_kernels(x, [&](const auto& kernels, auto element) {
     using T = decltype(element);
@@ -266,7 +264,7 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 
 namespace {
 
-/// Minimum number of elements for a thread in silu_mul.
+/// Minimum number of elements that a thread processes in silu_mul.
 constexpr std::int64_t kSiluGrain = 16384;  // must be a multiple of the vector width
 
 /// Uses silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Forward does not save silu(g),
@@ -295,12 +293,12 @@ std::int64_t row_stride(const at::Tensor& x) {
   return x.stride(-2);
 }
 
-/// The inputs of silu_mul in the format of the kernels. Inputs that are column ranges of one matrix
-/// product's result are not copied.
+/// The inputs of silu_mul for the kernels. `gate` and `up` are not copied if they are column ranges
+/// of one matrix.
 struct GateRows {
   GateRows(const at::Tensor& gate_in, const at::Tensor& up_in)
       : gate(gate_in), up(up_in), apart(row_stride(gate) > 0 && row_stride(up) > 0) {
-    // If all inputs of silu_mul are dense, the inputs are treated as a single row.
+    // If both inputs are dense, they are treated as a single long row.
     apart = apart && !(gate.is_contiguous() && up.is_contiguous());
     if (!apart) {
       gate = gate.contiguous();
@@ -326,7 +324,7 @@ struct GateRows {
   bool apart;
 };
 
-/// Calls run(row, first, count) in parallel for ranges of elements within rows.
+/// Calls run(row, first, count) on several threads, for ranges of `count` elements in a row.
 template <class Run>
 void for_each_range(const SiluMul& call, Run&& run) {
   parallel_for(0, call.rows * call.size, kSiluGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -362,8 +360,8 @@ void on_host(const RowKernels<T>& kernels, const SiluMulBackward& p) {
   });
 }
 
-/// Computes the gradients of gate and up in silu_mul. `product`: if defined, receives the
-/// recomputed result of forward. `name`: the operator's name, for the observer of a FakeMode.
+/// Computes the gradients of gate and up in silu_mul. If `product` is defined, also writes the
+/// result of forward to `product`. `name`: the operator's name for the observer of a FakeMode.
 std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at::Tensor& gate,
                                                const at::Tensor& up, const at::Tensor& product,
                                                const char* name) {
@@ -455,7 +453,7 @@ at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor
   return (v * c + across).to(x.scalar_type());
 }
 
-/// A tensor that is rotated, and the result of the rotation: (batch, sequence, heads, head_dim).
+/// A tensor and its rotated copy: (batch, sequence, heads, head_dim).
 struct Heads {
   at::Tensor x;
   at::Tensor out;
@@ -477,16 +475,14 @@ std::int64_t offset_of(const HeadStrides& strides, std::int64_t sample, std::int
   return sample * strides.batch + place * strides.position;
 }
 
-/// Rotates the heads of `part` (queries or keys) at one position.
 template <class T>
 void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHeads& part,
                    std::int64_t position) {
   const std::int64_t sample = position / p.sequence;
   const std::int64_t place = position % p.sequence;
-  // All sequences of the batch use the same cos and sin tables.
   const std::int64_t table = place * 2 * p.half;
-  // The kernel writes the heads of `out` densely, so it can process all heads at once only if `out`
-  // is dense.
+  // All heads are processed at once if the heads of `out` are dense, because the kernel writes
+  // dense heads.
   const std::int64_t at_once = part.to.head == 2 * p.half ? part.heads : 1;
   const T* x = static_cast<const T*>(part.x) + offset_of(part.from, sample, place);
   T* out = static_cast<T*>(part.out) + offset_of(part.to, sample, place);
@@ -498,7 +494,6 @@ void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHe
 
 template <class T>
 void on_host(const RowKernels<T>& kernels, const Rotary& p) {
-  // Minimum number of positions for each thread: as many positions as have about 16384 elements.
   const std::int64_t elements = heads_of_position(p) * 2 * p.half;
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(elements, 1));
   parallel_for(0, p.batch * p.sequence, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -516,8 +511,8 @@ struct Tables {
   bool transposed;
 };
 
-/// Rotates each tensor in `tensors` into its `out`. The observer of a FakeMode receives the
-/// operator's `name`, `inputs` and `results`.
+/// Writes the rotated tensors. In a FakeMode, the observer receives `name` (the operator's name),
+/// `inputs` and `results`.
 void run(std::initializer_list<Heads> tensors, const Tables& tables, const char* name,
          std::initializer_list<at::Tensor> inputs, std::initializer_list<at::Tensor> results) {
   const at::Tensor c = tables.cos.to(c10::ScalarType::Float).contiguous();

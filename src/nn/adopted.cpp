@@ -52,8 +52,6 @@ double first_of_statistic(const std::string& name) {
   return name == "running_var" ? 1.0 : 0.0;
 }
 
-// Functions that find the parameters and buffers of libtorch's module classes.
-
 using detail::ModuleMembers;
 
 template <class M>
@@ -110,8 +108,8 @@ void add_cells(torch::nn::Module& module, ModuleMembers& found) {
   (add_those_of(dynamic_cast<Cells*>(&module)), ...);
 }
 
-/// Finds the weights of RNN, LSTM and GRU, whose forward reads the weights of all layers from a
-/// list.
+/// Finds the weights of RNN, LSTM and GRU. Their forward reads the weights from a list with all
+/// layers.
 template <class M>
 struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
   static void add(torch::nn::Module& module, ModuleMembers& found) {
@@ -153,8 +151,6 @@ void find_in_libtorch(torch::nn::Module& module, ModuleMembers& found) {
   FlatWeights<GRUImpl>::add(module, found);
   add_registered(module, found);
 }
-
-// Functions that construct the AdoptedModule objects and their parameter slots.
 
 bool has_tensors(const torch::nn::Module& module) {
   return !module.parameters().empty() || !module.buffers().empty();
@@ -305,7 +301,7 @@ bool is_any(const torch::nn::Module& module) {
   return ((dynamic_cast<const Classes*>(&module) != nullptr) || ...);
 }
 
-/// The parameter slots of a module, by name. fill() does nothing for a name without a slot.
+/// The parameter slots of an adopted module. fill() does nothing if no slot has the name.
 class Slots {
  public:
   Slots(const ModuleBase& holder, const InitContext& init) : holder_(holder), init_(init) {}
@@ -344,8 +340,8 @@ Initializer symmetric(double bound) {
   return init::uniform(-bound, bound);
 }
 
-/// Returns a uniform initialiser with bound 1 / sqrt(n) for n inputs, which is the bound of
-/// libtorch's kaiming_uniform_ with a = sqrt(5).
+/// Returns an initialiser that is uniform in ±1/sqrt(inputs), like kaiming_uniform_ with a =
+/// sqrt(5).
 Initializer by_inputs(std::int64_t inputs) {
   return symmetric(inputs > 0 ? 1.0 / std::sqrt(static_cast<double>(inputs)) : 0.0);
 }

@@ -16,8 +16,8 @@ namespace tessera::nn {
 
 namespace {
 
-/// Fills a block's Linears: the non-null Linears in `in` from normal(0, std), then the Linear `out`
-/// with standard deviation `out_std`, or `std` if `out_std` is not positive. Sets biases to zero.
+/// Fills the weights of `in` (except nullptr) from normal(0, std), and the weight of `out` from
+/// normal(0, out_std), or from normal(0, std) if out_std is not positive. Sets biases to zero.
 void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
                   const Linear& out, double std, double out_std) {
   const auto fill = [&](const Linear& linear, double own_std) {
@@ -34,12 +34,12 @@ void fill_linears(const InitContext& init, std::initializer_list<const Linear*> 
   fill(out, out_std > 0 ? out_std : std);
 }
 
-// Self-attention. The sizes of the projections' results determine the number of heads, which under
-// tensor parallelism is the number of this rank's heads.
+// Self-attention. The number of heads is derived from the sizes of the projections' results. With
+// tensor parallelism, these are the heads of this rank.
 
-/// Reshapes x, (batch, tokens, ...), to match the rotary tables. If each sequence has its own
-/// positions, the tables have a row for every token of the batch, so the batch is reshaped to a
-/// single sequence.
+/// Reshapes x, (batch, tokens, ...), for the rotary tables. If each sequence has its own positions,
+/// the tables have a row for every token of the batch. The batch is then reshaped to a single
+/// sequence.
 at::Tensor along_tables(const at::Tensor& x, const AttentionInputs& inputs) {
   return inputs.cos.size(0) == x.size(1) ? x : x.flatten(0, 1).unsqueeze(0);
 }
@@ -53,8 +53,8 @@ at::Tensor normed(const at::Tensor& x, const std::shared_ptr<RMSNorm>& norm) {
   return norm == nullptr ? x : (*norm)(x);
 }
 
-/// Returns the norm of x over all heads. The norm needs all heads of a token. The result is then
-/// split over the ranks like `x`.
+/// Returns the norm of x over the features of all heads. The norm gathers the heads of all ranks;
+/// the result gets the layout of `x`.
 at::Tensor normed_over_heads(const at::Tensor& x, const std::shared_ptr<RMSNorm>& norm) {
   const at::Tensor result = normed(x, norm);
   return tessera::is_distributed(x) && tessera::is_distributed(result)

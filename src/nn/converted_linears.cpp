@@ -33,7 +33,6 @@ bool is_named_by(const LoraLinear& linear, const std::vector<std::string>& patte
       patterns, [&](const std::string& pattern) { return matches_fqn(pattern, linear.fqn); });
 }
 
-/// Adds `module` to `found` if the class of `module` is L (Linear or GroupedLinear).
 template <class L>
 void add_if_is(std::vector<LoraLinear>& found, const std::string& fqn, ModuleBase& module) {
   const auto* linear = dynamic_cast<const L*>(&module);
@@ -50,11 +49,10 @@ void add_if_is(std::vector<LoraLinear>& found, const std::string& fqn, ModuleBas
   }
 }
 
-/// Returns all Linears and GroupedLinears below the module `root`, with and without an adapter.
+/// Returns all Linears and GroupedLinears below `root`. They need not have an adapter.
 std::vector<LoraLinear> linears_below(const ModuleBase& root) {
   std::vector<LoraLinear> found;
-  // The cast is safe, because libtorch returns the children of a const module as mutable modules
-  // anyway.
+  // `const_cast` is safe: libtorch returns the children of a const module as mutable modules.
   visit_modules(const_cast<ModuleBase&>(root), [&](const std::string& fqn, ModuleBase& module) {
     add_if_is<Linear>(found, fqn, module);
     add_if_is<GroupedLinear>(found, fqn, module);
@@ -62,8 +60,8 @@ std::vector<LoraLinear> linears_below(const ModuleBase& root) {
   return found;
 }
 
-/// Throws Error unless each pattern matches one of `linears`, the Linears of `root`. `caller` and
-/// `remedy` are the beginning and the end of the message.
+/// Throws Error unless each pattern matches at least one of `linears`. The message begins with
+/// `caller` and ends with `remedy`.
 void check_each_matches(std::string_view caller, const std::vector<std::string>& patterns,
                         const std::vector<LoraLinear>& linears, const ModuleBase& root,
                         std::string_view remedy) {
@@ -75,11 +73,11 @@ void check_each_matches(std::string_view caller, const std::vector<std::string>&
   }
 }
 
-/// A mark that is attached to a Linear that was converted to fp8. Parallel styles look for this
-/// mark before they replace the Linear's matrix product.
+/// Attached to a Linear that was converted to fp8. Parallel styles test for the Fp8Mark before they
+/// replace the matrix product of the Linear.
 struct Fp8Mark {};
 
-/// Throws Error if the Linear has an adapter or is distributed. `remedy`: advice about an adapter.
+/// Throws Error if the Linear has an adapter or is distributed. `remedy`: the end of the message.
 void check_unchanged(const char* caller, const LoraLinear& found, const char* remedy) {
   const ParameterSlot& weight = *found.weight;
   TESSERA_CHECK(found.a == nullptr, caller, ": '", found.fqn, "' has an adapter; ", remedy);
@@ -88,7 +86,6 @@ void check_unchanged(const char* caller, const LoraLinear& found, const char* re
                 " before parallelize_module and fully_shard");
 }
 
-/// Returns the Linear, or nullptr for a GroupedLinear.
 Linear* linear_of(const LoraLinear& found) {
   return dynamic_cast<Linear*>(found.module);
 }
@@ -139,8 +136,8 @@ bool is_fp8(const Linear& linear) {
 
 namespace {
 
-/// Returns the Linears and GroupedLinears that match a pattern, after checking all of these
-/// modules, before any module is changed.
+/// Returns the Linears and GroupedLinears that match a pattern. Throws Error if any of them cannot
+/// get an adapter.
 std::vector<LoraLinear> find_targets(const ModuleBase& root,
                                      const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),
@@ -159,7 +156,7 @@ std::vector<LoraLinear> find_targets(const ModuleBase& root,
   return targets;
 }
 
-/// Returns a matrix of an adapter of `linear`; for a GroupedLinear, one matrix for each expert.
+/// Makes a matrix for an adapter of `linear`. For a GroupedLinear, makes a matrix for each expert.
 template <class L>
 std::shared_ptr<L> matrix_beside(const L& linear, std::int64_t in, std::int64_t out) {
   const at::Tensor& weight = linear.weight;
@@ -195,18 +192,18 @@ void add_branch(L& linear, const LoraOptions& options) {
   linear.attach(branch);
 }
 
-/// Gathers a small parameter of an adapter on every rank. The result is on the device of the mesh.
+/// Gathers a small parameter of an adapter on every rank, on the device of the mesh.
 at::Tensor whole(const at::Tensor& parameter) {
   if (!tessera::is_distributed(parameter)) {
     return parameter.detach();
   }
-  // With CPU offload the shard is not on the mesh's device, so the shard is moved first.
+  // With CPU offload the shard is on the CPU, and must be moved to the device of the mesh.
   const ShardingSpec& spec = sharding_spec(parameter);
   const at::Tensor local = local_tensor(parameter).detach().to(spec.mesh.device());
   return DistributedTensor(make_distributed(local, spec, parameter.sizes().vec())).full_tensor();
 }
 
-/// Computes weight += scale * B A (LoRA) for the blocks of the weight that this rank has.
+/// Computes weight += scale * B A (LoRA), for this rank's part of the weight.
 void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b, double scale) {
   const at::Tensor local = local_tensor(weight).detach();
   // The last two dimensions are the matrix; a GroupedLinear has a dimension of experts before.

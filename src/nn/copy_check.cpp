@@ -26,8 +26,8 @@ namespace {
 
 using tessera::detail::Peers;
 
-/// Number of hashes that ranks exchange: one hash for each set of tensors whose copies are on the
-/// same ranks. A model has two or three such sets; further sets share a hash.
+/// Number of hashes that a rank sends: a hash for each set of tensors whose copies are on the same
+/// ranks. A model usually has two or three such sets.
 constexpr std::size_t kSets = 6;
 
 std::int64_t hash_of(std::string_view text) {
@@ -39,7 +39,7 @@ std::int64_t hash_of(std::string_view text) {
 struct Sketch {
   double norm = 0;
   double product = 0;
-  /// Permitted difference of copies, relative to the norm; 0 means that the bits must be equal.
+  /// Permitted difference of two copies, divided by the norm. With 0 the bits must be equal.
   double tolerance = 0;
 };
 
@@ -59,7 +59,7 @@ Sketch sketch_of(const CopiedTensor& tensor) {
 }
 
 struct Entry {
-  std::int64_t place = 0;  ///< result of place_of(), which is equal for tensors that must be copies
+  std::int64_t place = 0;  ///< place_of() of the tensor: equal for tensors that must be copies
   std::int64_t hash = 0;   ///< hash of the tensor's values; 0 if this rank has no values
   Sketch sketch;
   std::string name;
@@ -142,8 +142,8 @@ class Comparison {
   }
 
  private:
-  /// Returns, for each dimension of the root mesh, whether distinct_along() declares that ranks
-  /// along the dimension have different parameters under this name.
+  /// Returns for each dimension of the root mesh whether, according to distinct_along(), ranks
+  /// along the dimension have different parameters under one name.
   std::vector<bool> distinct_dims(const CopiedTensor& tensor, const DeviceMesh& root) const {
     const DeviceMesh& mesh = tensor.slot->distinct_along();
     return mesh && mesh.root() == root
@@ -168,7 +168,7 @@ class Comparison {
     }
     std::string place = fmt::format("{}", fmt::join(root.ranks(), ","));
     std::vector<bool> parts(static_cast<std::size_t>(root.ndim()), false);
-    // Whether the mesh is only a part of a root mesh dimension, which can be so after unflatten().
+    // Whether the mesh covers only a part of a root mesh dimension (possible after unflatten()).
     bool is_slice = false;
     if (is_distributed(parameter)) {
       const DeviceMesh& mesh = sharding_spec(parameter).mesh;
@@ -198,8 +198,8 @@ class Comparison {
     return copies == 1 ? std::nullopt : std::optional(hash_of(place));
   }
 
-  /// Divides the tensors into sets of equal Entry::place. Returns, for each set, the place and a
-  /// hash of the tensors. Sets are in order of first appearance.
+  /// Returns pairs of an Entry::place and a hash of all tensors with this place, in order of first
+  /// appearance.
   std::vector<std::int64_t> digests() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> sets;
     for (const Entry& entry : entries_) {
@@ -220,7 +220,7 @@ class Comparison {
     return numbers;
   }
 
-  /// Whether two ranks have different hashes of one set of tensors. All ranks get the same result.
+  /// Whether two ranks have different hashes for the same place. All ranks get the same result.
   static bool may_differ(const std::vector<std::vector<std::int64_t>>& all) {
     std::map<std::int64_t, std::int64_t> known;
     for (const std::vector<std::int64_t>& numbers : all) {
@@ -234,9 +234,9 @@ class Comparison {
     return false;
   }
 
-  /// Returns the first difference between copies; all ranks find the same difference. Tensors are
-  /// compared in the order of the first rank that has such tensors. If several ranks differ from
-  /// this rank, a neighbour along a mesh dimension is preferred.
+  /// Returns the first difference between copies; all ranks get the same result. The order of the
+  /// tensors is that of the first rank that has them. If several ranks have a different copy,
+  /// prefers a rank that is a neighbour along a mesh dimension.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {
       std::size_t peer = 0, index = 0;
@@ -335,7 +335,7 @@ class Comparison {
   const std::vector<CopiedTensor>& tensors_;
   const CopyCheck& check_;
   std::vector<Entry> entries_;
-  /// The compared tensors; the tensor sources_[i] belongs to entries_[i].
+  /// The compared tensors, in the order of entries_.
   std::vector<const CopiedTensor*> sources_;
 };
 
@@ -355,7 +355,7 @@ std::vector<bool> dims_in_root(const DeviceMesh& mesh) {
     }
     return differs;
   }
-  // For a flattened or unflattened mesh, compares the coordinates of its ranks in the root mesh.
+  // For a mesh made by flatten() or unflatten(): compares its ranks' coordinates in the root mesh.
   const std::vector<int>& all = root.ranks();
   std::vector<std::int64_t> first;
   for (const int rank : mesh.ranks()) {

@@ -29,7 +29,7 @@ namespace {
 
 using Counts = std::vector<std::int64_t>;
 
-/// Splits the list `counts` into `parts` lists of equal length, and returns the sum of each list.
+/// Returns the sums of `parts` equally long parts of `counts`.
 Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
   Counts sums;
   const auto size = static_cast<std::ptrdiff_t>(counts.size()) / parts;
@@ -90,7 +90,7 @@ GroupedLinear::GroupedLinear(std::int64_t experts, std::int64_t in_features,
 at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
                                   bool rows_are_split) {
   at::Tensor own = weight;
-  comm::WorldPtr ranks;  // if experts are split, the ranks with different rows
+  comm::WorldPtr ranks;  // ranks with different rows, if the experts are split
   if (tessera::is_distributed(own)) {
     const DistributedTensor distributed(own);
     ranks = distributed.mesh().world();
@@ -108,7 +108,7 @@ at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::in
   if (lora == nullptr) {
     return y;
   }
-  std::optional<BatchPart> part;  // for dropout
+  std::optional<BatchPart> part;
   if (ranks != nullptr) {
     part.emplace(ranks->rank(), ranks->size());
   }
@@ -144,8 +144,8 @@ class detail::Experts : public Module<detail::Experts> {
     down = linear(options.names.mlp.down, options.inner, options.hidden);
   }
 
-  /// Calls forward() of gate, up and down instead of operator(): a hook of operator() that compares
-  /// results between ranks would compare different rows.
+  /// Calls forward() of gate, up and down, and so runs no hooks: a hook may compare results between
+  /// ranks, and ranks have different rows.
   at::Tensor forward(const at::Tensor& x, const Counts& counts, bool rows_are_split) {
     const at::Tensor inner =
         silu_mul(gate->forward(x, counts, rows_are_split), up->forward(x, counts, rows_are_split));
@@ -187,7 +187,6 @@ MixtureOfExperts::MixtureOfExperts(const ExpertsOptions& options) : options_(opt
 
 namespace {
 
-/// Whether the last dimension of a distributed tensor's mesh is `mesh`.
 bool has_last_dim(const at::Tensor& tensor, const DeviceMesh& mesh) {
   if (!tessera::is_distributed(tensor)) {
     return false;
@@ -217,7 +216,7 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
   if (distributed) {
     rows = DistributedTensor(rows).redistribute(Placements{Shard{0}});
   }
-  // If a plan splits the router's weight, the logits do not have the layout of the rows.
+  // If a plan shards the router's weight, the layout of the logits differs from that of the rows.
   const auto local = [distributed](const at::Tensor& tensor) {
     const Placement rows_of = distributed ? Placement(Shard{0}) : Replicate{};
     return tessera::is_distributed(tensor)
@@ -265,7 +264,6 @@ at::Tensor planned_choice(const ExpertsOptions& options, std::int64_t tokens, do
 
 }  // namespace
 
-/// Returns the chosen experts of each token, (tokens, top_k).
 at::Tensor MixtureOfExperts::choose(const at::Tensor& scores) const {
   if (kernels::in_fake_mode()) {
     return planned_choice(options_, scores.size(0), planned_load_);
@@ -298,7 +296,7 @@ struct Order {
   at::Tensor order, inverse;
 };
 
-/// Returns the order that sorts rows by `keys`, and keeps the order of rows with equal keys.
+/// Returns the stable sorting order of `keys`, and the inverse order.
 Order sorting(const at::Tensor& keys) {
   const at::Tensor order = at::argsort(keys, /*stable=*/true);
   const at::Tensor inverse = at::empty_like(order);
@@ -306,8 +304,8 @@ Order sorting(const at::Tensor& keys) {
   return {order, inverse};
 }
 
-/// Returns the order that sorts received rows by expert, then by rank. `received`: the number of
-/// rows from each rank for each expert, (ranks, experts). The rows of a rank are sorted by expert.
+/// Returns the order that sorts received rows by expert, then by rank. Rows arrive sorted by rank,
+/// then by expert. `received`: numbers of rows, (ranks, experts).
 Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& like) {
   const auto options = like.options().dtype(at::kLong);
   const std::int64_t ranks = std::ssize(received) / std::max<std::int64_t>(experts, 1);
@@ -322,7 +320,7 @@ Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& 
 /// and returns the results in the order of the rows. `counts`: the number of rows for each expert.
 at::Tensor MixtureOfExperts::compute_on_ranks(const at::Tensor& rows, const at::Tensor& counts,
                                               bool rows_are_split) {
-  // Some ranks have fewer experts than `most`, so the counts are padded to `most` for each rank.
+  // Every rank's list of counts gets `most` entries, because the last ranks can have fewer experts.
   const std::int64_t ranks = ep_.size(), most = (options_.experts + ranks - 1) / ranks;
   const at::Tensor padded = at::constant_pad_nd(counts, {0, ranks * most - options_.experts});
   const ExchangedCounts exchanged = exchange_counts(padded, ep_);
@@ -330,7 +328,6 @@ at::Tensor MixtureOfExperts::compute_on_ranks(const at::Tensor& rows, const at::
                         sums_of_parts(exchanged.received, ranks)};
   const at::Tensor received = all_to_all_uneven(rows, there, ep_);
   const auto [sorted, unsorted] = by_expert(exchanged.received, most, received);
-  // The counts of experts that the last ranks lack are 0.
   Counts own(static_cast<std::size_t>(most));
   for (std::size_t i = 0; i < exchanged.received.size(); ++i) {
     own[i % own.size()] += exchanged.received[i];
@@ -343,7 +340,7 @@ at::Tensor MixtureOfExperts::compute_on_ranks(const at::Tensor& rows, const at::
                            {there.received, there.sent}, ep_);
 }
 
-/// Returns the weighted sums of the experts' results for the tokens x. `rows_are_split`: see
+/// Returns for each token of x the weighted sum of its experts' results. `rows_are_split`: see
 /// GroupedLinear::forward().
 at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bool rows_are_split) {
   const std::int64_t k = options_.top_k;
@@ -357,8 +354,8 @@ at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bo
   return (of_tokens * routing.weights.to(x.scalar_type()).unsqueeze(2)).sum(1);
 }
 
-/// Records numbers for the auxiliary losses. A recomputation (activation checkpointing) computes
-/// the same numbers, because it must save the same tensors as forward, but does not record them.
+/// Records sums for the auxiliary losses. The recomputation of activation checkpointing also
+/// computes the sums, because it must save the same tensors as forward, but does not record them.
 void MixtureOfExperts::record(const at::Tensor& logits, const Routing& routing,
                               const DeviceMesh& token_mesh) {
   if (!is_training() || !c10::GradMode::is_enabled()) {
@@ -414,7 +411,6 @@ std::vector<MixtureOfExperts*> mixtures_of(ModuleBase& module) {
   return mixtures;
 }
 
-/// Sums the integers of `counts` over all ranks of `mesh`, in place.
 void sum_over(const at::Tensor& counts, const DeviceMesh& mesh) {
   if (mesh && mesh.size() > 1) {
     flush_pending_transfers(mesh.group_of_all_ranks()).all_reduce(counts, ReduceOp::kSum)->wait();
@@ -438,13 +434,13 @@ std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// Sums over this rank's tokens of the records of several mixtures of experts.
+/// Sums over this rank's tokens, for several mixtures of experts.
 struct RouterSums {
   at::Tensor probabilities;        ///< sums of probabilities, (experts)
-  at::Tensor z;                    ///< ()
-  std::vector<at::Tensor> counts;  ///< RouterRecord::choices of each mixture, then {tokens}
+  at::Tensor z;                    ///< squared log-sum-exp, ()
+  std::vector<at::Tensor> counts;  ///< choices of each mixture, then the number of tokens
   std::int64_t tokens = 0;         ///< number of tokens, summed over the mixtures
-  DeviceMesh token_mesh;           ///< see RouterRecord
+  DeviceMesh token_mesh;
 };
 
 /// Adds a mixture's record to the sums, and removes the record from the mixture.

@@ -33,7 +33,7 @@
 namespace tessera::nn {
 namespace {
 
-/// Returns the key of a dropout call: each call has another number, and drops other elements.
+/// Returns a key that differs from the keys of this thread's earlier dropout calls.
 RandomKey next_id() {
   thread_local std::uint64_t calls = 0;
   return {stream_of("nn::dropout"), replayed_count(calls)};
@@ -67,7 +67,6 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return tessera::detail::embedding(weight, indices);
 }
 
-/// Drops elements of x. Tells the dropout operator the position of x in the global batch.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key) {
   const auto place = tessera::detail::random_place({"dropout", x, x, next_id()});
   return tessera::detail::dropout(x, p, key, place.elements.first_element);
@@ -107,9 +106,9 @@ constexpr std::int64_t kTokensDim = 2;
 using Attend =
     std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
 
-/// Throws Error, with a message that begins with `call`, unless q, k and v are (batch, heads,
-/// tokens, width) with the same batch and tokens, and the number of key and value heads divides the
-/// number of query heads. Also throws for a negative window.
+/// Throws Error unless q, k and v are (batch, heads, tokens, width) with equal batch and tokens,
+/// the number of key and value heads divides the number of query heads, and the window is not
+/// negative. The message begins with `call`.
 void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v, std::int64_t window) {
   const bool fits = q.dim() == 4 && k.dim() == 4 && v.dim() == 4 &&
@@ -124,9 +123,9 @@ void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                 " was asked for; give a number of positions, or 0 for all");
 }
 
-/// Calls `attend` on the local tensors, which contain the heads of this rank. The result has q's
-/// layout. Throws Error, with a message that begins with `call`, unless q, k and v are sharded only
-/// by heads or, if `by_batch` is true, by heads and batch.
+/// Calls `attend` on the local tensors, which have this rank's heads. The result has the layout of
+/// q. Throws Error unless q, k and v are sharded only by heads (if `by_batch`, also by batch). The
+/// message begins with `call`.
 at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const Attend& attend) {
   for (const at::Tensor* tensor : {&q, &k, &v}) {
@@ -199,7 +198,7 @@ at::Tensor detail::causal_mask(std::int64_t tokens, std::int64_t window, c10::De
 
 namespace {
 
-/// Copies `numbers` to a device: by pinned memory for a GPU, so that the copy is asynchronous.
+/// Copies `numbers` to a device. Copies to a GPU are asynchronous, from pinned memory.
 at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device device) {
   const at::Tensor host =
       at::empty({std::ssize(numbers)}, at::dtype(at::kInt).pinned_memory(device.is_cuda()));
@@ -371,8 +370,8 @@ at::Tensor in_window(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                                                    : attention(q, k, v, /*causal=*/true);
 }
 
-/// Splits q, k and v for all documents at once. Backward then joins the documents' gradients in one
-/// operation.
+/// Computes attention for each document separately. q, k and v are split for all documents at once,
+/// so that backward joins the gradients in one operation.
 at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents, std::int64_t window) {
   const auto split = [lengths = documents.lengths()](const at::Tensor& heads) {
@@ -417,7 +416,7 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   }
 }
 
-/// Returns `options` without a window that covers all keys, or documents that have no effect.
+/// Removes from `options` a window that covers all keys, and documents that are whole sequences.
 detail::CausalAttentionOptions needed(detail::CausalAttentionOptions options, std::int64_t tokens) {
   if (options.documents != nullptr && options.documents->are_sequences()) {
     options.documents = nullptr;
@@ -439,8 +438,8 @@ at::Tensor detail::causal_attention(const at::Tensor& q, const at::Tensor& k, co
   }
   const CausalAttentionOptions own = needed(options, q.size(kTokensDim));
   const bool plain = own.documents == nullptr && own.window == 0;
-  // To plan the memory of a GPU step, the model runs with fake tensors on a CPU. CPU kernels have
-  // no windows, so plain attention is used.
+  // A memory plan of a GPU step runs on fake CPU tensors. CPU kernels have no windows, so a memory
+  // plan uses attention without windows and documents.
   if (plain || q.is_meta() || kernels::fake_device() == c10::DeviceType::CUDA) {
     return attention(q, k, v, /*causal=*/true, {}, own.dropout);
   }
@@ -480,8 +479,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The arguments of the all-gather of sequences, which the backward of the all-gather needs.
-/// Autograd's context can save only subclasses of CustomClassHolder.
+/// The arguments of the all-gather of sequences, saved for backward. Autograd can save only
+/// subclasses of CustomClassHolder.
 struct Sequence : torch::CustomClassHolder {
   Sequence(std::int64_t d, DeviceMesh m, const char* p) : dim(d), mesh(std::move(m)), purpose(p) {}
   std::int64_t dim;
@@ -532,8 +531,8 @@ at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence
   return own;
 }
 
-/// Copies the chunks in `of_ranks`, (ranks, ...), into the order of the whole sequence. Each rank
-/// has a head and a tail chunk along `dim`.
+/// Copies chunks into the order of the whole sequence. `of_ranks`, (ranks, ...), has a head chunk
+/// and a tail chunk of each rank along `dim`.
 at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   std::vector<at::Tensor> chunks(static_cast<std::size_t>(2 * ranks));
@@ -545,7 +544,7 @@ at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   return at::cat(chunks, dim);
 }
 
-/// The inverse of in_order(): copies each chunk of `whole`, a sequence, to a row of `of_ranks`.
+/// Copies the chunks of the sequence `whole` to the rows of `of_ranks`; the inverse of in_order().
 void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   const std::int64_t length = whole.size(dim) / (2 * ranks);
@@ -588,7 +587,7 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
     for (std::int64_t i = 0; i < count; ++i) {
       of_arguments.push_back(own.select(0, i));
     }
-    of_arguments.emplace_back();  // an undefined gradient, for the argument `sequence`
+    of_arguments.emplace_back();
     return of_arguments;
   }
 };

@@ -34,8 +34,8 @@ class Module;
 
 namespace detail {
 
-// A base class to test whether M has a member `forward`: if so, the name `forward` is ambiguous in
-// a class derived from M and OtherForward. The test also finds templates and overloads.
+// TwoForwards derives from M and OtherForward. If M has a member `forward` (also a template or
+// overload), the name TwoForwards::forward is ambiguous. HasForward tests for the ambiguity.
 struct OtherForward {
   int forward;
 };
@@ -44,11 +44,11 @@ struct TwoForwards : M, OtherForward {};
 template <class M>
 concept HasForward = std::is_final_v<M> || !requires { &TwoForwards<M>::forward; };
 
-/// A module call in progress. The calls of a thread form a list, because calls nest.
+/// A module call in progress. Calls nest, so the calls of a thread form a linked list.
 struct RunningCall {
   const ModuleBase* module = nullptr;
   const RunningCall* outer = nullptr;
-  const ModuleBase* outermost = nullptr;  ///< the module of the outermost call in progress
+  const ModuleBase* outermost = nullptr;
 };
 
 /// Objects that are attached to a module, at most one per type. FSDP, for example, attaches its
@@ -163,14 +163,13 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   template <class Derived>
   friend class tessera::nn::Module;
 
-  /// The pre-hooks and hooks that run around forward.
   struct Hooks {
     std::vector<Hook> before;
     std::vector<Hook> after;
     std::vector<std::function<void()>> always;
   };
-  /// Returns the hooks outside of the checkpointed region; checkpointed_hooks() returns the hooks
-  /// inside the region.
+  /// Returns the hooks outside of the activation-checkpointed region. `checkpointed_hooks()`
+  /// returns the hooks inside the region.
   Hooks& hooks() { return hooks_; }
   /// Returns the hooks for calls of every method (HookedCalls::kEveryMethod).
   Hooks& method_hooks() { return method_hooks_; }
@@ -179,13 +178,12 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   void run_hooks(const std::vector<Hook>& hooks, TensorList tensors);
   static void run_always_hooks(const Hooks& hooks) noexcept;
 
-  /// Rethrows the current exception; must be called in an exception handler. Adds this module's
-  /// name and its FSDP unit to an Error or a libtorch exception, unless an inner module has already
-  /// added its name.
+  /// Rethrows the exception that is being handled. If the exception is an Error or a libtorch
+  /// exception, adds the name and the FSDP unit of this module, unless an inner module has already
+  /// added its own name.
   [[noreturn]] void rethrow_named() const;
-  /// For a call that has returned a tensor on the meta device: throws Error unless an input was on
-  /// the meta device. Without such an input, forward has used a meta tensor saved by the
-  /// constructor.
+  /// Checks a call that has returned a tensor on the meta device. Throws Error if no input was on
+  /// the meta device: forward then has used a meta tensor that the constructor saved.
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
   /// A scope around a module call. A thread's outermost call throws Error for a parameter without a
@@ -201,7 +199,6 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
    private:
     detail::RunningCall call_;
   };
-  /// A scope object that exists while forward and the hooks of the module run.
   class HookScope : tessera::detail::NoCopy {
    public:
     HookScope(ModuleBase& module, const Hooks& hooks) : module_(module), hooks_(hooks) {
@@ -217,13 +214,13 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
     const Hooks& hooks_;
   };
 
-  /// A function that copies the tensor of a ParameterSlot to the module member that forward reads.
+  /// A function that stores the new tensor of a ParameterSlot in a member of a libtorch module.
   using Follow = std::function<void(const at::Tensor& tensor)>;
   /// Objects that must be updated when the tensor of a ParameterSlot is replaced: the parameter's
   /// handles, and a member of a libtorch module.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;  ///< function that updates a libtorch module's member, or empty
+    Follow follow;  ///< empty if no libtorch module has the parameter
   };
 
   struct Checkpointed {
@@ -246,7 +243,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
   NamedSlots slots_;
-  std::vector<Binding> bindings_;  // bindings_[i] belongs to slots_[i]
+  std::vector<Binding> bindings_;
   NamedSlots buffer_slots_;
   Hooks hooks_;
   Hooks method_hooks_;
@@ -265,7 +262,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
 /// and results may have any type that visit_tensors supports. forward may return void.
 template <class Derived>
 class Module : public ModuleBase {
-  /// Whether forward accepts the arguments that operator() passes on.
+  /// Whether Derived::forward accepts the arguments of a call of this module.
   template <class... Args>
   static constexpr bool takes() {
     return requires(Derived& module, std::decay_t<Args>&... values) { module.forward(values...); };
@@ -308,7 +305,7 @@ class Module : public ModuleBase {
     }
   }
 
-  /// The overload for arguments that forward does not accept, which makes the compiler's message
+  /// An overload for arguments that forward does not accept. Makes the compiler's error message
   /// short.
   template <class... Args>
     requires(!takes<Args...>())

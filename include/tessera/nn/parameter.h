@@ -20,10 +20,10 @@ class ModuleBase;
 
 namespace detail {
 
-/// The state of a ParameterSlot that FSDP, tensor parallelism and modules change.
+/// The internal state of a ParameterSlot, which FSDP, tensor parallelism and modules change.
 class SlotState : tessera::detail::NoCopy {
  public:
-  /// A module with the parameter or buffer of a ParameterSlot, and the name in this module.
+  /// A module that has the parameter, and the parameter's name in this module.
   struct Owner {
     ModuleBase* module;
     std::string name;
@@ -33,11 +33,11 @@ class SlotState : tessera::detail::NoCopy {
   /// without values stays uninitialised.
   void swap(at::Tensor tensor);
   bool has_persistent() const { return persistent_.defined(); }
-  /// For FSDP: makes `tensor` the result of persistent(). Afterwards swap() changes only get().
+  /// For FSDP: makes `tensor` the result of persistent(). Later calls of swap() change only get().
   void set_persistent(at::Tensor tensor);
-  /// Whether the tensor has values: from init_weights, a load, the caller of the constructor, or an
-  /// in-place operator, which autograd's version counter detects. swap() does not change this
-  /// state.
+  /// Whether the tensor has values. The values can come from init_weights, a load, the caller of
+  /// the constructor, or an in-place operator (found by autograd's version counter). swap() does
+  /// not change this state.
   bool initialized() const;
   void set_initialized(bool initialized);
   const std::vector<Owner>& owners() const { return owners_; }
@@ -47,7 +47,6 @@ class SlotState : tessera::detail::NoCopy {
 
  protected:
   SlotState(at::Tensor tensor, bool initialized);
-  /// Implements ParameterSlot::persistent().
   const at::Tensor& stored() const { return persistent_.defined() ? persistent_ : tensor_; }
   void show(at::Tensor tensor);
 
@@ -62,7 +61,7 @@ class SlotState : tessera::detail::NoCopy {
   void remove_owner(const ModuleBase* module, const std::string& name);
 
   bool initialized_;
-  /// Version counter of the stored tensor at a time when the tensor had no values.
+  /// The version counter of the tensor when the tensor had no values yet.
   std::uint64_t unfilled_version_ = 0;
   std::vector<Owner> owners_;
 };

@@ -27,7 +27,7 @@ struct AdamWPiece {
 struct AdamW {
   Chunked<AdamWPiece, 44, 16384> list;
   const double* lr = nullptr;
-  /// Factor of the gradients; nullptr means 1. If the factor is not finite, AdamW changes nothing.
+  /// Factor of the gradients; nullptr means 1. If the factor is not finite, nothing is updated.
   const double* gradient_factor = nullptr;
   double beta1 = 0;
   double beta2 = 0;
@@ -36,15 +36,15 @@ struct AdamW {
   std::uint64_t seed = 0;
 };
 
-/// Numbers of the AdamW update that all elements of an AdamWPiece share.
+/// Numbers that are equal for all elements of a piece of a parameter shard.
 struct AdamWFactors {
-  bool skips;          ///< whether AdamW changes nothing, because the gradient factor is not finite
-  float gradient;      ///< factor by which the gradient is multiplied
+  bool skips;  ///< whether no element is updated, because the gradient factor is not finite
+  float gradient;
   float decay;         ///< factor by which the parameter is multiplied (weight decay)
   float beta1, rest1;  ///< decay rate of the first moment, and 1 - decay rate
   float beta2, rest2;
-  float rate;  ///< factor of the first moment in the AdamW update, with the bias correction
-  float root;  ///< factor of the second moment's root in the AdamW update, with the bias correction
+  float rate;  ///< learning rate with the bias correction of the first moment
+  float root;  ///< factor of the second moment's root: its bias correction
   float eps;
   PhiloxKey key;
 };
@@ -81,7 +81,7 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   return f;
 }
 
-/// Returns 128 random bits for four elements: for each element 16 bits for each moment.
+/// Returns 128 random bits for four elements: 16 bits for each of an element's two moments.
 TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t four) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
@@ -112,8 +112,8 @@ TESSERA_HOST_DEVICE inline void adamw_element(const AdamWFactors& f, float gradi
   parameter = parameter * f.decay - f.rate * exp_avg / root;
 }
 
-/// Updates the N elements of a vector by AdamW. If kRounds, the moments are rounded to their
-/// narrower type. `place`: index of the vector's first element in the whole tensor.
+/// Updates N consecutive elements by AdamW. If kRounds, rounds the moments to bf16. `place`: index
+/// of the first element in the whole tensor.
 template <int N, bool kRounds>
 TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gradient,
                                       Floats<N>& parameter, Floats<N>& exp_avg,
@@ -138,8 +138,8 @@ TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gr
   }
 }
 
-/// Updates the elements [begin, end) of a row by AdamW, as vectors of N elements: vector number
-/// `first` and every `step`-th vector after it. M is the moments' type.
+/// Updates elements [begin, end) of a piece. Of the vectors of N elements, this thread updates the
+/// vectors first, first + step, first + 2 step, ... M is the type of the moments.
 template <class M, int N>
 TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors& f,
                                         std::int64_t begin, std::int64_t end, std::int64_t first,
@@ -161,8 +161,8 @@ TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors&
   }
 }
 
-/// Updates every `step`-th vector of a chunk of the piece `p`, from vector number `first` on. A
-/// vector does not cross the end of a row, because the next row is elsewhere in the whole tensor.
+/// Updates the vectors first, first + step, first + 2 step, ... of a chunk of `p`. A vector does
+/// not cross the end of a row, because the next row is elsewhere in the whole tensor.
 template <class M>
 TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,
                                      std::int64_t first, std::int64_t step) {

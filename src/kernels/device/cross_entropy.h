@@ -77,8 +77,8 @@ TESSERA_HOST_DEVICE inline float fast_exp(float x) {
 
 constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
 
-/// Returns the number to subtract from logits before exp(): the maximum, but 0 instead of -inf,
-/// because -inf - -inf would be NaN.
+/// Returns the number to subtract from logits before exp(): the row's maximum, or 0 if the maximum
+/// is -inf, because -inf - -inf would be NaN.
 TESSERA_HOST_DEVICE inline float reference(float maximum) {
   return maximum == kNoMaximum ? 0.0F : maximum;
 }
@@ -89,8 +89,8 @@ TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
   return maximum == kNoMaximum ? 0.0F : fast_exp(maximum - all);
 }
 
-/// Returns the address of a row of logits. A tensor without columns has the address nullptr, with
-/// which a CPU must not do arithmetic. The check is omitted on a GPU, where it costs registers.
+/// Returns the address of a row of logits. On a CPU, arithmetic with nullptr, the address of a
+/// tensor without columns, is undefined. A GPU needs no check, which would cost registers.
 template <class T>
 TESSERA_HOST_DEVICE T* row_of(T* data, std::int64_t row, std::int64_t stride) {
 #ifndef __CUDA_ARCH__
@@ -101,9 +101,9 @@ TESSERA_HOST_DEVICE T* row_of(T* data, std::int64_t row, std::int64_t stride) {
   return data + row * stride;
 }
 
-/// Calls body.operator()<N>(i) for the vectors of a row of logits that begin at multiples of 16
-/// bytes, and body.operator()<1>(i) for the remaining elements at both ends, so that every row is
-/// read in units of 16 bytes. With N = 1 the alignment does not matter.
+/// Calls body.operator()<N>(i) for each vector of N logits that is aligned to 16 bytes, and
+/// body.operator()<1>(i) for each logit before the first and after the last aligned vector. With N
+/// = 1 the alignment does not matter.
 template <class T, int N, class Team, class Body>
 TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const Team& team,
                                          Body&& body) {
@@ -120,13 +120,13 @@ TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const 
   }
 }
 
-/// RowSums: the maximum and the sums that one pass over a row of logits computes.
+/// The maximum and the sums over a row of logits, computed in one pass.
 struct RowSums {
   float maximum = kNoMaximum;
   float sum = 0;    ///< sum of exp(x - reference(maximum)) over the row's logits x
-  float total = 0;  ///< sum of x - pivot over the row; the pivot is the row's first logit
+  float total = 0;  ///< sum of (x - the row's first logit) over the row
 
-  /// Adds N logits to the sums of a row. A NaN appears in the sum, but not in the maximum.
+  /// Adds N logits to the sums. A NaN among the logits appears in `sum`, but not in `maximum`.
   template <int N>
   TESSERA_HOST_DEVICE void add(const Floats<N>& x) {
     float top = maximum;
@@ -144,8 +144,8 @@ struct RowSums {
   }
 };
 
-/// Computes the sums of one row of logits with one team of threads. `total` is relative to the
-/// row's first logit, so that large logits do not lose precision.
+/// Computes the sums of a row of logits by one team of threads. `total` is relative to the row's
+/// first logit, so that large logits do not lose precision.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team& team) {
   const T* x = row_of(static_cast<const T*>(p.data), row, p.stride);
@@ -190,11 +190,11 @@ TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t r
   p.log_sum_exp[row] = log_sum_exp;
 }
 
-/// Writes the results of a row of logits, for the steps kWhole and kTerms.
+/// Writes a row's results of the cross-entropy steps kWhole and kTerms.
 template <class T>
 TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, const RowSums& sums) {
   const Logits& in = p.logits;
-  const auto* x = static_cast<const T*>(in.data);  // nullptr if the rank has no columns
+  const auto* x = static_cast<const T*>(in.data);
   const float target =
       in.has_target(row) ? static_cast<float>(x[row * in.stride + in.target(row)]) : 0.0F;
   if (p.step == CrossEntropyStep::kWhole) {
@@ -209,7 +209,7 @@ TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, con
   }
 }
 
-/// Processes the terms of one row of logits, for kRelative and kLosses. Called by one thread.
+/// Runs the cross-entropy steps kRelative and kLosses for a row of logits, on one thread.
 TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t row) {
   const Logits& in = p.logits;
   const bool smooth = in.label_smoothing > 0;
@@ -240,8 +240,8 @@ TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
   return {high, rest == rest ? rest : 0.0F};
 }
 
-/// Numbers for the gradient of a row of logits: the factor of the softmax, the number to subtract
-/// at the target's column, and the number to subtract at every column.
+/// Numbers for the gradient of a row of logits: `softmax` is the factor of the softmax; `target` is
+/// subtracted at the target's column, and `all` at every column.
 struct RowScales {
   float softmax, target, all;
 };

@@ -21,15 +21,15 @@ struct Embedding {
   void* out = nullptr;    ///< (count, size): the rows that were looked up in the table
 };
 
-/// Arguments of the kernel for the gradient of the embedding table. The sorted indices are divided
-/// into tiles of kTileSlots. A tile adds the gradients of equal indices in the order of their
-/// positions. If equal indices cross the end of a tile, each of their tiles writes a sum to
-/// `partial`, and a second launch adds these sums. So no block works long on a frequent index, and
-/// the bits are always the same.
+/// Arguments of the embedding gradient kernels. The sorted indices are divided into tiles of
+/// kTileSlots indices. A tile adds the gradients of equal indices in the order of `positions`. If
+/// equal indices are in several tiles, each tile writes its sum to `partial`, and a second launch
+/// adds these sums. No block therefore works long on a frequent index, and the bits are always
+/// equal.
 struct EmbeddingBackward {
   const void* grad = nullptr;             ///< (count, size): gradient of the looked-up rows
   const std::int64_t* indices = nullptr;  ///< the indices in sorted order
-  /// For each sorted index, its position in the list of unsorted indices.
+  /// The position of each sorted index in the list of unsorted indices.
   const std::int64_t* positions = nullptr;
   std::int64_t count = 0;
   std::int64_t first_row = 0;
@@ -43,8 +43,8 @@ struct EmbeddingBackward {
   TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
     return slot > 0 && slot < count && indices[slot] == indices[slot - 1];
   }
-  /// Returns the table row of sorted index number `slot`, relative to the first row of this shard.
-  /// A result outside of [0, rows) means that another rank has the row.
+  /// Returns the table row of the sorted index at position `slot`, relative to the shard's first
+  /// row. A result outside of [0, rows) means that another rank has the row.
   TESSERA_HOST_DEVICE std::int64_t row(std::int64_t slot) const {
     return indices[slot] - first_row;
   }
@@ -56,8 +56,8 @@ struct EmbeddingBackward {
 struct CheckIndices {
   const std::int64_t* indices = nullptr;
   std::int64_t count = 0;
-  std::int64_t size = 0;     ///< each index must be in [0, size), or be `ignored`
-  std::int64_t ignored = 0;  ///< an index with this value is valid even outside of [0, size)
+  std::int64_t size = 0;
+  std::int64_t ignored = 0;  ///< an index that is valid even outside of [0, size)
 
   TESSERA_HOST_DEVICE bool is_right(std::int64_t i) const {
     return (indices[i] >= 0 && indices[i] < size) || indices[i] == ignored;
@@ -70,8 +70,8 @@ inline std::int64_t embedding_tiles(std::int64_t count) {
   return (count + kTileSlots - 1) / kTileSlots;
 }
 
-/// Copies one row of the embedding table without conversion, or writes zeros for another rank's
-/// row. A thread copies vector number `first` and every `step`-th vector after it.
+/// Copies a row of the embedding table, or writes zeros if another rank has the row. This thread
+/// copies the vectors first, first + step, first + 2 step, ... of the row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_row(const Embedding& p, std::int64_t position,
                                        std::int64_t first, std::int64_t step) {
@@ -96,7 +96,7 @@ TESSERA_HOST_DEVICE void add(Floats<N>& sum, const Floats<N>& term) {
   }
 }
 
-/// Writes elements i, ..., i + N - 1 of a row of the table's gradient, the complete sum of the row.
+/// Writes the elements [i, i + N) of a row of the table's gradient, if this rank has the row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot, std::int64_t i,
                                    const Floats<N>& sum) {
@@ -105,11 +105,11 @@ TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot
   }
 }
 
-/// Sums elements i, ..., i + N - 1 of gradient rows, for equal indices in one tile of kTileSlots.
+/// Adds the elements [i, i + N) of the gradients of equal indices, for all indices of a tile.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std::int64_t tile,
                                                  std::int64_t i) {
-  constexpr int kAtOnce = 4;  // number of gradient rows that a thread reads before it adds them
+  constexpr int kAtOnce = 4;  // number of gradient rows that a thread loads at once
   const std::int64_t begin = tile * kTileSlots;
   const std::int64_t end = begin + kTileSlots < p.count ? begin + kTileSlots : p.count;
   float* const from_before = p.partial + tile * 2 * p.size + i;
@@ -143,7 +143,7 @@ TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std
   }
 }
 
-/// If equal indices begin in this tile and continue after the tile, adds the sums of their tiles.
+/// If equal indices begin in this tile and continue in later tiles, adds the sums of these tiles.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std::int64_t tile,
                                                 std::int64_t i) {
@@ -152,8 +152,7 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // If the indices that continue after this tile began in an earlier tile, the thread of that
-  // earlier tile adds the sums, including the sum of this tile.
+  // The equal indices began in an earlier tile. The thread of the earlier tile adds the sums.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }

@@ -10,16 +10,16 @@
 
 namespace tessera::kernels {
 
-/// A list of at most `kMost` pieces (tensors or parts of tensors), whose class has numel(). Arrays
-/// have a fixed size, because a kernel receives the list by value, in at most 4 KiB of arguments.
+/// A list of at most `kMost` pieces (tensors, or parts of tensors). A kernel receives the list by
+/// value, in at most 4 KiB of arguments, so the arrays have a fixed size. Piece must have numel().
 template <class Piece, int kMost, std::int64_t kNumel>
 struct Chunked {
-  /// Number of elements in a chunk of a piece (tensor or part); the last chunk can be shorter.
+  /// Number of elements in a chunk. The last chunk of a piece can be shorter.
   static constexpr std::int64_t kChunk = kNumel;
 
-  int count = 0;              ///< number of pieces in the list
+  int count = 0;
   std::int32_t chunks = 0;    ///< number of chunks of all pieces in the list
-  std::int32_t first[kMost];  ///< number of each piece's first chunk
+  std::int32_t first[kMost];  ///< index of the first chunk of each piece
   Piece pieces[kMost];
 
   /// Adds a piece, which must not be empty. Returns false, without effect, if the list is full.
@@ -35,7 +35,7 @@ struct Chunked {
   }
 };
 
-/// A chunk: the elements [begin, end) of piece number `piece` of a Chunked list.
+/// A chunk: the elements [begin, end) of the piece with index `piece`.
 struct Chunk {
   int piece;
   std::int64_t begin;
@@ -44,8 +44,7 @@ struct Chunk {
 
 template <class Piece, int kMost, std::int64_t kNumel>
 TESSERA_HOST_DEVICE Chunk chunk_of(const Chunked<Piece, kMost, kNumel>& list, std::int32_t number) {
-  // Binary search for the piece of chunk `number`: the last piece whose first chunk is at or before
-  // `number`.
+  // Binary search for the last piece whose first chunk is not after chunk `number`.
   int piece = 0;
   for (int end = list.count; end - piece > 1;) {
     const int middle = (piece + end) / 2;
@@ -76,10 +75,10 @@ struct PackPiece {
 
 struct Pack {
   Chunked<PackPiece, 64, 16384> list;
-  Element to;  ///< element type of the destinations of the copies
+  Element to;  ///< element type of the destinations
 };
 
-/// Whether all vectors of N elements are aligned, and no vector crosses the end of a row.
+/// Whether all vectors of N elements are aligned in both tensors and none crosses the end of a row.
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
   const auto rows_fit = [&](std::int64_t stride, std::int64_t bytes) {
@@ -90,7 +89,7 @@ TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
                           rows_fit(p.to_stride, sizeof(To))));
 }
 
-/// Copies vector number `first` and every `step`-th vector after it, of elements [begin, end).
+/// Copies the vectors first, first + step, first + 2 step, ... of the elements [begin, end).
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, std::int64_t end,
                                        std::int64_t first, std::int64_t step) {
@@ -104,11 +103,10 @@ TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, s
   }
 }
 
-/// Copies the vectors of a chunk that belong to thread number `first` of `step` threads.
+/// Copies the vectors first, first + step, first + 2 step, ... of a chunk.
 template <class From, class To>
 TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::int64_t first,
                                     std::int64_t step) {
-  // With vectors of this width a warp writes whole memory segments.
   constexpr int kWide = kVectorBytes / sizeof(To);
   const Chunk chunk = chunk_of(call.list, number);
   const PackPiece& piece = call.list.pieces[chunk.piece];
@@ -135,28 +133,27 @@ struct SquareSums {
   double* sums = nullptr;  ///< one sum of squares for each chunk
 };
 
-/// The sums of squares of chunks, for three kinds of tensors (GradTerms), in this order: tensors
-/// that this rank counts, plain tensors, and copies of tensors that another rank counts.
+/// Adds the sums of squares of chunks for three kinds of gradients, in this order: gradients that
+/// this rank counts, plain tensors, and copies of gradients that another rank counts.
 struct SumKinds {
   const double* sums = nullptr;
-  std::int64_t ends[3] = {};  ///< index after the last sum of each of the three kinds of tensors
-  /// out[0]: the sum of squares of the first kind, which ranks then add up. out[1]: the sum of
-  /// squares of the plain tensors. A non-finite value in a plain tensor or a copy makes out[0]
-  /// non-finite, so that all ranks see the failure.
+  std::int64_t ends[3] = {};  ///< end of each kind's range in `sums`
+  /// out[0]: the sum of squares of the gradients that this rank counts; ranks then add these sums.
+  /// out[1]: the sum of squares of the plain tensors. A non-finite value in a plain tensor or a
+  /// copy makes out[0] non-finite, so that all ranks see the failure.
   double* out = nullptr;
 };
 
 /// Computes the gradient norm and the clip factor from sums that were added over the ranks.
 struct ClipNorm {
-  /// The values of SumKinds::out, added over the ranks.
   const double* sums = nullptr;
   double max_norm = 0;
-  /// Norm, clip factor, and the gradient factor of a step (NaN if the norm is not finite).
+  /// Three numbers: norm, clip factor, and the clip factor again, but NaN for a non-finite norm.
   double* norm_and_factor = nullptr;
-  float* norm = nullptr;  ///< the gradient norm, rounded to fp32
+  float* norm = nullptr;
 };
 
-/// Sums the squares of vector number `first` and of every `step`-th vector after it.
+/// Sums the squares of the vectors first, first + step, first + 2 step, ... of `data`.
 template <class T, int N>
 TESSERA_HOST_DEVICE double squares_of_range(const T* data, std::int64_t n, std::int64_t first,
                                             std::int64_t step) {
@@ -182,7 +179,7 @@ TESSERA_HOST_DEVICE double squares_of_chunk(const SquareSums& call, std::int32_t
                          : squares_of_range<T, 1>(data, n, first, step);
 }
 
-/// Computes SumKinds::out by a team of threads. Team::sum() returns the same bits in each thread.
+/// Computes SumKinds::out by one team of threads.
 template <class Team>
 TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   double of_kinds[3];
@@ -197,7 +194,7 @@ TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   }
   if (team.first() == 0) {
     const double uncounted = of_kinds[1] + of_kinds[2];
-    // The difference uncounted - uncounted is 0 if the number `uncounted` is finite, otherwise NaN.
+    // `uncounted - uncounted` is 0 if `uncounted` is finite, and NaN otherwise.
     call.out[0] = of_kinds[0] + (uncounted - uncounted == 0.0 ? 0.0 : uncounted);
     call.out[1] = of_kinds[1];
   }

@@ -25,23 +25,23 @@ struct RmsNorm {
 };
 
 struct RmsNormBackward {
-  RmsNorm forward;  ///< forward's inputs; x is the normalised tensor (with a residual, the sum)
+  RmsNorm forward;  ///< forward inputs; x is the normalised tensor (x + residual, if any)
   const void* grad = nullptr;
   /// A gradient that is added to the rounded gradient of x; nullptr if nothing is added.
   const void* sum_grad = nullptr;
   void* x_grad = nullptr;
   /// (size): gradient of the weight, in the weight's type; nullptr if the gradient is not needed.
   void* weight_grad = nullptr;
-  float* terms = nullptr;  ///< (rms_norm_blocks, size): the weight's gradient, summed in each block
+  float* terms = nullptr;  ///< (rms_norm_blocks, size): each block's sum for the weight's gradient
 };
 
 constexpr int kRmsNormThreads = 256;  // number of threads in a block of the RMSNorm forward
-// Number of threads in a block of the RMSNorm backward: fewer than in the forward, because backward
-// reads two tensors, and more rows should be processed at the same time.
+// Backward reads two tensors. Its blocks have fewer threads than those of the forward, so that more
+// rows are processed at the same time.
 constexpr int kRmsNormBackwardThreads = 128;
-// In RMSNorm, a warp processes a row of up to `kShortRow` elements, and a block a longer row.
-// Backward has a lower limit: each warp has its own sum of the weight's gradient, and all these
-// sums must fit into the block's shared memory.
+// A warp processes a row of up to `kShortRow` elements, a block processes a longer row. The limit
+// of backward is lower, because the shared memory of a block must hold one sum of the weight's
+// gradient for each warp.
 constexpr std::int64_t kShortRow = 2048;
 constexpr std::int64_t kShortBackwardRow = 512;
 constexpr int kBackwardVectors = 2;  // number of vectors that a thread loads at once
@@ -57,7 +57,7 @@ inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   return std::min(most, (rows + rows_at_once - 1) / rows_at_once);
 }
 
-/// Returns the sum of loaded values and the elements at address `other`, rounded to T.
+/// Returns `values` plus the elements at `other`, rounded to T.
 template <class T, int N>
 TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_t n) {
   const Floats<N> added = load<N>(other, n);
@@ -94,7 +94,6 @@ TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, 
   return team.sum(squares);
 }
 
-/// Returns the address of element number `at` of `rows`; null if `rows` is null.
 template <class T, class Void>
 TESSERA_HOST_DEVICE T* element(Void* rows, std::int64_t at) {
   return rows != nullptr ? static_cast<T*>(rows) + at : nullptr;
@@ -117,7 +116,7 @@ TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& t
   return kShrink / std::sqrt(shrunk / size);
 }
 
-/// Returns N elements of the RMSNorm weight, of which only the first n exist.
+/// Returns the elements [i, i + n) of the RMSNorm weight, or ones if there is no weight.
 template <class W, int N>
 TESSERA_HOST_DEVICE Floats<N> weight_at(const RmsNorm& p, std::int64_t i, std::int64_t n) {
   if (p.weight != nullptr) {
@@ -141,7 +140,6 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
   if (team.first() == 0) {
     p.rstd[row] = rstd;
   }
-  // Each thread reads its elements of the row a second time, from the nearest cache.
   for_vectors<N, kAtOnce>(
       p.size, team, [&](std::int64_t i, std::int64_t n) { return load<N>(x + i, n); },
       [&](std::int64_t i, std::int64_t n, Floats<N> v) {
@@ -153,10 +151,10 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
       });
 }
 
-/// RMSNorm's gradient of a row, by one team of threads. Unless `sums` (`size` elements) is
-/// nullptr, the team also adds the row's part of the weight's gradient to `sums`. With y = x
-/// * rstd and g the gradient times the weight: dx = rstd * (g - y * mean(g * y)). Each thread adds
-/// to the same elements in every row.
+/// Computes RMSNorm's gradient of a row, by one team of threads: dx = rstd * (g - y * mean(g * y))
+/// with y = x * rstd and g = gradient * weight. Unless `sums` is nullptr, adds the row's term of
+/// the weight's gradient to `sums`, which has `size` elements. A thread adds to the same elements
+/// of `sums` for every row, and no other thread adds to these elements.
 template <class T, class W, int N, class Team>
 TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::int64_t row,
                                                float* sums, Team& team) {
@@ -165,7 +163,6 @@ TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::in
   struct Pair {
     Floats<N> v, d;
   };
-  // Computes addresses from offsets: a pointer for each row would need too many registers.
   const auto pair = [&](std::int64_t i, std::int64_t n) {
     return Pair{load<N>(static_cast<const T*>(in.x) + (at + i), n),
                 load<N>(static_cast<const T*>(p.grad) + (at + i), n)};
@@ -200,8 +197,8 @@ TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::in
       });
 }
 
-/// Sums column `element` of the matrix `terms`, of sizes (rows, size), over row number `first` and
-/// every `step`-th row after it.
+/// Returns the sum of terms[first][element], terms[first + step][element], ... of the (rows, size)
+/// matrix `terms`.
 TESSERA_HOST_DEVICE inline float sum_of_terms(const float* terms, std::int64_t rows,
                                               std::int64_t size, std::int64_t element,
                                               std::int64_t first, std::int64_t step) {

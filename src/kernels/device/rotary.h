@@ -9,7 +9,7 @@
 
 namespace tessera::kernels {
 
-/// Strides: distances, in elements, from one batch entry, one position or one head to the next.
+/// Distances in elements between neighbouring batch entries, positions and heads.
 struct HeadStrides {
   std::int64_t batch = 0;
   std::int64_t position = 0;
@@ -55,14 +55,14 @@ TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, floa
   return std::fma(a, b, product) + lost;
 }
 
-/// N elements of the first half (1) and of the second half (2) of the cos and sin tables at one
-/// position. The sines have the signs of the rotation formula.
+/// N elements of the cos and sin tables at one position. `1` is for the first half of a head, `2`
+/// for the second half. The sines have the signs of the rotation formula.
 template <int N>
 struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;
 };
 
-/// Returns N elements of a row of the cos or sin table, from element i on, times `sign`.
+/// Returns the elements [i, i + N) of a row of the cos or sin table, times `sign`.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float sign) {
   Floats<N> values = load<N>(row + i, N);
@@ -72,8 +72,6 @@ TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float 
   return values;
 }
 
-/// Reads the cos and sin tables at position `place`. A rotation reads the sine at the index of the
-/// output element. The transposed rotation reads the sine at the index of its paired element.
 template <int N>
 TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t place, std::int64_t i) {
   const float* cos = p.cos + place * 2 * p.half;
@@ -83,7 +81,7 @@ TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t plac
           load<N>(cos + p.half + i, N), signed_at<N>(sin, p.transposed ? i : p.half + i, -sign)};
 }
 
-/// Returns N elements of a rotated head's half: own * cos + other * sin; `other` is the other half.
+/// Returns own * cos + other * sin: N elements of one half of a rotated head.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
                                      const Floats<N>& other, const Floats<N>& sin) {
@@ -94,8 +92,8 @@ TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
   return result;
 }
 
-/// The part of a position that a thread processes: its first vector and its first head, and the
-/// distances to its next vector and head (`..._step`).
+/// The vectors and heads of a position that one thread rotates: the first vector and head, and the
+/// steps to the next ones.
 struct RotaryShare {
   int first_vector = 0;
   int vector_step = 1;
@@ -103,12 +101,11 @@ struct RotaryShare {
   int head_step = 1;
 };
 
-/// Rotates N elements from i on, in both halves of this thread's heads of `part` (queries or keys).
+/// Rotates the elements [i, i + N) of both halves, in this thread's heads of the queries or keys.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, std::int64_t sample,
                                       std::int64_t place, std::int64_t i,
                                       const RotaryTables<N>& tables, const RotaryShare& share) {
-  // The number of heads fits into 32 bits.
   const auto heads = static_cast<int>(part.heads);
   const T* const x =
       static_cast<const T*>(part.x) + sample * part.from.batch + place * part.from.position + i;
@@ -123,7 +120,7 @@ TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, 
   }
 }
 
-/// Rotates the heads of one of the batch * sequence positions. A thread keeps its elements of the
+/// Rotates the heads at one of the batch * sequence positions. A thread keeps its elements of the
 /// cos and sin tables in registers for all heads.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
@@ -133,7 +130,7 @@ TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
   for (std::int64_t i = share.first_vector * N; i < p.half; i += share.vector_step * N) {
     const RotaryTables<N> tables = tables_at<N>(p, place, i);
     for (const RotaryHeads& part : p.parts) {
-      if (part.heads > 0) {  // an entry without heads has no addresses
+      if (part.heads > 0) {
         rotate_heads<T>(p, part, sample, place, i, tables, share);
       }
     }

@@ -7,7 +7,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr std::int64_t kMostRows = 65535;  // maximum size of a grid's second dimension
+constexpr std::int64_t kMostRows = 65535;  // CUDA's limit for a grid's second dimension
 
 /// Returns the number of thread blocks that process `items` items; at most 2^30.
 unsigned blocks_for(std::int64_t items, std::int64_t of_block) {
@@ -18,7 +18,7 @@ __device__ std::int64_t thread_of_grid() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-/// A team: the threads of several blocks that process one row together.
+/// A team of threads: the threads of all blocks that process one row.
 struct BlocksOfRow {
   __device__ static std::int64_t first() { return thread_of_grid(); }
   __device__ static std::int64_t width() {
@@ -38,8 +38,8 @@ constexpr std::int64_t kSharedBytes = 48 << 10;
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
   Team<kWidth, kRmsNormThreads> team;
-  // Number of vectors that a thread loads at once. If a warp processes a row, each thread loads
-  // more vectors, because the thread has more elements of the row.
+  // Number of vectors that a thread loads at once. In a warp a thread has more elements of a row
+  // than in a block.
   constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;
   constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call)
   }
 }
 
-/// Sums the RMSNorm weight's gradient over the rows of each team. The sums are in shared memory, or
-/// in `terms` if shared memory is too small.
+/// Each team sums the gradient of the RMSNorm weight over its rows. The sums are in shared memory,
+/// or in `terms` if shared memory is too small.
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
     rms_norm_backward_kernel(RmsNormBackward call, bool in_shared) {
@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
   }
 }
 
-constexpr int kTermRows = 8;  // number of rows of `terms` that a block adds at once
+constexpr int kTermRows = 8;
 
-/// Sums the rows of `terms`. A thread adds every eighth row, for one element of the rows.
+/// Sums the rows of `terms`. A thread adds one element of every eighth row.
 template <class W>
 __global__ void __launch_bounds__(kWarp* kTermRows)
     rms_norm_weight_kernel(W* weight_grad, const float* terms, std::int64_t rows,
@@ -97,14 +97,13 @@ __global__ void __launch_bounds__(kWarp* kTermRows)
   }
 }
 
-/// Calls body.operator()<T, W, N, kWidth>() for a block of `kBlock` threads. A row of up to
-/// `short_row` elements is processed by a warp, a longer row by a block.
+/// Calls body.operator()<T, W, N, kWidth>(). kWidth is the number of threads that process a row: a
+/// warp for up to `short_row` elements, a block of `kBlock` threads for more elements.
 template <int kBlock, class Body>
 void with_kernel(const RmsNorm& call, Element type, bool aligned, std::int64_t short_row,
                  Body&& body) {
   with_vectors(type, aligned, [&]<class T, int N>() {
     const auto of_weight = [&]<class W>() {
-      // Short rows that are accessed by single elements are rare, and use the kernel of long rows.
       if (N > 1 && call.size <= short_row) {
         body.template operator()<T, W, N, (N > 1 ? kWarp : kBlock)>();
       } else {
@@ -165,8 +164,8 @@ __global__ void __launch_bounds__(kThreads) silu_mul_backward_kernel(SiluMulBack
   }
 }
 
-/// Returns a launch grid with a thread for each vector of a row. If there are more rows than the
-/// grid's limit, a block processes several rows.
+/// Returns a launch grid with a thread for each vector of a row. Above kMostRows rows, a block
+/// processes several rows.
 dim3 grid_of_rows(std::int64_t rows, std::int64_t vectors) {
   return {blocks_for(vectors, kThreads), static_cast<unsigned>(std::min(rows, kMostRows))};
 }
@@ -188,8 +187,8 @@ void launch(const SiluMulBackward& call, Element type, cudaStream_t stream) {
   });
 }
 
-// Rotary position embedding: a thread processes one vector in several heads of a position, and a
-// block processes several positions if each position has few heads.
+// Rotary position embedding. A thread processes one vector in several heads of a position. If a
+// position has few heads, a block processes several positions.
 
 namespace {
 
@@ -212,7 +211,7 @@ std::int64_t most_heads(const Rotary& call) {
   return heads;
 }
 
-/// The maximum number of heads for which a thread uses the cos and sin elements that it has read.
+/// Maximum number of heads that a thread rotates with the cos and sin elements in its registers.
 constexpr std::int64_t kHeadsOfThread = 8;
 
 /// Returns the block size of the rotary kernel: (vectors, heads, positions). A block has as many
@@ -243,14 +242,14 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(Embedding call) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.y;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
        i < call.count; i += step) {
-    // An index of a row that another rank has is valid. An index that no rank has would give zeros
-    // on all ranks, so the index is refused.
+    // An index of another rank's row is valid here. An index that no rank has must fail, because
+    // all ranks would give zeros.
     CUDA_KERNEL_ASSERT(call.indices[i] >= 0 && call.indices[i] < call.total_rows);
     embedding_row<T, N>(call, i, threadIdx.x, blockDim.x);
   }
 }
 
-/// The first grid dimension has a block for each tile, that is, for kTileSlots sorted indices.
+/// Grid: the x dimension has a block for each tile of sorted indices.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) embedding_backward_kernel(EmbeddingBackward call) {
   const std::int64_t vector = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
@@ -305,7 +304,7 @@ void launch(const CheckIndices& call, cudaStream_t stream) {
 
 namespace {
 
-constexpr int kVectorsOfThread = 4;  // number of vectors of a row that a thread writes
+constexpr int kVectorsOfThread = 4;
 
 template <class T>
 __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(CrossEntropy call) {

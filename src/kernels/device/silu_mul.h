@@ -6,8 +6,8 @@
 
 namespace tessera::kernels {
 
-/// Arguments of silu_mul for `rows` rows of `size` elements. The rows of the inputs begin
-/// `gate_stride` and `up_stride` elements apart, and the result is dense.
+/// Arguments of silu_mul for `rows` rows of `size` elements. A row of `gate` begins `gate_stride`
+/// elements after the previous row; `up_stride` is the same for `up`. The result is dense.
 struct SiluMul {
   const void* gate = nullptr;
   const void* up = nullptr;
@@ -19,12 +19,12 @@ struct SiluMul {
 };
 
 struct SiluMulBackward {
-  /// Inputs of the forward. If the pointer to the result is not null, the result is recomputed.
+  /// Arguments of the forward. If `forward.out` is not nullptr, backward recomputes the result.
   SiluMul forward;
-  const void* grad = nullptr;  ///< gradient of the result of silu_mul, dense
+  const void* grad = nullptr;  ///< gradient of the result, dense
   void* gate_grad = nullptr;
   void* up_grad = nullptr;
-  std::int64_t gate_grad_stride = 0;  ///< distance between rows of gate's gradient, in elements
+  std::int64_t gate_grad_stride = 0;  ///< row stride of `gate_grad`, in elements
   std::int64_t up_grad_stride = 0;
 };
 
@@ -42,7 +42,7 @@ TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
   return g < 0.0F ? Sigmoid{small, large} : Sigmoid{large, small};
 }
 
-/// Computes silu_mul for vector number `first` of a row and for every `step`-th vector after it.
+/// Computes silu_mul for the vectors first, first + step, first + 2 step, ... of a row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void silu_mul_row(const SiluMul& p, std::int64_t row, std::int64_t first,
                                       std::int64_t step) {

@@ -19,21 +19,20 @@ namespace tessera::kernels {
 /// The element types that the kernels support. Kernels compute in fp32 and round once.
 enum class Element { kFloat, kBFloat16, kHalf };
 
-constexpr int kVectorBytes = 16;  // number of bytes that a thread accesses at most at once
+constexpr int kVectorBytes = 16;  // size of a thread's largest memory access
 
 template <int N>
 struct Floats {
   float at[N];
 };
 
-/// The data of one memory access of a thread.
 template <int kBytes>
 struct __attribute__((may_alias, aligned(kBytes))) Words {
   std::uint32_t words[kBytes / 4];
 };
 using Vector = Words<kVectorBytes>;
 
-/// How a thread accesses N elements of T: in units of 16 bytes, or by one smaller access.
+/// The memory accesses for N elements of type T: accesses of 16 bytes, or a single smaller access.
 template <class T, int N>
 struct Access {
   static constexpr int kBytes = std::clamp<int>(N * sizeof(T), 4, kVectorBytes);
@@ -63,8 +62,8 @@ TESSERA_HOST_DEVICE inline void write_global(const Words<kBytes>& value, Words<k
 #endif
 }
 
-/// Returns N elements: the first n elements are loaded from address `from`, all others are zeros.
-/// Unless N is 1, `from` must be aligned to units of 16 bytes, in which N elements are read.
+/// Returns N elements: the first n come from address `from`, the others are zeros. If N > 1, `from`
+/// must be aligned for accesses of 16 bytes.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   T elements[N];
@@ -86,8 +85,8 @@ TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   return values;
 }
 
-/// Writes the first n of N values. A whole vector is written by calls write(words, to), with the
-/// memory accesses of load(). An incomplete vector is written element by element.
+/// Writes the first n of N values. If n >= N, calls write(words, to) for each memory access;
+/// otherwise writes the values one by one.
 template <int N, class T, class Write>
 TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::int64_t n,
                                          const Write& write) {
@@ -123,7 +122,6 @@ TESSERA_HOST_DEVICE inline void store_anywhere(T* to, const Floats<N>& values, s
   store_by(to, values, n, [](const auto& words, auto* at) { *at = words; });
 }
 
-/// Rounds values to T, as store() followed by load() would.
 template <class T, int N>
 TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
   for (int i = 0; i < N; ++i) {
@@ -132,7 +130,7 @@ TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
   return values;
 }
 
-/// Like for_vectors(), for the vectors that begin at i, i + apart, i + 2 * apart and so on.
+/// Like for_vectors(), for the vectors that begin at elements i, i + apart, i + 2 * apart, ...
 template <int N, int kAtOnce, class Load, class Use>
 TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t apart,
                                                  std::int64_t size, const Load& load,
@@ -153,9 +151,9 @@ TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t ap
   }
 }
 
-/// Calls use(i, n, load(i, n)) for a thread's vectors in a row of `size` elements that a team
-/// processes. A vector has N elements from element i on, of which the first n exist. A thread loads
-/// `kAtOnce` vectors before it uses the first, so that their latencies overlap.
+/// Calls use(i, n, load(i, n)) for this thread's vectors of a row with `size` elements. A vector
+/// has N elements from index i on; the first n are in the row. A thread loads `kAtOnce` vectors
+/// before it uses the first vector, so that the latencies of the loads overlap.
 template <int N, int kAtOnce, class Team, class Load, class Use>
 TESSERA_HOST_DEVICE inline void for_vectors(std::int64_t size, const Team& team, const Load& load,
                                             const Use& use) {
@@ -175,8 +173,8 @@ void with_type(Element type, Body&& body) {
   }
 }
 
-/// Calls body.operator()<T, N>() with the element type and the number of elements in 16 bytes, or N
-/// = 1 if addresses are not aligned to 16 bytes.
+/// Calls body.operator()<T, N>() with the C++ type T of the elements. If `aligned`, N is the number
+/// of elements in 16 bytes, otherwise 1.
 template <class Body>
 void with_vectors(Element type, bool aligned, Body&& body) {
   with_type(type, [&]<class T>() {
@@ -192,8 +190,8 @@ inline std::int64_t bytes_of(Element type) {
   return type == Element::kFloat ? 4 : 2;
 }
 
-/// Whether each of the `rows` rows, which are `stride` elements apart, begins at a multiple of 16
-/// bytes.
+/// Whether every row begins at a multiple of 16 bytes. `stride`: number of elements from the
+/// beginning of a row to the beginning of the next row.
 inline bool is_aligned(const void* data, std::int64_t rows, std::int64_t stride, Element type) {
   return reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0 &&
          (rows <= 1 || stride * bytes_of(type) % kVectorBytes == 0);

@@ -90,8 +90,8 @@ std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
 std::vector<at::Tensor> convolution(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
-  // Reads argument number `i` of convolution: a list with one number for each spatial dimension. A
-  // list with a single number applies to all dimensions.
+  // Returns argument `i` of convolution as a list of one number per spatial dimension. If the
+  // argument has a single number, the number is repeated.
   const auto each = [&](std::size_t i) {
     Sizes numbers = arguments[i].toIntVector();
     numbers.resize(static_cast<std::size_t>(input.dim() - 2), numbers.front());
@@ -107,7 +107,7 @@ std::vector<at::Tensor> convolution(Arguments arguments) {
                     input.options())};
 }
 
-/// Makes result number `number` of a backward; undefined unless the result's flag in `mask` is set.
+/// Makes the result with index `number` of a backward; undefined if the result's flag is false.
 at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tensor& like,
                      at::IntArrayRef sizes) {
   return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
@@ -207,7 +207,6 @@ std::vector<at::Tensor> grouped_product(Arguments arguments) {
   return {at::empty(sizes, first.options())};
 }
 
-/// Arguments of adaptive pooling: a tensor (..., height, width), the result's height and width.
 std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   Sizes sizes = self.sizes().vec();
@@ -215,7 +214,6 @@ std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
   return {at::empty(sizes, self.options())};
 }
 
-/// Makes the result of a matrix product's out= variant with a result type; `out` comes last.
 std::vector<at::Tensor> product_into(Arguments arguments) {
   return {arguments.back().toTensor()};
 }
@@ -284,7 +282,7 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// Whether the operator only changes or reads the metadata of a tensor and not its values.
+/// Whether the operator changes or reads only a tensor's metadata, and not the tensor's values.
 bool is_about_sizes(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   const auto returns_view = [](const c10::Argument& result) {
@@ -302,10 +300,10 @@ bool has(const c10::OperatorHandle& op, c10::DispatchKey key) {
   return op.hasKernelForDispatchKey(key);
 }
 
-/// FakeKind: how a FakeMode runs an operator on floating-point tensors, which have no values.
+/// What a FakeMode does with an operator on floating-point tensors, which have no values.
 enum class FakeKind : std::uint8_t {
   kThrough,  ///< the operator runs as usual, because it is composite or reads only sizes
-  kInPlace,  ///< the operator does not run, because it only writes to its arguments
+  kInPlace,  ///< the operator does not run: all results are its arguments, which keep their sizes
   kOut,      ///< the operator does not run; its out= arguments are resized
   kMeta,     ///< the operator runs on the meta device, which gives the results' sizes
   kOwnRule,  ///< the operator does not run; make_fake_results() has a rule for its results
@@ -337,7 +335,6 @@ FakeKind classify(const c10::OperatorHandle& op) {
   return has(op, c10::DispatchKey::Meta) ? FakeKind::kMeta : FakeKind::kUnknown;
 }
 
-/// Returns the FakeKind of an operator, which is determined once for each operator.
 FakeKind fake_kind(const c10::OperatorHandle& op) {
   thread_local std::unordered_map<const c10::FunctionSchema*, FakeKind> known;
   const auto [entry, is_new] = known.try_emplace(&op.schema());
@@ -347,7 +344,6 @@ FakeKind fake_kind(const c10::OperatorHandle& op) {
   return entry->second;
 }
 
-/// Replaces the arguments on the stack by results, for an operator of kind kOwnRule.
 void make_fake_results(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
   std::vector<at::Tensor> results = rule_of(op)->rule(torch::jit::last(stack, count));
@@ -361,8 +357,8 @@ void run_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   make_fake_results(op, *stack);
 }
 
-/// Names of the out= variants of elementwise operators that libtorch uses to compute other
-/// operators (abs, logical_or_).
+/// Elementwise out= variants that libtorch calls to compute other operators, such as abs and
+/// logical_or_.
 constexpr std::array<std::string_view, 6> kOutOfElements{
     "aten::abs.out",        "aten::logical_and.out", "aten::logical_not.out",
     "aten::logical_or.out", "aten::logical_xor.out", "aten::where.self_out"};
@@ -424,8 +420,7 @@ std::vector<at::Tensor> tensors_of(std::span<const c10::IValue> values) {
   return tensors;
 }
 
-/// Whether a call involves values that do not exist in a FakeMode, that is, the values of any
-/// floating-point CPU tensor.
+/// Whether a call needs the values of floating-point CPU tensors, which do not exist in a FakeMode.
 bool is_fake(std::span<const c10::IValue> arguments) {
   bool floating = false;
   bool elsewhere = false;
@@ -447,22 +442,21 @@ at::Tensor on_meta(const at::Tensor& tensor) {
   return meta;
 }
 
-/// Replaces each tensor of `values` by `replacement(tensor)`.
 void replace_tensors(std::span<c10::IValue> values, at::Tensor (*replacement)(const at::Tensor&)) {
   for (c10::IValue& value : values) {
     value = with_tensors(value, replacement);
   }
 }
 
-/// Allocates a CPU tensor in place of a meta tensor. Integers are set to zero, so that they are
-/// valid as indices.
+/// Allocates a CPU tensor with the properties of the tensor `meta`. Integers are set to zero, a
+/// valid index.
 at::Tensor allocated(const at::Tensor& meta) {
   at::Tensor tensor =
       at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(c10::kCPU));
   return tensor.is_floating_point() || tensor.is_complex() ? tensor : tensor.zero_();
 }
 
-/// Runs an operator call on the meta device and leaves its results on the stack.
+/// Runs an operator on the meta device. The meta results replace the arguments on the stack.
 void run_on_meta(const c10::OperatorHandle& op, Stack& stack) {
   const tessera::detail::ExcludeKeys not_here(kFakeModeKey);
   const auto arguments = std::span(stack).last(op.schema().arguments().size());
@@ -480,7 +474,7 @@ void run_functional(const c10::OperatorHandle& op, Stack& stack) {
   replace_tensors(std::span(stack).last(op.schema().returns().size()), allocated);
 }
 
-/// Returns the arguments on the stack whose schema declarations satisfy `wanted`.
+/// Returns the arguments whose declarations in the operator's schema satisfy `wanted`.
 template <class Wanted>
 Stack arguments_of(const c10::OperatorHandle& op, const Stack& stack, const Wanted& wanted) {
   const auto& declared = op.schema().arguments();
@@ -498,7 +492,7 @@ bool is_input(const c10::Argument& argument) {
   return !argument.is_out();
 }
 
-/// Describes a call for the observer. `inputs` also contains the inputs that the call writes.
+/// Describes a call for the FakeMode's observer. The results are added after the call.
 FakeCall call_of(const c10::OperatorHandle& op, const Stack& stack) {
   return {.name = op.schema().name(),
           .arguments = torch::jit::last(stack, op.schema().arguments().size()).vec(),
@@ -506,7 +500,7 @@ FakeCall call_of(const c10::OperatorHandle& op, const Stack& stack) {
           .results = {}};
 }
 
-/// Replaces the arguments on the stack by the operator's results, which are the tensors `written`.
+/// Replaces the arguments on the stack by the results: the tensors that the operator has written.
 void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& written) {
   torch::jit::drop(stack, op.schema().arguments().size());
   for (std::size_t i = 0; i < op.schema().returns().size(); ++i) {
@@ -525,7 +519,7 @@ Sizes pointwise_sizes(const c10::OperatorHandle& op, const Stack& stack) {
   return sizes;
 }
 
-/// Returns the sizes that the operator gives to each out= argument.
+/// Returns the sizes that an operator's out= arguments get.
 std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t results = op.schema().returns().size();
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && op.hasTag(at::Tag::pointwise)) {
@@ -547,7 +541,7 @@ std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   return sizes;
 }
 
-/// Runs a call with out= arguments and gives these the sizes of the results.
+/// Handles an operator with out= arguments: resizes these arguments, and computes no values.
 void run_out(const c10::OperatorHandle& op, Stack& stack) {
   const Stack written = arguments_of(op, stack, writes);
   const std::vector<Sizes> sizes = out_sizes(op, stack);
@@ -559,7 +553,7 @@ void run_out(const c10::OperatorHandle& op, Stack& stack) {
   return_written(op, stack, written);
 }
 
-/// Runs a call without values, and without autograd, which has already recorded the call.
+/// Handles an operator in a FakeMode. Autograd has already recorded the call.
 void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const bool observed = mode.load()->observer != nullptr;
@@ -590,7 +584,7 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   }
 }
 
-/// Runs the rule that the program has registered for the operator; returns false without a rule.
+/// Uses a rule that was passed to the FakeMode. Returns false if the operator has no such rule.
 bool run_given_rule(const c10::OperatorHandle& op, Stack& stack) {
   const Mode& current = *mode.load();
   if (current.rules.empty()) {

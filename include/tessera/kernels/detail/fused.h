@@ -78,8 +78,8 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 
-// The matrix products of a linear layer with inputs in float8_e4m3fn. Each row or column that a
-// matrix product sums over has a scale, which is a power of two.
+// The matrix products of a linear layer with inputs in float8_e4m3fn. Each scale is a power of two.
+// A scale belongs to a row or a column along which a matrix product sums.
 
 /// A matrix in fp8: row i is scales[i] * values[i].
 struct Fp8Rows {
@@ -109,7 +109,7 @@ Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 /// Computes x weight^T: (..., in), (out, in) -> (..., out). The rows of x and weight have scales.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
 /// Computes grad weight: (..., out), (out, in) -> (..., in). The weight is quantised as by
-/// fp8_linear(). grad times the weight's scales is then quantised by rows.
+/// fp8_linear(). The product of grad and the weight's scales is quantised by rows.
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
 /// Computes grad^T x: (..., out), (..., in) -> (out, in). Quantises grad and x to FP8 with a
 /// scale for each column, computed from the rows of this rank only.

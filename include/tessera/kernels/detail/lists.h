@@ -20,16 +20,16 @@ namespace tessera::kernels {
 void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from,
               bool non_blocking = false);
 
-// Functions for the 2-norm of many tensors on CUDA. The caller sums squares_on_cuda() over ranks.
+// Functions for the 2-norm of many tensors on CUDA. The caller sums the squares over the ranks.
 
 /// Whether squares_on_cuda() supports the tensors, which must be dense fp32, bf16 or fp16 tensors
 /// on `device`, a GPU.
 bool has_norm_kernels(const std::vector<at::Tensor>& tensors, c10::Device device);
 
-/// Returns two fp64 numbers. The first is the sum of squares of `owned`, which the caller must add
-/// over the ranks; the sum is not finite if a value in `plain` or `copies` is not finite. The
-/// second is the sum of squares of `plain`, the tensors that all ranks have. The bits depend only
-/// on values and sizes. A hundred tensors of one type take two launches.
+/// Returns two fp64 sums of squares. The first sum is over `owned`, and is not finite if `plain` or
+/// `copies` has a non-finite value; the caller must add the first sums of all ranks. The second sum
+/// is over `plain`, the tensors that every rank has. The bits of the sums depend only on values and
+/// sizes. A hundred tensors of one type take two launches.
 at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
                            const std::vector<at::Tensor>& plain,
                            const std::vector<at::Tensor>& copies, c10::Device device);
@@ -38,7 +38,7 @@ at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
 struct NormAndFactor {
   at::Tensor norm;     ///< the 2-norm, 0-d fp64
   at::Tensor factor;   ///< clip factor, 0-d fp64: min(1, max_norm / (norm + 1e-6))
-  at::Tensor of_step;  ///< `factor` for an optimizer step, 0-d fp64; NaN if `norm` is not finite
+  at::Tensor of_step;  ///< `factor`, but NaN if `norm` is not finite; for the optimizer step
   at::Tensor rounded;  ///< the 2-norm rounded to fp32, 0-d
 };
 /// Returns the norm and the clip factor. `squares`: the result of squares_on_cuda(), summed over
@@ -73,7 +73,7 @@ struct AdamWNumbers {
   at::Tensor gradient_factor = {};
 };
 
-/// Whether adamw() has a kernel for fp32 moments on the device of `parameter`, as on GPUs.
+/// Whether adamw() has a kernel for this device and fp32 moments. True for GPUs.
 bool has_adamw_kernel(const at::Tensor& parameter);
 
 /// Does one step of AdamW (Loshchilov & Hutter 2019), in fp32. All moments have one type. On CUDA

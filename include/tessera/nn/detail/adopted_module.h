@@ -23,20 +23,20 @@ using ModuleMembers = std::vector<std::pair<std::string, std::function<at::Tenso
 /// to `found`.
 using FindMembers = void (*)(torch::nn::Module& module, ModuleMembers& found);
 
-/// Interface of a module that wraps a libtorch module and uses its parameters.
+/// Interface of a module that wraps a libtorch module and uses the libtorch module's parameters.
 class AdoptsModule {
  public:
   virtual ~AdoptsModule() = default;
   virtual const torch::nn::Module& adopted_module() const = 0;
 };
 
-/// Claims a libtorch module for one owner, until the returned pointer is destroyed. Throws Error if
-/// another owner has claimed the module, because both owners would shard its parameters
-/// independently.
+/// Reserves a libtorch module for one wrapper, until the returned pointer is destroyed. Throws
+/// Error if another wrapper has reserved the module, because both wrappers would shard the
+/// parameters of the module independently.
 std::shared_ptr<const void> claim_module(const torch::nn::Module& module);
 
-/// Fills the parameters and buffers of `module` (not of its children) with the initial values of
-/// its libtorch class. `holder` has the ParameterSlots. Does nothing for other classes.
+/// Fills the parameters and buffers of `module` (not of its children) like reset_parameters() of
+/// libtorch. Does nothing for classes that are not libtorch's. `holder` has the ParameterSlots.
 void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
                    const InitContext& init);
 

@@ -17,15 +17,14 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-// The shards of a parameter must be parts of one tensor, or be generated from one seed. The values
-// of shards do not show their origin, so the ranks compare the origins: the tensor that was split,
-// or the seed.
+// The origin of a parameter is the tensor that was split into the parameter's shards, or the seed
+// from which the shards were generated. Ranks compare the origins of a parameter, because the
+// values of shards do not show that all shards have the same origin.
 
-/// The origins of a module's own parameters, attached to the module. An origin is the tensor that
-/// was split into shards, or the seed of the values.
+/// The origins of a module's own parameters. The object is attached to the module.
 struct Origins {
   struct Origin {
-    std::int64_t number = 0;  ///< number that identifies the origin; never 0
+    std::int64_t number = 0;  ///< hash that identifies the origin; never 0
     /// The tensor that was split into shards, or that was filled from a seed.
     tessera::detail::TensorIdentity tensor = nullptr;
     std::uint64_t version = 0;  ///< version counter of `tensor` when the origin was recorded
@@ -34,13 +33,13 @@ struct Origins {
 };
 
 std::int64_t origin_of_seed(std::uint64_t seed);
-/// Returns the origin number of shards of `whole`: a hash of up to about 16 elements per dimension.
-/// Independent random tensors differ in each of these elements.
+/// Returns the origin hash of the tensor `whole`: a hash of up to about 16 elements per dimension.
+/// Two independent random tensors differ in all these elements.
 std::int64_t origin_of_values(at::Tensor whole);
 
-/// Records the origin (the tensor that was split, or the seed) of the parameter in `slot`.
+/// Records the origin hash of the parameter in `slot`.
 void note_origin(const ParameterSlot& slot, std::int64_t number);
-/// Returns the number of the origin that note_origin() recorded for the parameter in `slot`. 0 if
+/// Returns the origin hash that note_origin() recorded for the parameter in `slot`. Returns 0 if
 /// this rank has no shard, or if the values were written later, for example by a load.
 std::int64_t origin_of(const ParameterSlot& slot);
 

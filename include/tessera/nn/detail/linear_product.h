@@ -31,9 +31,8 @@ class DeferredBias {
   bool defer_bias_ = false;
 };
 
-/// Computes the matrix products of several Linears with one input x. Backward adds the products'
-/// gradients of x in place (`addmm_` with beta = 1), unless additions communicate or are recorded
-/// by autograd.
+/// Computes the matrix products of several Linears with one input x. Backward adds the gradients of
+/// x in place (`addmm_` with beta = 1), unless an addition communicates or autograd records it.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
@@ -42,7 +41,6 @@ class LinearProducts {
   virtual at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) = 0;
 };
 
-/// A function that creates a LinearProducts object for one input x.
 using MakeLinearProducts = std::unique_ptr<LinearProducts> (*)();
 /// Creates a LinearProducts object that computes its matrix products with linear_product().
 std::unique_ptr<LinearProducts> make_linear_products();
@@ -52,12 +50,12 @@ std::unique_ptr<LinearProducts> make_linear_products();
 using LinearProduct = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight,
                                                const at::Tensor& bias)>;
 
-/// The matrix product of a Linear, which parallel styles and fp8 replace.
+/// The matrix product of a Linear. Parallel styles and fp8 conversion can replace this product.
 class ReplaceableProduct {
  public:
   /// Makes later calls of forward(x) compute `product` instead of aten::linear. Not collective;
-  /// every rank must set the same function. `together` creates the object that computes several
-  /// such matrix products of one x. If `together` is nullptr, linear_products() calls each module
+  /// every rank must set the same function. `together` creates the object that computes `product`
+  /// of one x for several modules. If `together` is nullptr, linear_products() calls each module
   /// separately.
   void set_product(LinearProduct product, MakeLinearProducts together = nullptr) {
     product_ = std::move(product);
@@ -80,8 +78,8 @@ at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, const at::
 /// communication and no backward is recorded. `sum` can be undefined.
 at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
-/// The autograd node for the gradient of an input that several matrix products share. The node's
-/// inputs are the gradients of the results of these matrix products.
+/// Autograd node for the gradient of an input of several matrix products. The node receives the
+/// gradients of the results of these matrix products.
 class SharedInputNode final : public tessera::detail::Node {
  public:
   /// Computes sum + gradient * weight for matrices. `sum` can be undefined, and can be overwritten.
@@ -89,11 +87,11 @@ class SharedInputNode final : public tessera::detail::Node {
                                  const at::Tensor& weight);
   SharedInputNode(const at::Tensor& x, AddTerm add_term);
 
-  /// Whether this node computes the gradient of x. False after a write to x in place, because
-  /// autograd then gives x a new gradient edge.
+  /// Whether this node computes the gradient of x. Returns false after an in-place write to x,
+  /// because autograd then gives x a new gradient edge.
   bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
-  /// Saves the weight of a matrix product. For several products, call keep() in the same order as
-  /// edge_of().
+  /// Saves the weight of a matrix product. Call keep() for the products in the order of the
+  /// edge_of() calls.
   void keep(const at::Tensor& weight) { weights_.emplace_back(weight); }
   /// Returns the graph edge that receives the gradient of a matrix product's result.
   tessera::detail::Edge edge_of(const at::Tensor& result) {
@@ -108,18 +106,18 @@ class SharedInputNode final : public tessera::detail::Node {
   struct Weight {
     explicit Weight(const at::Tensor& weight) : saved(weight, /*is_output=*/false) {}
     tessera::detail::SavedVariable saved;
-    bool used = false;  ///< whether a backward has used the saved weight
+    bool used = false;
   };
 
   AddTerm add_term_;
   std::vector<Weight> weights_;
 };
 
-/// Computes the gradient of a weight, which is output number `output` of the running `node`: the
-/// matrix product of rows^T, (out, tokens), and x, (tokens, in). Returns an undefined tensor if the
-/// gradient was added directly to the weight's `.grad`. The direct addition requires a backward of
-/// all leaves, an equal type, layout and mesh, and no hook on single gradient terms. Communicates
-/// only as aten::mm does.
+/// Computes the gradient of a weight: the matrix product of rows^T, (out, tokens), and x, (tokens,
+/// in). `output`: the index of this gradient among the outputs of the running `node`. If possible,
+/// adds the gradient directly to the weight's `.grad` and returns an undefined tensor. A direct
+/// addition requires a backward of all leaves, equal types, layouts and meshes, and no hooks on the
+/// gradient. Communicates only as aten::mm does.
 at::Tensor gradient_of_weight(tessera::detail::Node& node, std::size_t output,
                               const at::Tensor& rows, const at::Tensor& x);
 

@@ -67,18 +67,18 @@ struct CheckpointCounts {
 
 class ModuleBase;
 
-/// Returns the number of data-parallel ranks among which the batch of this thread's last training
-/// forward was divided; 1 before the first training forward. Loss functions use the number to find
-/// out whether their inputs are only some rows of the batch.
+/// Returns the number of data-parallel ranks that shared the batch in the last training forward of
+/// this thread; 1 before the first training forward. Loss functions thus find out whether their
+/// inputs are only some rows of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
-/// weighs_ranks() returns whether this thread has ever called a function that weights means by the
-/// ranks' numbers of batch rows; note_weighing() records such a call.
+/// Returns whether this thread has ever called a function that weights means by the ranks' numbers
+/// of batch rows. `note_weighing()` records such a call.
 bool weighs_ranks();
 void note_weighing();
 
-/// The calls of a module around which a hook runs.
+/// Selects the calls of a module for which a hook runs.
 enum class HookedCalls : std::uint8_t {
   kForward,
   kEveryMethod,  ///< the hook runs around forward and around methods called by call_method()
@@ -88,7 +88,7 @@ enum class HookedCalls : std::uint8_t {
 
 namespace tessera::nn::detail {
 
-/// Properties of a parameter that FSDP, plans and modules record (ParameterSlot::role).
+/// Properties of a parameter that FSDP, tensor parallelism and modules set (ParameterSlot::role).
 struct SlotRole {
   /// Whether FSDP has gathered the parameter, so that its values are in memory a second time,
   /// unsharded.
