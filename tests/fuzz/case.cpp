@@ -80,8 +80,8 @@ std::string to_string(const Choices::Labels& labels, const char* separator) {
   return text;
 }
 
-// Sizes are small. The mesh divides some sizes, and does not divide others. Unusual options are
-// rare, because the library refuses a case if one of its options is refused.
+// Sizes are small, and some are no multiples of the mesh sizes. Unusual options are drawn rarely:
+// if the library refuses one option, the case tests nothing else.
 namespace {
 
 NormKind draw_norm(Choices& choices, const std::string& name, int none) {
@@ -253,21 +253,21 @@ TrainSpec draw_train(Choices& choices, const FsdpSpec& fsdp) {
   return spec;
 }
 
-// Draws plans as users write them. The correct plan is Megatron's: the first projections of
-// attention and MLP are column-wise, the last ones row-wise. Between modules, activations are
-// replicated or sharded along the sequence. Each entry may get a mistake. A mistake must not change
-// a result, because the library derives missing redistributions from the layouts.
+// Draws tensor-parallel plans. The correct plan is Megatron's: in attention and MLP, the first
+// projections are column-wise and the last ones row-wise. Activations between modules are
+// replicated or sharded along the sequence. An entry may get a mistake, such as a wrong layout: the
+// library must then redistribute, and results must stay equal.
 enum class Between { kWhole, kReplicated, kSequence };
 
-/// The kind of a module, which decides the styles that the module supports.
+/// The kind of a module. A kind supports only some styles.
 enum class Fits { kLinear, kTokenwise, kHooksOnly };
 
-/// A module that a plan can name, and the module's correct style; nullopt if no entry is needed.
+/// A module name for a plan, and the correct style; nullopt if the module needs no plan entry.
 struct Candidate {
   std::string pattern;
   std::optional<StyleSpec> style;
   Fits fits = Fits::kLinear;
-  /// Whether the plan entry declares a local input or output. The entry then gets no mistake.
+  /// Whether the style declares a local input or output. Such a style is drawn without mistakes.
   bool agreed = false;
 };
 
@@ -279,18 +279,17 @@ StyleSpec rowwise(Placement output, bool local = false) {
   return {.kind = StyleKind::kRowwise, .output = output, .local = local};
 }
 
-/// Whether each rank's output is the whole result. Only a whole result can be a plain tensor.
+/// Whether every rank computes the whole output. A sharded output cannot be a plain tensor.
 bool is_whole(const StyleSpec& style) {
   return style.kind != StyleKind::kSequence && style.kind != StyleKind::kFusedColwise &&
          std::holds_alternative<Replicate>(style.output);
 }
 
 Between draw_between(Choices& choices) {
-  // "plain" is what PyTorch's styles return by default: a whole result is a plain tensor.
+  // "plain": as PyTorch's styles do by default, modules return replicated results as plain tensors.
   return choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
 }
 
-/// Whether attention and MLP return plain tensors, which each rank has completely.
 bool draw_local(Choices& choices) {
   return draw_between(choices) == Between::kWhole && choices.chance("plan.local", 40);
 }
@@ -320,7 +319,6 @@ class PlanDraft {
   }
 
  private:
-  /// Adds an entry for a Linear or an Embedding.
   void add(std::string pattern, std::optional<StyleSpec> style = {}, bool agreed = false) {
     candidates_.push_back({std::move(pattern), style, Fits::kLinear, agreed});
   }
@@ -329,8 +327,8 @@ class PlanDraft {
     candidates_.push_back({std::move(pattern), style, fits});
   }
 
-  /// Adds an entry for a module that processes each token separately. If each rank has the whole
-  /// input and output of the module, the entry has no style.
+  /// Adds a module that processes each token separately. Its entry has a style only if the
+  /// activations between modules are distributed.
   void add_tokenwise(const std::string& pattern) {
     if (between_ == Between::kWhole) {
       add_other(pattern, Fits::kTokenwise);
@@ -372,7 +370,7 @@ class PlanDraft {
     }
   }
 
-  /// Adds the first projection of attention or MLP. The plan needs no entries for its LoRA adapter.
+  /// Adds the first projection of attention or MLP. Its LoRA adapter needs no plan entries.
   void add_into(const std::string& pattern, bool local, bool adapter) {
     add(pattern + (adapter ? ".base" : ""), colwise(Shard{-1}, local), local);
     if (adapter) {
@@ -383,8 +381,8 @@ class PlanDraft {
     }
   }
 
-  /// Adds a fused weight of `parts` equal parts. If a shard boundary lies inside a part, splitting
-  /// the weight into its parts gathers the weight.
+  /// Adds a fused weight of `parts` equal parts. With the style kColwise, a shard can contain rows
+  /// of two parts; splitting the weight into its parts then gathers the weight.
   void add_fused(const std::string& pattern, std::int64_t parts, bool local) {
     const bool cut = parts > 0 && choices_.chance("plan.fused_colwise", 50);
     add(pattern,
@@ -405,8 +403,7 @@ class PlanDraft {
     }
   }
 
-  /// Whether the code between the projections of attention gives correct results on plain tensors
-  /// that have only this rank's heads.
+  /// Whether attention is correct if its projections return plain tensors with this rank's heads.
   bool runs_on_heads() const {
     const AttentionSpec& spec = model_.attend;
     const std::int64_t kv = spec.key_value_heads;
@@ -438,7 +435,7 @@ class PlanDraft {
     }
   }
 
-  /// Adds a norm over the features of a head. Dimension 2 of the norm's input are the heads.
+  /// Adds a norm over the features of a head. The norm's input has the heads in dimension 2.
   void add_query_key_norm(const std::string& pattern) {
     const auto kind =
         choices_.pick("plan.query_key_norm", {{"heads", 50}, {"none", 25}, {"replicate", 25}});
@@ -448,7 +445,7 @@ class PlanDraft {
     add_other(pattern, Fits::kTokenwise, styles[kind]);
   }
 
-  /// Whether the code between the MLP's projections is correct on this rank's features alone.
+  /// Whether the MLP is correct if its first projection returns a plain tensor of local features.
   bool runs_on_features() const {
     const MlpSpec& spec = model_.feed;
     return spec.activation != Activation::kCentred &&
@@ -486,7 +483,7 @@ class PlanDraft {
 
   void add_projections(const std::string& name) {
     const MlpSpec& spec = model_.feed;
-    // fused_colwise_parallel() cannot find the parts in the weight of a torch::nn::Linear.
+    // Without the library's own Linear, fused_colwise_parallel() would not know the weight's parts.
     const bool knows_parts = spec.linear == LinearKind::kOwn;
     const bool local = runs_on_features() && (knows_parts || spec.kind != MlpKind::kFusedWeight) &&
                        choices_.chance("plan.mlp_local", 35);
@@ -551,7 +548,6 @@ StyleSpec draw_style(Choices& choices, const std::string& name, Fits fits) {
   return spec;
 }
 
-/// Returns the style of a plan entry, possibly with a mistake.
 std::optional<StyleSpec> with_mistake(const Candidate& candidate, const std::string& name,
                                       Choices& choices) {
   enum class Mistake { kNone, kForgotten, kOtherStyle, kOtherLocal, kOtherOutput };
@@ -588,9 +584,9 @@ std::vector<std::string> patterns_of(const std::string& pattern, std::int64_t de
   return patterns;
 }
 
-/// Draws the correct plan, or a plan with missing entries, wrong styles or wrong options. Each plan
-/// must give the correct result or be refused. Declarations about local tensors are always correct,
-/// because the library cannot check the meaning of a local tensor.
+/// Draws the correct plan, or a plan with missing entries, wrong styles or wrong options. The
+/// library must then give the correct result or an error. Declarations about local tensors are
+/// always correct, because the library cannot find mistakes in these declarations.
 std::vector<PlanEntry> draw_plan(const Case& c, Choices& choices) {
   if (choices.chance("plan.none", 4)) {
     return {};
@@ -623,14 +619,14 @@ Case draw_case(std::uint64_t seed, Choices& choices) {
   }
   result.fsdp = draw_fsdp(choices, result.mesh);
   if (result.fsdp.kind == DataParallel::kReplicate) {
-    result.mesh.experts = 1;  // Replicas have one mesh for all parameters.
+    result.mesh.experts = 1;  // replicate() cannot give experts their own mesh.
   }
   result.train = draw_train(choices, result.fsdp);
   if (result.mesh.tensor > 1) {
     result.plan = draw_plan(result, choices);
   }
   if (!result.plan.empty()) {
-    // With tensor parallelism, experts need a distributed input.
+    // With tensor parallelism, experts accept only a distributed input.
     result.mesh.experts_on_tensor =
         choices.chance("mesh.experts_on_tensor", draw_local(choices) ? 10 : 90);
   }

@@ -11,15 +11,15 @@
 
 namespace tessera::fuzz {
 
-/// The decisions that make a case. Each decision is drawn from the seed and the decision's name,
-/// independently of all other decisions. A case can thus be drawn with some decisions changed.
+/// Draws the decisions that make a case. A decision depends only on the seed and the decision's
+/// name, so fixing a decision (a label in `fixed`) does not change other decisions.
 class Choices {
  public:
-  /// The labels of decisions, by the names of decisions; "" is the simplest option. The entry
-  /// kOthers sets all decisions that have no entry to their simplest option.
+  /// Decision name to label. The label "" is the simplest option. The name kOthers stands for all
+  /// decisions without an entry.
   using Labels = std::map<std::string, std::string>;
   static constexpr const char* kOthers = "*";
-  /// A possible result of a decision, with a probability proportional to `weight`.
+  /// An option of a decision. Its probability is proportional to `weight`.
   struct Option {
     std::string label;
     int weight = 1;
@@ -27,19 +27,19 @@ class Choices {
 
   explicit Choices(std::uint64_t seed, Labels fixed = {});
 
-  /// Returns the index of the drawn option. The first option must be the simplest. Throws Error if
-  /// the decision is fixed to a label that none of the options has.
+  /// Draws an option, of which the first must be the simplest, and returns its index. Throws Error
+  /// if the decision is fixed to a label that no option has.
   std::size_t pick(const std::string& name, const std::vector<Option>& options);
-  /// Like pick(), but returns a value of E, whose values must be in the order of the options.
+  /// Like pick(), but converts the index to the enum E.
   template <class E>
   E pick_as(const std::string& name, const std::vector<Option>& options) {
     return static_cast<E>(pick(name, options));
   }
-  /// Returns one of `values`, of which the first must be the simplest.
+  /// Draws one of `values`. The first value must be the simplest.
   std::int64_t number(const std::string& name, const std::vector<std::int64_t>& values);
   bool chance(const std::string& name, int percent);
 
-  /// The drawn options without the simplest ones. The seed and these options determine the case.
+  /// The drawn options that are not the simplest. The seed and these options determine the case.
   const Labels& made() const { return made_; }
 
  private:
@@ -62,7 +62,7 @@ enum class Activation {
 };
 
 enum class Rotary { kNone, kFunction, kByHand };
-/// A mask of attention that depends only on sizes, and that is a plain tensor on every mesh.
+/// An attention mask that depends only on sizes. The mask is a plain tensor, also on a mesh.
 enum class Mask {
   kNone,
   kWindow,  ///< kWindow: a bool mask of (sequence, sequence)
@@ -75,7 +75,7 @@ struct AttentionSpec {
   bool bias = false;
   bool causal = false;
   bool by_hand = false;  ///< `by_hand`: softmax, not scaled_dot_product_attention
-  bool gain = false;     ///< `gain`: a parameter with one number for each head
+  bool gain = false;     ///< `gain`: multiplies each head by a parameter
   bool adapter = false;  ///< `adapter`: LoRA of the query projection
   NormKind query_key_norm = NormKind::kNone;
   bool dropout = false;
@@ -91,13 +91,13 @@ enum class MlpKind {
   kExperts,  ///< an nn::MixtureOfExperts
 };
 
-/// An operator along the feature dimension, which may be sharded by a column-wise projection.
+/// An operator along the features, which tensor parallelism may shard.
 enum class Along { kNone, kSoftmax, kCumsum, kExchangedHalves };
 
 struct ExpertsSpec {
   std::int64_t experts = 4, top_k = 2;
   bool sigmoid = false;         ///< `sigmoid`: router scores are sigmoids
-  bool not_normalized = false;  ///< `not_normalized`: top-k weights of a token need not add up to 1
+  bool not_normalized = false;  ///< `not_normalized`: a token's top-k weights may not add up to 1
   bool selection_bias = false;
   bool shared = false;  ///< `shared`: a shared expert also gets every token
 };
@@ -110,7 +110,7 @@ struct MlpSpec {
   LinearKind linear = LinearKind::kOwn;
   Activation activation = Activation::kGelu;
   Along along = Along::kNone;
-  bool inner_bias = false;  ///< `inner_bias`: a parameter of the MLP itself
+  bool inner_bias = false;  ///< `inner_bias`: adds a parameter of the MLP itself
   bool auxiliary_loss = false;
   NormKind middle_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
@@ -155,8 +155,8 @@ struct StyleSpec {
   Placement output = Replicate{};
   bool local = false;
   bool takes_part = false;  ///< kRowwise: plain inputs are shards of the features
-  std::int64_t dim = 1;     ///< kSequence: the sharded dimension
-  std::int64_t parts = 1;   ///< kFusedColwise: number of parts
+  std::int64_t dim = 1;     ///< kSequence: the tensor dimension that is sharded
+  std::int64_t parts = 1;   ///< kFusedColwise: the parts of the fused weight
 };
 
 struct PlanEntry {
@@ -168,7 +168,7 @@ struct MeshSpec {
   std::int64_t replicas = 1, data = 1, tensor = 1;
   bool tensor_first = false;
   std::int64_t experts = 1;
-  bool experts_on_tensor = false;  ///< `experts_on_tensor`: tp ranks share experts
+  bool experts_on_tensor = false;  ///< `experts_on_tensor`: experts are also split over tp
 
   int ranks() const { return static_cast<int>(replicas * data * tensor); }
 };
@@ -222,11 +222,10 @@ struct Case {
   Planted planted = Planted::kNone;
 };
 
-/// Draws a case. Equal seeds and Choices give equal cases on every machine.
 Case draw_case(std::uint64_t seed, Choices& choices);
 
-/// The result of a case. kEqual, kRefused and kNotComparable are no faults. kNoOracle means that
-/// the generated model fails on one rank. All other results are faults of the library.
+/// kEqual, kRefused (an error in the first step) and kNotComparable are no faults. kNoOracle: the
+/// generated model fails on one rank. The other results are faults of the library.
 enum class Verdict {
   kEqual,
   kRefused,
@@ -241,7 +240,6 @@ enum class Verdict {
 };
 
 std::string to_string(Verdict verdict);
-/// Returns the value whose to_string() is the given text. Throws Error for other texts.
 Verdict verdict_of(const std::string& text);
 inline bool is_fault(Verdict verdict) {
   return verdict > Verdict::kNotComparable;

@@ -38,9 +38,9 @@ struct SearchOptions {
   std::int64_t first = 0;
   std::int64_t cases = 100;
   int processes = 2;
-  double seconds = 0;       ///< `seconds`: no chunk of cases begins later; 0: no limit
+  double seconds = 0;       ///< `seconds`: time limit after which no chunk begins; 0: none
   Choices::Labels fixed{};  ///< `fixed`: decisions that are not drawn
-  /// The time-out of a collective in seconds. All steps of a case take less than one second.
+  /// Seconds until a collective counts as a hang. A whole case takes less than one second.
   int timeout = 20;
 };
 
@@ -52,8 +52,8 @@ struct Result {
 
 using std::chrono::steady_clock;
 
-// The number of cases (a chunk) that one process runs. Loading libtorch takes as long as ten cases.
-// After the time limit, no new chunk begins, but running chunks are completed.
+// The number of cases in one process (a chunk). Starting a process takes as long as ten cases,
+// because it loads libtorch.
 constexpr std::int64_t kChunk = 25;
 
 std::uint64_t seed_of(const SearchOptions& options, std::int64_t index) {
@@ -79,11 +79,11 @@ Drawn draw(const SearchOptions& options, std::int64_t index) {
   return drawn;
 }
 
-/// A child process that runs this program. Its output is read line by line.
+/// A child process that runs this program with --worker. line() reads its output.
 class Worker {
  public:
   Worker(const SearchOptions& options, std::int64_t first, std::int64_t cases) {
-    // Resolves /proc/self/exe, because in the shell the link would name the shell.
+    // The command runs in a shell, where /proc/self/exe would be the shell.
     const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
     const std::string command = fmt::format(
         "exec '{}' --worker --seed {} --first {} --cases {} --timeout {} --set '{}' 2>&1", program,
@@ -110,7 +110,7 @@ class Worker {
   std::FILE* pipe_;
 };
 
-/// Parses "a=b,c=d". A name without a label gets the label "", the simplest option.
+/// Parses the names and labels "a=b,c=d". For a name alone, the label is "" (the simplest option).
 Choices::Labels labels_of(const std::string& text) {
   Choices::Labels labels;
   std::istringstream in(text);
@@ -127,7 +127,7 @@ class WorkerLines {
  public:
   explicit WorkerLines(std::vector<Result>& results) : results_(results) {}
 
-  /// Reads a line. Returns whether the line ends a case, whose result is then results.back().
+  /// Reads a line. Returns true after an "@end" line, which appends a result to `results`.
   bool take(const std::string& line) {
     if (line.starts_with("@begin ")) {
       running_ = std::stoll(line.substr(7));
@@ -160,25 +160,24 @@ class WorkerLines {
  private:
   std::vector<Result>& results_;
   std::optional<std::int64_t> running_;
-  std::string rest_;  ///< the last output line that is no worker line
+  std::string rest_;  ///< the last line that begins with neither @begin nor @end
   bool hung_ = false;
 };
 
-/// Returns a line about a fault. The line begins with the arguments that repeat the case.
+/// Begins with the command-line arguments that run the case again.
 std::string line_of(const SearchOptions& options, const Result& result) {
   return fmt::format("--seed {} --only {}: {}: {} [{}]\n", options.seed, result.index,
                      to_string(result.outcome.verdict), result.outcome.what,
                      to_string(result.decisions));
 }
 
-/// Prints a fault immediately, because a search may take long.
 void announce(const SearchOptions& options, const Result& result) {
   if (is_fault(result.outcome.verdict)) {
     std::cerr << line_of(options, result);
   }
 }
 
-/// Runs cases [first, end). If a case ends its process, a new process runs the remaining cases.
+/// Runs cases [first, end) in a child process. If a case ends the process, a new process continues.
 std::vector<Result> run_chunk(const SearchOptions& options, std::int64_t first, std::int64_t end) {
   std::vector<Result> results;
   while (first < end) {
@@ -203,7 +202,6 @@ std::vector<Result> run_chunk(const SearchOptions& options, std::int64_t first, 
   return results;
 }
 
-/// Runs one case in this process.
 Result run_one(const SearchOptions& options, std::int64_t index) {
   const Drawn drawn = draw(options, index);
   return {index, run_case(drawn.what, std::chrono::seconds(options.timeout)), drawn.made};
@@ -251,7 +249,6 @@ std::vector<Result> search(const SearchOptions& options) {
   return results;
 }
 
-/// Returns a text with the number of results of each kind, and the faults.
 std::string report(const SearchOptions& options, const std::vector<Result>& results) {
   std::map<std::string, int> counts;
   std::string faults;
@@ -265,8 +262,6 @@ std::string report(const SearchOptions& options, const std::vector<Result>& resu
   }
   return text + "\n" + faults;
 }
-
-// The command-line program and the GoogleTests.
 
 struct Arguments {
   SearchOptions search;
@@ -293,7 +288,7 @@ int run_program(Arguments arguments) {
 }
 
 TEST(Fuzz, FindsNoSilentDifference) {
-  // The cases are equal on every machine, but their number depends on the time limit.
+  // All machines run the same cases, but slow machines run fewer in the time limit.
   const SearchOptions options{.seed = 1, .cases = 600, .seconds = 25};
   const std::vector<Result> results = search(options);
   const auto count = [&](Verdict verdict) {
@@ -319,8 +314,8 @@ TEST(Fuzz, FindsAGradientThatIsSlightlyWrong) {
   EXPECT_CONTAINS(result.outcome.what, "loss 1 is", "of rank 0 differs by");
 }
 
-// A case with torch::optim::AdamW, whose eps amplifies rounding: flipping last bits of the
-// initial weights changes the trained weights by more than the tolerance.
+// In this case, torch::optim::AdamW amplifies rounding errors: two runs on one rank, with initial
+// weights that differ in their last bits, differ by more than the tolerance.
 TEST(Fuzz, TellsRoundingThatGrowsFromAWrongGradient) {
   SearchOptions options{.seed = 52};
   constexpr std::int64_t kIllConditioned = 4153;

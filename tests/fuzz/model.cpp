@@ -37,7 +37,6 @@ namespace {
 constexpr std::int64_t kRank = 2;
 constexpr std::int64_t kLongest = 8;
 
-/// Registers the module of a Layer in `parent`, if the Layer has a module.
 Layer added(nn::ModuleBase& parent, const char* name, Layer made) {
   if (made.module != nullptr) {
     parent.register_module(name, made.module);
@@ -111,7 +110,6 @@ Layer dropout_layer(DropoutKind kind) {
   return {};
 }
 
-/// A Linear with a low-rank adapter (Hu et al. 2021).
 class Adapted : public nn::Module<Adapted> {
  public:
   Adapted(LinearKind kind, std::int64_t in, std::int64_t out, bool bias)
@@ -124,7 +122,6 @@ class Adapted : public nn::Module<Adapted> {
   Layer base_, a_, b_;
 };
 
-/// Makes a Linear, with or without an adapter.
 Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, bool adapter) {
   return adapter ? layer(std::make_shared<Adapted>(kind, in, out, bias))
                  : linear_layer(kind, in, out, bias);
@@ -132,7 +129,7 @@ Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, 
 
 // Attention as a user writes it for one rank, with the sizes of the whole model.
 
-/// Returns a (positions, positions) matrix: the row (query) minus the column (key).
+/// Returns element (i, j) = i - j: the position of query i minus the position of key j.
 at::Tensor distances(std::int64_t positions) {
   const at::Tensor steps = at::arange(positions, c10::kDouble);
   return steps.unsqueeze(1) - steps;
@@ -187,8 +184,8 @@ std::vector<at::Tensor> Attention::project(const at::Tensor& x) {
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const TokenSizes& sizes) {
-  // The number of heads depends on the tensor, because under some plans a projection returns a
-  // local tensor.
+  // A projection can return a local tensor with only this rank's heads, so the number of heads is
+  // computed from the tensor's size.
   const auto heads = [&](const at::Tensor& t) {
     return t.view({sizes.batch, sizes.sequence, t.size(-1) / head_dim_, head_dim_});
   };
@@ -363,8 +360,6 @@ std::vector<at::Tensor> Mlp::forward(const at::Tensor& x) {
   return results;
 }
 
-// The model, as a user writes it for one rank.
-
 Block::Block(const ModelSpec& spec) : spec_(spec.feed) {
   if (spec.attention) {
     norm1_ = added(*this, "norm1", norm_layer(spec.norm, spec.dim()));
@@ -489,7 +484,7 @@ at::Tensor sum_of_losses(const std::vector<at::Tensor>& outputs, const at::Tenso
 
 void Net::reset_parameters(const nn::InitContext& init) {
   for (const auto& [name, slot] : named_slots()) {
-    // Most 1-D parameters are scales, and scales near 0 would make activations vanish.
+    // 1-D parameters are mostly scales. With scales near 0, activations would vanish.
     const bool vector = slot->get().dim() == 1;
     init.fill(slot, vector ? nn::init::uniform(0.5, 1.5) : nn::init::uniform(-0.6, 0.6));
   }

@@ -20,7 +20,6 @@ namespace tessera::fuzz {
 
 constexpr double kDropout = 0.25;
 
-/// A function of a tensor: the identity, or a call of `module`.
 struct Layer {
   std::shared_ptr<nn::ModuleBase> module;
   std::function<at::Tensor(const at::Tensor&)> call = [](const at::Tensor& x) { return x; };
@@ -33,8 +32,8 @@ Layer layer(std::shared_ptr<M> module) {
   return {module, [module](const at::Tensor& x) { return (*module)(x); }};
 }
 
-/// Batch and sequence sizes of this data-parallel rank's tokens, which a module cannot always
-/// derive from its input.
+/// The sizes of this data-parallel rank's input. With ModelSpec::folded, a module's input does not
+/// show the sizes.
 struct TokenSizes {
   std::int64_t batch = 0, sequence = 0;
 };
@@ -61,7 +60,7 @@ class Attention : public nn::Module<Attention> {
 class Mlp : public nn::Module<Mlp> {
  public:
   explicit Mlp(const ModelSpec& spec);
-  /// Returns the result. If the spec has an auxiliary loss, also returns this loss, summed over the
+  /// Returns the result and, with MlpSpec::auxiliary_loss, the auxiliary loss, summed over the
   /// tokens.
   std::vector<at::Tensor> forward(const at::Tensor& x);
 
@@ -79,10 +78,10 @@ class Mlp : public nn::Module<Mlp> {
 class Block : public nn::Module<Block> {
  public:
   explicit Block(const ModelSpec& spec);
-  /// Returns the block's result, and the auxiliary loss if the MLP has an auxiliary loss.
+  /// Returns the result and, with MlpSpec::auxiliary_loss, the auxiliary loss of the MLP.
   std::vector<at::Tensor> forward(const at::Tensor& x, const TokenSizes& sizes);
 
-  /// Returns the attention module and the MLP module, if the block has them.
+  /// The attention module and the MLP module; a block can lack one of the two.
   std::vector<nn::ModuleBase*> halves() const;
 
  private:
@@ -103,7 +102,6 @@ class Net : public nn::Module<Net> {
  public:
   Net(const ModelSpec& spec, Loss loss);
   std::vector<at::Tensor> forward(const at::Tensor& tokens, const at::Tensor& targets);
-  /// Fills all parameters with random values.
   void reset_parameters(const nn::InitContext& init) override;
 
   const std::vector<std::shared_ptr<Block>>& blocks() const { return blocks_; }
@@ -118,8 +116,8 @@ class Net : public nn::Module<Net> {
   std::shared_ptr<nn::Linear> head_;
 };
 
-/// Returns the sum of the losses of `targets` (tokens). `outputs`, the results of a forward without
-/// targets, are plain or distributed.
+/// Returns the sum of the losses of `targets` (tokens). `outputs`: the results of Net::forward()
+/// without targets.
 at::Tensor sum_of_losses(const std::vector<at::Tensor>& outputs, const at::Tensor& targets,
                          Loss loss);
 

@@ -39,9 +39,6 @@
 namespace tessera::fuzz {
 namespace {
 
-// The following functions convert a case's options to options of the library.
-
-/// Makes the style for a plan entry of a case.
 tensor_parallel::StylePtr make_style(const StyleSpec& s) {
   using namespace tensor_parallel;
   switch (s.kind) {
@@ -78,8 +75,7 @@ DeviceMesh make_mesh(const MeshSpec& spec, const testing::Rank& rank) {
   return rank.mesh(sizes, names);
 }
 
-/// Returns the part of make_mesh() over which FSDP shards the experts, or, if `experts` is false,
-/// all other parameters.
+/// Returns the mesh over which FSDP shards the experts (`experts`) or all other parameters.
 DeviceMesh data_mesh(const MeshSpec& spec, const DeviceMesh& mesh, bool experts = false) {
   const DeviceMesh data = experts || spec.experts == 1 ? mesh["dp"] : mesh[{"dp", "ep"}].flatten();
   return spec.replicas > 1 ? DeviceMesh::concatenate({mesh["replicas"], data}) : data;
@@ -107,11 +103,10 @@ fsdp::Options fsdp_options(const FsdpSpec& spec) {
 }
 
 constexpr int kSteps = 2;
-// With a large eps, Adam leaves a parameter unchanged if its gradient is only rounding error, as
-// for the bias of keys.
+// A large eps suppresses updates by gradients that are only rounding errors, such as the gradient
+// of the keys' bias.
 constexpr double kAdamEps = 1e-4;
 
-/// The results of a training run, recorded by one rank.
 struct Trace {
   std::vector<double> losses;  ///< mean loss of this rank's rows, for each step and evaluation
   std::vector<double> grad_norms;
@@ -119,7 +114,7 @@ struct Trace {
   int steps = 0;  ///< `steps`: number of completed steps
 };
 
-/// The part of the batch that this rank trains on: part number `index` of `count` parts.
+/// Which part of a batch a rank uses: the part with the index `index` of `count` parts.
 struct Part {
   std::int64_t index = 0, count = 1;
 };
@@ -128,7 +123,6 @@ struct Rows {
   std::int64_t first = 0, count = 0;
 };
 
-/// Returns part `part.index` of `rows`, split into `part.count` nearly equal parts.
 Rows part_of(const Rows& rows, const Part& part) {
   const std::int64_t from = rows.count * part.index / part.count;
   const std::int64_t to = rows.count * (part.index + 1) / part.count;
@@ -154,7 +148,6 @@ bool freezes(Frozen frozen, const std::string& name) {
   return false;
 }
 
-/// Trains the model of a case on one rank or on a mesh.
 class Training {
  public:
   explicit Training(const Case& c, std::uint64_t flips = 0) : case_(c), flips_(flips) {}
@@ -185,7 +178,7 @@ class Training {
   void build(const std::optional<DeviceMesh>& mesh) {
     const Init init = mesh ? case_.train.init : Init::kBeforeWrapping;
     make_net(init);
-    // Ranks get different seeds only if FSDP or a plan makes the ranks communicate.
+    // Without FSDP and a plan, nothing makes the ranks' weights equal: the seeds must be equal.
     const bool joined = !case_.plan.empty() || case_.mesh.replicas * case_.mesh.data > 1;
     const std::int64_t other = init == Init::kOtherSeeds && joined ? mesh->world()->rank() : 0;
     if (init == Init::kBeforeWrapping || init == Init::kOtherSeeds) {
@@ -223,7 +216,7 @@ class Training {
     }
   }
 
-  /// If the case plants this error: multiplies the gradient of a final RMSNorm by 1.001.
+  /// Planted::kWrongGradient: multiplies the gradient of the weight of a final RMSNorm by 1.001.
   void plant() {
     if (case_.planted == Planted::kWrongGradient && case_.model.final_norm == NormKind::kRms) {
       net_->named_slots().back().second->persistent().mutable_grad().mul_(1.001);
@@ -267,7 +260,7 @@ class Training {
   void split_experts(const DeviceMesh& mesh) {
     const MeshSpec& spec = case_.mesh;
     if (spec.experts > 1 || spec.experts_on_tensor) {
-      // The last dimension of the experts' mesh must be the dimension of the input's layout.
+      // The last mesh dimension for experts must be tp, over which their input is distributed.
       const DeviceMesh tp = mesh["tp"], ep = mesh["ep"];
       nn::apply_expert_parallel(*net_, spec.experts == 1        ? tp
                                        : spec.experts_on_tensor ? DeviceMesh::concatenate({ep, tp})
@@ -275,8 +268,7 @@ class Training {
     }
   }
 
-  /// Applies activation checkpointing. The run on one rank has it, too, because recomputation must
-  /// not change results.
+  /// Applies activation checkpointing, in the run on one rank as well.
   void checkpoint() {
     const Checkpointing kind = case_.train.checkpointing;
     if (kind == Checkpointing::kNone) {
@@ -361,7 +353,6 @@ class Training {
     zero_grad_ = [optimizer] { optimizer->zero_grad(); };
   }
 
-  /// Runs forward and backward of a step's micro-batches, and returns the sum of their losses.
   double accumulate(int step) {
     const std::int64_t micro_batches = case_.train.micro_batches;
     double sum = 0;
@@ -402,8 +393,8 @@ class Training {
     return loss;
   }
 
-  /// Returns the loss of this rank's part of the rows `all`: the part's sum of losses, divided by
-  /// the tokens of `all`. FSDP averages over parts, so the loss is multiplied by their number.
+  /// Returns the sum of the losses of this rank's part of `all`, times the number of parts (FSDP
+  /// averages over the parts), divided by the number of tokens in `all`.
   at::Tensor loss_of(int step, const Rows& all) {
     const Rows rows = part_of(all, parts_);
     const std::int64_t sequence = case_.train.sequence, vocabulary = case_.model.vocabulary;
@@ -413,8 +404,8 @@ class Training {
                                .square()
                                .remainder(vocabulary)
                                .narrow(0, rows.first, rows.count);
-    // On sharded tensors, random operators draw by the element's global index. On one rank, a
-    // BatchPart makes random operators on plain tensors draw the same numbers.
+    // On sharded tensors, random operators draw by the element's global index. On one rank,
+    // BatchPart gives plain tensors the same random numbers.
     std::optional<BatchPart> all_rows;
     if (!sharded_) {
       all_rows.emplace(0, 1);
@@ -468,8 +459,8 @@ class Training {
   std::function<void()> step_, zero_grad_;
 };
 
-/// Trains on this rank alone with the whole batch. If `flips` is not 0, flips the last bit of about
-/// half of the initial weights. `flips` is the seed of the choice.
+/// Trains on one rank with the whole batch. `flips`: the seed that selects half of the initial
+/// weights, whose last bits are flipped; 0: none.
 void train_alone(const Case& c, Trace& trace, std::uint64_t flips = 0) {
   tessera::manual_seed(c.seed);
   Training(c, flips).run(std::nullopt, trace);
@@ -480,7 +471,6 @@ using std::chrono::steady_clock;
 constexpr std::array kVerdicts{"equal",     "refused", "not comparable", "refused late",
                                "different", "hung",    "crashed",        "no oracle"};
 
-/// How the training run of a rank ended.
 struct Ended {
   bool well = true;
   bool by_peer = false;  ///< `by_peer`: another rank caused the failure
@@ -497,7 +487,7 @@ Ended run_rank(const Case& c, const testing::Rank& rank, Trace& trace) {
   } catch (const Error& error) {
     return {false, false, error.what()};
   } catch (const std::exception& error) {
-    // The first line of a libtorch exception is the message. All other lines are a stack trace.
+    // A libtorch message has a stack trace after its first line.
     const std::string text = error.what();
     return {false, false, "(libtorch) " + text.substr(0, text.find('\n'))};
   }
@@ -513,7 +503,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   const auto size = static_cast<std::size_t>(c.mesh.ranks());
   Runs runs{std::vector<Trace>(size), std::vector<Ended>(size)};
   const auto start = steady_clock::now();
-  // The watchdog must report waiting ranks before the time-out, as it does by default.
+  // The watchdog must name the waiting ranks before the collective times out.
   const testing::RanksOptions options{.world = {.timeout = timeout, .watchdog = timeout / 2},
                                       .deadline = 3 * timeout};
   testing::ErrorsOfRanks(
@@ -530,7 +520,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   return runs;
 }
 
-/// Returns the first rank that failed without a failure of another rank.
+/// Prefers a rank that failed by itself, not because another rank had failed.
 std::size_t first_to_fail(const std::vector<Ended>& ends) {
   const auto own = std::ranges::find_if(ends, [](const Ended& e) { return !e.well && !e.by_peer; });
   const auto any = std::ranges::find_if(ends, [](const Ended& e) { return !e.well; });
@@ -547,12 +537,12 @@ Outcome refusal(const Runs& runs) {
   return {late ? Verdict::kRefusedLate : Verdict::kRefused, text};
 }
 
-/// Compares the traces of all ranks with the trace of one rank, and describes the first
-/// differences.
+/// Compares the results of all ranks with the results on one rank, and describes the first
+/// differences in a text.
 class Comparison {
  public:
   Comparison(const Case& c, const Trace& oracle)
-      // With clipping, the tolerance is larger, because the clipping factor is an fp32 number.
+      // clip_grad_norm_() computes its factor in fp32, so the tolerance is larger.
       : oracle_(oracle), tolerance_(c.train.clip ? 1e-5 : 1e-9) {
     for (const double norm : oracle.grad_norms) {
       largest_gradient_ = std::max(largest_gradient_, norm);
@@ -568,7 +558,7 @@ class Comparison {
     return text_.empty() ? Outcome{} : Outcome{Verdict::kDifferent, text_};
   }
 
-  /// The maximum of all differences so far, each divided by its tolerance.
+  /// The largest quotient of a difference and its tolerance.
   double worst() const { return worst_; }
 
  private:
@@ -590,7 +580,7 @@ class Comparison {
     }
   }
 
-  /// Tensor-parallel ranks have equal rows of the batch, and must have equal losses.
+  /// Compares the mean loss of all ranks with the loss on one rank.
   void compare_losses(const std::vector<Trace>& traces) {
     for (std::size_t i = 0; i < oracle_.losses.size(); ++i) {
       double sum = 0;
@@ -618,7 +608,7 @@ class Comparison {
       const at::Tensor& found = trace.parameters.at(name);
       const double difference = (found - expected).abs().max().item<double>();
       const double largest = expected.abs().max().item<double>();
-      // The error of a gradient near 0 is proportional to the largest gradient.
+      // A gradient near 0 has errors in proportion to the largest gradient, not to its own size.
       if (exceeds(difference, tolerance_ * std::max({1.0, largest, largest_gradient_}))) {
         note("{} of rank {} differs by {:.3g} of {:.3g}, with gradients of {:.3g}", name, rank,
              difference, largest, largest_gradient_);
@@ -648,21 +638,20 @@ Verdict verdict_of(const std::string& text) {
 
 namespace {
 
-/// Seeds libtorch's default generator, from which random operators on plain tensors draw.
 void seed_libtorch(std::uint64_t seed) {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(seed);
 }
 
-/// Whether the losses or gradients of the run on one rank are so large that rounding decides.
+/// Whether the run on one rank diverges: rounding errors would then decide the results.
 bool explodes(const Trace& oracle) {
   constexpr double kMost = 1e6;
   return !std::ranges::all_of(oracle.losses, [](double x) { return std::isfinite(x); }) ||
          !std::ranges::all_of(oracle.grad_norms, [](double x) { return x < kMost; });
 }
 
-/// Returns Comparison::worst() of two runs on one rank whose initial weights differ only in their
-/// last bits.
+/// Returns how far rounding errors alone change results: Comparison::worst() of one-rank runs that
+/// start from weights with flipped last bits.
 double worst_of_rounding(const Case& c, const Trace& oracle) {
   constexpr std::uint64_t kRuns = 16;
   double worst = 0;
@@ -677,9 +666,9 @@ double worst_of_rounding(const Case& c, const Trace& oracle) {
   return worst;
 }
 
-/// The tolerance assumes that training does not amplify rounding errors. If a mesh exceeds the
-/// tolerance, the test also trains one rank with flipped last bits. The mesh is kNotComparable if
-/// its difference is at most twice that of the flipped bits.
+/// If a mesh exceeds the tolerance, trains on one rank with flipped last bits of the initial
+/// weights. If the flipped bits change results at least half as much as the mesh does, training
+/// amplifies rounding errors, and the case is kNotComparable.
 Outcome compared(const Case& c, const Trace& oracle, const std::vector<Trace>& traces) {
   Comparison comparison(c, oracle);
   Outcome outcome = comparison.outcome(traces);

@@ -42,7 +42,7 @@ void parse_or_refuse(const Parse& parse) {
   }
 }
 
-/// A folder of this process, in memory if /dev/shm exists.
+/// Returns a temporary folder of this process, in memory if /dev/shm exists.
 const std::filesystem::path& own_folder() {
   static const std::filesystem::path folder = [] {
     const std::filesystem::path memory = "/dev/shm";
@@ -80,7 +80,7 @@ void parse_index(const std::string& text) {
   const checkpoint::ModelFiles files(own_folder());
 }
 
-/// Parses a manifest.json. The checksum is added here, because mutated input would never match it.
+/// Parses a manifest.json. Appends the correct checksum, because mutated bytes never have it.
 void parse_manifest(const std::string& text) {
   const std::uint32_t sum = detail::crc32c(std::as_bytes(std::span(text)));
   const std::string whole = text + fmt::format(",\"crc32c\":\"{:08x}\"}}\n", sum);
@@ -98,7 +98,7 @@ void parse_safetensors(const std::string& text) {
   }
 }
 
-/// Parses DCP_SHARDING_INFO, the metadata of PyTorch's shards that contains the offsets of blocks.
+/// Parses DCP_SHARDING_INFO: the offsets of blocks in a shard from PyTorch's writer.
 void parse_sharding_info(const std::string& text) {
   write_input("shard-00001-model-00001-of-00001.safetensors", shard_with(text));
   checkpoint::manifest_of_shards(own_folder());

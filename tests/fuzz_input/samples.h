@@ -20,7 +20,6 @@ using nlohmann::json;
 inline constexpr const char* kShards[] = {"model-00001-of-00002.safetensors",
                                           "model-00002-of-00002.safetensors"};
 
-/// Writes two shards of a Hugging Face model.
 inline void write_shards(const std::filesystem::path& folder) {
   for (const int i : {0, 1}) {
     const std::string name = i == 0 ? "a" : "b";
@@ -30,7 +29,7 @@ inline void write_shards(const std::filesystem::path& folder) {
   }
 }
 
-/// Returns the JSON index file of the two files that write_shards() writes.
+/// Returns the index file (JSON) for write_shards().
 inline std::string index_of_shards() {
   return json{{"metadata", {{"total_size", 16}}},
               {"weight_map", {{"a", kShards[0]}, {"b", kShards[1]}}}}
@@ -51,7 +50,6 @@ inline std::string shard_with(const std::string& sharding_info) {
   return bytes + text + std::string(28, '\0');
 }
 
-/// Returns the correct DCP_SHARDING_INFO for shard_with().
 inline std::string sharding_info() {
   return R"({"w":{"saved_offsets":[0,0]},"step":{"saved_offsets":[]}})";
 }
