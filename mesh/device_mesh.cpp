@@ -130,8 +130,8 @@ struct DeviceMesh::Impl {
   // This rank's coordinate; empty if this rank is not a member of the mesh.
   std::vector<std::int64_t> coordinate;
 
-  /// The process group of each mesh dimension, as an atomic pointer: every collective reads such a
-  /// pointer and should not need a lock.
+  /// The process group of each mesh dimension. The pointers are atomic, so that a collective finds
+  /// its process group without a lock.
   mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
   // Protects `groups`. Keys of `groups` are lists of dimensions and not sets, because the order of
   // the dimensions decides the order of the ranks.
@@ -188,10 +188,10 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
     return slot.get();
   }
 
-  /// Records that `name` is the flattening of the dimensions `dims` of `root`, so that slicing
-  /// finds the name. A name stands for one list of dimensions in all slices of a root; if the name
-  /// was recorded for other dimensions before, returns those dimensions. Dimensions that were
-  /// flattened before are replaced by the dimensions that they consist of.
+  /// Records that flatten() gave `name` to the dimensions `dims` of `root`, so that slicing finds
+  /// `name`. If `name` already stands for other dimensions of `root`, returns those dimensions;
+  /// otherwise returns an empty list. A name in `dims` that flatten() gave is replaced by the names
+  /// of the dimensions it stands for.
   std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
                                               const std::vector<std::string>& dims) {
     const std::lock_guard lock(mutex_);
@@ -446,7 +446,6 @@ std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh) {
 
 namespace {
 
-/// Joins the names of mesh dimensions by commas, for error messages.
 std::string listed(const std::vector<std::string>& names) {
   return fmt::format("{}", fmt::join(names, ", "));
 }

@@ -23,9 +23,9 @@ namespace tessera::detail {
 
 namespace {
 
-/// Records in autograd's graph that `output` was computed from `input`. The backward is a node of
-/// type Backward, constructed from `arguments`. `output` must have no history and share no
-/// TensorImpl with `input`.
+/// Records in autograd's graph that `output` was computed from `input` by a new node of type
+/// Backward, constructed from `arguments`. `output` must have no autograd history and must not
+/// share a TensorImpl with `input`.
 template <class Backward, class... Arguments>
 at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arguments) {
   if (!is_recorded(input)) {
@@ -217,11 +217,10 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 }
 
 // Hooks on gradients. Backward sometimes chooses a cheaper layout for a leaf's gradient, but
-// optimizers expect the layout of the leaf. The hook on a leaf is installed at the leaf's first
-// use, because most distributed tensors are not leaves. Another hook makes gradients of plain
-// tensors plain, if an operator combines plain and distributed tensors.
+// optimizers expect the layout of the leaf, so a hook redistributes the gradient. The hook is
+// installed when an operator first uses the leaf. A second hook makes gradients of plain tensors
+// plain.
 
-/// Autograd runs this hook before it accumulates a gradient, on every rank in the same order.
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();
   // The hook captures only the tensor's spec. The tensor owns the hook, so a hook that captures the
@@ -250,7 +249,6 @@ at::Tensor make_plain(const at::Tensor& gradient) {
 
 /// Adds the hook that makes the gradient of `tensor` plain, unless `tensor` already has this hook.
 void keep_gradient_plain(const at::Tensor& tensor) {
-  // The caller has checked GradMode, which is off in the forward of a torch::autograd::Function.
   if (!has_own_hook(tensor, OwnHook::kMakePlain)) {
     add_own_hook(tensor, OwnHook::kMakePlain, &make_plain);
   }

@@ -15,7 +15,6 @@ namespace tessera::detail {
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient);
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient);
-/// Differentiable redistribution.
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
                                       const RedistributeOptions& options = {});
 

@@ -1,4 +1,4 @@
-// The cache of operator-call plans, and the function that runs calls which are not cached.
+// The cache of call plans, and dispatch(), which runs a call and caches its plan.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -41,11 +41,10 @@ class CallKey {
     words_.clear();
     push(reinterpret_cast<std::uintptr_t>(&info));
   }
-  /// Builds the whole cache key of a call of the operator `info` with `arguments`.
   void build(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-  /// Adds a distributed tensor as one word: the address of its interned spec. Low bits of the word
-  /// encode properties of the tensor that are not in the spec but change the plan.
+  /// Adds a tensor to the cache key. A distributed tensor is one word: the address of its interned
+  /// spec. The low bits tell whether the tensor is a meta tensor or a detached view.
   void add(Kind, const at::Tensor& tensor) {
     const auto* impl = tensor.defined() ? as_distributed(tensor) : nullptr;
     if (impl != nullptr) [[likely]] {
@@ -65,7 +64,7 @@ class CallKey {
     }
   }
   // Adds a number to the cache key by its value. For kind kScalar, adds only the number's type:
-  // otherwise a learning rate that changes in every step would need a new plan in every step.
+  // otherwise a learning rate that changes at each step would need a new call plan at each step.
   void add(Kind kind, std::int64_t value) {
     if (begin_number(kind, value, NumberType::kInteger)) {
       push(static_cast<std::uint64_t>(value));
@@ -125,10 +124,10 @@ class CallKey {
   }
 
  private:
-  // The low bits of a word tell what the word describes. A spec's address has three free low bits,
-  // because specs are aligned to eight bytes. All other words have the lowest bit set.
+  // The low bits of a word tell what the word describes. The three low bits of a spec's address are
+  // free, because specs are aligned to 8 bytes. All other words have the lowest bit set.
   static constexpr std::uint64_t kMeta = 2;  ///< added to the address of a meta tensor's spec
-  /// Added to the address of a spec, for a view that has its own copy of the base's elements.
+  /// Added to the address of a spec if the tensor is a detached view (DetachedView).
   static constexpr std::uint64_t kDetached = 4;
   static constexpr std::uint64_t kNone = 1;
   static constexpr std::uint64_t kPlainTensor = 3;
@@ -163,7 +162,6 @@ class CallKey {
 /// Each thread has its own cache, so no locks are needed if ranks are threads.
 class CallCache {
  public:
-  /// The dispatch cache of the calling thread.
   static CallCache& of_thread() {
     if (here_ == nullptr) [[unlikely]] {
       make_here();
@@ -181,10 +179,10 @@ class CallCache {
   CallKey& key() { return key_; }
 
   struct Lookup {
-    std::uint64_t hash = 0;    ///< hash of the cache key that was looked up
+    std::uint64_t hash = 0;
     CallPlan* plan = nullptr;  ///< the cached plan, or nullptr; valid until the next insert()
   };
-  /// Looks up the call plan for the cache key that was built last.
+  /// Looks up the call plan for key(), which the caller has just built.
   Lookup look_up() {
     const std::uint64_t hash = key_.hash();
     for (std::size_t i = 0; i < kNeighbourhood; ++i) {
@@ -207,14 +205,14 @@ class CallCache {
   void clear();
 
  private:
-  // A cache key has a few consecutive entries of the hash table in which it can be stored, from the
-  // entry that its hash selects. The first empty entry is filled first, and a plan is replaced but
-  // never removed. So look_up may stop at the first empty entry.
+  // A call plan is stored in the hash table at its key's hash or in one of the next few positions:
+  // in the first empty position, or in place of the plan that was used least recently. Plans are
+  // never removed without replacement, so look_up() stops at the first empty position.
   static constexpr std::size_t kSlots = 8192;
   static constexpr std::size_t kNeighbourhood = 8;
 
-  /// One cached call plan. The plan's inputs own the specs whose addresses are in the cache key, so
-  /// that the addresses of these specs are not reused.
+  /// A cached call plan and its key. The key contains addresses of specs. The plan's inputs own
+  /// these specs, so no other spec can get such an address.
   struct Entry {
     std::vector<std::uint64_t> words;
     CallPlan plan;
@@ -240,10 +238,10 @@ class CallCache {
   Slot& slot(std::uint64_t hash, std::size_t i) { return slots_[(hash + i) % kSlots]; }
 
   static void make_here();
-  // This thread's cache: a plain pointer, because a thread-local object would need a guard.
+  // This thread's cache. A plain pointer needs no initialisation check at each access.
   static inline constinit thread_local CallCache* here_ = nullptr;
 
-  // The cache key is a member instead of a local variable, so that calls reuse its memory.
+  // A member, so that calls reuse the memory of one key.
   CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
   std::uint64_t uses_ = 0;  ///< number of look-ups: hits plus misses

@@ -34,8 +34,8 @@ namespace tessera::detail {
 namespace {
 
 void run_form(PlannedCall& call) {
-  // Prepares tensors as localize_arguments does for plans of other kinds: installs the hook for a
-  // leaf's gradient layout, and refuses a view whose base was written after the view was made.
+  // Before a lowering runs, each tensor needs the steps that localize_arguments makes for other
+  // calls: the hook on a leaf's gradient, and an error for a view whose base was written later.
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
     if (DistributedTensorImpl* impl = as_distributed(tensor)) {
       keep_gradient_layout(*impl, tensor);
@@ -125,8 +125,8 @@ void execute(PlannedCall& call, CallKind kind) {
   }
 }
 
-/// Whether an OperatorMode sees the call. A mode can save a call's results and return these later,
-/// which would be wrong for views and for writes to an argument.
+/// Whether an OperatorMode intercepts the call. A mode can return results of an earlier call, which
+/// would be wrong for views and for operators that write to an argument.
 bool is_seen_by_modes(const OperatorInfo& info) {
   return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes &&
          !info.traits.has(Trait::kLeavesMemory);
@@ -135,9 +135,9 @@ bool is_seen_by_modes(const OperatorInfo& info) {
 void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
-  // An OperatorMode can return results without running the operator; the stack then still has the
-  // arguments. If the operator ran, the stack has its results, from which the values were moved. In
-  // both cases the results of the mode replace what is on the stack.
+  // An OperatorMode may return results without running the operator; the stack then still has the
+  // arguments. If the operator ran, the stack has moved-from results. In both cases, the mode's
+  // results replace these values on the stack.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
     return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
@@ -165,13 +165,12 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup) {
-  // The call can dispatch operators that remove the plan from the cache: do not read it later.
+  // Operators that the call runs can remove lookup.plan from the cache: do not read it later.
   if (lookup.plan != nullptr) {
     PlannedCall call(op, info, *lookup.plan, stack);
     return execute(call, call.plan.kind);
   }
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
-  // If plan_call throws, nothing is cached, so the next equal call also throws.
   CallPlan made = plan_call(op, info, arguments);
   // Plans of kinds kPlain and kDecomposed are not cached, because they cost almost nothing to make.
   const bool keeps = made.kind != CallKind::kPlain && made.kind != CallKind::kDecomposed;
@@ -370,8 +369,8 @@ void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }
 
-/// The member key_ still contains the words of the call that was not found. Between look-up and
-/// insertion, plan_call runs operators only below kDistributedKey, so no other call changes key_.
+/// key_ is still the key of the call that look_up() did not find: in the meantime, plan_call runs
+/// operators only below kDistributedKey, and such operators do not change key_.
 CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   const std::uint64_t hash = missed.hash;
   // Uses the first empty entry of the hash table, because look_up stops there. If no entry is
@@ -395,7 +394,6 @@ CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
 }
 
 DispatchCacheStatistics dispatch_cache_statistics() {
-  // Creates this thread's dispatch cache if the thread has made no operator call yet.
   CallCache::of_thread();
   return statistics_of(*RankState::here());
 }

@@ -41,7 +41,6 @@ class UnboxedKernel;
 template <class Op, class Result, class... Arguments>
 class UnboxedKernel<Op, Result(Arguments...)> {
  public:
-  /// The kernel function that is registered for kDistributedKey.
   static torch::CppFunction function() {
     return torch::CppFunction::makeFromUnboxedFunction(&call);
   }
@@ -81,8 +80,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return call_boxed([&](auto& stack) { dispatch(handle(), info, stack, found); }, arguments...);
   }
 
-  /// Looks up the plan of the call. Adds the arguments to the cache key in schema order, because
-  /// C++ evaluates the operands of a comma fold from left to right.
+  /// Looks up the plan of the call. A fold over the comma operator is evaluated from left to right,
+  /// so the arguments are added to the cache key in schema order.
   static CallCache::Lookup look_up(const OperatorInfo& info, const Arguments&... arguments) {
     CallCache& cache = CallCache::of_thread();
     CallKey& key = cache.key();
@@ -173,7 +172,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return (keys.raw_repr() & ~dense) == 0;
   }
 
-  // Functions that return an argument's dispatch keys, which a redispatch needs.
   static c10::DispatchKeySet keys_of(const at::Tensor& tensor) { return tensor.key_set(); }
   static c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& tensor) {
     return tensor ? tensor->key_set() : c10::DispatchKeySet();
@@ -262,8 +260,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     stack.emplace_back(c10::List<at::Tensor>(std::vector<at::Tensor>(list.begin(), list.end())));
   }
 
-  // Functions that convert an argument of a call to the argument of the local call.
-
   template <class List>
     requires kIsList<List>
   static std::vector<at::Tensor> local(const CallPlan&, std::size_t, const List& argument) {
@@ -280,8 +276,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static const T& local(const CallPlan&, std::size_t, const T& argument) {
     return argument;
   }
-  // Returns the local tensor of an in-place operator's written argument. The cast removes the const
-  // of the result of local_or_self().
+  // The local tensor of an argument that an in-place operator writes. The const_cast is needed
+  // because local_or_self() returns a const reference.
   static at::Tensor& local(const CallPlan&, std::size_t, at::Tensor& argument) {
     return const_cast<at::Tensor&>(local_or_self(argument));
   }

@@ -45,7 +45,7 @@ namespace tessera::detail {
 
 namespace {
 
-/// The operator _unsafe_view on a local tensor; copies the tensor if it cannot be viewed.
+/// _unsafe_view of a local tensor; copies a local tensor that cannot be viewed.
 struct UnsafeViewOfPart : at::_ops::_unsafe_view {
   static at::Tensor call(const at::Tensor& part, c10::SymIntArrayRef sizes) {
     return at::_ops::_unsafe_view::call(viewable(part, C10_AS_INTARRAYREF_SLOW(sizes)), sizes);

@@ -30,7 +30,7 @@ bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
   return true;
 }
 
-/// Expands a gathered tensor, so that its stride is 0 where `strides` are 0.
+/// Makes the stride of a gathered tensor 0 in each dimension in which `strides` has a 0.
 at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
   // Copies only the elements that exist in memory; contiguous() on the expanded tensor would
   // allocate the full expanded size.
@@ -85,8 +85,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 "does not come along: redistribute what it is a view of to Replicate first");
 }
 
-/// A Localizer converts the call's tensors to local tensors one by one, and counts them, because a
-/// plan refers to its inputs by number.
+/// A Localizer replaces the tensors of a call by local tensors, in order. The Localizer counts the
+/// tensors, because the call plan refers to tensors by index.
 class Localizer {
  public:
   explicit Localizer(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
@@ -107,7 +107,7 @@ class Localizer {
   }
 
  private:
-  /// An argument that the operator only reads: the tensors before and after its redistribution.
+  /// A redistributed argument that the operator only reads: before and after.
   struct Moved {
     at::Tensor from;
     LayoutPtr target;
@@ -142,8 +142,8 @@ class Localizer {
     return locals;
   }
 
-  /// Returns the local tensor that the operator gets for `tensor`, the next tensor of the call.
-  /// Records in the LocalRun the written tensors, and the tensors for CallPlan::LocalCall.
+  /// Returns the local tensor that replaces `tensor` in the call. Also adds it to `run_.locals` if
+  /// the plan has a local call, and to `run_.written` if the operator writes it.
   at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
     const CallPlan::Input& input = plan_.inputs[next_input_];
     DistributedTensorImpl* impl = as_distributed(tensor);
@@ -158,8 +158,8 @@ class Localizer {
     if (input.plan) {
       local = moved(local, input);
     }
-    // An operator can resize an empty local tensor on this rank alone, or over another tensor's
-    // memory. So an empty local tensor is copied, unless its redistribution makes a copy.
+    // The operator may resize an empty local tensor, but the caller's local tensor must not change
+    // on this rank alone. So the operator gets a copy of an empty local tensor.
     if (input.written != nullptr && impl != nullptr && local.numel() == 0) {
       local = local.clone();
     }
@@ -173,8 +173,8 @@ class Localizer {
     return local;
   }
 
-  /// If the operator writes `tensor`, and `tensor` is a detached view (DetachedView: it has its own
-  /// copy of the elements of its base), records the view. The write is later repeated on the base.
+  /// If the operator writes `tensor`, and `tensor` is a DetachedView (a view with its own copy of
+  /// the base's elements), records `tensor`. The write is later repeated on the base.
   void check_detached(const DistributedTensorImpl& impl, const at::Tensor& tensor,
                       std::size_t argument) {
     if (!impl.detached_view()) {
@@ -192,7 +192,7 @@ class Localizer {
   }
 
   at::Tensor moved(const at::Tensor& local, const CallPlan::Input& input) {
-    // If an earlier argument was the same tensor, as in cat({x, x}), reuses its redistribution.
+    // In a call such as cat({x, x}), redistributes x only once.
     for (const Moved& done : moved_) {
       if (done.from.is_same(local) && done.target == input.target && input.written == nullptr) {
         return done.to;
@@ -257,13 +257,13 @@ void rewrite_arguments(LocalRun& run) {
 
 namespace {
 
-/// Wraps results in the order of a plan's outputs: each element of a list is a separate output.
+/// Wraps local results as distributed tensors, in the order of CallPlan::outputs.
 class ResultWrapper {
  public:
   explicit ResultWrapper(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
 
-  /// Replaces a local result on the stack by a distributed tensor. An undefined result is counted,
-  /// but not changed.
+  /// Replaces the local result `value` on the stack by a distributed tensor. An undefined tensor
+  /// stays undefined.
   void wrap_result(c10::IValue& value, const OperatorInfo::Return& returned) {
     if (returned.written >= 0) {
       give_back(value, std::move(run_.returned[next_returned_++]));
@@ -288,8 +288,8 @@ class ResultWrapper {
     return wrapped;
   }
 
-  /// Returns the caller's tensor as the result of an in-place operator. If the shape has changed,
-  /// the caller's distributed tensor gets the new local tensor and its spec.
+  /// Puts the caller's tensor `original` on the stack as the result of an in-place operator. If the
+  /// operator changes shapes, first gives `original` the new local tensor and a new spec.
   void give_back(c10::IValue& value, c10::IValue original) {
     DistributedTensorImpl* impl =
         info_.changes_shape && original.isTensor() ? as_distributed(original.toTensor()) : nullptr;
@@ -333,11 +333,10 @@ class ResultWrapper {
     return result;
   }
 
-  /// Saves the arguments with which write_through repeats the view operator on the base.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
-    // All results of one call share one record of the base's version. The results are views that do
-    // not overlap, so a write to one result keeps all other results valid.
+    // The results of one view call, such as split(), share the recorded version of the base: they
+    // do not overlap, so a write to one result does not make another result invalid.
     seen_ = seen_ == nullptr ? view->seen : seen_;
     view->seen = seen_;
     if (!run_.is_moved()) {
@@ -349,14 +348,14 @@ class ResultWrapper {
     if (!plan_.has_rule) {
       strides = input.spec->strides;
     }
-    run_.view_arguments[viewed] = {};  // releases the redistributed copy of the base
+    run_.view_arguments[viewed] = {};
     view->replay = std::make_shared<DetachedView::Replay>(DetachedView::Replay{
         plan_.local_call ? plan_.local_call->op : run_.call.op, run_.view_arguments, viewed,
         output_, input.target, std::move(strides)});
     return view;
   }
 
-  /// Returns the spec of result number output_. After a plan's first call, the plan has the spec.
+  /// Returns the spec of the current result. The first call with a call plan stores the spec in it.
   TensorSpecPtr spec_of(const at::Tensor& local) {
     if (!plan_.has_rule) {
       return replicated_spec(plan_, local);
@@ -364,8 +363,8 @@ class ResultWrapper {
     TESSERA_CHECK(output_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
                   " names too few outputs");
     CallPlan::Output& output = plan_.outputs[output_];
-    // For some outputs (such as the random seeds of attention) the sharding rule only declares that
-    // the output is equal on all ranks.
+    // A sharding rule can leave an output's layout open. Such an output (for example, the random
+    // seed of attention) is equal on all ranks.
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }

@@ -27,9 +27,9 @@ namespace tessera::detail {
 
 namespace {
 
-/// An OrdinaryViewScope leaves inference mode while a view of a redistributed tensor is made.
-/// Otherwise the view's own copy of the elements would be an inference tensor without a version
-/// counter. libtorch requires a view to have a counter if its base has one.
+/// An OrdinaryViewScope turns inference mode off while the operator makes a view of a redistributed
+/// copy of its base. In inference mode the view would have no version counter, but libtorch
+/// requires a counter if the base has one.
 class OrdinaryViewScope : NoCopy {
  public:
   explicit OrdinaryViewScope(const LocalRun& run) {
@@ -60,8 +60,8 @@ std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   return arguments;
 }
 
-/// Runs the plan's local call (CallPlan::LocalCall) instead of the called operator. The called
-/// operator's arguments are removed from the stack unread: their tensors are in run.locals.
+/// Runs CallPlan::LocalCall, the operator that the call plan runs on local tensors instead of the
+/// called operator. Removes the called operator's arguments from the stack.
 void run_local_call(LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   torch::jit::Stack& stack = run.call.stack;
@@ -109,14 +109,13 @@ void run_operator(LocalRun& run) {
   run.call.op.callBoxed(run.call.stack);
 }
 
-/// Accepts the new sizes of an empty out= tensor that an operator without a sharding rule has
-/// resized. Throws Error if the tensor was not empty. Such an operator runs on whole tensors, so
-/// all ranks have the same sizes, and all or no ranks throw.
+/// Gives an out= tensor the sizes to which an operator without a sharding rule has resized it.
+/// Throws Error if the tensor was not empty. The operator ran on whole tensors, so either all ranks
+/// throw, or no rank throws.
 void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
   const bool empty = original.numel() == 0;
-  // If the tensor was not empty, restores the sizes that the operator has changed, and throws.
   if (!empty && local.is_same(original.local())) {
     restore_sizes(local, spec->sizes, spec->strides);
   }
@@ -124,12 +123,12 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
                 c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
                 ": pass one of the result's sizes");
   original.give_count_to(local);
-  // Replicates the tensor, because its placements can be invalid for its new sizes.
+  // The resized tensor is replicated, because its placements may not permit the new sizes.
   original.replace(local, replicated_spec(run.call.plan, local));
 }
 
 /// Copies the new value of a written tensor to the caller's tensor. Does nothing if the operator
-/// wrote to the local tensor of the caller's tensor, in the right layout and sizes.
+/// has written directly to the caller's tensor.
 void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const CallPlan& plan = run.call.plan;
   const CallPlan::Input& input = plan.inputs[written.input];
@@ -138,7 +137,7 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const at::Tensor& own = impl != nullptr ? impl->local() : written.original;
   const bool in_place = written.local.is_same(own) && input.written == spec->sharding.layout;
   if (in_place && impl == nullptr) {
-    return;  // libtorch has written to, and possibly resized, the plain tensor
+    return;
   }
   if (!plan.has_rule && written.local.sizes() != spec->sizes) {
     return take_new_sizes(run, *impl, written.local);
@@ -195,9 +194,7 @@ LocalRun::LocalRun(PlannedCall& c) : call(c) {
   }
 }
 
-/// Runs all steps of a call on local tensors. Version counters are read before the operator runs,
-/// because its kernel increments some counters. After new values are written back, all other
-/// counters are incremented. The results on the stack are wrapped last.
+/// Runs a call on local tensors: replaces arguments, runs the operator, and wraps the results.
 void run_local(PlannedCall& call, CallKind kind) {
   LocalRun run(call);
   const OrdinaryViewScope ordinary(run);
@@ -214,8 +211,8 @@ void run_local(PlannedCall& call, CallKind kind) {
 
 namespace {
 
-/// Fills a Partial tensor with random numbers. The local tensors of a Partial tensor have terms of
-/// a reduction, so first fills a tensor that is replicated where `self` is Partial.
+/// Fills a Partial tensor with random numbers. A Partial tensor's local tensors are terms of a sum,
+/// so the numbers are drawn into a tensor that is replicated where `self` is Partial.
 void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
   const DistributedTensorImpl& impl = *as_distributed(self);
   const TensorSpec& spec = *impl.spec();

@@ -25,21 +25,20 @@ struct LocalRun {
   c10::SmallVector<c10::IValue, 2> returned;
   at::Tensor viewed;  ///< the base of the results of a view operator; otherwise undefined
 
-  /// A tensor that the operator wrote, whose new value must be copied back to the caller's tensor.
+  /// A tensor that the operator wrote. Its new value may have to be copied to the caller's tensor.
   struct Written {
-    at::Tensor original;  ///< the tensor that was written, as the caller passed it
-    at::Tensor local;     ///< the local tensor that the operator writes to
-    std::size_t input;    ///< number of the written tensor among the call's tensors
+    at::Tensor original;  ///< the caller's tensor
+    at::Tensor local;
+    std::size_t input;  ///< index in CallPlan::inputs
   };
   c10::SmallVector<Written, 2> written;
-  /// The written tensors that are detached views: each has its own copy of its base's elements.
+  /// Written tensors that are detached views (DetachedView); their bases must be written as well.
   std::vector<at::Tensor> written_views;
   std::vector<at::Tensor> locals;  ///< local tensors of all arguments, for CallPlan::LocalCall
   c10::Device device = c10::kCPU;  ///< device on which the operator draws random numbers
-  std::vector<c10::IValue> view_arguments;  ///< saved arguments of the view operator (DetachedView)
+  std::vector<c10::IValue> view_arguments;  ///< arguments with which a detached view is remade
 
-  /// Whether the base of a view was redistributed before the view operator ran. The result is then
-  /// a view of a copy of the base.
+  /// Whether the base of a view was redistributed first, so that the result is a view of a copy.
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
 };
 
@@ -53,7 +52,6 @@ void rewrite_arguments(LocalRun& run);
 /// Replaces the local results of the call by distributed tensors.
 void wrap_results(LocalRun& run);
 
-/// Makes the spec of a replicated result of an operator without a sharding rule.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 
 /// Throws Error for a random operator that would draw equal numbers on two data-parallel ranks for

@@ -204,7 +204,6 @@ void check_rotary_sizes(c10::IntArrayRef x, c10::IntArrayRef cos, c10::IntArrayR
   }
 }
 
-/// The operator that rotates queries and keys in one kernel launch.
 struct RotaryEmbeddingQk
     : FusedOperator<RotaryEmbeddingQk, TwoTensors(const at::Tensor&, const at::Tensor&,
                                                   const at::Tensor&, const at::Tensor&, bool)> {
@@ -219,8 +218,8 @@ at::Tensor run_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   return kernels::rotary_embedding(x, cos, sin, transposed);
 }
 
-/// In the sharding rule of rotary embedding, heads can be sharded, because both elements of a
-/// rotated pair belong to one head. The cos and sin tables are sharded like the sequence.
+/// The sharding rule of rotary embedding. Heads may be sharded, because a rotation combines two
+/// elements of one head. The cos and sin tables are sharded like the sequence.
 std::optional<ShardingRule> rotary_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(0).sizes;
   check_rotary_sizes(sizes, call.tensor(1).sizes, call.tensor(2).sizes);
@@ -264,7 +263,7 @@ TwoTensors run_rotary_qk(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return kernels::rotary_embedding_qk(q, k, cos, sin, transposed);
 }
 
-/// Query heads are sharded like key heads: each key head is on the rank of its query heads.
+/// The sharding rule of rotary_embedding_qk: a key head is on the same rank as its query heads.
 std::optional<ShardingRule> rotary_qk_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(1).sizes;
   check_qk(call.tensor(0).sizes, sizes, call.tensor(2).sizes, call.tensor(3).sizes);
@@ -361,8 +360,6 @@ struct RmsNormBackward
       "(Tensor, Tensor)";
 };
 
-/// Throws Error if the sizes do not fit the operator. `weight` has the sizes of the weight; nullopt
-/// means that there is no weight.
 void check_rms_norm_sizes(c10::IntArrayRef x, std::optional<c10::IntArrayRef> weight) {
   TESSERA_CHECK(!x.empty(), "rms_norm of a scalar was asked for");
   TESSERA_CHECK(!weight || (weight->size() == 1 && weight->front() == x.back()),
@@ -405,7 +402,7 @@ TwoTensors run_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                     defined_or_not(sum_grad));
 }
 
-/// Index letters (as in einsum) of the RMS norm's rule: for x, one number per row, and the weight.
+/// The dimensions of x, of the numbers per row and of the weight in the sharding rule.
 struct NormFactors {
   rules::TensorFactors x, rows, weight;
 
@@ -467,7 +464,7 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
-  /// Saves `weight` and `eps`, which compute() needs in addition to the saved tensor x.
+  /// Saves `weight` and `eps`, from which compute() recomputes the norm.
   void take(const at::Tensor& weight, double eps) {
     eps_ = eps;
     weight_ = weight;

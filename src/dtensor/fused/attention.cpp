@@ -37,8 +37,8 @@
 
 namespace tessera::detail {
 
-// Calls of the kernels behind scaled_dot_product_attention, which does not return the log-sum-exp.
-// Each kernel returns the log-sum-exp in its own format, and its backward expects the same format.
+// Calls the kernels of libtorch's attention directly, because scaled_dot_product_attention does not
+// return the log-sum-exp. A backward kernel needs the log-sum-exp as its forward kernel wrote it.
 
 namespace {
 
@@ -130,7 +130,7 @@ AttentionGradients by_flash_backward(const at::Tensor& grad, const at::Tensor& q
     return at::_scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, whole.out, whole.log_sum_exp, 0, seen.causal, optional_tensor(seen.mask));
   }
-  // The dropout probability is 0 in this call, so the backward reads no generator state.
+  // Without dropout (probability 0), the backward kernel reads no random state.
   const auto [of_q, of_k, of_v] = at::_scaled_dot_product_flash_attention_backward(
       padded_to(grad, 8), padded_to(q, 8), padded_to(k, 8), padded_to(v, 8),
       padded_to(whole.out, 8), whole.log_sum_exp, {}, {}, q.size(2), k.size(2), 0, seen.causal, {},
@@ -292,7 +292,7 @@ bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
 }
 
-/// Whether this attention call repeats the key heads. A CPU's kernels take unequal head counts.
+/// Whether key heads are repeated before the kernel runs. CPU kernels need no repetition.
 bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                    const at::Tensor& mask, double dropout) {
   const bool training = in_training(q, k, v, dropout);
@@ -309,7 +309,7 @@ bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                          const OptionalTensor& mask, double dropout) {
   if (q.is_meta()) {
-    // Computes by matrix products: libtorch's C++ library has no meta kernel for masked attention.
+    // Meta tensors need this path: libtorch has no meta kernel for masked attention in C++.
     return q.matmul(repeat_heads(k, q.size(1)).transpose(2, 3))
         .softmax(-1)
         .matmul(repeat_heads(v, q.size(1)));
@@ -445,7 +445,7 @@ struct Block {
 std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   const std::int64_t end = chunk.end();
   const Block square{chunk, Block::kCausal};
-  // All queries of the chunk see the keys from position `full` up to the start of the chunk.
+  // Every query of the chunk sees every key from position `full` to the start of the chunk.
   std::int64_t full = 0;
   std::vector<Block> blocks;
   if (window > 0 && window < end) {
@@ -464,12 +464,12 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   return blocks;
 }
 
-/// A Piece: queries that one attention call computes together: all queries of a chunk, or the
-/// queries of one document within a chunk.
+/// Queries that one attention call computes: all queries of a chunk, or only the chunk's queries of
+/// one document.
 struct Piece {
-  Range sequences;  ///< sequences of the batch from which the queries are
-  Range rows;       ///< the queries' range of tokens of q
-  Range keys;       ///< range of tokens of k that contains all keys that the queries see
+  Range sequences;  ///< range of sequences in the batch
+  Range rows;       ///< range of token indices in q
+  Range keys;       ///< range of token indices in k, with all keys that the queries see
   /// The positions of the queries, relative to the first key in `keys`.
   Range queries() const { return {keys.length - rows.length, rows.length}; }
 
@@ -517,9 +517,7 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
   if (!documents.empty()) {
     check_documents(k, documents);
   }
-  const bool whole_sequences =
-      // True if each sequence is a single document, or if the caller passed no documents.
-      std::ssize(documents) <= q.size(0) + 1;
+  const bool whole_sequences = std::ssize(documents) <= q.size(0) + 1;
   const std::int64_t length = q.size(kTokensDim) / count, sequence = k.size(kTokensDim);
   std::vector<Piece> pieces;
   for (std::int64_t i = 0; i < count; ++i) {

@@ -33,7 +33,6 @@ struct AllToAllUneven
       "(Tensor x, int[] output_counts, int[] input_counts, int group) -> Tensor";
 };
 
-/// Converts numbers of rows to numbers of elements. A row has `row` elements.
 std::vector<std::int64_t> elements_of(Counts rows, std::int64_t row) {
   std::vector<std::int64_t> elements(rows.begin(), rows.end());
   for (std::int64_t& count : elements) {
@@ -74,7 +73,7 @@ at::Tensor run_all_to_all_uneven(const at::Tensor& x, Counts output_counts, Coun
   return output;
 }
 
-/// All dimensions except the rows can be sharded, over another mesh than the mesh of the exchange.
+/// The sharding rule: dimension 0, the rows, is not sharded; all other dimensions can be.
 std::optional<ShardingRule> all_to_all_uneven_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   std::vector<std::int64_t> sizes = call.tensor(0).sizes;
@@ -165,8 +164,7 @@ at::Tensor ends_of(Counts counts, const at::Tensor& like) {
   return at::tensor(ends, at::kInt).to(like.device());
 }
 
-/// Calls `product` for each expert that has rows, with the expert's number, its first row and its
-/// number of rows.
+/// Calls product(expert index, first row, number of rows) for each expert that has rows.
 template <class Product>
 void for_each_expert(Counts counts, Product product) {
   std::int64_t first = 0;

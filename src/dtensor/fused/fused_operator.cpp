@@ -16,7 +16,7 @@ namespace tessera::detail {
 // The code of fused operators that does not depend on an operator's type: the gradient of a
 // FusedNode, recomputation, and the sharding rule of elementwise operators.
 
-/// Throws Error if gradient mode is on, that is, if autograd records the backward (create_graph).
+/// Computes the inputs' gradients. Throws Error with create_graph: differentiable only once.
 variable_list FusedNode::apply(variable_list&& gradients) {
   TESSERA_CHECK(!c10::GradMode::is_enabled(), op_,
                 " is differentiable once; a gradient of its gradient was asked for "
@@ -49,9 +49,8 @@ void FusedNode::record(const at::Tensor& result) {
   set_node(result, pointer_to(*this));
 }
 
-/// Redistributes a gradient that is Partial or sharded in another way than the result, so that
-/// gradients of inputs have the inputs' layouts. A replicated gradient is not redistributed: the
-/// operator takes this rank's shard.
+/// Redistributes `gradient`, the gradient of a result, to the layout of this result, so that the
+/// inputs' gradients get the inputs' layouts. A replicated gradient stays replicated.
 at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_t result) const {
   const TensorSpecPtr& spec = results_[result];
   const DistributedTensorImpl* given = as_distributed(gradient);
@@ -76,7 +75,7 @@ bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
   return tensor.output_nr() == 0 && !moves_ && writes_of(tensor) == writes_ && prepare();
 }
 
-/// Recomputes the result and, unless autograd records the backward (create_graph), the gradients.
+/// Recomputes the result and, if possible (not with create_graph), the inputs' gradients.
 RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gradient,
                                                            int backward) {
   if (!takes_gradient() || !gradient.defined() || c10::GradMode::is_enabled() ||
@@ -98,8 +97,8 @@ at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // Frees the cached result at the end of the backward. This node frees the result when it runs,
-    // but autograd skips the node if no requested gradient depends on the node.
+    // Frees the cached result when the backward ends. Usually this node frees it earlier, but
+    // autograd does not run the node if no requested gradient needs it.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};

@@ -46,7 +46,7 @@ class FusedOperator<Op, Result(Arguments...)> {
   static constexpr const char* overload_name = "";
 
   static Result call(Arguments... arguments) { return handle().call(arguments...); }
-  /// Calls the operator below autograd's keys, from the autograd kernel of the same operator.
+  /// Calls the operator without autograd; used in the operator's own autograd kernel.
   static Result call_below_autograd(Arguments... arguments) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     return handle().call(arguments...);
@@ -91,7 +91,7 @@ class FusedNode : public Node {
   void save(const Tensors&... tensors) {
     (saved_.emplace_back(tensors, /*is_output=*/false), ...);
   }
-  /// Saves a recorded result of the operator, after the tensors that save() has saved.
+  /// Saves a result of the operator. In saved(i), results come after the tensors from save().
   void save_result(const at::Tensor& result) { saved_.emplace_back(result, /*is_output=*/true); }
   /// Adds `result` to the operator's results whose gradients the node receives in backward.
   void record(const at::Tensor& result);
@@ -104,7 +104,6 @@ class FusedNode : public Node {
   /// Computes the gradients of a call's inputs from the gradients of the recorded results. At least
   /// one gradient of a result is defined, and each defined gradient has the layout of its result.
   virtual variable_list differentiate(const variable_list& gradients) = 0;
-  /// Whether the first result of the fused operator is a distributed tensor.
   bool is_distributed() const { return results_.front() != nullptr; }
   /// Whether `tensor` has the layout of the operator's first result.
   bool fits_result(const at::Tensor& tensor) const;
@@ -115,7 +114,7 @@ class FusedNode : public Node {
   const char* op_;
   const char* name_;
   c10::SmallVector<SavedVariable, 4> saved_;
-  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< specs of results; nullptr for plain results
+  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< specs of the results; nullptr: plain tensor
 };
 
 /// The autograd node of an operator whose first result is recomputed from the node's saved tensors
@@ -153,8 +152,8 @@ class RecomputableNode : public FusedNode {
     variable_list gradients;
   };
 
-  /// Fetches the inputs of compute() that the node does not save. Returns false if such an input is
-  /// not available.
+  /// Gets the inputs of compute() that the node did not save. Returns false if an input is not
+  /// available.
   virtual bool prepare() { return true; }
   /// Computes the operator's first result. With create_graph, uses operators that autograd records.
   virtual at::Tensor compute() = 0;
@@ -190,8 +189,8 @@ NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
   return node;
 }
 
-/// The autograd node of an operator for which the function `Formula` computes the inputs'
-/// gradients, from the node and the gradients of the results.
+/// The autograd node of an operator whose gradients the function `Formula` computes: the arguments
+/// of `Formula` are the node and the gradients of the results.
 template <class Formula>
 class FormulaNode final : public FusedNode {
  public:

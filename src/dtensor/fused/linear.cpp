@@ -24,7 +24,7 @@ struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const 
       "(Tensor weight, Tensor indices, int first_row=0, int total_rows=-1) -> Tensor";
 };
 
-/// The operator for the gradient of `weight`; only the sizes and layout of `weight` are read.
+/// The operator for the gradient of `weight`, whose sizes and layout are read, but not its values.
 struct EmbeddingBackward
     : FusedOperator<EmbeddingBackward, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                   const at::Tensor&, std::int64_t)> {
@@ -88,8 +88,8 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   return rule;
 }
 
-/// Declares in the sharding rule that the gradient is sharded like the embedding table, although
-/// the table itself is not an argument.
+/// The sharding rule of embedding's gradient, which is sharded like the embedding table. Only the
+/// layout of the table is used, not its values.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const EmbeddingFactors factors(rule, call.tensor(2), call.tensor(1), /*reduces_rows=*/false);
@@ -168,7 +168,7 @@ at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   return kernels::fp8_linear(x, weight);
 }
 
-/// Adds a factor (index letter) for each row dimension. `reduced`: whether the product sums rows.
+/// Adds a dimension to the rule for each row dimension. `reduced`: whether rows are summed.
 rules::TensorFactors row_factors(ShardingRule& rule, const rules::Sizes& sizes, bool reduced) {
   rules::TensorFactors factors;
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {

@@ -158,7 +158,7 @@ struct CrossEntropyBackward
       "-> Tensor";
 };
 
-/// Computes the losses of local rows. `shard`: the range of columns that the local logits contain.
+/// Checks the arguments of row_losses() and calls row_losses().
 RowLosses checked_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                              const VocabularyShard& shard, const RowLossOptions& options) {
   check_options(options);
@@ -227,7 +227,6 @@ bool are_here(const at::Tensor& targets, LayoutPtr rows) {
   return layout == rows || layout->is_replicated();
 }
 
-/// The layout of a tensor with one number for each row of the logits.
 LayoutPtr layout_of_rows(const TensorSpec& logits) {
   const LayoutPtr layout = logits.sharding.layout;
   return Layout::intern(layout->mesh_sizes(), {layout->dims()[0]}, {});

@@ -49,8 +49,8 @@ std::string text_of(const DistributedTensor& tensor) {
          c10::toString(tensor.tensor().scalar_type());
 }
 
-/// Returns the ranks whose `number` differs from the number of the mesh's first rank, as text: "1,
-/// 3". Empty if all ranks agree. `number` is a hash of the compared data. Collective.
+/// Compares `number`, a hash, between ranks. Returns the ranks whose hash differs from the hash of
+/// the mesh's first rank, as text ("1, 3"); empty if all hashes are equal. Collective.
 std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
   const comm::CallerScope caller("check_agreement");
   const detail::BelowAutograd guard;
@@ -70,9 +70,9 @@ void compare(const DeviceMesh& mesh, const std::string& text) {
                 " are ranks ", others, ": give the same sizes, type and placements everywhere");
 }
 
-/// Returns the result of `make`, which must not communicate. With checks_agreement(), ranks compare
-/// the result as text. A rank on which `make` throws sends a text that no tensor has: all other
-/// ranks see the difference and throw, and this rank rethrows its own error.
+/// Returns the result of `make`, which must not communicate. If checks_agreement(), the ranks
+/// compare a text about the result. A rank on which `make` throws sends another text, so all ranks
+/// throw; this rank rethrows the exception of `make`.
 DistributedTensor make_agreed(const DeviceMesh& mesh,
                               const std::function<DistributedTensor()>& make) {
   if (!detail::checks_agreement()) {
@@ -221,8 +221,8 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements,
   return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), target}, options));
 }
 
-/// full_tensor() records two operations in autograd's graph, so that backward first gives the local
-/// gradient its placements and then redistributes it to this tensor's placements.
+/// Records two nodes: to_local(), whose backward gives the local gradient the layout `gradient`,
+/// and redistribute(), whose backward redistributes this gradient to the tensor's own layout.
 at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
   const comm::CallerScope caller("full_tensor");
   const auto own = layout();
@@ -277,8 +277,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
     return distribute_equal(tensor, mesh, placements);
   }
   const auto sizes = tensor.sizes().vec();
-  // Compares the arguments between ranks before the scatter: ranks that disagree would wait for one
-  // another. make_agreed() returns an empty tensor, of which only layout and sizes are used.
+  // The ranks compare the arguments before the scatter, because ranks with different arguments
+  // would wait for each other forever. Only the layout and sizes of `empty` are used.
   const auto empty = make_agreed(mesh, [&] {
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
@@ -383,7 +383,6 @@ namespace {
 
 constexpr std::int64_t kMostElements = 1000;
 
-/// This rank's index ranges of the global tensor, as text: "[2:4, 0:3]", or several such blocks.
 std::string places(const DistributedTensor& tensor) {
   std::vector<std::string> blocks;
   const auto sizes = tensor.tensor().sizes();
@@ -458,7 +457,6 @@ std::vector<std::string> texts_of(const std::vector<Placements>& lists) {
   return texts;
 }
 
-/// Throws Error unless the option list `name` is empty or has one item per tensor.
 void check_list(const char* name, std::size_t items, std::size_t wanted, const char* of) {
   TESSERA_CHECK(items == 0 || items == wanted, "local_map: ", name, " has ", items, " items for ",
                 wanted, " ", of, "; give one for each, or none");
@@ -476,8 +474,8 @@ std::optional<Placements> item(const OptionalPlacements& list, std::size_t numbe
   return number < list.size() ? list[number] : std::nullopt;
 }
 
-/// Returns how local_map reduces the gradient of a replicated argument over a mesh dimension, if
-/// the result has `placement`. nullopt: no reduction, because each rank has the whole gradient.
+/// Returns the reduction that the gradient of a replicated argument needs over a mesh dimension on
+/// which a result has `placement`. nullopt: none, because each rank has the whole gradient.
 std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   if (is_replicate(placement)) {
     return std::nullopt;
@@ -486,8 +484,8 @@ std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   return partial != nullptr ? partial->op : ReduceOp::kSum;
 }
 
-/// The default layout of a local_map argument's gradient: the argument's layout with Replicate in
-/// place of Partial, and with Partial where the argument is replicated but the results are not.
+/// The default layout of a local_map argument's gradient: the argument's layout without Partial. On
+/// mesh dimensions where only the argument is replicated, and not the results, Partial is added.
 LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
                           const std::vector<Placements>& results) {
   std::vector<PartialDim> partial;
@@ -497,7 +495,7 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
     }
     std::set<std::optional<ReduceOp>> found;
     for (const Placements& result : results) {
-      // Skips a result with a wrong number of placements, for which from_local throws later.
+      // For a result with a wrong number of placements, from_local throws later.
       if (result.size() == argument.mesh_sizes().size()) {
         found.insert(reduction_behind(result[static_cast<std::size_t>(dim)]));
       }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kAtenPrefix = "aten::";
 
-/// The table of all lowerings. Adding a lowering does not change the addresses of its elements.
+/// All lowerings by operator. Pointers to lowerings stay valid when others are added.
 Lowerings& lowerings() {
   static Lowerings by_name;
   return by_name;
@@ -41,8 +41,8 @@ const Lowering* lowering_of(const OperatorInfo& info) {
   return found == lowerings().end() ? nullptr : &found->second;
 }
 
-// Helper functions of lowerings (alternative implementations of operators). Byte counts decide
-// between a lowering and the sharding rule. A count is the maximum that one rank sends.
+// Functions that help lowerings (alternative implementations of operators). A lowering is chosen by
+// the bytes that it sends: the maximum over all ranks.
 
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg) {
   if (!call.call.has_tensor(arg)) {

@@ -44,12 +44,12 @@ struct Lowering {
 /// exists until the process ends, because cached plans refer to the lowering.
 const Lowering* lowering_of(const OperatorInfo& info);
 
-/// An AddedLowerings object, static in the defining file, registers lowerings (alternative
-/// implementations). An operator has at most one lowering.
+/// A static AddedLowerings object adds lowerings (alternative implementations of operators) to the
+/// table of lowerings. An operator has at most one lowering.
 struct AddedLowerings {
   AddedLowerings(std::initializer_list<Lowering> added);
 };
-/// All lowerings; the key of the map is the operator as in Lowering::name.
+/// Lowerings by operator name (Lowering::name).
 using Lowerings = std::unordered_map<std::string_view, Lowering>;
 const Lowerings& all_lowerings();
 
@@ -66,10 +66,10 @@ using Dims = std::vector<std::int64_t>;
 /// Partial, which no lowering supports.
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
 
-/// The mesh dimensions that shard the tensor dimensions `dims`, in the order of `dims`. Mesh
-/// dimensions that shard the same tensor dimension are in the order in which they divide it.
+/// Returns the mesh dimensions over which the tensor dimensions `dims` are sharded, in the order of
+/// `dims`, and for each tensor dimension in the order in which the mesh dimensions divide it.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
-/// The number of results of a reduction over `dims` on the rank with the most results.
+/// The largest number of results that any rank computes in a reduction over `dims`.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
 /// The bytes that one rank sends to all-reduce `elements` over the ranks that shard `dims`.
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements);

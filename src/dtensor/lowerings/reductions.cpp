@@ -22,8 +22,7 @@ namespace tessera::detail {
 
 namespace {
 
-/// The positions of the arguments in the schema of a norm operator; -1 if the operator has no such
-/// argument.
+/// Indices of a norm operator's arguments in its schema; -1: the operator lacks the argument.
 struct Norm {
   int dims = -1;
   int keepdim = -1;
@@ -101,7 +100,7 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
   }
   const auto& spec = *self->spec();
   const std::int64_t classes = spec.sizes.size() > 1 ? 1 : 0;
-  // A sample's loss reads the score of one class, which must be on the rank of the sample.
+  // The class scores of a sample must all be on one rank, because the loss selects one of them.
   if (!sharding_mesh_dims(spec.sharding.layout, {classes}).empty()) {
     return std::nullopt;
   }
@@ -110,14 +109,14 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 
 /// The loss operator's arguments: (self, target, weight, reduction, ignore_index)
 Results run_mean(Arguments arguments) {
-  // Computes the sum of the losses; the sharding rule makes the sum and the total weight Partial. A
-  // shard's total weight depends on the number, the classes and the ignored part of its samples.
+  // The local sum of losses and the local total weight are terms of Partial sums. The total weight
+  // cannot be computed from sizes: it depends on classes and ignored samples.
   const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
                                                   arguments[2].toOptional<at::Tensor>(),
                                                   at::Reduction::Sum, arguments[4].toInt());
-  // Stacks loss and total weight along a new dimension, to reduce both in one collective.
+  // One all-reduce for both numbers.
   const auto total = reduce_partial(at::stack({sum, weight})).unbind();
-  // unbind() returns views of one tensor, but results must be separate: clones the total weight.
+  // clone(), because the results must not be views of one tensor.
   return {total[0] / total[1], total[1].clone()};
 }
 

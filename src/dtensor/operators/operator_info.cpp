@@ -37,9 +37,9 @@ bool is_number(const c10::Type& type) {
          is_or_is_optional(type, c10::TypeKind::FloatType);
 }
 
-/// The kind of an argument determines what a call's cache key contains of it. Scalars that no
-/// sharding rule reads vary from step to step (a learning rate). With the values of such Scalars in
-/// the cache key, each step would need new plans.
+/// Returns the kind of an argument, which decides what cache keys contain of the argument. A number
+/// that no sharding rule reads, such as a learning rate, can change at each step. Its value is not
+/// in the cache key; otherwise each step would need new call plans.
 Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   if (is_tensor(type)) {
     return Kind::kTensor;
@@ -73,7 +73,7 @@ bool holds_tensors(const c10::Type& type) {
   return kind == Kind::kTensor || kind == Kind::kTensorList || kind == Kind::kOptionalTensorList;
 }
 
-/// Index of the argument that shares an alias set with the operator's result `returned`, or -1.
+/// Index of the argument that the result `returned` aliases, or -1.
 int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& returned) {
   const auto& arguments = schema.arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -115,9 +115,9 @@ void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& argume
   }
 }
 
-/// Reads the results from the operator's schema. A result with a written alias set is an argument
-/// (in place, out=). A result with an alias set that is only read is a view. Alias sets are not
-/// compared, since the alias set of split ("a -> *") changes.
+/// Reads the results from the operator's schema. "(a!)" marks a written argument that is returned
+/// (in place, out=), "(a)" marks a view. For a view, the alias sets of argument and result are not
+/// compared, because they differ for split ("a -> *").
 void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   for (const c10::Argument& result : schema.returns()) {
     const c10::AliasInfo* alias = result.alias_info();
@@ -144,11 +144,11 @@ bool is_composite(const c10::OperatorHandle& op) {
          std::ranges::none_of(kBefore, [&](auto key) { return op.hasKernelForDispatchKey(key); });
 }
 
-/// Whether a call runs the operators of which its operator is composed.
+/// Whether dispatch runs the operators of which this operator is composed.
 bool is_decomposed(const OperatorInfo& info, const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  // A random operator is decomposed whether its composite kernel is explicit or implicit. For
-  // example, rand_like is empty_like and uniform_.
+  // Random operators such as rand_like, composed of empty_like and uniform_, are decomposed even if
+  // their composite kernel is explicit.
   const bool composite =
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
       (info.draws_random && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
@@ -287,7 +287,6 @@ constexpr std::array kTraitRows{
              "linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.tol_tensor matrix_power "
              "pad_sequence vander"},
 
-    // Operators with special arguments or results.
     TraitRow{Trait::kViewsMemory, "as_strided*"},
     TraitRow{Trait::kUnsafeView, "_unsafe_view"},
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
@@ -329,7 +328,6 @@ std::span<const TraitRow> trait_rows() {
   return kTraitRows;
 }
 
-/// The table has exactly one blank between operator names, also across lines.
 std::vector<std::string> names_in(std::string_view text) {
   std::vector<std::string> names;
   for (std::size_t at = 0; at < text.size();) {
@@ -352,13 +350,13 @@ bool covers(std::string_view pattern, std::string_view name) {
   return name == pattern;
 }
 
-// Functions that convert libtorch's values to the values of src/core, which does not use libtorch,
-// and back: a call's stack to an OpCall, and a rule's arguments to libtorch values.
+// Functions that convert an operator call to an OpCall of src/core, which does not use libtorch,
+// and that convert the arguments of a sharding rule to libtorch values.
 
 namespace {
 
-/// Binds a tensor argument. An undefined tensor becomes None, because sharding rules and plans
-/// number only defined tensors.
+/// Adds a tensor argument to `bound`. An undefined tensor becomes None, because sharding rules and
+/// call plans have no index for an undefined tensor.
 Argument bind_tensor(const c10::IValue& value, BoundCall& bound) {
   if (!value.isTensor() || !value.toTensor().defined()) {
     return {};
@@ -431,8 +429,8 @@ Argument bind_dtype(const c10::IValue& value) {
                value.toInt()};
 }
 
-/// Binds arguments that are not tensors. Values that no rule reads (a device, an omitted memory
-/// format) become None. A list of flags becomes a list of integers, the only lists that rules read.
+/// Converts an argument that is not a tensor. Values that no sharding rule reads, such as a device,
+/// become None. Rules read lists only as lists of integers, so a list of bools is converted.
 Argument bind_static(const c10::IValue& value) {
   if (value.isString()) {
     return value.toStringRef();
@@ -453,8 +451,8 @@ Argument bind_static(const c10::IValue& value) {
 
 }  // namespace
 
-/// Numbers of kind kScalar are bound without a value: no cache key contains the value, so no rule
-/// may depend on the value. OperatorInfo uses kScalar only if the sharding rule reads no numbers.
+/// A number of kind kScalar is bound without its value: the value is not in the cache key, so the
+/// call plan must not depend on the value. Such an operator has a rule that reads no numbers.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;
@@ -485,8 +483,8 @@ BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> argum
 
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors) {
-  // Converts a list to the element type in the schema; the type is unknown if the list is empty or
-  // contains None.
+  // Converts to the element type that the schema declares. The elements do not tell the type if the
+  // list is empty or contains None.
   struct Convert {
     const c10::Type& type;
     std::span<const at::Tensor> tensors;
@@ -520,8 +518,8 @@ c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
   return std::visit(Convert{type, tensors}, argument);
 }
 
-/// Classifies a number. The cache key and rule_of_call must classify a number in the same way, so
-/// both call this function.
+/// Returns the NumberType of a number. The cache key and rule_of_call must use equal types, so both
+/// call this function.
 NumberType number_type(const c10::IValue& value) {
   return value.isInt()             ? number_type(value.toInt())
          : value.isDouble()        ? number_type(value.toDouble())
@@ -531,9 +529,9 @@ NumberType number_type(const c10::IValue& value) {
                                    : NumberType::kOther;
 }
 
-/// The class of a wrapped number, such as the 2.0 in at::mul(x, 2.0), which is in CPU memory and
-/// may be read. The value of any other tensor is not read, because reading could wait for a GPU,
-/// and a plan must not depend on tensor values.
+/// The NumberType of a wrapped number, such as the 2.0 in at::mul(x, 2.0). Its value is in CPU
+/// memory. No other tensor's value is read, because reading could wait for a GPU, and call plans
+/// must not depend on tensor values.
 NumberType number_type(const at::Tensor& tensor) {
   if (!is_wrapped_number(tensor) || !tensor.is_cpu()) {
     return NumberType::kNone;

@@ -21,24 +21,21 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// A property of an operator that neither its schema nor its sharding rule contains.
+/// A property of an operator that is not in its schema or its sharding rule.
 enum class Trait : std::uint8_t {
-  // Traits that tell how the operator is run:
   kRandomInplace,  ///< the operator fills a tensor by global index (run_random_inplace)
   kNativeDropout,  ///< the operator is dropout and draws by global index (run_native_dropout)
   kForeach,    ///< the operator loops over lists (foreach); each list position is a separate call
-  kOwnKernel,  ///< a kernel in src/dtensor/overrides/ runs the operator without a plan
+  kOwnKernel,  ///< the operator has its own kernel in src/dtensor/overrides/ and no call plan
   kHelperTensors,  ///< the composite operator makes plain helper tensors (composite_kernels.cpp)
-  // Traits of the operator's arguments and results:
-  kViewsMemory,    ///< the argument storage_offset refers to the memory of the input (views.h)
+  kViewsMemory,    ///< the argument storage_offset is an offset in the input's memory
   kUnsafeView,     ///< the operator's result can be a copy instead of a view
   kLeavesMemory,   ///< the operator returns uninitialised memory
   kReadsOneValue,  ///< the operator returns one value to the host; a StrictScope permits this
-  // Traits of an operator whose number argument must not act on each term of a Partial sum:
-  kNumberBesideSum,  ///< the operator's number neither multiplies nor divides the sum
-  kDivides,          ///< the number is a divisor; the Partial sum is reduced if the number is zero
-  // Traits of operators that sometimes throw on only some ranks:
-  kFailsByElement,  ///< the operator throws on a rank that has an invalid index or value
+  // Traits of operators with a number argument that must not be applied to terms of a Partial sum:
+  kNumberBesideSum,  ///< the number does not scale the sum, as in masked_fill
+  kDivides,          ///< the operator divides by the number, which may be zero
+  kFailsByElement,   ///< the operator throws on ranks that have an invalid index or value
 };
 
 /// The traits of one operator, from the table in operator_info.cpp.
@@ -58,7 +55,7 @@ class OperatorTraits {
   RandomFill fill_ = nullptr;
 };
 
-/// A row of the table of traits: one trait, and the operators that have the trait.
+/// A row of the table of traits: a trait and the operators that have it.
 struct TraitRow {
   Trait trait;
   /// Operator names without "aten::", separated by blanks. "mul_.Tensor" is one overload; "mul_.*"
@@ -67,7 +64,6 @@ struct TraitRow {
 };
 std::span<const TraitRow> trait_rows();
 
-/// Splits `text` at blanks into operator names.
 std::vector<std::string> names_in(std::string_view text);
 /// Whether the operator `name` (without "aten::") matches `pattern`, which is one of the names in a
 /// row of the table.
@@ -77,32 +73,31 @@ bool covers(std::string_view pattern, std::string_view name);
 /// sharding rule.
 struct OperatorInfo {
   enum class ArgumentKind : std::uint8_t {
-    kTensor,              ///< an argument of schema type Tensor or Tensor?
-    kTensorList,          ///< an argument of schema type Tensor[]
-    kOptionalTensorList,  ///< an argument of schema type Tensor?[]
-    kScalar,      ///< a number that no rule reads; its type is in the cache key, its value is not
-    kDType,       ///< an argument of type ScalarType or ScalarType?
+    kTensor,              ///< an argument of type `Tensor` or `Tensor?`
+    kTensorList,          ///< an argument of type `Tensor[]`
+    kOptionalTensorList,  ///< an argument of type `Tensor?[]`
+    kScalar,      ///< a number that no sharding rule reads; only its type is in the cache key
+    kDType,       ///< an argument of type `ScalarType` or `ScalarType?`
     kGenerator,   ///< a random generator; the cache key contains only whether a generator is passed
-    kNumberList,  ///< a list of numbers; their types are in the cache key, their values are not
+    kNumberList,  ///< a list of numbers; only their types are in the cache key
     kStatic,      ///< an argument of any other type; its value is in the cache key
   };
   struct Return {
     bool is_tensor = false;  ///< whether the result is a tensor or a list of tensors
-    int written = -1;        ///< index of the argument that is returned (in-place, out=), or -1
+    int written = -1;        ///< index of the argument that this result is (in-place, out=), or -1
   };
 
   explicit OperatorInfo(const c10::OperatorHandle& op);
 
   std::string name;  ///< full name: "aten::add.Tensor"; "aten::mm" if there is no overload
-  /// The kind of each argument of the operator, in schema order.
   std::vector<ArgumentKind> arguments;
   std::vector<Return> returns;
   std::vector<int> written;  ///< indices of the arguments that the operator writes to
-  int viewed = -1;           ///< index of the argument of which the results are views, or -1
+  int viewed = -1;           ///< index of the argument that the results are views of, or -1
   // Indices of the arguments `device` and `generator`, or -1 if the operator has none.
   int device = -1;
   int generator = -1;
-  int stride = -1;  ///< index of the argument with memory strides (in a convolution: -1)
+  int stride = -1;  ///< index of the argument `stride` that follows `size`, or -1
   /// Index of the argument storage_offset, or -1; set only for Trait::kViewsMemory.
   int storage_offset = -1;
   bool takes_tensors = false;
@@ -112,10 +107,9 @@ struct OperatorInfo {
   /// Whether the operator changes the shape of an argument in place (t_, squeeze_).
   bool changes_shape = false;
   bool draws_random = false;
-  bool is_own = false;  ///< whether another library than libtorch defines the operator
+  bool is_own = false;  ///< whether the operator is defined by another library than libtorch
 
-  // The operator's entries in the tables of traits and sharding rules. `rule` is null for an
-  // operator without a sharding rule.
+  // The operator's traits and sharding rule. `rule` is null for an operator without a rule.
   OperatorTraits traits;
   RuleFunction rule;
 
@@ -137,10 +131,8 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-// Types and functions for an operator call in the form that its sharding rule reads.
-
-/// What a call's cache key contains of a number that no sharding rule reads: the type, and whether
-/// the terms of a Partial sum may be multiplied or divided by the number one by one.
+/// The class of a number that no sharding rule reads; a cache key contains the class. Zero and
+/// non-finite numbers have their own classes, because they must not scale terms of a Partial sum.
 enum class NumberType : std::uint8_t {
   kInteger = 1,
   kDouble,
@@ -172,19 +164,19 @@ NumberType number_type(const c10::IValue& value);
 /// The NumberType of a wrapped number, as in at::mul(x, 2.0); kNone for other plain tensors.
 NumberType number_type(const at::Tensor& tensor);
 
-/// An operator call in the form that its sharding rule reads, and the tensors of the call. An
-/// undefined tensor is None.
+/// An operator call in the form that sharding rules read. `tensors`: the defined tensors, to which
+/// the arguments in `call` refer by index; an undefined tensor is None.
 struct BoundCall {
   OpCall call;
   std::vector<at::Tensor> tensors;
 };
 
-/// Makes the BoundCall of a call. `arguments`: one value for each argument of the schema. Copies
-/// references and sizes of all tensors, so calls with plans of kinds kDirect and kLocal avoid it.
+/// Makes the BoundCall of a call. `arguments`: the values of all arguments in the schema. Slow,
+/// because it copies references and sizes, so calls of kinds kDirect and kLocal avoid it.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-/// Converts a rule's argument to a libtorch value of `type`. A reference to a tensor is looked up
-/// in `tensors`.
+/// Converts an argument of a sharding rule to a libtorch value of `type`. If the argument refers to
+/// a tensor by index, returns the tensor in `tensors`.
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors);
 

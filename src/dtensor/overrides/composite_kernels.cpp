@@ -47,8 +47,8 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-/// Refuses a mix of plain and distributed tensors before the composition runs any collective;
-/// otherwise an inner operator would refuse the mix after collectives have run.
+/// Throws Error if plain and distributed tensors must not be combined. Called before the
+/// composition runs, so that no collective runs before the error.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -66,8 +66,8 @@ void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensor
   compare_plain(mesh, name, tensors);
 }
 
-/// Whether `tensors` contains a distributed tensor and no plain tensor with more than one element.
-/// The caller decides whether a plain tensor with one element counts as replicated.
+/// Whether at least one of `tensors` is distributed, and all plain ones have at most one element.
+/// The caller decides whether such plain tensors count as replicated.
 bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
   const auto fits = [](const at::Tensor& tensor) {
     return tessera::is_distributed(tensor) || tensor.numel() <= 1;
@@ -98,10 +98,9 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   }
 }
 
-// Kernels for gradient formulas that write the gradient into plain zeros. A distributed gradient
-// would have to be gathered for plain zeros, so these kernels make zeros with its layout.
+// Kernels for gradient formulas. libtorch's formulas write the gradient into plain zeros, for which
+// a distributed gradient would have to be gathered. These kernels write into distributed zeros.
 
-/// The backward of max.dim, sort, topk and other operators that select values.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::int64_t dim,
                                               const at::Tensor& indices,
                                               c10::SymIntArrayRef symbolic_sizes, bool keepdim) {
@@ -117,8 +116,8 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
 // Kernels for operators that make plain helper tensors (a mask, a window, positions). The helper
 // tensors are equal on all ranks, so libtorch's compositions run in a ReplicationScope.
 
-/// Converts plain results on the stack to replicated distributed tensors. A plain result is a
-/// helper tensor, such as a mask, and equal on all ranks.
+/// Makes plain results on the stack replicated distributed tensors. A plain result, such as a mask,
+/// is equal on all ranks.
 void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit::Stack& stack) {
   for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
     if (stack[i].isTensor() && !tessera::is_distributed(stack[i].toTensor())) {
@@ -173,10 +172,9 @@ void compose_gathered(const c10::OperatorHandle& op, c10::DispatchKeySet,
   distribute_results(mesh_of(tensors), info.returns.size(), *stack);
 }
 
-/// Runs an operator that writes to its last argument `out` through operators that the dispatcher
-/// does not know as views (_unsafe_view, set_). For a distributed `out`, runs the overload without
-/// `out` and copies its result. Throws if `out` has other sizes than the result: its layout may not
-/// permit new sizes.
+/// The kernel of operators with a last argument `out` that libtorch writes through _unsafe_view or
+/// set_; the dispatcher does not know these as views. For a distributed `out`, runs the overload
+/// without `out` and copies its result to `out`. Throws Error if the sizes differ.
 void copy_result_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet,
                         torch::jit::Stack* stack) {
   const auto& info = operator_info(op);
@@ -281,13 +279,13 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_boxed<bernoulli_of_number>(library, "bernoulli.p");
 }
 
-// Kernels for operators that bypass the fallback. These operators read only the distributed
-// tensor's object, so they need neither a plan nor a cache key.
+// Kernels for operators that do not use the fallback. They read only the object of a distributed
+// tensor, not its values, so they need no call plan.
 
 at::Tensor detach(const at::Tensor& self) {
   const auto* impl = as_distributed(self);
   if (impl == nullptr) {
-    // An OperatorMode or a MetaDevice scope also sends plain tensors to this kernel.
+    // Plain tensors reach this kernel in the scope of an OperatorMode or MetaDevice.
     BelowFallback guard;
     return at::detach(self);
   }

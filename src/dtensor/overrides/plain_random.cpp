@@ -41,8 +41,8 @@ c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey);
 }
 
-/// Whether no RandomRegion is active on this thread. The active dispatch keys do not tell, because
-/// libtorch can restore a RandomRegion's keys after the region has ended.
+/// Whether this thread is outside of every RandomRegion. The enabled dispatch keys cannot tell,
+/// because libtorch can restore the keys of a region that has ended.
 bool outside() {
   return random_region() == nullptr;
 }
@@ -51,8 +51,8 @@ Arguments arguments_of(const OperatorInfo& info, const Stack& stack) {
   return Arguments(stack).last(info.arguments.size());
 }
 
-/// Fills a plain tensor with random numbers. If autograd records the tensor, new values are copied
-/// to the tensor, because autograd can record a copy.
+/// Fills a plain tensor with random numbers. If the tensor requires grad, fills a new tensor and
+/// copies it to the plain tensor, because autograd can record a copy.
 void fill_plain(const at::Tensor& self, const RandomPlace& place, const OperatorInfo& info,
                 Arguments arguments, RandomKey key) {
   const bool recorded = self.requires_grad() && c10::GradMode::is_enabled();
@@ -72,8 +72,8 @@ bool has_generator(const OperatorInfo& info, Arguments arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// Throws Error if this rank has only a shard of the tensor, for which the operator would draw
-/// sequentially. `own_generator`: whether the caller passed a generator.
+/// Throws Error if this rank has only a part of the tensor, because the operator draws its numbers
+/// one after another. `own_generator`: whether the caller passed a generator.
 void check_whole(const OperatorInfo& info, const RandomPlace& place, bool own_generator) {
   TESSERA_CHECK(!place.is_part || !own_generator, info.name,
                 " was given a generator in a forward whose ranks have different parts of one "
@@ -123,8 +123,8 @@ bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   return true;
 }
 
-/// Returns a tensor with the sizes for which an operator draws: the operator's first tensor
-/// argument, or for randperm a meta vector with as many elements as the permutation.
+/// Returns a tensor whose sizes are the sizes of the operator's result: the operator's first tensor
+/// argument; for randperm, a meta vector with the length of the permutation.
 at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   if (arguments[0].isTensor()) {
     return arguments[0].toTensor();
@@ -157,8 +157,8 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// A rank with elements takes a random key and joins a collective comparison of rows. A rank with
-/// an empty tensor calls this function, which does the same.
+/// Called for an operator that does not draw for an empty tensor. All ranks must take a key and
+/// compare their rows, so a rank with an empty tensor does both here.
 void count_if_empty(const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     return;
@@ -170,7 +170,7 @@ void count_if_empty(const at::Tensor& tensor) {
   }
 }
 
-/// The kernel of dropout operators, whose arguments are a tensor, a probability, the training flag.
+/// The kernel of dropout operators with the arguments (tensor, probability, training).
 void composed_dropout(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_of(operator_info(op), *stack);
   const double p = arguments[1].toDouble();
@@ -180,13 +180,13 @@ void composed_dropout(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   note_source(op, keys, stack);
 }
 
-/// The kernel of multinomial, which draws several samples per row with replacement sequentially.
+/// The kernel of multinomial. Several samples with replacement are drawn one after another.
 void multinomial(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_of(operator_info(op), *stack);
   if (arguments[1].toInt() > 1 && arguments[2].toBool()) {
     return draw_in_order(op, keys, stack);
   }
-  // For a distributed tensor, the operator runs on the gathered tensor and takes a random key.
+  // A distributed tensor is gathered, and its kernel takes the random key.
   if (!outside() && !tessera::is_distributed(arguments[0].toTensor())) {
     count_if_empty(arguments[0].toTensor());
   }
@@ -203,8 +203,8 @@ at::Tensor& bernoulli(c10::DispatchKeySet keys, at::Tensor& self, const at::Tens
   return self.copy_(uniform.lt(p.detach()));
 }
 
-/// The kernel of bernoulli.p, a separate function because libtorch has a separate kernel for
-/// bernoulli.p, while bernoulli() is composed of other operators.
+/// The kernel of bernoulli.p. bernoulli.p needs a kernel here, because libtorch does not compose it
+/// of other operators.
 at::Tensor bernoulli_p(c10::DispatchKeySet keys, const at::Tensor& self, double p,
                        std::optional<at::Generator> generator) {
   if (outside() || generator) {
@@ -245,7 +245,6 @@ at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at
 
 using Kernel = void (*)(const c10::OperatorHandle&, c10::DispatchKeySet, Stack*);
 
-/// Registers a kernel for the operators `names`, which are separated by blanks.
 template <Kernel kernel>
 void implement(torch::Library& library, std::string_view names) {
   for (const std::string& name : names_in(names)) {

@@ -32,25 +32,24 @@ std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCal
   return inputs;
 }
 
-// Turns a sharding rule into a CallPlan. propagate() of src/core chooses layouts, which become
-// redistribution steps for each input, local sizes for arguments, and layouts for results. The
-// result depends only on the call's cache key and on this rank's coordinate.
+// Makes a CallPlan from a sharding rule. propagate() of src/core chooses the layouts of inputs and
+// results; the functions here add redistribution steps and local sizes. A call plan depends only on
+// the call's cache key and on this rank's coordinate.
 
 namespace {
 
 using Values = std::span<const c10::IValue>;
 
-/// Computes the strides of a view operator's results on whole tensors; nullopt if unknown.
+/// Strides of a view operator's results as whole tensors, for each result; nullopt if unknown.
 using GlobalStrides = std::optional<std::vector<std::vector<std::int64_t>>>;
 
-// A sharding rule reads bools, integers and doubles, but no complex numbers.
 bool is_complex_number(const c10::IValue& value) {
   return value.isComplexDouble();
 }
 
-/// Removes from the sharding rule the reductions that the element types do not support: products,
-/// maxima and minima of complex numbers, and sums of booleans. Dimensions that would need such a
-/// reduction must not be sharded.
+/// Removes reductions that the element types do not support from the sharding rule: products,
+/// maxima and minima of complex numbers, and sums of bools. Without its reduction, a reduced
+/// dimension cannot be sharded.
 void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& tensors,
                             Values arguments) {
   const bool complex =
@@ -73,8 +72,8 @@ void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& t
   }
 }
 
-/// Whether the operator rounds values to a written integer or boolean type, because some tensor's
-/// type cannot be cast safely to the written type. The sum of rounded terms would be wrong.
+/// Whether the operator rounds its result to an integer or bool tensor that it writes. Terms of a
+/// Partial sum that are rounded one by one would give a wrong sum.
 bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     const c10::ScalarType type = bound.tensors[input].scalar_type();
@@ -85,8 +84,8 @@ bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   });
 }
 
-/// Whether the call has a number argument by which the terms of a Partial sum must not be
-/// multiplied or divided one by one: infinity times terms of both signs would be NaN.
+/// Whether the call has a number argument that is not finite, or divides by zero. Terms of a
+/// Partial sum must not be scaled by such a number: infinite terms of both signs would sum to NaN.
 bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   if (info.traits.has(Trait::kNumberBesideSum)) {
     return false;
@@ -107,7 +106,6 @@ bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   });
 }
 
-/// The name under which the operator of a sharding rule's local call is registered.
 std::string_view name_of(ShardingRule::LocalCall::PartOperator part) {
   const bool embeds = part == ShardingRule::LocalCall::PartOperator::kEmbeddingRows;
   return embeds ? "tessera_local::embedding_rows" : "tessera_local::gather_part";
@@ -126,13 +124,13 @@ void set_offsets(CallPlan& plan, const ShardingRule& rule) {
     const auto indices =
         global_indices(*taken.layout(), dim, size, plan.replicated.mesh.coordinate());
     plan.local_call->arguments[static_cast<std::size_t>(argument)] =
-        // A rank without elements passes 0 as the index of its first element; this 0 is never read.
+        // A rank without elements passes the index 0, which is not read.
         indices.empty() ? std::int64_t{0} : indices.front();
   }
 }
 
-/// Sets the arguments that describe which elements of an input this rank has. Like local sizes,
-/// each argument is stored in two forms (see rewrite_sizes).
+/// Sets the arguments that tell which elements of an input this rank has. `value` is for the stack,
+/// `sizes` for kernels with unboxed arguments.
 void set_places(CallPlan& plan, const ShardingRule& rule) {
   for (const auto& [argument, input] : rule.place_arguments) {
     const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
@@ -147,8 +145,8 @@ void set_places(CallPlan& plan, const ShardingRule& rule) {
   }
 }
 
-/// Replaces global sizes by local sizes. If a rule has a local call (another operator), its size
-/// arguments belong to the local call. A plan without the local call has unchanged sizes.
+/// Replaces global sizes in arguments by local sizes. If the rule has a local call, its sizes are
+/// replaced, and nothing is replaced if the plan does not use the local call.
 void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                    Values arguments) {
   if (rule.local_call && !plan.local_call) {
@@ -169,11 +167,9 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
       plan.rewritten.push_back({argument, std::get<std::int64_t>(value), std::nullopt});
       continue;
     }
-    // Each local size is stored in two forms: as a value for the stack, and as a list for kernels
-    // with unboxed arguments.
+    // The first value is for the stack, the second value for kernels with unboxed arguments.
     plan.rewritten.push_back({argument, sizes, sizes});
-    // The stride argument is replaced like the size argument, because local sizes with global
-    // strides would describe memory with gaps.
+    // Strides must fit the local sizes: global strides would describe memory with gaps.
     if (info.stride == argument + 1) {
       const auto strides = strides_in_order_of(
           sizes, arguments[static_cast<std::size_t>(info.stride)].toIntVector());
@@ -182,8 +178,8 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
   }
 }
 
-/// Gives each output of a view operator the strides of a view of the whole tensor. If the number of
-/// results differs from the rule's outputs, the plan uses the order of the local strides.
+/// Sets the strides of the outputs of a view operator to the strides of the whole results. If the
+/// strides are unknown, the outputs get strides from the local results.
 void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   if (!strides || strides->size() != plan.outputs.size()) {
     return;
@@ -193,20 +189,20 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether output number `o` is a new tensor. In a plan, the written arguments come after the
-/// results of the operator and are not new.
+/// Whether the output with index `o` is a new tensor. The outputs after the operator's results are
+/// written arguments.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
 }
 
-/// Makes an output contiguous if ranks could otherwise disagree on its strides. If a shard has too
-/// few positions, its rank cannot determine the order of dimensions in memory.
+/// Makes an output contiguous if ranks could have different orders of its dimensions in memory: a
+/// shard with few positions does not determine the order.
 void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
   };
-  // Whether inputs determine the memory order of dimensions; computed only if an output needs it.
+  // Whether all inputs have the same order of dimensions in memory on all ranks.
   std::optional<bool> inputs_tell;
   for (std::size_t o = 0; o < plan.outputs.size(); ++o) {
     CallPlan::Output& output = plan.outputs[o];
@@ -221,12 +217,11 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   }
 }
 
-/// Returns the sharding rule for the call, or nullopt. Removes from the rule sums whose terms would
-/// be rounded one by one or scaled to infinity, and reductions that a type does not support.
-/// Depends only on the cache key.
+/// Returns the sharding rule of a call, or nullopt. Removes Partial sums whose terms must not be
+/// rounded or scaled by infinity, and reductions that a type does not support. Depends only on the
+/// cache key.
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          Values arguments) {
-  // A rule reads only real numbers, so a call with complex numbers has no rule.
   const bool unreadable =
       info.rule.reads_numbers() && std::ranges::any_of(arguments, is_complex_number);
   if (!info.rule || unreadable) {
@@ -248,15 +243,15 @@ std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCa
   return rule;
 }
 
-/// Plans the redistribution of an input to `target`; does nothing if `target` is nullptr. Sets the
-/// input's target even if no step is needed, because outputs are planned for `target`.
+/// Sets the layout `target` for an input, and the redistribution steps to this layout if any are
+/// needed. Does nothing if `target` is nullptr.
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   if (target == nullptr || target == input.spec->sharding.layout) {
     return;
   }
   input.target = target;
   RedistributionPlanPtr steps = plan_for(input.spec, target);
-  // Layouts that differ only along mesh dimensions of size 1 have equal local tensors.
+  // Layouts that differ only on mesh dimensions of size 1 have equal local tensors: no steps.
   const bool same = std::ranges::all_of(
       steps->steps, [](const Step& step) { return step.kind == StepKind::kRelabel; });
   if (same) {
@@ -266,9 +261,9 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   input.plan = std::move(steps);
 }
 
-/// For each written tensor whose new value must be copied back, sets the layout of this value. No
-/// copy is needed if the operator writes directly to the tensor, or if it changes shapes, because
-/// its result then replaces the local tensor (ResultWrapper::give_back).
+/// Finds the written tensors whose new value must be copied to the caller's tensor, and sets the
+/// layout of this value. An operator that changes shapes needs no copy: its result replaces the
+/// caller's local tensor.
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace) {
   if (info.changes_shape) {
@@ -290,8 +285,8 @@ void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
         left = plan.outputs[static_cast<std::size_t>(pair.output)].layout;
       }
     }
-    // An operator without a sharding rule can resize the written tensor. The new size is known only
-    // after the call.
+    // An operator without a sharding rule may resize the tensor that it writes, so its new value is
+    // always copied back.
     if (input.plan || left != input.spec->sharding.layout || !plan.has_rule) {
       input.written = left;
     }
@@ -314,8 +309,8 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   for (std::size_t o = 0; o < decided.outputs.size(); ++o) {
     plan.outputs.push_back({decided.outputs[o], std::move(decided.output_sizes[o]), {}, nullptr});
   }
-  // The order of these planning steps matters: writes need the layouts of the outputs, arguments
-  // are set for the local call, and strides are chosen only for outputs that are not views.
+  // Keep this order: plan_writes() reads the layouts of outputs, rewrite_sizes() needs the local
+  // call, and agree_on_strides() skips outputs whose strides are set.
   plan_writes(plan, info, bound, rule.inplace);
   if (decided.use_local_call) {
     plan.local_call = local_call_of(*rule.local_call);
@@ -327,10 +322,10 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   agree_on_strides(plan, info);
 }
 
-// plan_call() makes the plan of a call, in this order: the common mesh, the inputs, their layouts
-// by the sharding rule (or a gather of all inputs), a lowering that sends less, and the plan's
-// kind. Called if a cache key is not in this thread's cache. Planning does not communicate, and
-// reads no tensor values except wrapped numbers, so all ranks make the same plan.
+// plan_call() makes a call plan in this order: the common mesh, the inputs, the layouts by the
+// sharding rule (or a gather of all inputs), a lowering that sends less, and the kind. Planning
+// does not communicate, and reads no tensor values except wrapped numbers (the 2.0 in at::mul(x,
+// 2.0)), so all ranks make the same plan.
 
 /// Whether an argument is a distributed tensor, or a list with a distributed tensor. Elements of
 /// lists may be None.
@@ -374,9 +369,9 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
   return *mesh;
 }
 
-/// Makes the call plan's Input for one tensor. A plain tensor counts as replicated; check_policy
-/// checks at each call whether the active scopes permit this. Strides are those of a dense tensor,
-/// since a spec cannot describe gaps.
+/// Makes the Input of one tensor. A plain tensor counts as replicated; check_policy() checks at
+/// each call whether the scopes permit this. The spec of a plain tensor has the strides of a dense
+/// tensor, because a spec cannot describe gaps in memory.
 CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicated) {
   if (const DistributedTensorImpl* impl = as_distributed(tensor)) {
     return {.spec = impl->spec(), .plan = nullptr, .detached = impl->detached_view() != nullptr};
@@ -436,7 +431,7 @@ void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound)
   }
 }
 
-/// Whether the operator gets a copy of the input tensor instead of the tensor itself.
+/// Whether the operator runs on a copy of the caller's tensor.
 bool is_copied(const CallPlan::Input& input) {
   return input.plan || input.written != nullptr || input.detached;
 }
@@ -445,8 +440,8 @@ bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
 
-/// Whether run_local would only run the operator on the local tensors and wrap the results.
-/// UnboxedKernel::run does only these two steps.
+/// Whether a call needs no other steps than UnboxedKernel::run has: run the operator on the local
+/// tensors and wrap the results.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.compares_plain || plan.local_call || info.changes_shape) {
     return false;
@@ -469,7 +464,7 @@ CallKind kind_of(const CallPlan& plan, const OperatorInfo& info, const BoundCall
   if (!plan.has_rule) {
     return CallKind::kLocal;
   }
-  // An invalid index can be on one rank only, but all ranks must throw together.
+  // An invalid index can be on only some ranks, but all ranks must throw.
   if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split) &&
       ((info.traits.has(Trait::kFailsByElement) && checks_calls()) ||
        std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
@@ -480,14 +475,13 @@ CallKind kind_of(const CallPlan& plan, const OperatorInfo& info, const BoundCall
   return is_direct(plan, info) ? CallKind::kDirect : CallKind::kLocal;
 }
 
-/// Whether the caller passes a random generator, whose state must be equal on all ranks.
 bool brings_generator(const OperatorInfo& info, Values arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// The kind of a random operator whose numbers depend on the element's index in the whole tensor,
-/// so that no tensor is gathered. nullopt for all other operators, and if the caller passes a
-/// generator, from which the numbers must be drawn.
+/// Returns the kind of a random operator that draws each number by its element's global index, so
+/// that nothing is gathered. nullopt for other operators, and if the caller passes a generator,
+/// because the numbers must then come from this generator.
 std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values arguments) {
   const bool dropout = info.traits.has(Trait::kNativeDropout);
   if (!dropout && !info.traits.has(Trait::kRandomInplace)) {
@@ -519,8 +513,8 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan.kind = CallKind::kPlain;
     return plan;
   }
-  // A decomposed operator needs no plan of its own: the operators of which it is composed are
-  // planned one by one when they reach kDistributedKey.
+  // A decomposed operator has no plan of its own. The operators that it calls reach kDistributedKey
+  // one by one and get their own plans.
   if (info.decomposes) {
     plan.kind = CallKind::kDecomposed;
     return plan;
@@ -531,7 +525,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_by_element(plan, *kind);
     return plan;
   }
-  // Computes strides before the rule is read, so that libtorch throws its error for wrong sizes.
+  // This call comes before rule_of_call(), because libtorch throws here for wrong sizes.
   GlobalStrides strides;
   if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
     strides = view_strides(op, arguments);
@@ -562,7 +556,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
 
 namespace {
 
-/// Checks the range of indices: an index that is in no shard is an error and must not give zeros.
+/// Throws for an index outside of the table, which would otherwise silently give zeros.
 void check_range(const at::Tensor& indices, std::int64_t rows) {
   if (indices.numel() == 0 || indices.is_meta()) {
     return;
@@ -578,8 +572,8 @@ void check_range(const at::Tensor& indices, std::int64_t rows) {
   }
 }
 
-/// Looks up `indices` in `weight`, a shard that begins at row `first` of a table with `rows` rows.
-/// An index of another shard's row gives a row of zeros.
+/// Looks up `indices` in `weight`, the rows from row `first` on of an embedding table with `rows`
+/// rows. Returns zeros for an index whose row is on another rank.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first,
                           std::int64_t rows) {
   check_range(indices, rows);
@@ -589,14 +583,14 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, s
     return at::zeros(sizes, weight.options());
   }
   const auto local = indices.sub(first);
-  // For indices of other ranks' rows, looks up row 0 and then sets the result to zero.
+  // Indices of rows on other ranks look up row 0; these results are then set to zero.
   const auto elsewhere = local.lt(0).logical_or_(local.ge(weight.size(0)));
   return at::embedding(weight, local.masked_fill(elsewhere, 0))
       .masked_fill_(elsewhere.unsqueeze(-1), 0);
 }
 
-/// Gathers from `self`, a shard along dimension `dim`, which has `size` positions in total and
-/// begins at position `first` on this rank. An index of another shard's position gives zero.
+/// aten::gather on a shard: `self` has the positions from `first` on of dimension `dim`, whose
+/// global size is `size`. Returns zero for an index whose position is on another rank.
 at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tensor& index,
                        std::int64_t first, std::int64_t size) {
   if (index.numel() > 0 && index.is_cpu()) {

@@ -26,8 +26,8 @@ struct AttentionKernel {
 /// of the result is head i / group of `kv`, where group = heads / kv heads.
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
-/// A sliding window over `keys` keys for `queries` queries. Query i is at position `own` + i. The
-/// query sees at most `length` keys, of which the last is at the query's own position.
+/// A window over `keys` keys for `queries` queries. Query i is at position `own` + i of the keys.
+/// It sees at most `length` keys: the key at its own position, and the keys just before.
 struct KeyWindow {
   std::int64_t queries, keys, own, length;
 };
@@ -38,7 +38,7 @@ at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
 /// A function that returns the attention back end that libtorch selects for (q, k, v).
 using AskBackend =
     std::function<at::SDPBackend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
-/// Returns a function that asks libtorch for the back end of a call with the given properties.
+/// Returns a function that calls libtorch's choice of a back end with the given options.
 AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask = {}, double dropout = 0);
 
 /// Chooses the kernel for (q, k, v). `ask` returns the attention back end that libtorch selects.

@@ -14,7 +14,7 @@ struct RandomPart {
   PartRows rows;
 };
 
-/// A rank's position in the rank's sequence of random operators.
+/// The state of a rank's random operators; random_state() returns it.
 struct RandomState {
   std::uint64_t seed = 0;
   std::uint64_t calls = 0;  ///< number of random operators since the seed was set
@@ -23,8 +23,8 @@ struct RandomState {
 /// Returns a stable stream number for a name (FNV-1a), for example a parameter's FQN.
 std::uint64_t stream_of(const char* name);
 
-/// Returns stream number `index` of many streams that are derived from `stream`, for example one
-/// stream for each call.
+/// Returns the stream with index `index` among the streams that are derived from `stream`; for
+/// example, each call of an operator gets its own index.
 std::uint64_t substream(std::uint64_t stream, std::uint64_t index);
 
 }  // namespace tessera

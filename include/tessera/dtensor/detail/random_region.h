@@ -51,10 +51,10 @@ struct RandomCall {
 /// The numbers of rows that the data-parallel ranks have in one forward, in the order of the ranks.
 class BatchRows {
  public:
-  /// Constructs the rows of a forward whose input has `sizes` on this rank (nullopt: no input
-  /// tensor). `dims` are 1-D meshes that number the data-parallel ranks, the outermost mesh first.
+  /// Constructs the BatchRows of a forward whose input has `sizes` on this rank (nullopt: no input
+  /// tensor). `dims`: the data-parallel mesh dimensions as 1-D meshes, outermost first.
   BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes);
-  /// Constructs the rows of a forward on part `index` of `count` equal parts of the batch.
+  /// Constructs the BatchRows of a forward on part `index` of `count` equal parts of the batch.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
   /// Whether the program declared the numbers of rows by a BatchPart. Otherwise, the sizes of the
@@ -65,14 +65,14 @@ class BatchRows {
   /// ranks. Collective.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
-  /// Changes `place` from elements of this rank's tensor, of `sizes`, to elements of the tensor
-  /// with all ranks' rows. Collective like settle(). Throws Error if the elements are unknown.
+  /// Converts `place` from indices in this rank's tensor of `sizes` to indices in the tensor of all
+  /// ranks' rows. Collective like settle(). Throws Error if this rank's rows are unknown.
   void move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes);
 
  private:
   bool begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const;
 
-  /// Index of this rank's part of the batch; negative if the numbers of rows determine the part.
+  /// Index of this rank's part of the batch; negative if no BatchPart declared a part.
   std::int64_t index_ = -1;
   std::vector<DeviceMesh> dims_;
   std::int64_t ranks_ = 1;
@@ -115,8 +115,8 @@ class RandomRegion {
   std::shared_ptr<BatchRows> rows_;
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
-  /// The RandomPlaces of the outermost region's forward, by call. A recomputation in backward reads
-  /// these RandomPlaces, because its inputs are leaves and cannot be told from parameters.
+  /// The global elements that each random call of the outermost region's forward filled. A
+  /// recomputation reads this map: its inputs are leaves, which look like parameters.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;

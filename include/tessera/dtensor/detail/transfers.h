@@ -53,12 +53,12 @@ class DeferredSums {
   using Then = std::function<void(const at::Tensor& sum)>;
 
   /// Adds a tensor to be summed over `group`; `value` is this rank's term. run() calls `then` with
-  /// the sum, which has the same sizes. `owner`: see forget(). Not collective.
+  /// the sum, which has the sizes of `value`. `owner`: the key for forget(). Not collective.
   void add(comm::Communicator& group, at::Tensor value, Then then, const void* owner = nullptr);
   /// Computes the sums of all tensors that were added. Collective over their process groups.
   void run();
-  /// Drops the sums of `owner` that run() has not computed. All ranks of the group must call
-  /// forget().
+  /// Drops the tensors that were added with `owner`, if run() has not summed them. All ranks of the
+  /// group must call forget().
   void forget(const void* owner);
 
  private:
