@@ -129,8 +129,7 @@ namespace {
 using torch::autograd::FunctionPreHook;
 using CppHook = std::function<at::TensorBase(const at::TensorBase&)>;
 
-/// The class of the hooks that this library registers on tensors. The class distinguishes these
-/// hooks from hooks of the program.
+/// The class of this library's hooks on tensors. Hooks of the program have other classes.
 struct Tagged {
   OwnHook what;
   std::function<at::Tensor(const at::Tensor&)> hook;
@@ -243,13 +242,11 @@ void move_hooks(const at::Tensor& from, const at::Tensor& to) {
   }
 }
 
-// AnsweringEngine replaces autograd's engine and calls the functions of EngineAnswers.
-
 namespace {
 
 using torch::autograd::Engine;
 
-/// The functions that AnsweringEngine calls; nullptr until install_engine() was called.
+/// nullptr until install_engine() was called
 std::atomic<const EngineAnswers*> answers_of_process = nullptr;
 
 Engine& answering_engine() {

@@ -17,7 +17,7 @@
 namespace tessera::detail {
 namespace {
 
-/// Makes a tensor with sizes and strides, but without memory and without the key of a backend.
+/// Makes a tensor without memory and without a backend's key.
 class ShapeOnly final : public c10::TensorImpl {
  public:
   ShapeOnly(c10::IntArrayRef sizes, c10::IntArrayRef strides)
@@ -51,7 +51,8 @@ void free_memory(const c10::Storage& storage) {
 
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // Permits the change of the storage, which libtorch forbids for tensors made by detach().
+  // libtorch forbids a change of the storage for tensors from detach(), so the change is permitted
+  // first.
   impl.set_allow_tensor_metadata_change(true);
   impl.set_storage_keep_dtype(storage);
   impl.set_storage_offset(offset);

@@ -24,8 +24,8 @@ class ModuleBase;
 namespace tessera::checkpoint {
 
 /// An object whose state is saved in checkpoints, for example a schedule or a loss scaler. The
-/// state is JSON and equal on every rank: a save stores the state of rank 0, and a load sets this
-/// state on every rank.
+/// state is JSON and equal on every rank. A save stores the state of rank 0. A load sets this state
+/// on every rank.
 class Stateful {
  public:
   virtual ~Stateful() = default;
@@ -53,8 +53,8 @@ class RankState {
   virtual bool persistent() const { return true; }
 };
 
-// Sharded checkpoints: each rank writes its shards of the tensors. At a load, on any mesh, each
-// rank reads only the bytes of its shards. The files have the format of PyTorch's
+// Sharded checkpoints: each rank writes its shards of the tensors. A load works on any mesh, and
+// each rank reads only the bytes of its shards. The files have the format of PyTorch's
 // HuggingFaceStorageWriter. A step folder without a valid manifest.json counts as unfinished and is
 // ignored. docs/checkpoints.md describes the layout.
 
@@ -68,7 +68,7 @@ struct StateDict {
   /// The optimizer state: the result of optim::named_state(), saved as "optimizer.state.NAME". The
   /// tensors share the optimizer's memory.
   std::vector<std::pair<std::string, at::Tensor>> optimizer = {};
-  /// A JSON object that the caller defines, for example with the schedule's step, random state and
+  /// A JSON object that the caller defines, for example the schedule's step, the random state and
   /// the position in the data. The object of rank 0 is saved.
   nlohmann::json entries = nlohmann::json::object();
   /// Objects whose state is equal on all ranks. The state of rank 0 is saved; a load sets this
@@ -81,11 +81,11 @@ struct StateDict {
 
 /// Options of save() and async_save().
 struct SaveOptions {
-  /// The id of the training run, which is stored in each unfinished save of the run. Runs that
-  /// share a folder need different ids; a restarted run must use its earlier id.
+  /// The id of the training run. Each save of the run stores the id until the save is complete.
+  /// Runs that share a folder need different ids; a restarted run must use its earlier id.
   std::string run_id = {};
-  /// How many saved steps of this run stay on disk: the newest, including the step being saved. At
-  /// least 2, or 0 to keep all steps.
+  /// How many saved steps of this run stay on disk: the newest steps, including the step that is
+  /// being saved. At least 2, or 0 to keep all steps.
   int keep = 0;
 };
 
@@ -130,7 +130,7 @@ struct LoadOptions {
 /// Lists what load() loaded, and where the state and the checkpoint differed.
 struct LoadReport {
   std::int64_t step = 0;
-  nlohmann::json entries;               ///< the saved StateDict::entries
+  nlohmann::json entries;               ///< StateDict::entries of the saved step
   std::vector<std::string> missing;     ///< names in the state but not in the checkpoint
   std::vector<std::string> unexpected;  ///< names in the checkpoint but not in the state
   /// Names that were not loaded because of a different size or an inconvertible type.

@@ -42,9 +42,9 @@ class SafetensorsFile {
   const TensorEntry& entry(const std::string& name) const;
 
   /// Returns the block [offset, offset + sizes) of a tensor: contiguous, on the CPU, in the type of
-  /// the file. Reads only the bytes of the block, and gaps of up to 64 KiB between these bytes, in
-  /// long sequential reads. Throws Error for a block outside the tensor, and for a file that
-  /// changed since it was opened.
+  /// the file. Reads the bytes of the block in long sequential reads, which include gaps of up to
+  /// 64 KiB. Throws Error for a block outside the tensor, and for a file that changed since it was
+  /// opened.
   at::Tensor read(const std::string& name, std::span<const std::int64_t> offset,
                   std::span<const std::int64_t> sizes) const;
   at::Tensor read(const std::string& name) const;
@@ -55,11 +55,8 @@ class SafetensorsFile {
                  const at::Tensor& block) const;
 
  private:
-  /// Returns the header entry of tensor `name`. Throws Error if the block [offset, offset + sizes)
-  /// is not inside the tensor.
   const TensorEntry& entry_with(const std::string& name, std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes) const;
-  /// Reads the block at `offset` into the contiguous memory of `out`.
   void read_bytes(const TensorEntry& item, std::span<const std::int64_t> offset,
                   const at::Tensor& out) const;
 

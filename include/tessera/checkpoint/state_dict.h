@@ -45,10 +45,10 @@ struct StateDictOptions {
   bool broadcast_from_rank0 = false;
 };
 
-/// The names that differ between a state dict and the module or optimizer.
+/// The names that a state dict lacks (missing) or that only the state dict has (unexpected).
 struct IncompatibleKeys {
-  std::vector<std::string> missing;  ///< names in the module or optimizer that the state dict lacks
-  /// Names in the state dict that the module or optimizer lacks.
+  std::vector<std::string> missing;  ///< names that the state dict lacks
+  /// Names that only the state dict has.
   std::vector<std::string> unexpected;
 };
 

@@ -39,9 +39,9 @@ class Work {
   /// Call wait() before the results are read. On a CPU the calling thread waits; on CUDA only the
   /// current stream waits. Throws PeerError.
   virtual void wait() = 0;
-  /// Called after wait(). Returns a function that tells whether the device has finished the
-  /// collective; an empty function if the device has finished already. The watchdog's thread calls
-  /// the function. The function should not own tensors.
+  /// May be called only after wait(). Returns a function that tells whether the device has finished
+  /// the collective. Returns an empty function if the device has finished already. The watchdog's
+  /// thread calls the returned function, which should not own tensors.
   virtual std::function<bool()> device_progress() { return nullptr; }
 };
 /// A shared pointer to a running collective.
@@ -141,7 +141,7 @@ class Communicator {
   virtual void agree_on_calls([[maybe_unused]] const std::string& local_error = {}) {}
   /// Makes ranks that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}
-  /// The back end's name: "gloo", "shm", "nccl", "loopback".
+  /// The back end's name in messages: "gloo", "shm", "nccl" or "loopback".
   virtual std::string name() const = 0;
   /// Whether the device runs the collectives in the order of their calls, so that wait() blocks no
   /// thread (NCCL). With other back ends all ranks must call wait() in the same order.

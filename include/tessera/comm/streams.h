@@ -9,12 +9,13 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A point in the work of a stream for which other work can wait; on CUDA, a CUDA event.
+/// A point in the queue of a stream, for which other work can wait. On CUDA, the point is a CUDA
+/// event.
 class StreamEvent {
  public:
   virtual ~StreamEvent() = default;
 };
-/// A shared pointer to a point in the work of a stream. nullptr is a point that has already passed.
+/// nullptr stands for a point that the stream has already passed.
 using StreamEventPtr = std::shared_ptr<StreamEvent>;
 
 /// Returns an event that is reached after all work now queued in the current stream of `device`.

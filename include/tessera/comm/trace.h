@@ -13,7 +13,7 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// The number of calls, and of bytes, of one kind of collective in one process group.
+/// How often one kind of collective was called in one process group, and for how many bytes.
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;  ///< bytes of this rank's inputs
@@ -35,11 +35,11 @@ struct CollectiveCall {
 
 class CallRecorder;
 
-/// A counter of all collectives of one rank, on any thread, except barriers and the collectives of
+/// Counts all collectives of one rank, on all threads, except barriers and the collectives of
 /// groups of one rank. Thread safe.
 class TrafficCounter {
  public:
-  /// Counts a call of a collective. `purpose`: the purpose of the process group.
+  /// `purpose`: the purpose of the process group.
   void record(const std::string& group, const char* collective, std::int64_t bytes,
               const std::string& purpose);
   TrafficTable table() const;
@@ -51,10 +51,10 @@ class TrafficCounter {
 
   mutable std::mutex mutex_;
   TrafficTable table_;
-  std::vector<std::vector<CollectiveCall>*> lists_;  ///< the call list of each CallRecorder
+  std::vector<std::vector<CollectiveCall>*> lists_;  ///< the list of each CallRecorder
 };
 
-/// Returns the traffic of process group `group` in a traffic table; of all groups if `group` is "".
+/// Adds up the traffic of process group `group`, or of all groups if `group` is "".
 Traffic total(const TrafficTable& table, const std::string& group = {});
 
 }  // namespace tessera::comm

@@ -85,7 +85,7 @@ class WorldScope : tessera::detail::NoCopy {
 
  private:
   WorldPtr world_;
-  int exceptions_;  ///< number of active exceptions when the scope began
+  int exceptions_;
 };
 
 /// Makes the World that the launcher describes by environment variables: RANK, WORLD_SIZE,

@@ -1,5 +1,5 @@
-// Functions that find the steps and unfinished saves in the folder of a training run, and the steps
-// that the run must remove before the run continues.
+// Functions that find the saved steps and the unfinished saves in the folder of a training run, and
+// that withdraw steps.
 
 #pragma once
 

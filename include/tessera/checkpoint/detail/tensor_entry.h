@@ -11,7 +11,7 @@
 TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
-/// The header entry of one tensor in a safetensors file.
+/// A tensor's entry in the header of a safetensors file.
 struct TensorEntry {
   std::string dtype_name;  ///< the type's name in the file: "F32", "BF16", ...
   c10::ScalarType dtype;

@@ -1,4 +1,4 @@
-// Values and failures that the ranks of a process group exchange.
+// Functions by which the ranks of a process group exchange values and failures.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -25,9 +25,9 @@ namespace tessera::comm {
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,
                                                      const std::vector<std::int64_t>& own);
 
-/// Returns each rank's values, exchanged between CPUs by Communicator::any_rank, which waits for no
-/// GPU work and counts no traffic. In a fake world (fake_world()) every rank has the values of this
-/// rank.
+/// Returns each rank's values, exchanged by Communicator::any_rank on the CPU: the call waits for
+/// no GPU work and counts no traffic. In a fake world (fake_world()) every rank has the values of
+/// this rank.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own);
 
@@ -46,8 +46,8 @@ struct Failure {
 };
 
 /// Runs `work`, which must not communicate, and catches its exceptions. Returns the failure of the
-/// first rank that threw; nullopt if none did. Costs one all-reduce of one number; after a failure,
-/// also two broadcasts.
+/// first rank that threw; nullopt if no rank threw. Costs one all-reduce of one number; after a
+/// failure, also two broadcasts.
 ///
 ///   if (const auto failure = comm::first_failure(group, device, [&] { write(file); })) {
 ///     fail("saving failed on rank ", failure->rank, ": ", failure->message);

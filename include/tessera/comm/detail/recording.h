@@ -1,4 +1,4 @@
-// Records a rank's collectives, and the functions that called the collectives.
+// Records a rank's collectives and the callers of the collectives.
 #pragma once
 
 #include <string_view>
@@ -11,9 +11,9 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// CallRecorder lists the single collectives that a TrafficCounter counts while the recorder
-/// exists, in the order in which they start. The list grows with every call, so use a recorder for
-/// a step and not for a whole training run. Without a recorder no list is made. Thread safe.
+/// While a CallRecorder exists, it lists the collectives that a TrafficCounter counts, in the order
+/// in which the collectives start. Record a step and not a whole training run, because the list
+/// grows with every call. Thread safe.
 class CallRecorder : tessera::detail::NoCopy {
  public:
   explicit CallRecorder(TrafficCounter& counter);
@@ -26,8 +26,8 @@ class CallRecorder : tessera::detail::NoCopy {
   std::vector<CollectiveCall> calls_;
 };
 
-/// While a CallerScope exists, the collectives that this thread starts are recorded with `name` as
-/// their caller, such as an operator. Scopes nest. `name` must outlive the scope.
+/// While a CallerScope exists, the collectives that this thread starts are recorded with the caller
+/// `name`, for example an operator. Scopes nest. `name` must outlive the scope.
 class CallerScope : tessera::detail::NoCopy {
  public:
   explicit CallerScope(std::string_view name) : outer_(name_) {
@@ -45,8 +45,8 @@ class CallerScope : tessera::detail::NoCopy {
 
   /// Returns the name of this thread's innermost CallerScope; "" if there is none.
   static std::string_view current() { return name_; }
-  /// Returns the name of this thread's outermost CallerScope, which is the function that the
-  /// program called; "" if there is none.
+  /// Returns the name of this thread's outermost CallerScope, the function that the program itself
+  /// called; "" if there is none.
   static std::string_view outermost() { return outermost_; }
 
  private:

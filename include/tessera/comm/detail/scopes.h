@@ -26,7 +26,7 @@ class LaneScope : tessera::detail::NoCopy {
 /// the stream in which work is issued. nullptr restores the default streams.
 void set_host_streams(StreamsPtr streams);
 
-/// While a PurposeScope exists, the given group has the given purpose (set_purpose()).
+/// Sets the purpose of a process group (set_purpose()) while the PurposeScope exists.
 class PurposeScope : tessera::detail::NoCopy {
  public:
   PurposeScope(Communicator& group, std::string purpose) : group_(group) {

@@ -13,14 +13,14 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A lane is a queue of work on a device, on CUDA a stream. FSDP uses three lanes. Work within
-/// a lane runs in order. Different lanes run concurrently.
+/// A lane is a queue of work on a device; on CUDA, a lane is a stream. Work within one lane runs in
+/// order. Different lanes run concurrently.
 enum class Lane : std::uint8_t { kCompute, kAllGather, kReduceScatter };
 /// The name of a lane: "compute", "all_gather" or "reduce_scatter".
 const char* to_string(Lane lane);
 
-/// The streams of a device, on which communication overlaps computation. A stream is called a lane
-/// here. The compute lane is libtorch's current stream.
+/// The lanes (streams) of a device, by which communication overlaps computation. The compute lane
+/// is libtorch's current stream.
 ///
 /// Memory belongs to the lane in which the memory was allocated. If a second lane uses the memory,
 /// the first lane must wait for an event of the second lane before the memory is freed.
@@ -36,7 +36,7 @@ class Streams {
   virtual void wait(Lane lane, const StreamEventPtr& event) = 0;
   /// Blocks the caller until the device has reached `event`.
   virtual void synchronize(const StreamEventPtr& event) = 0;
-  /// Adds a named mark to the profile, on CUDA an NVTX mark; for profilers and tests.
+  /// Adds a named mark to the profile, for profilers and tests. On CUDA the mark is an NVTX mark.
   virtual void note(const std::string& what) { static_cast<void>(what); }
 
   /// Makes lane `after` wait for all work that was issued to lane `before`.
@@ -44,10 +44,10 @@ class Streams {
 
  private:
   friend class LaneScope;
-  /// Issues the caller's device work to `lane` from now on, until leave() is called.
+  /// From now until leave(), the caller's device work is issued to `lane`.
   virtual void enter(Lane lane) = 0;
   virtual void leave() = 0;
-  /// LaneScope calls this function. Throws Error if another LaneScope is open.
+  /// Called by LaneScope. Throws Error if another LaneScope is open.
   void begin_scope(Lane lane);
   void end_scope();
 

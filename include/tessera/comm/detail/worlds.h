@@ -14,14 +14,14 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A collective call in a process group of a fake world (fake_world()).
+/// A collective in a fake world (fake_world()).
 struct FakeCollective {
   const std::string& group;       ///< name of the process group
   const std::vector<int>& ranks;  ///< world ranks of the process group
   std::string collective;
   std::int64_t bytes = 0;  ///< bytes of this rank's input
 };
-/// A function that returns the Work of a collective in a fake world (fake_world()), or nullptr if
+/// A function that returns the Work of a collective in a fake world. The result nullptr means that
 /// the collective is complete at once.
 using FakeStart = std::function<WorkPtr(const FakeCollective&)>;
 
@@ -33,7 +33,6 @@ WorldPtr fake_world(int rank, int size, FakeStart start);
 /// values, so that a step needs no memory. For planning.
 WorldPtr meta_world(int rank, int size);
 
-/// The rank numbers 0, 1, ..., `size` - 1.
 inline std::vector<int> ranks_of_world(int size) {
   std::vector<int> ranks(static_cast<std::size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);

@@ -42,11 +42,12 @@ bool is_in_backward(const torch::autograd::Node* node);
 /// the order in which they were queued, and may queue functions. Throws outside of a backward.
 void queue_end_of_backward(std::function<void()> callback);
 
-// Functions that distinguish this library's gradient hooks from the program's, call the hooks of a
-// tensor, or add the hooks to another tensor. libtorch has all hooks in one private list. During a
-// backward libtorch tells which node runs, but not whether the gradient formula of the node or a
-// hook of the node runs. A node belongs to the program if torch::autograd::Function made it, in C++
-// or Python (also in this library), or if its class is neither libtorch's nor this library's.
+// Functions that tell this library's gradient hooks from hooks of the program, call the hooks of a
+// tensor, or give a tensor the hooks of another tensor. libtorch has all hooks in one private list.
+// During a backward libtorch tells which node runs, but not whether the gradient formula of the
+// node or a hook of the node runs. A node belongs to the program if torch::autograd::Function made
+// it, in C++ or Python (also in this library), or if its class is neither libtorch's nor this
+// library's.
 //
 // A hook is recognised as a C++ hook by its class's mangled name: libtorch does not export the type
 // information that dynamic_cast needs.
@@ -55,24 +56,24 @@ void queue_end_of_backward(std::function<void()> callback);
 
 enum class OwnHook : std::uint8_t {
   kLayout,     ///< a hook that redistributes a gradient to the layout of its leaf
-  kMakePlain,  ///< a hook that gathers and reduces the gradient of a tensor that is not distributed
-  kNotice,     ///< a hook that changes nothing: the hook only observes a gradient
+  kMakePlain,  ///< a hook that gathers and reduces the gradient of a plain tensor
+  kNotice,     ///< a hook that observes a gradient and returns the gradient unchanged
 };
 
 /// Like Tensor::register_hook, but marks the hook as one of this library.
 void add_own_hook(const at::Tensor& tensor, OwnHook what,
                   std::function<at::Tensor(const at::Tensor&)> hook);
 
-/// Whether `tensor` itself, and not an alias (alias_tensor()), has a hook of kind `what`.
+/// Whether the tensor has a hook of kind `what`. Hooks of an alias (alias_tensor()) do not count.
 bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 
 enum class BackwardCode : std::uint8_t {
-  kNone,              ///< nobody's code: this thread runs no backward
+  kNone,              ///< this thread runs no backward
   kFormula,           ///< a gradient formula of libtorch or of this library
-  kFormulaOrProgram,  ///< possibly the program's code: a node or hook of the program
+  kFormulaOrProgram,  ///< a node or hook, possibly of the program
 };
 
-/// Returns whose code the backward on this thread runs now: the program's or a library's.
+/// Returns which kind of code the backward on this thread runs now.
 BackwardCode backward_code();
 
 /// Whether a node of autograd's graph has hooks that were not added by this library.

@@ -27,8 +27,8 @@ using StorePtr = c10::intrusive_ptr<Store>;
 /// Makes a store in the memory of this process.
 StorePtr memory_store();
 
-/// Whether `store` is a memory_store(), or a store_below() of a memory_store(). Calls of such a
-/// store do not wait.
+/// Whether `store` is in memory: made by memory_store(), perhaps with prefixes (store_below()).
+/// Calls of such a store do not wait.
 bool is_in_memory(const StorePtr& store);
 
 /// Returns a store that uses `store` for its values and prepends `prefix` to each key.
@@ -59,8 +59,8 @@ std::uint16_t port_of(const StorePtr& store);
 using Group = c10d::Backend;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-/// A running collective. wait(time) throws after a time-out and after a failure; after a time-out,
-/// isCompleted() is false.
+/// A running collective. wait(time) throws after the time-out and after a failure. isCompleted() is
+/// false after a time-out.
 using GroupWork = c10d::Work;
 using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 
@@ -75,8 +75,8 @@ struct GlooPlace {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{0};
-  /// This machine's address, to which the other ranks connect. Gloo's default is the address of the
-  /// host name, which can belong to another network interface.
+  /// The address by which other ranks reach this machine. Gloo's default, the address of the host
+  /// name, can belong to a wrong network interface.
   std::string address;
 };
 /// Makes a Gloo process group. Collective. Only this group may use `store`.

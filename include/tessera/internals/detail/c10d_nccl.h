@@ -37,7 +37,7 @@ struct NcclGroupPlace {
   std::string name;               ///< name of the process group in libtorch's flight record
   std::vector<int> ranks;         ///< world ranks of the group, for the flight record
   NcclProcessGroupPtr from = {};  ///< existing group that ncclCommSplit splits; nullptr: no split
-  int color = 0;                  ///< the argument `color` of ncclCommSplit
+  int color = 0;                  ///< ncclCommSplit's argument `color`
 };
 /// Makes an NCCL process group. Collective. Only this group may use `store`.
 inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGroupPlace& place) {

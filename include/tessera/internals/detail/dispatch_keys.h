@@ -8,7 +8,7 @@
 
 #include "tessera/export.h"
 
-// Macros for the names of Tessera's dispatch keys, as TORCH_LIBRARY_IMPL needs the names.
+// The names of Tessera's dispatch keys as macros, for TORCH_LIBRARY_IMPL.
 #define TESSERA_DISTRIBUTED_KEY Fake
 #define TESSERA_RANDOM_KEY DeferredInit
 #define TESSERA_FAKE_MODE_KEY CustomRNGKeyId
@@ -54,11 +54,10 @@ inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KE
 /// While an IncludeKeys object exists, operators on this thread are dispatched to the given keys
 /// even if their tensors lack them.
 using IncludeKeys = c10::impl::IncludeDispatchKeyGuard;
-/// While an ExcludeKeys object exists, operators on this thread skip the given dispatch keys, even
-/// if their tensors have them.
+/// While an ExcludeKeys object exists, operators on this thread ignore the given dispatch keys of
+/// their tensors.
 using ExcludeKeys = c10::impl::ExcludeDispatchKeyGuard;
 
-/// The dispatch keys that a thread includes and excludes.
 using KeysOfThread = c10::impl::LocalDispatchKeySet;
 /// While a RestoreKeys object exists, this thread includes and excludes exactly the given dispatch
 /// keys.
@@ -73,7 +72,7 @@ inline bool is_included(c10::DispatchKey key) {
   return c10::impl::tls_is_dispatch_key_included(key);
 }
 
-/// Whether operator calls of this thread skip autograd, as within autograd's own kernels.
+/// Whether this thread's operator calls skip autograd, as in the kernels of autograd itself.
 inline bool is_below_autograd() {
   return c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset);
 }

@@ -48,12 +48,10 @@ NodePtr<T> make_node(Arguments&&... arguments) {
   return NodePtr<T>(new T(std::forward<Arguments>(arguments)...), torch::autograd::deleteNode);
 }
 
-/// Returns an owning pointer to a node that already has another owner.
 inline NodePtr<Node> pointer_to(Node& node) {
   return node.shared_from_this();
 }
 
-/// Returns `node` as a T, or nullptr if the node has another class.
 template <class T>
 NodePtr<T> node_cast(const NodePtr<Node>& node) {
   return std::dynamic_pointer_cast<T>(node);
@@ -69,12 +67,10 @@ NodePtr<T> make_node(Arguments&&... arguments) {
   return c10::make_intrusive<T>(std::forward<Arguments>(arguments)...);
 }
 
-/// Returns an owning pointer to a node that already has another owner.
 inline NodePtr<Node> pointer_to(Node& node) {
   return NodePtr<Node>::unsafe_reclaim_from_nonowning(&node);
 }
 
-/// Returns `node` as a T, or nullptr if the node has another class.
 template <class T>
 NodePtr<T> node_cast(const NodePtr<Node>& node) {
   auto* found = dynamic_cast<T*>(node.get());
@@ -89,7 +85,7 @@ bool is_recorded(const Tensors&... inputs) {
   return torch::autograd::compute_requires_grad(inputs...);
 }
 
-/// Sets the edges of a node: backward of the node sends gradients to the given tensors (or lists of
+/// Sets the edges of a node. In backward the node sends gradients to the given tensors (or lists of
 /// tensors).
 template <class... Tensors>
 void set_inputs(Node& node, const Tensors&... inputs) {
@@ -101,14 +97,14 @@ inline Edge edge_to(const at::Tensor& tensor) {
   return torch::autograd::impl::gradient_edge(tensor);
 }
 
-/// Sets grad_fn of the tensor `output` to `node`.
 inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
   torch::autograd::set_history(output, node);
 }
 
-// A tensor that a node of autograd's graph saves for backward. A saved result of the node makes no
-// reference cycle. Writes to a saved tensor are detected, and saved-tensor hooks apply.
-// torch::autograd::Function stores saved tensors in a list; Tessera's nodes have members instead.
+// SavedVariable is a tensor that a node of autograd's graph saves for backward. A node may save its
+// own result: no reference cycle arises. Writes to a saved tensor are detected, and saved-tensor
+// hooks apply. torch::autograd::Function stores saved tensors in a list; Tessera's nodes have
+// members instead.
 //
 // Up to libtorch 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr;
 // pointer_to() returns the right type.
@@ -117,7 +113,7 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
 
 using torch::autograd::SavedVariable;
 
-/// The interface of saved-tensor hooks for one tensor, which save another form of the tensor.
+/// Saved-tensor hooks of one tensor: pack and unpack, as in torch.autograd.graph.
 using torch::autograd::SavedVariableHooks;
 
 /// Whether saved-tensor hooks are active for nodes that this thread makes now.
@@ -133,7 +129,7 @@ bool hooks_keep_tensors();
 //
 // Canary: LeafNodeCanary, a test of libtorch itself.
 
-/// The node of a leaf tensor in autograd's graph; its member `variable` is the leaf.
+/// The node AccumulateGrad of a leaf. The member `variable` is the leaf.
 using LeafNode = torch::autograd::AccumulateGrad;
 
 inline LeafNode* as_leaf(const Edge& edge) {
@@ -157,9 +153,9 @@ using WeakNodePtr = std::weak_ptr<Node>;
 using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
 #endif
 
-/// An OpenGradient gives a node access to `.grad` of the leaf to which the node's gradient goes.
-/// The node can add its result to `.grad` directly and return an undefined gradient. While an
-/// OpenGradient exists, the lock of the leaf's node is locked.
+/// Gives a node access to `.grad` of the leaf that gets the node's gradient. The node can add its
+/// result to `.grad` directly and return an undefined gradient. If tensor() is defined, the
+/// OpenGradient locks the leaf's node.
 class OpenGradient {
  public:
   /// `node`, which runs on this thread, returns a gradient for `edge`. tensor() is undefined in
@@ -185,7 +181,7 @@ inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
 //
 // Canary: SequenceNumberCanary, a test of libtorch itself.
 
-/// Takes the sequence number of this thread's next node, for a node that is made later.
+/// Reserves this thread's next sequence number for a node that is made later.
 inline std::uint64_t take_sequence_number() {
   return at::sequence_number::get_and_increment();
 }

@@ -31,10 +31,10 @@ namespace tessera::detail {
 
 namespace composite = at::compositeimplicitautograd;
 
-// Matrix products on a CPU without the dispatcher: libtorch's own, and oneDNN's in fp32, which
-// libtorch uses only if the user allows reduced precision for fp32. The public oneDNN operators
-// (mkldnn::_linear_pointwise) cannot write or add to a given result. The function that libtorch
-// uses is exported, but declared in no header.
+// Matrix products on a CPU without the dispatcher: those of libtorch, and those of oneDNN in fp32.
+// libtorch uses oneDNN in fp32 only if the user allows reduced precision. The public oneDNN
+// operators (mkldnn::_linear_pointwise) cannot write or add to a given result. The function that
+// libtorch uses is exported, but declared in no header.
 //
 // Canary: CpuProductsCanary, a test of libtorch itself.
 

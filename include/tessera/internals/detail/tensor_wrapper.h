@@ -41,7 +41,7 @@ class TensorWrapper : public c10::TensorImpl {
 
   /// Whether the tensor requires a gradient or has an autograd history.
   bool has_autograd_state() const { return autograd_meta() != nullptr; }
-  /// Makes `inner`, the future inner tensor, share the wrapper's version counter.
+  /// Makes `inner`, which will become the inner tensor, share the version counter of the wrapper.
   void give_count_to(const at::Tensor& inner) const {
     if (version_counter().enabled() && !inner.is_inference()) {
       inner.unsafeGetTensorImpl()->set_version_counter(version_counter());
@@ -51,7 +51,8 @@ class TensorWrapper : public c10::TensorImpl {
  protected:
   /// Makes a second wrapper of the same inner tensor, for detach() and similar functions.
   virtual c10::intrusive_ptr<TensorWrapper> copy() const = 0;
-  /// Implements Tensor::set_data(). `other` is the wrapper of the new data; nullptr if none.
+  /// Implements Tensor::set_data(). `other`: the new data as a wrapper; nullptr if the new data
+  /// have no wrapper.
   virtual void assign(const TensorWrapper* other) = 0;
 
   /// Makes a wrapper with the device of `inner`. The caller must set the sizes and the version

@@ -61,18 +61,18 @@ inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase
   return tensor.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(other.key_set());
 }
 
-// The identity of a tensor: the address of its TensorImpl. Tensor::is_same() compares two tensors.
-// Tables with tensors as keys need the address.
+// The identity of a tensor: the address of its TensorImpl. Tensor::is_same() only compares two
+// tensors, but tables with tensors as keys need the address.
 //
 // Canary: TensorIdentityCanary, a test of libtorch itself.
 
-/// Identifies a tensor: equal for all at::Tensor objects of one TensorImpl while the tensor exists.
+/// The same value for all at::Tensor objects of one TensorImpl, valid while the TensorImpl exists.
 using TensorIdentity = const c10::TensorImpl*;
 inline TensorIdentity identity_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl();
 }
 
-/// Returns an at::Tensor of a TensorImpl, which another at::Tensor must own already.
+/// Returns an at::Tensor of a TensorImpl. Another at::Tensor must already own the TensorImpl.
 inline at::Tensor tensor_of(c10::TensorImpl& impl) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl));
 }
@@ -84,12 +84,11 @@ Impl* impl_cast(const at::TensorBase& tensor) {
 }
 
 // Autograd's metadata of a tensor: its name, whether it is a trainable leaf, and the base of a
-// view. Tensor::name() only reads. is_leaf() and requires_grad() cost two virtual calls.
+// view. Tensor::name() cannot set a name. is_leaf() and requires_grad() cost two virtual calls.
 // Tensor::_base() works only for differentiable views.
 //
 // Canary: AutogradRecordCanary, a test of libtorch itself.
 
-/// Sets the name that Tensor::name() returns.
 void set_name(const at::Tensor& tensor, const std::string& name);
 
 /// Whether the tensor is a leaf that requires a gradient. Requires autograd metadata in `impl`.
@@ -114,14 +113,15 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
 }
 
-// A view of a whole tensor that must not be changed in place. A function returns such a view if its
-// result is its argument but must be another at::Tensor. torch::autograd::Function uses the same
-// kind of view, but does not export the function.
+// A function that would return its argument returns a view of the whole argument instead, if the
+// result must be another at::Tensor. Such a view must not be changed in place.
+// torch::autograd::Function uses the same kind of view, but does not export the function.
 //
 // Canary: GuardedViewCanary, a test of libtorch itself.
 
-/// Returns a view of `tensor` without history, which libtorch refuses to change in place. A change
-/// would lose the view's grad_fn, and would change `tensor` without a record.
+/// Returns a view of `tensor` without a grad_fn, which the caller sets. libtorch throws if the view
+/// is changed in place: the view would lose its grad_fn, and autograd would not record the change
+/// of `tensor`.
 at::Tensor guarded_view(const at::Tensor& tensor);
 
 // Functions that free and allocate the memory of existing tensors, and move tensors to other
@@ -151,7 +151,7 @@ void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64
 at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::IntArrayRef sizes,
                        c10::ScalarType dtype);
 
-/// Resets sizes and strides that an operator has changed. The memory must be large enough.
+/// Undoes a change of sizes and strides by an operator. The memory must be large enough.
 void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 // The fields of c10::TensorImpl that follow from sizes and strides. Tessera computes the fields

@@ -37,9 +37,9 @@ enum class Carried : std::uint8_t {
 /// the process get the same DebugInfoKind for the same Carried value.
 c10::DebugInfoKind kind_of(Carried what);
 
-/// While a CarriedScope exists, `value` is active on this thread, and on autograd's threads while
-/// they run a backward of this thread. (With CUDA a backward runs on another thread.) An inner
-/// scope hides an outer scope. Scopes end in reverse order, on the thread that began them.
+/// While a CarriedScope exists, `value` is active on this thread. The value is also active in a
+/// backward of this thread, which autograd can run on other threads (with CUDA). An inner scope
+/// hides an outer scope. Scopes end in reverse order, on the thread that began them.
 template <Carried kWhat, class T>
 class CarriedScope {
  public:
@@ -70,7 +70,6 @@ class CarriedScope {
 
 /// A copy of libtorch's thread-local state of the thread that makes the object.
 using StateOfThread = at::ThreadLocalState;
-/// While a StateOfThreadScope exists, this thread has the given thread-local state of libtorch.
 using StateOfThreadScope = at::ThreadLocalStateGuard;
 
 // The thread's state of autocast, without the dispatch key that enables autocast (dispatch_keys.h):
@@ -78,7 +77,7 @@ using StateOfThreadScope = at::ThreadLocalStateGuard;
 //
 // Canary: AutocastStateCanary, a test of libtorch itself.
 
-/// The state of autocast for the two devices that Tessera supports, the CPU and CUDA.
+/// The settings of autocast for the CPU and for CUDA.
 struct AutocastState {
   std::array<c10::ScalarType, 2> types;
   bool keeps_casts = true;
