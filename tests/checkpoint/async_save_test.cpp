@@ -36,7 +36,7 @@ TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
     SaveFuture pending = async_save(*rank.world(), dir.path(), 1, state.dict());
     change(state);
     const at::Tensor& weight = state.net.middle->slot("weight")->persistent();
-    for (int step = 0; step < 20; ++step) {  // collectives during the save
+    for (int step = 0; step < 20; ++step) {  // full_tensor() communicates during the save
       EXPECT_EQ(full_tensor(weight).sum().item<float>(), -35.0F);
     }
     pending.wait();

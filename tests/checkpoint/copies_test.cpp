@@ -30,12 +30,12 @@ void plan(Mlp& model, const DeviceMesh& mesh) {
       {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
 }
 
-/// A training program: `apply` distributes the model, mesh dimensions `batch_dims` split the batch.
+/// A training program. `apply` distributes the model. Mesh dimensions `batch_dims` split the batch.
 struct Program {
   std::string name;
   std::function<void(Mlp&, const DeviceMesh&)> apply;
   std::vector<std::string> batch_dims;
-  std::vector<std::string_view> error;  ///< `error`: parts of the expected error, or empty
+  std::vector<std::string_view> error;  ///< texts of the expected error; empty: no error
 };
 
 std::vector<Program> programs() {
@@ -67,7 +67,6 @@ std::vector<Program> programs() {
           {"a module forgotten", shard_up, {"dp", "tp"}, {"down.weight", "fully_shard"}}};
 }
 
-/// Returns this rank's rows of a batch of 4 rows, which is split over the mesh dimensions `dims`.
 at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
   const at::Tensor all = at::sin(at::arange(24, at::kFloat)).view({4, 6});
   if (dims.empty()) {
@@ -80,7 +79,7 @@ at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims
 
 using Use = std::function<void(Rank&, Mlp&, optim::Optimizer&, const DeviceMesh&)>;
 
-/// Runs forward, backward and `use` for each Program, and checks for the Program's error.
+/// Runs forward, backward and `use` for each Program. Expects the error that the Program lists.
 void expect_of_programs(const Use& use) {
   for (const Program& program : programs()) {
     SCOPED_TRACE(program.name);

@@ -37,7 +37,6 @@ TEST(DamagedStep, EveryByteOfTheManifestCounts) {
   EXPECT_ERROR(parse_manifest(text.substr(0, text.size() - 1), path), "is not valid");
 }
 
-/// Returns an nn::Linear from `columns` to `rows` features. All parameters are 1.
 std::shared_ptr<nn::Linear> ones(std::int64_t columns, std::int64_t rows, bool bias = true) {
   auto net = std::make_shared<nn::Linear>(columns, rows, nn::LinearOptions{bias});
   for (const auto& [name, slot] : net->named_slots()) {
@@ -92,7 +91,7 @@ TEST(DamagedStep, IsRefusedOnAllRanksBeforeAnythingChanges) {
   expect("are not those that were written");
 }
 
-/// Returns whether all ranks throw DamagedStep if rank 1 throws `error` while it reads.
+/// Returns whether both ranks throw DamagedStep if a read on rank 1 throws `error`.
 template <class Failure>
 bool IsDamage(const Failure& error) {
   std::atomic<int> ranks = 0;
@@ -232,7 +231,6 @@ TEST(InspectedStep, HasAManifestThatIsNoLink) {
   EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 0), "manifest.json' is a symbolic link");
 }
 
-/// A model whose only tensor is the buffer "count", of any type.
 class Counted : public nn::Module<Counted> {
  public:
   explicit Counted(const at::Tensor& count) { register_buffer("count", count.clone()); }
@@ -296,7 +294,7 @@ TEST(ComparedSteps, DifferByLargeIntegersImaginaryPartsAndTypesOf8Bits) {
   };
   using Lines = std::vector<std::string>;
   EXPECT_EQ(line(at::tensor({kLarge}), at::tensor({kLarge + 3})),
-            Lines{"count: largest difference 0, relative 0"});  // both numbers are equal as doubles
+            Lines{"count: largest difference 0, relative 0"});  // kLarge == kLarge + 3 in fp64
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers * 3)),
             Lines{"count: largest difference 2, relative 0.632456"});
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers)), Lines{});
@@ -352,14 +350,14 @@ bool every_fault() {
   return std::getenv("TESSERA_EVERY_FAULT") != nullptr;
 }
 
-/// Saves with one rank in this thread, so that a process made by fork() can save.
+/// Saves on a single rank in this thread, so that a process made by fork() can save.
 void save_alone(const fs::path& dir, std::int64_t step, int add, int keep = 0) {
   Rank rank(comm::thread_worlds(1)[0]);
   SavedState state(rank, {1, 1}, add);
   save(*rank.world(), dir, step, state.dict(), {.keep = keep});
 }
 
-/// The save that the tests interrupt: saves step 3, and removes step 1.
+/// Saves step 3, which also removes step 1. The tests interrupt this call.
 void save_third(const fs::path& dir) {
   save_alone(dir, 3, 3, 2);
 }
@@ -369,7 +367,7 @@ void save_two(const fs::path& dir) {
   save_alone(dir, 2, 2);
 }
 
-/// At any system call of save_third(), the newest step and the older steps must be complete.
+/// Expects that every step in `dir` is complete after a system call of save_third() has failed.
 void expect_whole_steps(const fs::path& dir, const std::string& when) {
   const bool third = fs::exists(dir / kManifestOf3);
   EXPECT_EQ(ExpectLoads(dir, third ? 3 : 2), third ? 3 : 2) << when;
@@ -434,7 +432,6 @@ std::vector<std::string> all_faults() {
   return faults;
 }
 
-/// Returns `count` indices below `size` that are evenly spaced.
 std::vector<std::size_t> spread(std::size_t count, std::size_t size) {
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < count; ++i) {

@@ -37,7 +37,7 @@ struct Net : nn::Module<Net> {
   nn::Child<nn::Linear> head{*this, "head", 5, 11, nn::LinearOptions{false}};
 };
 
-/// Returns parameter values of a Net. All elements have different values, increased by `add`.
+/// Returns values for the parameters of a Net. All elements differ, and `add` is added to each.
 inline Tensors Values(double add = 0, c10::ScalarType type = at::kFloat) {
   const auto numbers = [&](int first, int end) {
     return at::arange(first, end, at::kFloat).to(type) + add;
@@ -81,7 +81,6 @@ inline void ExpectEqual(const Tensors& found, const Tensors& expected) {
   }
 }
 
-/// Returns copies of the local tensors of all parameters of a module.
 inline Tensors LocalValues(const nn::ModuleBase& module) {
   Tensors values;
   for (const auto& [name, slot] : module.named_slots()) {
@@ -90,7 +89,6 @@ inline Tensors LocalValues(const nn::ModuleBase& module) {
   return values;
 }
 
-/// Distributes the parameters of a Net over a two-dimensional mesh, in different placements.
 inline void Distribute(Net& net, const DeviceMesh& mesh, const Tensors& values) {
   const std::map<std::string, Placements> placements = {{"embed.weight", {Shard{0}, Shard{0}}},
                                                         {"middle.weight", {Shard{0}, Shard{1}}},
@@ -128,7 +126,6 @@ struct SavedState {
     }
   }
   StateDict dict() { return {net, optimizer, {{"samples", 640}}}; }
-  /// Returns the local tensors of parameters and optimizer state, by name.
   Tensors local() const {
     Tensors values = LocalValues(net);
     for (const auto& [name, tensor] : optimizer) {
@@ -158,7 +155,7 @@ void ExpectUnchangedByError(const State& state, const Call& call) {
   }
 }
 
-/// Flips a bit of the byte at position `at`, or of the last byte if `at` is -1.
+/// Flips one bit in a file: in the byte at index `at`, or in the last byte if `at` is -1.
 inline void damage(const std::filesystem::path& path, std::int64_t at = -1) {
   std::string bytes = ReadFile(path);
   bytes[at < 0 ? bytes.size() - 1 : static_cast<std::size_t>(at)] ^= 1;

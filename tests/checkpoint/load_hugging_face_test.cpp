@@ -40,7 +40,7 @@ TEST(LoadHuggingFace, FillsEachRanksSlices) {
       load_hugging_face(loaded, folder.path());
       ExpectEqual(LocalValues(loaded), LocalValues(expected));
     }
-    // Layouts with FSDP and tensor parallelism: tp splits the weight, and dp splits each tp shard.
+    // As in FSDP over tensor parallelism, tp splits the weight, and dp splits each tp shard.
     Net net;
     const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
     const auto whole = distribute_tensor(at::zeros({11, 5}), rank.mesh({2, 2}, {"dp", "tp"}),
@@ -134,7 +134,7 @@ TEST(LoadHuggingFace, RefusesTwoValuesOfTiedParameters) {
                "but are one parameter of the model", "\"tie_word_embeddings\": false");
 }
 
-/// Expects that load_hugging_face() throws an Error with `part` and leaves the model unchanged.
+/// Expects an Error with the text `part` from load_hugging_face(), and an unchanged model.
 void ExpectRefused(const std::filesystem::path& folder, const std::string& part) {
   Net net;
   for (const auto& [name, slot] : net.named_slots()) {
@@ -163,7 +163,7 @@ TEST(LoadHuggingFace, ListsTensorsThatAreMissingUnexpectedOrDifferent) {
   }
 }
 
-/// Returns the values of a Net under the names of timm's ViT, and a tensor that Net does not have.
+/// Returns the values of a Net under the names of timm's ViT, and a tensor that a Net lacks.
 Tensors ForeignValues() {
   Tensors foreign;
   foreign["visual.patch_embed.proj.weight"] = Values().at("embed.weight");
@@ -233,7 +233,6 @@ using testing::SafetensorsBytes;
 
 class ModelFilesTest : public ::testing::Test {
  protected:
-  /// Writes a safetensors file with one tensor of four bytes.
   void Shard(const std::string& file, const std::string& tensor) {
     WriteFile(folder_ / file,
               SafetensorsBytes("{" + Entry("\"U8\"", "[4]", "[0,4]", tensor) + "}", "abcd"));

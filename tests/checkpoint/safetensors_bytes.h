@@ -6,8 +6,8 @@
 
 namespace tessera::testing {
 
-/// Returns the bytes of a safetensors file. `claimed`: the header length in the file, or -1 for the
-/// correct length.
+/// Returns a safetensors file. `claimed` is the header length that the file states; -1 stands for
+/// the correct length.
 inline std::string SafetensorsBytes(const std::string& header, const std::string& data = "",
                                     std::int64_t claimed = -1) {
   const std::uint64_t length =
@@ -17,7 +17,7 @@ inline std::string SafetensorsBytes(const std::string& header, const std::string
   return bytes + header + data;
 }
 
-/// Returns the entry of one tensor in a safetensors header, without outer braces.
+/// Returns the entry of a single tensor for the header of a safetensors file.
 inline std::string Entry(const std::string& dtype, const std::string& shape,
                          const std::string& offsets, const std::string& name = "w") {
   return "\"" + name + "\":{\"dtype\":" + dtype + ",\"shape\":" + shape +

@@ -31,7 +31,7 @@ TEST(SafetensorsWriter, WritesTheBytesOfTheReference) {
   writer.write("b", at::tensor({3}, at::kByte));
   writer.write("z", at::tensor({0.0, 1.0}).to(at::kHalf));
   writer.finish();
-  // The expected bytes are those of safetensors.numpy.save with metadata {"format": "pt"}.
+  // safetensors.numpy.save with metadata {"format": "pt"} writes these bytes.
   std::string header = R"({"__metadata__":{"format":"pt"},)"
                        R"("z":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},)"
                        R"("a":{"dtype":"U8","shape":[2],"data_offsets":[4,6]},)"
@@ -121,7 +121,6 @@ TEST(SafetensorsWriter, RefusesUnfitItemsAMissingFolderAndAFullDisk) {
 
 class SafetensorsReject : public ::testing::Test {
  protected:
-  /// Expects that SafetensorsFile() refuses a file of `bytes` with an Error that contains `part`.
   void Refuses(const std::string& bytes, const std::string& part) {
     WriteFile(folder_ / "m.safetensors", bytes);
     EXPECT_ERROR(SafetensorsFile(folder_ / "m.safetensors"), part);
@@ -134,7 +133,7 @@ class SafetensorsReject : public ::testing::Test {
     RefusesHeader("{" + Entry(dtype, shape, offsets) + "}", part);
   }
 
-  /// Each row is a refused text (a file, a header or a name) and a part of the expected message.
+  /// Pairs of a refused text (a file, a header or a name) and a part of the expected message.
   using Rows = std::vector<std::pair<std::string, std::string>>;
 
   TemporaryFolder folder_;
@@ -302,12 +301,11 @@ TEST_F(SafetensorsReject, BoolsOfOtherValuesAndBlocksOutsideTheTensor) {
        {"name", [&] { file.read("v"); }, {"no tensor 'v'"}}});
 }
 
-/// Returns the bytes of a contiguous tensor.
 std::string BytesOf(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-/// Returns a safetensors file with one tensor "w" of the F32 values 0, 1, 2, ... in `sizes`.
+/// Returns a safetensors file with an F32 tensor "w" of `sizes` and the values 0, 1, 2, ...
 std::string RangeBytes(const Sizes& sizes) {
   const auto values = at::arange(c10::multiply_integers(sizes), at::kFloat);
   std::string shape;
@@ -438,7 +436,6 @@ TEST(SafetensorsFile, ReadsRunsThatAreNearAndFarAndMoreThanASpanOfThem) {
   expect_block({3000, 300}, {1, 7}, {2999, 150});
 }
 
-/// Returns the number of bytes that this thread has read.
 std::int64_t BytesRead() {
   std::ifstream in("/proc/thread-self/io");
   std::string key;
@@ -470,7 +467,7 @@ TEST(SafetensorsFile, ReadsTheBytesOfABlockOnly) {
   TemporaryFolder folder;
   WriteFile(folder / "m", RangeBytes({16, 1 << 16}));
   const SafetensorsFile file(folder / "m");
-  constexpr std::int64_t kOwnReads = 1024;  // the most bytes that BytesRead() itself reads
+  constexpr std::int64_t kOwnReads = 1024;  // limit of the bytes that BytesRead() reads
   const auto before = BytesRead();
   file.read("w", Sizes{4, 0}, Sizes{4, 1 << 16});
   const auto between = BytesRead();

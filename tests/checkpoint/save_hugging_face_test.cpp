@@ -18,7 +18,6 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Distributes a Net with `values` over a mesh (dp, tp), and calls save_hugging_face().
 void export_from(const std::vector<std::int64_t>& mesh_sizes, const std::filesystem::path& folder,
                  const Tensors& values = Values(), const std::string& config = "{}",
                  std::optional<c10::ScalarType> dtype = {}, std::int64_t limit = 1 << 20) {
@@ -117,7 +116,7 @@ TEST(SaveHuggingFace, EndsOnAllRanksWhereOneFailsWhileGathering) {
     testing::WrappedWorld world(rank.world(), [&](comm::CommunicatorPtr group, const auto&) {
       return rank.rank() == 1 ? std::make_shared<FailingGather>(std::move(group)) : group;
     });
-    // Rank 1's process continues after the error, so rank 1 must inform the other ranks itself.
+    // Rank 1 outlives its error, so save_hugging_face() must send the error to the other ranks.
     EXPECT_THROWN(std::exception, save_hugging_face(net, world, folder.path(), "{}"),
                   rank.rank() == 1 ? "out of memory" : "rank 1");
   });
@@ -272,7 +271,7 @@ void export_model(const std::filesystem::path& folder, std::int64_t max_shard_by
   files.publish();
 }
 
-/// Returns the number by which all tensors in `files` exceed Values(); else nullopt.
+/// Returns the number by which all tensors in `files` exceed Values(); nullopt if numbers differ.
 std::optional<int> added(const ModelFiles& files) {
   std::optional<int> all;
   for (const auto& [name, tensor] : Values()) {
@@ -286,7 +285,7 @@ std::optional<int> added(const ModelFiles& files) {
   return all;
 }
 
-/// Exports with shard size `older`, then `newer`. Kills the second export at each call in turn.
+/// Exports with shard size `older`, then `newer`. Kills the second export at system call 1, 2, ...
 void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
   int calls = 0;
   int found_new = 0;

@@ -167,7 +167,6 @@ TEST(ShardedCheckpoint, WritesASecondBlockOfATensorToAFurtherFile) {
       std::filesystem::exists(dir / "step-00000001/shard-00000-model-00003-of-00003.safetensors"));
 }
 
-/// A model with eight tensors of different sizes.
 class EightTensors : public nn::Module<EightTensors> {
  public:
   EightTensors() {
@@ -352,7 +351,7 @@ void count(WithBuffers& model) {
   model.stock->mean.fill_(0.5);
 }
 
-/// Expects the values of count() in persistent buffers, and initial values in all other buffers.
+/// Expects the values that count() writes in persistent buffers, and initial values elsewhere.
 void expect_counted(const WithBuffers& model) {
   EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
   EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
@@ -428,7 +427,6 @@ TEST_ON_RANKS(Buffers, AreInStateDictsAlsoWithoutFrozenParameters, 2) {
 
 using fsdp::drawing::DrawingModel;
 
-/// A model with dropout modules, and its optimizer.
 struct DroppingRun {
   explicit DroppingRun(const DeviceMesh& over) : mesh(over) {
     tensor_parallel::parallelize_module(model, mesh["tp"], fsdp::drawing::plan());
@@ -440,7 +438,7 @@ struct DroppingRun {
     optimizer.emplace(model, optim::AdamWOptions{.lr = 1e-2});
   }
   StateDict dict() { return {model, optim::named_state(*optimizer, model)}; }
-  /// Trains the steps from `begin` to `end` - 1, each with 4 rows.
+  /// Trains the steps `begin` to `end` - 1. The batch of a step has 4 rows.
   void train(int begin, int end) {
     for (int step = begin; step < end; ++step) {
       const at::Tensor rows = fsdp::drawing::token_ids(4, step).chunk(

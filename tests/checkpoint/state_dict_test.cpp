@@ -100,7 +100,7 @@ TEST_ON_RANKS(StateDicts, LeaveFrozenParametersOut, 2) {
   EXPECT_EQ(local_tensor(net.head->slot("weight")->persistent()).abs().max().item<float>(), 0.0F);
 }
 
-/// Calls set_model_state_dict() with Values() on rank 0, `state` on rank 1. Returns the error.
+/// Calls set_model_state_dict() with Values() on rank 0 and `state` on rank 1. Returns the error.
 std::string error_of(const TensorDict& state, const StateDictOptions& options = kFull) {
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     Net net;
@@ -205,7 +205,6 @@ class FusedNet : public nn::Module<FusedNet> {
   std::shared_ptr<nn::FusedLinear> qkv;
 };
 
-/// Returns the weights and biases of separate query, key and value projections.
 Tensors separate_values() {
   return {{"q.weight", at::arange(0, 24, at::kFloat).view({8, 3})},
           {"k.weight", at::arange(100, 112, at::kFloat).view({4, 3})},
@@ -215,7 +214,7 @@ Tensors separate_values() {
           {"v.bias", at::arange(500, 504, at::kFloat)}};
 }
 
-/// Returns the fused tensor of separate_values(): for each group, the rows of q, k and v.
+/// Returns separate_values() as a fused tensor: for each group, its rows of q, k and v.
 at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   const Tensors values = separate_values();
   std::vector<at::Tensor> rows;
@@ -227,7 +226,7 @@ at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   return at::cat(rows);
 }
 
-/// Layouts of rows on a 2 × 2 mesh: split over both mesh dimensions, split over one, and strided.
+/// Returns layouts on a 2 × 2 mesh. Rows are split over both mesh dimensions, over one, or strided.
 std::vector<LayoutPtr> row_layouts() {
   return {Layout::intern({2, 2}, {{Digit{0, {0, 1}}}}), Layout::intern({2, 2}, {{Digit{0, {1}}}}),
           Layout::intern({2, 2}, {{Digit{2, {}}, Digit{8, {1, 0}}}})};

@@ -206,7 +206,6 @@ TEST(StoredStep, IsLoadedAFileAfterAnother) {
 
 constexpr std::int64_t kMebibyte = std::int64_t{1} << 20;
 
-/// Saves a checkpoint whose parameter "weight" has the given values. Returns the step's folder.
 std::filesystem::path save_weight(const TemporaryFolder& dir, const at::Tensor& values) {
   RunRanks(1, [&](Rank& rank) {
     nn::Linear net(values.size(1), values.size(0), nn::LinearOptions{false});
@@ -217,7 +216,7 @@ std::filesystem::path save_weight(const TemporaryFolder& dir, const at::Tensor& 
 }
 
 TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
-  // A row of the second tensor, of sizes (2, 3 Mi), has more bytes than piece_bytes.
+  // A row of the tensor with sizes {2, 3 * kMebibyte} is longer than the constant piece_bytes.
   for (const auto& sizes : {std::vector<std::int64_t>{3072, 2048}, {2, 3 * kMebibyte}}) {
     const TemporaryFolder dir;
     const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view(sizes);
@@ -240,7 +239,7 @@ TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
   }
 }
 
-/// Reads only half of each row, so that each thread reads parts of many MiBs with a checksum.
+/// Reads half of each row, so that each thread reads parts of many MiBs. Each MiB has a checksum.
 TEST(StoredStep, IsReadByItsThreadsAtOnce) {
   const TemporaryFolder dir;
   const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view({3072, 2048});

@@ -19,7 +19,6 @@ using testing::RanksOptions;
 
 const std::string kDiffer = "the ranks' calls since the last agreement differ: call ";
 
-/// Calls an all-gather with the given purpose. Collective.
 void gather(Communicator& group, const std::string& purpose) {
   const PurposeScope scope(group, purpose);
   group.all_gather(at::zeros({2 * group.size()}), at::zeros({2}))->wait();
@@ -50,8 +49,8 @@ TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
   });
 }
 
-/// Ranks 0 and 2 call all-gathers named "b", "c", "e"; rank 1 calls `purposes` and passes `error`.
-/// The message must name call `number`: `of_others` on ranks 0 and 2, `of_rank_1` on rank 1.
+/// Ranks 0 and 2 call all-gathers for "b", "c", "e", rank 1 for `purposes`; rank 1 reports `error`.
+/// Messages name call `number`: `of_others` of ranks 0 and 2, and `of_rank_1` of rank 1.
 struct Difference {
   std::vector<std::string> purposes;
   std::string error, number, of_others, of_rank_1;

@@ -21,9 +21,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A function that returns whether the device has finished one collective.
 using Progress = std::function<bool()>;
-/// A function that starts a collective on the device and returns the collective's Progress.
+/// Starts a collective on the device. Returns a function that tells whether the collective is done.
 using Begin = std::function<Progress()>;
 
 /// A collective whose wait() returns while the device still works.
@@ -106,7 +105,7 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   std::this_thread::sleep_for(5 * kOneCall);
 }
 
-/// The Progress function of a call owns an object whose destructor locks the watchdog. When the
+/// Destroying the function of a device call calls the watchdog, which must not deadlock. When the
 /// world ends, the first of two calls has ended and the second call is still running.
 TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   WorldWatch* world = nullptr;
@@ -143,7 +142,7 @@ TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   std::this_thread::sleep_for(2 * kTimeout);
 }
 
-/// The body of a test, which a separate process runs, and how the process is expected to end.
+/// A test body that runs in a separate process, and how this process must end.
 struct Case {
   const char* body;
   int exit_code;

@@ -13,7 +13,7 @@
 
 namespace tessera::comm {
 
-/// Returns the process group "all" of all ranks of the world, in order.
+/// Returns the process group "all", which has all ranks of the world in ascending order.
 inline CommunicatorPtr group_of_all(World& world) {
   std::vector<int> ranks(static_cast<std::size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -40,12 +40,11 @@ inline void run_on_hosts(const std::string& letters, const testing::Body& body) 
 /// A communication back end and the simulated hosts of the ranks.
 struct BackendCase {
   const char* backend;
-  std::string hosts;  ///< `hosts`: a letter per rank, naming its host
+  std::string hosts;  ///< `hosts`: letter i names the host of rank i
 
   std::string name() const { return backend + ("_" + hosts); }
 };
 
-/// A test fixture that runs on a communication back end for CPUs.
 class OnBackend : public ::testing::TestWithParam<BackendCase> {
  protected:
   const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
@@ -66,7 +65,7 @@ std::string own_error_of(const Call& call) {
   return "";
 }
 
-/// Returns the values 1000 * sender + 0, 1, 2, ..., which tell the sender and the index.
+/// Returns 1000 * sender + i for each index i, so that a value tells the sender and the index.
 inline at::Tensor numbers_from(std::int64_t sender, std::int64_t count) {
   return at::arange(count, at::kLong).add(1000 * sender).to(at::kFloat);
 }

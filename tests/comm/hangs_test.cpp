@@ -47,7 +47,7 @@ void sum(const World& world, Communicator& group) {
   tensor.cpu();
 }
 
-/// Makes three steps of one all-reduce each. Collective.
+/// Calls an all-reduce in three training steps. Collective.
 CommunicatorPtr take_steps(World& world) {
   CommunicatorPtr group = group_of_all(world);
   for (int step = 1; step <= 3; ++step) {
@@ -76,8 +76,8 @@ void expect_peer_error(Call&& call) {
 struct Fault {
   const char* name;
   enum When { kAtOnce, kAtTheTimeOut } when;
-  std::vector<const char*> report;  ///< `report`: expected in the watchdog's report
-  std::vector<const char*> errors;  ///< `errors`: expected in the errors of ranks 0 and 2
+  std::vector<const char*> report;  ///< `report`: texts in the watchdog's report
+  std::vector<const char*> errors;  ///< `errors`: texts in the errors of ranks 0 and 2
   void (*act)(World& world);
 };
 
@@ -159,7 +159,7 @@ TEST(DISABLED_Hangs, Rank0SavesAlone) {
   }
 }
 
-/// A job of three ranks that hangs, on one communication back end.
+/// A hanging job of three ranks on a communication back end.
 struct Job {
   std::string backend;
   testing::TemporaryFolder folder;
@@ -247,7 +247,7 @@ std::string report_of(const Ended& ended) {
 /// A limit of 3 s: the watchdog reports after 1 s, and processes can be 2 s late.
 constexpr milliseconds kAfterTheLimit{3000};
 
-/// A limit much shorter than the time-out. A sanitizer makes processes slow, so its limit is 2 s.
+/// A limit much shorter than the time-out: 1 s, or 2 s with a sanitizer, which slows processes.
 #ifdef TESSERA_SANITIZED
 constexpr milliseconds kSoon{2000};
 #else

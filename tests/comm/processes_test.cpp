@@ -111,7 +111,6 @@ TEST(Processes, PeersOfARankKilledAnywhereFail) {
   }
 }
 
-/// Returns the lines of a process's output that contain `part`.
 std::vector<std::string> lines_with(const Ended& ended, const std::string& part) {
   std::vector<std::string> found;
   std::istringstream lines(ended.output);

@@ -49,7 +49,7 @@ TEST(Arrivals, BelongToNoRankWhenTheStoreIsLost) {
                "come: the connection is closed");
 }
 
-// If nodes are started with different numbers of ranks, two processes can have one rank number.
+// If nodes start different numbers of ranks, two processes can claim the same rank.
 TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto arrive = [&](int rank, int size) {
@@ -68,7 +68,7 @@ TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
   waits.join();
 }
 
-// The flight record of a process that has ended cannot be opened, and a rank can end at once.
+// No rank may leave early: once its process has ended, other ranks cannot open its flight record.
 TEST(Arrivals, LeaveWhenAllHaveOpenedAllRecords) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto arrive = [&](int rank) {
@@ -95,7 +95,7 @@ WorldWatchPtr watch_of(int rank, int world_size, const StorePtr& store = nullptr
   return std::make_shared<WorldWatch>(settings, std::move(records), store);
 }
 
-/// Calls all_come_at_once() for a group named "tp", before which `earlier` groups had this name.
+/// Calls all_come_at_once() for a group "tp". `earlier` is the number of previous groups "tp".
 bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::vector<int>& ranks,
                     int earlier) {
   const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());

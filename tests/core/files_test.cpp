@@ -29,7 +29,7 @@ void write_reserved(const std::filesystem::path& path, const std::string& text) 
   file.publish();
 }
 
-/// The number of system calls that write_reserved() makes.
+/// Returns the number of system calls that write_reserved() makes.
 int calls_of_one_file(const std::filesystem::path& folder) {
   const SystemCallFault counted(folder, "");
   write_reserved(folder / "f", "older");
@@ -173,7 +173,7 @@ TEST(Crc32c, IsThatOfTheStandard) {
   }
 }
 
-/// Computes the CRC-32C of the first n bytes for each n, bit by bit.
+/// Returns the CRC-32C of the first n bytes for each n. The sums are computed bit by bit.
 std::vector<std::uint32_t> SumsByDefinition(std::span<const std::byte> bytes,
                                             std::uint32_t before) {
   std::vector<std::uint32_t> sums{before};

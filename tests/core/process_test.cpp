@@ -44,7 +44,7 @@ namespace {
 
 constexpr std::size_t kBytes = std::size_t{64} << 20;
 
-/// Returns the number of page faults during the allocation and filling of kBytes.
+/// Returns how many page faults occur while kBytes bytes are allocated and written.
 [[maybe_unused]] long pages_cleared() {
   rusage before{};
   getrusage(RUSAGE_SELF, &before);

@@ -22,7 +22,6 @@ TokenSourcePtr Positions(std::int64_t count) {
   return make_token_source(tokens);
 }
 
-/// Returns a loader of batches whose samples are `sequence` consecutive tokens.
 BatchLoader Loader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
                    std::int64_t vocabulary, std::optional<std::uint64_t> shuffle = std::nullopt) {
   return BatchLoader({{token_windows(std::move(tokens), sequence, vocabulary)}},
@@ -48,7 +47,7 @@ TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
 }
 
-/// Returns the first tokens of the rows [first, last) of all batches, one after another.
+/// Returns the first token of each row in [first, last). Row indices count over all batches.
 std::vector<std::int64_t> FirstTokens(const BatchLoader& loader, std::int64_t batch,
                                       std::int64_t first, std::int64_t last) {
   std::vector<std::int64_t> tokens;
@@ -82,7 +81,7 @@ TEST(BatchLoader, ShufflesEachPassAnewAndHasEachSampleOnce) {
   }
 }
 
-/// Returns sources of samples of one token. Sample i of source k is the token 1000 k + i.
+/// Returns sources whose samples have one token: sample i of source k is the token 1000 * k + i.
 std::vector<WeightedSamples> Sources(const std::vector<std::int64_t>& sizes,
                                      const std::vector<double>& weights) {
   std::vector<WeightedSamples> sources;
@@ -165,7 +164,7 @@ TEST(BatchLoader, RefusesStepsRowsSizesAndTokensThatDoNotFit) {
        {"weight", [] { BatchLoader(Sources({3, 3}, {1, -1}), {.batch = 1}); }, {"-1"}}});
 }
 
-/// Micro-batch i of one rank must have the rows of micro-batch i of several ranks, concatenated.
+/// Micro-batch i must have the same rows on a single rank as on several ranks together.
 TEST(BatchLoader, AMicroBatchHasTheSameRowsOnAnyNumberOfRanks) {
   const BatchLoader loader = Loader(Positions(100), 12, 4, 100);
   const at::Tensor whole = loader.load(1, {{0, 12}}).inputs;
@@ -204,7 +203,7 @@ TEST(BatchLoader, PositionsBeginAnewBehindTheEndOfADocument) {
   EXPECT_TRUE(at::equal(row.host_positions, batch.positions.narrow(0, 1, 1)));
 }
 
-/// A source of 2^26 valid tokens and 9 invalid tokens, which are computed and not stored.
+/// A source of 2^26 valid tokens, then 9 invalid tokens. The tokens are computed, not stored.
 class LateFault : public TokenSource {
  public:
   std::int64_t size() const override { return kGood + 9; }

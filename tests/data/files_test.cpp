@@ -100,7 +100,6 @@ TEST(TokenShards, RefusesARangeOutside) {
   EXPECT_ERROR(source->read(-1, two), "tokens [-1, 1) were asked for");
 }
 
-/// Returns the number of bytes that are allocated on the heap.
 std::size_t HeapBytes() {
   const struct mallinfo2 info = mallinfo2();
   return info.uordblks + info.hblkhd;

@@ -10,7 +10,6 @@ C10_DECLARE_bool(caffe2_use_fatal_for_enforce);
 namespace tessera::data {
 namespace {
 
-/// A fixture with a folder in which tokenizer.model is SmallModel().
 class SentencePieceTokenizer : public ::testing::Test {
  protected:
   SentencePieceTokenizer() { write(SmallModel()); }
@@ -72,7 +71,7 @@ TEST_F(SentencePieceTokenizer, FindsSpecialTokensInAText) {
   EXPECT_ERROR(ids("a"), "\"add_prefix_space\": false", "is not implemented");
 }
 
-/// Returns SmallModel() with one more piece, id 6: the mark of a word's begin, without letters.
+/// Returns SmallModel() with the additional piece "▁" (id 6), which marks a word's begin.
 std::string ModelWithSpace() {
   return SmallModel() + Piece("\xe2\x96\x81", -4, 1);
 }
@@ -81,7 +80,6 @@ TEST_F(SentencePieceTokenizer, GivesSpecialTokensNoText) {
   write(ModelWithSpace());
   configure(R"({"tokenizer_class": "LlamaTokenizer", "pad_token": "<pad>"})");
   const auto tokenizer = open_tokenizer(model_);
-  // decode() keeps the space between two words.
   EXPECT_EQ(tokenizer->decode({3, 7, 3, 2, 4, 5}), "a a bc");
   EXPECT_EQ(tokenizer->decode({3, 0, 4}), "a b");
   EXPECT_EQ(sentencepiece_tokenizer(model_)->decode({0, 3, 0}), "a");

@@ -55,12 +55,11 @@ inline nlohmann::json ByteFallbackJson() {
   return json;
 }
 
-/// Returns a file with the tokens a, b, ab and " " in tiktoken's format. Special tokens follow.
+/// Returns a file in tiktoken's format with the tokens a, b, ab and " ", and no special tokens.
 inline std::string TiktokenLines() {
   return "YQ== 0\nYg== 1\nYWI= 2\nIA== 3\n";
 }
 
-/// Writes `json` to a file tokenizer.json, and opens this tokenizer.
 inline data::TokenizerPtr Open(const nlohmann::json& json) {
   const TemporaryFolder folder;
   WriteFile(folder / "tokenizer.json", json.dump());
@@ -71,7 +70,7 @@ inline data::TokenizerPtr Open(const nlohmann::json& json) {
 
 namespace tessera::data {
 
-/// Returns a protobuf field with the given bytes, at most 127.
+/// Returns a length-delimited protobuf field of at most 127 bytes.
 inline std::string Field(char number, const std::string& bytes) {
   return std::string{static_cast<char>(number << 3 | 2), static_cast<char>(bytes.size())} + bytes;
 }

@@ -123,7 +123,7 @@ TEST(HuggingFaceTokenizer, ServesSeveralThreads) {
   }
 }
 
-/// A wrong `value` at `place` of ByteLevelJson(), and the message of the error.
+/// A wrong `value` at the JSON pointer `place` of ByteLevelJson(), and the expected error message.
 struct WrongValue {
   const char* place;
   Json value;
@@ -248,7 +248,6 @@ TEST(HuggingFaceTokenizer, RefusesStepsBehindByteLevel) {
 
 // The following tests write files beside tokenizer.json that change the tokenizer.
 
-/// A fixture with a folder that contains tokenizer.json.
 class FilesBesideJson : public ::testing::Test {
  protected:
   FilesBesideJson() { WriteTokenizer(testing::ByteLevelJson()); }

@@ -85,7 +85,6 @@ std::vector<std::string> Pushed(StreamDecoder decoder, const std::vector<std::in
   return pieces;
 }
 
-/// Returns all texts of a decoder, joined.
 std::string Joined(StreamDecoder decoder, const std::vector<std::int64_t>& tokens) {
   std::string text;
   for (const std::string& piece : Pushed(std::move(decoder), tokens)) {
@@ -105,7 +104,7 @@ class Bytes : public Tokenizer {
   }
 };
 
-/// Decodes a byte that is no part of a character to a replacement character, like SentencePiece.
+/// Like SentencePiece, decodes bytes outside of UTF-8 characters to replacement characters.
 class ReplacingBytes final : public Bytes {
  public:
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
@@ -121,8 +120,8 @@ class ReplacingBytes final : public Bytes {
   }
 };
 
-/// Decodes without the spaces at the start of a text, as SentencePiece models often do. "#" is a
-/// special token.
+/// Removes the spaces at the start of a decoded text, as many SentencePiece models do. The text "#"
+/// is a special token.
 class StrippingBytes final : public Bytes {
  public:
   std::string decode(const std::vector<std::int64_t>& tokens) const override {

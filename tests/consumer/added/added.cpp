@@ -1,4 +1,4 @@
-// Uses one layer of a Tessera that was added to the project.
+// A program that uses `tessera::core` alone, built in a project that adds Tessera's sources.
 #include <iostream>
 
 #include "tessera/core/placement.h"

@@ -43,7 +43,7 @@ TEST(Layout, HasOneCanonicalForm) {
             Layout::intern({2, 2}, {{}}, {{0, ReduceOp::kMax}, {1, ReduceOp::kSum}}));
 }
 
-/// Returns the indices that each mesh coordinate owns under two Digits (sub-dimensions).
+/// Returns the indices of each mesh coordinate in a dimension of two Digits (factors of its size).
 std::vector<testing::Indices> owned(const testing::Indices& mesh,
                                     const std::vector<Digit>& digits) {
   const auto major = Layout::intern(mesh, one_dim({digits[0]}));
@@ -60,7 +60,7 @@ std::vector<testing::Indices> owned(const testing::Indices& mesh,
   return out;
 }
 
-/// Returns all pairs of Digits (sub-dimensions) of sizes up to 6 on a 2 x 3 mesh.
+/// Returns all pairs of Digits (factors of a dimension's size) of sizes up to 6 on a 2 x 3 mesh.
 std::vector<std::vector<Digit>> digit_pairs() {
   const std::vector<std::vector<int>> orders{{}, {0}, {1}, {0, 1}, {1, 0}};
   std::vector<std::vector<Digit>> out;
@@ -93,8 +93,8 @@ TEST(Layout, CanonicalFormOwnsWhatTheDigitsOwn) {
   }
 }
 
-/// If two neighbouring Digits (sub-dimensions) own the same indices as one larger Digit, the layout
-/// must be stored with the larger Digit.
+/// If two neighbouring Digits (factors of a dimension's size) own the same indices as a single
+/// larger Digit, the layout must store the larger Digit.
 TEST(Layout, DigitsThatOwnWhatOneDigitOwnsAreThatDigit) {
   const testing::Indices mesh{2, 3};
   int merged = 0;
@@ -237,7 +237,6 @@ TEST(LayoutMath, ChunksAsTorchDoes) {
   }
 }
 
-/// Calls `check(case, layout, coordinate)` for each case and each coordinate of the case's mesh.
 template <class Check>
 void for_each_place(const Check& check) {
   for (const auto& c : cases()) {

@@ -10,7 +10,7 @@ namespace tessera::testing {
 
 using Indices = std::vector<std::int64_t>;
 
-/// Converts a mesh dimension, a tensor dimension or an index to an index of a std::vector.
+/// Converts a dimension or an index to std::size_t, for the index operator of std::vector.
 constexpr std::size_t pos(std::int64_t index) {
   return static_cast<std::size_t>(index);
 }
@@ -25,8 +25,8 @@ Indices chunk(const Indices& list, std::int64_t parts, std::int64_t index);
 Indices torch_indices(const Placements& placements, const Indices& mesh_sizes, int dim,
                       std::int64_t size, const Indices& coordinate);
 
-/// Returns the global indices of tensor dimension `dim` that `layout` assigns to the mesh
-/// coordinate `coordinate`.
+/// Returns the indices along tensor dimension `dim` that `layout` gives to mesh coordinate
+/// `coordinate`.
 Indices layout_indices(const Layout& layout, int dim, std::int64_t size, const Indices& coordinate);
 
 /// Returns all coordinates of a mesh, in row-major order.
@@ -35,7 +35,7 @@ std::vector<Indices> coordinates(const Indices& mesh_sizes);
 /// Returns every list of `length` values in [0, base), in lexicographic order.
 std::vector<std::vector<int>> all_lists(int length, int base);
 
-/// Returns the words of a text that are numbers.
+/// Returns the integers among the words of `text`.
 Indices numbers_in(const std::string& text);
 
 /// Parses placements in PyTorch's notation: "[Shard(0), _StridedShard(dim=1, sf=2)]".

@@ -145,8 +145,8 @@ TEST(ToLayout, OwnsWhatTorchSaysForPlainShardsOfAnySize) {
   }
 }
 
-/// FSDP splits the tensor-parallel shard of a parameter. The order of splits is tp, then dp, also
-/// if the size is not a multiple of the ranks.
+/// As in FSDP over tensor parallelism, tp splits the tensor first, and dp then splits each tp
+/// shard. The size need not be a multiple of the number of ranks.
 TEST(ToLayout, FsdpOverTensorParallelNestsChunksOfAnySize) {
   for (std::int64_t size = 0; size < 24; ++size) {
     const Indices mesh{2, 3};

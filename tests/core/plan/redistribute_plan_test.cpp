@@ -106,7 +106,7 @@ TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, R}), Names{"all-gather 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, P}, {S0, S1}), Names{"reduce-scatter 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, S2}), Names{"all-to-all 1>2 m1"});
-  // In [S0, S1] to [S1, S0], one mesh dimension shards tensor dimension 2 between the steps.
+  // Between the steps from [S0, S1] to [S1, S0], a mesh dimension shards tensor dimension 2.
   EXPECT_EQ(steps({8, 8}, {S0, S1}, {S1, S0}).size(), 3U);
 }
 
@@ -119,8 +119,8 @@ TEST(RedistributePlan, RefusesOtherMeshesAndRanks) {
   EXPECT_ERROR(plan_redistribution(a, a, Indices{4, 4}, 4), "is of a tensor with 2 dimensions");
 }
 
-// docs/redistribution.md lists the bytes that the planner sends, which are never more than the
-// bytes that were measured with PyTorch.
+// docs/redistribution.md lists how many bytes redistributions send. PyTorch must send at least as
+// many bytes (measured).
 
 using testing::numbers_in;
 using testing::placements_in;
@@ -152,7 +152,7 @@ std::vector<std::string> cells_of(const std::string& row) {
   return cells;
 }
 
-/// Returns a table row with the bytes that the planner sends: bold if PyTorch sends more bytes.
+/// Returns a table row: the bytes that a redistribution sends, in bold if PyTorch sends more bytes.
 std::string row_of(const std::vector<std::string>& cells) {
   const auto mesh = numbers_in(cells[0]);
   const auto from = placements_in(cells[1]), to = placements_in(cells[2]);

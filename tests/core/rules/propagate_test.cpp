@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Returns a call of `op`. Its first arguments are tensors of the sizes `tensors`.
+/// Returns a call of `op` with tensors of the sizes `tensors`, followed by the arguments `args`.
 OpCall call(std::string_view op, std::vector<std::vector<std::int64_t>> tensors,
             std::vector<Argument> args = {}) {
   OpCall result{.op = op, .args = {}, .tensors = {}};
@@ -70,7 +70,7 @@ TEST(Propagate, ViewsFollowTheFactors) {
   };
   expect({3, 8}, {24}, last, last, strided);
   expect({24}, {3, 8}, strided, strided, last);
-  // A tensor without elements, as on a rank without sequences.
+  // The first tensor has no elements, as on a rank that has no sequences of the batch.
   expect({0, 26, 20}, {0, 20}, {{}, {}, {{0, {1}}}}, {{}, {}, {{0, {1}}}}, last);
   expect({16}, {2, 8}, both, both, {{{0, {0}}}, {{0, {1}}}});
   expect({12}, {6, 2}, both, {{{0, {0}}}}, {{{0, {0}}}, {}});

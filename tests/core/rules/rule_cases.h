@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// A call of a libtorch operator. Each use creates new arguments.
+/// A call of a libtorch operator. arguments() returns new tensors at each call.
 struct RuleCase {
   std::string op;  ///< for example "aten::add.Tensor"
   std::function<std::vector<c10::IValue>()> arguments;

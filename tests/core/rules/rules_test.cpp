@@ -33,7 +33,7 @@ at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937&
                           sizes);
 }
 
-/// Returns the results of an operator call, then its arguments, because in-place calls change them.
+/// Returns the results of an operator call and its arguments, which in-place calls change.
 Tensors run(const RuleCase& rule_case, Values arguments) {
   const auto dot = rule_case.op.find('.');
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
@@ -47,7 +47,6 @@ Tensors run(const RuleCase& rule_case, Values arguments) {
   return found;
 }
 
-/// Returns the tolerance of fp64, or that of fp32 if any tensor is fp32.
 double tolerance_of(const Tensors& tensors) {
   const auto single = [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kFloat; };
   return std::ranges::any_of(tensors, single) ? 1e-5 : 1e-9;
