@@ -203,8 +203,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
           stalls.push_back(stall.count());
           pending.wait();
         }}});
-  // Makes a checkpoint folder without a manifest, whose files are hard links to those of the step.
-  // Files without a manifest are read without checksums.
+  // Makes the folder "unchecked", whose files are hard links to the files of the saved step. The
+  // folder has no manifest, so the files are read without checksums.
   const fs::path checked = checkpoint::find_step(dir / "run");
   fs::create_directory(dir / "unchecked");
   for (const auto& entry : fs::directory_iterator(checked)) {

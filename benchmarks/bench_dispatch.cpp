@@ -40,7 +40,7 @@ struct Case {
   Tensors inputs;
   Operator run;
   bool records = true;      ///< whether to measure with and without autograd recording
-  std::size_t weights = 0;  ///< number of last inputs that are replicated; all others are Shard(0)
+  std::size_t weights = 0;  ///< the last `weights` inputs are replicated, all others are Shard(0)
 };
 
 Tensors inputs_of(const Case& c, bool distribute) {

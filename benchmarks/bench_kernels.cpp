@@ -37,8 +37,7 @@ namespace {
 using namespace tessera;
 using Call = std::function<at::Tensor()>;
 
-/// The sizes of a transformer block's activations and weights. Each of the `batch` sequences has
-/// tokens / batch tokens.
+/// The sizes of a transformer block. `tokens` is the number of tokens of all `batch` sequences.
 struct Sizes {
   at::TensorOptions options;
   std::int64_t tokens, dim, hidden, head_dim, vocabulary, batch = 4;
@@ -46,7 +45,8 @@ struct Sizes {
   at::Tensor rand(at::IntArrayRef sizes) const { return at::rand(sizes, options); }
 };
 
-/// Measures a call by GPU events around kCalls calls, enough calls to hide the launch latency.
+/// Measures a call with two GPU events. kCalls calls run between the events, which hides the launch
+/// latency.
 void time_on_gpu(benchmark::State& state, const Call& call) {
   constexpr int kCalls = 20;
   const auto device = c10::Device(c10::kCUDA, 0);
@@ -86,8 +86,8 @@ void add(const std::string& name, const Call& call, std::int64_t bytes, bool on_
   }
 }
 
-/// Adds two benchmarks, of `ours` and of `aten`. Both functions read `inputs` and write as many
-/// bytes as the result of `ours` has.
+/// Adds a benchmark of `ours` and a benchmark of `aten`. Both benchmarks are assumed to read the
+/// bytes of `inputs` and to write the bytes that `ours` returns.
 void add_pair(const std::string& name, const std::vector<at::Tensor>& inputs, const Call& ours,
               const Call& aten) {
   std::int64_t bytes = static_cast<std::int64_t>(ours().nbytes());
@@ -153,7 +153,8 @@ void add_embedding(const Sizes& s) {
   const at::Tensor table = s.rand({rows, s.dim}), grad = s.rand({s.tokens, s.dim}),
                    indices = at::randint(rows, {s.tokens}, s.options.dtype(at::kLong));
   const std::string of = fmt::format("of {}, {}x{}", s.tokens, rows, s.dim);
-  // A lookup reads as many bytes of the embedding table as its result has, here the size of `grad`.
+  // A lookup reads only the rows that it returns, so `grad`, which has the size of these rows,
+  // stands for the table.
   add_pair(
       "embedding " + of, {grad, indices},
       [=] { return kernels::embedding_rows(table, indices, 0, rows); },
@@ -184,7 +185,6 @@ void add_all(const Sizes& sizes) {
   }
 }
 
-/// The sizes of a block of an 8B model.
 Sizes on_gpu(std::int64_t tokens) {
   return {.options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16),
           .tokens = tokens,

@@ -178,7 +178,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
-  std::signal(SIGXFSZ, SIG_IGN);  // SIGXFSZ is ignored: a write above the limit is an error
+  std::signal(SIGXFSZ, SIG_IGN);  // so that a write above the file-size limit returns an error
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
     tessera::files::flush_output();
@@ -195,7 +195,6 @@ int run_program(const char* name, int argc, char** argv, int (*body)(std::vector
 
 namespace {
 
-/// The entries of one configuration file, converted to the items that CLI11 reads.
 class Entries {
  public:
   Entries(const CLI::App& app, const std::vector<FlagNames>& alternatives, std::string file)
@@ -245,8 +244,8 @@ class Entries {
     }
   }
 
-  /// Returns a flag's values in CLI11's form. The list is empty for the value false of a switch
-  /// without a --no- form: such a flag counts as not given.
+  /// Converts the value of a flag in the file to the strings that CLI11 expects. For false and a
+  /// switch without a --no- form, the list is empty: the switch counts as not given.
   std::vector<std::string> inputs(const std::string& key, const toml::node& node,
                                   const CLI::Option& option) const {
     if (const auto* flag = node.as_boolean()) {
@@ -337,8 +336,8 @@ bool is_path(const CLI::Option& option) {
   return starts_with_any(option.get_option_text(), {"FILE", "DIR", "GLOB"});
 }
 
-/// Whether the option's check accepts the value on the command line. The check rejects some
-/// defaults, for example the 0 of --keep, which means "no limit".
+/// Whether the check of `option` accepts `value` on the command line. The check rejects some
+/// default values, for example 0 for --keep (no limit).
 bool can_be_given(CLI::Option& option, const std::string& value) {
   try {
     std::string text = value;
@@ -365,7 +364,8 @@ std::vector<std::string> default_values(CLI::Option& option) {
   return real ? values : std::vector<std::string>{};
 }
 
-/// Normalizes a flag's value: equal values get equal text, from the command line or from a file.
+/// Normalizes the text of a flag's value: the same value gets the same text from the command line
+/// and from a file.
 void write_alike(std::string& value, const CLI::Option& option) {
   if (is_path(option) && !value.empty()) {
     value = std::filesystem::absolute(value).lexically_normal().string();
@@ -388,7 +388,7 @@ ResolvedFlag resolve(CLI::Option& option) {
   return flag;
 }
 
-/// Whether a number can be written in TOML, which has fewer forms of numbers than the command line.
+/// Whether TOML accepts the text as a number. CLI11 accepts more forms of numbers than TOML.
 bool is_toml_number(const std::string& text) {
   try {
     return toml::parse("x = " + text)["x"].is_number();

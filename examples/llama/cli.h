@@ -39,8 +39,8 @@ int run_program(const char* name, int argc, char** argv, int (*body)(std::vector
 /// Returns the shortest text that converts back to the same number: 0.1 becomes "0.1".
 std::string number_text(double value);
 
-/// Adds a switch that sets `on`, and optionally a flag that clears `on`: "--sp,!--no-sp". Unlike
-/// CLI11's add_flag, add_switch() lets a program read the default.
+/// Adds a switch that sets `on` to true. `names` can have a second flag that sets `on` to false:
+/// "--sp,!--no-sp". Unlike CLI11's add_flag(), add_switch() lets a program read the default.
 CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on, const std::string& help);
 
 /// Returns a check that an option's number is finite and within the bounds, inclusive. Unlike
@@ -53,7 +53,7 @@ CLI::Validator number_above_0_to(double most);
 
 using tessera::nearest;
 
-/// A flag of a program after parsing, whether the user gave the flag or not.
+/// A flag of a program after parsing, with the user's value or the default value.
 struct ResolvedFlag {
   std::string name;                   ///< the flag's name without dashes
   std::string section;                ///< the flag's group, its section in a configuration file
@@ -64,7 +64,7 @@ struct ResolvedFlag {
 
 /// A flag that a configuration file must omit, and the reason.
 struct LeftOut {
-  std::string name;  ///< the flag's name without dashes
+  std::string name;
   std::string note;
 };
 
@@ -73,11 +73,11 @@ struct LeftOut {
 /// program's variable.
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
-/// Marks the flags `left_out` in `flags`; to_toml() writes marked flags as comments.
+/// Records in `flags` which flags are left out. to_toml() writes these flags as comments.
 void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& left_out);
 
-/// Returns, by flag, the values that must be equal on all ranks, without flags for outputs of rank
-/// 0. Paths can differ between ranks, so the value of a path is only whether the path is given.
+/// Returns the values that must be equal on all ranks, by flag. Omits output files, which only rank
+/// 0 writes. Paths can differ between ranks, so for a path the value is whether the path is given.
 std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
 /// Returns the text of a file for --config-file, in sections. Flags that are omitted or have no

@@ -1,6 +1,6 @@
 // llama_tokenize: converts text to token shards. One thread reads and writes; other threads
 // tokenize several pieces of text at a time. Tokens are written in the order of the text, so shards
-// do not depend on the number of threads. kBytesUnderWay limits the memory.
+// do not depend on the number of threads. kBytesUnderWay limits the text in memory.
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -105,14 +105,14 @@ std::int64_t token_of(const std::string& text, const data::Tokenizer& tokenizer)
   return ids[0];
 }
 
-/// Encodes a long text in parts, which limits memory. cut_of() cuts the text, as for a text file.
+/// Tokenizes a long text in parts, which limits memory. cut_of() ends the parts, as in text files.
 void encode_long(const data::Tokenizer& tokenizer, std::string_view text,
                  std::vector<std::int64_t>& tokens) {
   while (!text.empty()) {
     const std::size_t bytes =
         text.size() > kPieceBytes ? cut_of(text.substr(0, kPieceBytes + 1)) : text.size();
     const std::vector<std::int64_t> some = tokenizer.encode(text.substr(0, bytes));
-    // Reserves memory as if every part of the text had as many tokens as this part. A vector that
+    // Reserves memory for the tokens of the whole text, estimated from this part. A vector that
     // grows by doubling its capacity would need three times the memory.
     tokens.reserve(tokens.size() + some.size() * ((text.size() + bytes - 1) / bytes));
     tokens.insert(tokens.end(), some.begin(), some.end());
@@ -319,8 +319,8 @@ class Pipeline {
     }
     under_way_ += bytes_;
     auto encode = [&encoder = encoder_, pieces = std::exchange(pieces_, {})]() mutable {
-      // The tokens of different pieces of text are not joined, because the tokens of a long line
-      // would then be in memory twice.
+      // Each piece of text keeps its own list of tokens: joining the lists would copy the tokens of
+      // a long line, so that these tokens are in memory twice.
       std::vector<std::vector<std::int64_t>> tokens;
       for (Piece& piece : pieces) {
         tokens.push_back(encoder(std::move(piece)));

@@ -13,7 +13,7 @@
 
 using namespace tessera;
 
-constexpr std::int64_t kDim = 16, kRows = 48;  // kRows: rows of all ranks together
+constexpr std::int64_t kDim = 16, kRows = 48;  // kRows: number of rows (tokens) over all ranks
 
 // [model]
 /// Each row (token) is computed by the two experts with the largest scores of the router.
@@ -57,7 +57,8 @@ struct Batch {
   at::Tensor x, target;
 };
 
-/// Returns the rows of data-parallel rank `index` of `count`, on whichever rank calls it.
+/// Returns the rows of data-parallel rank `index` among `count` ranks. Any rank can call
+/// batch_of().
 Batch batch_of(int step, std::int64_t index, std::int64_t count) {
   const at::Generator generator =
       at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(step));

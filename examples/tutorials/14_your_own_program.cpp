@@ -68,7 +68,7 @@ void find_nan(nn::ModuleBase& model) {
   });
 }
 
-/// Trains the model on one rank. `out` is the output folder; "" if no files are written.
+/// The training program of one rank. `out` is the output folder; if "", no files are written.
 void run_rank(const std::filesystem::path& out) {
   constexpr std::int64_t kSteps = 160;
   const auto file = [&out](const char* name) { return out.empty() ? out : out / name; };

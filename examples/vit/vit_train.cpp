@@ -243,7 +243,8 @@ struct Options {
   double lr = 1e-3;
   bool plan = false, json = false;
 
-  /// The values that must be equal on all ranks. For a folder: whether the flag is given.
+  /// Flags whose values must be equal on all ranks. The value of a folder: whether the flag is
+  /// given.
   std::map<std::string, std::string> shared() const {
     return {{"--config", nlohmann::json(config).dump()},
             {"--steps", std::to_string(checkpoints.steps)},
@@ -269,8 +270,8 @@ void check_outputs(const Options& o) {
   }
 }
 
-/// Reads the command line. Returns nullopt after printing --help. Throws Error or CLI::ParseError
-/// for values that no run can have.
+/// Parses the command line. Returns nullopt if --help was printed. Throws Error or CLI::ParseError
+/// for invalid values.
 std::optional<Options> parse(int argc, char** argv) {
   Options o;
   o.checkpoints.names = {.program = "vit_train", .dashes = "--"};

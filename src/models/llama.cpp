@@ -37,7 +37,8 @@ at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   return plain * kept + plain / s.factor * (1 - kept);
 }
 
-/// Returns the (fractional) index of the frequency with `turns` rotations in the original context.
+/// Returns the index, possibly fractional, of the rotary frequency that makes `turns` rotations
+/// within the original context.
 double index_of_turns(const Rope& rope, std::int64_t head_dim, double turns) {
   const auto original = static_cast<double>(rope.scaling.original_positions);
   return static_cast<double>(head_dim) * std::log(original / (turns * 2 * std::numbers::pi)) /
@@ -90,9 +91,9 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t hea
   return {angle.cos() * factor, angle.sin() * factor};
 }
 
-// KvCache, the cache of keys and values: position p is stored at index p mod slots_. Without a
-// window every position has its own index; with a window the memory is a ring buffer. The order of
-// keys does not matter to attention, because rotary embedding has already been applied.
+// KvCache stores the key and value of position p at index p mod slots_. Without a window every
+// position has its own index; with a window the memory is a ring buffer. Attention does not depend
+// on the order of the keys, because rotary embedding is already applied to the keys.
 
 KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding)
     : positions_(positions),
@@ -133,8 +134,8 @@ KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   return kept;
 }
 
-/// Stores `values`, the keys or values of the positions that follow the cached positions. If there
-/// are more than slots_ positions, only the last slots_ positions are stored.
+/// Stores `values`, the keys or values of the next positions. If `values` has more than slots_
+/// positions, only the last slots_ positions are stored.
 void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
   const std::int64_t count = std::min(values.size(2), slots_);
   const std::int64_t skipped = values.size(2) - count;
@@ -149,7 +150,8 @@ void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
 
 at::Tensor KvCache::mask(c10::Device device) const {
   const std::int64_t filled = std::min(tokens_ + 1, slots_);
-  // After this token, `filled` positions are cached; the oldest is position tokens_ + 1 - filled.
+  // `filled` positions are cached after the next token; the oldest is position tokens_ + 1 -
+  // filled.
   if (*std::ranges::max_element(padding_) <= tokens_ + 1 - filled) {
     return {};
   }
@@ -165,7 +167,6 @@ struct Context : nn::AttentionInputs {
   KvCache* cache = nullptr;  ///< keys and values of earlier tokens; set only in generation
 };
 
-/// The parts of a Llama from which a Context (the inputs of all blocks) is made.
 struct ContextParts {
   const LlamaConfig& config;
   const at::Tensor& cos;  ///< rotary tables (positions, head_dim)
@@ -398,8 +399,8 @@ Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
   const nn::LinearOptions no_bias{.bias = false};
   lm_head_ = register_module(
       "lm_head", std::make_shared<nn::Linear>(config_.hidden_size, config_.vocab_size, no_bias));
-  // The rotary tables are buffer slots instead of plain tensors. On the meta device a slot, like a
-  // parameter, is created without values.
+  // The rotary tables are registered as buffer slots: on the meta device a buffer slot, like a
+  // parameter, has no values and is filled later.
   cos_ = register_buffer_slot("rope_cos", {max_sequence, config_.head_dim},
                               /*persistent=*/false);
   sin_ = register_buffer_slot("rope_sin", {max_sequence, config_.head_dim},

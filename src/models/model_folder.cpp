@@ -510,8 +510,8 @@ ParameterCount count_parameters(const LlamaConfig& c) {
 
 namespace {
 
-/// A tokenizer with more tokens than the model. encode() throws Error for a text with a token that
-/// the model's embedding lacks.
+/// Wraps a tokenizer that has more tokens than the model. encode() throws Error if a text contains
+/// a token that the model's embedding lacks.
 class LimitedTokenizer final : public data::Tokenizer {
  public:
   LimitedTokenizer(data::TokenizerPtr all, std::int64_t limit)
@@ -547,7 +547,7 @@ class LimitedTokenizer final : public data::Tokenizer {
 
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder) {
   const std::filesystem::path path = file.empty() ? folder : std::filesystem::path(file);
-  std::error_code error;  // an error is ignored here: opening the file reports the error
+  std::error_code error;  // ignored, because opening the file later reports the error
   if (!std::filesystem::is_directory(path, error)) {
     return file;
   }

@@ -36,8 +36,8 @@ DeviceMesh with_replicas(const DeviceMesh& mesh, const std::vector<std::string>&
                                        : flat;
 }
 
-/// Returns the mesh of the weights of experts. The first mesh dimension splits the experts. Ranks
-/// along a second mesh dimension have different tokens.
+/// Returns the mesh of the experts' weights: "tp" or, with several ranks in "ep", "ep" and "tp".
+/// The first dimension splits the experts; ranks along a second dimension have different tokens.
 DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   if (!has_dim(mesh, "ep") || mesh.size("ep") == 1) {
     return mesh["tp"];
@@ -45,8 +45,8 @@ DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   return mesh.size("tp") > 1 ? mesh[{"ep", "tp"}] : mesh["ep"];
 }
 
-/// Returns the options for the FSDP units of a model. FSDP shards most parameters over "dp", "ep"
-/// and "cp". FSDP shards experts that are split over "ep" only over "dp" and "cp".
+/// Returns the options for the FSDP units of a model. FSDP shards parameters over "dp", "ep" and
+/// "cp". Experts that are already split over "ep" are sharded only over "dp" and "cp".
 fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
   const DeviceMesh over = experts_mesh(mesh), data = data_mesh(mesh);
   const std::int64_t ep = has_dim(mesh, "ep") ? mesh.size("ep") : 1;
@@ -59,8 +59,8 @@ fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
       return is_expert ? std::optional(own) : std::nullopt;
     };
   }
-  // Shards whole experts (3-D weights) if all ranks then get equally many, else the features of
-  // each expert: with more ranks than experts, some ranks would have no expert.
+  // FSDP shards 3-D weights by experts if all ranks then get equally many experts. Otherwise FSDP
+  // shards the features of each expert, so that no rank is without a part.
   options.shard_placement = [=, chosen_by = options.shard_placement](const std::string& name,
                                                                      const at::Tensor& parameter) {
     const auto chosen = chosen_by ? chosen_by(name, parameter) : std::nullopt;
@@ -150,7 +150,6 @@ DeviceMesh data_mesh(const DeviceMesh& mesh) {
 
 namespace {
 
-/// `experts` is the mesh for apply_expert_parallel().
 void split_model(nn::ModuleBase& model, const DeviceMesh& tp, const DeviceMesh& experts,
                  const ParallelOptions& options) {
   const tensor_parallel::DeclaredPlanOptions declared{

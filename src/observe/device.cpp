@@ -31,9 +31,9 @@ c10::Device current_cuda_device() {
   return {c10::DeviceType::CUDA, detail::current_device(c10::DeviceType::CUDA)};
 }
 
-/// Calls a function of the CUDA driver for the current device; returns false if the driver or a
-/// device is missing. The driver is found at run time, because the observe library does not link
-/// CUDA and a CUDA program has already loaded the driver. As in cuda.h, CUresult and CUdevice are
+/// Calls a function of the CUDA driver for the current device. Returns false if there is no driver
+/// or no device. ask_driver() finds the driver at run time, because the observe library does not
+/// link CUDA; a CUDA program has already loaded the driver. As in cuda.h, CUresult and CUdevice are
 /// ints, and 0 is success.
 template <class... Results>
 bool ask_driver(const char* function, Results... results) {
@@ -135,7 +135,7 @@ struct SquareProducts {
   }
 };
 
-/// Returns matrix products of the smallest matrices that keep the device fully busy.
+/// Doubles the size of the matrices until their product takes kProductSeconds, or to a maximum.
 SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   const std::int64_t most = device.is_cpu() ? 4096 : 8192;
   for (std::int64_t size = 256;; size *= 2) {

@@ -1,6 +1,6 @@
 // Records when each block of memory is allocated and freed, with the phase of the step and the
-// stream (Lane). The kind of a block is known only when the block is freed: for example, a block
-// that outlives the forward that allocated the block is an activation.
+// stream (Lane). The kind of a block is known only when the block is freed: for example, a block is
+// an activation if the block is freed after the forward in which the block was allocated.
 #include "tessera/observe/detail/memory.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/observe/metrics.h"
@@ -116,7 +116,6 @@ void MemoryLog::update_phase() {
   phase_ = now;
 }
 
-/// Updates the current moment (MomentMemory). Successive allocations usually have the same moment.
 void MemoryLog::update_moment() {
   std::string name = phase_ == MemoryPhase::kUpdate ? "" : where_();
   if (name.empty()) {
@@ -184,7 +183,8 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
     return MemoryKind::kGradients;
   }
   if (block.earlier) {
-    // Of the memory that the first forward allocates, shards are parameters, but masks are not.
+    // Shards that were allocated in the first forward are parameters. Other earlier blocks of the
+    // first forward, such as masks, count as activations.
     return block.born == MemoryPhase::kForward && !block.is_parameter ? MemoryKind::kActivations
                                                                       : MemoryKind::kParameters;
   }
@@ -220,7 +220,7 @@ StepMemory MemoryLog::use(bool on_host) const {
       add(block, 1);
     }
   }
-  // For each MomentMemory, its maximum and the index of the event that reached the maximum.
+  // For each moment: the memory maximum, and the index of the event that reached this maximum.
   std::vector<std::pair<std::size_t, MomentMemory>> moments(moments_.size());
   for (std::size_t i = 0; i < events_.size(); ++i) {
     const Event& event = events_[i];
@@ -263,7 +263,6 @@ std::atomic<std::int64_t> live = 0;
 std::atomic<std::int64_t> highest = 0;
 std::atomic<std::uint64_t> allocations = 0;
 
-/// What the allocator must know about a block when the block is freed.
 struct Counted {
   TensorBlock block;
   c10::DataPtr memory;             ///< the block's memory, if libtorch's allocator allocated it

@@ -61,8 +61,8 @@ std::string records_up_to(const std::filesystem::path& path, std::int64_t last) 
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops) {
   metrics.tokens_per_s = static_cast<double>(tokens) / metrics.step_time_s;
-  // The FLOPs are counted for the number of tokens that each rank contributes. With tensor
-  // parallelism, a rank processes more tokens, but computes only parts of their results.
+  // Each rank counts an equal share of the tokens. With tensor parallelism, a rank processes more
+  // tokens, but computes only a part of each result.
   const double per_rank = metrics.tokens_per_s / world_size;
   metrics.tflops = per_rank * flops.per_token / 1e12;
   if (!peak_flops || tokens == 0) {
@@ -160,12 +160,12 @@ std::string titan_line(const StepMetrics& metrics, int world_size) {
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed)
     : path_(files::absolute_path(path)) {
-  std::error_code ignored;  // a failure is reported when the file is opened
+  std::error_code ignored;  // opening the file reports a failure
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
   if (resumed > 0 && std::filesystem::is_regular_file(path)) {
-    // The metrics file is replaced atomically, because its old lines cannot be recreated.
+    // The file is replaced atomically, so that an interrupted write does not lose the old lines.
     files::write_file(path, records_up_to(path, resumed));
   }
   out_.open(path, resumed > 0 ? std::ios::app : std::ios::trunc);

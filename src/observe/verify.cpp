@@ -1,5 +1,5 @@
-// verify(): every rank runs the one-rank reference model with the rank's own samples. Of the
-// reference model's results, only the gradients' mean over ranks is communicated.
+// Implements verify(). Every rank runs the one-rank reference model with the rank's own samples. Of
+// the results of the reference model, ranks communicate only the mean of the gradients.
 #include "tessera/observe/verify.h"
 
 #include <ATen/ops/empty_like.h>
@@ -76,8 +76,8 @@ class Recorder {
  private:
   struct Call {
     std::string fqn{}, caller{};
-    int number = 0, parent = 0;  ///< numbers of this call and of its enclosing call
-    int of_module = 0;           ///< number of this call among the calls of the same module
+    int number = 0, parent = 0;  ///< index of this call, and of the enclosing call
+    int of_module = 0;           ///< index of this call among the calls of the same module
   };
 
   void note(const Call& call, nn::TensorList tensors, bool is_input) {
@@ -190,8 +190,8 @@ class BackwardOrder : tessera::detail::NoCopy {
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
 };
 
-/// Takes the gradients off the parameters that require grad. If only some ranks have a gradient,
-/// the missing gradients count as zeros.
+/// Removes and returns the gradients of the parameters that require grad. On a rank that lacks a
+/// gradient other ranks have, the gradient counts as zeros.
 std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   std::vector<SeenTensor> gradients;
   for (const auto& [fqn, slot] : module.named_slots()) {
@@ -338,7 +338,7 @@ void change_last_places(nn::ModuleBase& reference, std::uint64_t draw) {
   }
 }
 
-/// How many random numbers this rank has drawn: by each Dropout of a module, and by at:: operators.
+/// The numbers of random draws on this rank: of each Dropout module, and of all at:: operators.
 struct DrawCounts {
   RandomState state;
   /// The number of calls of each Dropout, by FQN.
@@ -355,7 +355,7 @@ DrawCounts draw_counts(const nn::ModuleBase& module) {
   return counts;
 }
 
-/// Sets the counts of drawn random numbers in `module` to `counts`, each increased by `ahead`.
+/// Sets the numbers of random draws of `module` and of at:: operators to `counts` plus `ahead`.
 void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint64_t ahead = 0) {
   set_random_state({counts.state.seed, counts.state.calls + ahead});
   std::unordered_map<std::string, std::uint64_t> calls(counts.dropouts.begin(),
@@ -367,8 +367,8 @@ void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint
   });
 }
 
-/// Whether random numbers were drawn since set_draw_counts(set, ahead), that is, whether `counts`
-/// exceed the counts that set_draw_counts() has set.
+/// Whether random numbers were drawn after set_draw_counts(set, ahead), that is, whether `counts`
+/// differ from the counts that set_draw_counts() has set.
 bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t ahead) {
   return counts.state.calls != set.state.calls + ahead ||
          !std::ranges::equal(counts.dropouts, set.dropouts, [&](const auto& now, const auto& then) {
@@ -412,17 +412,17 @@ class SavedState : tessera::detail::NoCopy {
   std::int64_t batch_ranks_;
 };
 
-/// The offset between the random-operator counts of verification runs and of the program. FSDP
-/// assumes that a model draws no random numbers if the counts do not change between two forwards,
-/// so the verification runs must not repeat the program's counts.
+/// How much larger the random-draw counts are in verification runs than in the program. FSDP
+/// assumes that a model draws no random numbers if the counts are equal in two forwards, so
+/// verification runs must not repeat the program's counts.
 constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 
 /// The number of runs with perturbed weights. A single perturbation can by chance change some
 /// values very little.
 constexpr std::uint64_t kDraws = 2;
 
-/// Returns a scope object, which tells random operators (while the object exists) which samples of
-/// the whole batch this rank has.
+/// Returns a scope object. While the object exists, random operators know which samples of the
+/// whole batch this rank has.
 BatchPart part_of_batch(const DeviceMesh& mesh, const VerifyOptions& options) {
   if (options.batch_dims.empty()) {
     return {0, 1};
@@ -503,8 +503,8 @@ class Verification {
   }
 
   void run_reference() {
-    // The number of data-parallel ranks is set to 1 for the reference run, because losses read the
-    // number that the last forward has set.
+    // Losses read the number of data-parallel ranks that the last forward has set. For the
+    // reference run this number must be 1.
     nn::set_batch_ranks(1);
     const auto run = [&] {
       set_draw_counts(reference_, counts_, kAhead);
@@ -519,8 +519,8 @@ class Verification {
     }
   }
 
-  /// Checks that each rank's samples follow the samples of lower ranks, because random numbers are
-  /// indexed by the number of the sample in the batch.
+  /// Throws Error if the model draws random numbers and the ranks have different numbers of
+  /// samples. The random numbers of a sample depend on the sample's index in the batch.
   void check_rows() const {
     comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
     const auto all = comm::gather_values(group, mesh_.device(), {one_rank_.rows, draws_ ? 1 : 0});

@@ -92,7 +92,7 @@ std::string layout_of(const at::Tensor& tensor) {
   std::string placements;
   try {
     placements = to_string(to_placements(*spec.layout, tensor.sizes()));
-  } catch (const Error&) {  // placements cannot describe this Layout
+  } catch (const Error&) {  // no placements describe this Layout
     placements = to_string(*spec.layout);
   }
   return fmt::format("{} on {} as {}", sizes, to_string(spec.mesh.shape()), placements);
@@ -145,7 +145,7 @@ at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::
 /// A tensor's values in the run on the mesh and in the one-rank run. If a run lacks the tensor, its
 /// value is an undefined tensor.
 struct Pair {
-  SeenTensor of;  ///< has the tensor's name and module; `of.value` is not used
+  SeenTensor of;  ///< name and module of the tensor; `of.value` is not used
   at::Tensor on_mesh, one_rank;
   double noise = 0;
   std::string layout{};   ///< layout of the tensor in the run on the mesh, for messages
@@ -175,8 +175,8 @@ std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const 
              : fmt::format("is {} on the mesh, and {} on one rank", times(here), times(there));
 }
 
-/// Pairs the tensors of both runs, in the order of the one-rank run. `noise` has one entry for each
-/// tensor of the one-rank run.
+/// Pairs each tensor of the one-rank run with the same tensor on the mesh, in the order of the
+/// one-rank run. `noise` has a value for each tensor of the one-rank run.
 std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
                            const std::vector<SeenTensor>& one_rank,
                            const std::vector<double>& noise) {
@@ -226,7 +226,7 @@ std::string kind_of(const Pair& pair) {
                      tessera::is_distributed(pair.on_mesh) ? pair.layout : "plain");
 }
 
-/// Returns the first lines in which two texts differ, one line of each text.
+/// Returns the first line in which two texts differ, from `a` and from `b`.
 std::pair<std::string, std::string> first_lines_apart(const std::string& a, const std::string& b) {
   const auto end = static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
   const std::size_t before = end == 0 ? std::string::npos : a.rfind('\n', end - 1);
@@ -411,10 +411,10 @@ struct Finding {
   double noise = 0;     ///< the change of the one-rank tensor by rounding alone
 };
 
-/// The findings of all ranks on the tensors of module calls, or on the gradients.
+/// The combined findings of all ranks: on the tensors of module calls, or on the gradients.
 struct Together {
   std::vector<VerifyDifference> differences;  ///< differences in the order of rank 0's tensors
-  double largest = 0;   ///< largest difference in tensors that pass, divided by the largest value
+  double largest = 0;   ///< the largest difference that passes, divided by the largest value
   std::string cause{};  ///< where to look for the cause of the first difference
 };
 
@@ -443,7 +443,7 @@ struct OfRanks {
   }
 };
 
-/// Gathers the findings of all ranks, in the order of rank 0, then the tensors that rank 0 lacks.
+/// Gathers the findings of all ranks, in rank 0's order; tensors that rank 0 lacks come last.
 std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   // Findings are sent as CBOR, because JSON text cannot represent infinity.
   std::string text;
@@ -500,8 +500,8 @@ std::string quoted(const std::string& fqn) {
   return fqn.empty() ? "the model" : "'" + fqn + "'";
 }
 
-/// Returns where to look for the cause of the first output that differs, `tensors[first]`.
-/// `differs` says for each tensor whether the tensor differs.
+/// Returns advice on the cause of the first output that differs, `tensors[first]`. `differs[i]` is
+/// true if `tensors[i]` differs.
 std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool>& differs,
                      std::size_t first) {
   const Finding& output = tensors[first].first();

@@ -20,8 +20,8 @@ struct SeenTensor {
   std::string fqn;   ///< FQN of the module that was called, or of the parameter
   at::Tensor value;
   std::string caller{};  ///< FQN of the module that called the module `fqn`
-  int call = 0;          ///< number of the module call in the run, from 1; 0 without a call
-  int parent = 0;        ///< number of the enclosing module call; 0 if there is none
+  int call = 0;          ///< index of the module call in the run, from 1; 0: no module call
+  int parent = 0;        ///< index of the enclosing module call; 0: none
   /// Whether the tensor is an input of the call. Inputs are used only to find a cause.
   bool is_input = false;
 };
@@ -31,12 +31,12 @@ struct SeenRun {
   /// The tensors in the order of the run: a module call's inputs when the call begins, its outputs
   /// when the call ends, and finally the result of the step.
   std::vector<SeenTensor> tensors;
-  std::vector<SeenTensor> gradients;  ///< of parameters, in backward's order; empty if none ran
+  std::vector<SeenTensor> gradients;  ///< in backward's order; empty if no backward ran
   std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
   std::int64_t rows = 0;              ///< size of dimension 0 of the root module's first input
 };
 
-/// By how much rounding changes each tensor of SeenRun in a one-rank run, in the order of SeenRun.
+/// For each tensor of SeenRun: how much rounding changes the tensor in a one-rank run.
 struct Noise {
   std::vector<double> tensors, gradients;
 };

@@ -17,7 +17,7 @@ namespace {
 /// plans differ by two layers, because two kinds of layers can alternate.
 constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
 
-/// Replaces the layer number n in a name such as "model.layers.3" by `number`(n).
+/// Replaces the layer index n in a name such as "model.layers.3" by the result of number(n).
 template <class Number>
 std::string renumbered(const std::string& name, const std::string& container,
                        const Number& number) {
@@ -33,8 +33,9 @@ std::string renumbered(const std::string& name, const std::string& container,
   return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
 }
 
-/// Returns the bytes of each moment (MomentMemory) in a plan with `layers` layers. In the keys,
-/// layers of the second half are counted from the end: -1 is the last layer.
+/// Returns the bytes of each moment (MomentMemory) in a plan, by name. The names count layers of
+/// the second half from the end (-1 is the last layer), so that the names do not depend on
+/// `layers`.
 std::map<std::string, double> bytes_by_moment(const RankPlan& plan, const std::string& container,
                                               std::int64_t layers) {
   std::map<std::string, double> bytes;

@@ -62,8 +62,8 @@ class Submesh {
   }
 
  private:
-  /// For each dimension of the root mesh: by how much one step along the dimension, from the first
-  /// rank, changes the submesh coordinates; empty if the step leaves the submesh.
+  /// For each dimension of the root mesh: how the submesh coordinate changes from the first rank to
+  /// the next rank along this dimension. Empty if the next rank is outside of the submesh.
   std::vector<Coordinate> steps_;
   std::size_t ndim_;
 };
@@ -124,7 +124,6 @@ std::vector<RankKind> kinds_of(const Run& run, const PlanOptions& options) {
 /// libtorch's allocation granularity on a GPU, in bytes.
 constexpr std::int64_t kGpuGranularity = 512;
 
-/// The result of plan_one(): the plan of one rank, and all kinds of ranks.
 struct PlannedRank {
   RankPlan plan;
   std::vector<RankKind> kinds;

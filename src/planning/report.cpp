@@ -32,7 +32,6 @@ std::string seconds_text(double seconds) {
 
 using Json = nlohmann::ordered_json;
 
-/// Formats a table cell of a column that only some tables show. Returns "" if not `shown`.
 std::string column(bool shown, const std::string& text) {
   return shown ? fmt::format(" {:>4}", text) : "";
 }
@@ -153,7 +152,6 @@ Json json_of_memory(const observe::StepMemory& memory) {
           {"live_at_peak", live}};
 }
 
-/// The name of an operator, and the operator's use of time in a step.
 using Use = std::pair<std::string, OperatorUse>;
 std::vector<Use> longest_first(const StepTime& time) {
   std::vector<Use> uses(time.operators.begin(), time.operators.end());

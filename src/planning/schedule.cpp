@@ -96,8 +96,8 @@ bool adds_product(std::string_view name) {
   return name == "aten::addmm" || name == "aten::addmm_";
 }
 
-/// Returns the first matrix of a matrix product or of attention. The matrix's element type decides
-/// the FLOP/s. addmm's first input is not a factor of the product, but is added to the product.
+/// Returns the first matrix of a matrix product or of attention; its element type determines the
+/// FLOP/s. The first input of addmm is the matrix that is added, so the second input is returned.
 const at::Tensor& first_factor(const FakeCall& call) {
   return call.inputs[adds_product(call.name) ? 1 : 0];
 }
@@ -202,8 +202,8 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
   now += seconds;
 }
 
-/// Returns the seconds by which an operator is slower because collectives run at the same time.
-/// Erases the collectives that ended before `begin`, because later operators begin later.
+/// Returns by how many seconds collectives that run at the same time slow down an operator. Erases
+/// the collectives that ended before `begin`, because later operators begin later.
 double Schedule::lost_to_collectives(double begin, double seconds) {
   const double taken = machine_->collective_multiprocessors;
   if (machine_->multiprocessors <= taken) {  // 0 means an unknown number of multiprocessors
@@ -223,7 +223,8 @@ double Schedule::duration(const FakeCollective& call) const {
   const auto n = static_cast<double>(call.ranks.size());
   const std::int64_t beside = ranks_beside(call.ranks, machine_->ranks_per_node);
   const bool within_node = beside == std::ssize(call.ranks);
-  // A process group has one ring for each of its ranks on a machine: each rank has a network card.
+  // A collective over several machines uses one ring for each of the group's ranks on a machine,
+  // because each rank has a network card.
   const double network = machine_->network_bandwidth * static_cast<double>(beside);
   const double rate =
       within_node ? machine_->link_bandwidth : std::min(network, machine_->link_bandwidth);

@@ -47,7 +47,8 @@ class Schedule final : public comm::Streams {
   }
 
  private:
-  /// A point in time, and the mesh dimension of the collective for which the stream waited last.
+  /// A point in time. `cause` is the mesh dimension of the collective on which the stream last
+  /// waited.
   struct Moment {
     double time = 0;
     std::string cause;

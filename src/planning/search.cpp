@@ -28,7 +28,7 @@ std::int64_t most_tp(const SearchSpace& s) {
   return s.fixed.contains("tp") ? s.first.tp : std::min(s.ranks, s.machine.ranks_per_node);
 }
 
-/// Returns the possible meshes (dp and tp) for context-parallel degree `cp` and `accumulate`
+/// Returns the possible layouts (dp and tp) for `cp` context-parallel ranks and `accumulate`
 /// micro-batches. `accumulate` must divide each rank's samples or equal s.first.accumulate.
 std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
   std::vector<TrainingLayout> meshes;
@@ -110,8 +110,8 @@ class MeshSearch {
     }
   }
 
-  /// Whether the layout without activation checkpointing must be estimated although it does not
-  /// fit. Layouts that checkpoint some blocks are interpolated from this estimate.
+  /// Whether to estimate the layout without activation checkpointing although this layout does not
+  /// fit. Layouts that checkpoint only some blocks are interpolated from the estimate.
   bool may_fit_in_part(std::size_t ac, std::size_t zero) const {
     const auto fits = [&](const FoundLayout& all) {
       return all.fits && all.layout.zero == kZero[zero];

@@ -156,8 +156,8 @@ void Checkpointer::begin_run() {
   checkpoint::detail::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
-/// Sets the step from which the run continues. Later saved steps are marked as unfinished, because
-/// the run could otherwise not save steps with the same numbers.
+/// Sets the step from which the run continues. Marks later saved steps as unfinished: otherwise the
+/// run could not save steps with the same numbers.
 void Checkpointer::go_on_from(std::int64_t step) {
   newest_ = step;
   source_ = folder(step);
@@ -293,7 +293,7 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
 }
 
 /// Marks damaged saved steps as unfinished. Called just before a save, so that a damaged step is
-/// given up only when a new step follows.
+/// discarded only when the run saves a new step.
 void Checkpointer::withdraw_damaged() {
   for (const std::int64_t step : std::exchange(damaged_, {})) {
     if (world_->rank() == 0) {

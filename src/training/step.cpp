@@ -71,7 +71,7 @@ bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   for (const int rank : data_mesh.ranks()) {
     shared += std::ranges::find(ranks, rank) == ranks.end() ? 0 : 1;
     if (shared > 1) {
-      return true;  // two shared ranks are enough: a mesh can have thousands
+      return true;  // two shared ranks are enough, and a mesh can have thousands of ranks
     }
   }
   return false;
@@ -165,8 +165,8 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        "; ", found, "; ", options.advice_not_finite);
 }
 
-/// Rethrows a libtorch exception with the rank and the FSDP unit in its what(), and without the
-/// stack trace.
+/// Converts a libtorch exception to an Error that names the step, the FSDP unit and the rank, and
+/// that omits the stack trace.
 [[noreturn]] void fail_in_step(const c10::Error& error, const TrainState& state, int rank,
                                const StepOptions& options) {
   const std::string unit = fsdp::current_unit(state.model);

@@ -116,7 +116,7 @@ struct Rank {
   int number = 0;
   pid_t pid = -1;
   Source out, err;
-  std::vector<int> signals = {};   ///< signals to send once the rank has a handler for them
+  std::vector<int> signals = {};   ///< signals to send after the rank has installed a handler
   std::optional<int> status = {};  ///< the rank's exit status from waitpid()
 
   bool stopped() const { return status && *status == W_EXITCODE(kStoppedExitCode, 0); }
@@ -261,7 +261,7 @@ class Job {
     signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
     execvp(program_[0], program_);
-    const int code = errno == ENOENT ? 127 : 126;  // 127 and 126 as in a shell
+    const int code = errno == ENOENT ? 127 : 126;  // as in a shell: 127 for a missing program
     dprintf(STDERR_FILENO, "%s cannot be run: %s%s\n", program_[0], strerror(errno),
             strchr(program_[0], '/') == nullptr ? " in PATH (write ./NAME for one in this folder)"
                                                 : "");

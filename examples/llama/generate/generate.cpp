@@ -73,8 +73,9 @@ at::Tensor Sampler::draw(const at::Tensor& probabilities) const {
   tessera::uniform_(uniform, 0.0, 1.0, {options_.seed, calls_});
   const at::Tensor cumulative = probabilities.cumsum(-1);
   const at::Tensor sum = cumulative.slice(-1, -1);
-  // The random number is scaled by the total of the cumulative sum, which rounding can make
-  // different from 1. `target` must be below the total, because the last token can be rejected.
+  // Rounding can make the total of the cumulative sum different from 1, so the random number is
+  // multiplied by the total. `target` must be below the total, or a rejected token could be
+  // selected.
   const at::Tensor target = at::minimum(uniform.to(probabilities.device()).unsqueeze(1) * sum,
                                         at::nextafter(sum, at::zeros({}, sum.options())));
   return cumulative.le(target).sum(-1);

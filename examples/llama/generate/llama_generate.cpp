@@ -47,7 +47,7 @@ using namespace llama;
 struct GrowingText {
   std::string prompt;
   data::StreamDecoder decoder;
-  std::string text = {};  ///< the generated text without a last character that is incomplete
+  std::string text = {};  ///< the generated text, without an incomplete last character
   Tokens tokens = {};
 };
 
@@ -113,12 +113,12 @@ class TextWriter {
 
 // ---- Prompts.
 
-/// The maximum of --max-tokens for a model without max_position_embeddings.
+/// The largest accepted --max-tokens if the model's config.json has no max_position_embeddings.
 constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
 
 /// Throws Error if the model cannot compute a prompt of `longest` tokens followed by `max_tokens`
-/// tokens. A model can compute more tokens than its max_position_embeddings, as in `transformers`;
-/// check_positions() then returns a warning, otherwise "".
+/// tokens. Returns a warning if the tokens exceed max_position_embeddings, which is allowed as in
+/// `transformers`; otherwise "".
 std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens) {
   const std::int64_t most = config.max_positions;
   // --max-tokens is checked before the KV cache is allocated. The flag's default is always valid.
@@ -176,7 +176,6 @@ struct Batch {
   at::Tensor tokens;  ///< the padded prompts, (texts, longest prompt)
 };
 
-/// The duration of a generation, and the numbers of its prompt tokens and generated tokens.
 struct GenerationTimes {
   std::int64_t prompt_tokens = 0;  ///< number of tokens in all prompts
   double prompt_s = 0;             ///< seconds until each text has its first token
@@ -300,7 +299,7 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
   const at::Tensor tokens = at::tensor(text, c10::kLong);
   const std::int64_t last = std::ssize(text) - 1;
   double sum = 0;
-  // `sum`: the losses of the tokens 1 to predicted - 1, added. Token 0 is never predicted.
+  // `sum` is the sum of the losses of tokens 1 to predicted - 1. Token 0 is never predicted.
   std::int64_t predicted = 1;
   for (std::int64_t begin = 0; predicted <= last; begin += stride) {
     const std::int64_t end = std::min(begin + window, last);
@@ -339,7 +338,7 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   nn::check_initialized(*model);
   model->eval();
   {
-    // This forward records an autograd graph. The parallel styles look in the graph for parameters
+    // This forward records an autograd graph. In this graph the parallel styles look for parameters
     // that the tensor-parallel plan does not cover.
     const c10::AutoGradMode gradients(true);
     (*model)(at::zeros({1, 1}, at::device(c10::Device(options.device)).dtype(c10::kLong)));
@@ -348,7 +347,7 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   return model;
 }
 
-/// What a run knows before the model is loaded: options, configuration, tokenizer and mesh.
+/// The parts of a run that exist before the model is loaded.
 struct Run {
   const GenerateOptions& options;
   Config config;
@@ -376,7 +375,6 @@ double per_second(std::int64_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
 
-/// The prompts of a run, both as tokens for the model and as texts to print.
 struct Prompts {
   std::vector<Tokens> inputs;
   std::vector<GrowingText> texts;

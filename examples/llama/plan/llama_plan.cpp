@@ -77,7 +77,7 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
-/// The collectives of one kind, on one process group, that a module calls in a training step.
+/// A module's calls of one collective on one process group, in a training step.
 struct ModuleTraffic {
   /// The module's FQN: "model.layers.*.mlp" for the MLPs of all layers; "" outside the model.
   std::string module;
@@ -186,9 +186,9 @@ TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
   return options;
 }
 
-/// Plans one rank of each planning::RankKind. Replaces --ac auto by the least recomputation with
-/// which the run fits the machine (maybe of some blocks only), or by "full" if nothing fits. Throws
-/// tessera::Error for options that llama_train rejects.
+/// Plans one rank of each planning::RankKind. Replaces --ac auto by the cheapest activation
+/// checkpointing with which the run fits the machine, possibly of some blocks only, or by "full" if
+/// nothing fits. Throws tessera::Error for options that llama_train rejects.
 planning::RunPlan plan_llama(TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
   const auto plan = [&] {
@@ -207,7 +207,7 @@ planning::RunPlan plan_llama(TrainOptions& options,
     options.ac = ac;
     run = plan();
     if (run.fits()) {
-      // The run fits if all blocks are checkpointed, so fewer checkpointed blocks can be enough.
+      // With all blocks checkpointed the run fits, so checkpointing fewer blocks can be enough.
       const std::int64_t blocks = read_config(options.config).num_hidden_layers;
       const std::int64_t count = planning::checkpointed_blocks(
           peak, run.largest().memory.peak_bytes, machine->room(), blocks);
@@ -236,7 +236,6 @@ std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
   return traffic.end();
 }
 
-/// Returns a table of the modules' collectives, with one line for each entry of `modules`.
 std::string to_text(const std::vector<ModuleTraffic>& modules) {
   std::size_t width = 0;
   for (const ModuleTraffic& each : modules) {
@@ -252,14 +251,14 @@ std::string to_text(const std::vector<ModuleTraffic>& modules) {
   return modules.empty() ? "" : text;
 }
 
-/// What a plan says about the experts of each layer.
 struct ExpertPlan {
   models::ParameterCount parameters;
-  /// The rows (tokens) of an expert in a micro-batch: the mean; the maximum that --expert-load
-  /// gives; and the maximum if all tokens of the ranks that share the experts choose one expert.
+  /// The rows (tokens) of an expert in a micro-batch: the mean, the maximum according to
+  /// --expert-load, and the number if one expert gets all tokens of the ranks that share the
+  /// experts.
   double mean_rows = 0, largest_rows = 0, most_rows = 0;
-  /// How many bytes of features rank 0, which has the most experts, sends for one micro-batch in
-  /// one layer: in the all-to-alls of forward and backward, without those of a recomputation.
+  /// The bytes of features that rank 0, which has the most experts, sends in the all-to-alls of one
+  /// layer in forward and backward, for one micro-batch. Recomputation is not counted.
   std::int64_t all_to_all_bytes = 0;
 };
 
@@ -303,7 +302,7 @@ std::string to_text(const ExpertPlan& plan) {
       plan.most_rows, plan.all_to_all_bytes);
 }
 
-/// Returns the fields of the training layout that flags set. A search does not change these fields.
+/// Returns the fields of the training layout whose flags are given. A search keeps these fields.
 std::set<std::string> fixed_fields(const TrainOptions& o) {
   std::set<std::string> fixed;
   for (const std::string name : {"dp", "tp", "cp", "ac", "zero", "accumulate"}) {
@@ -408,8 +407,8 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   check_files_differ(files);
 }
 
-/// Writes the run's plan as JSON, with the collectives by module and all degrees of
-/// parallelism: RunPlan::mesh has only the dimensions above 1.
+/// Writes the run's plan as JSON. Adds the collectives by module, and all degrees of parallelism,
+/// because RunPlan::mesh has only the dimensions above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
                 const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
                 const std::string& file) {

@@ -83,8 +83,8 @@ class ZstdStream final : public ByteStream {
   std::size_t read(std::span<char> out) override {
     ZSTD_outBuffer output{out.data(), out.size(), 0};
     while (output.pos < output.size) {
-      // has_more_ is true if the caller's last buffer was too small for the output of the decoder,
-      // so that the decoder still has output.
+      // has_more_ is true if the decoder still has output, because the last output buffer was too
+      // small.
       if (input_.empty() && !refill() && !has_more_) {
         if (within_frame_) {
           fail_here("it ends too early");
@@ -173,7 +173,8 @@ std::size_t cut_of(std::string_view text) {
   if (line_end > 0) {
     return line_end;
   }
-  // Text without a line end is cut before the last UTF-8 character that begins in its last 3 bytes.
+  // Without a line end, the text is cut where its last UTF-8 character begins, if this character
+  // begins in the last 3 bytes.
   for (std::size_t i = text.size() - 1; i > 0 && i + 4 > text.size(); --i) {
     if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) {
       return i;
@@ -220,8 +221,8 @@ std::optional<Piece> DocumentReader::next_text() {
     return std::nullopt;
   }
   const bool begins = place_.offset == 0;
-  // cut_of() gets at most kPieceBytes + 1 bytes, so that the cut does not depend on how much of the
-  // file has been read.
+  // cut_of() gets at most kPieceBytes + 1 bytes. The cut is then the same for every number of bytes
+  // in the buffer.
   Piece piece = take(longer ? cut_of(left().substr(0, kPieceBytes + 1)) : left().size());
   piece.begins = begins;
   piece.ends = !longer;

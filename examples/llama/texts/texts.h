@@ -74,9 +74,9 @@ class DocumentReader {
   bool all_json_;
   PiecePlace place_;
   std::unique_ptr<ByteStream> stream_;
-  std::string buffer_;     ///< part of the file's contents after decompression
+  std::string buffer_;
   std::size_t begin_ = 0;  ///< where the next piece of text begins in buffer_
-  bool at_end_ = false;    ///< whether the file has been read to the end
+  bool at_end_ = false;
 };
 
 /// Returns the files that match `patterns`: for each pattern in byte order, and each file only

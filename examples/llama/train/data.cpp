@@ -33,7 +33,7 @@ using Json = nlohmann::json;
 
 namespace {
 
-/// Returns the token shards that a flag's names and globs match: sorted, and each shard once.
+/// Returns the token shards that the names and globs of a flag match, sorted.
 std::vector<std::string> shards_of(const char* flag, const std::vector<std::string>& globs) {
   std::vector<std::string> files = list_files(flag, globs);
   std::ranges::sort(files);
@@ -68,8 +68,8 @@ data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
   return data::make_token_source(tokens);
 }
 
-/// Returns the tokens that begin and end texts: as the files of --model specify or, without
-/// --model, the files in the folder of --config.
+/// Returns the tokens that begin and end texts, read from the folder of --model or, without
+/// --model, from the folder of --config.
 SpecialTokens special_tokens(const TrainOptions& options, const Config& config) {
   const std::filesystem::path folder = options.model.empty()
                                            ? std::filesystem::path(options.config).parent_path()
@@ -102,7 +102,7 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   return end;
 }
 
-/// The special tokens put before and after each text. The samples depend on these tokens.
+/// The special tokens before and after each text.
 struct EdgeTokens {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
@@ -161,7 +161,7 @@ std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, con
   return sources;
 }
 
-/// Returns the settings on which the samples depend, besides the data files.
+/// Returns the settings that determine the samples, except the data files.
 Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   Json result = Json::object();
   if (!edges.begin.empty()) {
@@ -233,8 +233,8 @@ Json to_json(const std::vector<data::FileFingerprint>& files) {
   return list;
 }
 
-/// Returns the fingerprints of a tokenizer's files: the first file's object, in which the array
-/// "beside" has the other files' objects. Returns null for the byte tokenizer ("").
+/// Returns the fingerprint of the tokenizer's first file. The entry "beside" of this fingerprint
+/// has the fingerprints of the other files. Returns null for the byte tokenizer ("").
 Json tokenizer_fingerprint(const std::string& tokenizer) {
   if (tokenizer.empty()) {
     return {};
@@ -369,8 +369,8 @@ void adapt_older_record(Json& saved, Json& now) {
 
 std::string data_change(Json saved, Json now) {
   adapt_older_record(saved, now);
-  // Only fingerprints of text data have the entry "tokenizer". Fingerprints of text and of token
-  // shards have different entries, so comparing the entries would not help the user.
+  // Only a run on texts has the entry "tokenizer". Fingerprints of texts and of token shards have
+  // different entries, so the first different entry would not explain the error to the user.
   if (saved.contains("tokenizer") != now.contains("tokenizer")) {
     return now.contains("tokenizer") ? "text instead of tokens" : "tokens instead of text";
   }

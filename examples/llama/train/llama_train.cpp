@@ -69,7 +69,7 @@ void take_for_a_new_run(const std::filesystem::path& folder, const std::string& 
   const bool begins_again =
       may_begin_again && std::filesystem::exists(config) &&
       flags_of(files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
-  std::string found;  // a file that an earlier run has written to the folder
+  std::string found;
   for (const char* name : {"run.json", "metrics.jsonl", "config.toml"}) {
     if (!begins_again && std::filesystem::exists(folder / name)) {
       found = name;
@@ -115,7 +115,7 @@ void take_run_folder(const TrainOptions& options, bool goes_on) {
 // ---- Outputs.
 
 /// Returns the files that --save-hf copies next to the weights: the files of --model, with the
-/// tokenizer of --tokenizer. nullopt if neither flag is given: then no file is copied.
+/// tokenizer of --tokenizer instead of the model's tokenizer. nullopt without both flags.
 std::optional<std::map<std::string, std::filesystem::path>> copied_files(const TrainOptions& o) {
   if (o.model.empty() && o.tokenizer.empty()) {
     return std::nullopt;
@@ -276,9 +276,9 @@ void write_record(const LlamaRun& run) {
 
 // ---- Checkpoints.
 
-/// Returns the flags, besides the model's config.json, that determine a step and the optimizer's
-/// state. The result is a JSON object of names and values, without flags that are off. Checkpoints
-/// save this object.
+/// Returns the flags that determine a training step and the optimizer's state, as a JSON object of
+/// names and values. Omits flags that are off, and the model's config.json. Checkpoints save this
+/// object.
 Json fine_tuning_record(const TrainOptions& o) {
   Json record = Json::object();
   if (o.lora_rank > 0) {
@@ -412,7 +412,7 @@ std::string nonfinite_parameter(LlamaRun& run) {
 /// Returns the mean loss of the held-out data with the current weights; nullopt if `stop`, which is
 /// called after each batch, returns true. Collective.
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // sum of targets per rank over batches; 0 if none is ignored
+  double counted = 0;  // targets per rank in all batches; 0 if the data have no ignored targets
   const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
@@ -502,7 +502,6 @@ training::MetricOptions metric_options(const TrainOptions& o) {
           .device = o.device};
 }
 
-/// A run with its checkpointer, metrics and recordings.
 struct RunParts {
   LlamaRun& run;
   training::Recording& recording;

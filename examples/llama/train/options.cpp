@@ -24,7 +24,7 @@ using Member = std::variant<bool O::*, int O::*, std::int64_t O::*, std::uint64_
                             std::string O::*, std::optional<double> O::*,
                             std::optional<std::int64_t> O::*, std::optional<std::uint64_t> O::*,
                             std::vector<std::string> O::*, std::vector<double> O::*>;
-/// A function that adds a check of an option's value to the command-line option.
+/// A function that adds a check to a command-line option.
 using Check = std::function<void(CLI::Option&)>;
 
 /// Which runs use a flag. Giving the flag for any other run is an error.
@@ -50,12 +50,12 @@ struct Flag {
   Check check{};
   Use use{};
   Form form = Form::kOne;
-  bool first = false;        ///< whether --help (flags for a first run) lists the flag
+  bool first = false;        ///< whether --help lists the flag; --help-all lists all flags
   const char* implied = "";  ///< the value of a flag that is given without a value
 };
 
 struct Section {
-  const char* name;  ///< the section's name; torchtitan has similar names
+  const char* name;
   std::vector<Flag> flags;
 };
 
@@ -397,8 +397,8 @@ FlagNames first_flags() {
   return names;
 }
 
-/// Throws Error for a flag that is given but would have no effect in this run. Returns the flags
-/// that are not given and whose defaults this run does not use.
+/// Throws Error if the user gives a flag that this run does not use. Returns all other flags that
+/// this run does not use.
 std::vector<LeftOut> unused_flags(const CLI::App& app, const TrainOptions& o) {
   std::vector<LeftOut> unused;
   for (const Section& section : table()) {

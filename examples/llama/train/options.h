@@ -95,13 +95,13 @@ struct TrainOptions {
   bool planned = false;
   /// The number of layers of a planned model, which can be smaller than the model; 0: all layers.
   std::int64_t layers = 0;
-  /// Only for a planned run: the most rows (tokens) of an expert, divided by the mean over experts.
+  /// The largest number of rows (tokens) of an expert, divided by the mean. Only for a planned run.
   double expert_load = 1;
 
   /// The number of ranks of the mesh.
   std::int64_t ranks() const { return dp_replicate * dp * ep * cp * tp; }
 
-  /// The name and value of every flag that the run uses, given or not, for the report.
+  /// The names and values of all flags that the run uses, including defaults, for run.json.
   std::vector<std::pair<std::string, std::string>> listing;
   /// The flags and values that must be equal on all ranks. Machines can have different files, so
   /// for a flag that names a file, ranks only compare whether the flag is given.

@@ -289,12 +289,12 @@ std::optional<double> peak_flops_of(const TrainOptions& o, comm::World& world) {
 
 namespace {
 
-/// How many FLOPs a matrix product takes per weight and token. In backward the gradient of the
-/// input takes as many FLOPs, and the gradient of the weight takes as many FLOPs.
+/// FLOPs of a matrix product per weight and token. In backward, the gradient of the input takes as
+/// many FLOPs again, and so does the gradient of the weight.
 constexpr double kProduct = 2;
 
-/// Returns the stage of forward that uses a parameter: 0 for the embedding, 1 to N for the N
-/// layers, and N + 1 for the remaining parameters.
+/// Returns the index of the forward stage that uses a parameter: 0 for the embedding, 1 to N for
+/// the N layers, and N + 1 for all other parameters.
 std::int64_t stage_of(const std::string& name, const Config& config) {
   const std::string layers = "model.layers.";
   if (name.starts_with(layers)) {
@@ -318,8 +318,8 @@ std::int64_t first_trained(const Llama& model) {
   return first;
 }
 
-/// Whether the matrix products of a stage compute the gradient of their input. True for all
-/// products in the layer with the first trained weight, even for the few before that weight.
+/// Whether the matrix products of a stage compute the gradient of their input. Assumed for all
+/// products of the first layer with a trained weight, although some come before this weight.
 bool has_input_gradient(std::int64_t stage, std::int64_t first, const Config& config) {
   return stage > first || (stage == first && stage <= config.num_hidden_layers);
 }
@@ -577,8 +577,8 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
     }
     if (o.cp > 1) {
       // The mesh dimension "cp" comes just before "tp", the last dimension. The first and the last
-      // rank of "cp" differ from all other ranks: both make fewer calls, and the first rank adds
-      // the most gradients. With a sliding window, all ranks of "cp" differ.
+      // rank along "cp" make fewer calls than the ranks between them, and the first rank adds the
+      // most gradients. With a sliding window, every rank along "cp" differs.
       const std::int64_t rank = coordinate[coordinate.size() - 2];
       const bool differs = window > 0 || rank == 0;
       sizes.push_back(differs ? rank : rank == o.cp - 1 ? 2 : 1);

@@ -50,7 +50,7 @@ tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config&
 /// Collective over `world` with --peak-flops measure.
 std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::World& world);
 
-/// The tokens of a run, in batches.
+/// The data of a run: the tokenizer, the training batches and the held-out batches.
 struct TrainingData {
   /// The tokenizer of the run; nullptr if the run reads no text.
   tessera::data::TokenizerPtr tokenizer;
@@ -89,14 +89,14 @@ void check_same_data(const TrainOptions& options, const TrainingData& data,
 /// A run's data, model and optimizer, created from the run's flags. The constructor and all methods
 /// that compute are collective over `world`.
 struct LlamaRun {
-  /// Sets the weights from --model or by --seed; `loads`: whether a checkpoint will replace the
-  /// values. Throws tessera::Error for wrong flags, files or data.
+  /// Sets the weights from the folder of --model, or at random by --seed. `loads`: whether a
+  /// checkpoint will replace these weights. Throws tessera::Error for wrong flags, files or data.
   LlamaRun(TrainOptions run_options, tessera::comm::WorldPtr run_world, bool loads = false);
 
   /// Runs the next step, and returns all metrics of this step except the throughput.
   tessera::observe::StepMetrics step();
-  /// Returns the loss of micro-batch `i` of this rank's sequences: the mean over the targets of the
-  /// micro-batch or, with loss.tokens, this rank's part of a sum over all ranks.
+  /// Returns the loss of micro-batch `i` of this rank's sequences: the mean over the micro-batch's
+  /// targets or, if loss.tokens is set, this rank's part of a sum over all ranks.
   at::Tensor loss_of(const tessera::data::BatchLoader::Batch& batch, std::int64_t i,
                      const tessera::tensor_parallel::CrossEntropyOptions& loss = {});
   /// Returns the loss options of --label-smoothing and --z-loss.
@@ -109,11 +109,11 @@ struct LlamaRun {
   TrainOptions options;
   tessera::comm::WorldPtr world;
   tessera::DeviceMesh mesh;
-  tessera::DeviceMesh batch_ranks;  ///< 1-D mesh; each rank has different sequences
-  tessera::DeviceMesh data_ranks;   ///< 1-D mesh; each rank has different tokens
+  tessera::DeviceMesh batch_ranks;  ///< 1-D mesh of the ranks that have different sequences
+  tessera::DeviceMesh data_ranks;   ///< 1-D mesh of the ranks that have different tokens
   Config config;
   TrainingData data;
-  std::vector<tessera::data::RowRange> rows;  ///< this rank's samples of each batch
+  std::vector<tessera::data::RowRange> rows;  ///< index ranges of this rank's samples in each batch
   std::shared_ptr<Llama> model;
   std::unique_ptr<tessera::optim::Optimizer> optimizer;
   tessera::training::TrainState state;
@@ -140,8 +140,8 @@ std::string verify(LlamaRun& run);
 /// for options that llama_train rejects.
 tessera::planning::Run planned_run(const TrainOptions& options,
                                    const tessera::comm::WorldPtr& world);
-/// Returns a function for planning::PlanOptions::sizes: the sizes of a rank's part of the batch
-/// and, with context parallelism, of the sequence.
+/// Returns the function for planning::PlanOptions::sizes, which describes a rank's part of the
+/// batch and, with context parallelism, of the sequence.
 std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> planned_sizes(
     const TrainOptions& options);
 

@@ -82,9 +82,9 @@ std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp
 struct ParameterCount {
   std::int64_t total = 0;
   std::int64_t embedding = 0;
-  std::int64_t active = 0;  ///< number of parameters that take part in computing one token
+  std::int64_t active = 0;  ///< number of parameters that one token uses
 };
-/// Whether layer number `layer` has a mixture of experts.
+/// Whether the layer with index `layer` has a mixture of experts.
 bool has_experts(const LlamaConfig& config, std::int64_t layer);
 /// Counts the parameters of a model with the given configuration, without creating the model.
 ParameterCount count_parameters(const LlamaConfig& config);

@@ -24,8 +24,8 @@ class DeclaresUnits {
   virtual ~DeclaresUnits() = default;
   /// The modules that activation checkpointing recomputes, one at a time, in the order of forward.
   virtual std::vector<nn::ModuleBase*> blocks() const = 0;
-  /// The modules of each FSDP unit, in the order for fully_shard. Each block is one unit. The last
-  /// unit is the model itself, with the parameters of no other unit.
+  /// The modules of each FSDP unit, in the order of the calls to fully_shard(). Each block is one
+  /// unit. The last unit is the model itself, with all parameters that are in no other unit.
   virtual std::vector<std::vector<nn::ModuleBase*>> fsdp_units() = 0;
   /// Splits sequences over the ranks of the 1-D `mesh` in all later forwards (context parallelism).
   /// The default implementation throws Error.
@@ -43,13 +43,13 @@ enum class ActivationMemory {
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;
-  /// With sequence parallelism: whether to reduce the gradients of a block's gathered inputs while
-  /// the gradients of the weights are computed (ColwiseOptions::regather). With `activations` kAll,
-  /// the split inputs are saved for backward and gathered again; with other modes, backward
+  /// With sequence parallelism: whether the gradients of a block's gathered inputs are reduced
+  /// while the gradients of the weights are computed (ColwiseOptions::regather). If `activations`
+  /// is kAll, the split inputs are saved, and backward gathers the inputs again. Otherwise backward
   /// recomputes the gathered inputs.
   bool regather = true;
-  /// If `fsdp` reshards units after forward: whether the last block and the units after it, which
-  /// backward needs first, are resharded.
+  /// Whether the last block and the units after the last block are resharded after forward, if
+  /// `fsdp` reshards units after forward. Backward needs these units first.
   bool reshard_last = false;
   /// Options for every FSDP unit. reshard_after_forward (default true: ZeRO-3) applies to the units
   /// before the last block. Without `reshard_last`, the last block and the units after it stay

@@ -14,14 +14,14 @@
 TESSERA_API_BEGIN
 namespace tessera::models {
 
-/// Returns the path of the tokenizer's file: `file` itself or, if `file` is a folder, the
-/// tokenizer's file in this folder. If `file` is "", the tokenizer's file in the model's folder, or
-/// "" if there is none.
+/// Returns the path of the tokenizer's file. If `file` is a folder, returns the tokenizer's file in
+/// this folder; if `file` is "", the tokenizer's file in the model's folder, or "" if the model has
+/// none. Otherwise returns `file`.
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder);
-/// Opens the tokenizer of `file`, or of the model's folder if `file` is "". Without a tokenizer
-/// file, returns the tokenizer with one token per byte if the model has 256 tokens or is untrained
-/// (`new_to_text`); otherwise throws Error. If the tokenizer has more tokens than the model,
-/// encode() throws Error for a text with a token that the model lacks.
+/// Opens the tokenizer of `file` or, if `file` is "", of the model's folder. Without a tokenizer
+/// file, a model that has 256 tokens or is untrained (`new_to_text`) gets the tokenizer with one
+/// token per byte; for other models, open_tokenizer() throws Error. If the tokenizer has more
+/// tokens than the model, encode() throws Error for a text with a token that the model lacks.
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text);
 
@@ -40,9 +40,9 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Lla
 /// `tokenizer` may be nullptr.
 std::vector<std::int64_t> document_end(const data::Tokenizer* tokenizer,
                                        const SpecialTokens& special);
-/// Returns the tokens at the beginning of a text that the model continues: the begin tokens of the
-/// tokenizer (or none), if the tokenizer's files say whether texts begin with such tokens;
-/// otherwise the begin tokens of the model.
+/// Returns the tokens at the beginning of a text that the model continues. If the tokenizer's files
+/// say whether texts have begin tokens, returns the tokenizer's begin tokens (or none); otherwise
+/// returns the model's begin tokens.
 std::vector<std::int64_t> text_begin(const data::Tokenizer& tokenizer,
                                      const SpecialTokens& special);
 

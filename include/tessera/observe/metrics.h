@@ -69,8 +69,7 @@ void count_tensor_memory();
 /// random numbers. Collective over `world`; the result is the same on all ranks.
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
-/// The metrics of a model's experts in one training step: the means of the losses over the
-/// micro-batches, and the largest ratio of an expert's tokens to the mean.
+/// The metrics of a model's experts in one training step. Losses are means over micro-batches.
 struct ExpertMetrics {
   double load_balancing_loss = 0;  ///< load-balancing loss, not multiplied by its coefficient
   double z_loss = 0;               ///< router z-loss, not multiplied by its coefficient

@@ -27,10 +27,10 @@ struct VerifyOptions {
   /// replicas. The gradient on the mesh must equal the mean, over these dimensions, of the one-rank
   /// gradients.
   std::vector<std::string> batch_dims{};
-  /// Whether the step uses only a part of the samples with the parallel module, and all samples
-  /// with the reference. True is necessary for context parallelism, for experts that get tokens of
-  /// other ranks, and for a loss or statistic of the whole batch. If true, verify() compares no
-  /// outputs, only the gradients, and the loss as a mean over `batch_dims`.
+  /// Whether, in a step, the parallel module computes only this rank's samples while the reference
+  /// computes all samples. Necessary for context parallelism, for experts that get tokens of other
+  /// ranks, and for a loss or statistic of the whole batch. If true, verify() compares the
+  /// gradients and the mean of the loss over `batch_dims`, but no outputs.
   bool splits_samples = false;
   /// The least precise type in which the parallel module computes or reduces. Required if this type
   /// is less precise than the type of the reference's parameters.

@@ -96,8 +96,8 @@ RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& opt
 
 namespace detail {
 
-/// The largest number of ranks that can be planned, because every process group has a list of its
-/// ranks.
+/// The largest number of ranks that can be planned. The number is limited because every process
+/// group stores a list of its ranks.
 inline constexpr std::int64_t kMostRanks = 1 << 24;
 
 /// Like plan_run(), but estimates memory and time on the given rank only.

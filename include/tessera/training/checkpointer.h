@@ -20,8 +20,8 @@
 TESSERA_API_BEGIN
 namespace tessera::training {
 
-/// Texts by which messages name a program and its options, for example {"my_train", "--"} if
-/// command-line flags have the options' names.
+/// How messages name a program and its options. Use {"my_train", "--"}, for example, if the options
+/// are command-line flags with the same names.
 struct RunNames {
   std::string program = "training";
   std::string dashes = "";  ///< prefix of an option's name in messages: "--" for flags
@@ -95,7 +95,7 @@ class Checkpointer : tessera::detail::NoCopy {
   bool loads() const { return !source_.empty(); }
   /// Whether the step to load belongs to this run (and not to `initial_load`).
   bool resumes() const { return resumes_; }
-  /// Whether the options exclude `part`, "optimizer" or "data", from loading.
+  /// Whether the options exclude `part` from loading. `part` is "optimizer" or "data".
   bool excludes(const char* part) const;
   /// Returns the folder of the checkpoint from which the run starts; empty for a new run.
   const std::filesystem::path& source() const { return source_; }
@@ -117,7 +117,7 @@ class Checkpointer : tessera::detail::NoCopy {
   /// complete step, and for a step after the run's last step.
   checkpoint::LoadReport load(TrainState& state);
 
-  /// Throws the Error that load() throws for a checkpoint that another program has saved.
+  /// Throws the same Error as load() throws for a checkpoint that another program has saved.
   [[noreturn]] void fail_as_foreign() const;
 
   /// Saves the state after every `every` steps, after the last step, and if the run is `stopped`; a
@@ -155,7 +155,7 @@ class Checkpointer : tessera::detail::NoCopy {
   bool resumes_ = false;
   std::string run_id_;        ///< the run_id of all steps in `folder`
   std::int64_t newest_ = -1;  ///< step number of source(); -1 if source() is not in `folder`
-  /// Numbers of damaged checkpoints after source(), which the first save removes.
+  /// Numbers of damaged steps after source(). The first save marks these steps as unfinished.
   std::vector<std::int64_t> damaged_;
   int lock_ = -1;             ///< the file descriptor of the folder's lock file
   std::int64_t loaded_ = -1;  ///< the step that load() loaded; -1: none

@@ -40,9 +40,9 @@ struct StepOptions {
   /// mean over micro-batches. If false, the step's loss is the sum over micro-batches, for losses
   /// that are divided by the token count of all micro-batches (tensor_parallel::tokens_per_rank).
   bool mean_of_micro_batches = true;
-  /// Whether FSDP reduces gradients after each micro-batch. False requires reshard_after_forward
-  /// false (ZeRO-2): parameters stay gathered, and gradients unreduced, until the last micro-batch.
-  /// A step then has one gather and one reduction.
+  /// Whether FSDP reduces gradients after each micro-batch. If false, parameters stay gathered, and
+  /// gradients unreduced, until the last micro-batch, so a step has one gather and one reduction.
+  /// False requires that reshard_after_forward is false (ZeRO-2).
   bool sync_each_micro_batch = true;
   double max_norm = 1.0;  ///< maximum norm of the gradients; infinity: no clipping
   /// The learning-rate schedule; nullopt: a constant learning rate.

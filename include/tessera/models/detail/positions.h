@@ -69,15 +69,15 @@ class KvCache {
   const std::vector<std::int64_t>& padding() const { return padding_; }
   bool padded() const;
 
-  /// Appends the keys and values, (batch, heads, tokens, head_dim), of the next positions. Returns
-  /// the keys and values to which the queries of these positions attend: in the first call those of
-  /// the prompt, in later calls all that the cache contains.
+  /// Appends the keys and values of the next positions, (batch, heads, tokens, head_dim). Returns
+  /// the keys and values to which the queries of these positions attend: in the first call the keys
+  /// and values of the prompt, in later calls the whole cache.
   Layer append(std::size_t layer, const at::Tensor& keys, const at::Tensor& values);
   /// Advances the cache by `count` positions, after all layers have appended these positions.
   void advance(std::int64_t count) { tokens_ += count; }
 
-  /// Returns the mask, (batch, 1, 1, keys), of the keys from append() that the query of a single
-  /// new position may attend to. If the mask is undefined, the query may attend to all keys.
+  /// Returns the mask for the query of a single new position, (batch, 1, 1, keys), over the keys
+  /// that append() returned. If the mask is undefined, the query may attend to all keys.
   at::Tensor mask(c10::Device device) const;
 
  private:

@@ -25,7 +25,7 @@ namespace tessera::observe {
 
 /// A block of CPU memory that a tensor allocates or frees.
 struct TensorBlock {
-  std::uint64_t number = 0;  ///< number of the allocation in this process, from 1
+  std::uint64_t number = 0;  ///< serial number of the allocation in this process, from 1
   std::int64_t bytes = 0;
   bool freed = false;
   const void* data = nullptr;
@@ -85,22 +85,23 @@ using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 struct MomentMemory {
   std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
-  BytesByKind live{};  ///< bytes of each kind; unlike `bytes`, includes offloaded memory
+  BytesByKind live{};  ///< bytes of each kind, including the offloaded bytes that `bytes` excludes
 };
 
 /// A rank's memory in one step.
 struct StepMemory {
-  BytesByKind most{};  ///< the maximum number of bytes of each kind in the step
+  BytesByKind most{};  ///< for each kind of memory, the maximum number of bytes in the step
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
   std::string peak_moment;  ///< the moment of the peak: "the backward of unit 'model.layers.3'"
-  /// The moments of the step, ordered by the time of their memory maximum; empty unless requested.
+  /// The moments of the step, in the order of their memory maxima in time; empty unless
+  /// begin_step() requests moments.
   std::vector<MomentMemory> moments;
 };
 
-/// Records the memory of CPU tensors in this single-rank process, from the construction of the
-/// MemoryLog on. Only one MemoryLog may exist at a time. Create the MemoryLog on the thread that
-/// runs the steps, before the model and before the streams of FSDP units (memory_lanes()).
+/// Records the memory of CPU tensors in a process with a single rank, while the MemoryLog exists.
+/// Only one MemoryLog may exist at a time. Create the MemoryLog on the thread that runs the steps,
+/// before the model and before FSDP creates its streams (see memory_lanes()).
 class MemoryLog final : tessera::detail::NoCopy {
  public:
   /// Counts tensor memory with `options`. The observer in `options` is not used.
@@ -109,13 +110,13 @@ class MemoryLog final : tessera::detail::NoCopy {
 
   /// Begins to record a step: the first step, or the step to examine. `where` is called at each
   /// allocation and returns the name of the current moment, or "" if only the phase is known.
-  /// Without `moments`, StepMemory::moments stays empty.
+  /// StepMemory::moments is filled only if `moments` is true.
   void begin_step(std::function<std::string()> where, bool moments = false);
   /// Returns the phase of the last allocation.
   MemoryPhase phase() const { return phase_; }
-  /// Returns a comm::Streams object that passes all calls on to `lanes`, and tells this MemoryLog
-  /// the stream (comm::Lane) of each allocated block. Pass the result to comm::set_host_streams().
-  /// The MemoryLog must outlive the result.
+  /// Returns a comm::Streams object that passes all calls on to `lanes`. Through this object the
+  /// MemoryLog knows the stream (comm::Lane) on which each block is allocated. Pass the object to
+  /// comm::set_host_streams(). The MemoryLog must outlive the object.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
   /// Marks the memory of a CPU tensor as the memory of a parameter. Call assign_parameter() for all
   /// parameters.
@@ -133,8 +134,8 @@ class MemoryLog final : tessera::detail::NoCopy {
     MemoryPhase born = MemoryPhase::kSetup;
     comm::Lane lane = comm::Lane::kCompute;
     bool is_parameter = false;
-    /// Numbers of the phases in which the block was allocated and freed. `ended` is the largest int
-    /// for a block that is not freed.
+    /// The indices of the phases in which the block was allocated and in which the block was freed.
+    /// `ended` is the largest int if the block is not freed.
     int began = 0, ended = 0;
     bool earlier = false;  ///< whether the block was allocated before the step
   };

@@ -42,9 +42,10 @@ struct SearchSpace {
   std::int64_t dp_replicate = 1;
   std::int64_t batch = 1;     ///< number of samples per step, over all ranks
   std::int64_t sequence = 0;  ///< number of tokens per sample; 0: samples are not sequences
-  std::int64_t blocks = 0;    ///< number of equal blocks; 0: all or none are checkpointed
+  std::int64_t blocks = 0;    ///< number of equal blocks; 0: a layout checkpoints all or none
   TrainingLayout first{};     ///< has the values of `fixed`, and the first cp and accumulate to try
-  /// The fields of `first` that all layouts keep: "dp", "tp", "cp", "ac", "zero", "accumulate".
+  /// The names of fields of `first` that no layout changes: "dp", "tp", "cp", "ac", "zero",
+  /// "accumulate".
   std::set<std::string> fixed{};
   /// Whether the model can be split over `tp` ranks. If the function is empty, any number of ranks
   /// is possible.
@@ -70,7 +71,7 @@ struct Search {
   SearchSpace space{};
   /// Layouts that fit, sorted by time; then layouts that do not fit, sorted by memory use.
   std::vector<FoundLayout> found{};
-  /// Layouts that were refused, with the reason, such as an indivisible size of the model.
+  /// The refused layouts and the reasons, for example a size of the model that tp does not divide.
   std::vector<std::pair<TrainingLayout, std::string>> refused{};
   std::int64_t skipped = 0;  ///< number of layouts skipped because a smaller layout does not fit
 
@@ -84,9 +85,9 @@ namespace detail {
 std::string name_of(const TrainingLayout& layout);
 }  // namespace detail
 
-/// Returns the smallest number of `blocks` blocks (at least 1) to checkpoint so that the peak is at
-/// most `room`, by interpolation between no and all blocks checkpointed. The true peak is convex in
-/// this number, so the result is large enough.
+/// Returns how many of `blocks` blocks to checkpoint (at least 1) so that the peak is at most
+/// `room`. Interpolates between the peaks with no block and with all blocks checkpointed. The true
+/// peak is convex in the number of checkpointed blocks, so the result is large enough.
 std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
                                  std::int64_t room, std::int64_t blocks);
 

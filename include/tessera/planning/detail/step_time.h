@@ -17,7 +17,7 @@ struct Span {
   /// The row of the interval in a time chart: "operators" or "waiting" for the compute stream, or
   /// the mesh dimension of a collective.
   std::string row;
-  std::string what;  ///< name of the operators' phase, the collective, or the cause of waiting
+  std::string what;  ///< phase of the operators, name of the collective, or cause of the wait
   double begin = 0, end = 0;
 };
 
