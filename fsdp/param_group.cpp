@@ -473,14 +473,13 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
 }
 
 // GradientState has the gradients of a parameter group between backward and the optimizer. With
-// gradient sync, the gradients of a unit are reduced at once. Without gradient sync, the gradients
-// are set aside unsharded and added to the next reduction. Setting gradients aside costs the memory
-// of unsharded gradients and saves one collective for each micro-batch.
+// gradient sync, a unit's gradients are reduced at once. Without gradient sync, the unsharded
+// gradients are stored and added to the next reduction, which saves a collective for each
+// micro-batch but needs memory for unsharded gradients.
 
 namespace {
 
-/// The largest number of elements of a gradient that keep_sample() saves. The weight of a norm, or
-/// a bias, usually has fewer elements.
+/// keep_sample() saves no larger gradient. A norm's weight or a bias usually has fewer elements.
 constexpr std::int64_t kSampleNumel = 8192;
 
 }  // namespace
@@ -504,13 +503,13 @@ void GradientState::drop_all() {
   }
 }
 
-/// Sets gradients aside in reduce_dtype, the type of the later sum; a narrower type would lose
+/// The gradients are stored in reduce_dtype, the type of the later sum; a narrower type would lose
 /// bits.
 void GradientState::set_aside() {
   const c10::AutoGradMode no_grad(false);
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // The condition depends only on whether a gradient can be computed, which is equal on all
-    // ranks. Whether a gradient was computed can differ between ranks.
+    // Every rank must make the same decision. Whether a gradient can be computed is equal on all
+    // ranks; whether this rank has computed a gradient can differ.
     if (!parameter.left_out() && (parameter.trainable() || parameter.has_unreduced())) {
       const c10::ScalarType dtype = shards_->layout().reduce_dtype();
       parameter.add_unreduced(parameter.take_unsharded(dtype), dtype);
@@ -526,8 +525,8 @@ void GradientState::restore_accumulated_grads() {
 }
 
 bool GradientState::awaits_reduction() const {
-  // awaits_reduction() must return the same result on all ranks, also on a rank that used no
-  // parameter, so the result does not depend on this rank's gradients.
+  // The result must be the same on all ranks, even on a rank that used no parameter. So it does not
+  // depend on this rank's gradients.
   return std::ranges::any_of(shards_->parameters(), [this](const ShardedParameter& parameter) {
     return !parameter.left_out() && (parameter.has_unreduced() ||
                                      (settings_->all_reduce && parameter.has_left_to_replicas()));
@@ -540,8 +539,8 @@ void GradientState::mark_expected() {
   }
 }
 
-/// Warns about NaN and Inf before the reduction spreads NaN and Inf to all ranks. Runs only with
-/// debug checks, because the CPU waits for the device.
+/// Warns on the rank that computed a NaN or Inf; the reduction will spread the value to all ranks.
+/// Runs only with debug checks, because the CPU waits for the device.
 void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
                                       const at::Tensor& gradient) const {
   if (tessera::detail::debug_checks() && gradient.defined() &&
@@ -552,7 +551,7 @@ void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
   }
 }
 
-/// Returns the gradient of this backward plus the gradients that earlier backwards set aside.
+/// Returns this backward's gradient plus the stored gradients of earlier backwards.
 UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter) const {
   const c10::ScalarType dtype = shards_->layout().reduce_dtype();
   UnshardedGradient gradient = parameter.take_unsharded(dtype);
@@ -566,10 +565,9 @@ UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter)
   return converted(std::move(gradient), sum.group(), dtype);
 }
 
-/// Saves this parameter group's smallest unreduced gradient, which later shows whether this rank
-/// produced a NaN. The reduction spreads a NaN to all ranks. Before the reduction, a NaN is usually
-/// in all gradients of its rank, so checking the smallest gradient is enough; checking all
-/// gradients would slow down every step.
+/// Saves the group's smallest gradient before the reduction, which spreads a NaN to all ranks. The
+/// saved gradient later shows whether this rank computed the NaN. A NaN is usually in all gradients
+/// of its rank; checking all gradients would slow down every step.
 void GradientState::keep_sample(const std::vector<ShardedParameter*>& parameters,
                                 const std::vector<UnshardedGradient>& gradients) {
   sampled_.reset();
@@ -592,9 +590,9 @@ void GradientState::start_reduce(CommContext& context) {
   std::vector<ShardedParameter*> trainable;
   std::vector<UnshardedGradient> gradients;
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // The reduction includes every parameter that can have a gradient on any rank, because all
-    // ranks must send the same parameters. A parameter that the program froze after a micro-batch
-    // still has gradients of that micro-batch.
+    // All ranks must reduce the same parameters, so the list has every parameter that can have a
+    // gradient on any rank. A parameter that was frozen after a micro-batch still has gradients of
+    // that micro-batch.
     if (parameter.left_out()) {
       continue;
     }
@@ -623,22 +621,20 @@ void GradientState::finish_reduce(CommContext& context) {
 void GradientState::forget_reduction(CommContext& context) {
   reduction_.reset();
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // Drops the pending sums, because DeferredSums has pointers to the parameters of the group.
     context.sums().forget(&parameter);
     parameter.forget_arrivals();
   }
 }
 
-// ParameterGroup combines the shards, the gathered state and the gradient state of a group. Only
-// prepare() renews the layout of all three.
+// A ParameterGroup consists of shards, gathered state and gradient state. Only prepare() makes a
+// new layout for them.
 
 namespace {
 
 std::unique_ptr<ParameterGroupShards> shard_all(const std::vector<ParameterSpec>& specs,
                                                 const MixedPrecisionPolicy& policy) {
-  // The constructor of ShardedParameter puts the shard into the model, so the model is sharded
-  // after the constructor. checked_spec() has already rejected all parameters for which the
-  // constructor would fail.
+  // Each ShardedParameter puts its shard into the model when it is constructed. This cannot fail
+  // halfway: checked_spec() has rejected all parameters that cannot be sharded.
   std::vector<ShardedParameter> parameters;
   for (const ParameterSpec& spec : specs) {
     parameters.emplace_back(spec);
@@ -657,13 +653,13 @@ ParameterGroup::ParameterGroup(const std::vector<ParameterSpec>& specs,
       gradients_(*shards_, settings) {}
 
 void ParameterGroup::prepare(CommContext& context) {
-  // Every iteration calls adopt() and laid_out(). These calls are cheap if nothing has changed,
-  // because they only compare pointers.
+  // adopt() and laid_out() only compare pointers if nothing has changed, so every iteration can
+  // afford these calls.
   const bool replaced = shards_->adopt();
   if (!replaced && shards_->laid_out()) {
     return;
   }
-  // The gathered tensors have the old memory or type, so these tensors are freed.
+  // The gathered tensors are freed, because they have the old memory or the old type.
   gathered_.reshard(context);
   shards_->lay_out();
   gathered_.lay_out(context);

@@ -23,8 +23,7 @@ class GradientState;
 class ParameterGroup;
 class ShardedParameter;
 
-/// The communication state that all units of a model share: streams, buffers, and the reductions in
-/// progress.
+/// The communication state of a model's units: streams, buffers, and the reductions in progress.
 class CommContext {
  public:
   CommContext(comm::StreamsPtr streams, c10::Device device)
@@ -34,21 +33,21 @@ class CommContext {
   BufferPool& pool() { return pool_; }
   tessera::detail::DeferredSums& sums() { return sums_; }
 
-  /// Starts the gradient reductions of `groups`. First finishes all earlier reductions, so that the
-  /// gradients of at most one unit, or one bucket, are being reduced.
+  /// Starts the gradient reductions of `groups`. First finishes all earlier reductions, so that
+  /// only one unit's gradients, or one bucket's, are being reduced.
   void reduce(const std::vector<ParameterGroup*>& groups);
   void finish_reductions();
   /// Finishes all communication and frees all buffers. Afterwards the compute stream can use the
   /// gradients, and the CPU can use offloaded gradients.
   void settle();
-  /// Drops the reductions of `groups` that are in progress, because the backward failed or the
-  /// groups are about to be destroyed.
+  /// Drops the reductions of `groups`. Called when backward has failed or the groups will be
+  /// destroyed.
   void forget(std::vector<ParameterGroup>& groups);
 
-  /// To be called when the reduced gradient of `parameter` is being copied to CPU memory. settle()
-  /// waits for the copy and calls the parameter's arrive().
+  /// To be called when a copy of the reduced gradient to CPU memory has started. settle() waits for
+  /// the copy and calls the parameter's arrive().
   void expect_on_host(ShardedParameter& parameter) { on_host_.push_back(&parameter); }
-  /// Keeps tensors of the compute stream alive until `event`, for the use on another stream.
+  /// Keeps tensors of the compute stream alive until another stream has passed `event`.
   void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
 
  private:
@@ -67,15 +66,15 @@ class CommContext {
 };
 using CommContextPtr = std::shared_ptr<CommContext>;
 
-/// A running reduction of a parameter group's gradients. The reduction reduce-scatters over the
-/// mesh's shard dimension, then all-reduces over the replica dimension (HSDP), then divides.
-/// Gradients are sent directly from autograd's memory if the communicator can do so and dimension 0
-/// divides evenly; otherwise gradients are packed. On a mesh of one rank nothing is packed or sent.
+/// A running reduction of a parameter group's gradients: reduce-scatter over the shard dimension of
+/// the mesh, all-reduce over the replica dimension (HSDP), division. Gradients are sent from
+/// autograd's memory if the communicator supports this and dimension 0 divides evenly. Otherwise
+/// gradients are packed. On a mesh of one rank nothing is packed or sent.
 class GradientReduction {
  public:
   /// Starts the reduction. `gradients`: the gradients of the unsharded `parameters`; an undefined
   /// gradient is sent as zeros, so that all ranks send the same sizes. `divisor`: the number by
-  /// which the sum over all ranks is divided. A later change of `settings` applies to the next
+  /// which the sum over all ranks is divided. Later changes of `settings` do not affect this
   /// reduction. Collective over `mesh`. `parameters` must outlive the GradientReduction.
   GradientReduction(std::vector<ShardedParameter*> parameters,
                     std::vector<UnshardedGradient> gradients, const DataMesh& mesh,
@@ -83,9 +82,9 @@ class GradientReduction {
                     CommContext& context);
 
   /// Waits for the reduction, and adds the result to the gradients of the sharded parameters, in
-  /// the type of these gradients. A gradient that must also be summed over another process group is
-  /// first passed to context.sums(). Runs on the reduce-scatter stream or, with one rank, on the
-  /// compute stream.
+  /// the type of these gradients. If a gradient must also be summed over another process group,
+  /// context.sums() computes this sum first. Runs on the reduce-scatter stream or, with one rank,
+  /// on the compute stream.
   void finish(CommContext& context);
 
  private:
@@ -100,10 +99,9 @@ class GradientReduction {
   at::Tensor shard(std::size_t index) const;
   void wait(CommContext& context);
   void join_earlier();
-  /// Starts the all-reduce over replicas (HSDP). Returns nullptr if a later reduction does the
-  /// all-reduce.
+  /// Starts the all-reduce over replicas (HSDP). Returns nullptr if a later reduction will
+  /// all-reduce this sum.
   comm::WorkPtr start_all_reduce();
-  /// Sums the shards over replicas (HSDP). Returns false if a later reduction computes the sum.
   bool reduce_over_replicas();
   void hand_out_reduced(CommContext& context);
   void cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype);
@@ -117,21 +115,20 @@ class GradientReduction {
   c10::ScalarType dtype_;
   double divisor_;
   std::shared_ptr<const Settings> settings_;
-  // Copies of the settings, so that changes during this reduction affect only later reductions.
+  // Copied from the settings, so that later changes of the settings do not affect this reduction.
   bool all_reduce_;
   bool force_sum_;
   AllReduceHook hook_;
   std::vector<Segment> segments_;
-  double pre_divisor_ = 1;                    ///< divides the gradients before their summation
+  double pre_divisor_ = 1;                    ///< divisor of gradients before the sum
   ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter also divides
-  std::vector<at::Tensor> held_;              ///< the gradients that the collective reads
+  std::vector<at::Tensor> held_;              ///< gradients that the collective reads
   std::optional<BufferPool::Buffer> buffer_;  ///< packed gradients, (ranks, flat numel)
   at::Tensor output_;                         ///< this rank's part of the reduced gradients, 1-D
   comm::WorkPtr work_;
 };
 
-/// The state of a parameter group between iterations: the shards of its parameters and their layout
-/// in memory.
+/// The shards of a parameter group, and their layout in memory.
 class ParameterGroupShards {
  public:
   ParameterGroupShards(std::vector<ShardedParameter> parameters, const DataMesh& mesh,
@@ -141,25 +138,23 @@ class ParameterGroupShards {
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
   const DataMesh& mesh() const { return mesh_; }
   const FlatBufferLayout& layout() const { return layout_; }
-  /// The shards of this rank, one after another. Undefined unless layout().has_flat() and lay_out()
-  /// was called.
+  /// This rank's shards in one flat buffer. Undefined before lay_out(), or if layout().has_flat()
+  /// is false.
   const at::Tensor& flat() const { return flat_; }
 
-  /// Takes over tensors that replaced parameters since the last call. Returns whether there were
-  /// such tensors. Throws Error for a tensor whose layout differs from the layout of its shard.
+  /// Makes tensors that have replaced parameters since the last call the new shards. Returns
+  /// whether there were any. Throws Error if a new tensor has another layout than its shard.
   bool adopt();
-  /// Whether all shards are still in the memory where lay_out() put the shards. Conversions and
-  /// loads move shards.
+  /// Whether no conversion or load has moved a shard since lay_out().
   bool laid_out() const;
-  /// Puts the shards into a flat buffer. Reads the types of the shards, which can have been
-  /// converted since the last call. Throws Error with the parameters' names if parameters are on
-  /// the meta device or another wrong device, or if only some were converted.
+  /// Puts the shards into a flat buffer, with the shards' current types. Throws Error, with the
+  /// parameters' names, for parameters on the meta device or another wrong device, and if only some
+  /// of the parameters were converted to another type.
   void lay_out();
   /// A number that grows with each write to a shard, as autograd's version counters do.
   std::uint64_t versions() const;
   void begin_use();
   std::string lost_write() const;
-  /// Whether nn::to_empty or a load has put another tensor into an nn::ParameterSlot of the group.
   bool any_replaced() const;
 
  private:
@@ -175,11 +170,11 @@ class ParameterGroupShards {
 
 /// The gathered state of a parameter group: the all-gather in progress, and the unsharded tensors.
 ///
-/// The unsharded tensors share one storage, which is freed when the group is resharded. If the
-/// communicator can gather several tensors in place and all shards are split on dimension 0, the
-/// all-gather writes directly into these tensors. On a mesh of one rank nothing is communicated. If
-/// the shards also have the type and the device of the unsharded tensors, nothing is copied: each
-/// unsharded tensor is the shard.
+/// The unsharded tensors share one storage. Resharding frees this storage. If the communicator can
+/// gather several tensors in place and all shards are split on dimension 0, the all-gather writes
+/// directly into these tensors. On a mesh of one rank nothing is communicated. If the shards also
+/// have the type and the device of the unsharded tensors, nothing is copied: each unsharded tensor
+/// is the shard.
 class GatheredState {
  public:
   /// `shards` must outlive this object. `post_forward_mesh_size`: the value of
@@ -191,7 +186,7 @@ class GatheredState {
 
   bool unsharded() const { return phase_ == GatherPhase::kUnsharded; }
   bool is_gathering() const { return phase_ == GatherPhase::kGathering; }
-  /// Whether copies of the shards' values are gathered, are being gathered, or are cached
+  /// Whether there are copies of the shards' values: gathered, being gathered, or cached
   /// (Options::post_forward_mesh_size).
   bool holds_copies() const {
     return !layout().shares_memory() && (phase_ != GatherPhase::kSharded || post_forward_.kept());
@@ -202,19 +197,19 @@ class GatheredState {
   bool start_unshard(CommContext& context);
   /// Fills the unsharded tensors by an all-gather. Collective unless start_unshard() was called.
   void unshard(CommContext& context);
-  /// Puts the unsharded tensors into the nn::ParameterSlots for the unit's computation.
+  /// Puts the unsharded tensors into the nn::ParameterSlots, where the unit's modules use them.
   void install_unsharded();
-  /// Puts the shards into the nn::ParameterSlots; the group stays gathered. With unsharded tensors
-  /// in the slots, a forward that bypasses the hooks would make gradients that are never reduced.
+  /// Puts the shards into the nn::ParameterSlots, but frees no memory. With unsharded tensors
+  /// there, a forward that bypasses the hooks would compute gradients that are never reduced.
   void install_sharded();
   bool installed() const { return installed_; }
   /// Calls install_sharded() and frees the gathered memory.
   void reshard(CommContext& context);
-  /// Like reshard(), for shards that stay unchanged until the next gather. With
-  /// Options::post_forward_mesh_size, caches this rank's part of the gathered memory.
+  /// Like reshard(), but caches this rank's part of the gathered memory
+  /// (Options::post_forward_mesh_size). The shards must not change before the next gather.
   void reshard_for_now(CommContext& context);
   void reshard_unused(CommContext& context);
-  /// Frees the gathered memory, whether the gather has succeeded or not.
+  /// Frees the gathered memory, even if the gather has failed.
   void discard(CommContext& context);
 
   void drop_piece() { post_forward_.drop(); }
@@ -243,19 +238,19 @@ class GatheredState {
   bool installed_ = false;  ///< whether the unsharded tensors are in the parameter slots
 
   UnshardedTensors unsharded_;
-  /// The memory of the unsharded tensors, if an all-gather wrote directly into this memory, which
-  /// the stream of the all-gather owns.
+  /// The memory of the unsharded tensors if an all-gather writes directly into these tensors. The
+  /// all-gather stream owns this memory.
   std::optional<BufferPool::Buffer> memory_;
   PostForwardShard post_forward_;
   std::uint64_t gathered_versions_ = 0;  ///< the shards' versions when the last gather began
 
   at::Tensor send_;                             ///< the input of the all-gather in progress
-  std::optional<BufferPool::Buffer> gathered_;  ///< the gathered flat buffers, (ranks, flat numel)
+  std::optional<BufferPool::Buffer> gathered_;  ///< gathered shards, (ranks, flat numel)
   comm::WorkPtr gather_;
 };
 
-/// The gradients of a parameter group that are not reduced yet: gradients set aside for a later
-/// backward, and the reduction in progress. Reduced gradients belong to the sharded parameters.
+/// A parameter group's unreduced gradients: gradients that wait for a later backward, and the
+/// reduction in progress. Reduced gradients belong to the sharded parameters.
 class GradientState {
  public:
   GradientState(ParameterGroupShards& shards, std::shared_ptr<const Settings> settings)
@@ -264,37 +259,35 @@ class GradientState {
   bool any_unsharded() const;
   /// Drops the gradients that a failed backward left in the unsharded parameters.
   void drop_unsharded();
-  /// Drops the gradients in the unsharded parameters, and all gradients of earlier backwards,
-  /// reduced or not.
+  /// Drops the gradients of the unsharded parameters and the gradients of all earlier backwards,
+  /// reduced or unreduced.
   void drop_all();
-  /// Sets the gradients of the unsharded parameters aside. Later backwards add to these gradients
-  /// (UnreducedGradient).
+  /// Stores the gradients of the unsharded parameters unreduced (UnreducedGradient). Later
+  /// backwards add to these gradients.
   void set_aside();
   /// To be called before backward reaches the unsharded parameters. Where possible, backward then
-  /// adds directly to the gradients set aside by earlier backwards.
+  /// adds directly to the stored gradients of earlier backwards.
   void restore_accumulated_grads();
-  /// Whether a reduction now would complete gradients of earlier backwards that were set aside or
-  /// wait for the sum over replicas. The result is the same on all ranks, whichever parameters each
-  /// rank used.
+  /// Whether stored gradients of earlier backwards, or sums that wait for the all-reduce over
+  /// replicas, would be complete after a reduction now. The result is the same on all ranks, even
+  /// if the ranks used different parameters.
   bool awaits_reduction() const;
-  /// To be called at the end of a backward after which reductions can still be in progress
+  /// To be called when backward has ended, if reductions can still be in progress
   /// (ShardedParameter::mark_expected).
   void mark_expected();
 
-  /// Sets the number of ranks that each compute a loss. The model's loss is the mean of these
-  /// losses. Default: the number of ranks of this parameter group's mesh.
+  /// `ranks`: how many ranks each compute a loss; the model's loss is the mean of these losses.
+  /// Default: the number of ranks of this parameter group's mesh.
   void set_batch_ranks(std::int64_t ranks) { batch_ranks_ = ranks; }
 
-  /// Starts the reduction of the trainable parameters' gradients, including gradients set aside by
+  /// Starts the reduction of the trainable parameters' gradients, including the stored gradients of
   /// earlier backwards. Collective.
   void start_reduce(CommContext& context);
-  /// Waits for the reduction and adds the reduced gradients to the parameters (see
-  /// GradientReduction).
+  /// Waits for the reduction and adds its result to the parameters' gradients (GradientReduction).
   void finish_reduce(CommContext& context);
-  /// Drops the running reduction of this parameter group's gradients.
   void forget_reduction(CommContext& context);
-  /// Whether this rank's own gradient of the parameter in `slot` was saved and has a NaN or Inf.
-  /// Each parameter group saves its smallest gradient before a reduction. Waits for the device.
+  /// Whether the saved sample is this rank's gradient of the parameter in `slot`, and has a NaN or
+  /// Inf. The sample is the group's smallest gradient before a reduction. Waits for the device.
   bool brought_nonfinite(const nn::ParameterSlot& slot) const;
 
  private:
@@ -311,8 +304,8 @@ class GradientState {
   at::Tensor sample_;    ///< the smallest unreduced gradient; undefined above a size limit
 };
 
-/// Parameters of one type and one mesh, which share one all-gather and one reduce-scatter. A
-/// ParameterGroup has the shards, the gathered state and the gradients of these parameters.
+/// Parameters of one type and one mesh, with their shards, gathered state and gradients. These
+/// parameters share one all-gather and one reduce-scatter.
 class ParameterGroup {
  public:
   /// Shards the parameters (at least one). Not collective. `post_forward_mesh_size`: the value of
@@ -329,49 +322,48 @@ class ParameterGroup {
   GradientState& gradients() { return gradients_; }
   const GradientState& gradients() const { return gradients_; }
 
-  /// If a parameter was replaced or converted since the last call, makes a new layout of the shards
-  /// and the unsharded tensors. To be called before the first unshard of an iteration. Throws what
+  /// To be called before the first unshard of an iteration. If a parameter was replaced or
+  /// converted, makes a new layout of the shards and the unsharded tensors. Throws what
   /// ParameterGroupShards::adopt and lay_out throw. Collective unless an error is thrown.
   void prepare(CommContext& context);
 
   /// Marks the beginning of a forward that uses the unsharded parameters.
   void begin_use() { shards_->begin_use(); }
-  /// The name of an unsharded parameter that was written since begin_use(), if the write would be
-  /// lost; "" if no write would be lost.
+  /// Returns the name of an unsharded parameter with a write since begin_use() that would be lost;
+  /// "" if no write would be lost.
   std::string lost_write() const { return shards_->lost_write(); }
 
   void add_replica_groups(std::vector<comm::Communicator*>& groups);
 
  private:
-  /// The shards are allocated on the heap, so that their address survives a move of this object.
+  /// On the heap, because gathered_ and gradients_ have pointers to the shards.
   std::unique_ptr<ParameterGroupShards> shards_;
   GatheredState gathered_;
   GradientState gradients_;
 };
 
-// agree_on_calls(), free_outdated() and agree_on_use() exchange what the ranks must agree on in a
-// step: which collectives the ranks called, which gathered values are current, and which parameters
-// the ranks used. The exchanges send only CPU values and wait for no GPU.
+// In a step, the ranks must agree on which collectives they called (agree_on_calls), which gathered
+// values are current (free_outdated) and which parameters they used (agree_on_use). These exchanges
+// send only CPU values and wait for no GPU.
 
-/// Checks that the ranks of each process group called the same collectives. Each process group
-/// compares once: first `sharding`, then `replicating`, smaller groups first, so that larger groups
-/// learn of errors in smaller groups. Throws the first Error after the last group, but a PeerError
-/// (another rank failed) at once. Collective over all these groups, which must have the same order
-/// on all ranks.
+/// Checks that the ranks of each process group called the same collectives. The process groups are
+/// compared one after another: first `sharding`, then `replicating`, smaller groups first, so that
+/// larger groups learn of errors in smaller groups. Throws the first Error after the last
+/// comparison, but a PeerError (another rank failed) at once. Collective over all these groups,
+/// which must have the same order on all ranks.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating);
 
-/// Frees, on all ranks, the gathered memory of each parameter group whose shards any rank has
-/// written. All ranks must free the memory, because the next gather is collective. `groups` must be
-/// the same on all ranks. Collective over the meshes of `groups`. Throws PeerError.
+/// If any rank has written to shards of a parameter group, frees the gathered memory of this group
+/// on all ranks: all ranks must gather again, because a gather is collective. `groups` must be the
+/// same on all ranks. Collective over the meshes of `groups`. Throws PeerError.
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context);
 
-/// Lets the ranks that have a part of a parameter (including the ranks of tensor parallelism) agree
-/// on which parameters of `groups` were used. A parameter that no rank used gets no gradient,
-/// although zeros were reduced for it. A parameter that any rank used gets a gradient on all ranks.
-/// The first exchange for a parameter also agrees on how gradients arrive under tensor parallelism
-/// (PartialGradGroup). One exchange serves all parameters of a process group. Collective over the
-/// parameters' meshes. Throws PeerError.
+/// The ranks that have a part of a parameter, including the ranks of tensor parallelism, agree on
+/// which parameters of `groups` were used. A parameter that no rank used gets no gradient, although
+/// zeros were reduced. A parameter that any rank used gets a gradient on all ranks. The first
+/// exchange also chooses the process group of pending sums (PartialGradGroup). One exchange serves
+/// all parameters of a mesh. Collective over the parameters' meshes. Throws PeerError.
 void agree_on_use(const std::vector<ParameterGroup*>& groups);
 
 }  // namespace tessera::fsdp

@@ -2,9 +2,9 @@
 
 namespace tessera::fsdp {
 
-// The tables of legal transitions, and Phase::enter, the only function that changes a phase.
-// Because all of FSDP's control flow passes through Phase::enter, an unexpected order of calls
-// causes an error that names both phases instead of a wrong gradient.
+// The tables of legal transitions, and Phase::enter, the only function that changes a phase. An
+// unexpected order of calls therefore causes an error, which names both phases, instead of a wrong
+// gradient.
 
 namespace {
 
@@ -29,29 +29,28 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       {kIdle, kForward},
       // Transition when the root's forward ends, if a backward within it has ended the iteration.
       {kIdle, kAwaitingBackward},
-      // Transition when backward reaches a unit that was called without the root, or the forward of
-      // an earlier micro-batch (in a pipeline), or a forward that an earlier backward has already
-      // reached (create_graph, retain_graph).
+      // Transition when backward reaches a unit that was called without the root. Also in a
+      // pipeline (the forward of an earlier micro-batch), and if backward reaches one forward twice
+      // (create_graph, retain_graph).
       {kIdle, kBackward},
       // Transition when the root's forward begins and the last forward failed or is still running.
       {kForward, kForward},
-      // Transition when the root's forward ends and no result needs a gradient, or a unit is called
-      // alone after the root's forward has failed.
+      // Transition when the root's forward ends and no result needs a gradient, or when a unit is
+      // called without the root after the root's forward has failed.
       {kForward, kIdle},
-      // Transition when the root's forward ends, and a result needs a gradient.
       {kForward, kAwaitingBackward},
-      // Transition when the root's forward runs a backward.
+      // Transition when a backward runs within the root's forward.
       {kForward, kBackward},
-      // Transition when the root's forward begins and no backward followed the previous forward.
+      // Transition when the root's forward begins and the previous forward had no backward.
       {kAwaitingBackward, kForward},
-      // Transition at the end of a method of the root that has called the root's forward.
+      // Transition when a method of the root ends that has called the root's forward.
       {kAwaitingBackward, kAwaitingBackward},
       // Transition when backward reaches the first unit.
       {kAwaitingBackward, kBackward},
       // Transition when backward ends (also if the ranks disagree), or when the next forward of the
       // root or of a unit begins after a failed backward.
       {kBackward, kIdle},
-      // Transition when the root's forward ends, after a backward within this forward has failed.
+      // Transition when the root's forward ends and a backward within this forward has failed.
       {kBackward, kAwaitingBackward},
   };
   return table;
@@ -81,11 +80,11 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       {kForwardRecorded, kAwaitingBackward},
       // Transition when a backward runs between two modules of the unit.
       {kForwardRecorded, kBackward},
-      // Transition when the root's forward begins and no backward followed the previous forward.
+      // Transition when the root's forward begins and the previous forward had no backward.
       {kAwaitingBackward, kIdle},
       // Transition when the unit runs a second forward before backward.
       {kAwaitingBackward, kForward},
-      // Transition at the end of a method that has called the unit's forward.
+      // Transition when a method of the unit ends that has called the unit's forward.
       {kAwaitingBackward, kForwardRecorded},
       // Transition when backward reaches a result of the unit, or the unit's forward is recomputed.
       {kAwaitingBackward, kBackward},
@@ -100,15 +99,13 @@ template <>
 const std::vector<Transition<GatherPhase>>& legal_transitions() {
   using enum GatherPhase;
   static const std::vector<Transition<GatherPhase>> table{
-      // Transition when the all-gather starts.
       {kSharded, kGathering},
       // Transition when the parameter group is on a mesh of one rank, so nothing is gathered.
       {kSharded, kUnsharded},
       // Transition when the wait for the all-gather has ended.
       {kGathering, kUnsharded},
-      // Transition when the all-gather failed, or the gathered result is freed without a use.
+      // Transition when the all-gather failed, or its result is freed before any use.
       {kGathering, kSharded},
-      // Transition when the unsharded tensors are freed.
       {kUnsharded, kSharded},
   };
   return table;
@@ -143,14 +140,12 @@ void Phase<P>::enter(P next, const std::string& whose) {
   now_ = next;
 }
 
-// Phase::enter is defined in this file, next to the tables, and instantiated for the three phase
-// types that exist.
 template class Phase<IterationPhase>;
 template class Phase<UnitPhase>;
 template class Phase<GatherPhase>;
 
-// GatherOrder stores positions instead of a successor for each unit, because a unit can run more
-// than once in a forward.
+// A unit can run several times in a forward, so GatherOrder stores the whole sequence of units, not
+// one successor for each unit.
 
 void GatherOrder::begin() {
   running_.clear();
@@ -176,7 +171,7 @@ std::shared_ptr<Unit> GatherOrder::next() const {
   return known ? last_[running_.size()].lock() : nullptr;
 }
 
-/// The order of the previous forward is kept if this forward gathered nothing: units that stay
+/// If this forward gathered nothing, the order of the previous forward stays: units that stay
 /// unsharded between micro-batches are gathered only in the first micro-batch.
 void GatherOrder::end() {
   if (!running_.empty()) {

@@ -14,16 +14,16 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
-// The phases of an iteration, of a unit, and of the gather of a parameter group. The tables in
-// state.cpp list all legal transitions; docs/fsdp.md has the reasons. The recovery from a failed
-// forward or backward, or from an iteration without a backward, is a transition like any other.
+// The phases of an iteration, of a unit, and of a parameter group's gather. The tables in state.cpp
+// have all legal transitions, docs/fsdp.md the reasons. After a failed forward or backward, or an
+// iteration without a backward, a unit returns to its idle phase by a transition of these tables.
 
-/// Phases of a training iteration of a root FSDP unit and its submodules' units.
+/// Phases of a training iteration of a root FSDP unit and the units below the root.
 enum class IterationPhase : std::uint8_t {
   kIdle,              ///< no forward or backward runs or will follow
-  kForward,           ///< the root unit's forward runs
+  kForward,           ///< the root's forward runs
   kAwaitingBackward,  ///< the root's forward has ended, and one of its results needs a gradient
-  kBackward,          ///< backward has reached a unit and still runs
+  kBackward,          ///< backward has reached a unit and has not ended
 };
 
 /// Phases of one FSDP unit.
@@ -40,9 +40,9 @@ enum class UnitPhase : std::uint8_t {
 
 /// Phases of the parameters of one parameter group.
 enum class GatherPhase : std::uint8_t {
-  kSharded,    ///< the parameter slots contain the shards; no other memory is used
-  kGathering,  ///< an all-gather has started; no stream has waited for it yet
-  kUnsharded,  ///< the unsharded tensors have values, with which the module computes
+  kSharded,    ///< the parameter slots contain the shards; nothing is gathered
+  kGathering,  ///< an all-gather has started, and no stream has waited for it yet
+  kUnsharded,  ///< the unsharded tensors have the gathered values
 };
 
 const char* to_string(IterationPhase phase);
@@ -66,7 +66,7 @@ const std::vector<Transition<UnitPhase>>& legal_transitions();
 template <>
 const std::vector<Transition<GatherPhase>>& legal_transitions();
 
-/// A phase (IterationPhase, UnitPhase or GatherPhase) that only enter() changes. Not thread-safe.
+/// A phase (IterationPhase, UnitPhase or GatherPhase). Only enter() changes it. Not thread-safe.
 template <class P>
 class Phase {
  public:
@@ -84,8 +84,8 @@ class Phase {
 
 class TESSERA_API Unit;
 
-/// A unit's settings that can change between iterations. A unit and its parameter groups share one
-/// Settings object. The setters in fully_shard.h document the fields.
+/// The settings of a unit that can change between iterations, shared with the unit's parameter
+/// groups. The setters in fully_shard.h document the fields.
 struct Settings {
   std::string label;  ///< the unit's name in messages: "unit 'layers.3'"
   std::optional<bool> reshard_after_forward;
@@ -96,12 +96,12 @@ struct Settings {
   bool unshard_in_backward = true;
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
   std::optional<double> gradient_divisor;  ///< divisor of gradients; nullopt: the number of ranks
-  /// The event for which the all-gathers of the next forward wait. By default, all-gathers wait for
-  /// all earlier work of the compute stream.
+  /// The all-gathers of the next forward wait for this event. Without an event, these all-gathers
+  /// wait for all earlier work on the compute stream.
   std::optional<comm::StreamEventPtr> post_optim_event;
-  /// Units to prefetch in forward; if empty, the unit that followed this unit in the last forward.
+  /// Units to prefetch in forward; if empty, the unit that ran next in the last forward.
   std::vector<std::weak_ptr<Unit>> forward_prefetch;
-  /// Units to prefetch in backward; if empty, the unit that ran before this unit in forward.
+  /// Units to prefetch in backward; if empty, the unit that ran just before in forward.
   std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
 
@@ -113,9 +113,9 @@ struct Settings {
 inline constexpr const char* kCallOnEveryRank =
     "; every rank must call each unit: leave a module that only some ranks call to the unit above";
 
-/// The order in which the root's last forward used the units that it had gathered. The current
-/// forward prefetches in this order. Units that were already unsharded are not recorded: some ranks
-/// sometimes skip such units, but all ranks must gather the same units.
+/// The order in which the root's last forward used the units that it had gathered; the current
+/// forward prefetches in this order. Units that were already unsharded are left out, because a rank
+/// can skip such a unit, but all ranks must gather the same units.
 class GatherOrder {
  public:
   void begin();
@@ -123,11 +123,11 @@ class GatherOrder {
   void gathered(const std::shared_ptr<Unit>& unit);
   /// To be called when `unit` is used. Returns false if this forward has not gathered the unit.
   bool used(const std::shared_ptr<Unit>& unit);
-  /// Returns the unit that the last forward used after the units that this forward has used;
-  /// nullptr if there is none, or if the two forwards used units in different orders.
+  /// Returns the unit that this forward will use next if this forward repeats the last forward;
+  /// nullptr if the orders already differ, or the last forward used no further unit.
   std::shared_ptr<Unit> next() const;
-  /// To be called when the root's forward has succeeded. The next forward prefetches in this
-  /// forward's order, unless this forward gathered nothing.
+  /// To be called when the root's forward has succeeded. The next forward prefetches in this order,
+  /// unless this forward gathered nothing.
   void end();
 
  private:

@@ -13,9 +13,8 @@
 
 namespace tessera::fsdp {
 
-// A unit moves the tensors that enter its forward to the unit's device, and casts the tensors that
-// enter and leave forward according to the mixed-precision policy. Buffers are moved once, when the
-// unit is made.
+// A unit moves the inputs of its forward to the unit's device, and casts the inputs and results of
+// forward according to the mixed-precision policy. Buffers are moved once, when the unit is made.
 
 namespace {
 
@@ -35,16 +34,16 @@ void move_buffers_of(torch::nn::Module& module, c10::Device device,
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
     for (const auto& [name, slot] : ours->buffer_slots()) {
       if (!ignored.contains(slot) && is_elsewhere(slot->get(), device)) {
-        // The buffer is replaced in its nn::ParameterSlot, so that nn::Parameter members see the
-        // moved tensor.
+        // nn::Parameter members refer to the nn::ParameterSlot, so replacing the tensor in the slot
+        // is enough.
         slot->swap(slot->get().to(device));
       }
     }
   }
   for (const at::Tensor& buffer : module.buffers(/*recurse=*/false)) {
     if (is_elsewhere(buffer, device)) {
-      // The buffer is moved in place, because the program has the tensor object itself from
-      // libtorch's register_buffer.
+      // The program can have the tensor object from libtorch's register_buffer, so the buffer is
+      // moved in place.
       buffer.set_data(buffer.to(device));
     }
   }
@@ -58,8 +57,6 @@ std::optional<c10::ScalarType> floating_type(nn::TensorList tensors) {
   return (*first)->scalar_type();
 }
 
-/// Casts the floating-point tensors among `tensors` to `dtype`, differentiably. Does nothing if
-/// `dtype` is empty.
 void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype) {
   if (!dtype) {
     return;
@@ -71,16 +68,16 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
   }
 }
 
-// Each unit must know when backward reaches and leaves the unit, but libtorch's C++ modules have no
-// backward hooks. So a unit's arguments pass through an autograd node of FSDP, and its results get
+// libtorch's C++ modules have no backward hooks, but a unit must know when backward reaches and
+// leaves the unit. So a unit's inputs pass through an autograd node of FSDP, and its results get
 // tensor hooks.
 
 using tessera::detail::variable_list;
 
 using GradientHook = std::function<void(nn::TensorList gradients)>;
 
-/// An identity node that calls a callback in backward. The node's sequence number is lower than
-/// that of every later node, so autograd runs this node after all later nodes that are ready.
+/// An identity node that calls a callback in backward. Autograd prefers ready nodes with higher
+/// sequence numbers, and later nodes have higher numbers, so this node runs last.
 struct CallAfter final : tessera::detail::Node {
   explicit CallAfter(GradientHook then) : callback(std::move(then)) {}
 
@@ -93,7 +90,7 @@ struct CallAfter final : tessera::detail::Node {
     return std::move(gradients);
   }
 
-  /// Returns the name that libtorch's error shows if a program changes the output in place.
+  /// libtorch's error shows this name if a program changes the node's output in place.
   std::string name() const override {
     return "fully_shard (forward of a unit must not change its arguments in place: clone them "
            "first)";
@@ -106,13 +103,13 @@ bool needs_gradient(const at::Tensor* tensor) {
   return tensor->defined() && tensor->requires_grad();
 }
 
-/// Calls `callback` with the gradients of `tensors` when all these gradients are computed: backward
-/// has then passed through all operators that used the tensors. Replaces the tensors by views
-/// behind a new autograd node; autograd throws if such a view is changed in place. Does nothing if
-/// no tensor requires a gradient.
+/// Calls `callback` when the gradients of all `tensors` are computed, that is, when backward has
+/// passed all operators that used the tensors. Replaces the tensors by views with a new autograd
+/// node. Autograd throws if the program changes such a view in place. Does nothing if no tensor
+/// requires a gradient.
 void call_after_backward(nn::TensorList tensors, GradientHook callback) {
-  // Only tensors that need a gradient become inputs of the node. The positions of the gradients do
-  // not matter, because no callback uses them.
+  // Only tensors that need a gradient become inputs of the node, because no callback needs to know
+  // which gradient belongs to which tensor.
   variable_list inputs;
   for (const at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
@@ -138,8 +135,8 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
   bool any = false;
   for (const at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
-      // Every result gets a hook, because it is unknown which result backward reaches first, and
-      // backward may never reach some results. pre_backward() ignores later calls.
+      // Backward can reach any result first, and may never reach some results, so every result gets
+      // a hook. pre_backward() ignores later calls.
       tessera::detail::add_own_hook(*tensor, tessera::detail::OwnHook::kNotice,
                                     [callback](const at::Tensor& gradient) {
                                       callback();
@@ -151,12 +148,11 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
   return any;
 }
 
-// A unit has hooks before and after the forward and backward of its modules. The hooks gather,
-// prefetch, free and reduce. Each hook first checks UnitPhase, because a hook is called in forward,
-// in a recomputation and in a backward with create_graph.
+// A unit's hooks run before and after forward and backward of its modules: they gather, prefetch,
+// free and reduce. Each hook first checks UnitPhase, because hooks also run in a recomputation and
+// in a backward with create_graph.
 
-/// Prefetches units: starts the units' all-gathers without waiting. Skips units that have been
-/// destroyed.
+/// Starts the all-gathers of `units` that still exist, without waiting.
 void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   for (const std::weak_ptr<Unit>& unit : units) {
     if (const std::shared_ptr<Unit> alive = unit.lock()) {
@@ -165,8 +161,8 @@ void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   }
 }
 
-/// Runs `act`. If `act` throws a libtorch exception (out of memory, for example), adds the
-/// operation `what` and the unit's name `label` to the message.
+/// Adds `what` (an operation) and the unit's name to the message of an exception that libtorch
+/// throws in `act` (out of memory, for example).
 template <class Act>
 auto naming(const char* what, const std::string& label, Act&& act) {
   try {
@@ -179,10 +175,10 @@ auto naming(const char* what, const std::string& label, Act&& act) {
 
 std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
   auto settings = std::make_shared<Settings>();
-  // Until the root is known, the unit has no FQN, and the label is the class of its module.
+  // A unit has an FQN only when its root is known. Until then its label is the class of its module.
   settings->label = detail::concat("a unit of ", spec.modules.front()->name());
   settings->reshard_after_forward = spec.options.reshard_after_forward;
-  // post_forward_mesh_size caches parts of the parameters when forward frees the parameters.
+  // Parts are cached only when forward frees the parameters, so the default becomes true.
   if (spec.options.post_forward_mesh_size > 1) {
     settings->reshard_after_forward = spec.options.reshard_after_forward.value_or(true);
   }
@@ -201,8 +197,7 @@ void move_inputs(nn::TensorList inputs, c10::Device device) {
 
 void move_buffers(const std::vector<nn::ModuleBase*>& modules, c10::Device device,
                   const std::unordered_set<nn::SlotPtr>& ignored) {
-  // Gradient recording is off, so that a moved buffer does not become the result of an autograd
-  // operator.
+  // Autograd must not record the move of a buffer.
   const c10::AutoGradMode no_grad(false);
   const auto move = [&](const std::string&, torch::nn::Module& module) {
     move_buffers_of(module, device, ignored);
@@ -224,9 +219,9 @@ Unit::Unit(const UnitSpec& spec)
     groups_.emplace_back(parameters, mp_policy_, spec.options.post_forward_mesh_size, settings_);
   }
   buckets_left_ = groups_.size();
-  // Submeshes parallel to the unit's mesh have other expert parameters, so gradient norms must
-  // include the parameters of these submeshes. If a tensor's own mesh contains the unit's mesh, all
-  // these submeshes have parts of that tensor.
+  // Submeshes parallel to the unit's mesh have other expert parameters, and gradient norms must
+  // include them. If a tensor's own mesh contains the unit's mesh, all these submeshes have parts
+  // of the tensor.
   for (const ParameterSpec& parameter : spec.parameters) {
     if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
       parameter.slot->set_distinct_along(mesh_.all);
@@ -235,7 +230,7 @@ Unit::Unit(const UnitSpec& spec)
 }
 
 void Unit::install() {
-  // The hooks can capture a raw pointer, because the modules own both this unit and the hooks.
+  // The modules own this unit and the hooks, so the hooks can capture a raw pointer.
   for (nn::ModuleBase* module : modules_) {
     constexpr auto kCalls = nn::HookedCalls::kEveryMethod;
     module->add_forward_pre_hook([this](auto&, nn::TensorList inputs) { pre_forward(inputs); },
@@ -254,7 +249,7 @@ bool Unit::runs_forward() const {
   return phase_ == UnitPhase::kForward || phase_ == UnitPhase::kForwardRecorded;
 }
 
-/// Does nothing in phase kIdle, because legal_transitions() has no transition from kIdle to kIdle.
+/// legal_transitions() has no transition from kIdle to kIdle.
 void Unit::reset_to_idle() {
   if (phase() != UnitPhase::kIdle) {
     enter(UnitPhase::kIdle);
@@ -262,7 +257,7 @@ void Unit::reset_to_idle() {
 }
 
 void Unit::start_unshard() {
-  // Prepares the unit if the program calls unshard() before the root's first forward.
+  // The program can call unshard() before the root's first forward.
   if (phase_ == UnitPhase::kNew) {
     prepare();
   }
@@ -283,8 +278,7 @@ void Unit::reshard() {
   free_idle_buffers();
 }
 
-/// Frees the idle buffers of the BufferPool, unless an iteration runs: the end of the iteration
-/// frees the buffers.
+/// Within an iteration the buffers stay in the pool; the end of the iteration frees them.
 void Unit::free_idle_buffers() {
   if (iteration_ == nullptr || !iteration_->is_under_way()) {
     comm_context().pool().clear();
@@ -292,9 +286,8 @@ void Unit::free_idle_buffers() {
 }
 
 /// Warns once if the ranks had different numbers of batch rows in the previous training forward and
-/// the losses of the ranks are not weighted. The warning comes one forward later, because the
-/// program weights its loss after the forward. There is only one warning, because the difference
-/// can be intended.
+/// the losses of the ranks are not weighted. The program weights its loss after forward, so the
+/// warning can only come in the next forward. Different numbers can be intended.
 void Unit::warn_of_uneven_rows() {
   const auto [least, most] = random_agreement_.rows();
   const bool said = settings_->gradient_divisor || nn::weighs_ranks();
@@ -307,9 +300,9 @@ void Unit::warn_of_uneven_rows() {
              "CrossEntropyOptions::over (of a loss that is a sum, set_gradient_divide_factor)");
 }
 
-/// Begins the scope in which random operators draw numbers by global row of the batch. The batch is
-/// the root's input, even if the root is called within the forward of another model. For a unit
-/// that is called directly, the batch is the unit's input.
+/// In this scope random operators draw numbers by global row of the batch. The batch is the root's
+/// input, even within the forward of another model. For a unit that is called without a root, the
+/// batch is the unit's input.
 void Unit::begin_random_region(nn::TensorList inputs) {
   const detail::RandomRegionPtr& outer = detail::random_region();
   const std::shared_ptr<detail::BatchRows> known = outer != nullptr ? outer->rows() : nullptr;
@@ -323,9 +316,9 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   const auto rows = std::make_shared<detail::BatchRows>(dims, sizes);
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
-  // Only a root's training forward exchanges the ranks' numbers of batch rows: replicas can
-  // evaluate independently, and a recomputation uses its forward's random positions. An error on
-  // this rank alone abandons the iteration; the other ranks then call other collectives.
+  // Only a root's training forward exchanges the numbers of batch rows: replicas can evaluate
+  // independently, and a recomputation uses the random positions of its forward. After an error on
+  // this rank alone, the other ranks call other collectives.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -339,8 +332,7 @@ void Unit::begin_random_region(nn::TensorList inputs) {
 }
 
 void Unit::end_call() {
-  // The list of random scopes can be empty, because another hook can have thrown before FSDP's hook
-  // ran.
+  // The list is empty if another hook threw before pre_forward() ran.
   if (!random_regions_.empty()) {
     random_regions_.pop_back();
   }
@@ -348,8 +340,8 @@ void Unit::end_call() {
 
 void Unit::pre_forward(nn::TensorList inputs) {
   random_regions_.emplace_back();
-  // In activation checkpointing, a part of the forward is computed a second time, sometimes before
-  // backward has reached the results of the unit.
+  // Activation checkpointing computes a part of the forward again, sometimes before backward has
+  // reached the results of the unit.
   if (nn::is_recomputing()) {
     pre_backward(nullptr);
   } else if (phase() != UnitPhase::kBackward || iteration_->backward_failed()) {
@@ -357,8 +349,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
   }
   begin_random_region(inputs);
   if (is_root()) {
-    // Only the root moves inputs to the device: units below the root receive tensors that the model
-    // has computed.
+    // Units below the root receive tensors that the model has computed, so only the root moves
+    // inputs to the device.
     move_inputs(inputs, mesh_.device());
   }
   if (mp_policy_.restore_input_dtype) {
@@ -367,12 +359,12 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (mp_policy_.cast_forward_inputs) {
     cast_floating(inputs, mp_policy_.param_dtype);
   }
-  const OperatorModePause pause;  // FSDP's own operators run outside of the operator mode
+  const OperatorModePause pause;  // FSDP's own operators are not for the program's operator mode
   if (phase_ == UnitPhase::kBackward) {
     unshard();
     if (nn::is_recomputing()) {
-      // The autograd node is added in the recomputation as in forward, because a tensor-parallel
-      // matrix product looks up the node that made its input.
+      // A tensor-parallel matrix product looks up the autograd node that made its input, so the
+      // recomputation must add the same node as forward.
       call_after_backward(inputs, [](nn::TensorList) {});
     }
   } else if (!runs_forward()) {
@@ -383,16 +375,15 @@ void Unit::pre_forward(nn::TensorList inputs) {
 void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
   std::ranges::for_each(groups(), &ParameterGroup::begin_use);
-  // This unit's all-gathers are started before the prefetch of the next unit, because all gathers
-  // share one stream and this unit is needed first.
+  // All all-gathers share one stream, and this unit is needed first, so the next unit's all-gather
+  // starts later.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // to_run_ can be empty after a backward between two modules of the unit
+  if (to_run_.empty()) {  // empty if a backward ran between two modules of the unit
     to_run_.insert(modules_.begin(), modules_.end());
   }
-  // The hook on the inputs reduces the unit's gradients in backward. Without gradient recording no
-  // backward follows. If no input needs a gradient, no hook is set, and end_backward() reduces the
-  // gradients.
+  // In backward this hook reduces the unit's gradients. If no input needs a gradient, there is no
+  // hook, and end_backward() reduces the gradients. Without gradient recording no backward follows.
   if (c10::GradMode::is_enabled()) {
     call_after_backward(inputs, [unit = shared_from_this()](nn::TensorList gradients) {
       unit->post_backward(gradients);
@@ -400,8 +391,8 @@ void Unit::begin_forward(nn::TensorList inputs) {
   }
 }
 
-/// Starts the all-gather of the next unit, which overlaps this unit's computation. Nothing is
-/// prefetched in the first forward, because the order of the units is unknown.
+/// The all-gather of the next unit overlaps this unit's computation. In the first forward nothing
+/// is prefetched, because the order of the units is still unknown.
 void Unit::prefetch_for_forward() {
   const std::shared_ptr<Unit> next = iteration_->gather_ahead(*this);
   if (!settings_->forward_prefetch.empty()) {
@@ -416,7 +407,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A method of register_forward_method() can call forward. The method then ends after forward.
+  // A method of register_forward_method() can call forward, and then ends after forward.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);
@@ -433,7 +424,7 @@ void Unit::await_backward(nn::TensorList outputs) {
   if (!c10::GradMode::is_enabled()) {
     return;
   }
-  // The autograd graph of the results owns the token, which expires with the graph.
+  // The autograd graph of the results owns the token: the token expires with the graph.
   const auto token = std::make_shared<RecordedCall>();
   for (const at::Tensor* output : outputs) {
     if (output->defined() && output->grad_fn() != nullptr) {
@@ -444,8 +435,8 @@ void Unit::await_backward(nn::TensorList outputs) {
       outputs, [unit = shared_from_this(), token] { unit->pre_backward(token.get()); });
   std::erase_if(recorded_calls_, [](const auto& call) { return call.expired(); });
   recorded_calls_.push_back(token);
-  // A unit of several modules is added to the forward order only once, by the unit's first module
-  // with a result that needs a gradient.
+  // A unit of several modules enters the forward order only once, at its first module that returns
+  // a result with a gradient.
   if (!hooked || phase_ == UnitPhase::kForwardRecorded) {
     return;
   }
@@ -457,7 +448,7 @@ void Unit::end_partial_forward() {
   if (to_run_.empty()) {
     return;
   }
-  // The warning is printed only once, because skipping a module is no error and can be intended.
+  // The program can skip a module intentionally, so this is a warning, printed once.
   if (!ran_all_ && !std::exchange(warned_, true)) {
     TORCH_WARN(label(), ": ", to_run_.size(), " of its ", modules_.size(), " modules, one a ",
                (*to_run_.begin())->name(), ", did not run in a forward of the root; modules that ",
@@ -467,8 +458,7 @@ void Unit::end_partial_forward() {
   if (runs_forward()) {
     end_forward();
   } else if (phase_ != UnitPhase::kBackward) {
-    // In phase kBackward the memory is not freed, because a backward runs between two of the unit's
-    // modules.
+    // In phase kBackward a backward runs between two modules of the unit and needs the memory.
     free_after_forward();
   }
 }
@@ -476,7 +466,7 @@ void Unit::end_partial_forward() {
 void Unit::end_forward() {
   const std::string lost = lost_write("forward of " + label());
   TESSERA_CHECK(lost.empty(), lost, " (stock Embedding: leave out max_norm)");
-  // The unit's phase changes before end_forward(), because end_forward() reads the phase.
+  // IterationState::end_forward() reads the phase, so the phase changes first.
   enter(phase_ == UnitPhase::kForwardRecorded ? UnitPhase::kAwaitingBackward : UnitPhase::kIdle);
   if (is_root()) {
     iteration_->end_forward(/*backward_comes=*/phase_ == UnitPhase::kAwaitingBackward);
@@ -485,7 +475,6 @@ void Unit::end_forward() {
   free_idle_buffers();
 }
 
-/// Frees the unsharded parameters after forward; backward gathers the parameters again (ZeRO-3).
 void Unit::free_after_forward() {
   if (phase() != UnitPhase::kAwaitingBackward) {
     each(&GatheredState::reshard, comm_context());
@@ -496,9 +485,8 @@ void Unit::free_after_forward() {
   }
 }
 
-/// Whether the running backward will also reach another call of this unit. Autograd then
-/// accumulates the gradients of all calls and makes the sums available after the last of these
-/// calls.
+/// Whether the running backward will also reach another call of this unit. Autograd sums the
+/// gradients of all calls, and the sums are complete only after the last of these calls.
 bool Unit::is_called_again() const {
   const int backward = tessera::detail::backward_id();
   return std::ranges::any_of(recorded_calls_, [&](const std::weak_ptr<RecordedCall>& recorded) {
@@ -520,24 +508,21 @@ void Unit::pre_backward(RecordedCall* call) {
   if (settings_->unshard_in_backward || unsharded()) {
     unshard();
   }
-  // Reductions finish before prefetch_for_backward(), because the packed gradients of the previous
-  // reduction still use memory.
+  // The packed gradients of the previous reduction use memory, so the reductions finish before
+  // prefetch_for_backward() allocates more.
   comm_context().finish_reductions();
-  // Accumulated gradients are restored after finish_reductions(), because finish_reductions() calls
-  // the program's hooks on other units' gradients.
+  // finish_reductions() calls the program's hooks on other units' gradients, so accumulated
+  // gradients are restored after finish_reductions().
   each(&GradientState::restore_accumulated_grads);
   begin_buckets();
-  // Other units are prefetched last, because this unit's own all-gather is needed first.
+  // This unit's own all-gather is needed first, so other units are prefetched last.
   prefetch_for_backward();
 }
 
-/// Starts the all-gather of the unit that backward reaches next. The all-gather overlaps this
-/// unit's computation.
 void Unit::prefetch_for_backward() {
   const std::shared_ptr<Unit> before = iteration_->ran_before(*this);
   if (!settings_->backward_prefetch.empty()) {
     start_unshard_all(settings_->backward_prefetch);
-    // set_unshard_in_backward(false) excludes a unit from this prefetch.
   } else if (before != nullptr && before->settings_->unshard_in_backward) {
     before->start_unshard();
   }
@@ -549,22 +534,22 @@ void Unit::post_backward(nn::TensorList gradients) {
     awaits_call_ = is_called_again();
     awaits_call_ ? free_after_backward() : settle_gradients();
   }
-  // With create_graph, the gradients have a graph that reads the parameters. So the unit is
-  // gathered a second time when a backward of this graph reaches the gradients.
+  // With create_graph, the graph of the gradients reads the parameters. When a backward reaches
+  // these gradients, the unit is gathered again.
   call_before_backward(gradients, [unit = shared_from_this()] { unit->pre_backward(nullptr); });
 }
 
-// Buckets are the parameter groups of a unit with whole parameters (replicate()). Without buckets,
-// the gradients of a model that is one unit would be reduced only at the end of backward.
+// Buckets are the parameter groups of a unit under replicate(), whose parameters are whole on each
+// rank. Without buckets, a model that is one unit would be reduced only at the end of backward.
 
-/// Buckets are reduced early only if no other unit takes part in backward. Other units reduce over
-/// the same process group, so ranks that use different parameters would call collectives in
-/// different orders. With parameter hooks no bucket is reduced early, as a hook can write a
-/// parameter that backward still reads.
+/// Buckets are reduced early only if no other unit takes part in backward: other units reduce over
+/// the same process group, and ranks that use different parameters would then call collectives in
+/// different orders. A parameter hook can write a parameter that backward still reads, so with
+/// hooks no bucket is reduced early.
 void Unit::begin_buckets() {
   const int backward = tessera::detail::backward_id();
   if (buckets_backward_ >= 0 && buckets_backward_ == backward) {
-    return;  // a unit that ran twice can already have reduced some buckets
+    return;  // the unit ran twice: some buckets can be reduced already
   }
   noted_.clear();
   buckets_left_ = groups().size();
@@ -575,8 +560,8 @@ void Unit::begin_buckets() {
   buckets_backward_ = early ? backward : -1;
 }
 
-/// Autograd calls note_gradient() before it adds the gradient of `parameter` to `.grad`. So
-/// `parameter` is added to noted_ last, and a later call reduces the bucket of `parameter`.
+/// Autograd calls note_gradient() before it adds the gradient of `parameter` to `.grad`. So the
+/// bucket of `parameter` can be reduced only in a later call.
 void Unit::note_gradient(const ShardedParameter& parameter) {
   if (phase_ != UnitPhase::kBackward || !settings_->gradient_sync || buckets_backward_ < 0 ||
       buckets_backward_ != tessera::detail::backward_id()) {
@@ -594,8 +579,8 @@ bool Unit::is_complete(const ParameterGroup& bucket) const {
   });
 }
 
-/// Returns the parameter groups of the unit except the buckets that were reduced early. A bucket
-/// that got another gradient after its reduction is reduced again.
+/// Returns the parameter groups except buckets that are reduced already. A bucket that got another
+/// gradient after its reduction is included.
 std::vector<ParameterGroup*> Unit::groups_to_reduce() {
   std::vector<ParameterGroup*> rest;
   for (std::size_t i = 0; i < groups().size(); ++i) {
@@ -612,10 +597,10 @@ std::vector<ParameterGroup*> Unit::groups_to_reduce() {
 }
 
 void Unit::settle_gradients() {
-  // The unsharded parameters are freed before the reduction, so that the reduction's buffers can
-  // reuse the memory of the parameters.
+  // The unsharded parameters are freed first, so that the buffers of the reduction can use the same
+  // memory.
   free_after_backward();
-  // The reduction is collective. All ranks reduce in the order in which backward passes units.
+  // The reduction is collective: all ranks reduce in the order in which backward leaves the units.
   naming("reduction", label(), [this] {
     settings_->gradient_sync ? comm_context().reduce(groups_to_reduce())
                              : each(&GradientState::set_aside);
@@ -628,10 +613,9 @@ void Unit::end_backward() {
     enter(UnitPhase::kIdle);
   }
   const bool awaited_call = std::exchange(awaits_call_, false);
-  // `late` is true if the unit has unreduced gradients: the inputs of the unit need no gradient, or
-  // parameters got gradients after the inputs.
+  // The unit has unreduced gradients if its inputs need no gradient, or if parameters got gradients
+  // after the inputs.
   const bool late = any(&GradientState::any_unsharded);
-  // `awaits` is also true if only gradients of an earlier micro-batch wait for a reduction.
   const bool awaits = settings_->gradient_sync && any(&GradientState::awaits_reduction);
   if (was_in_backward || late || awaits || awaited_call) {
     settle_gradients();

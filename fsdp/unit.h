@@ -30,7 +30,7 @@ namespace tessera::fsdp {
 /// in Options::ignored. Throws Error for a parameter that a module outside of `modules` shares.
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options);
 
-/// All decisions about a unit, made before the model is changed.
+/// What fully_shard decides about a unit before the model is changed.
 struct UnitSpec {
   std::vector<nn::ModuleBase*> modules;
   DataMesh mesh;
@@ -38,26 +38,26 @@ struct UnitSpec {
   std::vector<ParameterSpec> parameters;
 };
 
-/// Makes the spec from modules and their parameters. Calls the functions in `options` once for each
-/// parameter. Throws Error for options that cannot be used, for a parameter that cannot be placed
-/// on its mesh as the options say, and for a parameter that gets sparse gradients.
+/// Decides how a unit is sharded. Calls the functions in `options` once for each parameter. Throws
+/// Error for options that contradict each other, for a parameter that cannot be placed on its mesh
+/// as the options say, and for a parameter that gets sparse gradients.
 UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
                       const DataMesh& mesh, const Options& options);
 
-/// Whether gradients are reduced in buckets (Options::bucket_cap_mb): true if the mesh has replicas
-/// and one rank in the shard dimension, and no parameter is a distributed tensor.
+/// Whether gradients are reduced in buckets (Options::bucket_cap_mb). Requires replicas, one rank
+/// in the shard dimension, and no distributed parameter.
 bool reduces_in_buckets(const UnitSpec& spec);
 
-/// Groups the parameters of `spec` by type and mesh, and by bucket if reduces_in_buckets(spec).
-/// Returns one list for each parameter group.
+/// Groups the parameters by type and mesh, and by bucket if reduces_in_buckets(spec). Returns the
+/// parameters of each parameter group.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec);
 
-/// If `ranks` > 1, warns of the first batch norm that is `root` or a submodule, is in no unit yet,
-/// and computes batch statistics: such statistics cover only one rank's part of the batch.
+/// With several ranks, warns of the first batch norm in `root` that is in no unit yet and computes
+/// batch statistics: the statistics cover only one rank's part of the batch.
 void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks);
 
-/// A function that returns the parameter groups whose origins (ShardedParameter::origin) the ranks
-/// compare. The function is called only for the first comparison.
+/// Returns the parameter groups whose origins (ShardedParameter::origin) the ranks compare. Called
+/// only for the first comparison.
 using ParameterGroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
 
 struct RowRange {
@@ -65,39 +65,38 @@ struct RowRange {
   std::int64_t most = 0;
 };
 
-/// What the ranks exchange about random numbers when a training forward of a model begins: how many
-/// batch rows each rank has, and how many random operators each rank has run. A rank that skipped
-/// some operators, for example a rank without batch rows, continues with the other ranks' counts.
+/// When a training forward begins, the ranks exchange how many batch rows each rank has and how
+/// many random operators each rank has run. A rank that skipped some random operators (a rank
+/// without batch rows, for example) continues with the other ranks' counts.
 class RandomAgreement {
  public:
   /// To be called when a training forward of the model of `modules` begins on the ranks of `dims`.
   /// `rows`: the batch rows of all ranks. `count`: the number of batch rows of this rank. The first
   /// exchange includes the origins of the parameters of `groups`, which must be the same on all
-  /// ranks. The first two forwards are collective: the ranks exchange CPU values. Later forwards
-  /// are collective only if the model has drawn random numbers (on any rank). Throws PeerError.
-  /// Throws Error on all ranks that share a parameter whose shards are parts of different tensors.
+  /// ranks. The first two calls are collective: the ranks exchange CPU values. Later calls are
+  /// collective only if the model has drawn random numbers on any rank. Throws PeerError. Throws
+  /// Error on all ranks that share a parameter whose shards are parts of different tensors.
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
                      const ParameterGroupsToCompare& groups);
-  /// The minimum and the maximum number of batch rows of a rank at the last comparison.
+  /// The smallest and the largest number of batch rows of a rank at the last comparison.
   const RowRange& rows() const { return rows_; }
 
  private:
   using Counts = std::vector<std::int64_t>;
 
   bool compared_origins_ = false;
-  Counts agreed_;       ///< numbers of random operators at the last comparison
+  Counts agreed_;       ///< counts of random operators at the last comparison
   bool draws_ = false;  ///< whether any rank has drawn random numbers
   RowRange rows_;
-  bool quiet_ = false;  ///< whether two compared forwards drew no random number
-  /// The batch rows of the previous forward, if that forward did not compare its batch rows.
+  bool quiet_ = false;  ///< whether no rank drew a random number in two forwards
+  /// Batch rows of the previous forward, if the ranks have not compared their numbers of rows.
   std::shared_ptr<tessera::detail::BatchRows> unasked_;
 };
 
-/// The state that the units of one model share: the phase of the iteration, and the order in which
-/// the units ran forward, for prefetches. Also does the work at the end of backward. Not
-/// thread-safe.
+/// The state that the units of one model share: the phase of the iteration, and the order of the
+/// units in forward, for prefetches. Ends backward for all units. Not thread-safe.
 class IterationState : public std::enable_shared_from_this<IterationState> {
  public:
   /// `units`: all units in the order of the model's modules, the root first.
@@ -107,18 +106,18 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   ~IterationState();
 
   IterationPhase phase() const { return phase_.now(); }
-  /// Whether an iteration has begun. After an error true until the next iteration.
+  /// Whether an iteration has begun and not ended. After an error, true until the next iteration.
   bool is_open() const;
   /// Whether the backward of this iteration has thrown. The phase then stays kBackward until the
-  /// root's next forward.
+  /// next forward of the root.
   bool backward_failed() const;
   bool is_under_way() const { return is_open() && !backward_failed() && !forward_failed(); }
-  /// To be called when a unit is called without the root. Drops what a failed forward or backward
-  /// of this iteration has left.
+  /// To be called when a unit is called without the root. Clears the state of a failed forward or
+  /// backward.
   void forget_failure();
   /// Whether the root's forward or a backward runs.
   bool runs() const { return is_under_way() && phase() != IterationPhase::kAwaitingBackward; }
-  /// Returns the parameter groups, of all units, whose ranks are all in `mesh`.
+  /// Returns the parameter groups of all units whose mesh is a part of `mesh`.
   std::vector<const ParameterGroup*> groups_on(const DeviceMesh& mesh) const;
   /// The units that the program has not destroyed, the root first.
   std::vector<std::shared_ptr<Unit>> units() const;
@@ -126,24 +125,24 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   bool is_alone() const;
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
-  /// Prepares all units. To be called when the root's forward begins. If an earlier iteration had
-  /// no backward, frees the parameters that the iteration left gathered, because the shards can
-  /// have changed, and returns true. Within this root's backward, throws Error and changes nothing.
+  /// To be called when the root's forward begins. Prepares all units. If an earlier iteration had
+  /// no backward, frees the parameters that are still gathered, because the shards can have
+  /// changed, and returns true. Within this root's backward, throws Error and changes nothing.
   bool begin_forward();
-  /// To be called when the root's forward has ended. Also ends the forward of units whose modules
-  /// have not all run. Throws Error on all ranks if the ranks have gathered different units. If no
-  /// backward follows, frees the gathered parameters.
+  /// To be called when the root's forward has ended. Also ends the forward of units of which some
+  /// modules did not run. Throws Error on all ranks if the ranks have gathered different units. If
+  /// no backward follows, frees the gathered parameters.
   void end_forward(bool backward_comes);
   void began_gather(Unit& unit);
   /// To be called when the forward of `unit` begins. Returns the unit to prefetch, or nullptr.
   std::shared_ptr<Unit> gather_ahead(Unit& unit);
-  /// To be called when `unit` has run forward. `token` lives as long as the autograd graph through
-  /// which backward can reach the unit.
+  /// To be called when `unit` has run forward. `token` expires with the autograd graph of this
+  /// forward.
   void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
 
   void enter_backward();
-  /// Returns the unit whose forward ran before the forward of `unit`; nullptr if there is no such
-  /// unit. Removes `unit` and all later units from forward_order_.
+  /// Returns the unit that ran before `unit` in forward; nullptr if there is none. Removes `unit`
+  /// and all later units from forward_order_.
   std::shared_ptr<Unit> ran_before(const Unit& unit);
 
  private:
@@ -174,18 +173,18 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   std::vector<Ran> forward_order_;  ///< forwards that no backward has reached yet, oldest first
   GatherOrder gather_order_;
   std::weak_ptr<Unit> ahead_;  ///< the unit that a forward prefetched last
-  /// A token that lives as long as autograd's callback for the end of the running backward.
+  /// Expires when autograd drops the callback for the end of the running backward.
   std::weak_ptr<void> backward_;
   Phase<IterationPhase> phase_{IterationPhase::kIdle};
-  const comm::World* rank_;  ///< the World of the units' meshes, which identifies this rank
+  const comm::World* rank_;  ///< identifies this rank
 };
 
-/// The result of fully_shard for one module, or for several modules that run one after another: the
-/// parameters of these modules, except the parameters of inner units, and the hooks that gather and
-/// reduce the parameters. A unit usually has one parameter group, or several groups if its
-/// parameters differ in type or mesh (experts). Every operation visits the groups in the order of
-/// the parameters, which is the same on all ranks. docs/fsdp.md draws the phases of a unit
-/// (UnitPhase). Not thread-safe.
+/// fully_shard makes a unit of one module, or of several modules that run one after another. A unit
+/// has the parameters of these modules, except parameters of inner units, and hooks that gather and
+/// reduce them. A unit usually has one parameter group, or several groups if its parameters differ
+/// in type or mesh (experts). Every operation visits the groups in the order of the parameters,
+/// which is the same on all ranks. docs/fsdp.md draws the phases of a unit (UnitPhase). Not
+/// thread-safe.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   /// Shards the parameters. Not collective.
@@ -197,8 +196,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void install();
 
   Settings& settings() { return *settings_; }
-  /// The unit's name in messages: its FQN once a root is known, before that the class of the unit's
-  /// module.
+  /// The unit's name in messages: its FQN if a root is known, otherwise the class of its module.
   const std::string& label() const { return settings_->label; }
   const std::unordered_set<nn::SlotPtr>& ignored() const { return ignored_; }
   UnitPhase phase() const { return phase_.now(); }
@@ -212,7 +210,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Drops the reductions that a failed backward left in progress.
   void forget_reductions();
 
-  /// Calls `act`, a member function of GatheredState or GradientState, for each parameter group.
+  /// Calls `act` of the GatheredState or GradientState of each parameter group.
   template <class State, class... Context>
   void each(void (State::*act)(Context&...), Context&... context) {
     for (ParameterGroup& group : groups_) {
@@ -230,21 +228,21 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Returns all units with the same root as this unit; only this unit if the root is unknown.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
-  /// Whether the unit has several buckets. If true, the gradient hooks of the parameters call
+  /// Whether the unit has several buckets; gradient hooks of the parameters then call
   /// note_gradient().
   bool in_buckets() const { return in_buckets_ && groups_.size() > 1; }
-  /// To be called when backward has computed the gradient of `parameter` and will add the gradient
-  /// to `.grad` next. Reduces the buckets that were complete before this call.
+  /// To be called when backward has computed the gradient of `parameter`, just before the gradient
+  /// is added to `.grad`. Reduces the buckets that were complete before this call.
   void note_gradient(const ShardedParameter& parameter);
-  /// Whether a call of the unit's modules is in progress.
+  /// Whether a module of the unit is running.
   bool is_called() const { return !random_regions_.empty(); }
-  /// Whether the root of this unit is known and is another unit.
+  /// Whether another unit is the root of this unit. False if the root is not known yet.
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }
   bool unsharded() const { return all(&GatheredState::unsharded); }
 
-  /// To be called before a gather outside of a root's forward. Makes later gathers wait for the
-  /// compute stream. Frees gathered values that are older than the shards. Collective outside of
-  /// forward and backward.
+  /// To be called before a gather outside of a root's forward. Later gathers wait for the compute
+  /// stream. Frees gathered values if the shards were written since. Collective outside of forward
+  /// and backward.
   void await_compute();
   void start_unshard();
   void unshard();
@@ -255,21 +253,20 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// allocated for backward.
   void install_sharded() { each(&GatheredState::install_sharded); }
   /// Returns an error message if the program has called unshard() and then written to an unsharded
-  /// parameter, because the write would be lost; "" otherwise.
+  /// parameter: the write would be lost. Otherwise returns "".
   std::string write_by_hand() const;
 
-  // pre_forward(), post_forward() and end_call() run before and after each call of forward, or of a
-  // registered method, of the unit's modules.
+  // These functions run before and after each call of forward, or of a registered method.
   void pre_forward(nn::TensorList inputs);
   void post_forward(nn::ModuleBase& module, nn::TensorList outputs);
   /// Called at the end of each call of a module, after all other hooks, even if a hook or the
   /// module has thrown.
   void end_call();
 
-  // IterationState calls the functions from abandon_iteration() to end_backward() for all units.
+  // IterationState calls these functions for all units.
 
-  /// Frees the parameters that an iteration without a backward has left gathered, and forgets the
-  /// calls that a failed forward or backward has left.
+  /// Frees the parameters that are still gathered after an iteration without a backward. Also
+  /// clears the state of a failed forward or backward.
   void abandon_iteration();
   void begin_iteration();
   /// Called when the root's forward has ended. Warns of modules of this unit that did not run, and
@@ -285,10 +282,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void reset_to_idle();
   void forget_calls();
   void prepare();
-  /// Starts the all-gathers of all parameter groups without waiting. Returns whether an all-gather
-  /// was started.
+  /// Starts the all-gathers of all parameter groups and does not wait. Returns whether any was
+  /// started.
   bool start_gathers();
-  /// The CommContext of the parameter groups; the first call creates the context if necessary.
   const CommContextPtr& shared_comm_context();
   template <class State>
   static auto& state(auto& group) {
@@ -313,13 +309,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void free_after_backward();
   void free_idle_buffers();
 
-  /// A forward of the unit that autograd has recorded. The autograd graph owns the RecordedCall.
+  /// A forward of the unit that autograd has recorded. Owned by the autograd graph.
   struct RecordedCall {
     std::vector<const tessera::detail::Node*> results;  ///< the autograd nodes of the results
     int backward = -1;  ///< id of the last backward that reached the results
   };
-  /// Called when backward reaches the unit. `call`: the forward call whose results backward has
-  /// reached; nullptr if backward has reached another tensor of the unit.
+  /// Called when backward reaches the unit. `call`: the forward whose results backward has reached;
+  /// nullptr if backward has reached the unit through another tensor.
   void pre_backward(RecordedCall* call);
   bool is_called_again() const;
   void post_backward(nn::TensorList gradients);
@@ -333,7 +329,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
-  bool in_buckets_;  ///< whether gradients are reduced in buckets; set before groups_
+  bool in_buckets_;  ///< whether gradients are reduced in buckets
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
   DataMesh mesh_;
@@ -342,56 +338,55 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<IterationState> iteration_;  ///< the root's state; nullptr until a root is known
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 
-  std::optional<c10::ScalarType> restored_dtype_;  ///< type to which the unit casts its results
+  std::optional<c10::ScalarType> restored_dtype_;  ///< type of the results of forward
   /// Modules of this unit that have not run yet in the current forward.
   std::unordered_set<const nn::ModuleBase*> to_run_;
   bool ran_all_ = false;  ///< whether all modules of this unit have run in this iteration
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;
-  /// How many parameter groups (buckets) the current backward has not reduced. Buckets are reduced
-  /// from the last to the first, usually the order in which backward completes them. The fixed
-  /// order is equal on ranks that use different parameters.
+  /// How many buckets the current backward has not reduced. Buckets are reduced from the last to
+  /// the first, the usual order in which backward completes them. This fixed order is the same on
+  /// ranks that use different parameters.
   std::size_t buckets_left_ = 0;
   int buckets_backward_ = -1;  ///< id of the backward that can reduce buckets early; -1: none
   /// The parameters whose gradients the backward with id buckets_backward_ has computed.
   std::unordered_set<const ShardedParameter*> noted_;
-  bool awaits_call_ = false;  ///< whether another call's backward must precede the reduction
+  bool awaits_call_ = false;  ///< whether the reduction waits for the backward of another call
   bool warned_ = false;       ///< whether a warning about modules that did not run was printed
-  /// For each running forward call: its random-number scope; nullptr inside another call's scope.
+  /// The random-number scope of each running forward call; nullptr for a call within another scope.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
-  RandomAgreement random_agreement_;  ///< the root unit's comparison of random-number counts
+  RandomAgreement random_agreement_;  ///< used by the root unit
   bool warned_of_rows_ = false;
-  /// In the root unit: a hash of all nn::ParameterSlots at the last check_all_in_units().
+  /// Root unit: a hash of all nn::ParameterSlots at the last check_all_in_units().
   std::optional<std::uint64_t> checked_slots_;
   bool follows_abandoned_ = false;  ///< root unit: whether the last iteration had no backward
 };
 
-/// Makes a unit of modules that are not units yet, and attaches the unit to the modules. Not
-/// collective.
+/// Makes a unit and attaches it to its modules, which must not be units yet. Not collective.
 void make_unit(const UnitSpec& spec);
 
-/// Returns the unit of `module`. Throws Error if the module has no unit; the message begins with
-/// `caller`, the name of the called function.
+/// Returns the unit of `module`. Throws Error if there is none; the message begins with `caller`,
+/// the name of the called function.
 std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller);
 
 /// Returns the units of `module` and, with `recurse`, of its submodules: each unit once, in the
 /// order of registration.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse);
-/// Returns the result of units_of() without `caller`. Throws Error if there is no unit; the message
-/// begins with `caller`, the name of the called function.
+/// Like units_of() without `caller`, but throws Error if there is no unit. The message begins with
+/// `caller`, the name of the called function.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
                                             const char* caller);
 
 /// Returns options of nn::visit_modules that skip FSDP units and their submodules.
 nn::detail::ModuleWalk outside_of_units();
 
-// move_inputs() and move_buffers() move tensors to the device of a unit. A tensor that is on this
-// device stays the same object. Meta tensors and distributed tensors are not moved.
+// Both functions move tensors to a unit's device. A tensor on this device stays the same object.
+// Meta tensors and distributed tensors are not moved.
 
 void move_inputs(nn::TensorList inputs, c10::Device device);
 
-/// Moves the buffers of `modules` and their submodules, except the buffers of units and the buffers
-/// in `ignored`. All references to a buffer (an nn::Parameter, or a tensor that libtorch's
-/// register_buffer returned) see the moved buffer.
+/// Moves the buffers of `modules` and their submodules, except buffers of units and buffers in
+/// `ignored`. All references to a buffer (an nn::Parameter, or the result of libtorch's
+/// register_buffer) see the moved buffer.
 void move_buffers(const std::vector<nn::ModuleBase*>& modules, c10::Device device,
                   const std::unordered_set<nn::SlotPtr>& ignored);
 
