@@ -18,7 +18,7 @@ std::vector<std::string> split_at_dots(std::string_view text) {
     const std::size_t dot = std::min(text.find('.'), text.size());
     segments.emplace_back(text.substr(0, dot));
     if (dot + 1 == text.size()) {
-      segments.emplace_back();  // a dot at the end gives an empty segment, which matches no name
+      segments.emplace_back();  // a dot at the end: an empty segment, which matches nothing
     }
     text.remove_prefix(std::min(dot + 1, text.size()));
   }
@@ -31,8 +31,8 @@ bool matches_segment(const std::string& pattern, const std::string& segment) {
 
 }  // namespace
 
-/// The pattern match is greedy: after a mismatch the last "**" matches one more segment. Earlier
-/// "**" need no change, because the segments between two "**" were matched as early as possible.
+/// Greedy matching: after a mismatch the last "**" takes one more segment. An earlier "**" never
+/// needs more segments, because the pattern after it was matched as early as possible.
 bool matches_fqn(std::string_view pattern, std::string_view fqn) {
   const std::vector<std::string> parts = split_at_dots(pattern), segments = split_at_dots(fqn);
   std::size_t part = 0;
@@ -52,7 +52,7 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn) {
       return false;
     }
   }
-  // All segments of the FQN are matched, so the rest of the pattern can contain only "**".
+  // All segments of the FQN are matched. The unused end of the pattern must consist of "**".
   return std::all_of(parts.begin() + static_cast<std::ptrdiff_t>(part), parts.end(),
                      [](const std::string& rest) { return rest == "**"; });
 }

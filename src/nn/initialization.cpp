@@ -41,21 +41,20 @@ struct InitRun {
   std::uint64_t seed;
   bool buffers_only = false;
   bool unfilled_only = false;
-  // Maps each parameter to its FQN. A tied parameter has one entry, under the first of its FQNs,
-  // and therefore gets its values only once.
+  // FQN of each parameter. A tied parameter has only its first FQN here, and so is filled only
+  // once.
   std::unordered_map<const ParameterSlot*, std::string> fqn_of;
   std::unordered_set<const ParameterSlot*> filled;
 };
 
 namespace {
 
-/// Advice for the message about parameters that no initialiser has filled.
 constexpr auto kFillOthers =
     "fill them in reset_parameters of their class or, below what nn::adopt returned, by its "
     "set_initializers";
 
-/// Returns the random streams of the parts of a fused parameter. Each part has the stream of a
-/// separate parameter with the part's name.
+/// Returns a random stream for each part of a fused parameter. The stream is derived from the
+/// part's name, as for a separate parameter.
 std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
   std::vector<RandomPart> parts;
   if (slot.role.stored_parts) {
@@ -76,16 +75,14 @@ at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
 }
 
 void materialise(ParameterSlot& slot, c10::Device device) {
-  // Skips a parameter that already has storage, so that a partly filled model keeps its values.
+  // A parameter that already has storage keeps its values.
   if (!slot.persistent().is_meta()) {
     return;
   }
-  // A meta tensor cannot get storage, so a new tensor replaces the meta tensor in the slot.
   const at::Tensor fresh = empty_on(slot.persistent(), device);
   retire_parameter(slot.persistent(), fresh, "nn::to_empty");
   if (slot.has_persistent()) {
-    // If the module belongs to an FSDP unit, the unit uses the new shard from its next iteration
-    // on.
+    // An FSDP unit uses the new shard from its next iteration on.
     slot.set_persistent(fresh);
   }
   slot.swap(fresh);
@@ -103,18 +100,17 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   const auto found = run_.fqn_of.find(slot.get());
   TESSERA_CHECK(found != run_.fqn_of.end(), "module '", fqn_,
                 "' asked to fill a parameter that is not below the module being initialised");
-  // Skips a parameter that a parent module has already filled, and skips all parameters if only
-  // buffers are to be filled.
+  // A parameter is filled only once. With buffers_only no parameter is filled.
   if (run_.buffers_only || !run_.filled.insert(slot.get()).second) {
     return;
   }
   if (run_.unfilled_only && slot->initialized()) {
-    return;  // skips a parameter that a checkpoint or a weights file has filled
+    return;  // a checkpoint or a weights file has filled the parameter
   }
   TESSERA_CHECK(!slot->persistent().is_meta(), "parameter '", found->second,
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
-  // The random stream depends on the parameter's own FQN, so the parameter's values do not change
-  // when other parameters are added to the model.
+  // The random stream depends only on the parameter's FQN: the values stay the same when the model
+  // gets more parameters.
   const std::vector<RandomPart> parts = parts_of(found->second, *slot);
   initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str()), parts});
   slot->set_initialized(true);
@@ -125,8 +121,8 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
   const NamedSlots slots = module.named_slots();
   std::vector<bool> used(table.size());
   for (const auto& [name, slot] : slots) {
-    // Patterns such as "**.weight" do not apply to adapters, because a new adapter must have no
-    // effect on the model.
+    // Patterns such as "**.weight" also match adapters. A new adapter must not change the model's
+    // results, so patterns do not apply to adapters.
     if (slot->role.of_adapter) {
       continue;
     }
@@ -135,8 +131,8 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
       if (!matches_fqn(table[i].first, name)) {
         continue;
       }
-      // Every pattern of the initialisation table must match a parameter. The match counts even if
-      // an earlier pattern has already filled the parameter.
+      // A pattern that matches a parameter counts as used, even if an earlier pattern has filled
+      // the parameter.
       used[i] = true;
       if (!taken) {
         fill(slot, table[i].second);
@@ -157,7 +153,7 @@ void InitContext::set_buffer(const Parameter& buffer, const at::Tensor& values) 
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
   const bool after_load = run_.buffers_only || run_.unfilled_only;
   if (after_load && slot->role.saved && slot->initialized()) {
-    return;  // skips a buffer that a checkpoint or a weights file has filled
+    return;  // a checkpoint or a weights file has filled the buffer
   }
   // Buffers are plain tensors: every rank computes the same values for a buffer.
   slot->set(values.to(slot->get().device()));
@@ -195,7 +191,6 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed) {
 
 void init_buffers(ModuleBase& module, std::uint64_t seed) {
   InitRun run(module, seed);
-  // reset_parameters() calls fill() for parameters; with buffers_only, such a call does nothing.
   run.buffers_only = true;
   run.reset_all(module);
 }

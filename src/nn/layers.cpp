@@ -30,10 +30,10 @@
 
 namespace tessera::nn::detail {
 
-// A Linear's matrix product has one node in autograd's graph; libtorch's linear has two nodes.
-// Forward and backward call the same operators as libtorch, so results have the same bits and, with
-// distributed tensors, the same layouts and collectives. Several matrix products of one input share
-// one node for the input's gradient.
+// The autograd node of a Linear: one node, where libtorch's linear has two. Forward and backward
+// call the same operators as libtorch, so results have the same bits, and distributed tensors have
+// the same layouts and collectives. If several Linears have one input, a shared node computes the
+// input's gradient.
 
 namespace {
 
@@ -53,7 +53,7 @@ bool sums_over(const Layout& layout, std::vector<int> mesh_dims) {
   });
 }
 
-/// Two matrices that are multiplied, and for each matrix the dimension that the product sums over.
+/// The two matrices of a product, and the dimension of each matrix along which the product sums.
 struct Factors {
   const at::Tensor& a;
   int summed_of_a;
@@ -64,7 +64,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether `sum` has the layout of the product of a and b that each rank computes locally.
+/// Whether `sum` has the layout of a product that each rank computes from its shards of a and b.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);
@@ -77,8 +77,8 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
          sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
 }
 
-/// Whether the product of a and b may have the type of `sum`: the type of a and b or, on CUDA, fp32
-/// for 16-bit matrices.
+/// Whether a product of a and b can be added to `sum`: all types are equal or, on CUDA, `sum` is
+/// fp32 and a and b have 16 bits.
 bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
          (sum.scalar_type() == a.scalar_type() ||
@@ -94,7 +94,7 @@ void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b
   }
 }
 
-/// Whether one operation can multiply the matrices and add the product to `sum` in place.
+/// Whether a single operator can compute the product and add the product to `sum` in place.
 bool can_add(const at::Tensor& sum, const Factors& factors) {
   const auto& [a, summed_of_a, b, summed_of_b] = factors;
   if (!sum.defined() || sum.layout() != c10::kStrided || !has_type_of_product(sum, a, b) ||
@@ -108,7 +108,7 @@ bool can_add(const at::Tensor& sum, const Factors& factors) {
 }
 
 struct LinearNode final : tessera::detail::Node {
-  /// `of_input`: the node that computes the gradient of x; nullptr: this LinearNode computes it.
+  /// `of_input`: the node for the gradient of x; nullptr if this LinearNode computes the gradient.
   LinearNode(const at::Tensor& x, const at::Tensor& weight, SharedInputNode* of_input) {
     if (weight.requires_grad()) {
       x_.emplace(x);
@@ -129,9 +129,9 @@ struct LinearNode final : tessera::detail::Node {
     const std::lock_guard lock(mutex_);
     const at::Tensor rows = as_matrix(gradient);
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
-    // The gradient of x is computed first if it helps to recompute x_, the saved x (KeptTensor).
-    // Else the weight's gradient is computed first, so that x_ is freed before more memory is
-    // needed.
+    // Usually the gradient of the weight is computed first, so that the saved x_ is freed before
+    // more memory is needed. But if x_ (a KeptTensor) is recomputed from the gradient of x, the
+    // gradient of x is computed first.
     if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }
@@ -142,8 +142,8 @@ struct LinearNode final : tessera::detail::Node {
       results[0] = weight_ ? gradient_of_input(gradient, rows) : gradient;
     }
     if (task_should_compute_output(2)) {
-      // Autograd's engine sums a returned gradient over the rows to the size of the bias, but makes
-      // no copy of a single row. LinearNode sums if results[0] is the same tensor, `gradient`.
+      // Autograd's engine sums `rows` to the size of the bias. With a single row the engine would
+      // use `rows` without a copy, and results[0] must not share memory with the bias gradient.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;
@@ -174,8 +174,8 @@ struct LinearNode final : tessera::detail::Node {
   std::optional<SavedVariable> weight_;
 };
 
-/// Whether LinearNode can compute the gradients. libtorch's own node handles all other cases:
-/// vectors, autocast, and a mix of plain and distributed tensors.
+/// Whether LinearNode supports the arguments. libtorch's own node is used for vectors, for
+/// autocast, and for a mix of plain and distributed tensors.
 bool takes_node(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!tessera::detail::is_recorded(x, weight, bias) || x.dim() < 2 || weight.dim() != 2 ||
       x.layout() != c10::kStrided || weight.layout() != c10::kStrided ||
@@ -193,7 +193,7 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 
 at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             SharedInputNode* of_input) {
-  // The autograd node, which saves tensors, is created before the matrix product, because a
+  // The node must be created before the matrix product runs: the node saves tensors, and a
   // recomputation stops after the last saved tensor.
   const auto node = tessera::detail::make_node<LinearNode>(x, weight, of_input);
   tessera::detail::set_inputs(*node, x, weight, bias);
@@ -205,8 +205,8 @@ at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const
   if (of_input != nullptr) {
     node->set_next_edge(0, of_input->edge_of(y));
   }
-  // The result of a recorded Linear must not be a view: autograd forbids recorded writes to a view
-  // that was made without recording.
+  // The result must not be a view made in no_grad mode: autograd forbids later in-place writes to
+  // such views.
   if (y.is_view()) {
     y = tessera::detail::alias_tensor(y);
   }
@@ -255,7 +255,7 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   return {sum};
 }
 
-/// Releases saved weights. Weights that no backward has used yet stay saved for a later backward.
+/// Releases the saved weights that a backward has used. Other weights stay for a later backward.
 void SharedInputNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (Weight& weight : weights_) {
@@ -354,7 +354,7 @@ detail::MakeLinearProducts Linear::products_together() const {
   return attached<LoraBranch>() == nullptr && !checkpoints_calls() ? together_ : nullptr;
 }
 
-/// Returns the bias; undefined with rowwise_parallel, where a hook adds the bias to the sum.
+/// Returns the bias. With rowwise_parallel a hook adds the bias later, and the result is undefined.
 at::Tensor Linear::own_bias() const {
   return bias.defined() && !leaves_out_bias() ? *bias : at::Tensor();
 }
@@ -487,8 +487,8 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
 std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const std::int64_t features = output.size(-1);
   const std::int64_t of_group = out_features() / groups_;
-  // A rank's shard of FusedLinear's result can be split only if the shard has whole groups, or if
-  // all parts are equally large.
+  // A rank's shard of a FusedLinear's result can be split if the shard has whole groups or if all
+  // parts have equal sizes.
   const auto is_equal = [this](const FusedPart& part) {
     return part.out_features == parts_.front().out_features;
   };

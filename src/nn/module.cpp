@@ -51,7 +51,7 @@ std::string detail::join_fqn(const std::string& parent, const std::string& name)
   return parent.empty() ? name : parent + "." + name;
 }
 
-// Checks that a module's parameters have values. Calling an unfilled module is an error.
+// Checks that the parameters of a module have values.
 
 namespace {
 
@@ -107,8 +107,8 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 
 namespace {
 
-/// The end of a message about a meta tensor that forward has used. The tensor cannot be a parameter
-/// or buffer, because the outermost module call has checked parameters and buffers.
+/// The end of an error message: forward has used a meta tensor. The outermost call has checked all
+/// parameters and buffers, so the meta tensor is neither a parameter nor a buffer.
 constexpr const char* kKeptFromConstructor =
     "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
     "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
@@ -126,16 +126,15 @@ NamedTensors buffers_of(const ModuleBase& root) {
   return buffers;
 }
 
-/// Whether the module that owns `buffer` is `module` or a parent of `module`. Both arguments are
-/// FQNs.
+/// Whether the module `module` owns `buffer`, or is below the owner. Both arguments are FQNs.
 bool is_around(const std::string& buffer, const std::string& module) {
   const std::size_t dot = buffer.rfind('.');
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
-/// Returns a hint for a libtorch error in the module `fqn` below `root`: a tensor is on the meta
-/// device, or a buffer and the parameters have different floating-point types, because mixed
-/// precision does not cast buffers. Returns "" for other errors.
+/// Returns advice for an error that libtorch threw in the module `fqn` below `root`: about a tensor
+/// on the meta device, or about a buffer whose floating-point type differs from the parameters',
+/// because mixed precision does not cast buffers. Returns "" for other errors.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
   if (error.msg().find("meta") != std::string::npos) {
     return kKeptFromConstructor;
@@ -167,7 +166,7 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
 
 thread_local const detail::RunningCall* call_of_thread = nullptr;
 
-/// An Error whose message names the module in which the Error was thrown.
+/// An Error whose message already names the module that threw the Error.
 class ErrorInModule final : public Error {
  public:
   using Error::Error;
@@ -210,12 +209,12 @@ ModuleBase::~ModuleBase() {
   }
 }
 
-/// Collects slots for named_slots() and named_buffer_slots(), of this module and of all modules
-/// below this module. `own` selects the list of slots in a module.
+/// Returns the slots of this module and of all modules below. `own` selects the slots of parameters
+/// or of buffers.
 NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
   NamedSlots found;
   std::unordered_set<const ParameterSlot*> seen;
-  // Modules that are not a ModuleBase are visited in order to refuse those with parameters.
+  // Modules that are not a ModuleBase are visited only to check that they have no parameters.
   visit_modules(*this, [&](const std::string& fqn, const torch::nn::Module& module) {
     const auto* base = dynamic_cast<const ModuleBase*>(&module);
     if (base == nullptr) {
@@ -252,16 +251,16 @@ void ModuleBase::note_fqn(const std::string& fqn) const {
   }
 }
 
-/// Gives all modules below this module their FQNs. Must be called for the root module, because FQNs
-/// that begin at a child module are shorter and can be ambiguous.
+/// Sets the FQNs of all modules below this module. Must be called on the root module, because FQNs
+/// must begin at the root.
 void ModuleBase::note_names_of_tree() const {
   if (!named_tree_) {
     named_slots();
   }
 }
 
-/// Whether the module has an FQN. A module may have been registered after FQNs were last assigned,
-/// so a missing FQN makes the outermost called module assign FQNs again.
+/// Whether this module has an FQN. A missing FQN is set first, because this module can be
+/// registered after other modules got their FQNs.
 bool ModuleBase::is_in_a_tree() const {
   if (!fqn_ && call_of_thread != nullptr) {
     call_of_thread->outermost->named_slots();
@@ -269,8 +268,8 @@ bool ModuleBase::is_in_a_tree() const {
   return fqn_.has_value();
 }
 
-/// Throws Error if the module is not registered below the outermost called module. A frozen module,
-/// such as a teacher, need not be registered.
+/// Throws Error if this module is trainable, but is not registered below the outermost called
+/// module. A frozen module, such as a teacher, need not be registered.
 void ModuleBase::check_in_a_tree() const {
   if (is_in_a_tree()) {
     return;

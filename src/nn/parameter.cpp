@@ -34,13 +34,10 @@ using tessera::detail::writes_of;
 
 namespace {
 
-// One counter suffices for all threads, which only test whether fill_epoch() has changed.
 std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
 
-// Returns the sum of the version counters of `tensor` and of its local tensor. The sum changes
-// whenever one of the two counters increases.
 std::uint64_t detail::written_version(const at::Tensor& tensor) {
   return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
 }
@@ -99,7 +96,7 @@ void detail::SlotState::show(at::Tensor tensor) {
   tensor_ = std::move(tensor);
   tessera::detail::name_parameter(tensor_, fqn_);
   for (const Owner& owner : owners_) {
-    // Also updates libtorch's table, so that parameters() lists the tensors that forward uses.
+    // libtorch's parameter table must list the tensor that forward uses.
     owner.module->swap_parameter(owner.name, tensor_);
   }
 }
@@ -114,7 +111,7 @@ void detail::SlotState::remove_owner(const ModuleBase* module, const std::string
 }
 
 const at::Tensor& Parameter::get() const {
-  // If a Parameter has no ParameterSlot, as an absent bias, returns an undefined tensor.
+  // The result for a Parameter that has no ParameterSlot, such as an absent bias.
   static const at::Tensor kUndefined;
   return slot_ == nullptr ? kUndefined : (*slot_)->get();
 }
@@ -150,8 +147,7 @@ std::string describe(const ParameterSlot& slot) {
 }
 
 void drop_gradient(const ParameterSlot& slot) {
-  // Clears the gradients of a parameter's shard and of the unsharded parameter, whose gradient FSDP
-  // has not yet reduced.
+  // With FSDP the shard and the unsharded parameter can both have a gradient.
   slot.persistent().mutable_grad().reset();
   slot.get().mutable_grad().reset();
 }
@@ -163,7 +159,7 @@ bool brought_nonfinite(const ParameterSlot& slot) {
   });
 }
 
-// Functions for origins (where a parameter's values come from), and their comparison between ranks.
+// The origin of a parameter's values: the tensor that was split into shards, or a seed.
 
 std::int64_t detail::origin_of_seed(std::uint64_t seed) {
   return static_cast<std::int64_t>(substream(seed, 1) | 1);
@@ -242,8 +238,7 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
     return "";
   }
-  // Hashes of ranks can differ although the origins are equal, because a rank without a shard of a
-  // parameter has no origin.
+  // Skips ranks that have no shard: they have no origin.
   const auto all = comm::gather_on_hosts(group, own);
   for (std::size_t i = 0; i < origins.size(); ++i) {
     std::size_t first = all.size();
@@ -262,8 +257,6 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   return "";
 }
 
-// With FSDP a parameter slot has two tensors: the shard and the unsharded parameter.
-
 void set_trainable(ParameterSlot& slot, bool trainable) {
   slot.persistent().requires_grad_(trainable);
   slot.get().requires_grad_(trainable);
@@ -274,7 +267,7 @@ std::unordered_set<SlotPtr> detail::matched_slots(const ModuleBase& module,
                                                   const char* caller) {
   std::vector<bool> used(patterns.size());
   std::unordered_set<SlotPtr> matched;
-  // Visits each module under all of its FQNs, because a tied parameter has several names.
+  // Visits a shared module under each of its FQNs, because a pattern can match any of the FQNs.
   visit_modules(module,
                 [&](const std::string& fqn, const ModuleBase& each) {
                   for (const auto& [name, slot] : each.slots()) {
@@ -303,12 +296,12 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
   }
 }
 
-// PlaceholderGradient tensors use a dispatch key that libtorch reserves for wrappers. libtorch has
-// no kernels for this key, so the key's fallback is called for PlaceholderGradient tensors only.
+// A PlaceholderGradient has a dispatch key that libtorch reserves for wrappers. The key has no
+// other kernels, so its fallback gets every operator on a PlaceholderGradient.
 
 namespace {
 
-/// Throws Error if `value` is a PlaceholderGradient or a list with one (foreach optimizers).
+/// Throws Error if `value` is a PlaceholderGradient, or a list that contains a PlaceholderGradient.
 void refuse_placeholders(const c10::IValue& value) {
   if (value.isTensor()) {
     if (const PlaceholderGradient* found = placeholder(value.toTensor())) {
@@ -333,7 +326,7 @@ void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const c10::IValue& value : *stack) {
     refuse_placeholders(value);
   }
-  // Reached only if a program uses the reserved dispatch key for tensors of its own class.
+  // Reached only for a program's own tensor class that uses the reserved dispatch key.
   fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
 }
 
@@ -351,8 +344,8 @@ TORCH_LIBRARY_IMPL(_, TESSERA_PLACEHOLDER_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_operator>());
 }
 
-// An optimizer may still have a parameter that fully_shard or to_empty has replaced. The old
-// parameter is then retired: its gradient is a placeholder on which every operator throws Error.
+// After fully_shard or to_empty an optimizer can still have the replaced parameter. The gradient of
+// the replaced parameter is therefore a placeholder: every operator on the gradient throws Error.
 
 namespace {
 
@@ -375,7 +368,7 @@ class RetiredGradient final : public PlaceholderGradient {
 
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by) {
-  // A tensor without requires_grad can stay usable, because no optimizer trains such a tensor.
+  // Optimizers train only leaves with requires_grad.
   if (!replaced.requires_grad() || !replaced.is_leaf()) {
     return;
   }
@@ -387,7 +380,7 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
 
 namespace {
 
-/// A mark on a module with distributed parameters. distribute_module() throws if it finds the mark.
+/// Attached to a module by distribute_module(), which throws for a module that already has it.
 struct Distributed {
   DeviceMesh mesh;
 };
@@ -402,8 +395,8 @@ void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   }
 }
 
-/// With TESSERA_DEBUG=1: compares the parameter's values between ranks. The bytes of an unfilled
-/// parameter are arbitrary, so an undefined tensor is compared in place of the parameter.
+/// With TESSERA_DEBUG=1: checks that all ranks pass equal values of the parameter. A parameter
+/// without values is not compared.
 void compare_values(const ParameterSlot& slot, const at::Tensor& whole, const DeviceMesh& mesh,
                     const std::string& by) {
   if (tessera::detail::debug_checks()) {
@@ -421,8 +414,8 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   TESSERA_CHECK(!slot.has_persistent(), by,
                 ": the parameter belongs to an FSDP unit; distribute it before fully_shard");
   const c10::AutoGradMode no_grad(false);
-  // A parameter that parallelize_module() replicated, because no plan entry names the parameter,
-  // can still get another layout.
+  // If no plan entry named the parameter, parallelize_module() replicated it, and the parameter can
+  // still get another layout.
   const bool undone = std::exchange(slot.role.replicated_by_default, false);
   TESSERA_CHECK(undone || !tessera::is_distributed(slot.get()), by,
                 ": the parameter is already distributed; distribute it once");
@@ -432,14 +425,14 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   const DistributedTensor split =
       DistributedTensor(make_distributed(whole, {mesh, replicated}, whole.sizes().vec()))
           .redistribute(placements);
-  // Copies the shard, because a slice would keep the memory of the whole parameter allocated.
+  // A slice would keep the memory of the whole parameter allocated, so the shard is copied.
   at::Tensor local = local_tensor(split);
   if (local.numel() < whole.numel()) {
     local = local.clone(at::MemoryFormat::Contiguous);
   }
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
-    // If an optimizer still has the old tensor, retire_parameter() makes the next step an error.
+    // An optimizer that still has the old tensor must fail in its next step.
     parameter.requires_grad_();
     retire_parameter(slot.get(), parameter, by);
   }
@@ -458,7 +451,7 @@ void distribute_module(
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
-  // named_slots() is called before any change, because it throws for parameters without slots.
+  // named_slots() throws for parameters without slots, so it is called before any change.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function can test for any

@@ -34,9 +34,8 @@
 
 namespace tessera::nn::detail {
 
-// The state that a recomputation restores from the forward, apart from the inputs: modes and random
-// generators of the thread. The state must be restored, because backward runs on other threads and
-// in other modes than forward.
+// The modes and random generators of a thread. A recomputation restores their state from the
+// forward, because backward runs on other threads and in other modes.
 
 namespace {
 
@@ -52,8 +51,7 @@ bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
 }
 
 std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
-  // The CPU is always included, because a function with inputs on other devices can draw random
-  // numbers on the CPU.
+  // The function can draw random numbers on the CPU even if all inputs are on other devices.
   std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
   for (const at::Tensor* tensor : tensors) {
     const bool draws = tensor->defined() && tensor->is_cuda();
@@ -66,11 +64,11 @@ std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
 
 }  // namespace
 
-/// A snapshot of random generator states: this thread's state of tessera::manual_seed, and
-/// libtorch's generators of the CPU and other devices.
+/// The states of random generators: this thread's state of tessera::manual_seed, and libtorch's
+/// generators of the CPU and of some GPUs.
 class RandomSnapshot {
  public:
-  /// Takes the states of the CPU's random generators and of the generators of `tensors`' devices.
+  /// Saves the states of the generators of the CPU and of the devices of `tensors`.
   explicit RandomSnapshot(std::span<at::Tensor* const> tensors) {
     for (const c10::Device device : devices_of(tensors)) {
       const at::Generator& generator = at::globalContext().defaultGenerator(device);
@@ -93,7 +91,7 @@ class RandomSnapshot {
       generator.set_state(state.value);
     }
   }
-  /// Drops from the snapshot libtorch's generators whose state has not changed since the snapshot.
+  /// Removes libtorch's generators whose state has not changed since the constructor.
   void forget_unmoved() {
     std::erase_if(states_, [](const State& state) {
       return equal_bytes(state.value, state_of(state.generator));
@@ -111,9 +109,8 @@ class RandomSnapshot {
   std::vector<State> states_;
 };
 
-/// The thread state on which the results of a forward depend, in addition to its tensors: dispatch
-/// keys, autocast, strict and replication scopes, the rows of the batch (RandomRegion), and random
-/// generators.
+/// All state of a thread that affects the results of a forward: dispatch keys, autocast,
+/// StrictScope, ReplicationScope, the rows of the batch (RandomRegion), and random generators.
 struct ThreadState {
   explicit ThreadState(std::span<at::Tensor* const> inputs) : random(inputs) {}
 
@@ -125,7 +122,7 @@ struct ThreadState {
   RandomSnapshot random;
 };
 
-/// A scope in which this thread records gradients and has the state that forward saved.
+/// While a RestoredThread exists, this thread records gradients and has the forward's ThreadState.
 class RestoredThread : tessera::detail::NoCopy {
  public:
   explicit RestoredThread(const ThreadState& then)
@@ -134,7 +131,7 @@ class RestoredThread : tessera::detail::NoCopy {
         replication_(then.replicates_plain),
         region_(then.region, /*replays=*/true),
         random_(then.random.retaken()) {
-    // Autocast's cache of casts is turned off: nothing would clear the cache before the optimizer
+    // Autocast must not cache casts here: nothing would clear the cache before the optimizer
     // changes the weights.
     tessera::detail::set_autocast_state({then.autocast.types, /*keeps_casts=*/false});
     then.random.restore();
@@ -145,8 +142,8 @@ class RestoredThread : tessera::detail::NoCopy {
   }
 
  private:
-  // The state that this thread had before the scope. The order of the members is the order of the
-  // changes, because members are destroyed in reverse order.
+  // The previous state of this thread. The members are restored in reverse order of their
+  // declarations.
   c10::AutoGradMode grad_mode_{true};
   tessera::detail::RestoreKeys keys_;  // dispatch keys, which include whether autocast is on
   StrictScope strict_;
@@ -156,9 +153,9 @@ class RestoredThread : tessera::detail::NoCopy {
   RandomSnapshot random_;
 };
 
-// Selective activation checkpointing: forward saves the results of the operators that a policy
-// names, and the recomputation returns these results. Calls are identified by operator and number,
-// because the recomputation makes the calls of forward in the same order.
+// Selective activation checkpointing. Forward saves the results of operators that a policy selects;
+// the recomputation returns the saved results. A call is identified by the operator's name and the
+// number of earlier calls of the operator.
 
 namespace {
 
@@ -168,7 +165,7 @@ Results unrecorded_all(const Results& results) {
   Results copies;
   copies.reserve(results.size());
   for (const c10::IValue& result : results) {
-    // Makes aliases without autograd state, because autograd attaches new state to each result.
+    // Autograd attaches new state to each result, so the aliases must have no autograd state.
     copies.push_back(kernels::with_tensors(
         result, [](const at::Tensor& tensor) { return tessera::detail::alias_tensor(tensor); }));
   }
@@ -192,13 +189,13 @@ Results call_next(OperatorMode* outer, const OperatorMode::Operator& op,
 
 class OperatorLog {
  public:
-  /// Saves results of an operator call. `packed`: how many tensors autograd saved before the call.
+  /// Saves an operator's results. `packed`: the number of tensors that autograd has saved so far.
   void keep(const std::string& name, std::size_t index, const Results& results, std::size_t packed,
             std::optional<RandomSnapshot> random_after) {
     kept_[name][index] = {unrecorded_all(results), versions_of(results), packed,
                           std::move(random_after)};
   }
-  /// Makes `results` share the version counters of saved results that are in the same memory.
+  /// If `results` share memory with saved results, makes both share a version counter.
   void watch_aliases(const Results& results) {
     kernels::visit_tensors(results, [&](const at::Tensor& result) {
       for (const auto& [name, calls] : kept_) {
@@ -212,16 +209,16 @@ class OperatorLog {
       }
     });
   }
-  /// Drops the saved results of operators that ran after autograd had saved `packed` tensors,
-  /// because the recomputation stops before these operators.
+  /// Drops the saved results of operators that ran after autograd saved its last tensor: the
+  /// recomputation stops before these operators.
   void forget_after(std::size_t packed) {
     for (auto& [name, calls] : kept_) {
       std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
     }
   }
-  /// Returns the saved results of an operator call; nullopt if the results were not saved or have
-  /// been freed. `last`: whether to free the results after this use. Sets the generators to their
-  /// state after the operator. Throws Error if a result was modified in place after forward.
+  /// Returns the saved results of an operator call, and sets the generators to their state after
+  /// the call in forward. Returns nullopt if no results are saved. `last`: frees the saved results.
+  /// Throws Error if a result was modified in place after forward.
   std::optional<Results> replay(const std::string& name, std::size_t index, bool last) {
     auto& calls = kept_[name];
     const auto found = calls.find(index);
@@ -234,8 +231,8 @@ class OperatorLog {
                   " of its region, was saved and then modified in place; let the "
                   "policy recompute it, or write to a copy");
     if (kept.random_after) {
-      // The recomputation does not run an operator with saved results, but sets the generators to
-      // their state after the operator in forward, so that later operators draw the same numbers.
+      // The operator does not run again, but later operators must draw the same random numbers as
+      // in forward.
       kept.random_after->restore();
     }
     Results results = unrecorded_all(kept.results);
@@ -248,18 +245,18 @@ class OperatorLog {
  private:
   struct Kept {
     Results results;
-    std::vector<std::uint32_t> versions;  ///< version counters of the tensors in the saved results
+    std::vector<std::uint32_t> versions;
     std::size_t packed = 0;
     std::optional<RandomSnapshot> random_after;
   };
   std::unordered_map<std::string, std::map<std::size_t, Kept>> kept_;
 };
 
-/// An OperatorMode that saves the results that the policy selects, and also calls the OperatorMode
-/// that was active before.
+/// Saves the results of the operators that the policy selects, during a forward. Also calls the
+/// OperatorMode that was active before.
 class RecordOperators final : public OperatorMode {
  public:
-  /// `packed` is a function that returns the number of tensors that autograd has saved so far.
+  /// `packed` returns the number of tensors that autograd has saved so far.
   RecordOperators(OperatorLog& log, const CheckpointOptions& options,
                   std::function<std::size_t()> packed, std::span<at::Tensor* const> inputs)
       : log_(log), options_(options), packed_(std::move(packed)), random_(inputs) {}
@@ -276,7 +273,7 @@ class RecordOperators final : public OperatorMode {
         ++options_.counts->kept_operators;
       }
     } else if (op.name == "aten::_unsafe_view") {
-      // matmul returns the result of _unsafe_view, which libtorch does not mark as a view.
+      // The result of matmul comes from _unsafe_view: libtorch does not mark the result as a view.
       log_.watch_aliases(results);
     }
     return results;
@@ -286,17 +283,17 @@ class RecordOperators final : public OperatorMode {
   OperatorLog& log_;
   const CheckpointOptions& options_;
   std::function<std::size_t()> packed_;
-  RandomSnapshot random_;  ///< defines the random generators whose states are saved
+  RandomSnapshot random_;
   OperatorMode* outer_ = active_operator_mode();
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-/// The OperatorMode of a recomputation: returns saved results instead of running operators again.
+/// Returns saved results instead of running operators again, during a recomputation.
 class ReplayOperators final : public OperatorMode {
  public:
   ReplayOperators(OperatorLog& log, CheckpointCounts* counts) : log_(log), counts_(counts) {}
   Results call(const Operator& op, const std::function<Results()>& run) override {
-    // Results are freed after use, unless this backward retains its graph for another backward.
+    // The saved results are freed, unless this backward keeps its graph (retain_graph).
     const bool last = !tessera::detail::keeps_graph();
     const std::size_t index = calls_[op.name]++;
     std::optional<Results> kept = log_.replay(op.name, index, last);
@@ -313,9 +310,9 @@ class ReplayOperators final : public OperatorMode {
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-// One forward of a checkpointed function: the data that forward saved, and how to run the function
-// again. Autograd saves placeholders that refer to this Frame. The first placeholder that backward
-// unpacks triggers the recomputation of all tensors.
+// A Frame has the data of one forward of a checkpointed function. Autograd saves placeholders that
+// refer to the Frame. The first placeholder that backward unpacks starts the recomputation of all
+// tensors.
 
 class SavedTensor {
  public:
@@ -327,7 +324,7 @@ class SavedTensor {
       sharding_ = sharding_spec(tensor);
     }
   }
-  /// Throws Error if `again` differs in type or layout from the saved tensor number `index`.
+  /// Throws Error if `again`, the recomputed tensor with index `index`, differs in type or layout.
   void check(const at::Tensor& again, std::size_t index) const {
     const SavedTensor found(again);
     TESSERA_CHECK(found == *this, "checkpoint: the recomputation saved tensor ", index,
@@ -368,12 +365,12 @@ class RecomputedTensor {
   std::int64_t version_;
 };
 
-/// The recomputed tensors, one entry for each saved tensor. The entry of a tensor is empty if the
-/// tensor is not needed or has been used.
+/// The recomputed tensors, in the order of the saved tensors. A tensor that is not needed, or has
+/// been used, is empty.
 using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 
-/// A Frame: all data that is needed to run one forward of a checkpointed function again. The Frame
-/// exists as long as autograd's graph, whose placeholders own the Frame.
+/// The data to run a checkpointed function again. The placeholders in autograd's graph own the
+/// Frame, so the Frame exists as long as the graph.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   /// A Frame must be constructed before its checkpointed region begins, so that an enclosing region
@@ -387,8 +384,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   const CheckpointOptions& options() const { return options_; }
 
-  /// Called for each tensor that autograd saves in forward. Records only the properties of the
-  /// tensor, and returns the tensor's index in saved_.
+  /// Called for each tensor that autograd saves in forward. Records the tensor's properties, and
+  /// returns the tensor's index in saved_.
   std::size_t pack(const at::Tensor& tensor) {
     saved_.emplace_back(tensor);
     if (options_.counts != nullptr) {
@@ -404,9 +401,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
     operators_.forget_after(packed());
   }
 
-  /// Returns the saved tensor number `index`, recomputed unless this backward has already
-  /// recomputed it. Rethrows exceptions of the checkpointed function. Throws Error if the function
-  /// does not save the same tensors again.
+  /// Returns the saved tensor with index `index`. Runs the checkpointed function again, unless this
+  /// backward has already recomputed the tensor. Rethrows the function's exceptions. Throws Error
+  /// if the function does not save the same tensors again.
   at::Tensor unpack(std::size_t index);
   void release(std::size_t index) noexcept { saved_[index].needed = false; }
 
@@ -424,36 +421,35 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   CheckpointOptions options_;
   ThreadState thread_state_;
-  // The inputs of the checkpointed function, as autograd's saved variables: autograd checks the
-  // versions of saved variables, and an enclosing checkpointed module can replace saved variables.
+  // The inputs of the checkpointed function. As saved variables of autograd, their versions are
+  // checked, and an enclosing checkpointed region can recompute them.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
-  // saved_ is a deque, because its elements contain an atomic and cannot be moved.
   std::deque<Saved> saved_;
   std::vector<std::uint64_t> counts_;
   OperatorLog operators_;
 
   /// Protects recomputed_, because a backward can use several threads for one graph.
   std::mutex mutex_;
-  /// Recomputed tensors of each backward, indexed by the id of its graph task.
+  /// The recomputed tensors of each backward. The key is the id of the backward.
   std::map<int, RecomputedTensors> recomputed_;
 };
 
 at::Tensor Frame::unpack(std::size_t index) {
   const std::lock_guard lock(mutex_);
   const int graph_task = tessera::detail::backward_id();
-  // Outside of a backward recomputed tensors are not stored, because no event would free them.
+  // Outside of a backward, recomputed tensors are not stored, because nothing would free them.
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
-  // Recomputed tensors are stored for each backward, because two backwards can run over one graph
-  // (retain_graph), even concurrently.
+  // Two backwards can run over one graph (retain_graph), even at the same time. Each backward has
+  // its own recomputed tensors.
   const auto [run, is_new] = recomputed_.try_emplace(graph_task);
   if (is_new) {
     forget_after_backward(graph_task);
   }
   RecomputedTensors& tensors = run->second;
-  // If a node unpacks a tensor twice, the second time causes another recomputation.
+  // If a node unpacks a tensor a second time, the tensor is recomputed again.
   if (tensors.empty() || !tensors[index]) {
     tensors = recompute();
   }
@@ -473,8 +469,8 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
   std::vector<at::Tensor> inputs;
   for (const tessera::detail::SavedVariable& saved : inputs_) {
     const at::Tensor input = saved.unpack();
-    // In the recomputation, each input is a new leaf, so that the recomputation's graph is not
-    // connected to the graph of the running backward.
+    // Each input is a new leaf, so that the graph of the recomputation is separate from the graph
+    // of the running backward.
     inputs.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad())
                                      : input);
   }
@@ -484,21 +480,21 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
 class CheckpointedRegion;
 
 namespace {
-/// Each thread's innermost checkpointed region; backward recomputes on autograd's threads.
+/// The innermost checkpointed region that runs on this thread.
 thread_local CheckpointedRegion* innermost_here = nullptr;
 }  // namespace
 
-/// A checkpointed region: a call of a checkpointed function on this thread, in its forward or its
-/// recomputation. Regions nest; the innermost region decides what autograd saves for backward.
+/// A forward or a recomputation of a checkpointed function on this thread. Regions nest; the
+/// innermost region decides what autograd saves for backward.
 class CheckpointedRegion : tessera::detail::NoCopy {
  public:
   CheckpointedRegion() : outer_(std::exchange(innermost_here, this)) {}
   virtual ~CheckpointedRegion() { innermost_here = outer_; }
 
-  /// Returns the saved-tensor hooks for the next tensor that autograd saves.
+  /// Returns hooks for the next tensor that autograd saves for backward.
   virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
-  /// Whether this checkpointed region is a recomputation. In a recomputation, replay_count()
-  /// returns one by one the counts that forward recorded; see replayed_count().
+  /// Whether this region is a recomputation. In a recomputation, each call of replay_count()
+  /// returns the next count that forward recorded; see replayed_count().
   virtual bool replays() const { return false; }
   virtual std::uint64_t replay_count() { return 0; }
   virtual void record_count(std::uint64_t /*count*/) {}
@@ -506,17 +502,15 @@ class CheckpointedRegion : tessera::detail::NoCopy {
   CheckpointedRegion* outer() const { return outer_; }
 
  private:
-  // The checkpointed region around this region. Being on the stack, `outer_` outlives this region.
   CheckpointedRegion* outer_;
 };
 
-/// Thrown when a recomputation has all needed tensors. StopRecomputation is not a std::exception,
-/// so that handlers in the checkpointed function do not catch StopRecomputation.
+/// Thrown when all needed tensors are recomputed. Not derived from std::exception, so that handlers
+/// in the checkpointed function do not catch StopRecomputation.
 struct StopRecomputation {};
 
-/// The recomputation of a Frame (one forward), as a scope. The checkpointed function runs with
-/// autograd on, as in forward. Autograd saves the same tensors in the same order as in forward. The
-/// graph of the recomputation is discarded.
+/// A recomputation. The checkpointed function runs with autograd on, so that autograd saves the
+/// same tensors in the same order as in forward. The graph of the recomputation is not used.
 class Replay final : public CheckpointedRegion {
  public:
   explicit Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {
@@ -529,11 +523,11 @@ class Replay final : public CheckpointedRegion {
   void pack(const at::Tensor& tensor) {
     const std::size_t index = packed_++;
     if (index >= tensors_.size()) {
-      return;  // the checkpointed function has caught StopRecomputation
+      return;  // the checkpointed function caught StopRecomputation and continued
     }
     const Frame::Saved& saved = frame_.saved_[index];
     saved.tensor.check(tensor, index);
-    // Does not store the tensor if the graph node that saved the tensor has been freed.
+    // If the graph node that saved the tensor was freed, the tensor is not needed.
     if (saved.needed) {
       tensors_[index].emplace(tensor);
     }
@@ -561,8 +555,8 @@ class Replay final : public CheckpointedRegion {
   }
 
  private:
-  /// A saved tensor of the recomputation, simply stored, because backward never uses the graph of
-  /// the recomputation.
+  /// Stores a tensor that autograd saves in the recomputation. Backward never uses the graph of the
+  /// recomputation.
   class Kept final : public tessera::detail::SavedVariableHooks {
    public:
     explicit Kept(Replay& replay) : replay_(replay) {}
@@ -579,8 +573,7 @@ class Replay final : public CheckpointedRegion {
 
   Frame& frame_;
   RecomputedTensors tensors_;
-  // How many of forward's saved tensors (packed_) and counts (next_count_) the recomputation has
-  // reached.
+  // The numbers of tensors and of counts that the recomputation has processed so far.
   std::size_t packed_ = 0;
   std::size_t next_count_ = 0;
   std::optional<ReplayOperators> operators_;
@@ -589,8 +582,8 @@ class Replay final : public CheckpointedRegion {
 
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
-  // The inputs are unpacked before the state is restored. Unpacking can recompute an outer
-  // checkpointed region, which restores a state of its own.
+  // The inputs must be unpacked before the state is restored: unpacking can recompute an outer
+  // region, which restores its own state.
   const RestoredThread restored(thread_state_);
   Replay replay(*this);
   if (options_.counts != nullptr) {
@@ -599,7 +592,7 @@ RecomputedTensors Frame::recompute() {
   try {
     rerun_(inputs);
     replay.finish();
-  } catch (const StopRecomputation&) {  // all needed tensors are recomputed
+  } catch (const StopRecomputation&) {
   }
   return replay.take();
 }
@@ -622,14 +615,14 @@ class CheckpointedForward final : public CheckpointedRegion {
   void record_count(std::uint64_t count) override { frame_->record_count(count); }
 
  private:
-  /// The object that autograd saves in place of a tensor: a reference to the Frame (one forward),
-  /// and the tensor's number in the Frame.
+  /// Saved by autograd in place of a tensor: a reference to the Frame, and the index of the tensor
+  /// in the Frame.
   class Placeholder final : public tessera::detail::SavedVariableHooks {
    public:
     explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
     ~Placeholder() override {
       if (index_) {
-        // A destroyed graph node no longer needs the tensor, so recomputations need not store it.
+        // The graph node was destroyed, so recomputations need not store the tensor.
         frame_->release(*index_);
       }
     }
@@ -646,15 +639,15 @@ class CheckpointedForward final : public CheckpointedRegion {
   std::optional<OperatorModeScope> mode_;
 };
 
-// Hooks in autograd's engine, for checkpointed regions and for StandInGradient nodes.
+// Functions that autograd's engine calls, for checkpointed regions and for StandInGradient nodes.
 
 namespace {
 
 using tessera::detail::Edge;
 using tessera::detail::variable_list;
 
-/// Returns the innermost checkpointed region that is a recomputation. Regions inside this region
-/// use the counts that forward recorded.
+/// Returns the innermost region that is a recomputation; nullptr if there is none. Regions inside
+/// the recomputation use the counts that forward recorded.
 CheckpointedRegion* nearest_replay() {
   CheckpointedRegion* region = innermost_here;
   while (region != nullptr && !region->replays()) {
@@ -667,7 +660,7 @@ std::unique_ptr<tessera::detail::SavedVariableHooks> hooks_here() {
   return innermost_here == nullptr ? nullptr : innermost_here->hooks();
 }
 
-/// Runs a backward call. A StandInGradient among the outputs runs the call instead of `run`.
+/// Runs a backward call: by a StandInGradient node if the outputs include one, otherwise by `run`.
 variable_list execute(const BackwardCall& call, const RunBackward& run) {
   for (const Edge& output : call.outputs) {
     if (auto* asked = dynamic_cast<StandInGradient*>(output.function.get())) {
@@ -697,7 +690,7 @@ void install_engine() {
 
 CheckpointedRegionScope::CheckpointedRegionScope(const CheckpointOptions& options,
                                                  std::span<at::Tensor* const> inputs, Rerun rerun) {
-  // If gradients are not recorded, nothing is saved, so checkpointed inference has no overhead.
+  // Without gradient recording autograd saves nothing: checkpointed inference has no overhead.
   if (!c10::GradMode::is_enabled()) {
     return;
   }
@@ -733,7 +726,7 @@ bool is_recomputing() {
 std::uint64_t replayed_count(std::uint64_t& counter) {
   detail::CheckpointedRegion* replay = detail::nearest_replay();
   const std::uint64_t count = replay != nullptr ? replay->replay_count() : counter++;
-  // A region inside a recomputation records the count, for the region's own recomputation.
+  // A region inside the recomputation records the count for its own recomputation.
   for (auto* region = detail::innermost_here; region != replay; region = region->outer()) {
     region->record_count(count);
   }

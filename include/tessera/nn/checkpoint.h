@@ -28,11 +28,11 @@ struct OperatorCall {
   std::size_t index = 0;  ///< number of earlier calls of the same operator in the region
 };
 
-/// A function that returns, for each operator call of a checkpointed region, whether the call's
-/// results are saved. If not, the recomputation runs the operator again. Forward calls the policy
-/// for each operator below autograd that makes new tensors, plain or distributed, but not for views
-/// and in-place operators. A redistribution is one call of "tessera::redistribute". The policy must
-/// return the same value on every rank.
+/// A function that is called for each operator call in a checkpointed forward. If the function
+/// returns true, the results of the call are saved; otherwise the recomputation runs the operator
+/// again. The function is called for operators that make new tensors, plain or distributed, not for
+/// views and in-place operators. A redistribution is one call of "tessera::redistribute". The
+/// result must be the same on every rank.
 using OperatorPolicy = std::function<bool(const OperatorCall& call)>;
 
 /// Returns a policy that saves only the results of the operators in `names`.
@@ -58,8 +58,8 @@ using Rerun = std::function<void(std::span<const at::Tensor> inputs)>;
 class CheckpointedForward;
 
 /// While a CheckpointedRegionScope exists, autograd on this thread saves placeholders instead of
-/// tensors. The first placeholder that backward unpacks calls `rerun`. Without gradient recording
-/// the scope does nothing.
+/// tensors. The first placeholder that backward unpacks calls `rerun`. The scope does nothing if
+/// gradients are not recorded.
 class CheckpointedRegionScope : tessera::detail::NoCopy {
  public:
   CheckpointedRegionScope(const CheckpointOptions& options, std::span<at::Tensor* const> inputs,

@@ -11,7 +11,7 @@ namespace tessera::kernels {
 
 /// The factor by which RMSNorm multiplies elements whose squares would overflow in fp32.
 constexpr float kShrink = 0x1p-80F;
-/// If 1 / rms of a row is below this limit, the products of elements and gradient can overflow.
+/// If 1 / rms of a row is below this limit, products of its elements and the gradient can overflow.
 constexpr float kHugeRstd = 0x1p-40F;
 
 using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
@@ -19,31 +19,31 @@ using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
 /// The kernels over rows in memory, for elements of type T. Rows are dense unless stated otherwise.
 template <class T>
 struct RowKernels {
-  /// Computes RMSNorm of rows with `dim` elements. A null weight stands for ones. `rstd` receives 1
-  /// / rms of each row. If residual and sum are not null, normalises x + residual, and also writes
-  /// x + residual to `sum`.
+  /// Computes RMSNorm of rows with `dim` elements, and writes 1 / rms of each row to `rstd`.
+  /// Without a weight (nullptr) all weights are 1. If residual and sum are not nullptr, normalises
+  /// x + residual, and writes x + residual to `sum`.
   void (*rms_norm)(const T* x, const T* residual, const float* weight, T* sum, T* out, float* rstd,
                    std::int64_t rows, std::int64_t dim, float eps);
-  /// Computes the gradients of RMSNorm. Adds the weight's gradient to the `dim` elements of
-  /// weight_grad, and adds sum_grad to the rounded x_grad. weight_grad and sum_grad may be null.
+  /// Computes the gradients of RMSNorm. Adds to the `dim` elements of weight_grad. Rounds x_grad
+  /// before adding sum_grad. weight_grad and sum_grad may be nullptr.
   void (*rms_norm_backward)(const T* grad, const T* sum_grad, const T* x, const float* weight,
                             const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
                             std::int64_t dim);
   void (*silu_mul)(const T* gate, const T* up, T* out, std::int64_t n);
-  /// Computes the gradients of silu_mul. Unless `out` is null, writes silu_mul's result to `out`.
+  /// Computes the gradients of silu_mul. Unless `out` is nullptr, also writes the result to `out`.
   void (*silu_mul_backward)(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
                             T* out, std::int64_t n);
   /// Rotates `heads` vectors of 2 * half elements at one position (rotary embedding). The vectors
   /// are x_stride elements apart in x, and dense in out.
   void (*rotary)(const T* x, std::int64_t x_stride, const float* cos, const float* sin, T* out,
                  std::int64_t heads, std::int64_t half, bool transposed);
-  /// For a row of n logits x, computes the maximum m (-inf if n is 0) and the sum of exp(x - m). If
-  /// `differences` is not null, also computes the sum of x - m. If m is -inf, x replaces x - m in
-  /// both sums.
+  /// Computes the maximum m of n logits x (-inf if n is 0), and the sum of exp(x - m). If
+  /// `differences` is not nullptr, also computes the sum of x - m. If m is -inf, both sums use x
+  /// instead of x - m.
   void (*sums_of_logits)(const T* x, std::int64_t n, float* maximum, float* exponentials,
                          float* differences);
-  /// Computes out = exp(x - high - low) * factor + added for a row of logits x, where high + low is
-  /// the row's log-sum-exp. `out` and `x` may be the same memory.
+  /// Computes out = exp(x - high - low) * factor + added for a row of logits x. high + low is the
+  /// row's log-sum-exp. `out` and `x` may be the same memory.
   void (*softmax)(const T* x, T* out, std::int64_t n, float high, float low, float factor,
                   float added);
 };

@@ -8,9 +8,9 @@
 
 namespace tessera::kernels::TESSERA_ISA {
 
-// A vector of sixteen floats, by the vector extension of GCC and Clang, which uses the vector
-// registers of TESSERA_ISA. Operations work on each float separately and without fused
-// multiply-add, so every instruction set gives the same bits.
+// A vector of sixteen floats (vector extension of GCC and Clang). The compiler uses the vector
+// registers of TESSERA_ISA. Operations work on each float separately, without fused multiply-add,
+// so every instruction set gives the same bits.
 
 constexpr int kLanes = 16;
 using Floats = float __attribute__((vector_size(64)));
@@ -40,7 +40,7 @@ TESSERA_INLINE Floats load(const Bf16* from) {
   return as_floats(__builtin_convertvector(v, Words) << 16);
 }
 
-/// Loads the first n of sixteen elements from memory; all other elements are zero.
+/// Loads the first n elements of a vector; the other elements are zeros.
 template <class T>
 TESSERA_INLINE Floats load(const T* from, std::int64_t n) {
   if (n >= kLanes) {
@@ -93,12 +93,12 @@ TESSERA_INLINE float sum(Floats v) {
   return lanes[0];
 }
 
-/// Returns exp(x) within 2 ulp, with x clamped to [-87, 88]. Computes x = n ln2 + r and exp(r) with
-/// the polynomial of Moshier's Cephes.
+/// Returns exp(x) within 2 ulp; x is first clamped to [-87, 88]. Computes x = n ln2 + r, and exp(r)
+/// with the polynomial of Cephes (Moshier).
 TESSERA_INLINE Floats exp(Floats x) {
   x = x < -87.0F ? broadcast(-87.0F) : x;
   x = x > 88.0F ? broadcast(88.0F) : x;
-  // the number 1.5 * 2^23; adding and subtracting the number rounds a float to an integer
+  // 1.5 * 2^23: adding and then subtracting the number rounds a float to an integer
   const float round = 12582912.0F;
   const Floats n = (x * 1.44269504088896341F + round) - round;
   const Floats r = (x - n * 0.693359375F) - n * -2.12194440e-4F;
@@ -113,12 +113,12 @@ TESSERA_INLINE Floats exp(Floats x) {
   return y * reinterpret_cast<Floats>(power);
 }
 
-/// Returns exp(x), but 0 for x below -87, where exp() would clamp x.
+/// Returns exp(x), or 0 for x < -87.
 TESSERA_INLINE Floats exp_or_0(Floats x) {
   return x < -87.0F ? Floats{} : exp(x);
 }
 
-/// Returns a mask with all bits set in the first n of the vector's sixteen elements.
+/// Returns a mask that selects the first n elements of a vector.
 TESSERA_INLINE Ints lanes_below(std::int64_t n) {
   const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return lane < static_cast<std::int32_t>(n < kLanes ? n : kLanes);
@@ -144,8 +144,8 @@ TESSERA_INLINE float largest(const T* x, std::int64_t n) {
 
 // The row kernels.
 
-/// Returns 1 / rms of a row whose sum of squares overflows. The elements are multiplied by kShrink
-/// before they are squared, as on CUDA. eps is ignored, because the squares are much larger.
+/// Returns 1 / rms of a row whose squares overflow in fp32. Multiplies the elements by kShrink
+/// before squaring, as on CUDA. Ignores eps, which is tiny compared to the squares.
 template <class T>
 __attribute__((noinline)) float rstd_of_huge_row(const T* v, std::int64_t dim) {
   Floats squares{};
@@ -185,7 +185,6 @@ void rms_norm(const T* x, const T* residual, const float* weight, T* sums, T* ou
   }
 }
 
-/// Loads a vector of a row from address `x`, multiplied by `scale` if kHuge.
 template <bool kHuge, class T>
 TESSERA_INLINE Floats load_scaled(const T* x, std::int64_t n, float scale) {
   const Floats v = load(x, n);
@@ -197,7 +196,7 @@ TESSERA_INLINE Floats load_scaled(const T* x, std::int64_t n, float scale) {
 template <bool kHuge, class T>
 void rms_norm_backward_row(const T* grad, const T* sum_grad, const T* x, const float* weight,
                            float scale, T* x_grad, float* weight_grad, std::int64_t dim) {
-  const float later = kHuge ? 1.0F : scale;  // 1 if load_scaled() applies `scale`
+  const float later = kHuge ? 1.0F : scale;
   Floats dots{};
   for (std::int64_t i = 0; i < dim; i += kLanes) {
     const Floats gx = load(grad + i, dim - i) * load_scaled<kHuge>(x + i, dim - i, scale);
@@ -233,7 +232,7 @@ void rms_norm_backward(const T* grad, const T* sum_grad, const T* x, const float
   }
 }
 
-/// The sigmoid of g, and 1 - sigmoid(g) computed without cancellation.
+/// sigmoid(g), and 1 - sigmoid(g) computed without cancellation.
 struct Sigmoid {
   Floats value, rest;
 };
@@ -266,7 +265,7 @@ void silu_mul_backward(const T* grad, const T* gate, const T* up, T* gate_grad, 
     store(gate_grad + i, value * (1.0F + g * rest) * d * u, n - i);
     store(up_grad + i, d * silu, n - i);
     if (out != nullptr) {
-      store(out + i, silu * u, n - i);  // gives silu(g) the same bits as in forward
+      store(out + i, silu * u, n - i);  // silu(g) has the same bits as in forward
     }
   }
 }
@@ -289,8 +288,8 @@ void rotary(const T* x, std::int64_t x_stride, const float* cos, const float* si
   }
 }
 
-/// Processes a row of logits block by block: computes the maximum of a block and then, while the
-/// block is in the nearest cache, the block's sums.
+/// Processes a row of logits in blocks. The sums of a block are computed right after its maximum,
+/// while the block is in the nearest cache.
 template <class T>
 void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponentials,
                     float* differences) {
@@ -303,7 +302,7 @@ void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponenti
     const std::int64_t end = n - i < kBlock ? n : i + kBlock;
     const float highest = largest(x + i, end - i);
     if (highest > top) {
-      // If all logits so far are -inf, the sum of exponentials so far is 0 and stays 0.
+      // If all earlier logits are -inf, the sum of their exponentials is 0.
       exps *= top == none ? 0.0F : exp_or_0(broadcast(top - highest))[0];
       diffs += static_cast<float>(i) * (from - highest);
       from = top = highest;

@@ -21,8 +21,8 @@ namespace tessera::nn {
 /// The interface by which FSDP reports about gradients. FSDP attaches a GradientRecord to each
 /// module with parameters that FSDP shards.
 struct GradientRecord {
-  /// Whether this rank's local gradient of a parameter, before the last reduction, is known to be
-  /// non-finite. Waits for the device.
+  /// Returns whether this rank's local gradient of the parameter, before its last reduction, is
+  /// known to be non-finite. Waits for the device.
   std::function<bool(const ParameterSlot& slot)> brought_nonfinite;
 };
 
@@ -31,20 +31,19 @@ struct GradientRecord {
 std::string describe(const ParameterSlot& slot);
 /// Returns at most three of `names` as text, such as "'a', 'b', 'c', ...".
 std::string first_of(const std::vector<std::string>& names);
-/// Clears the gradient of the parameter in `slot`, and the unreduced gradient that FSDP has stored.
+/// Clears the gradients of the parameter in `slot`: of the shard and of the unsharded parameter.
 void drop_gradient(const ParameterSlot& slot);
-/// Sets whether the parameter in `slot` is trainable.
 void set_trainable(ParameterSlot& slot, bool trainable);
-/// Calls GradientRecord::brought_nonfinite() for the parameter in `slot`; false without FSDP.
+/// Calls GradientRecord::brought_nonfinite() for `slot`. Returns false for parameters without FSDP.
 bool brought_nonfinite(const ParameterSlot& slot);
 
-/// A tensor in `.grad` of a parameter whose gradient cannot be read. Every operator on the
+/// A placeholder in `.grad` of a parameter whose gradient cannot be read. Every operator on the
 /// placeholder throws Error with the reason, except the operators that run() implements.
 class PlaceholderGradient : public tessera::detail::PlaceholderTensor {
  public:
   using PlaceholderTensor::PlaceholderTensor;
-  /// Runs an operator whose first argument is the placeholder. Returns false if the operator is not
-  /// implemented.
+  /// Runs an operator whose first argument is the placeholder. Returns false for all operators that
+  /// must throw Error.
   virtual bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 };
 
@@ -54,19 +53,19 @@ PlaceholderGradient* placeholder(const at::Tensor& gradient);
 using tessera::detail::BackwardCall;
 using tessera::detail::RunBackward;
 
-/// The gradient node of an FSDP shard, used while forward computes with the unsharded parameter. If
-/// an autograd graph contains the shard itself, autograd uses libtorch's node for the shard.
+/// The gradient node of an FSDP shard while forward uses the unsharded parameter. libtorch's own
+/// node of the shard is used if an autograd graph contains the shard itself.
 class StandInGradient : public tessera::detail::LeafNode {
  public:
   using tessera::detail::LeafNode::LeafNode;
-  /// Runs the backward call `call`, whose outputs include this node. `run` calls libtorch's engine.
+  /// Runs a backward call whose outputs include this node. `run` calls libtorch's engine.
   virtual tessera::detail::variable_list execute(const BackwardCall& call,
                                                  const RunBackward& run) = 0;
 };
 
-/// Makes autograd's engine use StandInGradient nodes. Only the first call in a process has an
-/// effect. Does nothing if another engine, such as Python's, has already replaced libtorch's
-/// engine: with such an engine no autograd graph contains FSDP's shards.
+/// Makes autograd's engine use StandInGradient nodes. Later calls in the process have no effect.
+/// Does nothing if another engine, such as Python's, has replaced libtorch's engine: with such an
+/// engine no autograd graph contains FSDP's shards.
 void ask_stand_ins();
 
 /// Marks a parameter tensor that the function `by` ("fully_shard") has replaced. A torch::optim
@@ -77,7 +76,7 @@ void ask_stand_ins();
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 
-/// Like check_initialized(), with `remedy`, a text on how to give the parameters values.
+/// Like check_initialized(). `remedy`: advice in the message on how to give the parameters values.
 void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
 
 /// Throws Error for a buffer on the meta device that was registered with libtorch's
@@ -96,8 +95,8 @@ std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);
 
-/// Returns a counter that increases whenever a parameter gets storage without values. After an
-/// increase, the next call of each module checks the module's parameters again.
+/// Returns a counter that increases when a parameter gets storage without values. If the counter
+/// has increased, the next call of each module checks its parameters again.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail
