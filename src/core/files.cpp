@@ -35,7 +35,7 @@ std::string temporary_mark() {
   return std::string(".tmp-") + host.data() + "-";
 }
 
-/// Returns the name of a temporary file, up to the number at the name's end. The leading dot hides
+/// Returns the name of a temporary file, except for the number at the end. The leading dot hides
 /// the file from shell patterns. The name contains the final name, so that a later writer of the
 /// same file recognises and removes the temporary files of killed writers.
 std::string temporary_prefix(const std::filesystem::path& path) {
@@ -55,7 +55,6 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-/// Returns the folder of a file; "." for a bare file name, which has no parent path.
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
@@ -371,8 +370,6 @@ std::string read_file(const std::filesystem::path& path, const std::string& what
 }  // namespace tessera::files
 
 namespace tessera::detail {
-
-// CRC-32C is computed with a table or, if the processor has it, with the SSE 4.2 instruction.
 
 namespace {
 

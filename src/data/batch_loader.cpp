@@ -315,10 +315,10 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 }  // namespace
 
 /// The order of samples from several weighted sources, computed independently for each index. The
-/// sources are the leaves of a binary tree. As in Bresenham's line algorithm, a first child with
-/// the fraction p of its node gets round(n p) of the node's first n samples. So the number of
-/// samples of a source is exact to half a sample per level of the tree. The tree has log2(sources)
-/// levels.
+/// sources are the leaves of a binary tree with log2(sources) levels. As in Bresenham's line
+/// algorithm, a first child with the fraction p gets round(n p) of the first n samples of its
+/// parent. So each level adds an error of at most half a sample to the number of samples of a
+/// source.
 class Mixture {
  public:
   /// `weights`: positive. Fractions are stored as integers, so that all machines round equally.
@@ -332,7 +332,7 @@ class Mixture {
 
   struct Place {
     std::size_t source;
-    std::int64_t index;  ///< index of the sample within its source
+    std::int64_t index;
   };
   Place operator()(std::int64_t n) const {
     Node at = root();
@@ -365,7 +365,7 @@ class Mixture {
   }
 
  private:
-  /// A node of the binary tree of sources: contains the sources [first, last).
+  /// A node of the binary tree of sources, which contains the sources [first, last).
   struct Node {
     std::size_t first, last;
   };

@@ -192,7 +192,6 @@ namespace {
 
 using Replace = std::function<std::string(std::string_view text)>;
 
-/// Returns a function that replaces each occurrence of the text "pattern" by "content".
 Replace read_replace(const JsonField& field) {
   field.only({"pattern", "content"});
   const JsonField pattern = field.at("pattern");
@@ -451,8 +450,8 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
       add_post_processor(step, vocabulary, tokens);
     });
   } else if (type == "TemplateProcessing") {
-    // Two templates with tokens are refused: the `tokenizers` package would pass the result of the
-    // first template to the second template as a pair of texts.
+    // Two templates with tokens are refused. The `tokenizers` package would treat the result of the
+    // first template as a pair of texts in the second template.
     field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
     tokens = read_template(field, vocabulary);
   } else if (type != "ByteLevel") {  // a post-processor ByteLevel adds no tokens

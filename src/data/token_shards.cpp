@@ -79,7 +79,6 @@ class Shard {
  private:
   files::InputFile open() const { return {path_, "a token shard"}; }
 
-  // Converts tokens from the type in the file to int64, libtorch's type for token ids.
   template <class Token>
   void widen(std::int64_t begin, std::span<std::int64_t> out) const {
     std::vector<Token> tokens(out.size());
@@ -178,7 +177,6 @@ void TokenShardWriter::finish() {
   header[1] = kind.version;
   header[2] = static_cast<std::int32_t>(size_);
   file_->write_at(0, std::as_bytes(std::span(header)));
-  // The temporary file is synced to disk before it is renamed to its final name (AtomicFile).
   file_->sync();
   file_->publish();
 }

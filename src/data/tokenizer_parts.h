@@ -58,7 +58,6 @@ class JsonField {
   const std::string& text() const;
   /// Returns the text of the field. Throws Error unless the text has exactly one character.
   const std::string& character() const;
-  /// Returns the bool in the field; `otherwise` if the field is null.
   bool flag_or(bool otherwise) const;
   std::uint32_t number_below(std::uint32_t limit) const;
   const std::string& type() const { return at("type").text(); }
@@ -71,7 +70,6 @@ class JsonField {
   [[noreturn]] void refuse() const;
 
  private:
-  /// Returns the value as shortened JSON text, for messages.
   std::string shown() const;
 
   const nlohmann::json& value_;

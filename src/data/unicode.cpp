@@ -268,7 +268,6 @@ class Translation {
     return std::string(take(end + 1));
   }
 
-  /// Copies a character class such as [a-z].
   void copy_class() {
     copy(rest_.starts_with("[^") ? 2 : 1);
     refuse_if(rest_.starts_with(']'), "[]");

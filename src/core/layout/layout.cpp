@@ -37,7 +37,7 @@ bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
   if (ceil_div(extent * factor, parts) != chunk * factor) {
     return false;
   }
-  // torch.chunk makes chunks of at most two nonzero sizes: full chunks, and one remainder.
+  // There are at most two nonzero sizes of chunks: full chunks, and one remainder.
   const auto rest = mesh_dims.subspan(1);
   return cuts_scale(mesh, chunk, factor, rest) && cuts_scale(mesh, extent % chunk, factor, rest);
 }
@@ -184,7 +184,7 @@ class Layout::Table {
   }
 
   LayoutPtr find_or_make(const Content& content) {
-    // Nearly every layout is already in the table and is found under the shared lock.
+    // Most look-ups find the layout, so a shared lock is tried first.
     {
       const std::shared_lock lock(mutex_);
       if (const auto found = layouts_.find(content); found != layouts_.end()) {

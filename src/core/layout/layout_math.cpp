@@ -51,8 +51,6 @@ int MeshShape::dim(int dim) const {
   return dim < 0 ? dim + ndim() : dim;
 }
 
-/// Coordinates are row-major, so the ranks of one machine are usually neighbours along the last
-/// dimension.
 std::vector<std::int64_t> MeshShape::coordinate(std::int64_t index) const {
   TESSERA_CHECK(index >= 0 && index < numel(), "position ", index, " is outside mesh ",
                 to_string(*this), ", which has ", numel());
@@ -105,7 +103,6 @@ struct Run {
   std::int64_t size = 0;
 };
 
-/// The chunk of a Digit (sub-dimension) that the rank at one mesh coordinate stores.
 struct Chunk {
   std::int64_t extent = 0;  ///< number of positions of the undivided Digit
   std::int64_t offset = 0;

@@ -111,7 +111,7 @@ std::ostream& operator<<(std::ostream& stream, const Placements& placements) {
 }
 
 Placement parse_placement(std::string_view text) {
-  // PyTorch prints a space after each comma; the space is optional here. No name has a space.
+  // Spaces are optional. PyTorch prints a space after each comma. No name has a space.
   std::string packed(text);
   std::erase_if(packed, [](unsigned char c) { return std::isspace(c) != 0; });
   const auto placement = parse(packed);
@@ -264,8 +264,7 @@ std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector
   return std::move(cutter).digits();
 }
 
-/// A parsed list of placements: the cuts of each tensor dimension in mesh order, and the partial
-/// mesh dimensions.
+/// The divisions (Cut) of each tensor dimension in mesh order, and the partial mesh dimensions.
 struct CutsAndPartials {
   std::vector<std::vector<Cut>> cuts;
   std::vector<PartialDim> partial;

@@ -578,7 +578,7 @@ void all_gather(const SearchState& state, std::vector<Step>& out) {
 
 using Move = void (*)(const SearchState& state, std::vector<Step>& out);
 
-// Of plans with equal cost the first found is chosen, so the order of kMoves matters.
+// Of several plans of equal cost the search returns the first, so the order of kMoves matters.
 constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
                                      all_reduce, all_to_all,   all_gather};
 
@@ -759,7 +759,6 @@ RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
 
 namespace {
 
-/// The names of the values of StepKind, in the order of the values.
 constexpr std::array kNames{"all-gather", "reduce-scatter", "all-reduce", "all-to-all",
                             "slice",      "make-partial",   "relabel"};
 

@@ -410,7 +410,7 @@ class TensorGroupPropagation {
     if (digits.empty()) {
       return;
     }
-    // A single Digit (sub-dimension) has extent 0 in the canonical form; here the size is needed.
+    // The extent 0 of a single Digit (sub-dimension) is replaced by the dimension's size.
     if (digits.size() == 1) {
       digits.front().extent = size;
     }

@@ -126,8 +126,8 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
     return std::nullopt;
   }
   const std::size_t first = call.args.size() - count;
-  // The functional operator's rule gets no out arguments, because the rule could broadcast them
-  // with the inputs. OpCall::tensors still has the out tensors, so tensor indices stay valid.
+  // The out arguments are removed, because the functional operator's rule could broadcast them with
+  // the inputs. OpCall::tensors still has the out tensors, so tensor indices stay valid.
   OpCall functional = call;
   functional.args.resize(first);
   std::optional<ShardingRule> rule = body(functional);
@@ -163,7 +163,7 @@ UserRules& user_rules() {
   return *instance;
 }
 
-/// Returns the program's rule for `op`, or nullptr. After the call, no rule for `op` is accepted.
+/// Returns the program's rule for `op`, or nullptr. Later registrations for `op` throw Error.
 const RuleFunction::Entry* look_up_user_rule(std::string_view op) {
   auto& all = user_rules();
   const std::lock_guard lock(all.mutex);

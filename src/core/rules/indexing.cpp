@@ -287,7 +287,7 @@ Table indexing_table() {
 }
 
 // The rules of cat, stack and their inverses. The dimension along which tensors are joined or split
-// stays unsharded, because the joined shards of the tensors are not a shard of the joined tensor.
+// stays unsharded, because joining the shards of a rank does not give a shard of the joined tensor.
 // If all sizes are equal, the dimension is unflattened to (number of tensors, size), and the second
 // sub-dimension may be sharded, as in a fused weight.
 
@@ -370,8 +370,8 @@ std::optional<ShardingRule> stack_rule(const OpCall& call) {
   return rule;
 }
 
-/// Returns the rule of an operator that splits a tensor along `dim`, which stays unsharded. `sizes`
-/// are the outputs' sizes along `dim`; -1 means that the output has no dimension `dim`.
+/// Returns the rule of an operator that splits dimension `dim` of a tensor; `dim` stays unsharded.
+/// `sizes` are the sizes of `dim` in the outputs; -1: the output lacks the dimension.
 ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);

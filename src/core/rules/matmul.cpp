@@ -51,7 +51,6 @@ bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const char letter = letters[i];
     if (!bound.count(letter)) {
-      // An index letter that is not in the result is summed over.
       const bool kept = einsum.result.find(letter) != std::string::npos;
       bound[letter] =
           kept ? add_factor(rule, sizes[i]) : add_reduced(rule, sizes[i], ReduceOp::kSum);

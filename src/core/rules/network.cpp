@@ -6,8 +6,8 @@
 
 namespace tessera::rules {
 
-// Rules of layer norm, RMS norm and batch norm. Statistics are computed over the normalised
-// dimensions, which stay unsharded, as do the samples of batch norm.
+// Rules of layer norm, RMS norm and batch norm. The dimensions over which statistics are computed
+// stay unsharded: the normalised dimensions, and for batch norm also the samples.
 
 namespace {
 
@@ -213,15 +213,15 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   for (std::size_t i : {1, 2}) {
     TensorFactors& output = rule.outputs.emplace_back(i == 1 ? factors.input : factors.weight);
     for (std::size_t dim = 0; dim < output.size(); ++dim) {
-      // A dimension of the input or weight that must stay unsharded has no factor (einsum index
-      // letter) as an argument, but needs a factor in its gradient, which is an output.
+      // If a dimension of the input or weight stays unsharded, the argument needs no factor (einsum
+      // index letter) for the dimension; the gradient, an output, needs a factor.
       if (output[dim].empty()) {
         output[dim] = {add_unsharded(rule, call.tensor(i).sizes[dim])};
       }
     }
   }
   rule.outputs.push_back({factors.out});
-  // If output channels are sharded, argument 3 (the bias's sizes) must contain local sizes.
+  // If output channels are sharded, the argument with the bias's sizes must contain local sizes.
   if (!call.is_none(3) && !call.integers(3).empty()) {
     rule.size_arguments.push_back({3, 2});
   }

@@ -195,8 +195,8 @@ namespace {
 /// The reductions for which a Partial first tensor gives a Partial result.
 enum class Linearity {
   kNone,
-  kLinear,  ///< Partial sums and averages
-  kMoves,   ///< every Partial tensor, because the operator only moves elements
+  kLinear,  ///< a Partial sum or average gives a Partial result
+  kMoves,   ///< every Partial tensor gives a Partial result: elements only move
 };
 
 struct Along {
@@ -371,10 +371,9 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   return rule;
 }
 
-/// The rule of a loss(self, target, ..., reduction, ...) of pairs of elements. A mean is computed
-/// as a sum, divided by the global number of elements; in half precision, as the average of the
-/// means of equal shards. The backward of a loss has no reduction, and is linear in its first
-/// argument: the gradient, a scalar or a tensor of the elements' shape.
+/// The rule of a loss(self, target, ..., reduction, ...) of pairs of elements, or of its backward.
+/// A mean is computed as a sum, divided by the global number of elements; in half precision, as the
+/// average of the means of equal shards. A backward is linear in its first argument, the gradient.
 std::optional<ShardingRule> loss_rule(const OpCall& call, std::size_t reduction_arg,
                                       bool is_backward) {
   ShardingRule rule = start(call);
@@ -387,7 +386,6 @@ std::optional<ShardingRule> loss_rule(const OpCall& call, std::size_t reduction_
   }
   const std::int64_t reduction = call.integer(reduction_arg);
   const bool averages = !is_backward && reduction == kMean && call.tensor(0).itemsize <= 2;
-  // For a mean, each rank divides the sum over its elements by the global number of elements.
   if (reduction == kMean && !averages) {
     std::int64_t count = 1;
     ShardingRule::LocalCall local{call.op, call.args, 1.0, {}};

@@ -12,9 +12,6 @@
 
 namespace tessera::rules {
 
-// The functions of sharding_rule.h for writing rules. The functions know no particular operators.
-// Tensor indices refer to OpCall::tensors.
-
 namespace {
 
 int push(ShardingRule& rule, ShardingRule::Factor factor) {

@@ -284,7 +284,6 @@ std::string text_of(const Sizes& sizes) {
   return "[" + text + "]";
 }
 
-/// The rule of view(self, size) and similar operators.
 std::optional<ShardingRule> reshape_rule(const OpCall& call) {
   const TensorMeta& self = call.tensor(0);
   const std::optional<Sizes> sizes = infer_sizes(call.integers(1), self.numel());

@@ -18,8 +18,8 @@ namespace tessera::detail {
 /// calls setenv().
 std::optional<bool> environment_switch(const char* name);
 
-/// Whether the environment variable TESSERA_DEBUG is on; `unset` if there is no such variable. If
-/// on, ranks compare their calls and values, which needs collectives and synchronisation.
+/// Returns whether the environment variable TESSERA_DEBUG is on; `unset` if it is not set. If on,
+/// ranks compare their calls and values, which needs collectives and synchronisation.
 bool debug_checks(bool unset = false);
 
 /// Returns the path of the shared library `name` in the folder of the shared library that contains

@@ -52,7 +52,7 @@ class SharedText {
   std::array<std::atomic<std::uint64_t>, kWords> words_{};
 };
 
-/// What a rank does in a process group.
+/// The state of a rank in a process group.
 struct GroupSlot {
   /// Id of the process group, equal on all ranks, written last; 0: the entry is unused.
   std::atomic<std::uint64_t> id{0};
@@ -93,7 +93,7 @@ std::vector<int> ranks_of(const Record& record, std::uint64_t id);
 /// Whether the rank has begun the collective of index `number` in the process group `id`.
 bool has_begun(const Record& record, std::uint64_t id, std::uint64_t number);
 
-/// What a rank does: "waits in ...", "ended after ...". `alive`: whether the rank's process runs.
+/// Says what a rank does: "waits in ...", "ended after ...". `alive`: whether the process runs.
 std::string what_it_does(const Record& record, bool alive = true);
 
 /// Returns the file name of a rank's flight record, `world-W.rank-R.flight`.

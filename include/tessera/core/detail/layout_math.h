@@ -72,7 +72,7 @@ FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndi
 /// The rows of one weight in a fused weight, a matrix that stores several weights. The fused weight
 /// has groups of `group_rows` rows; in each group, `run` rows belong to the single weight.
 struct PartRows {
-  std::int64_t first = 0;  ///< the weight's first row in the first group of rows
+  std::int64_t first = 0;  ///< index of the weight's first row in each group of rows
   std::int64_t run = 0;    ///< number of the weight's rows in each group of rows
   /// Number of rows of a group, including the rows of all other weights in the fused weight.
   std::int64_t group_rows = 0;

@@ -85,8 +85,8 @@ struct LocalExecution {
   std::vector<SizeArgument> size_arguments;
 
   /// Inputs of which the operator reads only sizes and type (the argument of zeros_like, the target
-  /// of copy_). Such inputs are never reduced, and are redistributed only if the result has other
-  /// local sizes.
+  /// of copy_). Such inputs are never reduced. A redistribution is needed only if local sizes of
+  /// the result differ from local sizes of the input.
   std::vector<int> unread;
 
   /// Whether the operator draws random numbers. Such an operator cannot run unchanged on local
