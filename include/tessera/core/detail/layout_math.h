@@ -70,7 +70,7 @@ std::vector<std::int64_t> flat_place(const FlatPlace& place);
 FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndim);
 
 /// The rows of one weight in a fused weight, a matrix that stores several weights. The fused weight
-/// has groups of `group_rows` rows; in each group, `run` rows belong to the single weight.
+/// has groups of `group_rows` rows; in each group, `run` rows belong to the weight.
 struct PartRows {
   std::int64_t first = 0;  ///< index of the weight's first row in each group of rows
   std::int64_t run = 0;    ///< number of the weight's rows in each group of rows
