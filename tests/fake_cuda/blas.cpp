@@ -130,7 +130,7 @@ cublasStatus_t cublasSgemmEx(cublasHandle_t handle, cublasOperation_t a, cublasO
   return count_gemm(handle, a, b, m, n, k, type);
 }
 
-// Defines the cuBLAS functions that exist for two types.
+// Defines the cuBLAS functions whose names contain a type letter: S (float) or D (double).
 #define FAKE_BLAS(NAME, T, TYPE)                                                                  \
   cublasStatus_t cublas##NAME##gemm_v2(cublasHandle_t handle, cublasOperation_t a,                \
                                        cublasOperation_t b, int m, int n, int k, const T*,        \
@@ -165,7 +165,6 @@ std::size_t cublasLtGetVersion() {
   return CUBLAS_VERSION;
 }
 
-// The fake never reads a descriptor, which is in the caller's memory or on the heap.
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* out, cublasComputeType_t,
                                         cudaDataType) {
   *out = new cublasLtMatmulDescOpaque_t{};

@@ -70,7 +70,7 @@ CUresult cuGetErrorString(CUresult, const char** text) {
   return CUDA_SUCCESS;
 }
 
-// Kernels that the program compiles at run time. Here a CUfunction is the kernel's name.
+// Kernels that the program compiles at run time. A CUfunction of the fake is the kernel's name.
 CUresult cuModuleLoadData(CUmodule* module, const void*) {
   *module = nullptr;
   return CUDA_SUCCESS;

@@ -39,7 +39,6 @@ void write(T* pointer, const std::vector<T>& values) {
   expect_ok(cudaMemcpy(pointer, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
 }
 
-/// Allocates device memory and writes `values` to it.
 template <class T>
 T* on_device(const std::vector<T>& values) {
   void* pointer = nullptr;
@@ -118,7 +117,7 @@ TEST(FakeStreams, WaitForEachOtherByEventsOnly) {
   EXPECT_EQ(copies_of_two_streams(/*waits=*/false), std::pair(1, 1));
 }
 
-/// Copies `host` to a device. `host` is 1 when the copy is issued and 2 when the stream runs it.
+/// Copies `host` to a device. `host` is 1 when the copy is issued, and 2 when the copy runs.
 int copy_of_changed(int* host) {
   cudaStream_t stream = new_stream();
   Gate gate(stream);
@@ -250,7 +249,7 @@ TEST_F(FakeBuffers, AreAlignedMemoryOfTheDeviceThatOverlapsInPlaceAlone) {
   EXPECT_EQ(gather(bytes + 4, bytes + 4, 1), ncclSuccess);
 }
 
-/// Makes a communicator of two ranks on the given devices. Returns the results of both ranks.
+/// Makes a communicator of two ranks on two devices. Returns each rank's ncclResult_t.
 std::vector<ncclResult_t> results_on_devices(int first, int second) {
   ncclUniqueId id;
   EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
@@ -307,7 +306,6 @@ void on_ranks(int ranks, Body body) {
   }
 }
 
-/// Returns first, first + 1, ...
 std::vector<float> counting(int first, std::size_t count) {
   std::vector<float> values(count);
   std::iota(values.begin(), values.end(), static_cast<float>(first));
@@ -404,8 +402,8 @@ class TwoCommunicators {
     call(reversed ? first_ : second_);
   }
 
-  /// Waits for this rank's streams. The device also has the other rank's streams, which can wait
-  /// for this rank.
+  /// Waits for this rank's streams only. The device also has streams of the other rank, and these
+  /// streams can wait for this rank.
   void synchronize() const {
     first_.synchronize();
     second_.synchronize();

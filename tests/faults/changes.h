@@ -63,7 +63,6 @@ struct ChangesSlot {
 ChangesSlot& changes_slot();
 
 std::uint64_t file_of(int fd);
-/// Returns whether `fd` has a path, and stores the path in `path`.
 bool path_of(int fd, std::array<char, PATH_MAX>& path);
 
 /// Makes a system call. After a success, records the change by `note(result, changes)`.
@@ -83,7 +82,7 @@ auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   return result;
 }
 
-/// Which changes that were not synced a power failure loses.
+/// Selects the unsynced changes that a simulated power failure loses.
 enum class Lost {
   kAll,   ///< kAll: file names and file contents
   kBytes  ///< kBytes: file contents only

@@ -212,7 +212,7 @@ int SystemCallFault::calls(const std::string& call) {
 
 }  // namespace tessera::testing
 
-// The glibc names of the calls. glibc's headers map some calls to names that end in 64.
+// Replaces the calls of glibc, whose headers map some calls to names that end in 64.
 extern "C" {
 using namespace tessera::testing;
 

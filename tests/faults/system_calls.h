@@ -17,7 +17,7 @@ namespace tessera::testing {
 // call and each later call 0.2 s late), stall (1.5 s late), or an error that the call returns
 // without doing anything: EINTR, ENOSPC, EIO, EDQUOT, EPERM.
 
-/// While the object exists, one system call on a file below `folder` fails. One object at a time.
+/// While an object exists, one system call on a file below `folder` fails. Only one may exist.
 class SystemCallFault {
  public:
   SystemCallFault(const std::filesystem::path& folder, const std::string& fault);

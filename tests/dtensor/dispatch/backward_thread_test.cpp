@@ -1,5 +1,5 @@
-// Tests what a backward inherits from the thread that calls it. In this program, backwards run on
-// other threads, as with CUDA (testing/backward_thread.cpp).
+// Tests that a backward uses the thread-local state of the thread that called backward(). In this
+// program, a backward runs on another thread, as with CUDA (testing/backward_thread.cpp).
 
 #include <thread>
 
@@ -14,7 +14,7 @@ namespace {
 
 using testing::values;
 
-/// Runs a backward in which a hook calls `body` with the gradient of a tensor like `tensor`.
+/// Runs a backward of a function of `tensor`. A hook in this backward calls `body` with a gradient.
 void within_backward(const at::Tensor& tensor, const std::function<void(const at::Tensor&)>& body) {
   const at::Tensor leaf = tensor.detach().requires_grad_();
   const at::Tensor result = leaf.mul(2);

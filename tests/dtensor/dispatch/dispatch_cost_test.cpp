@@ -1,4 +1,4 @@
-// Counts the allocations that a cached call needs on distributed tensors, but not on plain tensors.
+// Counts how many more allocations a cached call needs on distributed than on plain tensors.
 
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
@@ -41,7 +41,6 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Call = std::function<std::vector<at::Tensor>(const Tensors&)>;
 
-/// Counts the tensor storages that this thread allocates.
 class StorageCounter final : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t,

@@ -28,7 +28,6 @@ struct Call {
   Stack results;
 };
 
-/// Returns `stack` with each tensor replaced by replace(tensor).
 template <class Replace>
 Stack with_tensors(const Stack& stack, const Replace& replace) {
   Stack replaced;
@@ -38,7 +37,6 @@ Stack with_tensors(const Stack& stack, const Replace& replace) {
   return replaced;
 }
 
-/// Returns doubles in (0, 1).
 at::Tensor positive(at::IntArrayRef sizes) {
   return counting_values(sizes).mul(1.7).sin().mul(0.45).add(0.5);
 }
@@ -48,7 +46,7 @@ Stack run(const c10::OperatorHandle& op, Stack stack) {
   return stack;
 }
 
-/// Values for the arguments of a call. tensor(i) makes tensor argument i; the first is 0.
+/// Values for the arguments of a call. tensor(i) returns the tensor argument with index i.
 struct Profile {
   at::Tensor (*tensor)(int number);
   std::int64_t integer;
@@ -239,7 +237,7 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// Runs `call` with replace(t) for each tensor t. Returns the error or the faults of the results.
+/// Runs `call` with replace(t) for each tensor t. Returns the error, the wrong results, or "".
 template <class Replace>
 std::string outcome(const Call& call, Replace replace) {
   try {
@@ -272,7 +270,7 @@ TEST(OperatorSweep, FindsNoPlainAndNoWrongResult) {
   EXPECT_GT(operators.size(), 500U);
 }
 
-// These operators of a distributed and a plain tensor read only the plain tensor's size or type.
+// These operators get a distributed and a plain tensor, and use only the plain one's size or type.
 TEST(OperatorSweep, FindsNoPlainTensorThatIsTakenForTheSameOnAllRanks) {
   static const std::set<std::string> kReadsNoValues{
       "aten::type_as",    "aten::view_as",          "aten::expand_as",  "aten::to",

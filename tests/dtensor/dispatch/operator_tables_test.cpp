@@ -57,8 +57,8 @@ void write_family(std::ostream& out, const RuleFamily& family) {
   out << " |\n";
 }
 
-/// What each trait of an operator means for callers, as the end of a sentence that begins with "For
-/// OPERATOR, ...".
+/// Returns what each trait of an operator means for callers. A text is the end of a sentence that
+/// begins with "For OPERATOR, ...".
 const std::map<detail::Trait, const char*>& texts_of_traits() {
   using detail::Trait;
   static const std::map<Trait, const char*> texts{
@@ -183,7 +183,7 @@ std::vector<std::string> all_operators() {
   return names;
 }
 
-/// `name` names an operator of libtorch ("add.Tensor") or of this library ("tessera::silu_mul").
+/// `name` is "add.Tensor" for libtorch's operators, "tessera::silu_mul" for the library's own.
 const OperatorInfo& info_of(const std::string& name) {
   const bool whole = name.find("::") != std::string::npos;
   return detail::operator_info(
@@ -215,7 +215,6 @@ bool is_functional(const OperatorInfo& info) {
   return info.written.empty() && info.viewed < 0;
 }
 
-/// A function that returns whether an operator's schema fits a trait.
 using Fits = std::function<bool(const std::string& name, const OperatorInfo& info)>;
 
 const std::map<Trait, Fits>& fits_by_trait() {

@@ -46,7 +46,7 @@ TEST_ON_MESH(PlainNumber, MayBeALiteralOfTheProgram, {2}, {"dp"}) {
   }
 }
 
-/// A function of a distributed 5 x 3 tensor and a plain number, as in a training program.
+/// A function of a distributed 5 x 3 tensor and a plain tensor `number`.
 struct NumberCase {
   std::string name;
   std::function<at::Tensor(const at::Tensor& d, const at::Tensor& number)> compute;
@@ -193,7 +193,6 @@ struct Product : torch::autograd::Function<Product> {
   }
 };
 
-/// A function of a plain leaf and a distributed 5 x 4 leaf.
 struct Mixture {
   std::string name;
   std::vector<std::int64_t> plain;
@@ -247,7 +246,6 @@ std::vector<Mixture> mixtures() {
   return all;
 }
 
-/// Returns the result, the gradients of both leaves, and the second derivatives.
 Tensors derivatives(const Mixture& mixture, const at::Tensor& plain, const at::Tensor& split) {
   const Tensors leaves{plain, split};
   const at::Tensor result = mixture.compute(plain, split);

@@ -58,8 +58,8 @@ void add_operation(std::string& text, const Operation& operation) {
   }
 }
 
-/// The outcome of an operation: results, gradients of the floating-point operands (undefined for an
-/// operand without gradient), layouts, and communication.
+/// The results, gradients, layouts and communication of an operation. The gradient of an operand is
+/// undefined if autograd computes none.
 struct Outcome {
   Tensors results, gradients;
   std::string layout_of_results, layout_of_gradients;
@@ -155,7 +155,7 @@ Tensors full_tensors(const Tensors& tensors) {
   return result;
 }
 
-/// Returns values for the gradient of `result`, with the layout of `result`.
+/// Returns a gradient for `result`, in the layout of `result` (Replicate in place of Partial).
 at::Tensor gradient_for(const at::Tensor& result, int seed) {
   const at::Tensor gradient = values(result.sizes(), seed);
   if (!tessera::is_distributed(result)) {
@@ -170,7 +170,6 @@ at::Tensor gradient_for(const at::Tensor& result, int seed) {
   return distribute_tensor(gradient, DistributedTensor(result).mesh(), placements);
 }
 
-/// Returns the gradients of the floating-point operands.
 Tensors gradients_of(const Tensors& results, const Tensors& operands) {
   Tensors roots, seeds, inputs;
   for (const auto& result : results) {
@@ -189,8 +188,8 @@ Tensors gradients_of(const Tensors& results, const Tensors& operands) {
                                /*create_graph=*/false, /*allow_unused=*/true);
 }
 
-/// Runs the operation. Floating-point operands require gradients, but are not leaves. Autograd
-/// would redistribute the gradient of a leaf to the layout of the leaf.
+/// Runs the operation. Floating-point operands require gradients, but are not leaves, because
+/// autograd would redistribute the gradient of a leaf to the layout of the leaf.
 Outcome run(const Operation& operation, Tensors operands, const DeviceMesh* mesh) {
   for (std::size_t i = 0; i < operands.size(); ++i) {
     const bool real = operation.operands[i].kind <= Operand::kPositive;
@@ -237,7 +236,6 @@ std::string replicated(const Operation& operation, const DeviceMesh& mesh) {
   return text;
 }
 
-/// Runs forward and backward of an operation on operands in `layouts`. Collective.
 Outcome run_as(const Operation& operation, const std::string& layouts, const DeviceMesh& mesh) {
   if (operation.random) {
     manual_seed(7);
@@ -299,8 +297,6 @@ std::string render(const std::vector<Family>& families) {
 }  // namespace tessera::testing
 
 namespace tessera {
-
-// The tests check each row of the family table: results, layouts and communication.
 
 namespace {
 

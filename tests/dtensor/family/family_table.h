@@ -37,9 +37,9 @@ struct Operation {
   const char* name;
   std::vector<Operand> operands;
   std::function<Tensors(const Tensors&)> run;
-  std::vector<LayoutCase> layouts;  ///< on 2 x 2 ranks if placements have commas, else on 4
+  std::vector<LayoutCase> layouts;  ///< mesh: 2 x 2 if placements have commas, else 4
   bool differentiable;
-  bool random = false;  ///< if true, replicated operands give the expected results
+  bool random = false;  ///< replicated operands give the expected results
 };
 
 struct Family {

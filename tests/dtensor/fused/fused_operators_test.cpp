@@ -1,5 +1,5 @@
-// Tests this library's operators: operator modes see them, they work on meta tensors, and they
-// refuse some gradients. operators_test.cpp tests their values.
+// Tests this library's operators in operator modes and on meta tensors, and gradients that the
+// operators refuse. operators_test.cpp tests the operators' values.
 
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
@@ -87,7 +87,7 @@ std::vector<Function> functions() {
   return all;
 }
 
-/// Returns the names of this library's operators that `mode` has seen, without redistributions.
+/// Returns the names of this library's operators that `mode` saw, except tessera::redistribute.
 std::vector<std::string> own_names(const ListingMode& mode) {
   std::vector<std::string> names;
   std::ranges::copy_if(mode.names, std::back_inserter(names), [](const std::string& name) {
@@ -109,7 +109,7 @@ Tensors leaves_of(const Function& function, const Tensors& inputs) {
   return leaves(inputs, function.differentiable);
 }
 
-/// Distributes `inputs`. Inputs with the sizes of the first input are sharded by rows.
+/// Distributes `inputs`: shards the rows of each input that has the sizes of the first input.
 Tensors spread(const Tensors& inputs, const comm::WorldPtr& world) {
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"x"});
   Tensors distributed;
@@ -183,7 +183,7 @@ TEST(FusedOperators, RunInInferenceMode) {
   }
 }
 
-/// Tests forward and backward of attention of 4 query heads with 4 and with 2 key-value heads.
+/// Tests forward and backward of attention with 4 query heads, and with 4 or 2 key-value heads.
 TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   for (const std::int64_t kv_heads : {4, 2}) {
     expect_attention_of_parts(
@@ -201,7 +201,7 @@ using at::SDPBackend;
 
 constexpr double kHidden = -std::numeric_limits<double>::infinity();
 
-/// Returns attention by its formula. `mask` of (queries, keys) is added to the scores.
+/// Returns attention by its formula. `mask`, with sizes (queries, keys), is added to the scores.
 at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
   const std::int64_t group = t[0].size(1) / t[1].size(1);
   const at::Tensor scores = t[0].matmul(t[1].repeat_interleave(group, 1).transpose(2, 3)) /
@@ -209,7 +209,7 @@ at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
   return (scores + mask).softmax(-1).matmul(t[2].repeat_interleave(group, 1));
 }
 
-/// Attention of 5 queries in three ranges of keys: 4 with a mask, 5 without, 5 with a causal mask.
+/// Inputs of attention with 5 queries and 14 keys: 4 masked, 5 unmasked and 5 causal keys.
 struct Parts {
   Tensors inputs{values({2, 6, 5, 8}), values({2, 3, 14, 8}, 1), values({2, 3, 14, 8}, 2)};
   at::Tensor edge = at::full({5, 4}, kHidden, at::kDouble).tril(-2);
@@ -273,7 +273,7 @@ struct Calls {
   Offsets documents = {};
 };
 
-/// Expects the kernel calls `c` of attention for chunks of 3 queries and for 12 keys.
+/// Expects that attention of chunks of 3 queries to 12 keys makes the kernel calls `c`.
 void expect_calls(const Calls& c) {
   const at::Tensor q = values({c.batch, 2, 6, 8}).requires_grad_();
   const at::Tensor kv = values({c.batch, 2, 12, 8}, 1).requires_grad_();
@@ -381,7 +381,7 @@ struct Outcome {
   at::Tensor losses, gradient;
 };
 
-/// Returns libtorch's losses of whole logits, and the gradient of the sum of losses * weights.
+/// Returns libtorch's losses of the whole logits, and the gradient of sum(losses * weights).
 Outcome of_libtorch(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
                     const detail::RowLossOptions& options) {
   const at::Tensor leaf = logits.clone().requires_grad_();

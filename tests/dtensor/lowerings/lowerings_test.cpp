@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Tests operators that reduce or scan a sharded dimension, and that communicate only as many bytes
-// as their result has. Some shards are short or empty. Values include ties, NaNs and infinities.
+// Tests reductions and scans along a sharded dimension, which send only as many bytes as the result
+// has. Some shards are short or empty. Values include ties, NaNs and infinities.
 
 namespace {
 
@@ -35,7 +35,7 @@ OperatorCases lowering_cases() {
 INSTANTIATE_TEST_SUITE_P(Forms, Operators, ::testing::ValuesIn(lowering_cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// Expects that `function` has equal results on one rank and for each sharded dimension on 4 ranks.
+/// Expects equal results of `function` for plain values and for each sharded dimension on 4 ranks.
 template <class Function>
 void expect_same(const at::Tensor& values, const Function& function) {
   const auto expected = function(values);
@@ -102,8 +102,7 @@ TEST_ON_MESH(Forms, AreRefusedInAStrictScopeIfTheyCommunicate, {4}, {"x"}) {
   EXPECT_NO_THROW(x.amax(0));
 }
 
-// On the meta device, results and gradients must have the same sizes as results and gradients of
-// tensors with values.
+// On the meta device, results and gradients must have the sizes that they have on the CPU.
 
 namespace meta_sizes {
 
@@ -136,7 +135,6 @@ std::vector<Function> functions() {
   return all;
 }
 
-/// Returns the sizes of the result and of the gradients of all inputs.
 template <class Make>
 std::vector<Sizes> sizes_of(const Function& function, Make make) {
   Tensors inputs;

@@ -18,7 +18,7 @@ namespace {
 
 using at::Tensor;
 
-/// The scores of one attention call. Key and value heads are repeated, one for each query head.
+/// The scores of an attention call. Key and value heads are repeated to match the query heads.
 struct Scores {
   Tensor key, value;
   Tensor values;
@@ -39,7 +39,6 @@ struct Scores {
   }
 };
 
-/// Returns the result of attention, and the log-sum-exp of each row of scores.
 std::pair<Tensor, Tensor> attend(const Scores& scores) {
   return {scores.values.softmax(-1).matmul(scores.value), scores.values.logsumexp(-1)};
 }
@@ -49,7 +48,7 @@ Tensor to_kv_heads(const Tensor& gradient, const Tensor& kv) {
   return gradient.unflatten(1, {kv.size(1), -1}).sum(2);
 }
 
-/// Returns the gradients of query, key, value and bias; `rows` are log-sum-exps of the forward.
+/// Returns the gradients of query, key, value and bias. `rows` is the log-sum-exp of each row.
 std::array<Tensor, 4> gradients(const Scores& scores, const Tensor& grad, const Tensor& q,
                                 const Tensor& k, const Tensor& v, const Tensor& out,
                                 const Tensor& rows) {

@@ -13,7 +13,7 @@
 
 namespace tessera::testing {
 
-/// A function of fp64 tensors, for tests that compare distributed tensors with one rank.
+/// A function of fp64 tensors. Tests compare the results for distributed and for plain tensors.
 struct OperatorCase {
   std::string name;
   std::vector<std::vector<std::int64_t>> inputs;  ///< `inputs`: the sizes of the inputs
@@ -45,7 +45,7 @@ using Attention = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 void expect_attention_of_parts(const std::vector<at::Tensor>& plain, const Attention& attention,
                                const Placements& placements = {Shard{0}, Shard{1}});
 
-/// Returns `tensor`. If `other` is distributed, the result is replicated on the mesh of `other`.
+/// Returns `tensor`, replicated on the mesh of `other` if `other` is distributed.
 at::Tensor beside(const at::Tensor& other, const at::Tensor& tensor);
 
 /// A test suite that runs each case on meshes of 4, 2 x 2 and 3 x 2 ranks.

@@ -14,7 +14,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Sizes = std::vector<std::int64_t>;
 
-/// Expects that a gradient has the layout of its leaf, but Replicate where the leaf is Partial.
+/// Expects that a gradient has the layout of its leaf, with Replicate in place of Partial.
 void expect_lies_as_leaf(const at::Tensor& gradient, const at::Tensor& leaf) {
   const auto& of_leaf = *DistributedTensor(leaf).layout();
   const auto expected = Layout::intern(of_leaf.mesh_sizes(), of_leaf.dims());
@@ -358,7 +358,6 @@ TEST(PendingReductions, AreReducedBeforeTheyDivide) {
 // A shard can have one element along a dimension, or none. libtorch's kernels choose strides by the
 // sizes of the shard, but the strides must not differ between ranks.
 
-/// Shards `value` over all ranks. With 5 rows, the last of 4 ranks has an empty shard.
 at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement) {
   return distribute_tensor(value, rank.mesh({rank.size()}, {"x"}), {placement}).tensor().detach();
 }
@@ -366,7 +365,7 @@ at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement
 TEST_ON_RANKS(ThinShards, HaveTheSameStridesOnAllRanks, 4) {
   // Shards of sizes [3, 1] and [3, 0] are contiguous with any strides.
   const auto x = place(values({5, 3}), rank, Shard{0}).t();
-  // The second x + x uses a cached call plan.
+  // The second x + x uses the dispatch cache.
   for (const auto& y : {x.exp(), x + x, x + x, at::where(x > 0, x, -x), x.clone()}) {
     EXPECT_EQ(y.strides(), at::IntArrayRef({5, 1}));
     EXPECT_TRUE(DistributedTensor(y).to_local().is_contiguous());
@@ -436,7 +435,7 @@ TEST_ON_MESH(ForeachInPlace, CountsItsWritesAsLibtorchDoes, {3}, {"x"}) {
         SCOPED_TRACE(name + to_string(written) + to_string(read));
         const Tensors x{spread(values({5}).abs(), written), spread(values({3, 2}).abs(), written)};
         const Tensors y{spread(values({5}, 1), read), spread(values({3, 2}, 1), read)};
-        for (int times : {1, 2}) {  // the second call uses a cached call plan
+        for (int times : {1, 2}) {  // the second call uses the dispatch cache
           Tensors again{x[0].clone(), x[1].clone()};
           const auto before = again[0]._version();
           run(again, y);

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-// Tests operators that libtorch composes of other operators, which write to views, read expanded
-// tensors or run on empty shards.
+// Tests operators that libtorch composes of other operators. These other operators write to views,
+// read expanded tensors or run on empty shards.
 
 namespace {
 
@@ -74,7 +74,6 @@ TEST_ON_MESH(Quantile, WritesToADistributedResult, {4}, {"x"}) {
 
 // A composite operator with an argument out= must write to the distributed tensor of this argument.
 
-/// A composite operator with an argument out=.
 struct OutCase {
   const char* name;
   std::vector<std::vector<std::int64_t>> inputs;

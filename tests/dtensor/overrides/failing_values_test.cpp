@@ -81,7 +81,7 @@ TEST(BadValue, OnOneRankEndsTheCallOnAllRanks) {
     for (const BadCase& c : bad_cases()) {
       SCOPED_TRACE(c.name);
       const at::Tensor numbers = on(mesh, c.numbers, Shard{0});
-      for (int i = 0; i < 2; ++i) {  // the second call uses a cached call plan
+      for (int i = 0; i < 2; ++i) {  // the second call uses the dispatch cache
         expect_failure([&] { c.run(numbers, mesh); }, c.operator_name);
         expect_in_step(mesh);
       }

@@ -137,7 +137,7 @@ std::optional<ShardingRule> elementwise(const OpCall& call) {
   return rule;
 }
 
-/// The rule of add_into, which returns nothing. The output of the rule is the written tensor.
+/// The rule of add_into, which returns nothing: the rule's output is the written tensor.
 std::optional<ShardingRule> adding(const OpCall& call) {
   auto rule = own_operators::elementwise(call);
   rule->linear = {{{0, 1}, ReduceOp::kSum}};
@@ -257,7 +257,7 @@ TEST(UserOperatorDeathTest, FirstCallsFailAfterARuleOfNoOperatorOrACompositeOne)
 TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
   const auto whole = at::arange(6, at::kFloat);
   const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
-  // The library's rule shards the result. The user's rule, without layouts, replicates the result.
+  // The library's rule shards the result. The user's rule returns nullopt, which replicates.
   const DistributedTensor result(at::hypot(x, x));
   EXPECT_EQ(result.placements(), Placements{Replicate{}});
   EXPECT_EQUAL(result, at::hypot(whole, whole));
@@ -269,7 +269,7 @@ using own_operators::call_binary;
 using testing::Operators;
 using testing::values;
 
-/// Returns operators and an autograd function of a user. The weight is broadcast over the rows.
+/// Returns calls of a user's operators and autograd function. `w` is broadcast over the rows.
 testing::OperatorCases own_cases() {
   testing::OperatorCases c;
   c.add("implicit", {{5, 3}, {3}}, [](auto& t) { return call_binary("implicit", t[0], t[1]); });

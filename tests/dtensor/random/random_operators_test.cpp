@@ -70,7 +70,7 @@ TEST(RandomOperators, DrawTheSameOnEveryMesh) {
   });
 }
 
-/// The test calls each operator that docs/operators/operators.md lists as random.
+/// Calls every operator that docs/operators/operators.md lists as random.
 TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
   const testing::DebugChecks none("0");
   RunRanks(4, [](Rank& rank) {
@@ -99,7 +99,7 @@ bool draws_nothing(const std::string& name) {
          name.find("_triton_") != std::string::npos;
 }
 
-// A random operator must either call other operators or have a kernel for kRandomKey.
+// A random operator must call other operators or have a kernel for the dispatch key kRandomKey.
 TEST(RandomOperators, AreAllKnownWithinARegion) {
   std::vector<std::string> unknown;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {

@@ -80,7 +80,7 @@ namespace {
 
 using testing::Indices;
 using testing::pos;
-using Tensors = std::vector<at::Tensor>;  // `Tensors`: one tensor of each rank
+using Tensors = std::vector<at::Tensor>;  // one local tensor per rank
 
 struct RandomCase {
   Indices sizes;
@@ -103,7 +103,6 @@ std::string describe(const RandomCase& c, unsigned seed) {
          " of " + ::testing::PrintToString(c.sizes);
 }
 
-/// Returns integers, whose sums are exact in any order.
 at::Tensor whole_of(const Indices& sizes) {
   return testing::counting_values(sizes).sub(5);
 }
@@ -117,7 +116,7 @@ bool averages(const Layout& layout) {
                      [](const auto& partial) { return partial.op == ReduceOp::kAvg; });
 }
 
-/// Reduces `locals`, and expects the shards of `whole`, bit for bit if `exact`.
+/// Reduces `locals` and expects the shards of `whole`: the same bits if `exact`.
 void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& layout,
                   bool exact) {
   const auto all = testing::coordinates(layout.mesh_sizes());
@@ -132,7 +131,7 @@ void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& 
   }
 }
 
-/// Returns the bytes of the plan's all-to-alls that a rank would send to itself.
+/// Returns how many bytes of the plan's all-to-alls stay on the rank at `coordinate`.
 std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const Indices& coordinate) {
   std::int64_t bytes = 0;
   for (const auto& step : plan.steps) {
@@ -153,7 +152,7 @@ std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const In
   return bytes;
 }
 
-/// Returns the bytes that a rank sends in its collectives. Group names list mesh dimensions.
+/// Returns how many bytes a rank sends in its collectives. A group's name lists mesh dimensions.
 double sent(const comm::TrafficTable& table, const Indices& mesh) {
   double bytes = 0;
   for (const auto& [key, traffic] : table) {

@@ -256,7 +256,7 @@ TEST(Async, OverlapsOnTwoGroups) {
   }
 }
 
-// A rank that uses one asynchronous result must not stop the collective of a second result.
+// The ranks use two asynchronous results in different orders. No collective may wait forever.
 TEST_ON_MESH(Async, RanksMayUseResultsInUnlikeOrders, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});

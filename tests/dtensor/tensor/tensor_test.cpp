@@ -178,7 +178,7 @@ at::Tensor wrapped(double number) {
   return at::native::wrapped_scalar_tensor(number);
 }
 
-/// Each element has terms of both signs. If each term became infinite, the sum would be NaN.
+/// Each element has partial terms of both signs. If a term became infinite, the sum would be NaN.
 TEST_ON_MESH(PendingSums, CombineWithInfinityAsTheirValuesDo, {3}, {"x"}) {
   const std::vector<testing::Named<at::Tensor(at::Tensor)>> all{
       {"mul", [](auto x) { return at::mul(x, kInfinity); }},
@@ -220,7 +220,6 @@ TEST_ON_MESH(PendingSums, StayPendingWhereTheNumberIsFinite, {3}, {"x"}) {
 // from_local() computes the global sizes if the caller gives none. Errors name arguments that are
 // missing or that contradict each other.
 
-/// Calls from_local() with a rank's part of `whole`, and without global sizes.
 DistributedTensor from_part(const at::Tensor& whole, const DeviceMesh& mesh,
                             const Placements& placements) {
   const at::Tensor part = distribute_tensor(whole, mesh, placements).to_local();
@@ -411,7 +410,7 @@ TEST_ON_RANKS(LocalMapGradients, AreToBeSaidWhereResultsDisagree, 4) {
   EXPECT_EQ(both({.out_sizes = {{7, 2}, {3, 2}}}).size(), 2);
 }
 
-// The function of local_map() has a sum over ranks inside, which out_placements cannot describe.
+// The function that local_map() calls sums over ranks, which out_placements cannot describe.
 TEST(LocalMapGradients, AreComparedInDebugMode) {
   const testing::DebugChecks checks("1");
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {

@@ -154,7 +154,7 @@ std::vector<std::string> errors_of(const testing::Body& body) {
   return errors;
 }
 
-/// A call that two ranks make differently, and a word that each rank's error must contain.
+/// A call in which two ranks differ, and a word that each rank's error must contain.
 struct Disagreement {
   const char* what;
   testing::Body act;
@@ -188,7 +188,7 @@ TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
          distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
        },
        "Shard(0)", "Shard(1)"},
-      // The numbers of elements are equal, so the ranks must compare their sizes to find the fault.
+      // The sizes differ, but the numbers of elements are equal, so the ranks must compare sizes.
       {"sizes of a redistribution",
        [](Rank& rank) {
          const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});

@@ -23,7 +23,7 @@ struct ViewCase {
   bool columns = true;
 };
 
-/// Returns y = 2 x after a write through a view of y, and the gradient of the sum of y cubed.
+/// Writes through a view of y = 2 * x. Returns y, and the gradient of sum(y^3) with respect to x.
 std::pair<at::Tensor, at::Tensor> run(const ViewCase& c, const at::Tensor& x) {
   auto y = x.mul(2);
   c.write(y);
@@ -192,7 +192,7 @@ TEST_ON_RANKS(DetachedView, RefusesReadsAfterAWriteToItsBase, 4) {
   EXPECT_EQUAL(x.slice(0, 0, 3), values({5, 3}).slice(0, 0, 3).add(1));
 }
 
-// Writes through a view that is made under a libtorch guard, or that a new thread has made.
+// Writes through a view made in an InferenceMode scope, and through a view that a new thread makes.
 TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
   const auto loss = [](const at::Tensor& h) { return h.pow(2).mul(h).sum(); };
   auto plain = values({7, 3}).requires_grad_();

@@ -1,4 +1,4 @@
-// An MPI program that makes worlds of communicators, for mpirun with three ranks. Rank 0 prints
+// Makes worlds from MPI communicators. mpirun starts this program on three ranks. Rank 0 prints
 // "well" if all results are right.
 
 #include <ATen/ops/allclose.h>
@@ -16,7 +16,6 @@ namespace {
 
 using namespace tessera;
 
-/// Checks an all-reduce, and an operator on a distributed tensor with uneven shards.
 void compute_on(const comm::WorldPtr& world) {
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"dp"});
   const int size = world->size();
@@ -42,7 +41,7 @@ void run_rank() {
   MPI_Comm part = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &part);
   const comm::WorldScope part_scope(comm::world_from_mpi(part));
-  // MPI_Comm_free() after world_from_mpi(): the world must not use the MPI communicator.
+  // The world must not use the MPI communicator after world_from_mpi() has returned.
   MPI_Comm_free(&part);
   TESSERA_CHECK(part_scope.world()->size() == (rank == 1 ? 1 : 2), "the part has ",
                 part_scope.world()->size(), " ranks");

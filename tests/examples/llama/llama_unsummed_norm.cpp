@@ -1,5 +1,5 @@
-// llama_train with a fault that experiments must find. Tensor parallelism sums the gradients of all
-// norms over its ranks in one all-reduce. This program leaves the gradient of one norm unsummed.
+// llama_train with an error that experiments must find. Tensor parallelism sums the gradients of
+// all norms over the ranks in one all-reduce. Here the gradient of a single norm is not summed.
 
 #include <ATen/core/Tensor.h>
 

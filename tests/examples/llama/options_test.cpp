@@ -18,7 +18,6 @@ using tessera::testing::TemporaryFolder;
 using tessera::testing::WriteFile;
 using Flags = std::vector<std::string>;
 
-/// Parses `flags`, and the flags that every run needs.
 TrainOptions ParseFlags(Flags flags) {
   flags.insert(flags.begin(), {"--config", "c.json", "--text", "t"});
   return parse_train_options(std::move(flags));

@@ -145,7 +145,7 @@ std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
   return run_on_host(operation) ? all : std::vector<T>{};
 }
 
-/// Waits until all ranks on the host end the communicator. NCCL can wait in the same way.
+/// Waits until all ranks of the communicator end the communicator, as NCCL may do.
 void meet_at_end(const CommunicatorPtr& communicator) {
   if (gather(communicator, std::int8_t{0}).empty()) {
     count_violation("communicator " + communicator->id() +

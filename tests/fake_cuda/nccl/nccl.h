@@ -71,10 +71,8 @@ class Backoff {
   int idle_ = 0;
 };
 
-// The object behind ncclComm_t.
-
-/// One rank of a communicator. As in NCCL, operations run in the order of the calls, even on
-/// different streams.
+/// The object behind ncclComm_t: one rank of a communicator. As in NCCL, operations run in the
+/// order of the calls, even on different streams.
 class Communicator {
  public:
   Communicator(std::string id, int rank, int ranks, std::shared_ptr<Mailbox> mailbox,
@@ -103,7 +101,7 @@ class Communicator {
   void fail(ncclResult_t error) { error_ = error; }
   ncclResult_t error() const { return error_; }
 
-  /// Returns the id of a communicator that is made from this communicator, equal on all ranks.
+  /// Returns the id, equal on all ranks, of a communicator that is made from this communicator.
   std::string child_id(const std::string& kind) {
     return id_ + "." + kind + std::to_string(children_++);
   }
@@ -129,8 +127,8 @@ class Communicator {
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
-/// The mutex that a NCCL group locks while it takes its operation number (turn) in each of its
-/// communicators. Two groups thus have the same order in every communicator and cannot deadlock.
+/// A NCCL group locks this mutex while the group takes an operation number (turn) in each of its
+/// communicators. Groups then have the same order in all communicators and cannot deadlock.
 std::mutex& issue_mutex();
 
 /// Returns the communicator of `handle`. After forget(), counts a violation and returns null.
@@ -152,7 +150,6 @@ enum class Collective {
 
 std::string name_of(Collective collective);
 
-/// The arguments of one NCCL call.
 struct Operation {
   Collective collective;
   const void* send;
@@ -167,7 +164,7 @@ struct Operation {
   bool reduces() const {
     return collective == Collective::kReduceScatter || collective == Collective::kAllReduce;
   }
-  /// Returns the bytes of this rank's input, as comm::Communicator counts its traffic.
+  /// Returns the bytes of this rank's input, counted as comm::Communicator counts traffic.
   std::size_t input_bytes() const;
 };
 

@@ -301,7 +301,7 @@ bool execute(std::vector<Operation> operations, std::optional<Clock::time_point>
 
 // Checks for buffers that NCCL cannot use.
 
-/// The number of bytes that NCCL moves at once if addresses are multiples of this number.
+/// NCCL moves 16 bytes at once if the buffer addresses are multiples of 16.
 constexpr std::size_t kUnit = 16;
 
 struct Buffer {
@@ -383,8 +383,8 @@ bool is_aligned(const Operation& operation) {
   return input_of(operation).aligned_to(kUnit) && output_of(operation).aligned_to(kUnit);
 }
 
-/// Returns each rank's number of bytes if the number is not a multiple of 16: NCCL must then move
-/// single bytes. Otherwise returns 0.
+/// Returns the bytes in the part of a single rank if NCCL must move single bytes, because the
+/// number of bytes is not a multiple of 16. Otherwise returns 0.
 std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   const bool in_parts = operation.collective == Collective::kAllGather ||
                         operation.collective == Collective::kReduceScatter ||
@@ -398,7 +398,7 @@ std::size_t bytes_of_unaligned_parts(const Operation& operation) {
 thread_local int group_depth = 0;
 thread_local std::vector<Operation> group;
 
-/// The communicators of a NCCL group, with the group's operation number (turn) in each of them.
+/// Maps each communicator of a NCCL group to the operation number (turn) of the group.
 using Turns = std::map<CommunicatorPtr, std::uint64_t>;
 
 /// Takes an operation number in each communicator. The caller must lock issue_mutex().
@@ -449,8 +449,8 @@ void count(const std::vector<Operation>& operations) {
   }
 }
 
-/// Runs a NCCL group on the stream of its first operation. As in NCCL, the streams of later
-/// operations wait before and after the group.
+/// Runs a NCCL group on the stream of its first operation. As in NCCL, the group waits for the
+/// streams of its other operations, and these streams then wait for the group.
 void launch(const std::vector<Operation>& operations) {
   count(operations);
   Stream& first = *operations.front().stream;

@@ -210,7 +210,7 @@ namespace {
 
 extern "C" {
 
-// Writes the reports, because a program that exits through this function runs no destructors.
+// Replaces libc's _exit(), which runs no destructors: writes the reports before the process ends.
 void _exit(int code) {
   fake_cuda::write_reports();
   syscall(SYS_exit_group, code);

@@ -18,7 +18,7 @@ namespace {
 
 using namespace tessera::kernels;
 
-/// Computes fill_kernel of src/kernels/random.cu on the host, with one thread.
+/// Returns a host version of fill_kernel (src/kernels/random.cu), which runs in a single thread.
 template <class T, class Draw>
 std::function<void()> fill(void** arguments) {
   return [data = *static_cast<T**>(arguments[0]), box = *static_cast<BoxView*>(arguments[1]),
@@ -27,7 +27,7 @@ std::function<void()> fill(void** arguments) {
   };
 }
 
-/// Computes dropout_kernel of src/kernels/random.cu on the host, with one thread.
+/// Returns a host version of dropout_kernel (src/kernels/random.cu), which runs in a single thread.
 template <class T, class Compute>
 std::function<void()> drop(void** arguments) {
   return
@@ -43,7 +43,7 @@ std::function<void()> drop(void** arguments) {
 using HostForm = std::function<void()> (*)(void** arguments);
 using Forms = std::map<std::string, HostForm>;
 
-/// Returns the HostForms for one element type. Keys are parts of the demangled kernel names.
+/// Returns the host versions of kernels for an element type, by a part of the kernel's name.
 template <class T, class Compute>
 Forms forms_of(const std::string& type, const std::string& compute) {
   const auto fill_kernel = [&](const std::string& draw) {
@@ -64,7 +64,7 @@ Forms all_forms() {
   return forms;
 }
 
-/// Returns the HostForm of the kernel with the given mangled name; null if there is none.
+/// Returns the host version of the kernel with this mangled name; null if there is none.
 HostForm host_form_of(const std::string& kernel) {
   // Skips foreign kernels by their mangled names: demangling thousands of names would be slow.
   if (kernel.find("7tessera") == std::string::npos) {
@@ -77,8 +77,8 @@ HostForm host_form_of(const std::string& kernel) {
   return found == forms.end() ? nullptr : found->second;
 }
 
-// Kernels are registered when libraries are loaded. Every launch is counted; kernels that have a
-// HostForm are also computed.
+// Kernels are registered when libraries are loaded. The fake counts all launches, and runs the host
+// version (HostForm) of kernels that have a host version.
 
 struct Kernel {
   const char* name;

@@ -334,7 +334,7 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, Stream& stream) 
   }
   stream.submit([=] { std::memmove(view_of(to), view_of(from), bytes); });
   if (kind_of(to) == MemoryKind::kPageable) {
-    // As in CUDA, a copy to pageable memory returns only when it is done.
+    // As in CUDA, a copy to pageable memory returns only after all bytes are copied.
     stream.mark()->wait();
   }
   return cudaSuccess;

@@ -40,11 +40,8 @@ cudaError_t refuse_launch(const std::string& what, cudaError_t error);
 cudaError_t last_launch_error();
 void clear_launch_error();
 
-// The kinds of memory: device memory, pinned host memory and pageable host memory.
-
 enum class MemoryKind { kPageable, kPinned, kDevice };
 
-/// Returns the kind of memory that contains `address`.
 MemoryKind kind_of(const void* address);
 
 /// Returns the number of bytes from `address` to the end of its allocation; 0 for pageable memory.
@@ -58,12 +55,11 @@ T* view_of(T* address) {
   return static_cast<T*>(view_of(static_cast<const void*>(address)));
 }
 
-/// Returns the device whose memory contains `address`.
 int device_of(const void* address);
 
 // Streams run their work in order, while the host continues.
 
-/// A point in a stream's queue. The point is finished when all work queued before it is done.
+/// A point in a stream's queue. The point is finished when all earlier work of the queue is done.
 class Completion {
  public:
   void finish();
@@ -130,7 +126,6 @@ void wait_for_all_streams();
 
 // The fake's devices, which look like H200s.
 
-/// Returns the calling thread's device.
 int current_device();
 
 /// Creates a context on the calling thread's device. A context takes some hundred MiB.
