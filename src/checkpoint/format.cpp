@@ -21,8 +21,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// Returns the number n of leading dimensions of a block over which for_each_run() loops. In all
-/// later dimensions except the first, the block is as large as the tensor.
+/// A block consists of equally long contiguous ranges of the tensor. Returns the number of leading
+/// dimensions over which a loop visits all ranges.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {

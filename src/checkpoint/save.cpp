@@ -400,8 +400,8 @@ json own_rank_states(const std::vector<std::pair<std::string, RankState*>>& obje
   return states;
 }
 
-/// Combines the own_rank_states() texts of all ranks. The result has, for each name, the list of
-/// the states of all ranks.
+/// Combines the states of all ranks, given as texts of own_rank_states(). The result has, for each
+/// name, the list of the states of all ranks.
 json rank_state_lists(const std::vector<std::string>& of_ranks) {
   json lists = json::object();
   for (const std::string& text : of_ranks) {

@@ -267,7 +267,7 @@ void StepFolder::claim() const {
   TESSERA_CHECK(marker_of(path_) == run_id_, "'", path_.string(),
                 "' is the unfinished save of another run: remove it first");
   remove_under_marker(path_);
-  files::sync_folder(path_);  // a killed save perhaps did not sync the marker file
+  files::sync_folder(path_);  // in case a killed save did not sync the marker file
 }
 
 void StepFolder::check_not_there() const {

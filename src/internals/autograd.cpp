@@ -246,7 +246,7 @@ namespace {
 
 using torch::autograd::Engine;
 
-/// nullptr until install_engine() was called
+/// The installed EngineAnswers; nullptr before the first install_engine().
 std::atomic<const EngineAnswers*> answers_of_process = nullptr;
 
 Engine& answering_engine() {

@@ -27,9 +27,9 @@ struct CollectiveCall {
   std::string group;
   std::string collective;
   std::int64_t bytes = 0;  ///< bytes of this rank's input
-  /// The purpose of the group (PurposeScope). If the group has no purpose: the operator that needs
-  /// the collective (CallerScope), in backward with the autograd node ("aten::mm in MmBackward0").
-  /// "" if unknown.
+  /// The purpose of the group (PurposeScope); without a purpose, the operator that calls the
+  /// collective (CallerScope). In backward, the text also names the autograd node: "aten::mm in
+  /// MmBackward0". "" if unknown.
   std::string purpose;
 };
 
@@ -51,7 +51,7 @@ class TrafficCounter {
 
   mutable std::mutex mutex_;
   TrafficTable table_;
-  std::vector<std::vector<CollectiveCall>*> lists_;  ///< the list of each CallRecorder
+  std::vector<std::vector<CollectiveCall>*> lists_;  ///< the lists of all CallRecorders
 };
 
 /// Adds up the traffic of process group `group`, or of all groups if `group` is "".

@@ -25,7 +25,7 @@ class LazyHostGroup {
  public:
   using Make = std::function<CommunicatorPtr()>;
 
-  /// `make` makes the process group. `make` is collective.
+  /// `make` returns the process group and is collective.
   explicit LazyHostGroup(Make make) : make_(std::move(make)) {}
 
   /// The first call makes the process group and is collective. Throws the exceptions of `make`.

@@ -39,9 +39,10 @@ using std::chrono::milliseconds;
 /// first, because NCCL cannot name the missing ranks.
 constexpr std::chrono::seconds kNcclPatience{30};
 
-/// Disables libtorch's error handling, which ends the process and prints pages without naming the
-/// collective. Tessera's watchdog prints one line. libtorch reads the setting when a process group
-/// is made. `done` is static, so that setenv() runs once in a process.
+/// Disables libtorch's error handling, by an environment variable that libtorch reads when a
+/// process group is made. libtorch would print pages without the collective's name and end the
+/// process. Tessera's watchdog prints one line. `done` is static, so that setenv() runs once in a
+/// process.
 void leave_errors_to_the_watchdog() {
   static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   static_cast<void>(done);

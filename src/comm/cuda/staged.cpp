@@ -49,8 +49,8 @@ class StagedWork final : public Work {
     work_->wait();
     work_.reset();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    // A tensor of `hosts_` can be destroyed before its copy to the GPU has run, because the
-    // allocator of pinned memory reuses the memory only after the copy.
+    // A CPU tensor may be destroyed before its copy to the GPU has run, because the allocator of
+    // pinned memory reuses the memory only after the copy.
     for (std::size_t i = 0; i < hosts_.size(); ++i) {
       devices_[i].copy_(hosts_[i], /*non_blocking=*/true);
     }

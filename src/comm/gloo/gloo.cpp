@@ -40,7 +40,7 @@ bool gloo_reduces(at::ScalarType type, ReduceOp op) {
     case at::kLong:
       return true;
     default:
-      return false;  // Gloo lacks the other types, or rounds 16-bit sums per term
+      return false;  // Gloo lacks the type, or rounds a 16-bit sum after each term
   }
 }
 

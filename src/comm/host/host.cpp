@@ -74,8 +74,8 @@ std::optional<int> integer(const Variables& variables, const std::string& name, 
 
 constexpr int kAny = std::numeric_limits<int>::max();
 
-/// Returns the launcher that started this process; nullptr if there is none; the job then has one
-/// rank.
+/// Returns the launcher that started this process. Without a launcher, returns nullptr, and the job
+/// has one rank.
 const Launcher* find_launcher(const Variables& variables) {
   for (const Launcher& launcher : kLaunchers) {
     const bool rank = variables(launcher.rank).has_value();

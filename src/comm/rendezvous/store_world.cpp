@@ -1,5 +1,5 @@
-// A World of processes or threads, which chooses the back end of each process group: NCCL if the
-// options say so, else a back end for CPU tensors (group_setup.cpp), which copies CUDA tensors
+// A World of processes or threads. Chooses the back end of each process group: NCCL if the options
+// say so, else a back end for CPU tensors (group_setup.cpp). For CUDA tensors, the latter copies
 // through CPU memory.
 
 #include "rendezvous/store_world.h"

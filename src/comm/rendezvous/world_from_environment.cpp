@@ -344,8 +344,8 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   if (store == nullptr) {
     store = connect_to(place, job, options);
   }
-  // The flight record (log of calls) is in memory. A file would be named after the rank, but in
-  // each World made by a broadcast one process can have different ranks.
+  // The flight record (log of calls) is in memory. A file would be named after the rank, but a
+  // process can have a different rank in each World that is made by a broadcast.
   const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
   return meet(job, detail::store_below("tessera", store), make_record(settings, job.size, ""),
               settings, options);

@@ -243,8 +243,8 @@ BegunCall GroupWatch::begin(std::string collective, std::string_view purpose) {
 
 namespace {
 
-/// The first words of an error message: the collective and the function of the program that called
-/// it.
+/// The first words of an error message: the collective, and the function of the program that called
+/// the collective.
 std::string beginning(const GroupInfo& group, const std::string& collective) {
   const std::string_view caller = CallerScope::outermost();
   return describe(group, collective.c_str()) + ": " +

@@ -1,4 +1,4 @@
-// What the ranks of a job do: each rank writes a flight record, and each wait for other ranks ends
+// Each rank of a job records its collectives in a flight record. Each wait for other ranks ends
 // with an error if one of these ranks has ended.
 
 #pragma once
@@ -124,8 +124,8 @@ class WorldWatch : tessera::detail::NoCopy {
   /// Tells other machines the state `text` of a rank of this machine. `topic`: one word, the
   /// subject of `text`.
   void announce(int rank, const std::string& topic, const std::string& text);
-  /// The ranks of the call's group on other machines that may be late for `call`: according to the
-  /// store, they have not ended and have announced no wait in `call` or a later call.
+  /// The ranks of the call's group on other machines that may be late for `call`. According to the
+  /// store, such a rank has neither ended nor announced that it waits in `call` or in a later call.
   std::vector<int> not_waiting(const BegunCall& call);
 
   /// Watches a collective on the GPU until `is_done` returns true. The program does not wait for
@@ -225,8 +225,9 @@ auto ask(detail::StorePtr store, Question question) {
 // The following functions connect the ranks of a group through the job's store, and throw PeerError
 // as PeerWait::check() does.
 
-/// Waits until all ranks of a group have called meet(). Only this call may use `store`. A back end
-/// is made only after this call, because making it would wait for a dead rank until the time-out.
+/// Waits until all ranks of a group have called meet(). Only this call may use `store`. Must be
+/// called before a back end is made, because making a back end would wait for a dead rank until the
+/// time-out.
 void meet(const detail::StorePtr& store, const GroupInfo& group);
 
 /// Whether every rank of the World calls this function within 2 s, each rank for one group. All

@@ -212,12 +212,13 @@ struct EngineAnswers {
   /// Returns the saved-tensor hooks for the next tensor that autograd saves on this thread, or
   /// nullptr to save the tensor without hooks.
   std::unique_ptr<SavedVariableHooks> (*hooks)();
-  /// Runs a BackwardCall with non-empty `outputs` by one or more calls of `run`, libtorch's engine.
+  /// Runs a BackwardCall that has `outputs`. The function may call `run`, libtorch's engine,
+  /// several times.
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
 };
 
-/// libtorch's autograd engine with two functions overridden, which call the functions `hooks` and
-/// `execute` of the installed EngineAnswers. A test derives from this class.
+/// libtorch's autograd engine. Two overridden functions call `hooks` and `execute` of the installed
+/// EngineAnswers. A test derives from this class.
 class AnsweringEngine : public torch::autograd::Engine {
  public:
   AnsweringEngine() = default;
