@@ -32,7 +32,7 @@ constexpr RandomKey kKey{42, 7};
 
 class WithCuda : public ::testing::Environment {
  public:
-  /// Loads the part of the library that needs CUDA.
+  /// comm::make_streams() loads libtessera_cuda.so.
   void SetUp() override { streams_ = comm::make_streams(c10::Device(c10::kCUDA, 0)); }
   void TearDown() override { streams_.reset(); }
 
@@ -111,7 +111,7 @@ std::vector<at::Tensor> results_of(const Function& function, const std::vector<a
 
 TEST_P(Functions, AreTheCpusWithinRounding) {
   at::manual_seed(3);
-  nn::allow_math_attention(true);  // Only the math kernel computes in fp64.
+  nn::allow_math_attention(true);  // In fp64, libtorch has only the math kernel.
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     const double tolerance = type == at::kDouble ? 1e-10 : type == at::kFloat ? 1e-4 : 3e-2;
     std::vector<at::Tensor> inputs;
@@ -132,7 +132,6 @@ TEST_P(Functions, AreTheCpusWithinRounding) {
 
 constexpr double kQuarter = 1.5707963267948966;
 
-/// Returns a table of cosines or sines, (sequence, width).
 at::Tensor table(const at::Tensor& like, double phase) {
   const auto options = at::TensorOptions(like.device()).dtype(at::kDouble);
   const at::Tensor angles = at::arange(like.size(1), options)
@@ -157,8 +156,8 @@ INSTANTIATE_TEST_SUITE_P(
                    const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
                    return normed + sum;
                  }},
-        // Rows of these sizes are read 16 bytes at a time, by one warp or by one block. Some sizes
-        // leave a remainder.
+        // For rows of these sizes, threads read 16 bytes at a time: one warp per row, or one block
+        // of threads per row. Some rows end with fewer bytes.
         Function{"rms_norm_of_a_warp",
                  {{300, 2048}, {2048}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
@@ -189,7 +188,7 @@ INSTANTIATE_TEST_SUITE_P(
                    const at::Tensor ids = at::arange(30, at::kLong).remainder(11).view({3, 10});
                    return nn::embedding(x[0], ids.to(x[0].device()));
                  }},
-        // One index is so frequent that several blocks of threads sum its gradient.
+        // Many of the 700 ids are equal, so several blocks of threads sum a row's gradient.
         Function{"embedding_of_frequent_rows",
                  {{40, 64}},
                  [](const auto& x) {
@@ -220,7 +219,7 @@ INSTANTIATE_TEST_SUITE_P(
                  }}),
     [](const auto& info) { return info.param.name; });
 
-/// If .grad is fp32, as FSDP sets it, backward adds a bf16 product without rounding it to bf16.
+/// Backward must add the fp32 product of bf16 factors to an fp32 .grad: no rounding to bf16.
 TEST(LinearProduct, AddsToAnFp32GradientOfABf16Weight) {
   const auto on_gpu = at::TensorOptions(at::Device(at::kCUDA, 0)).dtype(at::kBFloat16);
   at::manual_seed(4);
@@ -296,7 +295,7 @@ TEST(Fp8ProductsOnGpu, AreTheCpusWithinRounding) {
             1e-2);
 }
 
-/// Returns tensors for an AdamW update. Each tensor begins at element 0 or 1 of a larger tensor.
+/// The tensors begin at element 0 or 1 of larger tensors: both alignments must work.
 AdamWTensors update_of(std::int64_t size, c10::ScalarType moments, c10::Device device) {
   const auto part = [&](std::int64_t seed, double scale) {
     return numbers({size + 1}, seed, scale);
@@ -341,8 +340,8 @@ TEST(AdamWOnGpu, HasTheCpusBitsForBothTypesOfMoments) {
   }
 }
 
-/// Takes one AdamW step for each number in `added`. The step adds the number to one element of the
-/// gradient. Returns the parameter and the optimizer state.
+/// Takes AdamW steps. Step i adds added[i] to an element of the gradient. Returns the parameter and
+/// the optimizer state.
 std::vector<at::Tensor> after_steps(const std::vector<double>& added, c10::ScalarType type,
                                     c10::ScalarType moments) {
   const at::Tensor value = numbers({777}, 6).to(at::kCUDA, type).requires_grad_();
@@ -390,7 +389,7 @@ TEST(RmsNormOnGpu, TreatsHugeAndTinyRowsAsTheCpu) {
   }
 }
 
-/// Splits the vocabulary into three shards. The test computes the reductions of the three ranks.
+/// The test itself reduces the results of three vocabulary shards, in place of all-reduces.
 TEST(SplitCrossEntropyOnGpu, IsThatOfTheWholeVocabulary) {
   constexpr std::int64_t kRows = 33, kVocabulary = 5003;
   const RowLossOptions options{.label_smoothing = 0.1, .z_loss = 0.01};
@@ -432,12 +431,12 @@ TEST(SplitCrossEntropyOnGpu, IsThatOfTheWholeVocabulary) {
   }
 }
 
-/// The gradient of a weight is a sum over chunks of tokens. On a GPU, the sum is in fp32.
+/// The weight's gradient is a sum over chunks of tokens, in fp32, and is rounded to bf16 once.
 TEST(LinearCrossEntropyOnGpu, RoundsABf16WeightsGradientOnce) {
   constexpr std::int64_t kTokens = 640, kVocabulary = 256, kFeatures = 64;
   const at::Tensor hidden = numbers({kTokens, kFeatures}, 12).to(at::kBFloat16);
   const at::Tensor targets = at::arange(kTokens, at::kLong).mul(91).remainder(kVocabulary);
-  // The weight is zeros, so all probabilities are 1/256, and bf16 has exact gradients of logits.
+  // With a weight of zeros, all probabilities are 1/256: the gradients of logits are exact in bf16.
   const at::Tensor of_logits = at::full({kTokens, kVocabulary}, 1.0 / kVocabulary, at::kDouble);
   of_logits.scatter_add_(1, targets.unsqueeze(1), at::full({kTokens, 1}, -1.0, at::kDouble));
   const at::Tensor expected = of_logits.t().mm(hidden.to(at::kDouble));

@@ -29,7 +29,6 @@ struct Identity : Node {
   variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
 };
 
-/// The autograd node of a leaf, which counts its calls.
 struct Counting final : LeafNode {
   using LeafNode::LeafNode;
   variable_list apply(variable_list&& gradients) override {
@@ -117,7 +116,6 @@ TEST(SavedTensorCanary, IsRefusedOnceWritten) {
   EXPECT_THROW(y.sum().backward(), c10::Error);
 }
 
-/// The autograd node of exp, which saves the result of exp.
 struct ExpNode final : Node {
   variable_list apply(variable_list&& gradients) override {
     const at::Tensor kept = result.unpack(pointer_to(*this));
@@ -146,7 +144,6 @@ TEST(SequenceNumberCanary, CountsTheNodesOfAThread) {
   EXPECT_EQ((x * 2).grad_fn()->sequence_nr(), taken + 1);
 }
 
-/// An autograd node that appends its letter `who` to a text when it runs.
 struct NamedNode final : Identity {
   NamedNode(std::uint64_t number, std::string* to, char what)
       : Identity(number), order(to), who(what) {}
@@ -261,7 +258,7 @@ TEST(AutogradRecordCanary, HasNamesLeavesAndViews) {
   EXPECT_TRUE(viewed_by(plain.view({1, 2})).is_same(plain));
 }
 
-// Canary: autograd nodes of the library's own classes in a graph.
+// Canary: node_cast() must find nodes of the library's own classes in libtorch's graph.
 
 TEST(GraphNodeCanary, IsFoundByItsClass) {
   const at::Tensor y = times_kept(leaf(), at::full({2}, 3.0));
@@ -285,7 +282,7 @@ TEST(GraphNodeCanary, ALongChainIsFreedWithoutRecursion) {
 
 namespace own_program {
 
-// Canary: finds the hooks of a tensor and of its node, and recognizes the library's own hooks.
+// Canary: the library must find hooks of tensors and nodes, and must recognize its own hooks.
 
 using torch::autograd::variable_list;
 
@@ -304,7 +301,6 @@ struct Noting : torch::autograd::Node {
 namespace tessera::detail {
 namespace {
 
-/// Returns a hook that appends backward_code() to `codes`.
 auto noting(std::vector<BackwardCode>& codes) {
   return [&codes](const at::Tensor& gradient) {
     codes.push_back(backward_code());

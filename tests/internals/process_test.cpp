@@ -158,7 +158,7 @@ TEST(CpuAllocatorCanary, IsAskedForEveryTensor) {
   EXPECT_EQ(allocator.calls, 1);
 }
 
-// Canary: libtorch's debug info must carry values from a thread to the backward that it starts.
+// Canary: backward must get the ThreadLocalDebugInfo of the thread that calls backward().
 
 struct Number final : c10::DebugInfoBase {
   explicit Number(int n) : number(n) {}

@@ -93,7 +93,6 @@ TEST(AliasTensorCanary, TakesTheStateOfItsKindAlone) {
   EXPECT_FALSE(may_take_state_of(x, at::sparse_coo_tensor({2}, at::kFloat)));
 }
 
-/// Allocates the memory of two floats with the CPU's allocator.
 void allocate(const c10::Storage& storage) {
   set_memory(storage, storage.allocator()->allocate(2 * sizeof(float)), 2 * sizeof(float));
 }
@@ -157,9 +156,8 @@ TEST(ShapeGeometryCanary, IsWhatLibtorchComputesForATensor) {
   expect_as_libtorch({2, 3, 2, 2, 2}, {24, 1, 12, 6, 3});
 }
 
-// Canaries: tensor classes of the library, which use dispatch keys for extensions of libtorch.
+// Canaries: TensorImpl classes of the library, with dispatch keys reserved for extensions.
 
-/// A tensor that wraps another tensor and has the wrapped tensor's sizes.
 class Wrapper final : public TensorWrapper {
  public:
   explicit Wrapper(at::Tensor inner)
@@ -360,7 +358,7 @@ TEST(CompositeKernelsCanary, ComputeAsTheOperators) {
   EXPECT_EQ(composite::tensor_split(x, at::tensor({1}, at::kLong), 0).size(), 2u);
 }
 
-// The factors are integers, so that a sum does not depend on the order of its terms.
+// Integer factors make sums exact in any order.
 TEST(CpuProductsCanary, OneDnnAddsToTheResultAndReadsTransposes) {
   ASSERT_TRUE(has_onednn());
 #if defined(__x86_64__)
@@ -443,18 +441,16 @@ TEST(ShapesByLibtorchCanary, AreGivenToMetaTensors) {
   EXPECT_EQ(meta.scalar_type(), at::kHalf);
 }
 
-// Canaries: dispatch keys for extensions of libtorch, and the dispatch keys of a thread.
+// Canaries: libtorch's reserved dispatch keys, and the thread-local sets of dispatch keys.
 
 int arrived = 0;
 
-/// A fallback kernel that counts calls and redispatches them.
 template <c10::DispatchKey key>
 void note(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   ++arrived;
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
 }
 
-/// Registers note() as fallback of the key; throws if libtorch has a fallback for the key.
 template <c10::DispatchKey key>
 torch::Library notes_calls() {
   torch::Library library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);

@@ -22,7 +22,7 @@ at::Tensor number(double value, at::ScalarType type = at::kDouble) {
   return at::full({}, value, type);
 }
 
-/// Returns tensors for an update. Some are unaligned: they begin at element 1 of a tensor.
+/// Tensors of odd sizes begin at element 1 of a larger tensor, and are thus unaligned.
 AdamWTensors update_of(std::int64_t size, at::ScalarType moments) {
   const auto part = [size](const at::Tensor& x) { return x.narrow(0, size % 2, size); };
   return {.parameter = part(at::randn({size + 1})),
@@ -35,7 +35,6 @@ AdamWTensors update_of(std::int64_t size, at::ScalarType moments) {
           .stream = 11};
 }
 
-/// Returns a copy of an update, with `take` applied to each tensor.
 template <class Take>
 AdamWTensors copied(const AdamWTensors& update, const Take& take) {
   AdamWTensors copy = update;
@@ -59,14 +58,14 @@ AdamWNumbers numbers_of(double factor = 0.25, std::uint64_t seed = 5) {
           .gradient_factor = number(factor)};
 }
 
-/// Expects |found - exact| <= relative * |terms| for each element.
+/// Expects |found - exact| <= relative * |terms|, element by element.
 void expect_near(const at::Tensor& found, const at::Tensor& exact, const at::Tensor& terms,
                  double relative) {
   const at::Tensor difference = (found.to(at::kDouble) - exact).abs();
   EXPECT_TRUE(difference.le(terms.abs().mul(relative)).all().item<bool>()) << difference << terms;
 }
 
-/// Expects that `after` is `before` after one AdamW step with numbers_of().
+/// Compares `after` with the formula of one AdamW step from `before`, computed in fp64.
 void expect_updated(const AdamWTensors& before, const AdamWTensors& after) {
   const at::Tensor gradient = before.gradient.to(at::kDouble) * 0.25;
   const at::Tensor parameter = before.parameter.to(at::kDouble);
@@ -81,7 +80,7 @@ void expect_updated(const AdamWTensors& before, const AdamWTensors& after) {
     expect_near(after.exp_avg, mean, old_mean.abs() + gradient.abs(), 1e-6);
     expect_near(after.exp_avg_sq, square, square, 1e-6);
   } else {
-    // Stochastic rounding has an error below one unit in the last place.
+    // Moments in bf16 are rounded stochastically. The error is below one unit in the last place.
     expect_near(after.exp_avg, mean, mean.abs() + 1e-5, 1.01 * 0x1p-7);
     expect_near(after.exp_avg_sq, square, square, 1.01 * 0x1p-7);
   }
@@ -93,7 +92,6 @@ void expect_equal(const AdamWTensors& found, const AdamWTensors& expected) {
   EXPECT_TRUE(found.exp_avg_sq.equal(expected.exp_avg_sq));
 }
 
-/// Tests each type of moments with CPU kernels and with the bodies of the CUDA kernels.
 class AdamWUpdate : public EachForm {};
 INSTANTIATE_TEST_SUITE_P(Moments, AdamWUpdate,
                          ::testing::Values(KernelForm{at::kFloat}, KernelForm{at::kBFloat16},
@@ -105,7 +103,7 @@ TEST_P(AdamWUpdate, IsItsFormulaForListsOfAnySizes) {
   for (const std::int64_t size : {0, 1, 7, 8, 9, 1000, 16385}) {
     after.push_back(update_of(size, type()));
   }
-  // So many tensors that the CUDA kernel is launched more than once.
+  // 60 more tensors exceed the limit of one launch of the CUDA kernel.
   for (int i = 0; i < 60; ++i) {
     after.push_back(update_of(4, type()));
   }
@@ -130,7 +128,7 @@ TEST_P(AdamWUpdate, KeepsNaNAndInfinities) {
   EXPECT_TRUE(update.exp_avg_sq[8].isinf().item<bool>());
 }
 
-/// The gradient factor of a step is NaN or infinity if gradients are not finite.
+/// A step with gradients that are not finite has NaN or infinity as its gradient factor.
 TEST_P(AdamWUpdate, ChangesNothingByAFactorThatIsNotFinite) {
   for (const double factor : {std::nan(""), HUGE_VAL}) {
     AdamWTensors update = update_of(1000, type());
@@ -149,8 +147,8 @@ TEST_P(AdamWUpdate, LeavesZeros) {
   expect_equal(update, copied(update, [](const at::Tensor& x) { return at::zeros_like(x); }));
 }
 
-/// The random number for an element's rounding depends only on the element. Updates equal elements
-/// in one tensor, in two unaligned parts, and as columns of a wider tensor.
+/// An element's random number depends on the element's place in the whole tensor, not on the shard.
+/// The update of two unaligned row shards, or of a column shard, must give equal elements.
 TEST_P(AdamWUpdate, RoundsByTheElementAlone) {
   const AdamWTensors before = update_of(60, type());
   const auto rows = [&](std::int64_t begin, std::int64_t size) {
@@ -190,7 +188,7 @@ TEST(AdamWRounding, DiffersByStepStreamAndSeed) {
   };
   const at::Tensor one = squares(7, 0, 5);
   EXPECT_EQ(equal(one, squares(7, 0, 5)), 4096);
-  // If two roundings are independent, a third of the elements differ.
+  // With independent random numbers, about a third of the elements differ.
   EXPECT_LT(equal(one, squares(8, 0, 5)), 3500);
   EXPECT_LT(equal(one, squares(7, 1, 5)), 3500);
   EXPECT_LT(equal(one, squares(7, 0, 6)), 3500);

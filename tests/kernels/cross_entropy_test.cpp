@@ -44,7 +44,7 @@ Result of_kernels(const LossRows& rows, const at::Tensor& of_row) {
   return {own.losses, own.log_sum_exp, gradient};
 }
 
-/// Computes the loss from the terms of ranks whose shards begin at `first_columns`.
+/// Splits the vocabulary into shards that begin at `first_columns`, as on several ranks.
 Result of_parts(const LossRows& rows, const at::Tensor& of_row,
                 const std::vector<std::int64_t>& first_columns) {
   std::vector<LossRows> parts;

@@ -16,14 +16,14 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// The value of an fp8 code from 0 to 126: four bits of exponent (bias 7), three bits of fraction.
+/// Decodes an fp8 code (0 to 126): four exponent bits with bias 7, three fraction bits.
 double value_of_code(int code) {
   const int exponent = code >> 3;
   const double fraction = (code & 7) / 8.0;
   return exponent == 0 ? std::ldexp(fraction, -6) : std::ldexp(1 + fraction, exponent - 7);
 }
 
-/// The nearest fp8 value. If two values are equally near, the value with the even code.
+/// Rounds to the nearest fp8 value. Between two values, rounds to the even code.
 double rounded(double x) {
   int best = 0;
   for (int code = 1; code < 127; ++code) {
@@ -43,7 +43,7 @@ double least_scale(const at::Tensor& row) {
   return scale;
 }
 
-/// Returns the values that quantize_fp8() must give for finite x.
+/// Quantizes finite x row by row in fp64.
 at::Tensor expected_values(const at::Tensor& x) {
   at::Tensor result = x.to(at::kDouble).clone();
   for (std::int64_t row = 0; row < x.size(0); ++row) {
@@ -160,7 +160,7 @@ class Fp8Products : public ::testing::TestWithParam<Sizes> {
   at::Tensor grad = normal_values({GetParam().rows, GetParam().out}, 3) * 1e-6;
 };
 
-/// Expects that `y` is the product of `a` and `b`, with the rounding error of fp32 sums of `terms`.
+/// Expects y = a b, within the rounding error of fp32 sums of `terms` products.
 void expect_exact(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   std::int64_t terms) {
   const at::Tensor bound =
@@ -171,11 +171,11 @@ void expect_exact(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
 TEST_P(Fp8Products, SumTheQuantisedValues) {
   const Fp8Rows w = quantize_fp8(weight);
   expect_exact(fp8_linear(x, weight), in_fp64(quantize_fp8(x)), in_fp64(w).t(), x.size(1));
-  // The gradient of the input uses the quantized weight of forward. The gradient of the result is
-  // multiplied by the scales of the weight, and then quantized.
+  // For the gradient of x, the weight's quantization from forward is reused. Its scales are
+  // multiplied into the gradient of the result, which is then quantized.
   expect_exact(fp8_linear_input_grad(grad, weight), in_fp64(quantize_fp8(grad * w.scales.t())),
                w.values.to(at::kDouble), grad.size(1));
-  // For the gradient of the weight, both factors are quantized by columns.
+  // For the gradient of the weight, gradient and x are quantized again, by columns.
   expect_exact(fp8_linear_weight_grad(grad, x), in_fp64(quantize_fp8(grad.t())),
                in_fp64(quantize_fp8(x.t())).t(), x.size(0));
 }
@@ -201,7 +201,7 @@ TEST(Fp8Linear, KeepsLeadingDimensions) {
   EXPECT_TRUE(fp8_linear(x[0][0], weight).equal(y[0][0]));
 }
 
-/// On a GPU, fp8_linear calls libtorch's scaled products, which need a multiple of 16 terms.
+/// On a GPU, libtorch's scaled products compute fp8_linear, for multiples of 16 terms only.
 TEST(Fp8Linear, CallsScaledProductsOnAGpu) {
   std::vector<std::vector<std::int64_t>> factors;
   const at::Tensor x = at::zeros({5, 32}, at::kBFloat16),

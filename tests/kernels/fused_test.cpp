@@ -25,7 +25,7 @@ at::Tensor leaf(const at::Tensor& x) {
   return x.to(at::kDouble).detach().requires_grad_();
 }
 
-/// The rounding error of a type: `relative` to the value, but at least the absolute error `least`.
+/// The rounding error of a value of a type: `relative` * |value|, but at least `least`.
 struct Rounding {
   double relative, least;
 };
@@ -36,7 +36,7 @@ Rounding rounding_of(at::ScalarType type) {
                                : Rounding{0, 0};
 }
 
-/// Expects that |a - b| is at most one rounding error plus `arithmetic` * max |b|.
+/// Expects that |a - b| is at most rounding_of(type) plus `arithmetic` * max |b|.
 void expect_close(const at::Tensor& a, const at::Tensor& b, double arithmetic = 0) {
   ASSERT_EQ(a.sizes(), b.sizes());
   if (b.numel() == 0) {
@@ -63,7 +63,6 @@ at::Tensor composed_rotary(const at::Tensor& x, const at::Tensor& cos, const at:
   return x * cos.unsqueeze(1) + at::cat({-halves[1], halves[0]}, -1) * sin.unsqueeze(1);
 }
 
-/// Tests with CPU kernels, with ATen's operators, and with the bodies of the CUDA kernels.
 class Fused : public EachForm {};
 
 TEST_P(Fused, RmsNormAgreesWithAutograd) {
@@ -114,7 +113,7 @@ TEST_P(Fused, RmsNormKeepsNaNAndInfinityInTheirRow) {
   }
 }
 
-/// Expects equal bits. fp64 values can differ: ATen's rounding depends on positions.
+/// Expects equal bits, except in fp64, where ATen's rounding depends on an element's position.
 void expect_same(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_TRUE(a.scalar_type() == at::kDouble ? a.allclose(b, 1e-14, 1e-15) : a.equal(b));
 }
@@ -187,7 +186,7 @@ TEST_P(Fused, SiluMulTakesHalvesOfOneTensor) {
   }
 }
 
-// One call for queries and keys equals two separate calls, bit for bit, for any strides.
+// Rotating queries and keys in one call must give the bits of two calls, for any strides.
 TEST_P(Fused, RotaryTakesQueriesAndKeysAtOnce) {
   const at::Tensor cos = random({5, 16}), sin = random({5, 16});
   const at::Tensor q = random({2, 6, 5, 16}, type()).transpose(1, 2),
@@ -283,7 +282,7 @@ TEST(Embedding, NamesAnIndexOutOfRange) {
                "index -1 at position 0 is not a row of a table of 4 rows");
 }
 
-// The kernels for all instruction sets of this machine must give equal bits.
+// The row kernels for this machine must give the bits of the baseline kernels.
 TEST(RowKernels, AgreeBetweenInstructionSets) {
   const at::Tensor gate = at::randn({1003}) * 5, up = at::randn({1003});
   const auto* x = gate.const_data_ptr<float>();

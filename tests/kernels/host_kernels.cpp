@@ -20,9 +20,8 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int kShares = 3;  ///< `kShares`: number of simulated threads that share a row
+constexpr int kShares = 3;
 
-/// A simulated thread that computes a row alone.
 struct OneThread {
   static std::int64_t first() { return 0; }
   static std::int64_t width() { return 1; }
@@ -36,14 +35,12 @@ struct OneThread {
   }
 };
 
-/// One of kShares simulated threads that share a row.
 struct OneOfSeveral {
   std::int64_t number;
   std::int64_t first() const { return number; }
   static std::int64_t width() { return kShares; }
 };
 
-/// Calls body(row, thread) for each simulated thread of each row.
 template <class Body>
 void for_shares(std::int64_t rows, const Body& body) {
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -53,7 +50,6 @@ void for_shares(std::int64_t rows, const Body& body) {
   }
 }
 
-/// Calls body.operator()<T, W, N>() with the types of the elements and of the weight.
 template <class Body>
 void with_weight(const RmsNorm& call, Element type, bool aligned, const Body& body) {
   with_vectors(type, aligned, [&]<class T, int N>() {
@@ -262,7 +258,7 @@ KernelsOnHost::KernelsOnHost() {
                            .device = runs_of(decltype(CudaKernels::device)())});
     return true;
   }();
-  // A FakeMode in another thread makes the library treat CPU tensors as CUDA tensors.
+  // A FakeMode in any thread makes the whole library treat CPU tensors as CUDA tensors.
   std::promise<void> begun;
   thread_ = std::thread([this, &begun] {
     const FakeMode mode(c10::DeviceType::CUDA);

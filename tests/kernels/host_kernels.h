@@ -25,13 +25,13 @@ class KernelsOnHost {
   std::thread thread_;
 };
 
-/// A test parameter: the type of elements, and whether to run the bodies of the CUDA kernels.
+/// The element type, and whether the bodies of the CUDA kernels run on the host.
 struct KernelForm {
   at::ScalarType type = at::kFloat;
   bool on_device = false;
 };
 
-/// The base class of tests that run with each KernelForm. CUDA has no fp64 kernels.
+/// Base class of tests with a KernelForm as parameter. CUDA has no fp64 kernels.
 class EachForm : public ::testing::TestWithParam<KernelForm> {
  protected:
   static at::ScalarType type() { return GetParam().type; }

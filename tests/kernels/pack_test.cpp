@@ -16,7 +16,7 @@
 namespace tessera::kernels {
 namespace {
 
-/// Expects that the CUDA kernel's body copies fp32 to bf16 like libtorch.
+/// The body of the CUDA kernel must round fp32 to bf16 as libtorch does.
 void expect_copied(const at::Tensor& from, const at::Tensor& to) {
   EXPECT_TRUE(pack_piece(from, to));
   {
@@ -38,14 +38,14 @@ TEST(PackPiece, IsOneRowOfDenseTensors) {
   expect_copied(at::randn({}), buffer({}));
 }
 
-/// FSDP's buffers have a row for each rank. A piece is the part of a tensor that one row contains.
+/// A row of FSDP's buffer holds what one rank gets. A piece is a tensor's part of one row.
 TEST(PackPiece, IsRowsOfABufferOfRanks) {
   const at::Tensor from = at::randn({8, 6, 5});
   const at::Tensor packed = buffer({4, 200});
   expect_copied(from.unflatten(0, {4, 2}), packed.narrow(1, 30, 60).unflatten(1, {2, 6, 5}));
   EXPECT_TRUE(packed.narrow(1, 0, 30).eq(7).all().item<bool>());
   EXPECT_TRUE(packed.narrow(1, 90, 110).eq(7).all().item<bool>());
-  // A piece can also be a block of columns, or rows of each part of a fused weight.
+  // Column shards give blocks of columns; a fused weight gives rows of each fused part.
   expect_copied(from.narrow(1, 2, 3), packed.select(0, 1).narrow(0, 7, 120).view({8, 3, 5}));
   expect_copied(from.view({2, 4, 30}).narrow(1, 1, 2),
                 packed.select(0, 2).narrow(0, 0, 120).view({2, 2, 30}));

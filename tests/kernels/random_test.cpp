@@ -37,14 +37,14 @@ std::uint64_t hash(const at::Tensor& tensor) {
   return h;
 }
 
-/// Returns the largest distance between the empirical and the uniform distribution of u.
+/// The statistic of the Kolmogorov-Smirnov test: how far u is from a uniform distribution.
 double kolmogorov_smirnov(const at::Tensor& u) {
   const at::Tensor sorted = std::get<0>(u.flatten().sort());
   const at::Tensor steps = at::arange(sorted.numel(), at::kDouble) / sorted.numel();
   return (sorted - steps).abs().max().item<double>();
 }
 
-// A seed must give equal numbers in every version, on every machine, with every compiler.
+// Equal seeds must give equal numbers in all versions, on all machines, with all compilers.
 TEST(FillRandom, KeepsItsGoldenValues) {
   EXPECT_EQ(hash(filled({1000}, Uniform{0.0, 1.0})), 7441446161175867775ULL);
   EXPECT_EQ(hash(filled({1000}, Normal{0.0, 1.0})), 12025635758652365889ULL);
@@ -88,7 +88,7 @@ TEST(FillRandom, StreamsAndSeedsAreIndependent) {
   EXPECT_LT(std::fabs((a * c).mean().item<double>()), 4 / std::sqrt(50'000.0));
 }
 
-// A value of a narrow type must be the fp64 value, rounded once to the nearest value of the type.
+// Values of narrow types must be fp64 values, rounded to nearest once.
 TEST(FillRandom, RoundsOnceToNarrowTypes) {
   const at::Tensor exact = filled({100'000}, Normal{0.0, 1.0});
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -107,7 +107,7 @@ TEST(FillRandom, PartsGetTheirElementsOfTheWhole) {
   const at::Tensor part = at::empty({4, 2, 3}, at::kDouble);
   fill_random(part, {{Box{{2, 3, 0}, {0, 0, 0}, {4, 2, 3}}}, {7, 5, 3}, 0}, Normal{0, 1}, kKey);
   EXPECT_TRUE(part.equal(whole.slice(0, 2, 6).slice(1, 3, 5)));
-  // Fills a tensor that consists of two boxes of the whole tensor.
+  // The local tensor consists of two boxes (blocks) of the global tensor.
   const at::Tensor rows = filled({8, 3}, Normal{0, 1}), some = at::empty({4, 3}, at::kDouble);
   const GlobalPlace place{{Box{{6, 0}, {2, 0}, {2, 3}}, Box{{1, 0}, {0, 0}, {2, 3}}}, {8, 3}, 0};
   fill_random(some, place, Normal{0, 1}, kKey);
@@ -205,7 +205,7 @@ TEST(NormalQuantile, InvertsErfcAndIsOdd) {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// Returns an argument of each kind that schemas have: a number, and tensors with values 1 to 4.
+/// Returns arguments of several schema types: tensors with the values 1 to 4, a number, None.
 std::vector<c10::IValue> values() {
   const auto tensor = [](int value) { return at::full({}, value); };
   return {tensor(1), 7, at::Tensor(), c10::List<at::Tensor>({tensor(2), at::Tensor(), tensor(3)}),

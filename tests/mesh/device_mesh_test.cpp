@@ -29,7 +29,7 @@ class GpuWorld final : public comm::World {
   comm::TrafficCounter traffic_;
 };
 
-// The device needs an index: on a thread that the program starts, "cuda" would mean GPU 0.
+// "cuda" without an index would mean GPU 0 on threads that the program starts later.
 TEST(DeviceMesh, KnowsTheGpuOfItsRank) {
   const DeviceMesh mesh = init_device_mesh(std::make_shared<GpuWorld>(), {4}, {"dp"});
   EXPECT_EQ(mesh.device(), c10::Device(c10::kCUDA, 3));
@@ -95,7 +95,7 @@ TEST_ON_MESH(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension, {2, 2}, 
   EXPECT_EQ(mesh.size("dt"), 4);
   EXPECT_EQ(mesh.local_rank("dt"), rank.rank());
   EXPECT_EQ(&mesh.group("dt"), &flat.group());
-  // "dt" is the mesh dimension that dp and tp are flattened to.
+  // "dt" is a flattened mesh dimension, made from dp and tp.
   EXPECT_ERROR(mesh["tp"].size("dt"), "mesh (tp=2) has no dimension called \"dp\"");
 }
 

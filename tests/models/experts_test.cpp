@@ -17,12 +17,12 @@
 namespace tessera::models {
 namespace {
 
-/// A type of model with experts, its settings in config.json, and the mesh that saves checkpoints.
+/// A model type with its config.json settings. `saving`: sizes of the mesh that saves checkpoints.
 struct Kind {
   const char *type, *settings;
   std::vector<std::int64_t> saving;
 };
-// 8 experts are uneven on 3 ranks, 6 experts on 4 ranks.
+// 6 or 8 experts are split unevenly on 4 or 3 ranks, respectively.
 const Kind kKinds[] = {
     {"mixtral",
      R"("num_local_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 2)",
@@ -51,7 +51,6 @@ std::shared_ptr<Llama> make_model(const Kind& kind) {
 const std::vector<std::string> kReplicated{"dp_replicate", "dp", "ep", "tp"},
     kContext{"dp", "ep", "cp", "tp"}, kDense{"dp", "tp"}, kUsual{"dp", "ep", "tp"};
 
-/// A mesh, and how a model computes on the mesh.
 struct Mesh {
   std::vector<std::int64_t> sizes;
   std::vector<std::string> names = kUsual;
@@ -87,7 +86,6 @@ double backward(Llama& model, const DeviceMesh& mesh, std::int64_t step) {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// A model and its optimizer.
 struct Training {
   Training(const Kind& kind, const DeviceMesh& over, const ParallelOptions& options = {})
       : model(make_model(kind)), mesh(over) {
@@ -179,11 +177,10 @@ TEST_ON_MESH(ModelWithExperts, HasTheInitialWeightsOfOneRank, {2, 3, 1}, {"dp", 
   }
 }
 
-/// Meshes that load a checkpoint of another mesh. {}: loads into a model without a mesh.
+/// The sizes of meshes that load the checkpoint; {}: one rank without a mesh.
 const std::vector<std::vector<std::int64_t>> kLoading{{},        {1, 1, 1}, {2, 1, 1}, {1, 4, 1},
                                                       {1, 3, 1}, {2, 3, 1}, {3, 1, 2}, {1, 2, 2}};
 
-/// Calls `body` on the ranks of each mesh of kLoading; without a mesh, on one rank.
 void on_each_mesh(const std::function<void(Rank&, const DeviceMesh&)>& body) {
   for (const auto& sizes : kLoading) {
     SCOPED_TRACE(::testing::PrintToString(sizes));

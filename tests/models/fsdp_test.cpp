@@ -60,17 +60,17 @@ TEST_ON_RANKS(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas, 4) {
   const std::int64_t sharded = bytes_on(rank, 1, 4);
   const ParameterCount count = count_parameters(detail::parse_config(kOddShape.config, "test"));
   EXPECT_EQ(replicated, count.total * 3 * 4);
-  // Each of 4 ranks may have a quarter of all bytes, plus one row of each parameter.
+  // A quarter of the bytes, plus some padding: a shard can have one row more than another shard.
   EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));
 }
 
-/// A model whose embedding and head have two thirds of its parameters.
+/// A model with two thirds of its parameters in the embedding and the head.
 constexpr Shape kWideShape{
     R"({"vocab_size": 1009, "hidden_size": 60, "intermediate_size": 120, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
     4, 9};
 
-/// Returns the peak memory of a step on this rank, minus the memory in use before the step.
+/// Returns how much memory a step needs at its peak, in addition to the memory before the step.
 std::int64_t peak_of_step(Rank& rank, bool with_units) {
   const auto model = make_llama(kWideShape);
   const DeviceMesh mesh = rank.mesh({4, 1}, {"dp", "tp"});
@@ -83,7 +83,7 @@ std::int64_t peak_of_step(Rank& rank, bool with_units) {
     fsdp::fully_shard(*model, mesh["dp"]);
   }
   const Part part{.part = rank.rank(), .parts = rank.size()};
-  run_backward(*model, kWideShape, part, 0);  // The first step allocates more memory.
+  run_backward(*model, kWideShape, part, 0);  // warm-up: the first step needs more memory
   const testing::MemoryScope memory;
   run_backward(*model, kWideShape, part, 1);
   return memory.peak();
@@ -98,7 +98,6 @@ TEST_ON_RANKS(FsdpMemory, ForEmbeddingAndHeadIsNotHeldAtOnce, 4) {
 
 using nn::ModuleBase;
 using nn::TensorList;
-/// The points of a training step at which a rank can be delayed.
 enum class Stage { kNone, kForward, kBackward, kAllGather, kReduceScatter, kAllReduce, kStep };
 
 std::string to_string(Stage stage) {
@@ -107,8 +106,8 @@ std::string to_string(Stage stage) {
   return kNames[static_cast<int>(stage)];
 }
 
-/// Delays the ranks in turn, one rank each time that the ranks reach a certain Stage. Each rank has
-/// a Lateness object.
+/// Delays one rank each time that the ranks reach the point `stage` of a step: first rank 0, then
+/// rank 1, and so on. Each rank has its own Lateness.
 class Lateness {
  public:
   Lateness(const Rank& rank, Stage stage, std::chrono::milliseconds delay)
@@ -123,11 +122,10 @@ class Lateness {
       std::this_thread::sleep_for(delay_);
     }
   }
-  /// Returns how often this rank has reached the Stage.
   int passed() const { return passed_; }
 
-  /// Returns a world whose collectives call pass() if they have a purpose. The Lateness object must
-  /// outlive the world.
+  /// Returns a world whose collectives call pass(), except collectives without a purpose text. The
+  /// Lateness must outlive the world.
   comm::WorldPtr world() {
     return std::make_shared<testing::WrappedWorld>(
         rank_.world(), [this](comm::CommunicatorPtr group, const std::string&) {
@@ -184,7 +182,6 @@ class Lateness {
 
 constexpr std::int64_t kDelayedTp = 2;
 
-/// Delays this rank after a block's forward and before the block's backward.
 void delay_block(ModuleBase& block, Lateness& lateness) {
   block.add_forward_hook([&lateness](ModuleBase&, TensorList outputs) {
     lateness.pass(Stage::kForward);
@@ -254,7 +251,7 @@ INSTANTIATE_TEST_SUITE_P(AllReduce, FsdpDelays,
                                             ::testing::Values(Stage::kAllReduce)),
                          name_of_delay);
 
-// The first three sizes are odd, so that two ranks get uneven shards.
+// Vocabulary, hidden and inner sizes are odd, so two ranks get uneven shards.
 constexpr std::int64_t kVocabulary = 11, kHidden = 5, kInner = 7, kRows = 12;
 
 struct Layer : nn::Module<Layer> {
@@ -302,14 +299,13 @@ std::shared_ptr<Stack> make_stack() {
   return model;
 }
 
-/// Returns the loss of rows [first, last).
 at::Tensor loss_of(Stack& model, std::int64_t first, std::int64_t last) {
   const at::Tensor row = at::arange(first, last, c10::kLong);
   return tensor_parallel::cross_entropy(model((row * row).remainder(kVocabulary)),
                                         (3 * row).remainder(kVocabulary));
 }
 
-/// Mesh sizes of "dp_replicate", "dp" and "tp", and the options of parallelize().
+/// Mesh sizes ("dp_replicate", "dp", "tp") and options of parallelize().
 struct StackMesh {
   std::int64_t replicas, dp, tp;
   ActivationMemory activations;
@@ -348,7 +344,7 @@ INSTANTIATE_TEST_SUITE_P(
         StackMesh{2, 3, 1, ActivationMemory::kAll, {.reshard_after_forward = false}},
         StackMesh{2, 2, 2, ActivationMemory::kMatmuls, {.offload_policy = fsdp::OffloadPolicy{}}}));
 
-/// Returns the modules that are still gathered between forward and backward.
+/// Returns the names of modules whose parameters stay gathered after forward.
 std::set<std::string> gathered_between(const DeviceMesh& mesh, bool reshard_last) {
   const auto model = make_stack();
   parallelize(*model, mesh, {.reshard_last = reshard_last});

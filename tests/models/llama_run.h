@@ -11,22 +11,22 @@
 
 namespace tessera::models {
 
-/// Sizes of a training run that is small enough for a test.
+/// A model configuration, and the sizes of its training batch.
 struct Shape {
   const char* config;
   std::int64_t batch, sequence;
   int steps = 3;
 };
 
-/// A model of which most sizes are not divisible by 3 or more ranks.
+/// Most sizes of this model are not multiples of 3 or more ranks.
 inline constexpr Shape kOddShape{
     R"({"vocab_size": 61, "hidden_size": 60, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
     24, 9};
 
-/// The results of a training run, for comparisons. Tensors are whole and plain.
+/// The results of a training run. The tensors are not distributed.
 struct Outcome {
-  std::vector<double> losses;  ///< losses of this rank's part of the batch
+  std::vector<double> losses;  ///< mean losses of this rank's rows, for each step
   std::vector<double> norms;
   std::vector<at::Tensor> gradients;  ///< gradients of the first step
   std::vector<at::Tensor> parameters;
@@ -53,7 +53,7 @@ inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::in
   return (index * index * 7 + index * 3).remainder(vocabulary).view({-1, width});
 }
 
-/// Runs forward and backward of this rank's rows of a step. Returns the mean loss of these rows.
+/// Runs forward and backward of this rank's rows of a step. Returns the mean loss of the rows.
 inline double run_backward(Llama& model, const Shape& shape, const Part& part, std::int64_t step) {
   const std::int64_t rows = shape.batch / part.parts, first = part.part * rows;
   const at::Tensor tokens = tokens_of(shape, model.config().vocab_size, step, first, first + rows);

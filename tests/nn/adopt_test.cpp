@@ -21,7 +21,7 @@ struct ScaleImpl : torch::nn::Module {
 };
 TORCH_MODULE(Scale);
 
-/// A module with a child of a class that is not libtorch's.
+/// The child is an instance of the test's own class, which libtorch does not know.
 struct NestsImpl : torch::nn::Module {
   NestsImpl() { inner = register_module("inner", Scale()); }
   at::Tensor forward(const at::Tensor& x) { return inner->forward(x); }
@@ -29,7 +29,7 @@ struct NestsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Nests);
 
-/// A libtorch module with one child under two names, and with a child of tessera::nn.
+/// A libtorch module that registers one child twice, and that has a child of tessera::nn.
 struct SharesImpl : torch::nn::Module {
   SharesImpl() {
     a = register_module("a", torch::nn::Linear(2, 2));
@@ -107,7 +107,6 @@ TEST(Hooked, Refusals) {
 
 namespace adopt_test {
 
-/// Returns an adopted module that was made on the meta device and filled by init_weights().
 template <class Make>
 auto initialised(const Make& make) {
   const auto model = [&] {
@@ -230,8 +229,8 @@ TEST(Adopt, Refusals) {
                "selects 'layers.0', a torch::nn::TransformerEncoderLayerImpl", "without hooks");
 }
 
-// Expects uniform initial values in [-bound, bound], as in libtorch's reset_parameters(). The
-// largest value must be at least `part` * bound.
+// Expects values within [-bound, bound], as libtorch's reset_parameters() draws them. At least one
+// value must exceed `part` * bound.
 void expect_bound(const auto& model, const std::string& name, double bound, double part) {
   const double largest = value(model, name).abs().max().template item<double>();
   EXPECT_LE(largest, bound) << name;

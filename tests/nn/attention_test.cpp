@@ -24,7 +24,7 @@ at::Tensor on_meta(std::int64_t heads) {
   return at::empty({2, heads, 5, 8}, at::device(at::kMeta));
 }
 
-/// Like libtorch in fp32 on a GPU, chooses a fused kernel only for equal numbers of heads.
+/// Accepts equal numbers of heads only, as libtorch's efficient attention does in fp32 on a GPU.
 SDPBackend equal_heads_only(const at::Tensor& q, const at::Tensor& k, const at::Tensor&) {
   return q.sizes() == k.sizes() ? SDPBackend::efficient_attention : SDPBackend::math;
 }
@@ -60,7 +60,7 @@ TEST(MathAttention, IsRefusedUnlessItIsAllowed) {
 
 using at::Tensor;
 
-/// The lengths of the documents in each sequence.
+/// For each sequence, the numbers of tokens of its documents.
 using Lengths = std::vector<std::vector<std::int64_t>>;
 
 struct Packing {
@@ -105,7 +105,6 @@ struct Inputs {
   Tensor q, k, v;
 };
 
-/// Returns leaves of sizes (batch, tokens, heads, width), like the results of projections.
 Inputs inputs_of(const Packing& packing) {
   const auto batch = std::ssize(packing.lengths);
   const std::int64_t tokens = testing::document_positions(packing.lengths).size(1);
@@ -148,7 +147,7 @@ TEST_P(CausalAttention, SaysTheSameByTheMaskOfItsDocuments) {
   EXPECT_EQUAL(documents_of(packing)->mask(packing.window), mask_of(packing));
 }
 
-/// Each rank has two of the four heads, and communicates nothing.
+/// The heads are sharded: each rank has two of the four, and attention needs no communication.
 TEST_P(CausalAttention, EqualsThatWithAMaskOnSplitHeads) {
   const Packing& packing = GetParam();
   const std::vector<Tensor> expected = by_mask(packing);
@@ -184,7 +183,7 @@ TEST(CausalAttentionOf, Refusals) {
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
   EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}),
                "2 sequences of 9 tokens", "documents of 2 sequences of 8");
-  // The documents have as many tokens as the queries, but the sequences have other lengths.
+  // The total number of tokens is right, but the number of sequences is wrong.
   for (const Packing& other : {Packing{"", {{7, 11}}}, Packing{"", {{6}, {6}, {6}}}}) {
     EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents_of(other)}),
                  "2 sequences of 9 tokens", "make them of the positions");
@@ -201,7 +200,7 @@ TEST(CausalAttentionOf, Refusals) {
   }
 }
 
-/// The first block of queries is not longer than the window, so the block needs no mask.
+/// Queries in the first block see all earlier keys, so the block needs no mask.
 TEST(CausalAttentionOf, LongWindowKeepsAMaskOfASmallBlockAlone) {
   constexpr std::int64_t kWindow = 2048, kBlock = 512;
   const Tensor q = at::zeros({1, 1, 2 * kWindow, 8});
@@ -235,7 +234,7 @@ TEST(DocumentsOf, PositionsAreWhereTheyBegin) {
   EXPECT_EQUAL(documents.device_offsets(), at::tensor({0, 2, 5, 10, 11, 15}, at::kInt));
 }
 
-/// A sequence may begin in the middle of a document.
+/// A sequence always begins a new document, even if its first position is not 0.
 TEST(DocumentsOf, SequencesBeginWithOne) {
   const Documents documents(at::tensor({7, 8, 0, 3, 4, 5}, at::kLong).view({2, 3}), at::kCPU);
   EXPECT_EQ(documents.offsets(), (std::vector<std::int64_t>{0, 2, 3, 6}));
@@ -324,7 +323,7 @@ TEST(AttentionBlock, IsTheFormulaWithEachOption) {
       const at::Tensor y = attention(x, inputs);
       EXPECT_CLOSE(y, by_formula(attention, x, inputs), 1e-4, 1e-5)
           << options.heads << " heads, rotary " << rotary;
-      // x.flatten() joins batch and tokens. The repeated rotary tables have a row for each.
+      // x.flatten() joins batch and tokens, so rotary tables are repeated for each sequence.
       AttentionInputs folded = inputs;
       folded.batch = kBatch;
       EXPECT_CLOSE(attention(x.flatten(0, 1), folded), y.flatten(0, 1), 1e-4, 1e-5);
@@ -455,7 +454,7 @@ TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
           split_over(rank)->positions(kTokens, at::kCPU);
     });
     for (const at::Tensor& own : positions) {
-      // A query at position p attends to p + 1 keys. All ranks must have the same sum of p + 1.
+      // The causal query at position p has p + 1 keys. Ranks must have equal sums of p + 1.
       EXPECT_EQ((own + 1).sum().item<std::int64_t>() * ranks, kTokens * (kTokens + 1) / 2);
     }
     EXPECT_EQUAL(std::get<0>(at::cat(positions).sort()), at::arange(kTokens));
@@ -471,7 +470,7 @@ TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
   EXPECT_EQUAL(again, whole);
   const at::Tensor tokens = at::arange(24).view({12, 2});
   EXPECT_EQUAL(split->unshard(split->shard(tokens, 0), 0), tokens);
-  // Rank r of three ranks multiplies its loss by r + 1, so gradients have the factor 1 + 2 + 3 = 6.
+  // Rank r's loss has the factor r + 1, so gradients have the factor 1 + 2 + 3 = 6 on three ranks.
   const at::Tensor weights = testing::values({2, 12, 3}, 5);
   (again * weights * (rank.rank() + 1)).sum().backward();
   EXPECT_CLOSE(split->shard(whole.grad(), 1), split->shard(weights * 6, 1), 1e-12, 1e-12);
@@ -480,13 +479,13 @@ TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
 struct SplitAttention {
   std::int64_t kv_heads;
   ContextAttentionOptions options{};
-  bool masked = false;  ///< `masked`: a random mask, not the causal mask
+  bool masked = false;  ///< `masked`: a random mask instead of a causal mask
   std::int64_t batch = 2, width = 4;
   at::ScalarType type = at::kDouble;
-  Lengths documents{};  ///< if empty, each sequence is one document
+  Lengths documents{};  ///< empty: each sequence is one document
 };
 
-/// Returns `mask`, or a (tokens, tokens) mask of the keys to which each query attends.
+/// Returns which keys each query sees (tokens, tokens); `mask` if SplitAttention::masked.
 at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64_t tokens) {
   if (c.masked) {
     return mask;
@@ -502,7 +501,7 @@ class AttentionOfSplitSequences : public ::testing::TestWithParam<SplitAttention
 TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
   constexpr std::int64_t kHeads = 6, kTokens = 24;
   const SplitAttention& c = GetParam();
-  // Returns fp64 values that `type`, the type of the test case, can represent exactly.
+  // Rounds to `type` first, so that the reference in fp64 has exactly the inputs of the test case.
   const auto drawn = [&](std::int64_t heads, int seed) {
     const at::Tensor numbers = testing::values({c.batch, heads, kTokens, c.width}, seed);
     return numbers.to(c.type).to(at::kDouble).requires_grad_();
@@ -541,7 +540,7 @@ TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
   }
 }
 
-// A rank's two chunks have 12, 6, 4 or 3 tokens each. Windows are shorter or longer than a chunk.
+// Some windows are longer, some are shorter than a chunk (12, 6, 4 or 3 tokens).
 INSTANTIATE_TEST_SUITE_P(
     , AttentionOfSplitSequences,
     ::testing::Values(SplitAttention{6}, SplitAttention{2}, SplitAttention{3, {.window = 2}},
@@ -556,7 +555,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitAttention{2, {}, false, 1, 24, at::kBFloat16},
                       SplitAttention{3, {.window = 9}, false, 1, 16, at::kBFloat16}));
 
-// A document ends inside a chunk, at the end of a chunk, or in a later chunk, or has one token.
+// Documents end inside, at the end of and after a chunk. One document has a single token.
 INSTANTIATE_TEST_SUITE_P(
     OfDocuments, AttentionOfSplitSequences,
     ::testing::Values(

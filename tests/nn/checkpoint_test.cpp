@@ -73,7 +73,7 @@ TEST(ActivationCheckpointing, TakesModulesByAPattern) {
   EXPECT_EQ(counted->recomputations, 3);
 }
 
-/// A module that calls one block, which is registered under two names.
+/// Calls one block twice. The block is registered under two names.
 struct Twice : Module<Twice> {
   Twice() { register_module("second", block); }
   at::Tensor forward(const at::Tensor& x) { return (*block)((*block)(x)); }
@@ -141,7 +141,6 @@ at::Tensor layer(const at::Tensor& x, const at::Tensor& weight) {
   return at::gelu(x.mm(weight)).tanh();
 }
 
-/// Expects that `run` and `other` give equal gradients of x and weight, bit for bit.
 template <class Run, class Other>
 void expect_same_gradients(const Run& run, const Other& other) {
   const at::Tensor x = leaf({5, 7}, 1), weight = leaf({7, 7}, 2);
@@ -260,7 +259,7 @@ TEST(Checkpoint, KeepsLess) {
     const at::Tensor y = checkpointed ? checkpoint(fn, x, weight) : fn(x, weight);
     return bytes.now();
   };
-  // Without activation checkpointing, the results of mm and tanh are saved for each of two layers.
+  // In two layers, autograd saves the results of mm and tanh, without checkpointing.
   const std::int64_t tensor = 64 * 32 * 4;
   EXPECT_EQ(kept(false), 4 * tensor);
   EXPECT_LT(kept(true), tensor + 512);
@@ -332,13 +331,13 @@ TEST(CheckpointDeathTest, RefusesAProcessWithAnotherEngine) {
   EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "needs its own autograd engine");
 }
 
-/// Returns the gradient of x, and the next two random numbers after backward.
+/// Returns the gradient of x, and two random numbers that are drawn after backward.
 template <class Run>
 std::vector<at::Tensor> drawn(Run run) {
   at::manual_seed(5);
   const at::Tensor x = leaf({40}, 1);
   const at::Tensor y = run(x);
-  at::rand({3});  // A program can draw random numbers before backward.
+  at::rand({3});  // must not change the numbers of the recomputation
   y.sum().backward();
   return {x.grad(), at::rand({2})};
 }
@@ -397,7 +396,7 @@ TEST(CheckpointReplay, CastsAsForwardDid) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
 
-/// Returns the error of a checkpointed function that runs `again` instead of `forward` in backward.
+/// Returns the error of checkpoint() for a function that differs between forward and recomputation.
 std::string error_of_change(std::function<at::Tensor(const at::Tensor&)> forward,
                             std::function<at::Tensor(const at::Tensor&)> again) {
   const at::Tensor x = leaf({4}, 1);
@@ -438,7 +437,7 @@ TEST_ON_MESH(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors, {3}
     manual_seed(2);
     const at::Tensor x = testing::leaf_on(mesh, uniform_values({10, 3}, 1), {Shard{0}});
     const at::Tensor loss = (checkpointed ? checkpoint(fn, x) : fn(x)).sum();
-    at::dropout(x.detach(), 0.5, true);  // A program can draw random numbers here.
+    at::dropout(x.detach(), 0.5, true);  // must not change the recomputation
     loss.backward();
     EXPECT_EQ(random_state().calls, 2u);
     return DistributedTensor(x.grad()).full_tensor();
@@ -501,7 +500,7 @@ TEST(SelectiveCheckpoint, KeepsResultsOfThisLibrarysOperators) {
   EXPECT_EQ(counted->recomputed_operators, 0);
 }
 
-// A recomputation does not repeat the collectives of an operator whose result is saved.
+// If an operator's result is saved, backward must not repeat the operator's collectives.
 TEST_ON_MESH(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary, {2}, {"tp"}) {
   const at::Tensor targets =
       distribute_tensor(at::arange(5, at::kLong), mesh, {Replicate{}}).tensor();
@@ -559,7 +558,7 @@ TEST(SelectiveCheckpoint, KeepsNothingThatIsNotReached) {
   const std::int64_t tensor = 64 * 32 * 4;
   const std::int64_t nothing = bytes_kept({});
   EXPECT_LT(nothing, 512);
-  EXPECT_EQ(bytes_kept(save_operators({"aten::mm"})) - nothing, tensor);  // one result of mm
+  EXPECT_EQ(bytes_kept(save_operators({"aten::mm"})) - nothing, tensor);  // the result of mm
 }
 
 TEST(SelectiveCheckpoint, FreesWhatItKeptAsBackwardUsesIt) {
@@ -585,7 +584,7 @@ TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
   EXPECT_EQ(inner->recomputations, 1);
 }
 
-// PyTorch's recomputation draws wrong numbers after a random operator whose result was saved.
+// PyTorch draws other numbers in the recomputation if a random operator's result was saved.
 TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKept) {
   const auto fn = [](const at::Tensor& x) {
     const at::Tensor y = std::get<0>(at::native_dropout(x.exp(), 0.5, true));
@@ -600,7 +599,7 @@ TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKep
   const Counted counted = keeping(save_operators({"aten::native_dropout"}));
   EXPECT_EQUAL(run(&counted), run(nullptr));
   EXPECT_EQ(counted->replayed_operators, 1);
-  // at::dropout allocates a mask, which a second operator fills in place.
+  // at::dropout calls two operators for its mask: one allocates, one fills the mask in place.
   const Counted all = keeping([](const OperatorCall&) { return true; });
   EXPECT_EQUAL(run(&all), run(nullptr));
 }
@@ -613,7 +612,7 @@ TEST(SelectiveCheckpoint, Refusals) {
             "checkpoint: the result of aten::mm, call 0 of its region, was saved and then modified "
             "in place; let the policy recompute it, or write to a copy");
   {
-    // matmul of (2, 3, 2) calls mm of (6, 2), and returns a view of mm's result.
+    // For a 3-D tensor, matmul calls mm and returns a view of the result of mm.
     const Counted counted = keeping(save_operators({"aten::mm"}));
     const auto fn = [](const at::Tensor& a, const at::Tensor& b) {
       return a.matmul(b).add_(1).sin();

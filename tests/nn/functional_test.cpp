@@ -82,7 +82,7 @@ TEST(Functions, AgreeWithCompositions) {
   }
 }
 
-/// add_rms_norm() returns a norm and a sum. The loss uses the norm, the sum, or both.
+/// Covers losses of the norm alone, of the sum alone, and of both results of add_rms_norm().
 TEST(RmsNorm, OfASumAgreesWithComposition) {
   for (const Precision& precision : kPrecisions) {
     for (const auto& factors : {std::pair(1.0, 0.5), std::pair(1.0, 0.0), std::pair(0.0, 1.0)}) {
@@ -200,7 +200,7 @@ struct Vocabulary {
   Placement out;
 };
 
-// Sharded vocabularies with uneven or empty shards, and a sharded hidden dimension.
+// Covers vocabularies with uneven or empty shards, and a sharded hidden dimension.
 TEST(DistributedEmbedding, AgreesWithOneRank) {
   for (const Vocabulary& v :
        {Vocabulary{9, Shard{0}, Partial{}}, Vocabulary{2, Shard{0}, Partial{}},
@@ -236,7 +236,7 @@ TEST_ON_MESH(DistributedEmbedding, LeavesTheGradientOfATablePending, {2}, {"dp"}
   EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Partial{}});
 }
 
-// If an index is out of range, all ranks must throw, not only the rank that looks up the index.
+// Only one rank looks up the wrong index, but all ranks must throw.
 TEST(DistributedEmbedding, NamesAnIndexOutOfRangeOnEveryRank) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});

@@ -24,7 +24,7 @@ inline std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& values) 
   return leaves;
 }
 
-/// Runs backward with a random gradient. Returns the result and the gradients of the inputs.
+/// Returns the result and, for a random gradient of the result, the gradients of the inputs.
 inline std::vector<at::Tensor> results_of(const GraphFunction& function,
                                           const std::vector<at::Tensor>& values) {
   const std::vector<at::Tensor> inputs = leaves_of(values);
@@ -46,7 +46,6 @@ inline at::Tensor leaf(at::IntArrayRef sizes, double seed) {
   return uniform_values(sizes, seed).requires_grad_();
 }
 
-/// Checkpoint options with counters for tests.
 struct Counted {
   nn::CheckpointOptions options{.counts = std::make_shared<nn::CheckpointCounts>()};
   const nn::CheckpointCounts* operator->() const { return options.counts.get(); }

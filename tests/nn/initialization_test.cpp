@@ -200,7 +200,7 @@ TEST(InitWeights, IsBitEqualOnMeshes) {
   expect_as_on_one_rank({2, 3}, {Shard{0}, Replicate{}});
 }
 
-/// A module with a parameter in a slot, and one that libtorch's register_parameter() registers.
+/// `weight` is a slot. `stray` is registered by libtorch's register_parameter(), without a slot.
 struct HalfIn : Module<HalfIn> {
   HalfIn() : stray(register_parameter("stray", at::ones({2}))) {
     weight = register_slot("weight", at::ones({2}));
@@ -211,7 +211,7 @@ struct HalfIn : Module<HalfIn> {
   at::Tensor stray;
 };
 
-/// A module with an undefined parameter, like the missing bias of a libtorch module.
+/// The parameter stays undefined, like the bias of a libtorch module without bias.
 struct WithoutBias : Module<WithoutBias> {
   WithoutBias() {
     weight = register_slot("weight", at::ones({2}));
@@ -221,7 +221,7 @@ struct WithoutBias : Module<WithoutBias> {
   Parameter weight;
 };
 
-/// A module that holds a libtorch module, which has no storage under MetaDevice.
+/// A module with a libtorch child, whose parameters have no storage under MetaDevice.
 struct HoldsStock : Module<HoldsStock> {
   HoldsStock() : fc(register_module("fc", torch::nn::Linear(2, 2))) {}
   at::Tensor forward(const at::Tensor& x) { return fc(x); }
