@@ -28,9 +28,9 @@ namespace tessera::checkpoint {
 /// the tensors of its parts. Persistent buffers are filled if the files contain these buffers; all
 /// other buffers keep their values (see nn::init_buffers).
 ///
-/// `model_name`: for files whose tensors have other names than in the model. Given a tensor's name
-/// in the files, the function returns the name in the model, or "" to skip the tensor. Throws Error
-/// if two tensors get the same name.
+/// `model_name`: a function for files that name tensors differently from the model. Given a
+/// tensor's name in the files, the function returns the name in the model, or "" to skip the
+/// tensor. Throws Error if two tensors get the same name.
 ///
 /// Collective over `world`: a failure on one rank is an Error on all ranks. Throws Error, before
 /// anything is changed:

@@ -133,11 +133,12 @@ class Communicator {
   /// Whether every call compares the collectives and purposes (set_purpose()) of the ranks, and
   /// throws Error if they differ.
   virtual bool compares_calls() const { return false; }
-  /// Compares the collectives with a purpose (set_purpose()) since the last comparison. If they
-  /// differ between ranks, every rank throws Error with the first calls that differ and their
-  /// ranks. The group stays usable. `local_error`: the message of an error on this rank, reported
-  /// to the other ranks as this rank's last call; "" for none. Collective between CPUs: waits for
-  /// no GPU work and counts no traffic. Does nothing in a group for which compares_calls() is true.
+  /// Compares, between the ranks, the collectives since the last comparison that have a purpose
+  /// (set_purpose()). If the collectives differ, every rank throws Error with the first calls that
+  /// differ and their ranks. The group stays usable. `local_error`: the message of an error on this
+  /// rank, reported to the other ranks as this rank's last call; "" for none. Collective between
+  /// CPUs: waits for no GPU work and counts no traffic. Does nothing in a group for which
+  /// compares_calls() is true.
   virtual void agree_on_calls([[maybe_unused]] const std::string& local_error = {}) {}
   /// Makes ranks that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}

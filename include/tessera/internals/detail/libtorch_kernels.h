@@ -19,9 +19,9 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// The namespace `composite` has libtorch's composite operators for direct calls. For some operators
-// Tessera registers a kernel that calls libtorch's composite implementation. The functions in at::
-// would dispatch to Tessera's kernel again.
+// The namespace `composite` has libtorch's composite operators for direct calls. For some of
+// the operators, Tessera registers a kernel. The kernel calls libtorch's implementation directly,
+// because the functions in at:: would dispatch to Tessera's kernel again.
 //
 // A new libtorch version can implement a composite operator differently. The tests of operators
 // find composite operators that do not work on distributed tensors; the canary test only checks

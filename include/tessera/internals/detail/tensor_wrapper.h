@@ -17,8 +17,8 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// A tensor with sizes, strides and autograd state, but without memory: a TensorWrapper wraps
-// another tensor. The public way to define a tensor type is __torch_dispatch__, in Python. In C++ a
+// A TensorWrapper wraps another tensor. The TensorWrapper has sizes, strides and autograd state,
+// but no memory. The public way to define a tensor type is __torch_dispatch__, in Python. In C++ a
 // tensor type is a subclass of c10::TensorImpl, which must set the fields of the base class itself.
 //
 // The functions are inline, because a wrapper is made for every result of every operator.
@@ -65,10 +65,9 @@ class TensorWrapper : public c10::TensorImpl {
   /// A faster constructor for an `inner` that has memory and is not an inference tensor. The
   /// wrapper shares the version counter of `inner`.
   ///
-  /// This constructor of TensorImpl does not change the dispatch keys. Because the keys of `inner`
-  /// lack autograd's keys, the constructor makes no version counter, which would be replaced
-  /// anyway, and saves an allocation for each tensor. TensorImpl only reads the device from
-  /// `storage`, so the storage can be borrowed.
+  /// The constructor of TensorImpl that this constructor calls keeps the given dispatch keys. The
+  /// keys lack autograd's keys, so no version counter is allocated, which would be replaced anyway.
+  /// TensorImpl only reads the device of `storage`, so `storage` is borrowed.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
       : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
                    inner.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,

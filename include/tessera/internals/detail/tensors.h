@@ -16,8 +16,8 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 // The version counter of a tensor counts writes, so that autograd detects that a saved tensor was
-// changed. Only Tensor::_version() is public, and throws for inference tensors. Writes without an
-// operator must be counted explicitly; wrappers share a counter.
+// changed. The only public function, Tensor::_version(), throws for inference tensors. Tessera
+// counts writes that no operator makes, and lets wrappers share a counter.
 //
 // The functions are inline, because views share counters in every call.
 //
