@@ -1,5 +1,5 @@
-// torch.ops.tessera: operators that make the library usable from Python. Python identifies a mesh
-// by a number. The standard environment variables configure the process group.
+// Operators of torch.ops.tessera, for Python. A mesh is an integer. Environment variables configure
+// the process group, as for torchrun.
 
 #include <torch/library.h>
 
@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-/// The meshes of this process; never destroyed, because tensors can outlive other objects at exit.
+/// The meshes of this process. Never destroyed, because tensors can outlive static objects.
 struct Meshes {
   static Meshes& instance() {
     static auto* meshes = new Meshes;
@@ -43,8 +43,7 @@ struct Meshes {
   }
 
  private:
-  /// The World (process groups) for a device type, created when the first mesh is made. The caller
-  /// must have locked the mutex.
+  /// Returns the World for a device type, made at the first call. The caller holds the mutex.
   const comm::WorldPtr& world(const std::string& device) {
     auto& made = worlds[device];
     if (!made) {
@@ -69,8 +68,8 @@ Placements parse(const std::vector<std::string>& texts) {
   return placements;
 }
 
-// Functions that implement operators, and convert arguments that a schema can express (numbers,
-// texts) to the library's types. A DistributedTensor converts to the tensor that it wraps.
+// Implementations of the operators. An operator schema has only simple types, so meshes are passed
+// as integers and placements as texts.
 
 at::Tensor from_local(const at::Tensor& local, std::int64_t mesh,
                       std::vector<std::string> placements,
@@ -87,7 +86,6 @@ std::vector<std::string> placements(const at::Tensor& tensor) {
   return texts;
 }
 
-/// Sets this thread's ReplicationScope permanently; returns the previous value.
 bool set_replication(bool replicate) {
   thread_local std::optional<ReplicationScope> scope;
   const bool before = plain_tensors_are_replicated();
@@ -95,8 +93,8 @@ bool set_replication(bool replicate) {
   return before;
 }
 
-// An operator that is defined together with its implementation is composite: libtorch
-// differentiates the operators that the implementation calls.
+// Operators that are defined together with a function are composite: autograd records the operators
+// that the function calls.
 TORCH_LIBRARY(tessera, library) {
   using Texts = std::vector<std::string>;
   library.def("init_device_mesh(str device, int[] shape, str[] names) -> int",
@@ -118,7 +116,7 @@ TORCH_LIBRARY(tessera, library) {
   library.def("to_local(Tensor tensor) -> Tensor",
               [](const at::Tensor& tensor) { return DistributedTensor(tensor).to_local(); });
   library.def("placements(Tensor tensor) -> str[]", &placements);
-  // Sets this rank's strictness outside of StrictScopes; returns the previous value.
+  // Sets whether this rank is strict without a StrictScope; returns the previous value.
   library.def("set_strict(bool strict) -> bool",
               [](bool strict) { return detail::RankState::here()->strict.exchange(strict); });
   library.def("set_replication(bool replicate) -> bool", &set_replication);

@@ -30,7 +30,7 @@
 namespace tessera::detail {
 namespace {
 
-/// Returns each tensor argument's position as text: "argument 1"; "argument 0[2]" in a list.
+/// Describes the position of each tensor argument: "argument 1"; in a list, "argument 0[2]".
 std::vector<std::string> places_of(const BoundCall& bound) {
   std::vector<std::string> places;
   for (std::size_t i = 0; i < bound.call.args.size(); ++i) {
@@ -72,14 +72,13 @@ std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-/// Whether the tensor is a plain number that requires a gradient, such as a rank's own loss.
+/// Whether a plain tensor has one element and requires grad, such as a rank's own loss.
 bool is_trained_number(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
 
 std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   const std::vector<at::Tensor>& tensors = bound.tensors;
-  // Advice for a call that would write plain values to a distributed tensor (torch::nn::init).
   if (std::ranges::any_of(written_inputs(call.info, bound), [&](std::size_t input) {
         return tessera::is_distributed(tensors[input]);
       })) {
@@ -110,7 +109,7 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
              : remedy;
 }
 
-/// Warns once per process and operator. Ranks that are threads share this process-wide warning.
+/// Warns once per process about an operator, also if ranks are threads of one process.
 void warn_once(const std::string& name) {
   static std::mutex mutex;
   // The set of names is never destroyed, because a thread can still warn while the process ends.
@@ -162,15 +161,14 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
 }
 
-/// Whether a plain argument has several elements, or is a number that requires a gradient. Ranks
-/// compare all other plain numbers, which libtorch's composed operators can make.
+/// Whether a call has a plain argument with several elements, or a plain number that requires grad.
+/// All other plain numbers are compared between ranks: libtorch's composed operators make them.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
 }
 
-/// The plain tensors that a call reads. An argument `out` is not included, because the call does
-/// not read its old values.
+/// Returns the plain tensors that a call reads. The values of an argument `out` are not read.
 std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   const auto arguments = call.arguments();
   std::vector<c10::IValue> read(arguments.begin(), arguments.end());
@@ -183,8 +181,8 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   return bind_call(call.info, read).tensors;
 }
 
-/// Checks the plain tensors of a call. The scopes of the forward do not apply to code that the
-/// program runs in a backward, so there the ranks compare the plain tensors.
+/// Throws Error for plain tensors that no scope declares replicated. In a backward the forward's
+/// scopes do not apply to the program's own code, so the ranks compare the plain tensors instead.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);
@@ -196,8 +194,8 @@ void check_plain(const PlannedCall& call) {
   }
 }
 
-/// Throws if a gradient is wanted from another library's operator that has no autograd kernel. (An
-/// operator that an autograd kernel calls runs with autograd's keys excluded.)
+/// Throws Error if an argument of another library's operator requires grad and the operator has no
+/// autograd kernel. (Operators that run inside an autograd kernel are below autograd.)
 void check_gradients(const PlannedCall& call) {
   if (!call.info.is_own || !at::GradMode::is_enabled() || is_below_autograd()) {
     return;
@@ -245,9 +243,9 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
   }
 }
 
-// Every rank has the same plan and the same scopes, so all ranks throw here, before any data is
-// moved. A plain number is compared at each call instead of once: if only some ranks remembered an
-// earlier comparison, all other ranks would wait.
+// All ranks have the same call plan and scopes, so all ranks throw before data is moved. Plain
+// numbers are compared at each call and not cached: if only some ranks had cached a comparison, the
+// other ranks would wait forever.
 void check_policy(const PlannedCall& call) {
   check_gradients(call);
   if (call.plan.takes_plain) {

@@ -16,30 +16,30 @@
 
 namespace tessera::detail {
 
-/// The target of a random fill: a local tensor that an at:: operator fills, and the random key.
+/// What a random operator of at:: fills: a local tensor, by the random key.
 struct RandomTarget {
   const at::Tensor& local;  ///< the tensor to fill; a plain tensor, not on the meta device
   const RandomPlace& place;
   RandomKey key;
 };
 
-/// A function that fills the target, below autograd, with random numbers. The operator's remaining
-/// arguments define the distribution. Throws Error for arguments that libtorch also refuses.
+/// A function that fills `target` with random numbers, below autograd. `arguments`: the operator's
+/// arguments, which define the distribution. Throws Error for arguments that libtorch refuses.
 using RandomFill = void (*)(const RandomTarget& target, std::span<const c10::IValue> arguments);
 /// Returns the function that fills a tensor for an operator with Trait::kRandomInplace, such as
 /// "uniform_"; nullptr for any other operator.
 RandomFill random_fill(std::string_view name);
 
-/// The end of an error message about an operator that draws sequentially. The message begins with
-/// the operator's name.
+/// The end of the error message for an operator that draws its numbers one after another. The
+/// message begins with the operator's name.
 inline constexpr const char* kDrawsInOrder =
     " draws its numbers one after another, so that ranks with different parts of one tensor can't "
     "draw what one rank does; draw before forward, or uniform, normal, exponential or Bernoulli "
     "numbers, which are drawn by element";
 
-/// In this scope, a tensor that this thread fills with random numbers counts as computed from the
-/// tensor `source`. Composed operators (dropout) need the scope, because they fill a new tensor,
-/// which has no autograd history of their input.
+/// While a RandomSourceScope exists, a tensor that this thread fills counts as computed from
+/// `source`. Composed operators, such as dropout, need the scope: they fill a new tensor, which
+/// autograd does not connect to their input.
 class RandomSourceScope : NoCopy {
  public:
   explicit RandomSourceScope(at::Tensor source);

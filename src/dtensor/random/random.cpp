@@ -30,7 +30,7 @@ namespace tessera {
 
 namespace {
 
-/// Restricts `whole` to the rows `part`. Local index 0 is then the first element of these rows.
+/// Returns the elements of `whole` in the rows of one part. Index 0 is the part's first element.
 detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRows& part) {
   detail::RandomPlace place = whole;
   place.elements.sizes[0] = part.run * part.groups;
@@ -70,8 +70,7 @@ std::uint64_t stream_of(const char* name) {
   return hash;
 }
 
-// Derives stream number `index` by MurmurHash3's finaliser, applied to `stream` + (`index` + 1) *
-// the golden ratio.
+// The finaliser of MurmurHash3, applied to stream + (index + 1) * 2^64 / golden ratio.
 std::uint64_t substream(std::uint64_t stream, std::uint64_t index) {
   std::uint64_t x = stream + (index + 1) * 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDULL;
@@ -99,14 +98,14 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
   fill(tensor, kernels::Bernoulli{p}, key);
 }
 
-// A rank's sequence of random operators, and libtorch's generator for gathered tensors. Every rank
-// counts its own random operators; manual_seed requires equal calls on all ranks.
+// The state of a rank's random operators, and libtorch's generator for operators that run on
+// gathered tensors. After manual_seed(), all ranks must call the same random operators.
 
 namespace {
 
-/// The mutex of the process's default generators, which ranks that are threads of one process
-/// share. A rank holds the mutex for one operator on local tensors, without waiting for other
-/// ranks.
+/// Protects the default generators of the process, which ranks share if they are threads. A rank
+/// holds the lock for one operator on local tensors, so no rank waits for another rank's
+/// collective.
 std::mutex& turns() {
   static std::mutex mutex;
   return mutex;
@@ -131,8 +130,8 @@ void set_random_state(RandomState state) {
 namespace detail {
 
 RandomKey next_random_key() {
-  // The key of random operators uses its own stream name, because a program's streams are named
-  // after its parameters.
+  // The stream "at::" does not collide with the streams of a program, which are named after the
+  // program's parameters.
   const auto rank = RankState::here();
   const std::lock_guard lock(rank->mutex);
   return {rank->random.seed, substream(stream_of("at::"), rank->random.calls++)};
@@ -142,21 +141,20 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
     : turn_(turns()),
       generator_(at::globalContext().defaultGenerator(device)),
       outer_(generator_.get_state()) {
-  // Locks the mutex of the generator, because other threads of libtorch can draw from the
-  // generator. The seed is one number, which combines the seed and the stream of the random key.
+  // Other threads of libtorch may draw from the generator, so its mutex is locked. A generator has
+  // only one seed, which combines the seed and the stream of `key`.
   std::lock_guard lock(generator_.mutex());
   generator_.set_current_seed(key.seed ^ key.stream);
 }
 
 SeededGenerator::~SeededGenerator() {
-  // Restores the generator's state, because the program's own draws from the generator must not
-  // depend on the scope's seed.
+  // Restores the state of the generator for draws of the program.
   generator_.set_state(outer_);
 }
 
-// Functions that find the elements for which a rank draws random numbers. In the batch dimension,
-// by convention dimension 0, BatchRows gives this rank's rows. In other dimensions the layout gives
-// this rank's shard. A plain tensor is equal on all ranks, except for its rows.
+// Functions that find the global elements for which this rank draws random numbers. Along dimension
+// 0, the batch, BatchRows tells this rank's rows; along other dimensions, the layout tells this
+// rank's shard. A plain tensor is equal on all ranks, except along the batch.
 
 namespace {
 
@@ -170,7 +168,7 @@ bool is_parameter(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad() && tensor.is_leaf();
 }
 
-/// Returns a list of blocks of the global tensor, because a shard can consist of several ranges.
+/// Returns the elements of this rank's shard, as a list of blocks of the global tensor.
 RandomPlace place_of_shard(const at::Tensor& tensor) {
   const ShardingSpec& spec = sharding_spec(tensor);
   TESSERA_CHECK(
@@ -195,7 +193,7 @@ RandomPlace own_place(const at::Tensor& tensor) {
 void fill_random(const at::Tensor& local, const RandomPlace& place,
                  const kernels::Distribution& distribution, RandomKey key) {
   const kernels::PhiloxKey philox{key.seed, key.stream};
-  // The tensor to fill is detached, so that a parameter can be filled without autograd.
+  // detach(), so that a leaf that requires grad can be written.
   const at::Tensor plain = local.detach();
   if (plain.sizes() == c10::IntArrayRef(place.local_sizes)) {
     return kernels::fill_random(plain, place.elements, distribution, philox);
@@ -219,8 +217,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
     return values;
   }
   settled_ = true;
-  // Loops from the innermost mesh dimension outwards: ranks that are neighbours on the innermost
-  // mesh dimension have consecutive rows.
+  // Ranks that are neighbours on the innermost mesh dimension have consecutive rows of the batch,
+  // so the loop begins at the innermost dimension.
   std::int64_t rows = sizes_ ? sizes_->front() : 0;
   values.push_back(rows == 1 ? 1 : 0);
   for (auto dim = dims_.rbegin(); dim != dims_.rend(); ++dim) {
@@ -246,8 +244,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
   return values;
 }
 
-/// Whether a tensor of `sizes` has a row for each row of the forward's input: its first dimension
-/// is the input's first dimension, or the product of the first dimensions of the input.
+/// Whether a tensor of `sizes` has a row for each row of the forward's input. Its first dimension
+/// is then the first dimension of the input, or a product of the input's first dimensions.
 bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
   const std::int64_t rows = sizes_->front();
   const auto refuse = [&](const char* why) {
@@ -260,8 +258,8 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   if (sizes.empty() || is_parameter(call.source)) {
     return false;
   }
-  // A first dimension of size 1 can mean one row of the batch, or a tensor without rows. Sizes do
-  // not show which, so all ranks throw together, and no rank waits for a collective.
+  // A first dimension of size 1 is ambiguous: one row of the batch, or no batch dimension. All
+  // ranks throw here, so that no rank waits for a collective.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
     refuse("a rank has just one, on which no size shows whether this is drawn for rows");
@@ -271,7 +269,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   }
   const bool divides = sizes[0] % rows == 0;
   if (!divides) {
-    // A tensor computed from the input has a multiple of the input's rows, or one row.
+    // A tensor computed from the input has a multiple of the input's rows, or one row for all.
     if (call.source.defined() && sizes[0] != 1) {
       refuse("its first dimension is not a multiple of that");
     }
@@ -282,7 +280,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     folded *= size;
     return sizes[0] == folded;
   });
-  // If an operator transposes its input, the tensor can have sizes (sequence, batch, features).
+  // The sizes may be (sequence, batch, features), if the program has transposed its input.
   if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
     refuse("its second dimension may be the batch");
   }
@@ -311,7 +309,7 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
       "this rank has is not known; pass the batch to forward, or say so with a BatchPart");
   settle();
   if (begins_with_rows(call, sizes)) {
-    // The global index of the first element of this rank's rows, which have equal sizes.
+    // The number of elements in the rows of earlier ranks.
     place.elements.first_element = before_ * (numel / sizes_->front());
     place.is_part = true;
   }
@@ -323,7 +321,7 @@ RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<
   if (outer_ == nullptr) {
     return;
   }
-  // If a BatchPart declares this rank's rows, shards that to_local() has returned do not matter.
+  // A BatchPart tells this rank's rows, so results of to_local() need no error.
   hands_out_parts_ = outer_->hands_out_parts_ && (rows_ == nullptr || !rows_->is_given());
   rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
 }
@@ -349,7 +347,7 @@ RandomPlace RandomRegion::place_of(const RandomCall& call) {
     }
   }
   RandomPlace place = find_place(call);
-  if (c10::GradMode::is_enabled()) {  // a recomputed forward repeats these random numbers
+  if (c10::GradMode::is_enabled()) {  // saved for the recomputation of this forward
     places.insert_or_assign(key, place);
   }
   return place;
@@ -407,14 +405,11 @@ RandomRegionScope::RandomRegionScope(RandomRegionPtr region, bool replays)
       guard_(random_region() != nullptr ? c10::DispatchKeySet(kRandomKey) : c10::DispatchKeySet()) {
 }
 
-// Functions that fill a tensor with random numbers for the operators of at::.
-
 namespace {
 
 using Arguments = std::span<const c10::IValue>;
 
-/// Makes random numbers in fp64, the type in which uniform numbers are transformed to other
-/// distributions.
+/// Draws random numbers in fp64, from which other distributions are computed.
 at::Tensor numbers(const RandomTarget& target, const kernels::Distribution& distribution,
                    RandomKey key) {
   auto values = at::empty(target.local.sizes(), target.local.options().dtype(at::kDouble));
@@ -426,7 +421,7 @@ at::Tensor uniform_numbers(const RandomTarget& target) {
   return numbers(target, kernels::Uniform{0, 1}, target.key);
 }
 
-/// Whether `value`, perhaps after rounding, is in the range of the element type.
+/// Whether `value` is in the range of the type; rounding is permitted.
 bool holds(c10::ScalarType type, double value) {
   return AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, type, "holds", [&] {
     using Limits = std::numeric_limits<scalar_t>;
@@ -435,9 +430,9 @@ bool holds(c10::ScalarType type, double value) {
   });
 }
 
-// The functions that fill a tensor, one for each random operator. Kernels draw uniform, normal and
-// Bernoulli numbers, with the same bits on CPU and CUDA. libtorch functions compute the numbers of
-// all other distributions from uniform numbers.
+// Functions that fill a tensor, for each random operator of at::. Kernels draw uniform, normal and
+// Bernoulli numbers, bit-equal on CPU and CUDA. The numbers of other distributions are computed by
+// libtorch from uniform numbers.
 
 void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();

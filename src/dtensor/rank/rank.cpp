@@ -17,8 +17,8 @@
 
 namespace tessera::detail {
 
-// Finds the rank that a thread works for. An autograd node stores the number of the thread that
-// made the node, so autograd's threads find the rank without any registration.
+// Finds the rank for which a thread works. An autograd node stores a number of the thread that made
+// the node, so an autograd thread finds the rank by the node that it runs.
 
 namespace {
 
@@ -92,9 +92,9 @@ void call_at_end_of_backward(std::function<void()> callback) {
   });
 }
 
-// Pending redistributions (RedistributeOptions::async). The queue of transfers is for process
-// groups whose wait() blocks the thread: two ranks that wait for the same collectives in different
-// orders would deadlock. With NCCL a wait is a stream event, and no transfer enters the queue.
+// Asynchronous redistributions (RedistributeOptions::async). TransferQueue is needed for process
+// groups whose wait() blocks the thread: two ranks that wait for collectives in different orders
+// would deadlock. With NCCL, wait() does not block the thread, and the queue is empty.
 
 std::uint64_t TransferQueue::next_number() {
   const std::lock_guard lock(mutex_);
@@ -107,8 +107,8 @@ void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
   entries_.push_back({number, group, transfer});
 }
 
-/// Removes from the queue the oldest transfer whose number is lower than `number` and whose result
-/// is still referenced, and returns the transfer. Returns nullptr if there is none.
+/// Removes and returns the oldest transfer with a number lower than `number`. Skips transfers that
+/// no longer exist. Returns nullptr if there is none.
 std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Transfer> transfer;
@@ -120,8 +120,8 @@ std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
 }
 
 void TransferQueue::finish_before(std::uint64_t number) {
-  // take_before() removes the transfer from the queue before it is finished, because finish() of
-  // the transfer calls finish_before() for older transfers.
+  // The transfer must leave the queue before finish(), because finish() itself calls
+  // finish_before() for older transfers.
   while (const auto transfer = take_before(number)) {
     try {
       transfer->finish();
@@ -151,7 +151,7 @@ void finish_transfers() {
 
 void finish_transfers_on(const comm::Communicator& group) {
   const auto rank = RankState::here();
-  // Transfers leave the queue only at its front, so this rank also waits for all earlier transfers.
+  // Transfers finish in order, so this call also finishes earlier transfers on other groups.
   rank->transfers.finish_before(rank->transfers.end_of(group));
 }
 
@@ -177,8 +177,8 @@ Transfer::~Transfer() {
 }
 
 const at::Tensor& Transfer::finish() {
-  // A second thread that calls finish() waits for this lock and then finds the result. This thread
-  // finishes older transfers under the lock, so all threads lock younger transfers first.
+  // If two threads call finish(), the second thread waits here for the result. complete() finishes
+  // older transfers under this lock, so every thread locks newer transfers before older transfers.
   const std::lock_guard lock(mutex_);
   if (started_.rest != nullptr) {
     complete();
@@ -190,7 +190,7 @@ const at::Tensor& Transfer::finish() {
 }
 
 void Transfer::complete() {
-  // `started_` is emptied first: the transfer counts as finished even if its collective has failed.
+  // `started_` is emptied first, so that a failed transfer also counts as finished.
   const auto started = std::exchange(started_, {});
   if (in_order_) {
     rank_->transfers.finish_before(number_);
@@ -211,22 +211,20 @@ comm::Communicator& flush_pending_transfers(comm::Communicator& group) {
   return group;
 }
 
-// The classes StrictScope and ReplicationScope, which plan/policy.cpp checks at each call.
-
 bool is_strict() {
   const bool* scope = detail::CarriedScope<detail::Carried::kStrict, bool>::active();
   return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
 }
 
-// Each thread has a flag `replicates`, because ranks may be threads. A backward ignores the flag.
+// The flag `replicates` belongs to a thread, because ranks may be threads of one process.
 ReplicationScope::ReplicationScope(bool replicate)
     : outer_(std::exchange(detail::RankThread::here().replicates, replicate)) {}
 ReplicationScope::~ReplicationScope() {
   detail::RankThread::here().replicates = outer_;
 }
 
-// Plain tensors that gradient formulas make from numbers are equal on all ranks. Plain tensors that
-// the program's hooks and functions make in a backward can differ between ranks.
+// In a backward, plain tensors of libtorch's gradient formulas are equal on all ranks; plain
+// tensors of the program's hooks and functions may differ between ranks.
 bool plain_tensors_are_replicated() {
   return detail::RankThread::here().replicates ||
          detail::backward_code() == detail::BackwardCode::kFormula;
@@ -243,12 +241,12 @@ std::int64_t implicit_redistributions() {
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}
 
-// Hides the active OperatorMode. The fallback still runs calls on plain tensors, unchanged.
+// While the scope exists, no OperatorMode is active; calls on plain tensors run as usual.
 OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 
 OperatorMode* active_operator_mode() {
-  // This function runs at each dispatch, so a quick test comes first: the included keys are in the
-  // thread's own memory. The slower search for the mode walks the list of the thread's debug info.
+  // This function runs at each dispatch. The test of the included keys is cheap; the search for the
+  // OperatorMode in libtorch's thread-local debug info is slower.
   if (!detail::is_included(detail::kDistributedKey)) {
     return nullptr;
   }
@@ -259,8 +257,8 @@ OperatorMode* active_operator_mode() {
 
 namespace detail {
 
-// The flag makes_meta belongs to the thread instead of the rank. The thread suffices, because
-// modules are never made in a backward, which can run on another thread.
+// The flag makes_meta belongs to a thread and not to the rank, because modules are never made on
+// the threads that run backward.
 MetaFactoryGuard::MetaFactoryGuard()
     : outer_(std::exchange(RankThread::here().makes_meta, true)), guard_(kDistributedKey) {}
 MetaFactoryGuard::~MetaFactoryGuard() {

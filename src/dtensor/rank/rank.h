@@ -22,10 +22,9 @@
 
 namespace tessera::detail {
 
-/// During this scope, operators on local tensors go directly to their backend: without autograd,
-/// view tracking, kDistributedKey (which a MetaDevice scope would otherwise include), and random
-/// numbers by element (plain_random.cpp). Work on local tensors inside a call needs this scope,
-/// because autograd has already recorded the call, and a plain argument may require grad.
+/// While a BelowAutograd exists, operators on local tensors go directly to their backend: without
+/// autograd, view tracking, kDistributedKey and kRandomKey. Work on local tensors inside a call
+/// needs this scope: autograd has already recorded the call, and a plain argument may require grad.
 class BelowAutograd {
  public:
   BelowAutograd()
@@ -36,8 +35,8 @@ class BelowAutograd {
   ExcludeKeys guard_;
 };
 
-/// During this scope, operators do not reach the fallback on kDistributedKey. The fallback uses the
-/// scope when it redispatches a call to another kernel. Autograd is not affected.
+/// While a BelowFallback exists, operators do not reach the fallback on kDistributedKey. The
+/// fallback needs the scope to redispatch a call to another kernel. Autograd is not affected.
 class BelowFallback {
  public:
   BelowFallback() : guard_(kDistributedKey) {}
@@ -46,29 +45,29 @@ class BelowFallback {
   ExcludeKeys guard_;
 };
 
-/// A collective that was started (null if none was needed), and the remaining work on its result.
+/// A started collective (null if none was needed), and the function that computes its result.
 struct Started {
   comm::WorkPtr work;
   std::function<at::Tensor()> rest;
 };
 
-/// Waits for the collective, does the remaining work, and returns the result.
+/// Waits for `started.work` and returns the result of `started.rest`.
 at::Tensor finish(const Started& started);
 
 class Transfer;
 
-/// A rank's transfers that have started and not finished, oldest first. The user of a result owns
-/// the transfer, so the queue has weak references. The destructor of an unused transfer finishes
-/// the transfer. Thread safe: a backward can finish a transfer that the forward has started.
+/// A rank's unfinished transfers, oldest first. The tensor that needs a transfer's result owns the
+/// transfer; the queue has weak references. Thread safe: a backward can finish a transfer that the
+/// forward has started.
 class TransferQueue {
  public:
   std::uint64_t next_number();
   void add(std::uint64_t number, const comm::Communicator* group,
            const std::shared_ptr<Transfer>& transfer);
-  /// Finishes all transfers with a lower number than `number`. A failed transfer stores its
-  /// exception and throws it when its result is used.
+  /// Finishes all transfers with a lower number than `number`. Does not throw: a failed transfer
+  /// throws when its result is used.
   void finish_before(std::uint64_t number);
-  /// One more than the number of the last transfer on process group `group`; 0 if there is none.
+  /// Returns the number of the last transfer on `group`, plus one; 0 if `group` has no transfer.
   std::uint64_t end_of(const comm::Communicator& group);
 
  private:
@@ -86,22 +85,20 @@ class TransferQueue {
 
 struct TESSERA_API RankState;
 
-/// An asynchronous collective, for whose result any thread waits later.
-///
-/// If wait() blocks the host, a rank waits for its transfers in the order of their start, not in
-/// the order in which results are used. Otherwise ranks that use results in different orders would
-/// deadlock.
+/// An asynchronous collective, for whose result any thread can wait. A rank finishes its transfers
+/// in the order in which they were started, if wait() blocks the host. If each rank waited in the
+/// order in which it uses results, ranks could deadlock.
 class Transfer : NoCopy {
  public:
-  /// Starts a transfer and adds the transfer to the rank's queue. Returns nullptr if the device
-  /// preserves the order of collectives, so that no queue is needed.
+  /// Adds a transfer to the queue of this rank. Without a `group`, the device keeps collectives in
+  /// order, and the transfer is not added to the queue.
   static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
   Transfer(Started started, bool in_order);
-  /// Finishes a transfer whose result was not used, because other ranks need it; ignores failures.
+  /// Finishes an unused transfer, because other ranks wait for its collective. Ignores failures.
   ~Transfer();
 
-  /// Waits for the transfer and returns its result. If the collective failed, rethrows the
-  /// collective's exception at every call.
+  /// Waits for the transfer and returns its result. After a failure, every call throws the
+  /// exception of the collective.
   const at::Tensor& finish();
 
  private:
@@ -117,10 +114,10 @@ class Transfer : NoCopy {
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 
-/// Waits for all transfers of this rank, before a synchronous collective. A failed transfer throws
-/// when its result is used.
+/// Finishes all transfers of this rank. Called before a synchronous collective. Does not throw: a
+/// failed transfer throws when its result is used.
 void finish_transfers();
-/// Waits for all transfers up to the last transfer on process group `group`.
+/// Finishes all transfers up to the last transfer on `group`.
 void finish_transfers_on(const comm::Communicator& group);
 
 }  // namespace tessera::detail
@@ -128,20 +125,20 @@ void finish_transfers_on(const comm::Communicator& group);
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// The state of a rank that persists between operator calls. A rank is a thread, together with the
+/// The state of a rank between operator calls. Threads that share it: the rank's own thread and the
 /// autograd threads that run its backward.
 struct RankState {
-  /// Returns the state of the rank for which this thread works. In a backward this is the rank of
-  /// the thread that ran the forward. A node made during a backward (create_graph) belongs to the
-  /// thread that ran this backward.
+  /// Returns the state of the rank for which this thread works. In a backward, this is the rank
+  /// whose thread ran the forward. For a node made in a backward (create_graph), it is the rank of
+  /// the thread that ran that backward.
   static std::shared_ptr<RankState> here();
   RankState();
 
   std::atomic<std::int64_t> implicit_redistributions = 0;
-  std::atomic<bool> strict;  ///< whether calls are strict outside of every StrictScope
+  std::atomic<bool> strict;  ///< whether a StrictScope is assumed where the program has none
   TransferQueue transfers;
 
-  std::mutex mutex;  ///< protects the member `random`
+  std::mutex mutex;  ///< protects `random`
   RandomState random;
 };
 
@@ -150,23 +147,23 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// The state of one thread of a rank. All threads of a rank share one RankState, but each thread,
-/// such as a thread that runs a backward, has its own RankThread.
+/// The state of one thread. The threads of a rank share one RankState; each thread has its own
+/// RankThread.
 struct RankThread : private NoCopy {
   static RankThread& here();
   RankThread();
   ~RankThread();
 
-  const std::uint64_t thread;             ///< number of the thread, as stored in autograd nodes
+  const std::uint64_t thread;             ///< the thread's number in autograd nodes
   const std::shared_ptr<RankState> rank;  ///< the thread's rank, registered while the thread exists
-  /// The rank whose end-of-backward callback this thread is running; nullptr if none is running.
+  /// The rank whose end-of-backward callback runs on this thread; nullptr if there is none.
   std::shared_ptr<RankState> rank_of_callback;
 
-  bool replicates = false;  ///< argument of this thread's innermost ReplicationScope
+  bool replicates = false;  ///< value of the innermost ReplicationScope
   bool makes_meta = false;  ///< whether this thread is inside a MetaFactoryGuard
-  const bool checks_calls;  ///< value of TESSERA_DEBUG, read once because each read is slow
+  const bool checks_calls;  ///< TESSERA_DEBUG at the thread's start, because each read is slow
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running
-  at::Tensor random_source;          ///< value of the thread's innermost RandomSourceScope
+  at::Tensor random_source;          ///< `source` of the innermost RandomSourceScope
 };
 
 }  // namespace tessera::detail

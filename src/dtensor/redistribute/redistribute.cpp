@@ -35,16 +35,16 @@
 
 namespace tessera::detail {
 
-// Index arithmetic of redistribution steps. A digit is a sub-dimension of a tensor dimension, which
-// mesh dimensions split (see Layout). The functions compute the positions of a digit that each rank
-// has before and after a step, and the sizes of the local tensor before and after the digit. A step
-// views the local tensor as (before, digit, after), or with five dimensions if the step has two
-// digits (all-to-all). All functions are pure: a rank can compute the chunks of any rank.
+// Index arithmetic of redistribution steps. A Digit is a factor of a tensor dimension's size that
+// mesh dimensions split (see Layout). A step views the local tensor as (before, digit, after); an
+// all-to-all has two Digits and five view dimensions. The functions compute these sizes, and the
+// positions of a Digit that each rank has before and after a step. The functions are pure: every
+// rank can compute the positions of all ranks.
 
 namespace {
 
-/// The number of positions that this rank has if mesh dimensions split `extent` positions one after
-/// another. Each mesh dimension splits the chunk that results from the previous mesh dimension.
+/// Returns this rank's number of positions after mesh dimensions have split `extent` positions one
+/// after another: each mesh dimension splits the chunk from the mesh dimension before.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -53,8 +53,8 @@ std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
   return extent;
 }
 
-/// Returns the local sizes of the digits (sub-dimensions, see Layout) of dimension `dim`. An
-/// unsharded dimension counts as a single digit.
+/// Returns the local sizes of the Digits (factors of the dimension's size) of tensor dimension
+/// `dim`. An unsharded dimension counts as a single Digit.
 std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int64_t size,
                                         const DeviceMesh& mesh) {
   if (layout.digits(dim).empty()) {
@@ -62,19 +62,19 @@ std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int6
   }
   std::vector<std::int64_t> extents;
   for (const auto& digit : layout.digits(dim)) {
-    // An extent of 0 stands for the size of the whole dimension, which has a single digit.
+    // The extent 0 stands for `size`: the Digit is the whole tensor dimension.
     extents.push_back(local_extent(digit.extent == 0 ? size : digit.extent, mesh, digit.mesh_dims));
   }
   return extents;
 }
 
-/// The digit (sub-dimension, see Layout) that a redistribution step splits or gathers.
+/// The Digit (factor of a tensor dimension's size) that a redistribution step splits or gathers.
 struct StepDigit {
   LayoutPtr layout;
   int dim;
   std::size_t digit;
 
-  /// Returns the digit (sub-dimension) of tensor dimension `dim` that `mesh_dim` splits.
+  /// Returns the Digit (factor) of tensor dimension `dim` that mesh dimension `mesh_dim` splits.
   static StepDigit cut_by(LayoutPtr layout, int dim, int mesh_dim) {
     const auto& digits = layout->digits(dim);
     const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
@@ -85,8 +85,8 @@ struct StepDigit {
     return {layout, dim, static_cast<std::size_t>(digit - digits.begin())};
   }
 
-  /// Returns how many positions of this digit (sub-dimension) this rank has after an all-gather
-  /// over `mesh_dims`, which must be the last mesh dimensions that split the digit.
+  /// Returns how many positions of the Digit (factor of a tensor dimension's size) this rank has
+  /// after an all-gather over `mesh_dims`, the last mesh dimensions that split the Digit.
   std::int64_t gathered_extent(c10::IntArrayRef sizes, const DeviceMesh& mesh,
                                const std::vector<int>& mesh_dims) const {
     const Digit& own = layout->digits(dim)[digit];
@@ -96,22 +96,22 @@ struct StepDigit {
   }
 };
 
-/// Returns the sizes (before, between..., after) of a contiguous local tensor with `layout`, viewed
-/// so that each of `digits` (sub-dimensions) is one dimension. `digits` is sorted by `dim`.
+/// Returns the sizes around the Digits (factors of dimension sizes) of a step: (before, after) for
+/// one Digit, (before, between, after) for two. `digits` is sorted by tensor dimension.
 std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, LayoutPtr layout,
                                          c10::IntArrayRef sizes, const DeviceMesh& mesh) {
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // For a dimension with a StepDigit, reads the layout of the StepDigit: an all-to-all gathers a
-    // digit of the old layout and splits a digit of the new layout. Sizes before the digit belong
-    // to the current product, sizes after the digit to the next product.
+    // The Digits (factors of dimension sizes) of a step may have different layouts: an all-to-all
+    // gathers a Digit of the old layout and splits a Digit of the new layout. The sizes in a
+    // dimension with such a Digit are sizes of the Digit's own layout.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
     for (const auto& [i, extent] : ranges::views::enumerate(extents)) {
       if (has_digit && next->digit == i) {
-        products.push_back(1);  // the digit's own size is in no product
+        products.push_back(1);  // the size of the Digit itself is left out
       } else {
         products.back() *= extent;
       }
@@ -123,21 +123,20 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   return products;
 }
 
-/// A contiguous range of positions of a digit (sub-dimension).
+/// A contiguous range of positions along a tensor dimension, or along a factor of its size.
 struct Chunk {
   std::int64_t offset = 0;
   std::int64_t size = 0;
 };
 
-/// Returns the ranks' chunks of a digit (sub-dimension) with `extent` positions, in the rank order
-/// of mesh.group(mesh_dims). Each mesh dimension splits the chunks of the previous mesh dimension.
+/// Returns the chunk of each rank of mesh.group(mesh_dims) if these mesh dimensions split `extent`
+/// positions one after another.
 std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
                              const std::vector<int>& mesh_dims) {
   std::vector<Chunk> chunks{{0, extent}};
   for (const int dim : mesh_dims) {
     const auto count = mesh.size(dim);
-    // Splits each chunk by the next mesh dimension. In the result, as in the rank numbers of a
-    // process group, the coordinate on the last mesh dimension changes fastest.
+    // The coordinate on the last mesh dimension varies fastest, as in the process group.
     std::vector<Chunk> finer;
     for (const auto& [chunk, i] :
          ranges::views::cartesian_product(chunks, ranges::views::iota(std::int64_t{0}, count))) {
@@ -149,12 +148,11 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   return chunks;
 }
 
-/// Whether only chunks at the end are shorter than the first chunk. If true, all chunks, padded to
-/// the first chunk's size, follow one another in order and without gaps.
+/// Whether each non-empty chunk begins at its index times the size of the first chunk. Chunks that
+/// are padded to this size then follow one another in order.
 bool only_last_are_short(const std::vector<Chunk>& chunks) {
   const auto full = chunks.front().size;
   for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
-    // Skips empty chunks, which have no positions that could be out of order.
     if (chunk.size > 0 && chunk.offset != full * static_cast<std::int64_t>(i)) {
       return false;
     }
@@ -181,7 +179,7 @@ at::Tensor flat(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
 }
 
-/// Returns the tensor as input of a collective: a complex number becomes two real numbers.
+/// Returns a view as real numbers, because collectives do not support complex numbers.
 at::Tensor reals(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
 }
@@ -190,9 +188,8 @@ Started without_collective(const at::Tensor& tensor) {
   return {nullptr, [tensor] { return tensor; }};
 }
 
-/// Throws Error for a type that cannot be reduced. The planner of redistributions does not know
-/// types, and check_partials checks a program's requests earlier, with a message for the user. So a
-/// failure here is a bug of the library.
+/// Throws Error for a type that cannot be reduced. The user's requests were checked before, by
+/// check_partials. The planner does not know types, so an error here is a bug of the library.
 void check_reducible(const Step& step, const at::Tensor& tensor) {
   TESSERA_CHECK(is_reducible(tensor.scalar_type(), step.op), "internal: a tensor of ",
                 tensor.scalar_type(), " cannot be reduced with ", to_string(step.op));
@@ -207,7 +204,7 @@ at::Tensor padded(const at::Tensor& tensor, std::int64_t numel) {
   return result;
 }
 
-/// The gathered tensor, viewed as (before, extent, after), and each rank's chunk of `extent`.
+/// A tensor viewed as (before, extent, after); rank i has the positions chunks[i] of `extent`.
 struct ChunkedView {
   std::int64_t before, extent, after;
   std::vector<Chunk> chunks;
@@ -215,12 +212,12 @@ struct ChunkedView {
   const Chunk& own_chunk(const Step& step, const DeviceMesh& mesh) const {
     return chunks[group_rank(mesh, step.mesh_dims)];
   }
-  /// Whether the chunks of all ranks are one after another in memory, as a collective needs.
+  /// Whether the ranks' chunks follow one another in memory, as collectives require.
   bool is_in_order() const { return before == 1 && only_last_are_short(chunks); }
 };
 
-/// `sharded`: either the layout before the step or the layout after the step, whichever shards
-/// tensor dimension Step::dim over the mesh dimensions Step::mesh_dims.
+/// `sharded`: the layout before or after the step that shards the tensor dimension `step.dim` over
+/// the mesh dimensions `step.mesh_dims`.
 ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
                          c10::IntArrayRef sizes) {
   const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());
@@ -261,8 +258,8 @@ at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const Chunked
   return result;
 }
 
-/// An all-to-all on this rank. The local tensor is viewed as (before, digit, between, digit,
-/// after): one digit (sub-dimension of a tensor dimension) is gathered, the second digit is split.
+/// An all-to-all on this rank, which gathers one Digit (factor of a tensor dimension's size) and
+/// splits another Digit. The local tensor is viewed as (before, Digit, between, Digit, after).
 class AllToAll {
  public:
   AllToAll(const Step& step, const DeviceMesh& mesh, c10::IntArrayRef sizes)
@@ -277,22 +274,22 @@ class AllToAll {
     to_ = chunks_of(scattered_, mesh, step.mesh_dims);
   }
 
-  /// Whether no rank of the process group has anything to send. Computed from whole sizes instead
-  /// of this rank's chunks, so that all ranks of the process group get the same answer.
+  /// Whether no rank has anything to send. Computed from global sizes, so that all ranks of the
+  /// process group get the same result.
   bool is_empty() const {
     return rest() * scattered_ * (from_.back().offset + from_.back().size) == 0;
   }
   std::int64_t own_gathered_extent() const { return from_[me_].size; }
   std::int64_t scattered_extent() const { return scattered_; }
 
-  /// Returns the five sizes of the viewed tensor, given the sizes of its two digits.
+  /// The five sizes of the view if its two Digits (factors) have the given sizes.
   std::vector<std::int64_t> shape(std::int64_t gathered, std::int64_t scattered) const {
     return {around_[0], gather_first_ ? gathered : scattered, around_[1],
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
-  /// Copies the elements for each rank into one buffer. Makes no copy if the scattered dimension of
-  /// the view comes first, because the chunks of this dimension are then in order.
+  /// Copies the elements into one buffer, ordered by receiving rank. If the dimension that is split
+  /// comes first, the elements are in this order already, and nothing is copied.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
       return local.view({-1});
@@ -304,7 +301,7 @@ class AllToAll {
     return at::cat(blocks);
   }
 
-  /// After the all-to-all, joins the elements from all ranks along the gathered dimension.
+  /// Joins the elements from all ranks along the dimension that is gathered.
   at::Tensor unpack(const at::Tensor& received) const {
     if (gather_dim() == 1 && around_[0] == 1) {
       return received;
@@ -319,8 +316,8 @@ class AllToAll {
     return at::cat(blocks, gather_dim()).view({-1});
   }
 
-  /// How many real numbers this rank sends to and receives from each rank, with `reals_each` real
-  /// numbers per element.
+  /// Numbers that this rank sends to each rank, or receives from each rank. `reals_each`: 2 for
+  /// complex elements, otherwise 1.
   std::vector<std::int64_t> send_counts(std::int64_t reals_each) const {
     return counts(to_, from_[me_].size * rest() * reals_each);
   }
@@ -345,27 +342,24 @@ class AllToAll {
 
   bool gather_first_;
   std::size_t me_;
-  std::int64_t scattered_ = 0;  // size of the split digit before the all-to-all
+  std::int64_t scattered_ = 0;
   std::vector<std::int64_t> around_;
-  // `from_`: the ranks' chunks of the gathered digit. `to_`: the ranks' chunks of the split digit.
+  // The ranks' chunks: `from_` of the dimension that is gathered, `to_` of the one that is split.
   std::vector<Chunk> from_, to_;
 };
 
-/// Returns the process group over which a step communicates.
 comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
-  // The process group is created at its first use. The creation is collective over the group's
-  // ranks, like the step.
+  // The first use makes the process group, which is collective over its ranks, like the step.
   return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
                                     : mesh.group(step.mesh_dims);
 }
 
-// Runs the steps of a redistribution on this rank's local tensor of a tensor with global `sizes`.
-// Results are contiguous, with the elements in the right order; the caller reshapes the results.
-// Data is copied only if a collective needs reordered or padded data. Runs below autograd.
-//
-// Started::rest owns the buffers of the collective, because the caller's tensors may be freed
-// before the collective is done. The first chunk of torch.chunk is the largest. If this chunk is
-// empty, all chunks are empty, and every rank of the group knows this.
+// Steps of a redistribution on this rank's local tensor; `sizes`: the global sizes of the tensor.
+// The results are contiguous and have the right order of elements, but not the right shape. Data is
+// copied only if a collective needs another order, or padding. Runs below autograd. Started::rest
+// owns the buffers of the collective, because the caller's tensor may be freed first. An empty
+// first chunk means that all chunks are empty, because torch.chunk makes the first chunk the
+// largest; all ranks then skip the collective.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {
@@ -454,16 +448,15 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
     case ReduceOp::kAvg:
     case ReduceOp::kMax:
     case ReduceOp::kMin:
-      return value;  // equal values v on all ranks have average, maximum and minimum v
+      return value;  // the value itself is the average, maximum or minimum
   }
   fail("internal: unknown reduction");
 }
 
 }  // namespace
 
-// Runs the plans of core's planner (tessera/core/detail/redistribute_plan.h) on local tensors. A
-// redistribution is planned once; functions of this file run its steps, for redistributions that
-// the program requests and for operators' arguments (execute/arguments_and_results.cpp).
+// Runs redistribution plans (tessera/core/detail/redistribute_plan.h) on local tensors, for
+// redistributions by the program and for arguments of operators. A plan is cached.
 
 namespace {
 
@@ -471,8 +464,8 @@ namespace {
 /// program whose sizes keep changing would fill memory with plans.
 constexpr std::size_t kCachedPlans = 2048;
 
-/// The key of a redistribution in the plan cache. Spec and layout are interned, and the key owns
-/// both, so their addresses are not reused.
+/// The cache key of a redistribution plan. The key owns the interned spec and layout, so their
+/// addresses are not reused.
 struct RedistributionKey {
   TensorSpecPtr spec;
   LayoutPtr target;
@@ -485,15 +478,14 @@ struct RedistributionKeyHash {
   }
 };
 
-/// Each thread has its own cache: redistribution plans own a rank's mesh, and ranks may be threads.
+/// A cache per thread: plans refer to a rank's mesh, and ranks may be threads of one process.
 auto& plans() {
   thread_local std::unordered_map<RedistributionKey, RedistributionPlanPtr, RedistributionKeyHash>
       plans;
   return plans;
 }
 
-/// Describes the redistribution step to the process group, which with TESSERA_DEBUG reports ranks
-/// that run another step.
+/// With TESSERA_DEBUG=1, gives the process group a text about the step, which ranks compare.
 std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& local,
                                            const DeviceMesh& mesh, c10::IntArrayRef sizes) {
   if (!checks_calls()) [[likely]] {
@@ -532,8 +524,8 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
     case StepKind::kRelabel:
       return local;
     default:
-      // The calling thread waits for this step, so this rank's asynchronous redistributions are
-      // finished first (see Transfer).
+      // This step is waited for at once, so older asynchronous redistributions must finish first
+      // (Transfer tells why).
       if (!group_of(step, mesh).keeps_order_on_device()) {
         finish_transfers();
       }
@@ -548,8 +540,7 @@ bool only_shapes(const Step& step, const at::Tensor& local, const DeviceMesh& me
 at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const DeviceMesh& mesh,
                      c10::IntArrayRef sizes) {
   for (const auto& step : steps) {
-    // A step returns the elements in the right order, but in another shape. The layout after the
-    // step determines the shape.
+    // A step returns the right order of elements. The layout after the step gives the shape.
     const auto shape = local_sizes(ShardingSpec{mesh, step.to}, sizes);
     local = only_shapes(step, local, mesh) ? at::empty(shape, local.options())
                                            : local_step(step, local, mesh, sizes).reshape(shape);
@@ -590,7 +581,7 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes) {
   const std::span<const Step> steps(plan->steps);
-  std::size_t last = steps.size();  // number of steps up to the last collective, inclusive
+  std::size_t last = steps.size();  // number of steps up to and including the last collective
   while (last > 0 && !communicates(steps[last - 1])) {
     --last;
   }
@@ -610,9 +601,8 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
     finish_transfers_on(*group);
   }
   auto started = start_step(step, local, mesh, sizes);
-  // The transfer can outlive the entry of the plan cache, so `started.rest` owns the plan that has
-  // the steps `steps`. Steps after the last collective do not communicate, so this rank can finish
-  // the transfer alone.
+  // The function owns `plan`, because the plan cache may drop the plan, and `steps` refers to it.
+  // The steps after the last collective do not communicate.
   started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
                   sizes = sizes.vec()] {
     const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);
@@ -654,8 +644,8 @@ comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tens
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
-  // Compares the addresses of two layouts, one of them without its Partial: layouts are interned.
-  // Only sums are combined in one all-reduce: a mean or a product cannot be added to sums.
+  // Only sums are combined in one all-reduce. Layouts are interned, so == compares addresses: the
+  // target must be the source's layout without its Partial.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
   return only_sum ? &from.mesh.group(partial[0].mesh_dim) : nullptr;
@@ -680,13 +670,12 @@ void DeferredSums::forget(const void* owner) {
 }
 
 void DeferredSums::run() {
-  // Empties buckets_ before the buckets are reduced: a callback `then` can call add(), and sums
-  // that have failed must not be sent a second time.
+  // `buckets_` is emptied first: a callback may call add(), and failed sums must not be sent again.
   const std::vector<Bucket> buckets = std::exchange(buckets_, {});
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// All ranks must call add() in the same order, because the all-reduce adds sums by position.
+/// One all-reduce of all values in the bucket: all ranks must have called add() in the same order.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {
@@ -707,9 +696,8 @@ void DeferredSums::run(const Bucket& bucket) {
 
 namespace tessera {
 
-// CommunicationScope records a program's collectives. The wrapper around every process group
-// (comm/checked/) always counts collectives in a table. A scope reports the difference between the
-// table's values at its end and at its start, and also records a list of single calls.
+// CommunicationScope reports the collectives of a program. comm/checked/ counts all collectives in
+// a table; a scope subtracts the counts at its start. A scope also records single calls.
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
     : world_(mesh.world()),

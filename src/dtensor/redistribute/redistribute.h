@@ -18,9 +18,8 @@ namespace tessera::detail {
 
 using RedistributionPlanPtr = std::shared_ptr<const RedistributionPlan>;
 
-/// Returns the plan to redistribute from `spec`'s layout to `target`, from this thread's cache.
+/// Returns the plan for a redistribution from `spec` to the layout `target`. Cached per thread.
 RedistributionPlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target);
-/// Removes all plans from this thread's cache of redistribution plans.
 void clear_plans();
 
 /// Runs a redistribution plan on this rank's local tensor of a tensor with global `sizes`.
@@ -29,18 +28,17 @@ void clear_plans();
 at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const DeviceMesh& mesh,
                     c10::IntArrayRef sizes);
 
-/// Like run_plan(), but does not wait for the last collective. A plan without a collective is not
-/// run; the result is then nullptr.
+/// Starts a redistribution plan like run_plan(), but does not wait for the last collective. Returns
+/// nullptr, and runs nothing, if the plan has no collective.
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes);
 
 /// Plans and runs the redistribution of a distributed tensor with `spec` to `target`.
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 
-/// Scatters `tensor` with the layout of `target`, and returns this rank's local tensor. `source` is
-/// the position in the target's mesh of the rank whose values are scattered; other ranks' tensors
-/// give only sizes and type. Collective over the mesh: one broadcast of the whole tensor. Runs
-/// below autograd.
+/// Scatters `tensor` of one rank and returns this rank's shard for `target`. `source`: the index of
+/// this rank in the mesh; the tensors of all other ranks give only sizes and type. Collective: a
+/// broadcast of the whole tensor. Runs below autograd.
 at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target);
 
 }  // namespace tessera::detail

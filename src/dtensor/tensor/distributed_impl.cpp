@@ -28,9 +28,9 @@
 
 namespace tessera::detail {
 
-// The TensorImpl of a distributed tensor. libtorch's TensorImpl answers most queries from its own
-// fields, so the constructor copies the spec's data into these fields. The constructor runs for
-// every operator result, so it uses the cheap path if possible.
+// The TensorImpl of a distributed tensor. libtorch answers most queries from fields of TensorImpl,
+// so the constructor copies sizes and strides from the spec. The constructor runs for each result
+// of an operator and must be fast.
 
 namespace {
 
@@ -38,14 +38,13 @@ std::string fqn_of(DistributedTensorImpl& impl) {
   return parameter_name(tensor_of(impl));
 }
 
-/// The name of a parameter in messages: "parameter 'a.weight' ", or "a parameter " without name.
 std::string name_of(DistributedTensorImpl& impl) {
   const std::string name = fqn_of(impl);
   return name.empty() ? "a parameter " : "parameter '" + name + "' ";
 }
 
-/// The text " in the backward of Square" for messages, if the torch::autograd::Function Square runs
-/// its backward. Empty in forward.
+/// Text for messages, such as " in the backward of Square" if a torch::autograd::Function named
+/// Square runs its backward; empty in a forward.
 std::string running_backward() {
   const std::string node = running_node();
   return node.empty() ? "" : " in the backward of " + node;
@@ -83,9 +82,9 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
   transfer_ = std::move(transfer);
 }
 
-/// Gives the local tensor the version counter of the empty stand-in tensor, which the distributed
-/// tensor used while the transfer was pending. If the transfer throws, transfer_ stays set, so that
-/// later uses throw as well.
+/// Stores the result of the transfer as the local tensor. The local tensor takes the version
+/// counter of this tensor. If finish() throws, transfer_ stays set, so that each later use throws
+/// as well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
   give_count_to(local_);
@@ -114,7 +113,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
-  // A parameter must keep its layout, on which optimizers and FSDP depend.
+  // Optimizers and FSDP need a parameter to keep its layout.
   TESSERA_CHECK(!requires_grad() || (from->sizes_default() == sizes_default() &&
                                      from->spec_->sharding == spec_->sharding),
                 "set_data of ", name_of(*this), "of sizes ", sizes_default(), " and laid out as ",
@@ -122,11 +121,11 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
                 "found ", from->sizes_default(), " and ", to_string(*from->spec_->sharding.layout),
                 "; copy values into it under a NoGradGuard (copy_) instead");
   replace(from->local(), from->spec_);
-  take_kind_of(*from);  // dtype and device can differ: a module's to() calls set_data
+  take_kind_of(*from);  // dtype or device may differ: Module::to() calls set_data
   detached_view_ = from->detached_view_;
 }
 
-/// libtorch calls release_resources() when only weak references to a tensor remain.
+/// libtorch calls release_resources() when a tensor has only weak references left.
 void DistributedTensorImpl::release_resources() {
   local_.reset();
   transfer_.reset();
@@ -134,14 +133,13 @@ void DistributedTensorImpl::release_resources() {
   TensorWrapper::release_resources();
 }
 
-// Sets the error message for a caller that reads the tensor's memory after has_storage(). The
-// message allocates memory, so it is not made for every distributed tensor in advance.
+// A caller of has_storage() usually reads the tensor's memory next, which throws. The message of
+// this error is made here, because making it for each tensor would be slow.
 bool DistributedTensorImpl::has_storage() const {
-  // The const_cast is needed because the base class declares has_storage() const. The message is
-  // not part of the tensor's value.
+  // const_cast, because has_storage() is const in the base class. The message does not change the
+  // tensor's value.
   auto* self = const_cast<DistributedTensorImpl*>(this);
   std::string message = without_memory(*self);
-  // One mutex for all distributed tensors suffices, since has_storage() is rarely called.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   self->set_memory_error(std::move(message));
@@ -153,8 +151,7 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
-  replay_views();  // called each time, because libtorch's guards reset this thread setting
-  // In inference mode, a view is an inference tensor only if its base is an inference tensor.
+  replay_views();  // at each call, because guards of libtorch reset this thread-local setting
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
     return at::Tensor(
@@ -163,21 +160,20 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
 }
 
-// Passes an empty tensor instead of the pending local tensor, because the constructor of the base
-// class TensorImpl reads dispatch keys and device from a tensor.
+// The constructor of TensorImpl needs a tensor's dispatch keys and device, so it gets an empty
+// tensor in place of the pending local tensor.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec) {
   BelowAutograd guard;
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(
       std::move(transfer), at::empty({0}, like.options()), std::move(spec)));
 }
 
-// DetachedView: the state of a view that has its own copy because its base had to be gathered.
-// Checks that the view is not read after its base was written. execute/arguments_and_results.cpp
-// makes these views; views/views.cpp repeats writes to a view on its base.
+// DetachedView: the state of a view whose base had to be gathered, so that the view has its own
+// copy of elements. A read of the view throws if the base was written. Made by
+// execute/arguments_and_results.cpp; views/views.cpp repeats writes on the base.
 
 namespace {
 
-/// The tensor's version; nullopt for an inference tensor, which has no version counter.
 std::optional<std::uint32_t> version_of(const at::Tensor& tensor) {
   if (tensor.is_inference()) {
     return std::nullopt;
@@ -191,9 +187,8 @@ bool DetachedView::is_stale() const {
   if (!seen->version) {
     return false;
   }
-  // A write to the view also increments the version of the view. If view and base share a version
-  // counter, as views of one tensor do, the base's version is then one more than the version that
-  // write_through recorded.
+  // A write to the view increments the version counter of the view. If view and base share the
+  // counter, the version of the base is then one more than the recorded version.
   const auto now = version_of(base);
   return now != seen->version && !(seen->written && now == *seen->version + 1);
 }
@@ -265,13 +260,12 @@ void name_parameter(const at::Tensor& tensor, const std::string& fqn) {
 }
 
 std::string parameter_name(const at::Tensor& tensor) {
-  // A view of a parameter without a name uses the parameter's name in messages, because at::linear
-  // uses the transpose of a weight.
+  // A view, such as the transpose of a weight in at::linear, has the name of its parameter.
   return tensor.name().empty() && tensor.is_view() ? tensor._base().name() : tensor.name();
 }
 
-// The table of interned specs, and the arithmetic of strides and sizes. Interning a new spec costs
-// a hash and a lock. Comparisons of specs, above all in cache keys, only compare addresses.
+// The table of interned specs, and functions for strides and sizes. A new spec costs a hash and a
+// lock; afterwards specs are compared by address, above all in cache keys.
 
 namespace {
 
@@ -290,8 +284,8 @@ std::size_t hash_of(const TensorSpec& spec) {
   return hash;
 }
 
-/// The table of all interned specs, for all threads: ranks may be threads, and threads of one rank
-/// share tensors. A spec is freed with the last tensor or cached plan that uses the spec.
+/// All interned specs of the process; ranks may be threads. A spec is freed when no tensor and no
+/// call plan uses the spec.
 class SpecTable {
  public:
   static SpecTable& instance() {
@@ -302,7 +296,7 @@ class SpecTable {
 
   TensorSpecPtr intern(TensorSpec&& spec) {
     const auto hash = hash_of(spec);
-    // Releases unused specs after the lock, because the deleter of a spec takes the same lock.
+    // Freed after the lock is released, because the deleter of a spec takes the same lock.
     std::vector<TensorSpecPtr> others;
     std::lock_guard lock(mutex_);
     auto [begin, end] = specs_.equal_range(hash);
@@ -322,8 +316,8 @@ class SpecTable {
   }
 
  private:
-  // erase() identifies a table entry by the spec's address: the entry's weak reference has expired,
-  // and since then an equal spec with the same hash can have been made.
+  // An entry is identified by `address`: `reference` may have expired, and an equal spec may have
+  // been added since then.
   struct Entry {
     const TensorSpec* address;
     std::weak_ptr<const TensorSpec> reference;
@@ -345,7 +339,7 @@ class SpecTable {
   std::unordered_multimap<std::size_t, Entry> specs_;
 };
 
-/// Returns the numbers of positions of a digit (sub-dimension) that ranks can have.
+/// Returns the local sizes that ranks can have for a Digit (factor of a dimension).
 std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std::int64_t size) {
   std::set<std::int64_t> parts{digit.extent == 0 ? size : digit.extent};
   for (const int mesh_dim : digit.mesh_dims) {
@@ -404,8 +398,8 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
   return strides;
 }
 
-// All ranks have one order of dimensions in memory, if each sharded dimension has equal shards, or
-// has shards of at least two positions.
+// Ranks agree if, along each sharded dimension, all shards are equal or all have two positions or
+// more.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto index = static_cast<int>(dim);

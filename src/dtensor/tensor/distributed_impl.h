@@ -20,24 +20,24 @@
 
 namespace tessera::detail {
 
-/// The state of a detached view: a view with its own copy of elements, because its base had to be
-/// redistributed. The view can be read until its base is written. Writes are repeated on the base.
+/// A view with its own copy of elements, because its base had to be redistributed. Such a view can
+/// be read until its base is written. Writes to the view are repeated on the base.
 struct DetachedView {
-  /// A call of the view operator, to be repeated on the base after its redistribution to `layout`.
+  /// The call of the view operator, to be repeated on the base in the layout `layout`.
   struct Replay {
     c10::OperatorHandle op;
-    std::vector<c10::IValue> arguments;  ///< the view operator's arguments, as local tensors
+    std::vector<c10::IValue> arguments;  ///< the operator's arguments, as local tensors
     std::size_t base;                    ///< index of the base in `arguments`
-    std::size_t result;  ///< index of the view among the operator's results, with lists flattened
+    std::size_t result;  ///< index of the view among all tensors that the operator returns
     LayoutPtr layout;
-    /// The strides that the base must have, if the view operator has no sharding rule.
+    /// The strides that the base needs for an operator without a sharding rule.
     std::optional<std::vector<std::int64_t>> strides;
   };
 
-  /// The base's version when the view was made or last written. All results of one split() share
-  /// this record: the results do not overlap, so a write to one keeps the others valid.
+  /// The base's version when a view was made or last written. The results of one split() share a
+  /// Seen: they do not overlap, so a write to one result leaves the other results valid.
   struct Seen {
-    /// Version of the base; nullopt if the base is an inference tensor, which has no counter and
+    /// The version; nullopt if the base is an inference tensor, which has no version counter and
     /// must not be written.
     std::optional<std::uint32_t> version;
     /// Whether a view was written. If so, the base's version can be `version` or `version` + 1.
@@ -46,22 +46,21 @@ struct DetachedView {
 
   at::Tensor base;
   std::shared_ptr<Seen> seen;
-  /// `replay` is nullptr if `base` is itself a detached view with which the view shares memory.
+  /// nullptr if `base` is a detached view too, and the view shares its memory.
   std::shared_ptr<Replay> replay{};
 
   bool is_stale() const;
-  /// Records that the view and the view's base were written.
+  /// Records the base's version after a write to the view.
   void note_write();
 };
 using DetachedViewPtr = std::shared_ptr<DetachedView>;
 
-/// Makes the state (DetachedView) for a new view of the distributed tensor `base`. The view has its
-/// own copy of elements.
+/// Makes the DetachedView of a new view of the distributed tensor `base`.
 DetachedViewPtr detached_view_of(const at::Tensor& base);
 
 class DistributedTensorImpl;
 
-/// Throws Error about `what` if `impl` is a detached view (own copy) whose base was written.
+/// Throws Error if `impl` is a detached view and its base was written. `what`: the operator.
 void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 
 /// The TensorImpl of a distributed tensor, which reports global sizes and strides, has no storage,
@@ -74,7 +73,7 @@ void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 class DistributedTensorImpl final : public TensorWrapper {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
-  /// A cheaper constructor, for a local tensor that has `storage` and is not an inference tensor.
+  /// For a local tensor with `storage` that is not an inference tensor; cheaper.
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
   /// Constructs a distributed tensor whose local tensor is pending. `stand_in` is an empty tensor
   /// of the same type and device.
@@ -88,21 +87,21 @@ class DistributedTensorImpl final : public TensorWrapper {
   }
   const TensorSpecPtr& spec() const { return spec_; }
 
-  /// Replaces local tensor and spec, for operators that change this tensor's shape in place.
+  /// Replaces local tensor and spec. Used by operators that change a tensor's shape in place.
   void replace(at::Tensor local, TensorSpecPtr spec);
 
-  /// The DetachedView of a view with its own copy of elements, because its base had to be
-  /// redistributed; nullptr for any other tensor.
+  /// The state of a detached view (a view with its own copy of elements); nullptr for all other
+  /// tensors.
   const DetachedViewPtr& detached_view() const { return detached_view_; }
   void set_detached_view(DetachedViewPtr view) { detached_view_ = std::move(view); }
 
-  /// Whether the hook that redistributes a leaf's gradient to the leaf's layout has been installed.
+  /// Whether the hook is installed that redistributes the leaf's gradient to the leaf's layout.
   bool has_gradient_hook() const { return gradient_hook_; }
   void set_gradient_hook() { gradient_hook_ = true; }
 
   void release_resources() override;
-  /// Returns false. Callers such as libtorch's printer read memory next, so has_storage() prepares
-  /// the message of the error that follows.
+  /// Returns false. Also prepares the error message for callers that read the tensor's memory next,
+  /// such as libtorch's printer.
   bool has_storage() const override;
 
  protected:
@@ -114,10 +113,10 @@ class DistributedTensorImpl final : public TensorWrapper {
   void adopt_sizes();
   void wait_for_transfer() const;
 
-  // Exactly one of local_ and transfer_ is set, except in an object that libtorch has released.
-  // Both members are mutable, because waiting for a transfer does not change the tensor's value.
+  // Either local_ or transfer_ is set. libtorch resets both when it releases the tensor. Both are
+  // mutable, because local() waits for the transfer.
   mutable at::Tensor local_;
-  /// The pending transfer whose result becomes local_ at the first use of local_; then nullptr.
+  /// The asynchronous redistribution that will set local_; nullptr afterwards.
   mutable TransferPtr transfer_;
   TensorSpecPtr spec_;
   DetachedViewPtr detached_view_;
@@ -135,24 +134,20 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec);
 /// device and type of `like`.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec);
 
-// Functions that convert between a distributed tensor and its local tensor:
-
-/// The DistributedTensorImpl of a tensor that must be distributed. Throws Error for a plain tensor.
+/// Returns the DistributedTensorImpl of a tensor; throws Error for a plain tensor.
 const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor);
 
-/// Throws Error if from_local does not accept the tensor. Reads only this rank's tensor and does
-/// not communicate.
+/// Throws Error for a tensor that from_local does not accept. Does not communicate.
 void check_plain(const at::Tensor& local);
 void check_local(const at::Tensor& local, const ShardingSpec& spec,
                  const std::vector<std::int64_t>& sizes);
 
-/// Returns `local`, or a contiguous copy of `local` if no global strides describe its strides: for
-/// an expanded gradient, a slice, or if ranks could disagree on the order of dimensions.
+/// Returns `local`, or a contiguous copy if no global strides fit its strides (an expanded
+/// gradient, a slice), or if ranks could disagree on the order of dimensions in memory.
 at::Tensor dense_local(const at::Tensor& local, const ShardingSpec& sharding,
                        c10::IntArrayRef sizes);
-/// A distributed tensor of global `sizes`, without autograd history, from a local tensor that
-/// dense_local() has returned. The result shares memory and version counter with the local tensor,
-/// but has its own autograd state.
+/// Makes a distributed tensor of global `sizes` from a result of dense_local(). Both share memory
+/// and the version counter, but the distributed tensor has its own autograd state, without history.
 at::Tensor wrap_local(const at::Tensor& local, const ShardingSpec& sharding,
                       c10::IntArrayRef sizes);
 

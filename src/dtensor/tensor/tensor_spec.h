@@ -14,9 +14,9 @@
 
 namespace tessera::detail {
 
-/// Geometry: properties of a spec's sizes and strides, computed once per spec.
+/// Properties of a spec's sizes and strides, computed once for each spec.
 struct Geometry : ShapeGeometry {
-  /// Two geometries always compare equal, because geometries are compared only within equal specs.
+  /// All objects compare equal, so that the comparison of two specs ignores this member.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
 };
 
@@ -24,10 +24,10 @@ struct Geometry : ShapeGeometry {
 /// that the dispatch cache compares pointers.
 struct TensorSpec {
   ShardingSpec sharding;
-  std::vector<std::int64_t> sizes;    ///< global sizes of the tensor
-  std::vector<std::int64_t> strides;  ///< global strides of the tensor
+  std::vector<std::int64_t> sizes;    ///< global sizes
+  std::vector<std::int64_t> strides;  ///< global strides
   c10::ScalarType dtype;
-  Geometry geometry = {};  ///< properties of sizes and strides; computed by intern_spec
+  Geometry geometry = {};  ///< set by intern_spec()
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 using TensorSpecPtr = std::shared_ptr<const TensorSpec>;
@@ -39,21 +39,21 @@ TensorSpecPtr intern_spec(TensorSpec spec);
 /// not in the mesh.
 std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes);
 
-/// Returns the strides of a dense tensor of `sizes`. The strides `like` determine the order of the
-/// tensor's dimensions in memory (channels last, transposed). A stride of 0 stays 0.
+/// Returns the strides of a dense tensor of `sizes` whose dimensions have the same order in memory
+/// as dimensions with the strides `like`. A stride of 0 stays 0.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
-/// Whether the strides of the local tensors imply one order of dimensions on all ranks. If a rank
-/// has at most one position along a dimension, kernels choose the dimension's stride freely. Ranks
-/// with more positions can then have another order.
+/// Whether the strides of local tensors give the same order of dimensions on all ranks. Kernels may
+/// choose any stride for a dimension with at most one position, so ranks with small shards can get
+/// another order than ranks with large shards.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
 
 /// Returns the strides of a contiguous tensor of `sizes`.
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
 
-/// Returns global strides with the dimensions in the order of `local_strides`. If `agreed` is
-/// false, returns contiguous strides, because the order can differ between ranks (see
-/// shards_agree_on_stride_order).
+/// Returns global strides in the order of `local_strides`. If `agreed` is false (see
+/// shards_agree_on_stride_order()), returns contiguous strides, because the order may differ
+/// between ranks.
 std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
                                          bool agreed);
 
@@ -65,8 +65,8 @@ LayoutPtr gradient_layout(LayoutPtr layout);
 /// average. Complex numbers have only sum and average (of real and imaginary parts separately).
 bool is_reducible(c10::ScalarType type, ReduceOp op);
 
-/// Throws Error unless `type` supports all reductions of `layout`. `asked`: the operation that the
-/// caller requested, for the error message.
+/// Throws Error unless `type` supports all reductions of `layout`. `asked`: name of the operation,
+/// for the message.
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
 /// Formats the placements of `layout` for messages, or the layout if placements can't express it.

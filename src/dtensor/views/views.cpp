@@ -14,13 +14,12 @@
 
 namespace tessera::detail {
 
-// Strides and storage offsets. A spec contains the global strides of a distributed tensor. The
-// local tensor has different strides, which each redistribution changes. Operators that address
-// memory (views, as_strided, expanded tensors) need local strides that match the global strides.
+// Strides and storage offsets. A spec has global strides; the local tensor has other strides, which
+// each redistribution changes. Operators that read memory by stride (views, as_strided, expanded
+// tensors) need local strides that correspond to the global strides.
 
 namespace {
 
-/// Makes a meta tensor with the sizes and strides of `tensor` (global sizes, if distributed).
 at::Tensor meta_like(const at::Tensor& tensor) {
   return meta_tensor(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
@@ -84,30 +83,29 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
   narrow_stride_zero(to, to.strides()).copy_(narrow_stride_zero(value, to.strides()));
 }
 
-// Writes to views whose base had to be gathered, because the view splits or joins a sharded
-// dimension. Such a view has its own copy of elements (DetachedView). A write to the view is
-// repeated on its base: the view operator runs again on the gathered base. Code that writes to a
-// view with a copy calls write_through.
+// Writes to detached views (DetachedView). A view that splits or joins a sharded dimension needs a
+// gathered base and has its own copy of elements. After a write to the view, write_through()
+// gathers the base, makes the view of it, writes the view, and redistributes the base.
 
 namespace {
 
-/// Returns result tensor `number` of an operator. Elements of lists are counted one by one.
+/// Returns the tensor with index `number` among all results, where lists are flattened.
 at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
   std::vector<at::Tensor> tensors;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors[number];
 }
 
-/// Returns a copy of a tensor with the strides `strides`, because an operator without a sharding
-/// rule must get the same strides as on one rank.
+/// Returns a copy with `strides`: an operator without a sharding rule must get the same strides as
+/// in a run on a single rank.
 at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
   auto result = at::empty_strided(tensor.sizes(), strides, tensor.options());
   copy_to_stride_zero(result, tensor);
   return result;
 }
 
-/// Repeats a write to a detached view on its base: gathers the base, makes the view of the gathered
-/// base, writes to this view, and redistributes the gathered base to the base's layout.
+/// Writes `value` to the base of a detached view: gathers the base, makes the view of the gathered
+/// base, writes to this view, and redistributes the gathered base to its old layout.
 void replay_write(const DetachedView::Replay& replay, const DistributedTensorImpl& base,
                   const at::Tensor& value) {
   auto gathered = redistribute_local(base.local(), base.spec(), replay.layout);
@@ -116,9 +114,8 @@ void replay_write(const DetachedView::Replay& replay, const DistributedTensorImp
   torch::jit::Stack stack = replay.arguments;
   stack[replay.base] = gathered;
   replay.op.callBoxed(stack);
-  // A view of the gathered base shares the base's memory, so the write changes the gathered base.
+  // The result is a view of `gathered`, so this write changes `gathered`.
   copy_to_stride_zero(nth_tensor(stack, replay.result), value);
-  // The spec of the gathered base is the base's spec with another layout.
   auto spec = *base.spec();
   spec.sharding.layout = replay.layout;
   copy_to_stride_zero(base.local(), redistribute_local(gathered, intern_spec(std::move(spec)),
@@ -147,7 +144,7 @@ void write_through(const at::Tensor& view) {
   if (detached.replay) {
     replay_write(*detached.replay, *base, impl->local());
   }
-  // A base that is itself a detached view has its own copy, so the write is repeated on its base.
+  // If the base is a detached view too, the write is also repeated on the base's own base.
   if (base->detached_view()) {
     write_through(detached.base);
   }
