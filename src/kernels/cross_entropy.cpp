@@ -32,14 +32,13 @@ void for_each_row_block(const at::Tensor& matrix, Body&& body) {
   }
 }
 
-/// For each target, its column in this rank's vocabulary shard. If another rank's shard has the
-/// target, `is_here` is false and `column` is any valid column. Sizes: (rows, 1).
+/// The column of each target in this rank's shard of the vocabulary: (rows, 1). If another rank has
+/// the target, `is_here` is false, and `column` is an arbitrary valid column.
 struct TargetColumns {
   explicit TargetColumns(const LossRows& rows)
       : column(rows.targets.sub(rows.first_column).unsqueeze(1)),
         is_here(column.ge(0).bitwise_and_(column.lt(rows.logits.size(1)))) {
-    // Clamps to a valid column, because gather and scatter access `column` also for targets for
-    // which is_here is false.
+    // gather and scatter need a valid column even if is_here is false.
     column = column.clamp(0, std::max<std::int64_t>(0, rows.logits.size(1) - 1));
   }
   at::Tensor column;
@@ -369,8 +368,8 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
   run(CrossEntropyBackward{.logits = call_of(rows, targets),
                            .log_sum_exp = in<double>(sums),
                            .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
-                           // If all rows have the same gradient number, as in the gradient of a
-                           // sum, `of_row` has stride 0, and the number is not copied.
+                           // In the gradient of a sum all rows share one number: `of_row` then has
+                           // stride 0, and is not copied.
                            .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
                            .gradient = gradient.mutable_data_ptr(),
                            .gradient_stride = gradient.stride(0)},

@@ -18,8 +18,8 @@ using tessera::detail::has_onednn;
 using tessera::detail::onednn_product;
 namespace libtorch = tessera::detail::libtorch_cpu;
 
-/// Whether MKL lacks kernels for this processor's widest vectors. MKL has AVX-512 kernels for Intel
-/// processors only; on AMD processors MKL uses AVX2 kernels.
+/// Whether MKL does not use the widest vectors of this processor: MKL has AVX-512 kernels only for
+/// Intel processors, and uses AVX2 on AMD processors.
 bool mkl_leaves_vectors_unused() {
 #ifdef __x86_64__
   return __builtin_cpu_is("amd") != 0 && has_avx512();

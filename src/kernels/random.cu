@@ -7,15 +7,15 @@
 #include <algorithm>
 #include <variant>
 
-// Random numbers and dropout on a GPU, part of libtessera_cuda.so. Uses the same headers as
-// random.cpp, compiled with --fmad=false, and so gives the same bits.
+// Random numbers and dropout on a GPU, for libtessera_cuda.so. The headers are those of random.cpp,
+// and --fmad=false is set, so a GPU gives the same bits as a CPU.
 namespace tessera::kernels {
 namespace {
 
 constexpr int kThreads = 256;
 
-// Returns the index of the first element that this thread processes. Kernels use grid-stride loops:
-// a bounded grid processes any number of elements.
+// Grid-stride loops: a thread processes every threads_of_grid()-th element, from the first element
+// of the thread on.
 __device__ std::int64_t first_of_thread() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
@@ -34,8 +34,8 @@ __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Comput
   drop_elements(out, x, box, p, scale, key, first_of_thread(), threads_of_grid());
 }
 
-/// Returns the number of thread blocks: at most 65536 blocks of 256 threads, more than a GPU runs
-/// at once. The grid-stride loop processes the remaining elements.
+/// Returns the number of thread blocks, at most 65536. That is more than a GPU runs at once; the
+/// grid-stride loops process the other elements.
 unsigned blocks_for(const BoxView& box) {
   return static_cast<unsigned>(
       std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));

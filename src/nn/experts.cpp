@@ -39,12 +39,12 @@ Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
   return sums;
 }
 
-/// How many rows this rank sends to, and receives for, each expert: (ranks * experts of a rank).
+/// Numbers of rows that this rank sends and receives: (ranks * experts of a rank).
 struct ExchangedCounts {
   Counts sent, received;
 };
 
-/// Exchanges `counts`, (ranks * n): n numbers for each rank. On a GPU, waits once for the numbers.
+/// Sends n numbers of `counts`, (ranks * n), to each rank. On a GPU, the CPU waits for the result.
 ExchangedCounts exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
   const at::Tensor received = at::empty_like(counts);
   const Counts each(static_cast<std::size_t>(mesh.size()), counts.numel() / mesh.size());
@@ -242,8 +242,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
 
 namespace {
 
-/// Chooses experts, (tokens, top_k), for a memory plan, which has no router scores: each token gets
-/// the next experts in turn. If `load` is not 1, expert 0 gets `load` times the mean number.
+/// Chooses experts, (tokens, top_k), for a memory plan, which has no router scores. The experts are
+/// chosen in turn. If `load` is not 1, expert 0 gets `load` times the mean number of tokens.
 at::Tensor planned_choice(const ExpertsOptions& options, std::int64_t tokens, double load) {
   const std::int64_t k = options.top_k, experts = options.experts;
   const bool even = load == 1 || k == experts;
@@ -316,8 +316,8 @@ Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& 
 
 }  // namespace
 
-/// Sends the rows, which are sorted by expert, to the ranks of the experts, computes the experts,
-/// and returns the results in the order of the rows. `counts`: the number of rows for each expert.
+/// Computes the experts on their ranks: sends the rows, which are sorted by expert, and returns the
+/// results in the order of `rows`. `counts`: the number of rows for each expert.
 at::Tensor MixtureOfExperts::compute_on_ranks(const at::Tensor& rows, const at::Tensor& counts,
                                               bool rows_are_split) {
   // Every rank's list of counts gets `most` entries, because the last ranks can have fewer experts.

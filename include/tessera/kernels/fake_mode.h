@@ -16,7 +16,7 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// An operator call that a FakeMode has run without values.
+/// A call of an operator in a FakeMode.
 struct FakeCall {
   std::string name;                    ///< the operator's name, such as "aten::mm"
   std::vector<c10::IValue> arguments;  ///< all arguments, in the order of the operator's schema
@@ -24,8 +24,8 @@ struct FakeCall {
   std::vector<at::Tensor> results;     ///< the results, and tensors that the operator has written
 };
 
-/// A function that returns the results of an operator in a FakeMode. The argument is the call,
-/// whose `results` are empty.
+/// A function that returns an operator's results in a FakeMode. `call` describes the call; its
+/// `results` are empty.
 using FakeRule = std::function<std::vector<at::Tensor>(const FakeCall& call)>;
 
 /// Like PyTorch's FakeTensorMode, for CPU tensors in C++. While a FakeMode exists, an operator on
@@ -43,10 +43,10 @@ using FakeRule = std::function<std::vector<at::Tensor>(const FakeCall& call)>;
 class FakeMode : tessera::detail::NoCopy {
  public:
   using Observer = std::function<void(const FakeCall&)>;
-  /// `device`: the device on which the real step would run. Fused operations allocate the same
-  /// memory in a FakeMode as on that device. `observer`: a function called for each operator call,
-  /// on the thread of the call; may be empty. `rules`: functions for operators whose result sizes
-  /// depend on values ("aten::nonzero"); these functions apply to tensors of all types.
+  /// `device`: the device that the FakeMode simulates: fused operations allocate the same memory as
+  /// on this device. `observer`: a function that is called for each operator call, on the thread of
+  /// the call; can be empty. `rules`: functions that return the results of operators whose result
+  /// sizes depend on values ("aten::nonzero"); the functions apply to tensors of all types.
   explicit FakeMode(c10::DeviceType device = c10::DeviceType::CPU, Observer observer = {},
                     std::map<std::string, FakeRule> rules = {});
   ~FakeMode();

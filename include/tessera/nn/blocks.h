@@ -86,7 +86,7 @@ class Attention : public Module<Attention> {
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;
 
-  /// The options of the constructor. A kv_heads or head_dim of 0 is replaced by the actual number.
+  /// Returns the options; a kv_heads or head_dim of 0 is replaced by the number that 0 stands for.
   const AttentionOptions& options() const { return options_; }
 
  protected:
@@ -97,8 +97,7 @@ class Attention : public Module<Attention> {
                             const AttentionInputs& inputs);
 
  private:
-  /// The queries, keys and values of a call: (batch, tokens, heads, head_dim). Norms and rotary
-  /// positions are already applied to queries and keys.
+  /// Queries, keys and values after norms and rotary embedding: (batch, tokens, heads, head_dim).
   struct Heads {
     at::Tensor q, k, v;
   };
@@ -107,8 +106,8 @@ class Attention : public Module<Attention> {
 
   AttentionOptions options_;
   std::shared_ptr<Linear> query_, key_, value_, output_;
-  std::shared_ptr<FusedLinear> fused_;        ///< Linear for queries, keys and values, if fused_qkv
-  std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< norms of queries and keys, used if qk_norm is set
+  std::shared_ptr<FusedLinear> fused_;        ///< used if fused_qkv is set
+  std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< used if qk_norm is set
 };
 
 namespace detail {

@@ -66,7 +66,7 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
                           Rerun rerun);
   ~CheckpointedRegionScope();
 
-  /// Ends the checkpointed forward; must be called unless the forward throws an exception.
+  /// Must be called at the end of the checkpointed forward, unless the forward throws an exception.
   void finish();
 
  private:

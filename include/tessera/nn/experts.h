@@ -89,8 +89,8 @@ struct ExpertsOptions {
 
 namespace detail {
 
-/// What a forward of a MixtureOfExperts records for the auxiliary losses. All sums are over this
-/// rank's tokens.
+/// Sums over this rank's tokens that a forward of a MixtureOfExperts records for the auxiliary
+/// losses.
 struct RouterRecord {
   at::Tensor probabilities;  ///< sum of the router's probabilities: (experts)
   at::Tensor z;              ///< sum of the squared log-sum-exp of the router's logits
@@ -99,7 +99,7 @@ struct RouterRecord {
   DeviceMesh token_mesh;  ///< mesh of the tensor-parallel ranks that split tokens, or undefined
 };
 
-/// What a MixtureOfExperts recorded in its last forward, and the number of tokens of each expert
+/// The record of the last forward of a MixtureOfExperts, and the number of tokens of each expert
 /// since the last update of the selection bias.
 struct RouterState {
   RouterRecord record;
@@ -131,13 +131,13 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
   at::Tensor forward(const at::Tensor& input);
 
   const ExpertsOptions& options() const { return options_; }
-  /// Distributes the weights and adapters (apply_lora) of the experts over the first dimension of
-  /// `mesh`, as torch.chunk divides them, and replicates weights and adapters over other
-  /// dimensions, whose ranks have other tokens. Throws Error if the weights are already
-  /// distributed. Not collective.
+  /// Divides the experts over the first dimension of `mesh`, as torch.chunk divides a list. Each
+  /// rank has the weights and adapters (apply_lora) of its experts. Along other dimensions of
+  /// `mesh`, ranks have the same experts and different tokens. Throws Error if the weights are
+  /// already distributed. Not collective.
   void set_expert_parallel(const DeviceMesh& mesh);
-  /// For plans on tensors without values: expert 0 gets `largest_over_mean` times the mean number
-  /// of tokens of an expert. With the default, 1, all experts get equal numbers of tokens.
+  /// For memory plans, in which the router has no values: expert 0 gets `largest_over_mean` times
+  /// the mean number of tokens of an expert. With 1 (default) all experts get equal numbers.
   void set_planned_load(double largest_over_mean) { planned_load_ = largest_over_mean; }
 
   /// Returns the state that take_router_losses() and update_selection_bias() need.

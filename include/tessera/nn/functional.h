@@ -64,8 +64,8 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 /// (docs/random.md).
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 
-// Selects the libtorch kernel that computes attention. Arguments are plain tensors, or distributed
-// tensors that are sharded by batch or by heads. No function communicates.
+// Attention by a libtorch kernel. Arguments are plain tensors, or distributed tensors that are
+// sharded by batch or by heads. No function communicates.
 
 /// Computes softmax(q k^T / sqrt(width)) v with libtorch's kernels, causal or not. q: (batch,
 /// heads, tokens, width). k, v: like q, with as many heads or with fewer heads. If k and v have
@@ -77,15 +77,15 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      const at::Tensor& mask = {}, double dropout = 0);
 
 /// allow_math_attention(true) permits PyTorch's "math" attention kernel in training on a GPU, for
-/// all threads. Without the permission, training with this kernel throws Error, because the kernel
-/// is slow and saves all scores. Attention with dropout always uses the math kernel on a GPU. A CPU
-/// accepts every kernel.
+/// all threads. Otherwise training with the math kernel throws Error, because the kernel is slow
+/// and saves all scores. Attention with dropout on a GPU always uses the math kernel. A CPU accepts
+/// every kernel.
 using tessera::detail::allow_math_attention;
 
 /// Returns the name of the kernel that attention() uses in training, for logs: "flash", "efficient,
-/// key-value heads repeated". The device and type are those of `options`, the numbers of heads are
-/// those of one rank. `masked`: whether a mask tensor is passed instead of the causal flag.
-/// `packed`: whether an Attention has documents or a window. Allocates no memory.
+/// key-value heads repeated". `options`: device and type. `heads`, `kv_heads`: of one rank.
+/// `masked`: whether a mask tensor replaces the causal flag. `packed`: whether there are documents
+/// or a window. Allocates no memory.
 std::string attention_kernel(const at::TensorOptions& options, std::int64_t heads,
                              std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
                              bool masked = false, bool packed = false);
@@ -133,7 +133,7 @@ class Documents : public detail::DocumentOffsets {
   Documents(const at::Tensor& positions, c10::Device device)
       : detail::DocumentOffsets(positions, device) {}
 };
-/// A shared pointer to Documents, which all attention layers of a model call use.
+/// Pointer to Documents. All attention layers share one Documents object.
 using DocumentsPtr = std::shared_ptr<const Documents>;
 
 namespace detail {

@@ -88,13 +88,13 @@ class Hooked : public Module<Hooked<Holder>>,
 
  public:
   /// Constructs the wrapped module from `args`. Throws Error for a parameter that neither
-  /// kSlotMembers nor a libtorch class declares, and in a MetaDevice scope for a buffer without
-  /// declaration. Not collective.
+  /// kSlotMembers nor a libtorch class declares, and in a MetaDevice scope also for such a buffer.
+  /// Not collective.
   template <class... Args>
   explicit Hooked(Args&&... args)
       : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}
-  /// Wraps the existing `module`, for nn::adopt. `classes`: functions that find the parameters of
-  /// the other module classes inside `module`, made from kSlotMembers.
+  /// Wraps the existing `module`, for nn::adopt. `classes`: functions, made from kSlotMembers, that
+  /// find the parameters of other module classes inside `module`.
   Hooked(std::shared_ptr<Held> module, std::vector<detail::FindMembers> classes)
       : held_(std::move(module)), taken_(detail::claim_module(*held_)) {
     classes.push_back(&detail::find_members<Held>);

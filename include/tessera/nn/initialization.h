@@ -49,10 +49,10 @@ Initializer trunc_normal(double mean, double std, double low = -2.0, double high
 
 }  // namespace init
 
-/// The argument of reset_parameters(). The methods of InitContext fill the parameters. Each
-/// parameter is filled once. The random stream of a parameter depends on the hash of the
-/// parameter's FQN, so that values depend neither on the mesh nor on the order of the calls. The
-/// parts of a FusedLinear get the same values as separate parameters.
+/// The argument of reset_parameters(), which fills parameters by InitContext::fill(). Each
+/// parameter is filled once. The random numbers of a parameter depend on the parameter's FQN, and
+/// depend neither on the mesh nor on the order of the calls. The parts of a FusedLinear get the
+/// same values as separate parameters.
 class InitContext {
  public:
   /// Fills a parameter of the module being initialised, or of a module below it, unless a parent
@@ -60,9 +60,9 @@ class InitContext {
   /// parameter without storage.
   void fill(const Parameter& parameter, const Initializer& initializer) const;
   void fill(const SlotPtr& slot, const Initializer& initializer) const;
-  /// Fills the parameters that match a pattern of `table`, in `module` and the modules below it.
-  /// `module` is the module being initialised. Adapters (apply_lora) are skipped. Throws Error for
-  /// a pattern that matches no parameter.
+  /// Fills all parameters in and below `module` that match a pattern of `table`, except adapters
+  /// (apply_lora). `module` is the module being initialised. Throws Error for a pattern that
+  /// matches no parameter.
   void fill(const ModuleBase& module, const Initializers& table) const;
   /// Sets a buffer to `values`, copied to the buffer's device.
   void set_buffer(const Parameter& buffer, const at::Tensor& values) const;
@@ -72,7 +72,7 @@ class InitContext {
  private:
   friend struct InitRun;
   friend class Dropout;
-  /// Whether init_buffers() runs.
+  /// Whether init_buffers() called reset_parameters().
   bool buffers_only() const;
   InitContext(struct InitRun& run, std::string fqn) : run_(run), fqn_(std::move(fqn)) {}
   struct InitRun& run_;
@@ -91,9 +91,9 @@ void init_weights(ModuleBase& module, std::uint64_t seed);
 /// Like init_weights(), but fills only the parameters and persistent buffers that have no values
 /// yet, for example the adapters (apply_lora) of a loaded model.
 void init_unfilled(ModuleBase& module, std::uint64_t seed);
-/// Computes buffers as init_weights() does. Call init_buffers() for a model whose parameters were
-/// loaded: parameters and persistent buffers with values do not change, nor do the key and the call
-/// counter of an nn::Dropout. Not collective.
+/// Computes buffers like init_weights(). For a model whose parameters were loaded: does not change
+/// parameters, persistent buffers with values, and the key and the call counter of an nn::Dropout.
+/// Not collective.
 void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
 
 }  // namespace tessera::nn

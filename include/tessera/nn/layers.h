@@ -50,8 +50,8 @@ class Linear : public Module<Linear>,
  private:
   friend std::vector<at::Tensor> linear_products(
       const at::Tensor& x, const std::vector<std::reference_wrapper<Linear>>& linears);
-  /// Returns a function that makes a LinearProducts object, which computes the products of several
-  /// Linears; nullptr if each Linear must be called separately.
+  /// Returns the function that makes a LinearProducts object for several Linears of one input;
+  /// nullptr if each Linear must be called separately.
   detail::MakeLinearProducts products_together() const;
   at::Tensor own_bias() const;
 
@@ -94,8 +94,8 @@ class RMSNorm : public Module<RMSNorm> {
  public:
   explicit RMSNorm(std::int64_t size, double eps = 1e-5);
   at::Tensor forward(const at::Tensor& x);
-  /// Returns the norm of x + residual, and the sum x + residual, which is the residual of the
-  /// transformer block's next norm (nn::add_rms_norm).
+  /// Returns the norm of x + residual, and x + residual (nn::add_rms_norm). A transformer block
+  /// passes x + residual to its next norm as `residual`.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& residual);
 
   Parameter weight;
@@ -167,9 +167,9 @@ class Dropout : public Module<Dropout>, public detail::DropoutState {
  public:
   /// The constructor throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
-  /// Throws Error if x is Partial, and if x is plain and its position in the global tensor is
-  /// unknown. Also throws if this module has neither a key nor a name, because the module is called
-  /// in another module's forward but is not registered in any module.
+  /// Throws Error if x is Partial, or if x is plain and its position in the global tensor is
+  /// unknown. Also throws if this module has neither a key nor a name: a module that another module
+  /// calls, but that is not registered, has no name.
   at::Tensor forward(const at::Tensor& x);
   void set_key(RandomKey key) { key_ = key; }
 

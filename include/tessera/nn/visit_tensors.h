@@ -18,8 +18,8 @@ namespace tessera::nn {
 
 namespace detail::user {
 
-// visit_tensors() is declared only to hide other functions of its name. The compiler then finds
-// only visit_tensors overloads in the namespace of the visited type.
+// The declaration hides other functions named visit_tensors. The compiler then finds only the
+// overloads in the namespace of the visited type.
 void visit_tensors() = delete;
 
 template <class T, class Visit>
@@ -104,8 +104,7 @@ inline constexpr detail::VisitTensors visit_tensors{};
 
 namespace detail {
 
-/// Returns pointers to the tensors inside `value`. The pointers are valid until a container inside
-/// `value` changes.
+/// Returns pointers to all tensors inside `value`, valid until a container inside `value` changes.
 template <class T>
 std::vector<at::Tensor*> collect_tensors(T& value) {
   std::vector<at::Tensor*> tensors;

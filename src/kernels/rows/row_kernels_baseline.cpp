@@ -1,5 +1,5 @@
-// The row kernels for any processor of the architecture. The selection among all row kernels is in
-// this file too, because it must run on every processor.
+// The row kernels for every processor of the architecture, and the selection of the row kernels,
+// which must also run on every processor.
 #define TESSERA_ISA baseline
 #include "rows/row_kernels.inl"
 
@@ -16,8 +16,7 @@ bool has_avx512() {
 
 const RowKernelTable& row_kernels() {
 #ifdef __x86_64__
-  // The test for AVX2 stands for x86-64-v3, because processors with AVX2 have all instructions of
-  // that level.
+  // Processors with AVX2 also have the other instructions of x86-64-v3.
   static const RowKernelTable& best = has_avx512()                     ? avx512::kTable
                                       : __builtin_cpu_supports("avx2") ? avx2::kTable
                                                                        : baseline::kTable;

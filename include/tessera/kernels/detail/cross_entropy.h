@@ -36,14 +36,14 @@ struct RowLosses {
   /// difference to a large logit must be precise.
   at::Tensor log_sum_exp;
 };
-/// Makes uninitialised tensors for the losses of the given logits.
+/// Allocates the results for the rows of `logits`, without values.
 RowLosses empty_losses(const at::Tensor& logits);
 
-/// The contribution of one rank's columns to the losses if the vocabulary is split between ranks.
+/// What this rank's columns contribute to the losses, if the vocabulary is split between ranks.
 struct RowTerms {
   at::Tensor maximum;      ///< each row's largest logit in this rank's columns, (rows)
-  at::Tensor all_maximum;  ///< a copy of `maximum` that the caller reduces over ranks, (rows)
-  /// Numbers that the caller sums over the ranks: (2 or 3, rows). The numbers are the sum of
+  at::Tensor all_maximum;  ///< `maximum`, which the caller all-reduces by maximum
+  /// Terms that the caller sums over the ranks: (2 or 3, rows). The rows of `terms` are the sum of
   /// exponentials, the target's logit, and with label smoothing the sum of the logits.
   at::Tensor terms;
 };
@@ -67,8 +67,8 @@ void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosse
 void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                      const at::Tensor& gradient);
 
-/// Returns `tensor` times `factor`, rounded once to `type`. `tensor` has `type` or the type of
-/// `factor`. `factor` has one element of loss_type() on the device of `tensor`.
+/// Returns `tensor` times `factor`, rounded once to `type`. The type of `tensor` is `type` or that
+/// of `factor`. `factor` has one element of loss_type() on the device of `tensor`.
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type);
 
 /// On CUDA, asserts in a kernel, without synchronising the CPU with the device, that each of

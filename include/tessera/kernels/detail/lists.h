@@ -13,17 +13,17 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// Copies each tensor of `from` into the corresponding tensor of `to`, with equal sizes and any
-/// types. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors whose memory is equally
-/// spaced rows; other tensors are copied one by one. Not recorded by autograd; on CUDA, autograd's
-/// version counters are not incremented.
+/// Copies each tensor of `from` into the tensor of `to` at the same index. Sizes must be equal,
+/// types can differ. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors that are
+/// equally spaced rows; other tensors are copied one by one. Not recorded by autograd; on CUDA,
+/// autograd's version counters do not increase.
 void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from,
               bool non_blocking = false);
 
 // Functions for the 2-norm of many tensors on CUDA. The caller sums the squares over the ranks.
 
-/// Whether squares_on_cuda() supports the tensors, which must be dense fp32, bf16 or fp16 tensors
-/// on `device`, a GPU.
+/// Whether squares_on_cuda() supports the tensors: dense fp32, bf16 or fp16 tensors on `device`, if
+/// `device` is a GPU.
 bool has_norm_kernels(const std::vector<at::Tensor>& tensors, c10::Device device);
 
 /// Returns two fp64 sums of squares. The first sum is over `owned`, and is not finite if `plain` or
@@ -52,10 +52,10 @@ struct AdamWTensors {
   at::Tensor exp_avg;     ///< first moment of the gradient, fp32 or bf16
   at::Tensor exp_avg_sq;  ///< second moment, with the type of exp_avg
   at::Tensor step;        ///< the optimizer step's number, from 1: 0-d fp32
-  /// For bf16 moments: `place` gives each element's index in the whole tensor, and `stream` selects
-  /// the random numbers for stochastic rounding.
+  /// For bf16 moments: the index of each element in the whole tensor. With `stream`, the index
+  /// selects the random numbers for stochastic rounding.
   GlobalPlace place = {};
-  /// Sizes of this rank's shard, to which the tensors are reshaped.
+  /// Sizes of this rank's shard of the whole tensor.
   std::vector<std::int64_t> local_sizes = {};
   std::uint64_t stream = 0;
 };

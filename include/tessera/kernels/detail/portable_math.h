@@ -44,13 +44,12 @@ TESSERA_HOST_DEVICE inline double portable_log(double x) {
                       1.479819860511658591e-01};
   const double r = z * polynomial(c, z);
   const double half_square = 0.5 * f * f;
-  const double ln2_high = 6.93147180369123816490e-01;  // k * ln2_high is exact (32 bits)
+  const double ln2_high = 6.93147180369123816490e-01;  // has 32 bits, so k * ln2_high is exact
   const double ln2_low = 1.90821492927058770002e-10;
   return k * ln2_high - ((half_square - (s * (half_square + r) + k * ln2_low)) - f);
 }
 
-/// Returns normal_quantile(p) for p in the centre of the distribution, for which is_central(p) is
-/// true.
+/// Returns normal_quantile(p) for p with is_central(p): the centre of the distribution.
 TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   const double a[] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
                       1.3731693765509461125e+4, 4.5921953931549871457e+4, 6.7265770927008700853e+4,
@@ -68,8 +67,7 @@ TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   return q * polynomial(a, r) / polynomial(b, r);
 }
 
-/// Returns normal_quantile(p) for p in the tails of the distribution, for which is_central(p) is
-/// false.
+/// Returns normal_quantile(p) for all other p: the tails of the distribution.
 TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   const double c[] = {1.42343711074968357734e0,  4.63033784615654529590e0,
                       5.76949722146069140550e0,  3.64784832476320460504e0,

@@ -60,14 +60,14 @@ using Distribution = std::variant<Uniform, Normal, TruncatedNormal, Bernoulli>;
 /// Throws Error unless low < high, std > 0 and the interval has a probability above 1e-300.
 TruncatedNormal truncated_normal(double mean, double std, double low, double high);
 
-/// Describes which elements of a global tensor a local tensor contains. An element's random number
-/// depends on `first_element` plus the element's row-major index in the global tensor.
+/// The elements of a global tensor that a local tensor contains. The random number of an element
+/// depends on `first_element` plus the row-major index of the element in the global tensor.
 struct GlobalPlace {
   std::vector<Box> boxes;
   std::vector<std::int64_t> sizes;  ///< sizes of the global tensor
   std::int64_t first_element = 0;
 
-  /// Describes a local tensor that contains all elements of the global tensor.
+  /// For a local tensor that contains the whole global tensor.
   static GlobalPlace whole(std::vector<std::int64_t> sizes, std::int64_t first_element = 0);
 };
 

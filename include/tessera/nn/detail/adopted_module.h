@@ -16,11 +16,11 @@ namespace tessera::nn {
 
 namespace detail {
 
-/// The parameters and buffers of one module, without its children. Each entry has the name of a
-/// parameter or buffer, and a function that returns the class member in which the tensor is stored.
+/// The parameters and buffers of a module, without its children. Each entry has the name, and a
+/// function that returns the class member in which the tensor is stored.
 using ModuleMembers = std::vector<std::pair<std::string, std::function<at::Tensor&()>>>;
-/// A function for one module class: if `module` is of this class, appends the members of `module`
-/// to `found`.
+/// A function for a certain module class. If `module` is of this class, the function appends the
+/// parameters and buffers of `module` to `found`.
 using FindMembers = void (*)(torch::nn::Module& module, ModuleMembers& found);
 
 /// Interface of a module that wraps a libtorch module and uses the libtorch module's parameters.
@@ -42,9 +42,9 @@ void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
 
 }  // namespace detail
 
-/// Represents a libtorch module inside a module that nn::adopt or nn::Hooked wraps. An
-/// AdoptedModule has the ParameterSlots of the libtorch module. libtorch calls the inner module
-/// directly, so hooks on an AdoptedModule never run.
+/// Stands for a libtorch module inside a module that nn::adopt or nn::Hooked wraps, and has the
+/// module's ParameterSlots. libtorch calls the inner module directly, so hooks on an AdoptedModule
+/// never run.
 class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
  public:
   class Maker;

@@ -59,12 +59,12 @@ std::uint64_t written_version(const at::Tensor& tensor);
 // coordinate of dp. Its gradient is not reduced over dp, so copies on ranks with different data
 // drift apart. Therefore the ranks compare the copies.
 
-/// A tensor of which other ranks can have copies.
+/// A tensor that is compared with copies on other ranks.
 struct CopiedTensor {
   std::string name;  ///< the tensor's name for messages: "the gradient of parameter 'norm.weight'"
   const ParameterSlot* slot = nullptr;
   at::Tensor values = {};  ///< this rank's local tensor; undefined if this rank has no shard
-  /// Whether even the shards of the tensor must have equal values, as for a step count.
+  /// Whether ranks with different shards must also have equal values, as for a step count.
   bool same_for_all_parts = false;
   /// Whether rounding differences are permitted, because ranks computed sums in different orders.
   bool rounded = false;

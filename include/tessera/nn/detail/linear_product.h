@@ -15,8 +15,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// A module with a weight and a bias. Its forward can leave out the bias so that a hook adds the
-/// bias later.
+/// A module with a weight and a bias. The bias can be left out of forward, and added by a hook
+/// later.
 class DeferredBias {
  public:
   /// Sets whether forward leaves out the bias, for row-wise tensor parallelism. If the weight is

@@ -41,8 +41,8 @@ struct LoraLinear {
   double dropout = 0;
   double scale = 1;
 };
-/// Returns all Linears and GroupedLinears with an adapter (apply_lora) below `module`, in order of
-/// registration.
+/// Returns the Linears and GroupedLinears below `module` that have an adapter (apply_lora), in
+/// order of registration.
 std::vector<LoraLinear> lora_linears(const ModuleBase& module);
 /// Returns the adapters' parameters: "layers.0.attn.q_proj.lora_A.weight", ... load_hugging_face
 /// and save_hugging_face skip these parameters, because a model's files do not contain adapters.

@@ -14,19 +14,19 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The parts of a fused parameter, which weight files store as separate tensors. A fused module
-/// replaces several modules; each part is the weight of one replaced module. The fused parameter
-/// has `groups` groups with equal numbers of rows. Each group has rows of every part, in order.
+/// How a fused parameter consists of parts. A part is the weight of a module that the fused module
+/// replaces. Weight files store each part as a tensor. The rows of the parameter are `groups`
+/// groups of equal size; each group has rows of every part, in order.
 struct StoredParts {
-  /// One part of a fused parameter: the weight of a replaced module.
+  /// A part of a fused parameter: the weight of a replaced module.
   struct Part {
     std::string module;     ///< name of the replaced module next to the fused module: "q_proj"
     std::int64_t rows = 0;  ///< number of rows of the part in each group
   };
   std::vector<Part> parts{};
   std::int64_t groups = 1;
-  /// Whether each part is one matrix of a stack of matrices, (parts, out, in), which files store as
-  /// (out, in). `rows` of each part is 1.
+  /// Whether the parameter is a stack of matrices, (parts, out, in), and each part is one matrix,
+  /// which files store as (out, in). `rows` of each part is then 1.
   bool stacked = false;
   /// Number of trailing segments of the parameter's FQN that do not belong to the fused module's
   /// FQN: 1 for "weight", 2 for "lora_A.weight" of an adapter.
@@ -50,7 +50,7 @@ bool is_recomputing();
 /// counter. Modules whose state changes at every call, such as nn::Dropout, use this function.
 std::uint64_t replayed_count(std::uint64_t& counter);
 
-/// Counters of checkpointed regions, for tests. Several regions can share one object. Thread safe.
+/// Counts activation-checkpointed regions, for tests. Regions can share the object. Thread safe.
 struct CheckpointCounts {
   std::atomic<std::int64_t> regions = 0;  ///< number of checkpointed forwards that ran
   /// Number of tensors that forward replaced by placeholders.
@@ -107,14 +107,13 @@ struct SlotRole {
   std::optional<StoredParts> stored_parts = {};
 };
 
-/// A text that is added to the message of an error in a module's call, for example "unit
-/// 'layers.0'". The layer that provides the text, such as FSDP, attaches a CallContext to the
-/// module.
+/// A text such as "unit 'layers.0'" that is added to the message of an error in a module's call.
+/// For example FSDP attaches a CallContext to the module of a unit.
 struct CallContext {
   std::function<std::string()> text;
 };
 
-/// The module of this thread's outermost call; nullptr if no module call is in progress.
+/// Returns the outermost module that this thread is calling; nullptr if the thread is in no call.
 const ModuleBase* outermost_call();
 
 }  // namespace tessera::nn::detail

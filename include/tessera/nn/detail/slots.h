@@ -18,8 +18,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The interface by which FSDP reports about gradients. FSDP attaches a GradientRecord to each
-/// module with parameters that FSDP shards.
+/// FSDP attaches a GradientRecord to each module whose parameters FSDP shards. Modules use the
+/// GradientRecord to ask FSDP about gradients.
 struct GradientRecord {
   /// Returns whether this rank's local gradient of the parameter, before its last reduction, is
   /// known to be non-finite. Waits for the device.
