@@ -127,7 +127,7 @@ TEST(StateDicts, ChangeNothingOnAnyRankWhenTheyDoNotFit) {
   EXPECT_CONTAINS(error_of(with_bias(at::zeros({7}, at::kLong))), "'middle.bias'", "Long", "Float");
   EXPECT_CONTAINS(error_of(Values(), {}), "set full_state_dict");
   EXPECT_CONTAINS(error_of(Values(), {.broadcast_from_rank0 = true}), "set full_state_dict too");
-  // With broadcast_from_rank0, rank 1's own state dict, which is wrong, is ignored.
+  // With broadcast_from_rank0, the call ignores the wrong state dict of rank 1.
   EXPECT_EQ(error_of(other, kFromRank0), "");
   RunRanks(1, [&](Rank& rank) {
     Net net;

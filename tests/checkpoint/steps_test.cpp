@@ -251,7 +251,7 @@ TEST(StoredStep, IsReadByItsThreadsAtOnce) {
   const auto begin = std::chrono::steady_clock::now();
   step.read({.threads = 3, .piece_bytes = 4 * kMebibyte});
   const auto took = std::chrono::steady_clock::now() - begin;
-  // Each pread() takes 0.2 s. The read must take less than 0.12 s per pread(), so calls overlap.
+  // Each pread() takes 0.2 s. If the calls overlap, the load takes less than 0.12 s per pread().
   EXPECT_GT(testing::SystemCallFault::calls("pread"), 20);
   EXPECT_LT(took, std::chrono::milliseconds(120) * testing::SystemCallFault::calls("pread"));
   EXPECT_TRUE(target.equal(values.narrow(1, 1024, 1024)));

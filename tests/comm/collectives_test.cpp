@@ -105,7 +105,7 @@ TEST_P(Collectives, MaximumAndMinimumOfBoolsNegativeNumbersAndNaN) {
 
 TEST_P(Collectives, AllReduceOfManySizes) {
   run([](Rank& rank) {
-    // Element counts: 0, fewer than ranks, and enough for one, two or more rounds of transfers.
+    // Counts: 0, less than the number of ranks, and enough for one, two or more transfer rounds.
     for (const std::int64_t count : {0, 1, 3, 8192, 8193, 100'003, 3'000'017}) {
       const at::Tensor tensor = at::arange(count, at::kFloat) + rank.rank();
       group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kMax)->wait();

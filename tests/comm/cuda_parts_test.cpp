@@ -45,7 +45,7 @@ TEST(CudaLibrary, LoadedTooLateForLibtorchIsSaid) {
                   "make the world of device cuda first");
 }
 
-// StagedCommunicator must, like its host group, send several tensors in place, without packing.
+// Like its host group, StagedCommunicator must send several tensors in place, not in a buffer.
 TEST_ON_RANKS(StagedCommunicator, MovesGroupsInPlaceAsItsHostDoes, 2) {
   const CommunicatorPtr staged = make_staged_communicator(group_of_all(*rank.world()));
   EXPECT_TRUE(staged->moves_groups_in_place());

@@ -105,8 +105,8 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   std::this_thread::sleep_for(5 * kOneCall);
 }
 
-/// Destroying the function of a device call calls the watchdog, which must not deadlock. When the
-/// world ends, the first of two calls has ended and the second call is still running.
+/// The destructor of a device call's Progress function calls the watchdog, which must not deadlock.
+/// When the world ends, the first of two calls has ended and the second call is still running.
 TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   WorldWatch* world = nullptr;
   bool done = true;

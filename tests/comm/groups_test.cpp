@@ -126,8 +126,8 @@ TEST_ON_RANKS(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic, 2) {
   EXPECT_ERROR(rank.world()->host_group({1 - rank.rank()}, "other"), "is not a member");
 }
 
-// Ranks compare the purposes and sizes of calls: always in shared memory, with TESSERA_DEBUG=1 on
-// Gloo, which ends the process if sizes differ.
+// With shared memory, ranks always compare the purposes and sizes of calls; with Gloo, only if
+// TESSERA_DEBUG=1. Gloo itself ends the process if sizes differ.
 TEST(Purpose, IsComparedBetweenRanksLikeTheSize) {
   const testing::DebugChecks checks("1");
   for (const bool shared : {true, false}) {

@@ -273,7 +273,7 @@ TEST_P(HangsOfRank1, NamesRank1) {
     for (const char* word : fault.report) {
       EXPECT_CONTAINS(report_of(job.ranks[0]), word);
     }
-    // If ranks 0 and 2 fail at the same time, the error of each can name the other rank.
+    // If ranks 0 and 2 fail at the same time, either rank's error can name the other rank.
     for (const char* word : fault.errors) {
       EXPECT_CONTAINS(error + error_2, word);
     }

@@ -197,7 +197,6 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// A matrix product is counted by its sizes, so the object for a matrix stores the sizes.
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType type,
                                           std::uint64_t rows, std::uint64_t columns, std::int64_t) {
   *out = new cublasLtMatrixLayoutOpaque_t{{static_cast<std::uint64_t>(type), rows, columns}};

@@ -87,8 +87,8 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   expect_ok(cudaStreamQuery(stream));
 }
 
-/// A blocked stream will change 1 to 0. A second stream copies the number and, if `waits`, first
-/// waits for the first stream. Returns the copy before and the copy after the unblocking.
+/// The first stream is blocked before it changes 1 to 0. The second stream copies the number and,
+/// if `waits`, waits for the first stream. Returns the copies before and after the unblocking.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();
@@ -312,7 +312,7 @@ std::vector<float> counting(int first, std::size_t count) {
   return values;
 }
 
-// A number of values that does not fit into the queue between two ranks.
+// More values than fit into the queue between two ranks.
 constexpr std::size_t kMany = 100'000;
 
 TEST(FakeNccl, MovesMoreThanFitsAtOnce) {

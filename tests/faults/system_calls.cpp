@@ -23,7 +23,7 @@
 namespace tessera::testing {
 namespace {
 
-// Calls may come before main(): this file must not allocate memory or have constructors.
+// System calls may come before main(), so this file must not allocate memory or have constructors.
 constexpr std::array kCalls = {"openat", "pwrite", "fsync", "fallocate", "rename",
                                "unlink", "pread",  "close", "link"};
 

@@ -16,7 +16,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Rounds `values` to multiples of 2^-20, so that the sum of their partial terms is exact.
+/// Rounds `values` to multiples of 2^-20, so that sums of partial terms are exact.
 at::Tensor exact(const at::Tensor& values) {
   return at::round(values * 1048576.0) / 1048576.0;
 }

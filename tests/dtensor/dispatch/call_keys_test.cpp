@@ -26,7 +26,7 @@ TEST_ON_MESH(CallKey, TellsPlainTensorsOfOtherStridesApart, {2}, {"x"}) {
   EXPECT_EQUAL(y, values({4, 1}).add(plain));
 }
 
-// In a StrictScope, equal() can compare CPU tensors, but not meta tensors, which have no values.
+// A StrictScope allows equal() for CPU tensors, but not for meta tensors, which have no values.
 TEST_ON_MESH(CallKey, TellsMetaTensorsApart, {2}, {"x"}) {
   const auto on = [&](c10::DeviceType device) {
     return distribute_tensor(values({4, 2}).to(device), mesh, {Shard{0}}).tensor();

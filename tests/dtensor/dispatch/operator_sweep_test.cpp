@@ -270,7 +270,7 @@ TEST(OperatorSweep, FindsNoPlainAndNoWrongResult) {
   EXPECT_GT(operators.size(), 500U);
 }
 
-// These operators get a distributed and a plain tensor, and use only the plain one's size or type.
+// Operators of a distributed and a plain tensor that use only the plain tensor's size or type.
 TEST(OperatorSweep, FindsNoPlainTensorThatIsTakenForTheSameOnAllRanks) {
   static const std::set<std::string> kReadsNoValues{
       "aten::type_as",    "aten::view_as",          "aten::expand_as",  "aten::to",

@@ -19,7 +19,7 @@ struct Operand {
   enum Kind { kReals, kPositive, kMask, kIndices };
   Sizes sizes;
   Kind kind = kReals;
-  std::int64_t limit = 0;  ///< all indices are below `limit`
+  std::int64_t limit = 0;  ///< kIndices: all values are below `limit`
 };
 
 /// One row: the layouts of the operands, and the expected layouts and communication. Placements are

@@ -37,7 +37,7 @@ struct Function {
   Tensors inputs;
   std::size_t differentiable;
   std::function<at::Tensor(const Tensors&)> run;
-  std::vector<std::string> operators;  ///< `operators`: called in forward and backward
+  std::vector<std::string> operators;  ///< `operators`: names of all called operators
 };
 
 std::vector<Function> functions() {

@@ -310,7 +310,7 @@ TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {
   EXPECT_TRUE(at::equal(split, split));
 }
 
-// PyTorch 2.11's DTensor computes wrong results of these operators on Partial tensors, or throws.
+// PyTorch 2.11's DTensor throws or computes wrong results for these operators on Partial tensors.
 
 using testing::full_tensor;
 using testing::values;

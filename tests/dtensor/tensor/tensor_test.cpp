@@ -331,7 +331,6 @@ Tensors multiplied(const Tensors& t) {
   return {at::mm(t[0], t[1])};
 }
 
-/// The factors of a matrix product: x, which has 7 rows, and a replicated weight.
 struct Product {
   explicit Product(const DeviceMesh& on, const Placements& of_x = {Shard{0}})
       : mesh(on),

@@ -154,7 +154,7 @@ std::vector<std::string> errors_of(const testing::Body& body) {
   return errors;
 }
 
-/// A call in which two ranks differ, and a word that each rank's error must contain.
+/// A call with different arguments on two ranks, and the word that each rank's error must contain.
 struct Disagreement {
   const char* what;
   testing::Body act;

@@ -22,8 +22,8 @@ class Done final : public comm::Work {
   void wait() override {}
 };
 
-/// Changes each all-reduce that has as many elements as all norms of a rank. Choose the batch and
-/// sequence sizes so that no other all-reduce has this size.
+/// Leaves one norm out of each all-reduce whose number of elements is that of all norms. Choose the
+/// batch and sequence sizes so that no other all-reduce has this size.
 class UnsummedNorm final : public testing::ForwardingCommunicator {
  public:
   UnsummedNorm(comm::CommunicatorPtr inner, std::int64_t norms, std::int64_t elements)

@@ -72,7 +72,7 @@ class Transfers {
     Header header;
     std::byte* data;
     Header header_of_peer{};
-    std::size_t moved = 0;  ///< `moved`: how many bytes of header and data are moved
+    std::size_t moved = 0;  ///< `moved`: bytes of header and data moved so far
 
     bool ended() const { return moved == sizeof(Header) + header.bytes; }
 
@@ -177,7 +177,7 @@ class Run {
   std::size_t rank_;
   std::size_t ranks_;
   std::size_t bytes_;
-  std::vector<std::vector<std::byte>> inputs_;  ///< each rank's input, for reductions
+  std::vector<std::vector<std::byte>> inputs_;  ///< for reductions: the input of each rank
 };
 
 Header Run::header() const {
@@ -401,7 +401,7 @@ thread_local std::vector<Operation> group;
 /// Maps each communicator of a NCCL group to the operation number (turn) of the group.
 using Turns = std::map<CommunicatorPtr, std::uint64_t>;
 
-/// Takes an operation number in each communicator. The caller must lock issue_mutex().
+/// Takes the next operation number of each communicator. The caller must lock issue_mutex().
 Turns take_turns(const std::vector<Operation>& operations) {
   Turns turns;
   for (const Operation& operation : operations) {

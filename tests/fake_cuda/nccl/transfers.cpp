@@ -127,7 +127,7 @@ namespace {
   ROW(ncclFloat32, float, "fp32")          \
   ROW(ncclFloat64, double, "fp64")
 
-/// Calls `use` with a null pointer of the C++ type. Returns false if reductions lack the type.
+/// Calls `use` with a null T* for the C++ type T. Returns false if reductions lack the type.
 template <class Use>
 bool with_type(ncclDataType_t type, Use&& use) {
   switch (type) {

@@ -210,7 +210,7 @@ namespace {
 
 extern "C" {
 
-// Replaces libc's _exit(), which runs no destructors: writes the reports before the process ends.
+// Replaces libc's _exit(). Writes the reports first, because _exit() runs no destructors.
 void _exit(int code) {
   fake_cuda::write_reports();
   syscall(SYS_exit_group, code);

@@ -38,8 +38,8 @@ std::function<void()> drop(void** arguments) {
       };
 }
 
-/// A function that computes a kernel on the host: it copies the launch arguments, and returns the
-/// computation. Null if the fake does not compute the kernel.
+/// A host version of a kernel: copies the launch arguments, and returns a function that computes
+/// the kernel. Null if the fake does not compute the kernel.
 using HostForm = std::function<void()> (*)(void** arguments);
 using Forms = std::map<std::string, HostForm>;
 

@@ -92,7 +92,6 @@ class Stream {
   /// Submits work that can wait. A thread of the stream runs the work, while the host continues.
   void submit_waiting(Work work) { add(std::move(work), /*may_wait=*/true); }
 
-  /// Returns a Completion of all work that was submitted so far.
   CompletionPtr mark();
 
   /// Makes the stream's later work wait for the Completion.
