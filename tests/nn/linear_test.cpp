@@ -90,11 +90,8 @@ TEST(LinearProduct, KeepsNoInputOfAFrozenWeight) {
   EXPECT_CLOSE(x.grad(), weight.sum(0).mul(2).expand_as(x));
 }
 
-// The following tests call linear_products(), which computes several products of one input.
-
 using testing::AddedTerms;
 
-/// A module with projections to query, key and value, which have different sizes.
 struct Projections : Module<Projections> {
   explicit Projections(bool bias = false)
       : q(*this, "q", 6, 9, LinearOptions{bias}),
@@ -124,7 +121,7 @@ Tensors results_of(Model& model, const at::Tensor& input, bool together) {
   return results;
 }
 
-/// Expects bitwise equality of linear_products() and separate calls, and x.grad within `bound`.
+/// linear_products() and separate calls must be equal bit for bit, except x.grad: within `bound`.
 void expect_that_of_calls(Model& model, const at::Tensor& input, double bound = 1e-5) {
   const Tensors together = results_of(model, input, true);
   const Tensors apart = results_of(model, input, false);
@@ -138,7 +135,7 @@ void expect_that_of_calls(Model& model, const at::Tensor& input, double bound = 
   }
 }
 
-/// Returns how many products one backward adds in place to a gradient.
+/// Returns how many matrix products one backward adds in place to a gradient (addmm_).
 int added_products(Model& model, const at::Tensor& input = normal_values({5, 6}, 1)) {
   AddedTerms::reset();
   const AddedTerms counted;
@@ -184,7 +181,7 @@ TEST(LinearProducts, ServeSeveralBackwards) {
 TEST(LinearProducts, ServeBackwardsOfOneResultEach) {
   Model model;
   const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
-  // The results of q and k have separate graphs, which share only the autograd node of view().
+  // q and k share only the autograd node of view(): each result allows a separate backward.
   const Tensors y = linear_products(x.view({5, 6}), {*model.q, *model.k});
   y[0].sum().backward();
   EXPECT_FALSE(model.k->weight->grad().defined());
@@ -195,7 +192,7 @@ TEST(LinearProducts, ServeBackwardsOfOneResultEach) {
   EXPECT_THROWN(std::exception, y[1].sum().backward(), "backward through the graph a second time");
 }
 
-// For an input of one row, the bias's gradient is a view of the result's gradient.
+// With one row, the gradient of the bias is a view of the gradient of the result.
 TEST(LinearProducts, OfOneRowMayAddToTheBiasTwice) {
   Model model(/*bias=*/true);
   const auto gradient_of_x = [&](bool together) {
@@ -264,7 +261,7 @@ TEST(LinearProducts, OfInputsThatHooksReplaceAreTheirs) {
 TEST(LinearProducts, OfAnInputThatAHookWritesToAreOfItsValuesThen) {
   Model model;
   model.k->add_forward_pre_hook([](auto&, TensorList inputs) { inputs[0]->mul_(3); });
-  // The pre-hook of k writes to x. Autograd allows the write, because the frozen q saves no x.
+  // Writing to x is legal: q is frozen and saves no x, and k has not run yet.
   model.q->weight->requires_grad_(false);
   const auto gradient_of_x = [&](bool together) {
     model.together = together;
@@ -322,10 +319,9 @@ TEST(LinearProducts, NameTheModuleThatDoesNotFit) {
                 "5x6 and 5x4");
 }
 
-/// The placements of x and of all weights in a test case.
 struct Split {
   Placement x, weights;
-  int added;  ///< `added`: products that a rank adds in place
+  int added;  ///< `added`: number of in-place products on each rank
 };
 
 class DistributedLinearProducts : public ::testing::TestWithParam<Split> {};
@@ -362,14 +358,12 @@ TEST_P(DistributedLinearProducts, AreThoseOfOneRank) {
   }
 }
 
-// If the weights have Shard(0), the gradient of x is Partial.
+// For weights with Shard(0), each rank computes a partial sum of x.grad.
 INSTANTIATE_TEST_SUITE_P(Placements, DistributedLinearProducts,
                          ::testing::Values(Split{Replicate{}, Shard{0}, 2},
                                            Split{Shard{0}, Replicate{}, 2},
                                            Split{Replicate{}, Replicate{}, 2},
                                            Split{Shard{1}, Shard{1}, 2}));
-
-// The following tests add matrix products in place to the gradient of a weight.
 
 at::Tensor loss_of(const at::Tensor& weight, std::uint64_t seed) {
   const at::Tensor x = normal_values({5, weight.size(1)}, seed).to(weight.scalar_type());
@@ -380,7 +374,7 @@ at::Tensor leaf(std::uint64_t seed = 1) {
   return normal_values({4, 6}, seed).requires_grad_();
 }
 
-/// Returns the gradient of loss_of(weight, seed), computed by libtorch.
+/// Computes the gradient of loss_of(weight, seed) by libtorch's operators.
 at::Tensor term(const at::Tensor& weight, std::uint64_t seed) {
   const at::Tensor w = weight.detach().clone().requires_grad_();
   at::linear(normal_values({5, 6}, seed), w).square().sum().backward();
@@ -411,7 +405,7 @@ TEST(AddedGradient, IsThatOfEachUseOfAWeight) {
   EXPECT_CLOSE(weight.grad(), sum + 2 * weight.detach(), 1e-5, 1e-5);
 }
 
-// A hook on the weight must receive the new gradient, not its sum with the earlier gradient.
+// The hook must get only the new gradient: adding in place would give the hook the sum.
 TEST(AddedGradient, IsLeftToAHook) {
   const at::Tensor weight = leaf();
   loss_of(weight, 2).backward();
@@ -455,7 +449,7 @@ TEST(AddedGradient, MayBeOfAnotherTypeThanTheSum) {
   EXPECT_CLOSE(weight.grad(), term(weight.detach().to(at::kFloat), 2), 0.05, 0.5);
 }
 
-// Several threads can add to one gradient, because AccumulateGrad takes a lock.
+// AccumulateGrad takes a lock, so several threads may add to one gradient.
 TEST(AddedGradient, MayComeOfSeveralThreads) {
   constexpr int kThreads = 4, kTimes = 20;
   const at::Tensor weight = leaf();
@@ -475,7 +469,6 @@ TEST(AddedGradient, MayComeOfSeveralThreads) {
   EXPECT_CLOSE(weight.grad(), sum, 1e-4, 1e-3);
 }
 
-/// The placements of a weight, of x, and of the gradient of the result.
 struct Spread {
   Placement weight, x, of_result;
 };
@@ -507,7 +500,7 @@ INSTANTIATE_TEST_SUITE_P(Placements, AddedDistributedGradient,
                          ::testing::Values(Spread{Shard{0}, Replicate{}, Shard{1}},
                                            Spread{Shard{1}, Shard{1}, Replicate{}},
                                            Spread{Replicate{}, Replicate{}, Replicate{}},
-                                           // A Partial gradient is reduced before it is added.
+                                           // The product is Partial here: reduced, then added.
                                            Spread{Replicate{}, Shard{0}, Shard{0}}));
 
 using Names = std::vector<std::string>;
@@ -603,7 +596,6 @@ TEST(Fp8, RefusesWhatItCannotConvert) {
 
 struct AdaptedMlp final : Module<AdaptedMlp> {
   at::Tensor forward(const at::Tensor& x) { return (*down)(at::tanh((*norm)((*up)(x)))); }
-  // Fills all weights, including those of adapters.
   void reset_parameters(const InitContext& init) override {
     init.fill(*this, {{"**.weight", init::normal(0, 0.5)}});
   }

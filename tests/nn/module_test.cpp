@@ -13,7 +13,6 @@
 namespace tessera::nn {
 namespace {
 
-/// A module that takes and returns tensors in a pair, a vector and an optional.
 struct Doubler : Module<Doubler> {
   std::pair<at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& x, int times,
                                                          std::optional<at::Tensor> y) {
@@ -117,7 +116,6 @@ TEST(Module, MayAddAHookFromAHook) {
   EXPECT_EQ(runs, 11);
 }
 
-/// A module with a parameter, a floating-point buffer and an integer buffer.
 struct Buffered : Module<Buffered> {
   Buffered() {
     weight = register_slot("weight", at::ones({2}));
@@ -183,7 +181,7 @@ TEST(Slot, PersistsBesideTheGatheredTensor) {
   EXPECT_EQUAL(slot->get(), at::ones({2, 2}));
 }
 
-/// A Module with a libtorch child, whose parameters FSDP and optimizers would not find.
+/// libtorch's register_parameter() makes no slot, so FSDP and optimizers would not find `w`.
 struct Stock : torch::nn::Module {
   Stock() { register_parameter("w", at::ones({2})); }
 };
@@ -218,7 +216,6 @@ TEST(Module, TrainsParametersOfEveryTypeThatCanHaveAGradient) {
   EXPECT_CLOSE(module.wide->grad(), at::full({3}, 8.0 / 6, at::kComplexDouble));
 }
 
-/// A module that calls its child, "inner".
 template <class Inner>
 struct Calling : Module<Calling<Inner>> {
   at::Tensor forward(const at::Tensor& x) { return inner(x); }
@@ -254,8 +251,8 @@ TEST(Module, IsNamedInAnErrorOfTheLibrary) {
   EXPECT_THROWN(Special, module(at::ones({2})), "of its own class");
 }
 
-/// A module with a bf16 parameter and an fp32 buffer, like an FSDP unit that gathers its parameters
-/// in bf16.
+/// The parameter is bf16 and the buffer is fp32, as in an FSDP unit that gathers its parameters in
+/// bf16.
 struct Scaled : Module<Scaled> {
   struct Product : Module<Product> {
     at::Tensor forward(const at::Tensor& x, const at::Tensor& weight) { return x.mm(weight); }
@@ -335,7 +332,6 @@ TEST(Dropout, DrawsAnewAtEachCallAndReplaysOne) {
   EXPECT_EQUAL(module(x), first);
 }
 
-/// A block that calls its dropout module, "drop".
 struct DropBlock : Module<DropBlock> {
   at::Tensor forward(const at::Tensor& x) { return (*drop)(x); }
   Child<Dropout> drop{*this, "drop", 0.5};
@@ -399,7 +395,6 @@ const at::Tensor& tokens() {
   return all;
 }
 
-/// Shards the weight of the last linear, "out". All other parameters stay plain.
 void partition(const std::string& name, ModuleBase& module, const DeviceMesh& mesh) {
   if (name == "out") {
     distribute_parameter(*module.slot("weight"), mesh, {Shard{0}});
@@ -448,7 +443,7 @@ using Names = std::vector<std::string>;
 
 class StockModule : public torch::nn::Module {};
 
-/// A module with a child that is registered twice ("block", "again"), and a libtorch child "stock".
+/// Registers one child under two names ("block", "again"), and a libtorch child ("stock").
 struct Tree : Module<Tree> {
   Tree() {
     block->push_back(std::make_shared<Linear>(1, 1));
@@ -565,7 +560,6 @@ TEST(VisitTensors, ReplacesInPlaceAndVisitsUndefinedTensors) {
   EXPECT_EQ(detail::collect_tensors(undefined).size(), 2U);
 }
 
-/// A pattern, names that the pattern matches, and names that it does not match.
 struct Row {
   const char* pattern;
   std::vector<const char*> matched, others;
@@ -619,7 +613,7 @@ TEST(FqnPattern, MatchesNames) {
   }
 }
 
-// A pattern for which backtracking over all stars would take practically forever.
+// An algorithm that backtracks over all stars would need exponential time for this pattern.
 TEST(FqnPattern, ManyStarsTakeNoTime) {
   std::string stars, name, levels, path;
   for (int i = 0; i < 40; ++i) {

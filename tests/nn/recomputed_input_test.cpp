@@ -28,7 +28,7 @@ at::Tensor with_norm(const Tensors& v) {
   return linear_product(y, v[2], {}).mul(linear_product(y, v[3], {}));
 }
 
-/// Computes the function with_norm() by libtorch's matrix products, which save their inputs.
+/// The reference for with_norm(): libtorch's matrix products, which save their inputs.
 at::Tensor with_kept_norm(const Tensors& v) {
   const at::Tensor y = rms_norm(v[0], v[1], kEps);
   return libtorchs(y, v[2]).mul(libtorchs(y, v[3]));
@@ -39,13 +39,11 @@ Tensors values_for_norm(at::ScalarType type = at::kFloat) {
           normal_values({4, 6}, 3).to(type), normal_values({4, 6}, 4).to(type)};
 }
 
-/// Multiplies a matrix product of norm(v[0] + v[4]) by a matrix product of v[0] + v[4].
 at::Tensor with_norm_of_sum(const Tensors& v) {
   const auto [y, sum] = add_rms_norm(v[0], v[4], v[1], kEps);
   return linear_product(y, v[2], {}).mul(linear_product(sum, v[3], {}));
 }
 
-/// Computes with_norm_of_sum() with an addition, rms_norm(), and libtorch's products.
 at::Tensor with_kept_norm_of_sum(const Tensors& v) {
   const at::Tensor sum = v[0] + v[4];
   return libtorchs(rms_norm(sum, v[1], kEps), v[2]).mul(libtorchs(sum, v[3]));
@@ -76,10 +74,10 @@ TEST(RecomputedInput, HasTheBitsOfAKeptOne) {
   }
 }
 
-/// Returns the bytes that a graph saves, without the graph's inputs and result.
+/// Returns the bytes of the tensors that the graph saves, except its inputs and result.
 std::int64_t kept_bytes(const Function& function, const Tensors& values) {
   const Tensors inputs = leaves_of(values);
-  function(inputs);  // The first call allocates memory that later calls reuse.
+  function(inputs);  // warm-up: the first call allocates more.
   const testing::AllocatedBytes memory;
   const at::Tensor y = function(inputs);
   return memory.now() - static_cast<std::int64_t>(y.nbytes());
@@ -89,7 +87,7 @@ TEST(RecomputedInput, IsNotKept) {
   constexpr std::int64_t kRows = 64, kSize = 32;
   const Tensors norm{normal_values({kRows, kSize}, 1), normal_values({kSize}, 2),
                      normal_values({2, kSize}, 3), normal_values({2, kSize}, 4)};
-  // The graph saves a copy of the norm's weight, but not the norm's result.
+  // The recomputation needs a copy of the norm's weight, but not the norm's result.
   EXPECT_EQ(kept_bytes(with_kept_norm, norm) - kept_bytes(with_norm, norm),
             4 * (kRows * kSize - kSize));
   Tensors sum = norm;
@@ -106,12 +104,12 @@ TEST(RecomputedInput, IsFreedAfterTheBackward) {
   const at::Tensor y = with_norm(v);
   y.sum().backward({}, /*retain_graph=*/true);
   const testing::AllocatedBytes memory;
-  // For the gradient of v[2], backward recomputes the norm, and must free the recomputed norm.
+  // Backward recomputes the norm for v[2].grad, and must then free the recomputed norm.
   torch::autograd::grad({y.sum()}, {v[2]}, {}, /*retain_graph=*/true);
   EXPECT_EQ(memory.now(), 0);
 }
 
-/// The norm's node saves the sum, and the sum refers to the node. This cycle must not leak memory.
+/// The norm's autograd node saves the sum, whose grad_fn is the node: this cycle must not leak.
 TEST(RecomputedInput, OfASumIsFreedWithItsGraph) {
   const Tensors v = leaves_of(values_for_norm_of_sum());
   with_norm_of_sum(v);
@@ -131,13 +129,13 @@ TEST(RecomputedInput, ServesTwoBackwards) {
     v[0].mutable_grad().zero_();
     loss.backward();
     EXPECT_EQUAL(v[0].grad(), of_input);
-    // The second backward adds a product to the gradient in place, which rounds differently.
+    // The second backward adds its product in place, which rounds differently than 2 * of_weight.
     EXPECT_CLOSE(v[2].grad(), of_weight.mul(2), 1e-4, 1e-4);
     EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
   }
 }
 
-// If a program writes to the norm's result in place, a later product saves the written result.
+// After a program has written to the norm's result, later products must save the written result.
 TEST(RecomputedInput, IsKeptOnceWrittenTo) {
   const auto written = [](auto product) {
     return [product](const Tensors& v) {
@@ -176,7 +174,7 @@ TEST(RecomputedInput, IsRefusedWhereWhatMadeItWasWrittenTo) {
                 "modified by an inplace operation");
 }
 
-/// During backward of the matrix product, the norm's weight is not gathered, as under FSDP.
+/// Backward of the product must not read the norm's weight: under FSDP, the weight is not gathered.
 TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
   const Tensors values = values_for_norm();
   const Tensors expected = results_of(with_kept_norm, values);
@@ -210,7 +208,6 @@ TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptOne) {
               results_of(second(with_kept_norm_of_sum), sum), 1e-5, 1e-5);
 }
 
-/// An operator mode that lists the calls of this library's operators.
 class NamedCalls final : public OperatorMode {
  public:
   Results call(const Operator& op, const std::function<Results()>& run) override {
@@ -238,7 +235,7 @@ TEST(RecomputedInput, OfSiluMulComesWithTheGradientsOfItsInputs) {
             std::vector<std::string>{"tessera::silu_mul_backward"});
 }
 
-/// A hook can change the gradient of silu_mul's result, or several uses can add to the gradient.
+/// The gradient of silu_mul's result is not the product's if a hook or a second use changes it.
 TEST(RecomputedInput, OfSiluMulHasOtherGradientsWhereItsOwnIsAnother) {
   const auto hooked = [](auto product, const std::function<at::Tensor(at::Tensor)>& hook) {
     return [=](const Tensors& v) {
@@ -269,7 +266,7 @@ TEST(RecomputedInput, IsLeftToACheckpoint) {
     expect_equal_bits(
         [&](const Tensors& inputs) { return checkpoint(counted.options, function, inputs); }, kept,
         v);
-    // The graph saves 9 tensors: 3 for the norm, 2 for each of two products, and 2 for mul().
+    // Saved tensors: 3 for the norm, 2 for each of the two products, 2 for mul().
     EXPECT_EQ(counted->packed, 9);
   };
   expect_left(with_norm, with_kept_norm, values_for_norm());
@@ -294,7 +291,7 @@ TEST_ON_MESH(RecomputedInput, MayBeDistributed, {3}, {"tp"}) {
   }
   const Sent sent(rank);
   DistributedTensor(mlp(spread)).redistribute({Replicate{}}).tensor().square().sum().backward();
-  // The MLP's result needs one all-reduce, and the gradient of the norm's result needs one.
+  // One all-reduce for the MLP's result, and one for the gradient of the norm's result.
   EXPECT_EQ(sent.calls(), 2);
   for (std::size_t i = 0; i < values.size(); ++i) {
     EXPECT_CLOSE(spread[i].grad(), alone[i].grad(), 1e-4, 1e-4) << i;

@@ -287,7 +287,7 @@ TEST(TensorMemory, ReservesMoreThanAnyMachineHas) {
   count_tensor_memory();
 }
 
-// Rank r has the mean 10 r with the weight r + 1: over three ranks, (0 * 1 + 10 * 2 + 20 * 3) / 6.
+// The means are 0, 10 and 20 on three ranks, with the weights 1, 2 and 3.
 constexpr double kMeanOfAll = 80.0 / 6;
 
 TEST(MeanMetric, HasTheValuesOfAllRanksBetweenSyncAndUnsync) {

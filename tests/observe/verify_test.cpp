@@ -22,9 +22,9 @@ namespace {
 
 using namespace testing;
 
-// A small GPT into which tests put a user's mistakes, and calls of verify() for this GPT.
+// A small GPT, in which tests plant mistakes of users that verify() must find.
 
-/// The function of a Tap module: by default the identity, in some tests code with a mistake.
+/// What a Tap module computes. The default is the identity; tests plant mistakes here.
 using TapFunction = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& gain)>;
 
 at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
@@ -33,11 +33,10 @@ at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
 
 struct GptOptions {
   double dropout = 0;
-  TapFunction embedded = pass_on;  ///< `embedded`: a Tap of (batch, tokens, hidden)
-  TapFunction inner = pass_on;     ///< `inner`: a Tap in the MLP, sharded by features
-  /// A function between the projections of the MLP.
+  TapFunction embedded = pass_on;  ///< `embedded`: after the embedding: (batch, tokens, hidden)
+  TapFunction inner = pass_on;     ///< `inner`: in the MLP, where features are sharded
+  /// Called between the projections of the MLP.
   std::function<at::Tensor(const at::Tensor& x)> between = [](const at::Tensor& x) { return x; };
-  /// Returns whether a block skips its dropout.
   std::function<bool(const at::Tensor& x)> skips_drop = [](const at::Tensor&) { return false; };
 };
 
@@ -115,7 +114,7 @@ struct Gpt : nn::Module<Gpt> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// A style that replicates the parameter `gain` of a Tap, and changes nothing else.
+/// Only makes the parameter `gain` of a Tap a replicated distributed tensor.
 class TapStyle final : public tensor_parallel::ParallelStyle {
  public:
   std::string name() const override { return "tap"; }
@@ -126,7 +125,6 @@ class TapStyle final : public tensor_parallel::ParallelStyle {
   void apply(nn::ModuleBase&, const DeviceMesh&) const override {}
 };
 
-/// Returns the tensor-parallel plan of the GPT, with or without sequence parallelism.
 tensor_parallel::ParallelizePlan gpt_plan(bool sequence_parallel) {
   using namespace tensor_parallel;
   const Placement between = sequence_parallel ? Placement(Shard{1}) : Replicate{};
@@ -149,13 +147,13 @@ tensor_parallel::ParallelizePlan gpt_plan(bool sequence_parallel) {
         {"head", colwise_parallel({.input_layouts = between, .use_local_output = false})}}});
 }
 
-/// A GPT on a mesh of dp x tp ranks, to be compared with a reference of equal options.
+/// A GPT on a (dp, tp) mesh. verify() compares this GPT with a GPT with equal options on one rank.
 struct GptRun {
   GptOptions options{};
   bool sequence_parallel = false;
-  /// A function that puts a mistake into the parallelized model, whose parameters have values.
+  /// Plants a mistake into the parallelized model, after its parameters have got values.
   std::function<void(Gpt&, const DeviceMesh&)> plant = [](Gpt&, const DeviceMesh&) {};
-  /// The function whose runs verify() compares; nullptr: a function that computes the loss.
+  /// What verify() runs on the mesh and on one rank; nullptr: a function that computes the loss.
   std::function<at::Tensor(Gpt&, const at::Tensor& tokens)> step{};
 };
 
@@ -175,7 +173,7 @@ std::shared_ptr<Gpt> make_gpt(const GptRun& run, const DeviceMesh& mesh) {
   return model;
 }
 
-/// Token ids of two sequences of six tokens, different on each data-parallel rank.
+/// Data-parallel ranks get different token ids: two sequences of six tokens each.
 at::Tensor gpt_tokens(const DeviceMesh& mesh) {
   return at::arange(12)
       .mul(7)
@@ -313,7 +311,6 @@ TEST_ON_MESH(Verify, RefusesUnevenRowsOfAModelThatDraws, {2, 1}, {"dp", "tp"}) {
                "draws random numbers, and rank 0 gives it 2 rows, but rank 1 1;");
 }
 
-/// Runs a step. Returns the loss, the gradients and the buffers.
 std::vector<at::Tensor> step_of(Gpt& model, const DeviceMesh& mesh) {
   const at::Tensor loss = gpt_loss(model, gpt_tokens(mesh));
   loss.backward();
@@ -338,7 +335,7 @@ TEST_ON_MESH(Verify, LeavesTheModuleAsItWas, {2, 2}, {"dp", "tp"}) {
     if (verified) {
       EXPECT_TRUE(verify_gpt(*model, run, mesh).ok());
     }
-    // The second step adds to the gradients of the first step.
+    // Gradients are not cleared, so they are sums over both steps.
     const std::vector<at::Tensor> second = step_of(*model, mesh);
     values.insert(values.end(), second.begin(), second.end());
     return values;
@@ -401,11 +398,11 @@ TEST(Verify, NamesTheModuleInWhichTheStepThrowsOnTheMesh) {
   EXPECT_CONTAINS(errors[0], "rank 1");
 }
 
-// The following models have users' mistakes. The reference is the same code on one rank.
+// The following models have mistakes on a mesh. On one rank, the same code is correct.
 
 using LocalFunction = std::function<at::Tensor(const at::Tensor& local)>;
 
-/// Applies `function` to this rank's local tensor, as a user would do.
+/// Applies `function` to the local tensor only: a typical mistake of users.
 at::Tensor by_hand(const at::Tensor& x, const LocalFunction& function) {
   if (!tessera::is_distributed(x)) {
     return function(x);
@@ -415,7 +412,7 @@ at::Tensor by_hand(const at::Tensor& x, const LocalFunction& function) {
                                        x.sizes().vec());
 }
 
-/// Returns options with `function` between the projections of an MLP, where features are sharded.
+/// Applies `function` in the MLP between the projections, where the features are sharded.
 GptOptions between_projections(const LocalFunction& function) {
   return {
       .inner = [function](const at::Tensor& x, const at::Tensor&) { return by_hand(x, function); }};
@@ -425,7 +422,7 @@ std::int64_t tp_rank_of(const at::Tensor& x) {
   return tessera::is_distributed(x) ? sharding_spec(x).mesh.local_rank() : 0;
 }
 
-/// Returns the report of verify(), which must be equal on both tensor-parallel ranks.
+/// Expects equal reports of verify() on two tensor-parallel ranks.
 VerifyReport found(const GptRun& run) {
   VerifyReport report;
   RunRanks(2, [&](Rank& rank) {
@@ -438,7 +435,6 @@ VerifyReport found(const GptRun& run) {
   return report;
 }
 
-/// Expects that the report's first module is the Tap of the first block.
 void expect_tap_named(const VerifyReport& report) {
   ASSERT_FALSE(report.outputs.empty()) << report.text();
   EXPECT_EQ(report.outputs[0].fqn, "block0.mlp.tap");
@@ -453,7 +449,7 @@ void expect_tap_named(const VerifyReport& report) {
 TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
   const at::Tensor table = at::linspace(0.5, 1.5, kGptInner);
   const std::vector<Named<at::Tensor(const at::Tensor&)>> faults{
-      // The user means the first feature, but narrow() takes the first of this rank's shard.
+      // narrow() takes the first feature of the rank's shard, not the first of all features.
       {"an explicit slice of a part", [](const at::Tensor& x) { return x * x.narrow(-1, 0, 1); }},
       {"the item of a part", [](const at::Tensor& x) { return x / x.abs().max().item<double>(); }},
       {"a statistic of a detached part",
@@ -471,7 +467,7 @@ TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
     SCOPED_TRACE(fault.name);
     GptRun run{.options = between_projections(fault.run)};
     expect_tap_named(found(run));
-    // Without gradients, verify() must find the mistake, too.
+    // verify() must also find the mistake in a forward without backward.
     run.step = [](Gpt& model, const at::Tensor& tokens) {
       const c10::NoGradGuard no_grad;
       return model(tokens);
@@ -482,7 +478,7 @@ TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
   }
 }
 
-/// Computes x * gain. For a sharded x, backward does not sum the gain's gradient over the ranks.
+/// Computes x * gain. Mistake: backward does not sum gain's gradient over the shards of x.
 struct GainFunction : torch::autograd::Function<GainFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& gain) {
@@ -505,7 +501,7 @@ TEST(VerifyFaults, AFunctionWhoseBackwardLacksAReduction) {
   const VerifyReport report = found({.options = {.inner = times_gain}});
   EXPECT_TRUE(report.outputs.empty()) << report.text();
   ASSERT_EQ(report.gradients.size(), 2U) << report.text();
-  // Backward runs the last block first, so the report names the gain of block 1 first.
+  // Gradients are reported in the order of backward: from the last block to the first.
   EXPECT_EQ(report.gradients[0].fqn, "block1.mlp.tap.gain");
   EXPECT_EQ(report.gradients[1].fqn, "block0.mlp.tap.gain");
   EXPECT_ERROR(report.check(),
@@ -529,7 +525,7 @@ TEST_ON_MESH(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward, {1
       "give every rank the same values");
 }
 
-/// A value that is equal on tensor-parallel ranks only if the data-parallel rank is 0.
+/// Returns 0 on data-parallel rank 0. Otherwise, the value differs between tensor-parallel ranks.
 double rank_value(const DeviceMesh& mesh) {
   const auto part = static_cast<double>(mesh.local_rank("dp"));
   return part * static_cast<double>(10 + mesh.local_rank("tp"));
@@ -545,7 +541,7 @@ TEST_ON_RANKS(VerifyFaults, ABufferOfOneRank, 4) {
       "2 and 11 on rank 3");
 }
 
-/// A hook that replaces the gradient on one rank only.
+/// Adds a hook on tensor-parallel rank 1 only. The hook halves the gradient.
 void plant_hook(Gpt& model, const DeviceMesh& mesh) {
   if (mesh.local_rank("tp") == 1) {
     model.blocks[1]->mlp->up->add_forward_pre_hook([](nn::ModuleBase& self, nn::TensorList) {
@@ -691,7 +687,7 @@ at::Tensor full_tensor_of(const at::Tensor& y) {
   return tessera::is_distributed(y) ? DistributedTensor(y).full_tensor() : y;
 }
 
-/// `losses_of`: the mesh for take_router_losses(); nullptr: no auxiliary losses.
+/// `losses_of`: the mesh of take_router_losses(); nullptr: the loss has no auxiliary losses.
 VerifyReport verify_experts(ExpertsNet& model, const DeviceMesh& mesh,
                             const DeviceMesh* losses_of = nullptr) {
   constexpr std::int64_t kTokens = 6;

@@ -19,7 +19,7 @@ const AdamWOptions kOptions{
 
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 
-/// Compares four steps of an optimizer with libtorch's. Complex values are pairs of real numbers.
+/// libtorch's optimizer, the reference, takes the same four steps on plain tensors.
 template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Place& place, bool is_complex, const Options& options,
                         const ReferenceOptions& reference_options) {
@@ -55,8 +55,8 @@ void expect_as_libtorch(const Place& place, bool is_complex, const Options& opti
   }
 }
 
-/// Compares an optimizer with libtorch's for plain, replicated and sharded parameters (some with
-/// empty shards), and for a parameter on a submesh.
+/// Compares with libtorch for plain, replicated and sharded parameters (some shards are empty), and
+/// for a parameter whose mesh has only some of the ranks.
 template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
   const auto expect = [&](const Place& place, bool is_complex) {
@@ -233,7 +233,7 @@ std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
   return {slot(buffer.narrow(0, 0, 6).view({2, 3})), slot(buffer.narrow(0, 6, 4))};
 }
 
-// In some steps, the parameters have different step counters, or gradients in separate memory.
+// In step 1 only one parameter has a gradient; in step 2 the gradients are not adjacent in memory.
 TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
   for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor buffer = normal_values({10}, 0).to(dtype);
@@ -262,7 +262,7 @@ TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
   }
 }
 
-// If backward needs a parameter that a step has changed, autograd must throw.
+// A step must increment the version of each parameter, so that autograd finds the change.
 TEST(AdamW, ChangesTheVersionsOfNeighbours) {
   const std::vector<nn::SlotPtr> slots = neighbours(normal_values({10}, 0));
   const at::Tensor loss = slots[1]->get().square().sum();
@@ -297,14 +297,13 @@ void run(AdamW& optimizer, int first, int last) {
   }
 }
 
-/// Returns the parameters and the optimizer state after four steps.
 std::vector<at::Tensor> results(const std::vector<nn::SlotPtr>& slots) {
   AdamW optimizer(slots, kNarrow);
   run(optimizer, 0, 4);
   return tensors_of(optimizer);
 }
 
-// Parameters with uneven shards and empty shards over 2 and 4 ranks, and a replicated one.
+// Shards over 2 and over 4 ranks are uneven or empty. One parameter is replicated.
 TEST(NarrowMoments, HaveTheSameBitsOnOneMeshDimension) {
   const std::vector<at::Tensor> expected = results(plain_slots());
   for (const int ranks : {2, 4}) {
@@ -327,8 +326,8 @@ TEST_ON_MESH(NarrowMoments, HaveTheSameBitsOnTwoMeshDimensions, {2, 2}, {"dp", "
               expected);
 }
 
-/// Two of three dimensions are sharded, so in the whole tensor the rows of a shard are neither
-/// consecutive nor equally far apart.
+/// A shard's rows have irregular distances in the whole tensor, because two of three dimensions are
+/// sharded.
 TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) {
   const at::Tensor values = normal_values({3, 5, 7}, 1);
   const at::Tensor grad = normal_values({3, 5, 7}, 2);
@@ -342,8 +341,8 @@ TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) 
   EXPECT_EQUAL(after(slot_of(values, mesh, {Shard{1}, Shard{2}})), expected);
 }
 
-/// Rounding is random: the mean of many bf16 moments must equal the fp32 moment. Rounding to
-/// nearest would never change an average of squares with a decay of 0.999.
+/// With random rounding, the mean of many bf16 moments is the fp32 moment. With rounding to
+/// nearest, an average of squares with the decay 0.999 would never change.
 TEST(NarrowMoments, AreRightInTheMean) {
   const auto mean_of = [](c10::ScalarType type, std::size_t which) {
     const nn::SlotPtr slot = slot_of(at::zeros({20000}));
@@ -401,7 +400,7 @@ TEST(NarrowMoments, OfNarrowAndWideAndComplexParameters) {
   EXPECT_NEAR(at::real(complex->get()[0]).item<double>(), 0.989, 1e-6);
 }
 
-/// The random numbers of a moment depend on the parameter's name, not on the parameter's index.
+/// A parameter's random numbers must not change if the list of parameters changes.
 TEST(NarrowMoments, AreRoundedByTheNameOfTheParameter) {
   nn::Linear module(64, 64);
   module.named_slots();

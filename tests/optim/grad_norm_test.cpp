@@ -23,7 +23,7 @@ namespace {
 
 using testing::kInfinity;
 
-/// Gives each parameter a gradient, clips with libtorch and Tessera, and compares the results.
+/// Clips equal gradients by libtorch and by Tessera, and compares norms and gradients.
 void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, double p, double max_norm = 0.5) {
   std::vector<at::Tensor> reference;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -64,7 +64,7 @@ TEST(GradNorm, OfMillionsOfElementsIsThatOfFp64) {
   EXPECT_NEAR(grad_norm({slot}).item<double>(), expected, 1e-6 * expected);
 }
 
-// Three of four ranks have an empty shard of the parameter with 1 row.
+// The parameter with 1 row has empty shards on three of four ranks.
 TEST_ON_MESH(GradNorm, OverOneMeshDimensionWithEmptyShards, {4}, {"dp"}) {
   expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Shard{0}}),
                     slot_of(at::zeros({1, 4}), mesh, {Shard{0}}),
@@ -79,7 +79,7 @@ TEST_ON_MESH(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes, {3, 2}, {"dp",
                     slot_of(at::zeros({2, 2}))});
 }
 
-// Tests parameters on two meshes, of which one has only a part of the ranks.
+// One of the two meshes has only some of the ranks.
 TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
   RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& all) {
     const DeviceMesh square = rank.mesh({2, 2}, {"a", "b"});
@@ -102,7 +102,7 @@ TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
   });
 }
 
-// Each rank knows only the mesh of its own pipeline stage.
+// A rank knows the mesh of its own pipeline stage, but not the mesh of the other stage.
 TEST_ON_MESH(GradNorm, OverAMeshThatNoParameterNames, {4}, {"world"}) {
   const bool first = rank.rank() < 2;
   const DeviceMesh stage(rank.world(), first ? std::vector<int>{0, 1} : std::vector{2, 3},
@@ -114,7 +114,7 @@ TEST_ON_MESH(GradNorm, OverAMeshThatNoParameterNames, {4}, {"world"}) {
   EXPECT_FLOAT_EQ(grad_norm({slot}, both).item<float>(), 5.0F);
 }
 
-/// Returns the norm of a one-element parameter, replicated over `mesh`, with gradient 2^rank.
+/// Returns the norm of a parameter of one element, replicated over `mesh`. Its gradient is 2^rank.
 double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& distinct = {}) {
   const nn::SlotPtr slot = slot_of(at::zeros({1}), mesh, {Replicate{}});
   slot->set_distinct_along(distinct);
@@ -122,7 +122,7 @@ double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& disti
   return grad_norm({slot}, {.norm_type = 1.0}).item<double>();
 }
 
-// The rank number is 4 pp + 2 dp + tp. Parameters along the dimension `distinct` are different.
+// Rank 4 pp + 2 dp + tp. Along the mesh dimension `distinct`, ranks have different parameters.
 TEST_ON_MESH(GradNorm, CountsSlicesThatDifferAlongAMeshDimension, {2, 2, 2}, {"pp", "dp", "tp"}) {
   EXPECT_EQ(norm_on(rank, mesh["dp"]), 1.0);
   EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["pp"]), 1.0 + 16.0);
@@ -146,7 +146,7 @@ TEST_ON_RANKS(GradNorm, RefusesMeshesThatDoNotContainEachOther, 3) {
   EXPECT_ERROR(grad_norm(slots), "contains all ranks of the other");
 }
 
-// One rank has an infinite or NaN element in a sharded, a replicated or a plain gradient.
+// A single element is infinite or NaN, on one rank: of a sharded, replicated or plain gradient.
 TEST_ON_MESH(GradNorm, IsNonFiniteEverywhereIfOneElementIs, {2, 2}, {"dp", "tp"}) {
   const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({4}), mesh, {Shard{0}, Shard{0}}),
                                        slot_of(at::zeros({2}), mesh["dp"], {Shard{0}}),
@@ -187,7 +187,7 @@ TEST(GradNorm, ComputesNarrowGradientsInFp32) {
   EXPECT_NEAR(wide->get().grad()[0].item<double>(), 1e-4 / std::sqrt(2.0), 1e-10);
 }
 
-// As in FSDP, the gradients are parts of one buffer.
+// The gradients are adjacent in one buffer, as FSDP allocates them.
 TEST(GradNorm, ReadsGradientsThatShareABuffer) {
   const at::Tensor buffer = normal_values({12}, 3);
   const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({2, 3})), slot_of(at::zeros({4}))};
@@ -259,7 +259,7 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, int step) {
   }
 }
 
-/// Takes three steps with clipping. If `fused`, Optimizer::step(factor) multiplies the gradients.
+/// Takes three clipped steps. If `fused`, Optimizer::step() multiplies by the clipping factor.
 std::vector<nn::SlotPtr> trained(const Make& make, c10::ScalarType type, bool fused) {
   std::vector<nn::SlotPtr> slots = slots_of_type(type);
   const std::unique_ptr<Optimizer> optimizer = make(slots);
@@ -324,7 +324,6 @@ TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   EXPECT_ERROR(clip_factor({}, -1), "to a norm of -1");
 }
 
-/// Tests steps with fused CPU kernels, and steps that update bf16 parameters or moments.
 TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {
   for (const c10::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {

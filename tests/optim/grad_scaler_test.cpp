@@ -13,7 +13,7 @@ using testing::kInfinity;
 
 constexpr AdamWOptions kAdamW{.lr = 1e-2};
 
-/// Calls GradScaler::step() with finite or infinite gradients. Returns whether AdamW took the step.
+/// Returns whether AdamW took the step; GradScaler skips the step after an overflow.
 bool step(GradScaler& scaler, bool overflow) {
   const nn::SlotPtr slot = slot_of(at::ones({2}));
   set_grad(slot, at::full({2}, overflow ? kInfinity : 1.0));
@@ -21,7 +21,7 @@ bool step(GradScaler& scaler, bool overflow) {
   return scaler.step(optimizer);
 }
 
-/// Only `a` is clipped or unscaled, so a step that updates `b` must be refused.
+/// clip_grad_norm_() gets only `a`. A later step() that would also update `b` must throw.
 TEST(GradScaler, RefusesAStepOfMoreThanWasClippedOrUnscaled) {
   const nn::SlotPtr a = slot_of(at::ones({2})), b = slot_of(at::ones({2}));
   set_grad(a, at::ones({2}));
@@ -125,7 +125,6 @@ TEST(GradScaler, RefusesOptionsThatMakeNoSense) {
   EXPECT_ERROR(GradScaler({.growth_interval = 0}), "every 0 steps");
 }
 
-/// Returns parameters with various placements on a 2 x 2 mesh, and one on a submesh.
 std::vector<nn::SlotPtr> spread_slots(const DeviceMesh& mesh) {
   return {slot_of(normal_values({7, 5}, 0), mesh, {Shard{0}, Shard{0}}),
           slot_of(normal_values({3}, 1), mesh, {Shard{0}, Replicate{}}),
@@ -140,8 +139,8 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, double scale) {
   }
 }
 
-// In each case, one rank's shard of one parameter has a gradient that is not finite. Norms skip
-// some parameters of rank 2, which are replicas, but all ranks must still skip the step.
+// One rank's shard of one gradient is infinite. Norms ignore some gradients of rank 2 because they
+// are replicas, but all ranks must still skip the step.
 TEST_ON_MESH(GradScaler, AllRanksLeaveOutTheStepTogether, {2, 2}, {"dp", "tp"}) {
   for (const auto& [bad, where] : {std::pair(0U, 0), {1U, 0}, {2U, 0}, {3U, 0}, {2U, 2}, {3U, 2}}) {
     const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
@@ -158,7 +157,7 @@ TEST_ON_MESH(GradScaler, AllRanksLeaveOutTheStepTogether, {2, 2}, {"dp", "tp"}) 
   }
 }
 
-// Pipeline stages: ranks 0 and 1 have one mesh, ranks 2 and 3 another. One parameter is plain.
+// Two pipeline stages: ranks 0 and 1, and ranks 2 and 3. A stage knows only its own mesh.
 TEST(GradScaler, AllPipelineStagesLeaveOutTheStepTogether) {
   RunOnMesh({2, 2}, {"pp", "dp"}, [](Rank& rank, const DeviceMesh& all) {
     const std::vector<int> stage = rank.rank() < 2 ? std::vector{0, 1} : std::vector{2, 3};

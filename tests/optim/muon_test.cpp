@@ -8,7 +8,7 @@
 namespace tessera::optim {
 namespace {
 
-/// Takes three steps. The gradients are equal on all ranks.
+/// Takes three steps with gradients that are equal on all ranks.
 void run(Muon& optimizer) {
   for (int step = 0; step < 3; ++step) {
     int i = 0;
@@ -19,7 +19,7 @@ void run(Muon& optimizer) {
   }
 }
 
-/// A function that makes the slot of matrix i in one layout. Each layout must give equal updates.
+/// Returns the slot of matrix i, in the layout of a test case. Updates must not depend on it.
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 const std::vector<std::vector<std::int64_t>> kMatrixSizes{{7, 5}, {8, 2}, {1, 6},
                                                           {5, 9}, {4, 4}, {3, 7}};
@@ -41,7 +41,7 @@ void expect_as_one_process(const Place& place, const MuonOptions& options) {
 
 constexpr MuonOptions kExact{.lr = 0.05, .compute_dtype = c10::ScalarType::Float};
 
-// Layouts: sharded by rows (some shards are empty), sharded by columns, replicated, and plain.
+// Matrices are sharded by rows (some shards are empty) or columns, replicated, or plain.
 TEST_ON_MESH(Muon, AgreesOnOneMeshDimension, {4}, {"dp"}) {
   expect_as_one_process(
       [&](const at::Tensor& tensor, std::size_t i) {
@@ -76,7 +76,7 @@ TEST_ON_MESH(Muon, AgreesInBf16, {3}, {"dp"}) {
       {.lr = 0.05, .rate = MuonRate::kMatchRmsAdamW});
 }
 
-// Rank 0 has rows 0, 1, 4, 5; rank 1 has rows 2, 3, 6, 7: the layout of a two-part fused weight.
+// As in a fused weight of two parts, rank 0 has rows 0, 1, 4, 5, and rank 1 has rows 2, 3, 6, 7.
 TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
   const LayoutPtr layout = Layout::intern({2}, {{{2, {}}, {4, {0}}}, {}});
   const at::Tensor values = normal_values({8, 3}, 0);
@@ -94,7 +94,7 @@ TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
   EXPECT_CLOSE(slot->get(), reference->get().detach(), 0.0, 1e-5);
 }
 
-// Only rank 0 has a gradient, as if rank 1 had not used the module.
+// Rank 1 has no gradient, as if rank 1 had not used the module.
 TEST_ON_MESH(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros, {2}, {"dp"}) {
   const nn::SlotPtr slot = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
   const nn::SlotPtr frozen = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
@@ -112,7 +112,7 @@ TEST_ON_MESH(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros, {2}, {"dp"}) {
   EXPECT_EQUAL(frozen->get(), normal_values({4, 3}, 0));
 }
 
-// A gradient of zeros causes momentum and decay. Without a gradient, there is no update.
+// For a gradient of zeros, momentum and decay still act. Without a gradient, nothing changes.
 TEST_ON_MESH(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf, {3}, {"dp"}) {
   std::vector<nn::SlotPtr> slots, reference;
   for (int i = 0; i < 3; ++i) {
@@ -155,7 +155,7 @@ TEST(Muon, UpdatesNarrowMatricesInFp32) {
   EXPECT_EQ(optimizer.state()[0].tensor.scalar_type(), at::kFloat);
 }
 
-// The parameter of one rank has no values. The error names this rank, and all ranks must end.
+// Rank 1's parameter is marked as never filled. Rank 1's error says so, and all ranks must end.
 TEST(Muon, AFailureOnOneRankEndsAll) {
   const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
     const nn::SlotPtr slot = slot_of(normal_values({6, 3}, 0), rank.mesh({3}, {"dp"}), {Shard{0}});
@@ -180,8 +180,6 @@ TEST(Muon, Refusals) {
   EXPECT_ERROR(Muon(slots, {.ns_steps = 100}), "100 Newton-Schulz steps");
 }
 
-// The following tests compare Muon on one process with PyTorch and with published bounds.
-
 at::Tensor wave(at::IntArrayRef sizes, double first, double frequency) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat)
       .add(first)
@@ -189,8 +187,8 @@ at::Tensor wave(at::IntArrayRef sizes, double first, double frequency) {
       .view(sizes);
 }
 
-// Compares with stored updates of torch.optim.Muon (torch 2.11). PyTorch iterates in bf16, so
-// updates can differ by 1 % between processors.
+// The expected updates are from torch.optim.Muon (torch 2.11), which iterates in bf16: updates
+// differ by up to 1 % between processors.
 TEST(Muon, AgreesWithPyTorch) {
   struct Case {
     std::vector<std::int64_t> sizes;
@@ -247,8 +245,8 @@ TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
   }
 }
 
-// Each of 4 ranks computes the update of one 8 x 8 matrix. A rank sends its 16 elements of each
-// matrix to the computing rank. The computing rank sends 16 elements to each rank.
+// There are 4 matrices of 8 x 8, and each of the 4 ranks updates one matrix. Two all-to-alls send
+// shards of 16 elements: to the updating rank, and back.
 TEST_ON_MESH(Muon, SendsEachShardToAnOwnerAndBackInTwoAllToAlls, {4}, {"dp"}) {
   std::vector<nn::SlotPtr> slots;
   for (int i = 0; i < 4; ++i) {

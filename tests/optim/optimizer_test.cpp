@@ -29,7 +29,7 @@ float value(const nn::SlotPtr& slot) {
   return slot->get().detach()[0].item<float>();
 }
 
-/// Makes a parameter of each value. Parameters and gradients are adjacent in memory.
+/// Makes parameters that are adjacent in memory, and gradients that are adjacent in memory.
 std::vector<nn::SlotPtr> side_by_side(const std::vector<at::Tensor>& values) {
   const at::Tensor memory = at::cat(values);
   const at::Tensor gradients = memory.cos();
@@ -46,7 +46,7 @@ std::vector<nn::SlotPtr> side_by_side(const std::vector<at::Tensor>& values) {
 
 using MakeOptimizer = std::shared_ptr<Optimizer> (*)(const std::vector<nn::SlotPtr>&);
 
-/// Takes three steps. Returns the values and the optimizer state of `slots[index]`.
+/// Takes three steps. Returns the parameter `slots[index]` and its optimizer state.
 at::Tensor trained(MakeOptimizer make, const std::vector<nn::SlotPtr>& slots, std::size_t index) {
   const std::shared_ptr<Optimizer> optimizer = make(slots);
   for (int step = 0; step < 3; ++step) {
@@ -61,7 +61,7 @@ at::Tensor trained(MakeOptimizer make, const std::vector<nn::SlotPtr>& slots, st
   return at::cat(all);
 }
 
-// The update of a parameter must not depend on the sizes of the shards next to it in memory.
+// A parameter's update must not depend on the parameters that are adjacent in memory.
 TEST(Optimizer, UpdatesAParameterToTheSameBitsBesideAnyOther) {
   const auto adamw = [](const std::vector<nn::SlotPtr>& slots) -> std::shared_ptr<Optimizer> {
     return std::make_shared<AdamW>(slots, AdamWOptions{.lr = 0.03, .weight_decay = 0.05});
@@ -165,8 +165,8 @@ TEST(Optimizer, CountsStepsOfEachParameter) {
   EXPECT_EQ(value(b), value(alone));
 }
 
-/// Loads values into the state tensors after state() was called. The shards are adjacent in memory,
-/// as in FSDP. Shards with different step counters must not be updated as one tensor.
+/// A load can give adjacent shards different step counters. These shards must then be updated
+/// separately, not as one tensor.
 TEST(Optimizer, KnowsWhatWasWrittenToItsCounters) {
   nn::Linear linear(16, 16);
   const nn::SlotPtr weight = linear.named_slots()[0].second, bias = linear.named_slots()[1].second;
@@ -187,11 +187,10 @@ TEST(Optimizer, KnowsWhatWasWrittenToItsCounters) {
   }
   const at::Tensor before = bias->get().detach().clone();
   step();
-  // The loaded state of the bias is zero, so the update must be that of a first step.
+  // The bias has a loaded state of zeros, so this step must equal a first step.
   EXPECT_CLOSE(bias->get().detach(), before * (1 - 0.1 * 1e-2) - 0.1);
 }
 
-/// An optimizer whose state is only the step counter.
 class CountedSteps final : public GroupedOptimizer<SgdOptions> {
  public:
   explicit CountedSteps(std::vector<nn::SlotPtr> slots)
@@ -273,14 +272,14 @@ TEST(Optimizer, HasNoStateOfFrozenParameters) {
   for (const StateTensor& state : optimizer.state()) {
     EXPECT_EQ(state.slot, trained) << state.name;
   }
-  // A parameter that is frozen after some steps keeps its optimizer state.
+  // Freezing a parameter after some steps must not remove its optimizer state.
   set_grad(trained, at::ones({2}));
   optimizer.step();
   trained->persistent().requires_grad_(false);
   EXPECT_EQ(optimizer.state().size(), 3u);
 }
 
-// The following test runs the example in tessera/optim/slot_optimizer.h.
+// SignSgd is the example in tessera/optim/slot_optimizer.h.
 
 struct SignSgdOptions {
   double lr = 1e-3;
@@ -340,7 +339,6 @@ TEST(Sgd, Refusals) {
   EXPECT_ERROR(optimizer.step(), "made without momentum, which a group got since");
 }
 
-/// Returns complex values of sizes kSizes[i].
 at::Tensor complex_values(std::size_t i, std::uint64_t seed) {
   return at::view_as_complex(values_of(i, seed, /*is_complex=*/true));
 }
@@ -354,7 +352,6 @@ TEST(ComplexParameters, HaveTheirGradientIfConjugatedLazily) {
   EXPECT_CLOSE(slot->persistent().detach(), expected, 1e-6, 1e-7);
 }
 
-/// Returns the norm of |z| over all elements.
 double norm_of_absolutes(double p) {
   double sum = 0;
   for (std::size_t i = 0; i < kSizes.size(); ++i) {
@@ -415,7 +412,7 @@ TEST(Ema, IsTheAverageOnUnevenShards) {
   });
 }
 
-/// After state(), a load fills the averages or, if the checkpoint has none, only the parameters.
+/// If a load fills no averages after state(), the averages begin with the loaded parameters.
 TEST(Ema, BeginsWithALoadedStateOrTheParametersOfTheFirstStep) {
   for (const bool loads : {true, false}) {
     const nn::SlotPtr slot = slot_of(at::ones({3}));

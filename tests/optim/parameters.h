@@ -28,7 +28,7 @@ inline nn::SlotPtr slot_of(const at::Tensor& tensor, const DeviceMesh& mesh,
   return std::make_shared<nn::ParameterSlot>(spread.requires_grad_(), true);
 }
 
-/// Sets the gradient of the slot's tensor, distributed like the tensor.
+/// Distributes `grad` like the slot's tensor, and sets the gradient.
 inline void set_grad(const nn::SlotPtr& slot, const at::Tensor& grad) {
   const at::Tensor& tensor = slot->persistent();
   tensor.mutable_grad() = tessera::is_distributed(tensor)
@@ -47,7 +47,6 @@ inline std::vector<at::Tensor> tensors_of(const std::vector<nn::SlotPtr>& slots)
   return tensors;
 }
 
-/// Returns copies of the parameters, then of the optimizer's state.
 inline std::vector<at::Tensor> tensors_of(optim::Optimizer& optimizer) {
   std::vector<at::Tensor> tensors = tensors_of(optimizer.parameters());
   for (const optim::StateTensor& state : optimizer.state()) {
