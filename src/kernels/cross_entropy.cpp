@@ -13,7 +13,7 @@
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/fake_mode.h"
 
-// Cross entropy of rows of logits by ATen operators, for fp64, meta tensors, and fp16 on a CPU.
+// Cross entropy by ATen operators, for fp64, for meta tensors, and for fp16 on a CPU.
 namespace tessera::kernels::by_operators {
 namespace {
 
@@ -49,8 +49,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 at::Tensor row_maximum(const at::Tensor& logits) {
   if (logits.size(1) == 0) {
-    // Without columns the maximum of a row is minus infinity, the neutral element of the
-    // all-reduce. amax of an empty dimension would throw.
+    // amax of an empty dimension would throw. A rank without columns uses -inf, the neutral element
+    // of the all-reduce by maximum.
     return at::full({logits.size(0)}, -kInfinity, logits.options().dtype(loss_type(logits)));
   }
   return logits.amax(1).to(loss_type(logits));
@@ -177,8 +177,7 @@ void scale(const at::Tensor& x, const at::Tensor& factor, const at::Tensor& out)
 
 namespace tessera::kernels {
 
-// Selects the kernels for the cross entropy of rows of logits, for a vocabulary that is whole or
-// split between ranks.
+// Cross entropy by this library's kernels, for a vocabulary that is whole or split between ranks.
 
 namespace {
 
@@ -191,7 +190,7 @@ bool has_loss_kernels(const at::Tensor& logits) {
   return has_kernels(logits) && has_dense_rows(logits);
 }
 
-/// Returns the kernel's arguments that describe the logits. `targets` must be contiguous.
+/// Describes the logits for a kernel. `targets` must be contiguous.
 Logits call_of(const LossRows& rows, const at::Tensor& targets) {
   return {.data = rows.logits.const_data_ptr(),
           .stride = rows.logits.stride(0),
@@ -254,7 +253,7 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
     }
     const RowScales scales = scales_of_row(call, row);
     const T* const x = row_of(static_cast<const T*>(in.data), row, in.stride);
-    // Reads the target's logit first, because `gradient` can use the memory of the logits.
+    // The target's logit is read before `gradient` is written, because both can share memory.
     const T at_target = in.has_target(row) ? x[in.target(row)] : T(0);
     const auto [high, low] = two_floats(call.log_sum_exp[row]);
     kernels.softmax(x, out, in.columns, high, low, scales.softmax, -scales.all);

@@ -1,4 +1,4 @@
-// Describes two tensors of equal sizes as equally spaced rows, for joint iteration.
+// Describes two tensors of equal sizes as equally spaced rows, for loops over both tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>

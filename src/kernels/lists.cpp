@@ -17,8 +17,8 @@
 
 namespace tessera::kernels {
 
-// Copies of many tensors in one launch. The CUDA kernel copies equally spaced rows, for example
-// between a tensor and a buffer that has one row for each rank.
+// Copies many tensors in one launch. The CUDA kernel copies equally spaced rows, for example
+// between a tensor and a buffer that has a row for each rank.
 
 namespace {
 
@@ -109,7 +109,7 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// A launch of the norm kernel for tensors of one type. `first`: the index of its first chunk.
+/// A launch of the norm kernel for tensors of one type. `first`: index of the launch's first chunk.
 struct NormLaunch {
   SquareSums call;
   std::vector<at::Tensor> tensors;
@@ -200,7 +200,7 @@ struct PlacedRows {
 /// the local tensor and in the whole tensor.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
-  std::vector<Extent> extents;  // the dimensions of the box
+  std::vector<Extent> extents;
   std::int64_t local_stride = 1;
   std::int64_t global_stride = 1;
   for (std::size_t d = box.sizes.size(); d-- > 0;) {

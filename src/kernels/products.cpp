@@ -1,4 +1,4 @@
-// Uses oneDNN instead of MKL for large fp32 matrix products, in programs that request it. On some
+// Makes large fp32 matrix products use oneDNN instead of MKL, if a program requests oneDNN. On some
 // processors MKL uses only half of the vector width, and oneDNN is twice as fast.
 #include "rows/row_kernels.h"
 

@@ -99,7 +99,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
 }
 
 at::Tensor dropout(const at::Tensor& x, const GlobalPlace& place, double p, PhiloxKey key) {
-  // The CUDA kernels need a contiguous x, because they index `out` and `x` in the same way.
+  // The CUDA kernels use one index for `out` and `x`, so x must be contiguous.
   const at::Tensor from = x.contiguous();
   at::Tensor out = at::empty_like(from);
   if (from.is_cuda()) {

@@ -42,7 +42,7 @@ TESSERA_HOST_DEVICE inline T narrow(double value) {
   return static_cast<T>(value);
 }
 
-/// Returns `value` as a float if it is exact, otherwise the neighbouring float whose last bit is 1.
+/// Returns `value` as a float if the float is exact, else the neighbouring float with last bit 1.
 TESSERA_HOST_DEVICE inline float round_to_odd(double value) {
   auto rounded = static_cast<float>(value);
   const auto back = static_cast<double>(rounded);

@@ -187,7 +187,7 @@ std::pair<at::Tensor, at::Tensor> backward_on_cuda(const at::Tensor& g, const at
   if (weight.defined()) {
     const Rows rows(x);
     terms = at::empty({rms_norm_blocks(rows.count, rows.dim), rows.dim}, rstd.options());
-    // The weight's gradient is zeros if there are no rows, because no kernel then writes it.
+    // Without rows no kernel writes the weight's gradient, which must then be zeros.
     weight_grad = rows.count == 0 ? at::zeros_like(scale) : at::empty_like(scale);
     call.weight_grad = weight_grad.mutable_data_ptr();
     call.terms = out<float>(terms);
@@ -298,7 +298,7 @@ std::int64_t row_stride(const at::Tensor& x) {
 struct GateRows {
   GateRows(const at::Tensor& gate_in, const at::Tensor& up_in)
       : gate(gate_in), up(up_in), apart(row_stride(gate) > 0 && row_stride(up) > 0) {
-    // If both inputs are dense, they are treated as a single long row.
+    // Two dense inputs are treated as a single long row.
     apart = apart && !(gate.is_contiguous() && up.is_contiguous());
     if (!apart) {
       gate = gate.contiguous();

@@ -32,7 +32,7 @@ bool matches_segment(const std::string& pattern, const std::string& segment) {
 }  // namespace
 
 /// Greedy matching: after a mismatch the last "**" takes one more segment. An earlier "**" never
-/// needs more segments, because the pattern after it was matched as early as possible.
+/// needs more segments, because the pattern between two "**" is matched as early as possible.
 bool matches_fqn(std::string_view pattern, std::string_view fqn) {
   const std::vector<std::string> parts = split_at_dots(pattern), segments = split_at_dots(fqn);
   std::size_t part = 0;

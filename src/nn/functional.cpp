@@ -592,11 +592,11 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
   }
 };
 
-/// Gathers sequences. Each tensor in `parts` contains this rank's head and tail chunk along `dim`;
-/// all have equal sizes and one type. Returns the whole tensors, in the order of the sequence.
-/// Collective over the 1-D `mesh`: one all-gather for all parts. The gradient is summed over the
-/// ranks by one reduce-scatter. Differentiable once only. `purpose`: a string literal that names
-/// the collectives in traces and messages.
+/// Gathers sequences. Each tensor in `parts` has this rank's head chunk and tail chunk along `dim`.
+/// All tensors have equal sizes and one type. Returns the whole sequences. Collective over the 1-D
+/// `mesh`: one all-gather for all parts. The gradient is summed over the ranks by one
+/// reduce-scatter. Differentiable once. `purpose`: a string literal that names the collectives in
+/// traces and messages.
 std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, std::int64_t dim,
                                         const DeviceMesh& mesh, const char* purpose) {
   return GatherSequenceFunction::apply(at::TensorList(parts),

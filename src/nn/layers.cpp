@@ -448,7 +448,7 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
 }
 
 void Dropout::reset_parameters(const InitContext& init) {
-  // init_buffers() follows a load, so it keeps the key and the number of calls.
+  // init_buffers() keeps the key and the number of calls, which a load can have set.
   if (!init.buffers_only() || !key_) {
     key_ = init.key();
   }

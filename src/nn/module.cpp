@@ -520,7 +520,7 @@ const ModuleBase* detail::outermost_call() {
   return call_of_thread == nullptr ? nullptr : call_of_thread->outermost;
 }
 
-// Iterates over hooks by index, because a hook can add hooks, which invalidates iterators.
+// A hook can add hooks, which invalidates iterators, so the loop uses an index.
 void ModuleBase::run_hooks(const std::vector<Hook>& hooks, TensorList tensors) {
   for (std::size_t i = 0; i < hooks.size(); ++i) {
     hooks[i](*this, tensors);
@@ -543,7 +543,7 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // Operators that compute much per byte of their results: recomputing a result is expensive.
+  // Operators whose results are expensive to recompute: much computation for each byte.
   return save_operators(
       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
        "aten::convolution", "aten::_scaled_dot_product_flash_attention",

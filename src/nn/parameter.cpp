@@ -238,7 +238,7 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
     return "";
   }
-  // Skips ranks that have no shard: they have no origin.
+  // A rank without a shard of the parameter has no origin to compare.
   const auto all = comm::gather_on_hosts(group, own);
   for (std::size_t i = 0; i < origins.size(); ++i) {
     std::size_t first = all.size();
@@ -380,7 +380,7 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
 
 namespace {
 
-/// Attached to a module by distribute_module(), which throws for a module that already has it.
+/// Attached to a distributed module. Distributing the module a second time throws Error.
 struct Distributed {
   DeviceMesh mesh;
 };
@@ -414,7 +414,7 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   TESSERA_CHECK(!slot.has_persistent(), by,
                 ": the parameter belongs to an FSDP unit; distribute it before fully_shard");
   const c10::AutoGradMode no_grad(false);
-  // If no plan entry named the parameter, parallelize_module() replicated it, and the parameter can
+  // parallelize_module() replicates a parameter that no plan entry names. Such a parameter can
   // still get another layout.
   const bool undone = std::exchange(slot.role.replicated_by_default, false);
   TESSERA_CHECK(undone || !tessera::is_distributed(slot.get()), by,
@@ -451,7 +451,7 @@ void distribute_module(
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
-  // named_slots() throws for parameters without slots, so it is called before any change.
+  // named_slots() throws for parameters without slots. The call must come before any change.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function can test for any

@@ -209,7 +209,7 @@ class OperatorLog {
       }
     });
   }
-  /// Drops the saved results of operators that ran after autograd saved its last tensor: the
+  /// Drops the saved results of operators that ran after autograd had saved `packed` tensors: the
   /// recomputation stops before these operators.
   void forget_after(std::size_t packed) {
     for (auto& [name, calls] : kept_) {
@@ -421,8 +421,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   CheckpointOptions options_;
   ThreadState thread_state_;
-  // The inputs of the checkpointed function. As saved variables of autograd, their versions are
-  // checked, and an enclosing checkpointed region can recompute them.
+  // The inputs of the checkpointed function. Autograd checks the versions of saved variables, and
+  // an enclosing checkpointed region can recompute saved variables.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
   std::deque<Saved> saved_;

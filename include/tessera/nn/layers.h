@@ -135,7 +135,7 @@ class LayerNorm : public Module<LayerNorm> {
 
 namespace detail {
 
-/// The state of a Dropout, which checkpoints save.
+/// The state of a Dropout. Saved checkpoints contain the state.
 class DropoutState {
  public:
   /// The module's random key; nullopt if no key was set and the module has not been called yet.

@@ -186,9 +186,9 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// the meta device: forward then has used a meta tensor that the constructor saved.
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
-  /// A scope around a module call. A thread's outermost call throws Error for a parameter without a
-  /// ParameterSlot, and for a parameter or buffer without values, in the module or below it. An
-  /// inner call throws Error for a module with trainable parameters that was never registered with
+  /// Exists during a module call. A thread's outermost call throws Error if the module, or a module
+  /// below it, has a parameter without a ParameterSlot, or a parameter or buffer without values. An
+  /// inner call throws Error for a module with trainable parameters that was never registered by
   /// register_module.
   class CallScope : tessera::detail::NoCopy {
    public:
@@ -216,8 +216,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
 
   /// A function that stores the new tensor of a ParameterSlot in a member of a libtorch module.
   using Follow = std::function<void(const at::Tensor& tensor)>;
-  /// Objects that must be updated when the tensor of a ParameterSlot is replaced: the parameter's
-  /// handles, and a member of a libtorch module.
+  /// The objects to update when the tensor of a ParameterSlot is replaced: the parameter's handles,
+  /// and the member of a libtorch module.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
     Follow follow;  ///< empty if no libtorch module has the parameter
@@ -235,8 +235,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   std::size_t index_of(const std::string& name) const;
   void note_fqn(const std::string& fqn) const;
   void note_names_of_tree() const;
-  /// Whether this module has an FQN. If not, the outermost called module first sets the FQNs of all
-  /// modules below.
+  /// Whether this module has an FQN. If the FQN is missing, the outermost called module first sets
+  /// the FQNs of all modules below itself.
   bool is_in_a_tree() const;
   void check_in_a_tree() const;
   void check_slots(const std::string& fqn) const;
@@ -421,7 +421,7 @@ void visit_modules(torch::nn::Module& root, const Visit& visit,
   }
 }
 
-/// Like visit_modules() for a mutable module, but for a const module.
+/// The same as visit_modules() for a mutable module.
 template <class Visit>
   requires std::is_invocable_v<const Visit&, const std::string&, const ModuleBase&>
 void visit_modules(const torch::nn::Module& root, const Visit& visit,

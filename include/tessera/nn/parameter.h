@@ -29,8 +29,8 @@ class SlotState : tessera::detail::NoCopy {
     std::string name;
   };
 
-  /// Like ParameterSlot::set(), for a tensor with the same values in another layout. A parameter
-  /// without values stays uninitialised.
+  /// Replaces the tensor by a tensor with the same values in another layout. A parameter that has
+  /// no values stays uninitialised.
   void swap(at::Tensor tensor);
   bool has_persistent() const { return persistent_.defined(); }
   /// For FSDP: makes `tensor` the result of persistent(). Later calls of swap() change only get().
@@ -42,7 +42,6 @@ class SlotState : tessera::detail::NoCopy {
   void set_initialized(bool initialized);
   const std::vector<Owner>& owners() const { return owners_; }
 
-  /// Properties of the parameter that FSDP, tensor parallelism and the module record.
   SlotRole role;
 
  protected:
@@ -61,7 +60,7 @@ class SlotState : tessera::detail::NoCopy {
   void remove_owner(const ModuleBase* module, const std::string& name);
 
   bool initialized_;
-  /// The version counter of the tensor when the tensor had no values yet.
+  /// The tensor's version counter at a time when the tensor had no values.
   std::uint64_t unfilled_version_ = 0;
   std::vector<Owner> owners_;
 };

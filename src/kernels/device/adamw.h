@@ -138,7 +138,7 @@ TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gr
   }
 }
 
-/// Updates elements [begin, end) of a piece. Of the vectors of N elements, this thread updates the
+/// Updates elements [begin, end) of a piece as vectors of N elements. This thread updates the
 /// vectors first, first + step, first + 2 step, ... M is the type of the moments.
 template <class M, int N>
 TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors& f,

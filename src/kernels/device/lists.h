@@ -137,7 +137,7 @@ struct SquareSums {
 /// this rank counts, plain tensors, and copies of gradients that another rank counts.
 struct SumKinds {
   const double* sums = nullptr;
-  std::int64_t ends[3] = {};  ///< end of each kind's range in `sums`
+  std::int64_t ends[3] = {};  ///< index after the last sum of each kind in `sums`
   /// out[0]: the sum of squares of the gradients that this rank counts; ranks then add these sums.
   /// out[1]: the sum of squares of the plain tensors. A non-finite value in a plain tensor or a
   /// copy makes out[0] non-finite, so that all ranks see the failure.

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
 
 constexpr int kTermRows = 8;
 
-/// Sums the rows of `terms`. A thread adds one element of every eighth row.
+/// Sums the rows of `terms`. Each thread sums every eighth row, for one element of the rows.
 template <class W>
 __global__ void __launch_bounds__(kWarp* kTermRows)
     rms_norm_weight_kernel(W* weight_grad, const float* terms, std::int64_t rows,

@@ -307,7 +307,7 @@ enum class FakeKind : std::uint8_t {
   kOut,      ///< the operator does not run; its out= arguments are resized
   kMeta,     ///< the operator runs on the meta device, which gives the results' sizes
   kOwnRule,  ///< the operator does not run; make_fake_results() has a rule for its results
-  kItem,     ///< the operator reads the value of a one-element tensor; the result is 1
+  kItem,     ///< the operator returns the value of a one-element tensor; the result is 1
   kUnknown,
 };
 FakeKind classify(const c10::OperatorHandle& op) {
@@ -387,7 +387,7 @@ void implement_if_missing(torch::Library& library, std::string_view name,
   }
 }
 
-/// Registers the rules of this file as kernels of the meta device, which exist in Python programs.
+/// Registers the rules of this file as meta kernels of operators that have no meta kernel.
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   for (const Named& each : kRules) {
     implement_if_missing(library, each.name,
@@ -411,7 +411,6 @@ struct Mode {
   std::map<std::string, FakeRule> rules;
 };
 
-/// The process's active FakeMode, or nullptr.
 std::atomic<const Mode*> mode = nullptr;
 
 std::vector<at::Tensor> tensors_of(std::span<const c10::IValue> values) {

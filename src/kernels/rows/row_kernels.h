@@ -1,5 +1,5 @@
-// The table of row kernels. Their source, row_kernels.inl, is compiled once for each instruction
-// set (row_kernels_*.cpp); row_kernels_baseline.cpp selects one at run time.
+// The table of row kernels. The source, row_kernels.inl, is compiled once for each instruction set
+// (row_kernels_*.cpp). row_kernels_baseline.cpp selects the instruction set at run time.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ constexpr float kHugeRstd = 0x1p-40F;
 
 using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
 
-/// The kernels over rows in memory, for elements of type T. Rows are dense unless stated otherwise.
+/// Kernels for rows of elements of type T. Rows are dense unless stated otherwise.
 template <class T>
 struct RowKernels {
   /// Computes RMSNorm of rows with `dim` elements, and writes 1 / rms of each row to `rstd`.

@@ -142,8 +142,6 @@ TESSERA_INLINE float largest(const T* x, std::int64_t n) {
   return most;
 }
 
-// The row kernels.
-
 /// Returns 1 / rms of a row whose squares overflow in fp32. Multiplies the elements by kShrink
 /// before squaring, as on CUDA. Ignores eps, which is tiny compared to the squares.
 template <class T>
@@ -296,13 +294,13 @@ void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponenti
   constexpr std::int64_t kBlock = 1024;
   const float none = -__builtin_inff();
   float top = none;
-  float from = 0;  // the number that is subtracted from logits in the sums
+  float from = 0;  // is subtracted from logits in the sums
   float exps = 0, diffs = 0;
   for (std::int64_t i = 0; i < n; i += kBlock) {
     const std::int64_t end = n - i < kBlock ? n : i + kBlock;
     const float highest = largest(x + i, end - i);
     if (highest > top) {
-      // If all earlier logits are -inf, the sum of their exponentials is 0.
+      // If all logits before this block are -inf, the sum of exponentials so far is 0.
       exps *= top == none ? 0.0F : exp_or_0(broadcast(top - highest))[0];
       diffs += static_cast<float>(i) * (from - highest);
       from = top = highest;

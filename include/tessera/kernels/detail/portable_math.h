@@ -67,7 +67,7 @@ TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   return q * polynomial(a, r) / polynomial(b, r);
 }
 
-/// Returns normal_quantile(p) for all other p: the tails of the distribution.
+/// Returns normal_quantile(p) in the tails of the distribution, where is_central(p) is false.
 TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   const double c[] = {1.42343711074968357734e0,  4.63033784615654529590e0,
                       5.76949722146069140550e0,  3.64784832476320460504e0,

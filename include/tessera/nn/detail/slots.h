@@ -29,7 +29,7 @@ struct GradientRecord {
 /// Returns a text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]"
 /// before the FQN is known.
 std::string describe(const ParameterSlot& slot);
-/// Returns at most three of `names` as text, such as "'a', 'b', 'c', ...".
+/// Returns the first three of `names` as text: "'a', 'b', 'c', ...".
 std::string first_of(const std::vector<std::string>& names);
 /// Clears the gradients of the parameter in `slot`: of the shard and of the unsharded parameter.
 void drop_gradient(const ParameterSlot& slot);
