@@ -19,8 +19,7 @@ namespace {
 
 using namespace tessera;
 
-/// A tensor of values that are computed without random numbers, so that Python can compute equal
-/// bits.
+/// Returns a tensor computed without random numbers, so that bench_ddp.py can compute equal bits.
 at::Tensor waves(at::IntArrayRef sizes, double phase) {
   return at::sin(at::arange(c10::multiply_integers(sizes), at::kFloat).mul(0.7).add(phase))
       .view(sizes);

@@ -51,8 +51,8 @@ bool is_whole(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-/// Makes an option of an integer accept only decimal numbers that fit the type of the option. CLI11
-/// alone clamps integers beyond 64 bits.
+/// Makes an integer option reject numbers that are not decimal or do not fit the option's type.
+/// CLI11 alone would clamp integers beyond 64 bits.
 void check_integers(CLI::Option& option) {
   const std::string type = option.get_type_name();
   const std::string name = type.substr(0, type.find(':'));
@@ -178,7 +178,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
-  std::signal(SIGXFSZ, SIG_IGN);  // so that a write above the file-size limit returns an error
+  std::signal(SIGXFSZ, SIG_IGN);  // a write above the file-size limit then returns an error
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
     tessera::files::flush_output();

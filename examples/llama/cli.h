@@ -76,8 +76,9 @@ std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 /// Records in `flags` which flags are left out. to_toml() writes these flags as comments.
 void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& left_out);
 
-/// Returns the values that must be equal on all ranks, by flag. Omits output files, which only rank
-/// 0 writes. Paths can differ between ranks, so for a path the value is whether the path is given.
+/// Returns the values that must be equal on all ranks, by flag. Omits --metrics and --tensorboard,
+/// which only rank 0 writes. Paths can differ, so for a path the value is whether the path is
+/// given.
 std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
 /// Returns the text of a file for --config-file, in sections. Flags that are omitted or have no

@@ -547,7 +547,7 @@ class LimitedTokenizer final : public data::Tokenizer {
 
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder) {
   const std::filesystem::path path = file.empty() ? folder : std::filesystem::path(file);
-  std::error_code error;  // ignored, because opening the file later reports the error
+  std::error_code error;  // an error is ignored, because opening the file reports it
   if (!std::filesystem::is_directory(path, error)) {
     return file;
   }

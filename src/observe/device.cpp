@@ -106,7 +106,8 @@ namespace {
 /// The time of one measurement: much longer than the time slice of a scheduler, because a machine
 /// can have more ranks than cores.
 constexpr double kWindowSeconds = 0.06;
-/// The shortest time of a matrix product. Shorter products do not use all cores of large machines.
+/// The minimum time of a measured matrix product: shorter products do not use all cores of a large
+/// machine.
 constexpr double kProductSeconds = 5e-3;
 
 /// Measures how long matrix products of two square matrices take.

@@ -160,7 +160,7 @@ std::string titan_line(const StepMetrics& metrics, int world_size) {
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed)
     : path_(files::absolute_path(path)) {
-  std::error_code ignored;  // opening the file reports a failure
+  std::error_code ignored;  // an error is ignored, because opening the file reports it
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
@@ -186,7 +186,7 @@ namespace {
 struct Peak {
   std::vector<std::string_view> words;  ///< words that the device's name must contain
   double half;                          ///< data-sheet TFLOP/s in bf16 and fp16
-  double fp32;  ///< TFLOP/s in fp32, for NVIDIA without TF32, for AMD on matrix cores
+  double fp32;  ///< TFLOP/s in fp32: without TF32 (NVIDIA), on matrix cores (AMD)
 };
 
 /// In the table of devices, more specific names come first. PCIe and NVL boards have a lower clock
@@ -233,7 +233,7 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
 
 /// Returns the rate of the first device in the table whose words are all in the given device name.
 std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
-  // The last word of the name can be empty; it matches no word in the table of devices.
+  // The last word of the name can be empty. An empty word matches no word in the table of devices.
   const auto words = words_of(device_name);
   const auto has = [&](std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();

@@ -109,7 +109,7 @@ void Profile::write(const std::filesystem::path& file) {
   detail::save_profile(unfinished.string());
   std::filesystem::rename(unfinished, file, error);
   if (error) {
-    std::filesystem::remove(unfinished += ".tmp", error);  // Kineto's file, incomplete
+    std::filesystem::remove(unfinished += ".tmp", error);  // Kineto has left an incomplete file
     fail("can't write the profile ", file.string(), ": is the disk full, or its folder gone?");
   }
 }

@@ -217,7 +217,6 @@ std::vector<Pair> pairs_of_calls(const SeenRun& on_mesh, const SeenRun& one_rank
   return pairs;
 }
 
-/// Returns one line that describes the tensor of a Pair on the mesh.
 std::string kind_of(const Pair& pair) {
   if (!pair.on_mesh.defined()) {
     return "no " + pair.of.name;
@@ -247,7 +246,6 @@ bool has_other_sizes(const Pair& pair) {
 
 // ---- Plain parts of several ranks.
 
-/// Serializes a tensor, which can be undefined.
 std::string to_bytes(const at::Tensor& tensor) {
   const std::vector<char> bytes =
       torch::pickle_save(tensor.defined() ? c10::IValue(tensor.cpu()) : c10::IValue());
@@ -408,7 +406,7 @@ struct Finding {
   double distance = 0;  ///< the largest difference; infinity if the tensors can't be compared
   double largest = 0;   ///< largest absolute value in the one-rank tensor
   double epsilon = 0;   ///< rounding unit of the less precise of both types
-  double noise = 0;     ///< the change of the one-rank tensor by rounding alone
+  double noise = 0;     ///< how much rounding alone changes the one-rank tensor
 };
 
 /// The combined findings of all ranks: on the tensors of module calls, or on the gradients.

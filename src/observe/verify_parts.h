@@ -31,7 +31,7 @@ struct SeenRun {
   /// The tensors in the order of the run: a module call's inputs when the call begins, its outputs
   /// when the call ends, and finally the result of the step.
   std::vector<SeenTensor> tensors;
-  std::vector<SeenTensor> gradients;  ///< in backward's order; empty if no backward ran
+  std::vector<SeenTensor> gradients;  ///< gradients in backward's order; empty if no backward ran
   std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
   std::int64_t rows = 0;              ///< size of dimension 0 of the root module's first input
 };

@@ -56,7 +56,6 @@ double exposed(const StepTime& time) {
   return sum;
 }
 
-/// Returns the estimate of a model whose plan has all layers.
 Estimate of_whole(const RankPlan& plan, std::int64_t ranks, const PlanOptions& options) {
   Estimate estimate{.peak_bytes = plan.memory.peak_bytes,
                     .peak_moment = plan.memory.peak_moment,

@@ -95,7 +95,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
       });
       find_source();
     } catch (...) {
-      unlock(lock_);  // ~Checkpointer() does not run after this throw
+      unlock(lock_);  // the destructor does not run if the constructor throws
       throw;
     }
   }

@@ -246,7 +246,7 @@ class Job {
     if (const char* threads = getenv("OMP_NUM_THREADS"); threads == nullptr || *threads == '\0') {
       set("OMP_NUM_THREADS", std::max(1, count / nproc_));
     }
-    unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // both are set if torchrun started tessera-run
+    unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // torchrun may have set both of these variables
     unsetenv("TORCHELASTIC_RESTART_COUNT");
     set("TESSERA_STORE_FD", rank == 0 ? std::to_string(store) : "");
     if (rank == 0) {
@@ -354,7 +354,7 @@ class Job {
     for (Sink* sink : {&out_, &err_}) {
       for (const int before = stop_signal_; !sink->pending.empty() && stop_signal_ == before;) {
         wait_for_events();
-        take_signals();  // ends the wait for a slow reader after a signal such as SIGTERM
+        take_signals();  // a signal such as SIGTERM ends the wait for a slow reader
         sink->flush();
       }
     }
@@ -387,7 +387,7 @@ class Job {
   Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
   sigset_t mask_before_{};
   int signals_ = -1, stop_signal_ = 0;
-  std::deque<Rank> ranks_;     ///< a deque, because pointers to its elements stay valid
+  std::deque<Rank> ranks_;     ///< pointers to the elements of a deque stay valid
   std::vector<Rank*> failed_;  ///< the ranks that failed before end_ranks() was called
   bool is_ending_ = false;
   Clock::time_point deadline_ = kNever;

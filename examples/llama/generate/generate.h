@@ -18,7 +18,7 @@ namespace llama {
 /// (Holtzman et al. 2020). All tokens that are not kept get probability 0.
 at::Tensor token_probabilities(const at::Tensor& logits, const SamplingOptions& options);
 
-/// Chooses the next tokens of the texts of a batch.
+/// Chooses the next token of each text in a batch.
 class Sampler {
  public:
   explicit Sampler(SamplingOptions options) : options_(options) {}

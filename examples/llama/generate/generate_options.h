@@ -34,7 +34,7 @@ struct GenerateOptions {
   std::int64_t tp = 1;
   std::string device = "cpu", dtype;
 
-  std::map<std::string, std::string> shared;  ///< flags whose values must be equal on all ranks
+  std::map<std::string, std::string> shared;
 };
 
 /// Parses the command line of llama_generate. Throws tessera::Error for wrong or missing flags.

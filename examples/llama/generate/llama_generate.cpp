@@ -187,7 +187,7 @@ struct GenerationTimes {
 /// continues.
 using TokenSink = std::function<bool(std::size_t index, std::int64_t token)>;
 
-/// After each forward, rank 0 calls a Chooser to choose the next tokens and end finished texts.
+/// Chooses the next tokens on rank 0 after each forward, and ends finished texts.
 class Chooser {
  public:
   Chooser(const SamplingOptions& options, std::size_t texts, const Tokens& end,

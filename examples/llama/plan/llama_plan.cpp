@@ -92,9 +92,10 @@ std::string pattern_of(const std::string& fqn) {
   return std::regex_replace(fqn, number, "$1*");
 }
 
-/// Attributes each collective of rank 0 to a module: in forward to the innermost running module, in
-/// backward to the module whose output's gradient came last. That module of backward also gets the
-/// collectives of gradient clipping and the optimizer. Adds permanent hooks to the model.
+/// Attributes each collective of rank 0 to a module. In forward, this is the innermost running
+/// module; in backward, the module whose output's gradient was computed last. The last module of
+/// backward also gets the collectives of clipping and of the optimizer. Adds permanent hooks to the
+/// model.
 class TrafficByModule {
  public:
   TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {

@@ -37,7 +37,7 @@ struct Piece {
   PiecePlace place;
   std::string text;  ///< the text of the piece; for a JSONL file, a whole line
   bool is_json = false;
-  bool begins = true, ends = true;  ///< whether `text` begins a document, and whether it ends one
+  bool begins = true, ends = true;  ///< whether a document begins or ends with this piece
 };
 
 /// The maximum size of a piece: a text file with more bytes is split into pieces.

@@ -37,7 +37,7 @@ constexpr double kGiB = 1 << 30;
 /// of cuBLAS. On one H200, libtorch reserved up to 1.19 times the planned memory.
 constexpr double kReservedPerPlanned = 1.2;
 
-/// Returns how many bytes of this rank's device the planned tensors can use.
+/// Returns how many bytes of memory on this rank's device the planned tensors may use.
 std::int64_t own_room(const TrainOptions& o) {
   if (o.memory) {
     return static_cast<std::int64_t>(*o.memory * kGiB);

@@ -111,7 +111,7 @@ struct EdgeTokens {
 EdgeTokens edge_tokens(const TrainOptions& options, const Config& config,
                        const data::TokenizerPtr& tokenizer) {
   if (!options.jsonl.empty()) {
-    list_files("--jsonl", options.jsonl);  // throws if a file is missing
+    list_files("--jsonl", options.jsonl);  // called only for its error if a file is missing
     return {text_begin(*tokenizer, special_tokens(options, config)),
             end_tokens(options, config, tokenizer)};
   }

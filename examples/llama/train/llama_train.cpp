@@ -268,7 +268,7 @@ void write_record(const LlamaRun& run) {
   const bool has_place =
       std::filesystem::is_regular_file(run.options.metrics) || !run.options.output_dir.empty();
   if (!run.is_main() || run.options.metrics.empty() || !has_place) {
-    return;  // run.json has no folder, because --metrics is a pipe
+    return;  // there is no folder for run.json, because --metrics is a pipe
   }
   observe::write_run_record("llama_train on " + to_string(run.mesh), run.options.listing,
                             *run.model, record_file(run.options));
@@ -318,9 +318,9 @@ Json checkpoint_entries(const LlamaRun& run) {
           {"fine_tuning", fine_tuning_record(run.options)}};
 }
 
-/// Compares fine-tuning flags with the checkpoint's before loading tensors, because the error for
-/// missing tensors would not name the flags. With --initial-load, flags can differ if the tensors
-/// still fit.
+/// Compares the fine-tuning flags of this run with the flags in the checkpoint. Called before
+/// tensors are loaded, because the error for missing tensors would not name the flags. With
+/// --initial-load, flags can differ if the tensors still fit.
 void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
                              const TrainOptions& options) {
   // Checkpoints of older versions of llama_train lack the record of fine-tuning flags.
@@ -337,7 +337,7 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
                                                  : change_of(saved, now, {"--ema"});
   }
   if (!checkpoints.resumes()) {
-    // Merging loaded adapters with another --lora-alpha would give other weights than before.
+    // With another --lora-alpha, merging the loaded adapters would give other weights.
     const std::string change =
         change_of(saved, now, {"--lora-rank", "--lora-targets", "--lora-alpha"});
     TESSERA_CHECK(

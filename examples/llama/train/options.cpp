@@ -1,5 +1,5 @@
-// The flags of llama_train in one table, from which the command line, --config-file, --help and
-// docs/programs/training.md are made, followed by checks that involve several flags. Checks that
+// The table of llama_train's flags, followed by checks that involve several flags. The command
+// line, --config-file, --help and docs/programs/training.md are made from the table. Checks that
 // read files or communicate are elsewhere.
 
 #include "examples/llama/train/options.h"

@@ -28,7 +28,7 @@ void choose_kernels(const TrainOptions& o) {
     // In deterministic mode, libtorch requires a cuBLAS workspace of fixed size.
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-    // Turns off a default of deterministic mode: filling all new memory, which costs time.
+    // Deterministic mode would by default fill all new memory, which costs time.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
 }
@@ -201,8 +201,8 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const data::BatchLoader::Batch& rows,
                         const tensor_parallel::CrossEntropyOptions& loss) {
   const at::Tensor targets = rows.targets.flatten();
-  // The document boundaries are computed before the model's forward, so that the model does not
-  // wait for the device to read positions.
+  // The document boundaries are computed before the model's forward. Otherwise the forward would
+  // wait until the positions have been read from the device.
   const nn::DocumentsPtr documents =
       rows.host_positions.defined()
           ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(options.device))

@@ -37,14 +37,14 @@ Config model_config(const TrainOptions& options);
 /// rank reports a missing rank.
 void check_model(const TrainOptions& options);
 
-/// Replaces --ac auto by the least recomputation whose planned memory fits into --memory, or into
-/// the smallest GPU of all ranks; if nothing fits, by "full". Prints the choice on rank 0, which
-/// runs llama_plan. Throws tessera::Error on all ranks if the plan fails. Collective over `world`
-/// with --ac auto.
+/// Replaces --ac auto by the activation checkpointing with the least recomputation whose planned
+/// memory fits into --memory or the smallest GPU of all ranks; by "full" if nothing fits. Prints
+/// the choice on rank 0, which runs llama_plan. Throws tessera::Error on all ranks if the plan
+/// fails. Collective over `world` with --ac auto.
 TrainOptions with_chosen_ac(TrainOptions options, tessera::comm::World& world);
 
-/// Returns FLOPs per token of a training step. Does not count gradients of weights that --freeze or
-/// --lora-rank leaves untrained, and gradients of inputs before the first trained weight.
+/// Returns the FLOPs per token of a training step. Omits the gradients of weights that --freeze or
+/// --lora-rank leaves untrained, and the gradients of inputs before the first trained weight.
 tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config& config);
 /// Returns the FLOP/s of a rank's device, from --peak-flops or the data sheet; nullopt if unknown.
 /// Collective over `world` with --peak-flops measure.

@@ -67,8 +67,8 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// Throws Error beyond max_sequence positions, and for `positions` together with a cache.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
                      const at::Tensor& positions = {}, const nn::DocumentsPtr& documents = {});
-  /// Returns the loss of the logits of `tokens`. Computes the output head and the loss together,
-  /// without all logits in memory (linear_cross_entropy).
+  /// Returns the loss of the model's logits for `tokens`. Computes the output head and the loss
+  /// together, without all logits in memory (linear_cross_entropy).
   at::Tensor forward(const at::Tensor& tokens, const HeadLoss& loss);
   /// Makes a cache for texts of at most `positions` positions, including `padding`. The first
   /// padding[i] positions of text i have no token, so that texts of different lengths end at the

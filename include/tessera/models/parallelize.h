@@ -39,7 +39,6 @@ enum class ActivationMemory {
   kInputs,   ///< only the block's input is saved; all other activations are recomputed
 };
 
-/// Options of parallelize().
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;
@@ -61,11 +60,11 @@ struct ParallelOptions {
   std::optional<std::int64_t> recomputed_blocks{};
 };
 
-/// Returns the submesh whose ranks have different sequences: those of "dp_replicate", "dp" and "ep"
-/// that are dimensions of the mesh.
+/// Returns the submesh whose ranks have different sequences: the dimensions "dp_replicate", "dp"
+/// and "ep". Dimensions that the mesh lacks are left out.
 DeviceMesh batch_mesh(const DeviceMesh& mesh);
-/// Returns the submesh whose ranks have different tokens: "dp", "ep" and "cp", flattened to one
-/// dimension, after "dp_replicate". Dimensions that the mesh lacks are left out.
+/// Returns the submesh whose ranks have different tokens: "dp_replicate", then "dp", "ep" and "cp"
+/// flattened to one dimension. Dimensions that the mesh lacks are left out.
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
 /// Parallelizes the model over a mesh ("dp", "tp"). Optional dimensions are "dp_replicate" in
@@ -79,7 +78,7 @@ DeviceMesh data_mesh(const DeviceMesh& mesh);
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
 /// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`, and
-/// splits experts over the same ranks. Does nothing on one rank. Not collective.
+/// splits experts over the ranks of `mesh`. Does nothing if `mesh` has one rank. Not collective.
 void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
                            const ParallelOptions& options);
 

@@ -28,7 +28,7 @@ data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem
 /// The tokens that begin and end a model's texts, according to Hugging Face's files.
 struct SpecialTokens {
   std::vector<std::int64_t> begin;  ///< the token that begins a text; at most one
-  std::vector<std::int64_t> end;    ///< each of these tokens ends a text; empty: no token does
+  std::vector<std::int64_t> end;    ///< each of these tokens ends a text; can be empty
 };
 /// Reads "bos_token_id", if the model's texts begin with this token, and "eos_token_id" from the
 /// folder's generation_config.json, or from config.json if generation_config.json lacks them.

@@ -19,7 +19,7 @@ namespace tessera::observe {
 /// FLOPs per token of forward and backward, without recomputation.
 struct ModelFlops {
   double per_token = 0;         ///< FLOPs by torchtitan: 6 (N - N_embedding) + 12 L hidden S
-  double per_token_causal = 0;  ///< per_token minus the FLOPs of attention's masked half
+  double per_token_causal = 0;  ///< `per_token` without the masked half of attention
 };
 /// The FLOPs per token of a decoder model with `layers` layers. `hidden` is heads * head_dim.
 /// `sequence` is the number of tokens in a sample. Pass 0 for `embedding_parameters` if the
@@ -53,8 +53,9 @@ struct MemoryUse {
   std::optional<std::int64_t> peak_active_bytes;
   std::int64_t capacity_bytes = 0;  ///< total memory of the machine or device; 0 if unknown
 };
-/// Returns the highest memory use of this process since the last call; on a CPU, the resident
-/// memory is the maximum since the process began. Does not wait for the device.
+/// Returns the highest memory use of this process since the last call of take_memory_use().
+/// Resident memory (on a CPU) is instead the maximum since the process began. Does not wait for the
+/// device.
 MemoryUse take_memory_use(const std::string& device_type);
 
 /// Starts to count the memory of CPU tensors in the whole process, so that metrics include the peak
@@ -91,7 +92,7 @@ struct StepMetrics {
   double tokens_per_s = 0;      ///< tokens per second over all ranks
   double tflops = 0;            ///< TFLOP/s per rank, by torchtitan's FLOP formula
   std::optional<double> mfu{};  ///< model FLOPs utilization in %; nullopt if the peak is unknown
-  std::optional<double> mfu_causal{};  ///< `mfu`, with half of the FLOPs of causal attention
+  std::optional<double> mfu_causal{};  ///< `mfu`, counting half of attention's FLOPs
   std::int64_t peak_memory_bytes = 0;  ///< peak memory of this rank in this step (CUDA: reserved)
   std::optional<std::int64_t> peak_active_bytes{};  ///< peak memory of tensors, if known
   std::int64_t memory_capacity_bytes = 0;           ///< memory of this rank's device; 0 if unknown

@@ -22,10 +22,9 @@ namespace tessera::observe {
 /// Not collective.
 nlohmann::ordered_json sharding_table(const nn::ModuleBase& module);
 
-/// Writes the description of a run, which is everything except its metrics, as JSON: title,
-/// configuration {name: value}, and the sharding_table() of the model as "sharding".
-/// tools/tessera_plot.py plots the record together with the metrics. Replaces an older file. Throws
-/// Error if the file can't be written.
+/// Writes the description of a run as JSON: title, configuration {name: value}, and the
+/// sharding_table() of the model as "sharding". The metrics are not included; tools/tessera_plot.py
+/// plots both together. Replaces an older file. Throws Error if the file can't be written.
 void write_run_record(const std::string& title,
                       const std::vector<std::pair<std::string, std::string>>& configuration,
                       const nn::ModuleBase& model, const std::filesystem::path& path);

@@ -54,10 +54,11 @@ struct VerifyReport {
   std::string weights{};
   std::size_t modules = 0;     ///< number of modules whose outputs were compared
   std::size_t parameters = 0;  ///< number of parameters whose gradients were compared
-  /// The largest difference within the tolerance, divided by the largest output or gradient.
+  /// The largest difference that was found within the tolerance, divided by the largest output or
+  /// gradient.
   double largest = 0;
-  /// The module to inspect for the cause of the first entry in `outputs`: the entry's module or, if
-  /// that module's input already differs, its caller.
+  /// The module to inspect for the cause of the first entry in `outputs`: the module of the entry
+  /// or, if this module's input already differs, the module that calls this module.
   std::string cause{};
 
   /// Whether verify() found no difference.

@@ -25,7 +25,7 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// One rank's part of a training run, which plan_run() executes.
+/// One rank's part of a training run. plan_run() executes this part.
 struct Run {
   /// The parallelized model, with memory for this rank's shards.
   std::shared_ptr<nn::ModuleBase> model{};

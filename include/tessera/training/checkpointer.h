@@ -33,9 +33,9 @@ struct RunNames {
 /// `world`. Collective.
 void check_same_options(comm::World& world, const std::map<std::string, std::string>& own);
 
-/// Returns whether `own` is true on any rank of the mesh. To be called after each step, with
-/// StopSignals::received(), or with a flag for a time limit. Collective over `mesh`, between CPUs,
-/// without waiting for a GPU.
+/// Returns whether `own` is true on any rank of the mesh; `own` is, for example, the result of
+/// StopSignals::received(). Call stop_requested() after each step. Collective over `mesh`. The CPUs
+/// communicate, so that no rank waits for a GPU.
 bool stop_requested(bool own, const DeviceMesh& mesh);
 
 /// Whether a run continues from the newest checkpoint in its folder.

@@ -154,7 +154,7 @@ class MemoryLog final : tessera::detail::NoCopy {
   bool reserve_only_;
   std::thread::id thread_ = std::this_thread::get_id();  ///< the thread that runs the steps
   std::unordered_map<std::uint64_t, Block> blocks_;
-  /// Allocation number of each block in use, by address.
+  /// The serial number (TensorBlock::number) of each block in use, by address.
   std::map<const void*, std::uint64_t> live_blocks_;
   std::vector<Event> events_;  ///< all allocations and frees of memory in the step
   MemoryPhase phase_ = MemoryPhase::kSetup;

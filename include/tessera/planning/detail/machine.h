@@ -36,8 +36,9 @@ struct Machine {
   double link_latency_s = 10e-6;  ///< seconds of latency of a collective within a machine
   double network_latency_s = 30e-6;  ///< seconds of latency of a collective over several machines
   double flops_fp8 = 0;              ///< FLOP/s of dense 8-bit matrix products; 0: unsupported
-  /// Fraction of flops_fp8 that 8-bit matrix products reach. The default fits two steps on one H200
-  /// with libtorch 2.11. 0: 8-bit products are assumed to be as fast as 16-bit products.
+  /// Fraction of flops_fp8 that 8-bit matrix products reach. The default was fitted to two measured
+  /// steps on one H200 with libtorch 2.11. 0: 8-bit products are assumed to be as fast as 16-bit
+  /// products.
   double fp8_share = 0.45;
   double multiprocessors = 0;  ///< multiprocessors (SMs) of a device; 0: unknown
   /// Multiprocessors that a collective takes from matrix products and attention that run at the
