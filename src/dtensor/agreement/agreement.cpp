@@ -27,9 +27,9 @@
 
 namespace tessera {
 
-// Functions that check that the ranks of a mesh agree, or that make one decision for all ranks. The
-// functions first finish asynchronous redistributions, and then communicate over the process group
-// of all ranks of the mesh.
+// Functions that compare values between the ranks of a mesh, or make one decision for all ranks.
+// Each function first finishes asynchronous redistributions, then communicates over the process
+// group of all ranks of the mesh.
 
 bool detail::checks_agreement() {
 #ifdef NDEBUG
@@ -91,7 +91,7 @@ std::string kind_of(const Replica& replica) {
                                  : "none";
 }
 
-/// Returns two hashes for each replica: a hash of its name and kind, and a hash of its values.
+/// Returns two hashes per replica: of its name, sizes and type, and of its values.
 Numbers hashes_of(const std::vector<Replica>& replicas) {
   Numbers hashes;
   for (const Replica& replica : replicas) {
@@ -106,11 +106,11 @@ std::int64_t joined(const Numbers& hashes) {
       {reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(hashes[0])});
 }
 
-/// The first element of a replica that differs between peers (ranks that must have equal copies).
+/// The first element that differs between the ranks of a Peers group.
 struct Difference {
-  std::size_t peer = 0;  ///< the first peer on which the element differs from peer 0
+  std::size_t peer = 0;  ///< index of the first rank whose element differs from rank 0 of the group
   std::int64_t element = 0;
-  std::string first, other;  ///< the element's value on peer 0, and on peer number `peer`
+  std::string first, other;  ///< the element on rank 0 and on rank `peer` of the group
 };
 
 at::Tensor gathered(const Peers& peers, const at::Tensor& block) {
@@ -154,8 +154,8 @@ std::optional<Difference> find_difference(const at::Tensor& rows, double toleran
   return std::nullopt;
 }
 
-/// Finds the first element of a replica that differs between peers (ranks that must have equal
-/// copies). Returns the same result on every peer. Compares in blocks, to save memory. Collective.
+/// Finds the first element of a tensor that differs between `peers`. Returns the same result on all
+/// ranks. Gathers values in blocks, to save memory. Collective.
 std::optional<Difference> first_difference(const Peers& peers, Equality equality,
                                            const at::Tensor& local) {
   constexpr std::int64_t kBlock = std::int64_t{1} << 16;
@@ -196,8 +196,8 @@ std::vector<std::size_t> peers_that_differ(const std::vector<Numbers>& all, std:
   return peers;
 }
 
-/// Compares replicas (tensors that must be equal on all ranks) one after another, after their joint
-/// hash differed. Throws Error at the first difference that exceeds the tolerance. Collective.
+/// Throws Error for the first of `replicas` (tensors that must be equal on all ranks) whose values
+/// differ by more than the tolerance. Called if hashes differ. Collective.
 void report_difference(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                        const std::string& what, const std::string& remedy, const Numbers& hashes) {
   const int first = peers.ranks[0];
@@ -309,8 +309,8 @@ std::string in_module() {
                                 : " in '" + names.back() + "'";
 }
 
-// agreed_sizes() computes the global sizes of a tensor from the local sizes on all ranks. Without
-// communication, ranks with uneven shards would infer different global sizes.
+// agreed_sizes() computes the global sizes of a tensor from all ranks' local sizes. Local sizes of
+// one rank do not suffice: with uneven shards, ranks would compute different global sizes.
 
 namespace {
 
@@ -336,8 +336,8 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
   return split;
 }
 
-/// Whether the local sizes of the rank at mesh coordinate `coordinate` are added to the global
-/// size. If several ranks store copies of the same shard, only one of these ranks is counted.
+/// Whether the rank at `coordinate` counts in the sum of local sizes: of several ranks with copies
+/// of a shard, only one rank counts.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {
@@ -347,8 +347,7 @@ bool counts(const SplitDim& split, const Sizes& coordinate) {
   return true;
 }
 
-/// Computes for each rank the size along `split.dim` that the rank's shard should have if the
-/// tensor's global sizes are `sizes`.
+/// Returns each rank's local size along `split.dim` for the global sizes `sizes`.
 Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& sizes,
                       const MeshShape& mesh) {
   Sizes chunks;
@@ -370,8 +369,8 @@ std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& 
   return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
 }
 
-/// Exchanges two values per rank: the sizes of the rank's shard along the dimensions in `split`,
-/// and the hash from hash_of_rest(). With fake ranks, returns only this rank's values.
+/// Exchanges between the ranks: the local sizes along the dimensions in `split`, and the hash from
+/// hash_of_rest(). With fake ranks, returns only this rank's values.
 std::vector<Sizes> parts_of(const at::Tensor& local, const std::vector<SplitDim>& split,
                             const DeviceMesh& mesh) {
   Sizes own;

@@ -16,10 +16,9 @@
 
 namespace tessera::detail {
 
-// The differentiable functions of a distributed tensor: from_local, to_local and redistribute. Each
-// function records a single autograd node, because the operators inside the function see only local
-// tensors. A node's backward calls the inverse function, which records a node in turn, so that
-// gradients of gradients work.
+// Differentiable from_local, to_local and redistribute. Each records a single autograd node,
+// because their inner operators run on local tensors, below autograd. A node's backward calls the
+// inverse function, which records a node as well, so gradients of gradients work.
 
 namespace {
 
@@ -37,8 +36,8 @@ at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arg
   return output;
 }
 
-/// The autograd node of from_local. Backward redistributes the gradient to the layout that the
-/// caller declared for the local gradient. An undefined gradient (zero) stays undefined.
+/// The autograd node of from_local. Backward redistributes the gradient to the layout `sharding`,
+/// which the caller of from_local chose, and returns its local tensor.
 struct FromLocalBackward final : Node {
   explicit FromLocalBackward(ShardingSpec s) : sharding(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override {
@@ -51,8 +50,8 @@ struct FromLocalBackward final : Node {
   ShardingSpec sharding;
 };
 
-/// The autograd node of to_local. Its backward receives a local tensor from the caller's code: this
-/// rank's shard of a gradient with the layout and global sizes in `spec`.
+/// The autograd node of to_local. Backward gets a plain tensor: this rank's local tensor of a
+/// gradient with the layout and global sizes in `spec`.
 struct ToLocalBackward final : Node {
   explicit ToLocalBackward(TensorSpecPtr s) : spec(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override;
@@ -60,8 +59,8 @@ struct ToLocalBackward final : Node {
   TensorSpecPtr spec;
 };
 
-/// The autograd node of redistribute. Its backward redistributes the gradient to the source's
-/// layout. If the forward was asynchronous, the gradient's first use waits for the collective.
+/// The autograd node of redistribute. Backward redistributes the gradient to the old layout,
+/// asynchronously if the forward was asynchronous.
 struct RedistributeBackward final : Node {
   RedistributeBackward(ShardingSpec s, const RedistributeOptions& o)
       : sharding(std::move(s)), options(o) {}
@@ -73,16 +72,16 @@ struct RedistributeBackward final : Node {
   RedistributeOptions options;
 };
 
-/// Returns a local tensor that the caller can write to. A detached view (DetachedView) has its own
-/// copy of the elements of its base, so a write to the view's local tensor would not reach the
-/// base. For a detached view, the function therefore returns a new copy.
+/// Returns the local tensor for to_local(). The local tensor of a detached view (DetachedView) is
+/// copied: the view has its own copy of its base's elements, and a write by the caller would not
+/// reach the base.
 at::Tensor own_local(const DistributedTensorImpl& impl) {
   return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
 }
 
-/// Starts an asynchronous redistribution, without recording the redistribution in autograd. If no
-/// collective is needed, does nothing and returns an undefined tensor. The result has contiguous
-/// strides, because the strides of a pending local tensor are not known yet.
+/// Starts an asynchronous redistribution, without autograd. Returns an undefined tensor if no
+/// collective is needed. The result has contiguous strides, because the strides of the local tensor
+/// are not known before the collective ends.
 at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
@@ -110,8 +109,8 @@ at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& 
               intern_spec({target, spec->sizes, std::move(strides), spec->dtype}));
 }
 
-/// Returns the result of redistributed(), or a result that the active OperatorMode has saved.
-/// Selective activation checkpointing uses an OperatorMode to save results of collectives.
+/// Redistributes through the active OperatorMode, if there is one. Selective activation
+/// checkpointing is an OperatorMode that can return a saved result.
 at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   OperatorMode* mode = active_operator_mode();
   if (mode == nullptr) {
@@ -122,9 +121,9 @@ at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const Shardi
   return mode->call({name}, run).front().toTensor();
 }
 
-/// Compares local gradients between ranks, along mesh dimensions where the gradient's layout is
-/// replicated. The caller of to_local() promises that these gradients are equal; this check detects
-/// a wrong reduction in the caller's code. Collective.
+/// Compares a local gradient between ranks along each mesh dimension on which its layout is
+/// replicated. With TESSERA_DEBUG=1, finds gradients that the caller of to_local() should have
+/// reduced. Collective.
 void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
   const DeviceMesh& mesh = spec.sharding.mesh;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
@@ -152,8 +151,8 @@ variable_list ToLocalBackward::apply(variable_list&& gradients) {
 
 }  // namespace
 
-/// Like from_local, but without checks, so not collective. Autograd also records the copy that
-/// makes a local tensor contiguous.
+/// from_local without checks; not collective. If the local tensor must be made contiguous, autograd
+/// records the copy.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient) {
   const at::Tensor dense = dense_local(local, sharding, sizes);
@@ -161,8 +160,8 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
                                    ShardingSpec{sharding.mesh, gradient});
 }
 
-/// Redistributes a tensor. If `tensor` is a leaf that is used for the first time, also installs the
-/// hook that redistributes the leaf's gradient to the leaf's layout.
+/// Also installs the hook that redistributes a leaf's gradient to the leaf's layout, if `tensor` is
+/// a leaf that is used for the first time.
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
   auto& impl = *as_distributed(tensor);
   check_readable(impl, "to_local()");
@@ -184,7 +183,7 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
   const auto& impl = impl_of_distributed(tensor);
   check_readable(impl, "redistribute()");
   const auto& source = impl.spec()->sharding;
-  // If the layout does not change, returns the tensor itself and records nothing in autograd.
+  // No autograd node is needed if the layout does not change.
   if (source == target) {
     return tensor;
   }

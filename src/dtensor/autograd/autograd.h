@@ -35,10 +35,10 @@ inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& 
   }
 }
 
-/// Installs the hook that makes a plain tensor's gradient plain and whole, even if operators give
-/// the tensor a distributed gradient. Operators that combine a plain and a distributed tensor call
-/// this function. Does nothing if autograd does not record. The hook is collective if the gradient
-/// is sharded or Partial.
+/// Installs the hook that makes a plain tensor's gradient plain and whole, even if an operator
+/// returns a distributed gradient. Called by operators that combine plain and distributed tensors.
+/// Does nothing if autograd does not record. The hook is collective if the gradient is sharded or
+/// Partial.
 void keep_gradient_plain(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

@@ -36,7 +36,7 @@ class CallKey {
  public:
   using Kind = OperatorInfo::ArgumentKind;
 
-  /// Begins the key of a call of operator `info`. The caller then adds all arguments, in order.
+  /// Begins the cache key of a call of `info`. The caller then adds all arguments, in schema order.
   void begin(const OperatorInfo& info) {
     words_.clear();
     push(reinterpret_cast<std::uintptr_t>(&info));
@@ -141,7 +141,7 @@ class CallKey {
   void begin_list(std::size_t size) { push(tagged(size, kList)); }
   void add_type(NumberType type) { push(tagged(static_cast<std::uint64_t>(type), kValue)); }
   void add_none(Kind kind) { kind == Kind::kScalar ? add_type(NumberType::kNone) : push(kNone); }
-  /// Adds a number's type to the cache key. Returns whether the key also needs the number's value.
+  /// Adds the type of a number to the cache key. Returns whether the key also needs its value.
   template <class T>
   bool begin_number(Kind kind, T value, NumberType type) {
     add_type(kind == Kind::kScalar ? number_type(value) : type);
@@ -217,7 +217,6 @@ class CallCache {
     std::vector<std::uint64_t> words;
     CallPlan plan;
 
-    /// Compares cache keys word by word, which is fast because keys have few words.
     bool is_for(std::span<const std::uint64_t> key) const {
       if (words.size() != key.size()) {
         return false;
@@ -244,7 +243,7 @@ class CallCache {
   // A member, so that calls reuse the memory of one key.
   CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
-  std::uint64_t uses_ = 0;  ///< number of look-ups: hits plus misses
+  std::uint64_t uses_ = 0;  ///< number of look-ups
   std::uint64_t misses_ = 0;
 };
 
@@ -252,7 +251,7 @@ class CallCache {
 /// operator on kDistributedKey is run by this function. Collective if inputs must be redistributed.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-/// Like dispatch(), for a call whose cache key was looked up. OperatorModes do not see the call.
+/// Like dispatch(), after the look-up in the cache. Calls no OperatorMode.
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup);
 

@@ -50,9 +50,9 @@ void run_form(PlannedCall& call) {
   std::ranges::move(results, std::back_inserter(call.stack));
 }
 
-/// Runs a call without distributed tensors, which reaches kDistributedKey only inside a MetaDevice
-/// scope or an OperatorMode. In a MetaDevice scope, a factory call without a device makes a meta
-/// tensor; a factory that takes a tensor (zeros_like) uses the tensor's device.
+/// Runs a call without distributed tensors, in the scope of a MetaDevice or OperatorMode. With a
+/// MetaDevice, a factory function makes a meta tensor, unless the call passes a device or a tensor
+/// (zeros_like), whose device is used.
 void run_plain(PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (makes_meta_tensors() && info.device >= 0 && !info.takes_tensors) {
@@ -65,12 +65,12 @@ void run_plain(PlannedCall& call) {
   call.op.callBoxed(call.stack);
 }
 
-/// Runs libtorch's composite kernel, whose inner operators are dispatched to kDistributedKey. The
-/// call is redispatched without kDistributedKey and without all keys that the call has passed.
-/// Otherwise the call would return to this function for ever.
+/// Runs libtorch's composite kernel, which calls other operators on kDistributedKey. The dispatch
+/// keys of this call are excluded from the redispatch; otherwise the call would return here
+/// forever.
 void run_decomposed(PlannedCall& call) {
-  // libtorch's CPU kernel of a _foreach_ operator loops over the tensors of its lists, which is
-  // right on every device.
+  // The CPU kernel of a _foreach_ operator loops over lists of tensors and is right for all
+  // devices.
   if (call.info.traits.has(Trait::kForeach)) {
     return call.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &call.stack);
   }
@@ -83,8 +83,8 @@ void run_decomposed(PlannedCall& call) {
   call.op.redispatchBoxed(keys & below, &call.stack);
 }
 
-/// Runs a call if this thread's StrictScope and ReplicationScope permit the call. The operator's
-/// name labels its collectives. The scopes are checked first, so that a refused call moves no data.
+/// Runs a call with `run` if the StrictScope and ReplicationScope of this thread permit the call.
+/// Otherwise throws Error before data is moved. The operator's name labels its collectives.
 template <class Run>
 void run_allowed(PlannedCall& call, const Run& run) {
   check_policy(call);
@@ -104,8 +104,7 @@ void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info
   dispatch(op, info, stack, cache.look_up());
 }
 
-/// Runs a call as its plan's kind requires; only this function distinguishes the kinds. run_allowed
-/// checks this thread's StrictScope and ReplicationScope, which are not part of any cache key.
+/// Runs a call by the kind of its call plan. Only this function distinguishes all kinds.
 void execute(PlannedCall& call, CallKind kind) {
   switch (kind) {
     case CallKind::kPlain:

@@ -33,7 +33,7 @@ struct SiluMulBackward
       "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)";
 };
 
-/// The operator that recomputes silu_mul and computes the gradients of silu_mul, in backward.
+/// The operator that in one pass recomputes silu_mul and computes its gradients.
 struct SiluMulWithGradients
     : FusedOperator<SiluMulWithGradients,
                     ThreeTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&)> {
@@ -181,8 +181,8 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t fi
   return Dropout::call(x, p, number_of(key.seed), number_of(key.stream), first_element, {});
 }
 
-// Rotary position embedding of a tensor (batch, sequence, heads, head_dim), with tables of cos and
-// sin. Backward rotates the gradient back, and needs no saved input.
+// Rotary position embedding of a tensor (batch, sequence, heads, head_dim). `cos` and `sin` are
+// tables. Backward rotates the gradient back and needs no saved input.
 
 namespace {
 
@@ -328,9 +328,9 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
   return {std::move(turned_q), std::move(turned_k)};
 }
 
-// RMS norm in one kernel: x / rms(x) * weight along the last dimension. A second operator adds two
-// tensors and returns their sum and the norm of the sum. Rows are independent, so every dimension
-// except the last can be sharded. Backward needs x (or the sum) and one number per row.
+// RMS norm in one kernel: x / rms(x) * weight along the last dimension. add_rms_norm returns the
+// norm of x + residual, and the sum. All dimensions except the last can be sharded, because rows
+// are independent. Backward needs x (or the sum) and one number per row.
 
 namespace {
 
@@ -349,7 +349,7 @@ struct AddRmsNorm : FusedOperator<AddRmsNorm, ThreeTensors(const at::Tensor&, co
       "(Tensor out, Tensor sum, Tensor rstd)";
 };
 
-/// For add_rms_norm, `x` is the normalised sum, and `sum_grad` the gradient of the result `sum`.
+/// For add_rms_norm, `x` is x + residual and `sum_grad` is the gradient of this sum.
 struct RmsNormBackward
     : FusedOperator<RmsNormBackward,
                     TwoTensors(const at::Tensor&, const at::Tensor&, const OptionalTensor&,
@@ -408,8 +408,7 @@ struct NormFactors {
 
   NormFactors(ShardingRule& rule, const rules::Sizes& sizes) {
     for (const std::int64_t size : std::span(sizes).first(sizes.size() - 1)) {
-      // Each shard of the rows computes one term of the weight's gradient. The gradient is the sum
-      // of these terms.
+      // The gradient of the weight is a sum over rows, so each shard computes one term.
       x.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
     }
     rows = x;
@@ -426,8 +425,7 @@ void set_optional(ShardingRule& rule, const OpCall& call, std::size_t arg,
   }
 }
 
-/// The sharding rule of rms_norm (`tensors` is 1), or of add_rms_norm, which normalises the sum of
-/// two tensors (`tensors` is 2).
+/// The sharding rule of rms_norm (`tensors` = 1) or add_rms_norm (`tensors` = 2).
 RuleFunction::Body rule_of_norm(std::size_t tensors) {
   return [tensors](const OpCall& call) -> std::optional<ShardingRule> {
     check_rms_norm_sizes(call.tensor(0).sizes,
@@ -459,8 +457,8 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// The autograd node of RMS norm. The node saves one number per row, which avoids a pass over the
-/// input in backward.
+/// The autograd node of RMS norm. Saves one number per row, so that backward needs no additional
+/// pass over the input.
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
@@ -472,8 +470,8 @@ struct RmsNormNode final : RecomputableNode {
   }
 
  private:
-  /// Copies the weight if the backward of another node will recompute the norm by this node: FSDP
-  /// can free the gathered weight before that backward.
+  /// Copies the weight before another node uses this node to recompute the norm: FSDP may free the
+  /// gathered weight before that node's backward.
   bool prepare() override {
     if (!weight_.defined() || copied_) {
       return true;
@@ -496,7 +494,7 @@ struct RmsNormNode final : RecomputableNode {
     return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional_tensor(weight_), eps_));
   }
 
-  /// add_rms_norm has two gradients: of the normalised result, and of the result x + residual.
+  /// For add_rms_norm, `gradients` has the gradients of the norm and of x + residual.
   variable_list differentiate(const variable_list& gradients) override {
     const bool adds = gradients.size() == 2;
     const at::Tensor of_sum = adds ? gradients[1] : at::Tensor();
@@ -557,8 +555,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps) {
-  // The kernel of add_rms_norm does not promote types or broadcast. libtorch adds inputs that need
-  // promotion or broadcasting.
+  // The kernel of add_rms_norm does not promote types or broadcast, so libtorch adds such inputs.
   if (x.scalar_type() != residual.scalar_type() || x.sizes() != residual.sizes()) {
     const at::Tensor sum = x.add(residual);
     return {rms_norm(sum, weight, eps), sum};

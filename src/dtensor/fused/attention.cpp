@@ -392,13 +392,12 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return op.call(q, k, v, causal, optional_tensor(mask), dropout);
 }
 
-// Chunked attention: causal attention of one chunk of a sequence at a time to the keys of the whole
-// sequence. All queries of a chunk see all keys before the chunk, and attention to the chunk's own
-// keys is causal attention. So two kernel calls suffice, without a mask of chunk * keys elements,
-// which would need a slower kernel. Forward merges the two results by log-sum-exp, as in blockwise
-// and ring attention (Liu et al. 2023). Backward passes the merged result to each call. Only the
-// merged results are saved. With documents, the queries of one document in a chunk are a separate
-// chunk, whose sequence is the document.
+// Chunked attention: causal attention of chunks of a sequence to the keys of the whole sequence.
+// The queries of a chunk see all keys before the chunk, and see the chunk's own keys causally. So
+// two kernel calls for each chunk suffice, and no mask of chunk * keys elements, which would need a
+// slower kernel. Forward merges both results by log-sum-exp, as in blockwise and ring attention
+// (Liu et al. 2023), and saves only the merged results. Backward passes the merged results to both
+// calls. A chunk with several documents is divided: each document is a sequence of its own.
 
 namespace {
 
@@ -433,15 +432,15 @@ struct Range {
   }
 };
 
-/// A block of keys. `kind`: whether a chunk's queries see the keys fully, causally or by a mask.
+/// A range of keys. `kind`: which of the keys a chunk's queries see: all, causally, or by a mask.
 struct Block {
   enum Kind { kFull, kCausal, kMasked };
   Range keys;
   Kind kind = kFull;
 };
 
-/// Returns the blocks of keys that the queries at the positions `chunk` see. Every query sees at
-/// least one key in each block.
+/// Returns the ranges of keys that the queries at the positions `chunk` see. For each range, every
+/// query sees at least one key.
 std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   const std::int64_t end = chunk.end();
   const Block square{chunk, Block::kCausal};
@@ -453,7 +452,7 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
     if (window <= chunk.length) {
       return {{{first, end - first}, Block::kMasked}};
     }
-    // The last query sees key `full` - 1, so every query sees at least one key of the masked block.
+    // Every query must see a key in the masked range; the last query sees key `full` - 1.
     full = end - window + 1;
     blocks.push_back({{first, full - first}, Block::kMasked});
   }
@@ -477,8 +476,8 @@ struct Piece {
   at::Tensor of_keys(const at::Tensor& tensor) const { return keys.of(sequences.of(tensor, 0)); }
 };
 
-/// Appends a Piece for each document that has queries in `chunk`. `offsets`: the starts of the
-/// documents, in the format of chunked_attention(); `sequence`: the length of one sequence.
+/// Appends the queries of each document in `chunk` as a Piece. `offsets`: the starts of documents,
+/// as in chunked_attention(). `sequence`: the number of tokens of one sequence.
 void append_of_documents(std::vector<Piece>& pieces, const Piece& chunk, std::int64_t sequence,
                          c10::IntArrayRef offsets) {
   for (std::int64_t row = 0; row < chunk.sequences.length; ++row) {
@@ -535,8 +534,8 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
   return pieces;
 }
 
-/// Makes an uninitialised tensor with the memory order (batch, tokens, heads, width), in which
-/// output projections read attention's result.
+/// Makes an uninitialised tensor with the memory order (batch, tokens, heads, width), because the
+/// output projection reads the result of attention in this order.
 at::Tensor by_tokens(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
       .transpose(1, 2);
@@ -548,8 +547,8 @@ struct BlockCall {
       : q(queries), k(block.keys.of(all_k)), v(block.keys.of(all_v)) {
     seen.causal = block.kind == Block::kCausal;
     if (block.kind == Block::kMasked) {
-      // Making the mask costs little compared to the scores: it has at most chunk * (chunk +
-      // window) elements, or chunk^2 if the window is longer than the chunk.
+      // The mask is cheap compared to the scores: it has at most chunk * (chunk + window) elements,
+      // or chunk^2 if the window is longer than the chunk.
       seen.mask = window_term({.queries = chunk.length,
                                .keys = block.keys.length,
                                .own = chunk.first - block.keys.first,
@@ -621,9 +620,9 @@ AttentionGradients run_chunked_attention_backward(const at::Tensor& grad, const 
   return {of_q, of_k, of_v};
 }
 
-/// The index letters (as in einsum) of the sharding rule of chunked attention. Batch and heads may
-/// be sharded; with documents the batch may not, because the offsets refer to the whole batch. With
-/// fewer kv heads than heads (Ainslie et al. 2023), the heads have two letters: (kv heads, group).
+/// The dimensions of the tensors in the sharding rule of chunked attention. Heads can be sharded,
+/// and the batch too if there are no documents, whose offsets refer to the whole batch. Heads are
+/// (kv heads, group), because several heads share a kv head (Ainslie et al. 2023).
 struct ChunkFactors {
   rules::TensorFactors queries, keys, statistics;
 };
@@ -679,8 +678,8 @@ TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tenso
   const auto node =
       formula_node("chunked_attention", "ChunkedAttentionBackward", backward, q, k, v);
   TwoTensors result = ChunkedAttention::call_below_autograd(q, k, v, firsts, window, documents);
-  // The node saves a detached copy of the result. The result owns the node, so a reference back to
-  // the result would make a cycle that is never freed.
+  // detach(), because the result owns the node: a node that saves the result itself would be in a
+  // reference cycle and never be freed.
   node->save(q, k, v, std::get<0>(result).detach(), std::get<1>(result));
   node->record(std::get<0>(result));
   return result;

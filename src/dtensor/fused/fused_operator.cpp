@@ -90,15 +90,14 @@ RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gra
 at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   const int backward = backward_id();
   const std::lock_guard lock(mutex_);
-  // Outside of a backward the recomputed result is not cached, because nothing would free the
-  // cached result.
+  // The result is cached only in a backward, because the end of the backward frees the cache.
   if (backward < 0) {
     return compute();
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // Frees the cached result when the backward ends. Usually this node frees it earlier, but
-    // autograd does not run the node if no requested gradient needs it.
+    // Frees the result when the backward ends. apply() frees the result earlier, but autograd does
+    // not call apply() if no requested gradient needs this node.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};

@@ -80,7 +80,7 @@ void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::
   add_library_rule(Op::name, std::move(rule), reads_numbers);
 }
 
-/// The autograd node of a fused operator. A gradient of the gradient is refused.
+/// The autograd node of a fused operator. Differentiable once.
 class FusedNode : public Node {
  public:
   variable_list apply(variable_list&& gradients) override;
@@ -93,7 +93,7 @@ class FusedNode : public Node {
   }
   /// Saves a result of the operator. In saved(i), results come after the tensors from save().
   void save_result(const at::Tensor& result) { saved_.emplace_back(result, /*is_output=*/true); }
-  /// Adds `result` to the operator's results whose gradients the node receives in backward.
+  /// Makes this node the grad_fn of `result`, so that backward gets the gradient of `result`.
   void record(const at::Tensor& result);
   at::Tensor saved(std::size_t i) { return saved_[i].unpack(pointer_to(*this)); }
 
@@ -101,8 +101,8 @@ class FusedNode : public Node {
   /// `op`: the operator's name, for messages; `name`: the node's name. Both are string literals.
   FusedNode(const char* op, const char* name) : op_(op), name_(name) {}
 
-  /// Computes the gradients of a call's inputs from the gradients of the recorded results. At least
-  /// one gradient of a result is defined, and each defined gradient has the layout of its result.
+  /// Computes the gradients of the inputs from the gradients of the recorded results. At least one
+  /// of `gradients` is defined. Each defined gradient has the layout of its result.
   virtual variable_list differentiate(const variable_list& gradients) = 0;
   bool is_distributed() const { return results_.front() != nullptr; }
   /// Whether `tensor` has the layout of the operator's first result.
@@ -117,26 +117,26 @@ class FusedNode : public Node {
   c10::SmallVector<TensorSpecPtr, 1> results_;  ///< specs of the results; nullptr: plain tensor
 };
 
-/// The autograd node of an operator whose first result is recomputed from the node's saved tensors
-/// in backward, which costs less than saving the result (KeptTensor).
+/// The autograd node of an operator whose first result is not saved for backward: other nodes get
+/// the result from this node, which recomputes it from its own saved tensors (KeptTensor).
 class RecomputableNode : public FusedNode {
  public:
-  /// Whether `tensor` is the first result of this node and has not been written to, so that it can
-  /// be recomputed.
+  /// Whether `tensor` can be recomputed: it is the first result of this node, and has not been
+  /// written since.
   bool can_recompute(const at::Tensor& tensor);
-  /// Returns the recomputed first result. Nodes that need the result run earlier in a backward than
-  /// this node. The first such node computes the result, which is then cached until this node has
-  /// run or the backward has ended.
+  /// Returns the recomputed first result. The nodes that need the result run before this node in a
+  /// backward; the first of them computes the result. The result is cached until this node runs or
+  /// the backward ends.
   at::Tensor recompute() { return recompute_for({}); }
   /// Whether the class implements compute_with(), which also computes the inputs' gradients.
   virtual bool takes_gradient() const { return false; }
-  /// Like recompute(), but also computes the inputs' gradients from `gradient`, a gradient of the
-  /// result. The node's backward uses these gradients if it receives an equal gradient.
+  /// Like recompute(), but also computes the gradients of the inputs from `gradient`, the gradient
+  /// of the result. This node returns these gradients if it later gets the same `gradient`.
   at::Tensor recompute_for(const at::Tensor& gradient);
   variable_list apply(variable_list&& gradients) final;
 
-  /// Like FusedNode::record, for the operator's first result. `inputs`: the inputs of compute().
-  /// Only if all inputs have the result's layout, the recomputation needs no communication.
+  /// Like record(), for the first result. `inputs`: the inputs of compute(). If an input has
+  /// another layout, a recomputation would communicate, so can_recompute() returns false.
   template <class... Tensors>
   void record_with(const at::Tensor& result, const Tensors&... inputs) {
     record(result);
@@ -163,22 +163,21 @@ class RecomputableNode : public FusedNode {
 
  private:
   struct Recomputed {
-    /// Number of the backward for which the result is cached; -1 after the end of that backward.
+    /// The backward in which the result is cached; -1 after its end.
     int backward = -1;
     at::Tensor result;
-    variable_list gradients = {};  ///< gradients of the inputs, computed for `gradient`
-    at::Tensor gradient = {};      ///< gradient of the result; undefined if `gradients` is empty
-    std::uint32_t writes = 0;      ///< version counter of `gradient` when `gradients` were computed
+    variable_list gradients = {};  ///< gradients of the inputs
+    at::Tensor gradient = {};      ///< gradient of the result, from which `gradients` were computed
+    std::uint32_t writes = 0;      ///< version of `gradient` at that time
   };
   Recomputed compute_for(const at::Tensor& gradient, int backward);
 
-  std::uint32_t writes_ = 0;  ///< version counter of the first result when the operator returned it
+  std::uint32_t writes_ = 0;  ///< version of the first result when the operator returned it
   bool moves_ = false;
   std::shared_ptr<Recomputed> recomputed_;
 };
 
-/// Makes the autograd node of a fused operator's call with the given inputs. Returns nullptr if no
-/// gradient is needed.
+/// Makes the autograd node of an operator call with `inputs`; nullptr if no gradient is needed.
 template <class NodeOfOperator, class... Tensors>
 NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
   if (!is_recorded(inputs...)) {
@@ -205,7 +204,6 @@ class FormulaNode final : public FusedNode {
   Formula formula_;
 };
 
-/// Like node_for(), but makes a FormulaNode.
 template <class Formula, class... Tensors>
 NodePtr<FormulaNode<Formula>> formula_node(const char* op, const char* name, Formula formula,
                                            const Tensors&... inputs) {
@@ -225,7 +223,7 @@ at::Tensor recorded(const NodePtr<NodeOfOperator>& node, at::Tensor result) {
   return result;
 }
 
-/// The rule of an elementwise operator: tensors and results have the sizes of the first tensor.
+/// The sharding rule of an elementwise operator, whose tensors all have equal sizes.
 RuleFunction::Body elementwise_rule(std::size_t results);
 
 }  // namespace tessera::detail

@@ -67,8 +67,7 @@ class KeptTensor {
   /// an input of its recomputation, was written to or released. `gradient`: the gradient of the
   /// saved tensor, used if takes_gradient() is true; undefined if the gradient is not known yet.
   at::Tensor unpack(const at::Tensor& gradient = {}) const;
-  /// Whether unpack() can, in one pass, recompute the tensor and compute the gradients of the
-  /// operator that made the tensor, from `gradient`.
+  /// Whether unpack(gradient) also computes the gradients of the operator that made the tensor.
   bool takes_gradient() const;
   /// Releases the saved tensor. The caller must know that no later backward runs the node that
   /// saved the tensor.
@@ -95,17 +94,16 @@ void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int6
 /// same on every rank) or distributed on the mesh of `rows`. Collective if the layouts differ.
 at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows);
 
-/// A rank's range of columns of the logits, which are split by the vocabulary.
+/// The columns of the logits (a range of the vocabulary) that a rank has.
 struct VocabularyShard {
-  std::int64_t vocabulary = 0;          ///< total number of columns (tokens) over all ranks
+  std::int64_t vocabulary = 0;          ///< size of the whole vocabulary
   std::int64_t first_column = 0;        ///< index of this rank's first column
-  comm::Communicator* group = nullptr;  ///< ranks that split the vocabulary; nullptr: no split
+  comm::Communicator* group = nullptr;  ///< ranks that share the vocabulary; nullptr: no sharding
 };
 
-/// Whether each rank's shard of dimension `dim` is one contiguous range of the vocabulary. Only
-/// then a rank can tell which targets are in its columns.
+/// Whether each rank's shard of dimension `dim`, the vocabulary, is one contiguous range. Otherwise
+/// a rank could not tell which targets are in its columns.
 bool has_consecutive_columns(const ShardingSpec& spec, int dim);
-/// Throws Error unless has_consecutive_columns() is true for the arguments.
 void check_consecutive_columns(const ShardingSpec& spec, int dim);
 /// Returns this rank's vocabulary shard of a tensor whose dimension `dim` is the vocabulary. Throws
 /// Error if a rank's columns are not consecutive. The first call is collective (new process group).
@@ -115,7 +113,7 @@ VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim);
 /// Collective if `shard` has a process group: two all-reduces over the group.
 RowLosses row_losses(const at::Tensor& logits, const at::Tensor& targets,
                      const VocabularyShard& shard, const RowLossOptions& options);
-/// Like row_losses(), but writes the losses to tensors of the caller.
+/// Like row_losses(), but writes the losses to `into`.
 void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                       const VocabularyShard& shard, const RowLossOptions& options,
                       const RowLosses& into);

@@ -97,9 +97,9 @@ class RandomRegion {
   const std::shared_ptr<BatchRows>& rows() const { return rows_; }
   /// Whether plain tensors in this region are the same on every rank of `mesh`.
   bool replicates_on(const DeviceMesh& mesh) const;
-  /// Records that to_local() has returned a local tensor that differs between ranks. After this, a
-  /// random operator on a plain tensor cannot know which elements of the global tensor to fill, and
-  /// throws.
+  /// Records that to_local() has returned different local tensors on different ranks. Afterwards,
+  /// random operators on plain tensors throw, because a plain tensor may be a part of a global
+  /// tensor.
   void note_part();
   /// Finds the global elements that `call` fills; throws Error if the elements are unknown.
   /// Collective at the first call if data-parallel ranks must compare their numbers of rows.
@@ -133,8 +133,8 @@ RandomPlace random_place(const RandomCall& call);
 /// that the program defines.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
-/// A scope around code that calls to_local() but does not return the local tensors. Calls of
-/// to_local() in this scope do not count for RandomRegion::note_part().
+/// While a LocalPartsScope exists, to_local() does not call RandomRegion::note_part(). For code
+/// that does not return the local tensors to the program.
 class LocalPartsScope : NoCopy {
  public:
   LocalPartsScope();
@@ -150,8 +150,8 @@ struct ActiveRandomRegion {
   bool replays = false;
 };
 
-/// A RandomRegionScope sets this thread's RandomRegion; nullptr means no region. `replays`: whether
-/// the scope recomputes a forward in which the region has already drawn random numbers.
+/// Sets this thread's RandomRegion while the scope exists; nullptr: no region. `replays`: whether
+/// the scope recomputes a forward whose random numbers must be repeated.
 class RandomRegionScope {
  public:
   explicit RandomRegionScope(RandomRegionPtr region, bool replays = false);
