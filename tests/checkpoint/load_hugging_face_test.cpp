@@ -88,7 +88,7 @@ TEST(LoadHuggingFace, ConvertsFloatingPointTypes) {
       tensor = (tensor / 3).to(type);
     }
     auto in_file = stored;
-    in_file["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({4});  // in old files only
+    in_file["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({4});
     WriteModel(folder / "model.safetensors", in_file);
     Net net;
     load_hugging_face(net, folder.path());

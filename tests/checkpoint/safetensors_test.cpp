@@ -1,4 +1,4 @@
-// Tests SafetensorsWriter and SafetensorsFile: bytes that are written, values read, and refusals.
+// Tests the bytes of SafetensorsWriter, the values of SafetensorsFile, and the errors of both.
 
 #include <ATen/ATen.h>
 
@@ -429,7 +429,7 @@ TEST(SafetensorsFile, ReadsRunsThatAreNearAndFarAndMoreThanASpanOfThem) {
     EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w", begin, block),
                           whole.narrow(0, begin[0], block[0]).narrow(1, begin[1], block[1])));
   };
-  // SafetensorsFile reads rows of a block together if the gaps are at most 64 KiB (16384 values).
+  // SafetensorsFile reads rows of a block at once if the gaps between rows are at most 64 KiB.
   for (const std::int64_t count : {1, 1000, 13615, 13616, 13617, 29999}) {
     expect_block({7, 30000}, {1, 1}, {5, count});
   }

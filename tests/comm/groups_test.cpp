@@ -1,5 +1,5 @@
-// Tests collectives of several tensors (sent in place if the back end can do so, otherwise packed
-// into one buffer), and the purposes of calls.
+// Tests the purposes of calls, and collectives of several tensors. A back end sends the tensors in
+// place or, if it cannot, packs the tensors into a buffer.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

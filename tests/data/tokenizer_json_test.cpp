@@ -19,7 +19,7 @@ Json Added(int id, const std::string& content, bool normalized = false) {
 TEST(HuggingFaceTokenizer, EncodesAndDecodes) {
   const auto tokenizer = Open(ByteLevelJson());
   EXPECT_EQ(tokenizer->vocabulary(), 8);
-  // The merge "b c" has a lower rank than "a b", so it is applied first.
+  // The merge "b c" is applied before the merge "a b", because "b c" has the lower rank.
   EXPECT_EQ(tokenizer->encode("abc ab"), (Ids{0, 4, 3, 5}));
   EXPECT_EQ(tokenizer->decode({0, 4, 3, 5}), "abc ab");
   EXPECT_EQ(tokenizer->encode(""), Ids{});

@@ -65,7 +65,7 @@ ChangesSlot& changes_slot();
 std::uint64_t file_of(int fd);
 bool path_of(int fd, std::array<char, PATH_MAX>& path);
 
-/// Makes a system call. After a success, records the change by `note(result, changes)`.
+/// Makes a system call. After a success, calls `note(result, changes)` to record the change.
 template <class Call, class Note>
 auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   ChangesSlot& slot = changes_slot();

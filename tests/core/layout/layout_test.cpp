@@ -43,7 +43,7 @@ TEST(Layout, HasOneCanonicalForm) {
             Layout::intern({2, 2}, {{}}, {{0, ReduceOp::kMax}, {1, ReduceOp::kSum}}));
 }
 
-/// Returns the indices of each mesh coordinate in a dimension of two Digits (factors of its size).
+/// Returns each mesh coordinate's indices in a tensor dimension with two Digits (size factors).
 std::vector<testing::Indices> owned(const testing::Indices& mesh,
                                     const std::vector<Digit>& digits) {
   const auto major = Layout::intern(mesh, one_dim({digits[0]}));
@@ -201,7 +201,7 @@ struct Case {
   Indices sizes;
 };
 
-/// Returns even, uneven, empty, nested and strided shards of one to three dimensions.
+/// Returns layouts with even, uneven, empty, nested and strided shards, in up to three dimensions.
 std::vector<Case> cases() {
   return {
       {{4}, {{{0, {0}}}}, {8}},

@@ -102,7 +102,7 @@ TEST(Propagate, LeavesOutputsOfUnknownSizesOpen) {
   EXPECT_EQ(decided.outputs[2], nullptr);
 }
 
-// The first tensor is already split into 4 shards, so its redistribution moves fewer bytes.
+// The first tensor is already split into 4 shards, so redistributing this tensor moves fewer bytes.
 TEST(Propagate, MovesTheTensorThatOtherMeshDimensionsHaveMadeSmaller) {
   const std::vector<std::int64_t> mesh{4, 2};
   const LayoutPtr in_parts = Layout::intern(mesh, {{{0, {1}}}, {{0, {0}}}});

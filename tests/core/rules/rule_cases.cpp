@@ -472,7 +472,7 @@ std::vector<RuleCase> rms_norm_cases() {
   };
 }
 
-/// Returns cases of attention in two chunks, some with fewer key-value heads than query heads.
+/// Returns cases of attention for two chunks of queries, some with fewer key-value heads.
 std::vector<RuleCase> chunked_attention_cases() {
   const auto q = [] { return reals({2, 4, 6, 8}); };
   const auto kv = [] { return units({2, 2, 9, 8}); };
@@ -500,7 +500,7 @@ std::vector<RuleCase> fp8_linear_cases() {
 }  // namespace
 
 std::vector<RuleCase> fused_cases() {
-  // A call into the library, without which the linker would drop the library and its operators.
+  // Without this call, the linker would drop the library and the library's operators.
   const at::Tensor product = detail::silu_mul(reals({7, 5}), units({7, 5}));
   std::vector<RuleCase> cases{
       row("tessera::silu_mul", product, units({7, 5})),

@@ -202,7 +202,7 @@ std::vector<Call> calls() {
   return found;
 }
 
-/// Compares the result `found` with `expected`. Returns their differences, or "".
+/// Returns the differences between `found` and `expected`, or "".
 std::string fault_of(const c10::IValue& found, const c10::IValue& expected) {
   if (found.isTensorList()) {
     std::string faults;

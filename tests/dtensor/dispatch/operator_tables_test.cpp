@@ -43,7 +43,6 @@ Overloads by_operator(std::vector<std::string> names) {
   return overloads;
 }
 
-/// Writes the table row of a family of operators with similar sharding rules.
 void write_family(std::ostream& out, const RuleFamily& family) {
   std::vector<std::string> names;
   for (const auto op : family.operators) {

@@ -9,7 +9,7 @@
 namespace tessera {
 
 // Tests operators of distributed and plain tensors. A plain tensor that can differ between ranks is
-// refused. In a ReplicationScope, the gradient of a plain tensor equals that of a one-rank run.
+// refused. In a ReplicationScope, a plain tensor has the same gradient as on a single rank.
 
 namespace {
 
@@ -107,7 +107,7 @@ TEST_ON_MESH(PlainFactor, HasAPlainWholeGradientInAReplicationScope, {3}, {"dp"}
   }
 }
 
-/// An autograd function of a training program, whose backward multiplies by `mask`.
+/// An autograd function whose backward multiplies by the saved tensor `mask`.
 struct Masked : torch::autograd::Function<Masked> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& mask) {

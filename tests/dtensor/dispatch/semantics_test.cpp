@@ -186,7 +186,7 @@ TEST_ON_MESH(Policy, NamesThePlainTensors, {2}, {"tp"}) {
 
 using detail::CallKind;
 
-/// Returns a distributed tensor for rank 0 in a world of two ranks without communication.
+/// Returns rank 0's distributed tensor in a fake world of two ranks, which does not communicate.
 at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
   static const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   return distribute_tensor(tensor, mesh, {placement}).tensor().detach();
@@ -261,7 +261,7 @@ TEST(CallKind, FollowsFromTheCallAndHasARowEach) {
   EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kNativeDropout) + 1);
 }
 
-// A view along a sharded dimension copies data, so a call on the view is more than a local call.
+// A view along a sharded dimension copies data, so operators on the view do not only run locally.
 TEST(CallKind, IsNotDirectForADetachedView) {
   const auto rows = on_two_ranks(values({4, 4}), Shard{0});
   const auto view = rows.slice(0, 1, 3);

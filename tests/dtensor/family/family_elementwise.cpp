@@ -167,7 +167,7 @@ std::vector<Family> view_families() {
   return {views(), joining()};
 }
 
-// Families of operators that gather, scatter and index, and embedding.
+// Families of embedding, and of operators that gather, scatter or index.
 
 namespace {
 

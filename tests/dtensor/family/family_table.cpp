@@ -59,7 +59,7 @@ void add_operation(std::string& text, const Operation& operation) {
 }
 
 /// The results, gradients, layouts and communication of an operation. The gradient of an operand is
-/// undefined if autograd computes none.
+/// undefined if autograd computes no gradient of this operand.
 struct Outcome {
   Tensors results, gradients;
   std::string layout_of_results, layout_of_gradients;

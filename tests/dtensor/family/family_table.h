@@ -39,7 +39,7 @@ struct Operation {
   std::function<Tensors(const Tensors&)> run;
   std::vector<LayoutCase> layouts;  ///< mesh: 2 x 2 if placements have commas, else 4
   bool differentiable;
-  bool random = false;  ///< replicated operands give the expected results
+  bool random = false;  ///< if true: replicated operands give the expected results
 };
 
 struct Family {

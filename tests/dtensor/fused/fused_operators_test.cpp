@@ -293,7 +293,7 @@ void expect_calls(const Calls& c) {
   }
 }
 
-/// Chunks of queries at positions 3 and 6 are adjacent, but attention handles them separately.
+/// Chunks at positions 3 and 6 are adjacent, but attention processes each chunk separately.
 TEST(ChunkedAttention, TakesTwoCallsForAChunkThatIsNotTheFirstAndNoMask) {
   for (const Calls& c : {Calls{{0, 9}, 0, 3, 0}, Calls{{3, 6}, 0, 4, 0}, Calls{{6}, 0, 2, 0},
                          Calls{{0}, 0, 1, 0}, Calls{{3, 9}, 3, 2, 2}, Calls{{3, 9}, 4, 4, 2},
@@ -360,9 +360,9 @@ TEST(ChunkedAttention, Refusals) {
 }  // namespace
 }  // namespace tessera
 
-// Compares tessera::cross_entropy, for which each rank has a shard of the vocabulary, with
-// libtorch's loss of whole logits. operators_test.cpp tests its layouts. tests/tensor_parallel
-// tests the reduction of the losses.
+// Compares tessera::cross_entropy on logits that are sharded along the vocabulary with libtorch's
+// loss of the whole logits. operators_test.cpp tests the layouts of this operator.
+// tests/tensor_parallel tests the reduction of the losses.
 
 namespace tessera::row_losses_test {
 namespace {

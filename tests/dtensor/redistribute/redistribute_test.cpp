@@ -106,7 +106,7 @@ TEST_ON_MESH(Scatter, SpreadsTheValuesOfOneRank, {2, 2}, {"dp", "tp"}) {
 }
 
 // Some dtypes do not support a reduction: integers have no average. Neither distribute_tensor(),
-// redistribute() nor an operator may make such a tensor Partial with this reduction.
+// redistribute() nor an operator may make a tensor of such a dtype Partial with this reduction.
 
 using testing::full_tensor;
 

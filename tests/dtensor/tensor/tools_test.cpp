@@ -220,7 +220,7 @@ TEST(Agreement, CostsNothingWhereItIsOffAndIsCheckedByDefaultWithoutNdebug) {
   }
 }
 
-// Compares libtorch's optimizers on distributed parameters with those on plain parameters.
+// Compares libtorch's optimizers on distributed parameters with the optimizers on plain parameters.
 
 TEST(Optimizer, OfLibtorchRuns) {
   using Tensors = std::vector<at::Tensor>;

@@ -1,4 +1,4 @@
-// The program late_rank SECONDS. Sums over the groups of a mesh of four GPUs. Rank 1 starts late.
+// The program late_rank SECONDS: all-reduces on a mesh of four GPUs. Rank 1 starts SECONDS late.
 
 #include <ATen/ops/ones.h>
 

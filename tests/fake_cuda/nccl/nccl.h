@@ -61,7 +61,7 @@ class Mailbox {
   const int ranks_;
 };
 
-/// For loops that wait for another rank: first yields the CPU core, and after a while sleeps.
+/// For loops that wait for another rank: pause() first yields the CPU core, and later sleeps.
 class Backoff {
  public:
   void pause();

@@ -43,7 +43,7 @@ struct CommunicatorUse {
   std::string made_by;  ///< "init" or "split"
   bool finalized = false;
   std::string ended_by;     ///< "destroy" or "abort"; empty while the communicator exists
-  std::int64_t ended = -1;  ///< index by order of ends, from 0; -1: not ended
+  std::int64_t ended = -1;  ///< index among the ended communicators; -1: not ended
 };
 
 /// Collectives that differ only in size have the same key, and are counted together.

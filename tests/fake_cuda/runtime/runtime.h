@@ -20,7 +20,7 @@
 
 namespace fake_cuda {
 
-/// The maximum dynamic shared memory of a block: by default, and if the kernel's attribute is set.
+/// Limit of a block's dynamic shared memory: by default, and with the kernel's attribute set.
 constexpr std::size_t kSharedBytes = std::size_t{48} << 10;
 constexpr std::size_t kSharedBytesOptIn = std::size_t{227} << 10;
 
@@ -111,7 +111,7 @@ class Stream {
   bool has_thread_ = false;
 };
 
-/// Returns a handle's stream; for a null handle, the default stream; null for an ended stream.
+/// Returns the stream of a handle: the default stream for a null handle, null for an ended stream.
 Stream* find_stream(cudaStream_t handle);
 
 /// Returns all existing streams, for calls that wait for a device.
