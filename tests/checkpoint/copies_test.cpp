@@ -128,7 +128,7 @@ TEST(Copies, AreComparedByEverySave) {
 }
 
 // In the first step all gradients are zero, so they are equal on all ranks. With TESSERA_DEBUG=1,
-// ranks compare gradients in the second step as well.
+// ranks compare the gradients of the second step as well.
 TEST(Copies, AreComparedByEachStepIfAskedTo) {
   const testing::DebugChecks debug("1");
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {

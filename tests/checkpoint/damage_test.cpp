@@ -367,7 +367,7 @@ void save_two(const fs::path& dir) {
   save_alone(dir, 2, 2);
 }
 
-/// Expects that every step in `dir` is complete after a system call of save_third() has failed.
+/// Expects that all steps in `dir` are complete, wherever save_third() was interrupted.
 void expect_whole_steps(const fs::path& dir, const std::string& when) {
   const bool third = fs::exists(dir / kManifestOf3);
   EXPECT_EQ(ExpectLoads(dir, third ? 3 : 2), third ? 3 : 2) << when;
@@ -378,7 +378,7 @@ void expect_whole_steps(const fs::path& dir, const std::string& when) {
   }
 }
 
-/// How a process that called save() ended. kKilled: by SIGKILL, kOther: in an unexpected way.
+/// How a process ended that called save(). kKilled: by SIGKILL; kOther: in an unexpected way.
 enum class Ending { kDone, kError, kKilled, kModelChanged, kOther };
 
 template <class Work>

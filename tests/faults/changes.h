@@ -92,7 +92,7 @@ enum class Lost {
 /// fsync() of a folder saves the names in the folder.
 class Disk {
  public:
-  /// Treats everything that is in `folder` at construction as synced.
+  /// At construction, all contents of `folder` count as synced.
   explicit Disk(const std::filesystem::path& folder);
 
   void apply(const Change& change);

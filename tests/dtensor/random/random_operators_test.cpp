@@ -92,7 +92,7 @@ TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
   });
 }
 
-/// Whether an operator draws no random numbers, or is a GPU kernel, which this test never runs.
+/// Whether an operator draws no random numbers, or runs only on GPUs, where the test does not run.
 bool draws_nothing(const std::string& name) {
   return name.ends_with("_backward") || name == "_fused_sdp_choice" ||
          name == "_scaled_dot_product_flash_attention_for_cpu" ||

@@ -183,7 +183,7 @@ class LoggedWork final : public comm::Work {
   Log& log_;
 };
 
-/// A process group that logs the starts of its collectives and the waits for them.
+/// A process group that logs the start of each collective and each wait for a collective.
 class LoggedCommunicator final : public testing::ForwardingCommunicator {
  public:
   LoggedCommunicator(CommunicatorPtr inner, std::string name, Log& log, bool on_device)
@@ -210,7 +210,7 @@ class LoggedCommunicator final : public testing::ForwardingCommunicator {
   bool on_device_;
 };
 
-/// A 2 x 2 mesh whose groups write to `log`. `on_device`: whether a device runs calls in order.
+/// A 2 x 2 mesh whose process groups write to `log`. `on_device`: a device keeps the call order.
 DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
   const int row = rank.rank() / 2, column = rank.rank() % 2;
   const auto dp = rank.world()->group({column, column + 2}, "logged dp");

@@ -90,11 +90,11 @@ class Communicator {
   bool has_turn(std::uint64_t turn) const { return ended_ == turn; }
   void end_turn() { ++ended_; }
 
-  /// Makes all operations end without moving data.
+  /// Makes all operations end, but move no data.
   void abort() { aborted_ = true; }
   bool aborted() const { return aborted_; }
 
-  /// Prevents later operations of this rank from starting, so that other ranks wait forever.
+  /// After this call, no operation of this rank starts, so that other ranks wait forever.
   void lose() { lost_ = true; }
   bool lost() const { return lost_; }
 

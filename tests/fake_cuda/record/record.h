@@ -85,7 +85,7 @@ Record& record();
 
 void count_call(const char* name);
 
-/// Counts a wait of the calling thread for the device.
+/// Counts a call in which the calling thread waits for the device.
 void count_host_sync(const char* call);
 
 /// Counts a wrong call, or a call that the fake does not support.
