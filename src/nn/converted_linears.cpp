@@ -131,7 +131,7 @@ bool is_fp8(const Linear& linear) {
   return linear.attached<Fp8Mark>() != nullptr;
 }
 
-// LoRA is inside Linear's forward and not in a hook. An adapter needs the input and result of the
+// LoRA is a part of Linear's forward, not a hook. An adapter needs the input and result of the
 // weight's matrix product, but tensor-parallel hooks change the inputs and results of a call.
 
 namespace {
@@ -206,7 +206,7 @@ at::Tensor whole(const at::Tensor& parameter) {
 /// Computes weight += scale * B A (LoRA), for this rank's part of the weight.
 void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b, double scale) {
   const at::Tensor local = local_tensor(weight).detach();
-  // The last two dimensions are the matrix; a GroupedLinear has a dimension of experts before.
+  // A GroupedLinear's weight has a dimension for experts before the two dimensions of the matrix.
   const std::int64_t row = weight.dim() - 2, column = row + 1;
   const auto add = [&](const Box& box) {
     const auto at = [&](std::int64_t dim) { return static_cast<std::size_t>(dim); };

@@ -34,8 +34,8 @@ std::int64_t hash_of(std::string_view text) {
   return static_cast<std::int64_t>(std::hash<std::string_view>{}(text));
 }
 
-/// Two numbers that represent the values of a tensor: the norm, and the dot product with a fixed
-/// vector. Small rounding errors cause small changes of both numbers.
+/// A summary of a tensor's values: the norm, and the dot product with a fixed vector. Small
+/// rounding errors cause small changes of both numbers.
 struct Sketch {
   double norm = 0;
   double product = 0;
@@ -60,7 +60,7 @@ Sketch sketch_of(const CopiedTensor& tensor) {
 
 struct Entry {
   std::int64_t place = 0;  ///< place_of() of the tensor: equal for tensors that must be copies
-  std::int64_t hash = 0;   ///< hash of the tensor's values; 0 if this rank has no values
+  std::int64_t hash = 0;   ///< hash of the values; 0 if this rank has none
   Sketch sketch;
   std::string name;
 };

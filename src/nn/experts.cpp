@@ -29,7 +29,7 @@ namespace {
 
 using Counts = std::vector<std::int64_t>;
 
-/// Returns the sums of `parts` equally long parts of `counts`.
+/// Divides `counts` into `parts` parts of equal length, and returns the sum of each part.
 Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
   Counts sums;
   const auto size = static_cast<std::ptrdiff_t>(counts.size()) / parts;
@@ -296,7 +296,7 @@ struct Order {
   at::Tensor order, inverse;
 };
 
-/// Returns the stable sorting order of `keys`, and the inverse order.
+/// Returns the order that sorts `keys` (stable), and the inverse order.
 Order sorting(const at::Tensor& keys) {
   const at::Tensor order = at::argsort(keys, /*stable=*/true);
   const at::Tensor inverse = at::empty_like(order);

@@ -264,8 +264,7 @@ at::Tensor detail::DocumentOffsets::mask(std::int64_t window) const {
 
 namespace {
 
-/// Reshapes (batch, heads, tokens, ...) to (batch * tokens, heads, ...): the sequences of the batch
-/// follow one another.
+/// Joins the sequences of the batch: (batch, heads, tokens, ...) -> (batch * tokens, heads, ...).
 at::Tensor packed(const at::Tensor& by_heads) {
   return by_heads.transpose(1, kTokensDim).flatten(0, 1);
 }
@@ -495,8 +494,8 @@ at::Tensor sent(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Starts a collective by calling `start(group)` and waits for the collective. Does nothing if the
-/// tensors are empty. A collective of meta tensors is only counted.
+/// Calls `start(group)`, which starts a collective, and waits for the collective. Does nothing for
+/// empty tensors. A collective of meta tensors is only counted.
 template <class Start>
 void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
   comm::Communicator& group = sequence.mesh.group();
@@ -689,7 +688,7 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
   }
   const auto own = chunks(whole[0].size(kTokensDim));
   std::vector<std::int64_t> firsts{own[0].first};
-  // This rank's two chunks of the sequence are adjacent only on the last rank.
+  // Only the last rank's two chunks of a sequence are adjacent.
   if (own[0].first + own[0].length < own[1].first) {
     firsts.push_back(own[1].first);
   }

@@ -173,7 +173,6 @@ class ErrorInModule final : public Error {
 };
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
-  // New parameters are on the CPU or on the meta device, because models are moved or filled later.
   const c10::Device device = tessera::detail::makes_meta_tensors() ? c10::kMeta : c10::kCPU;
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
 }
@@ -543,7 +542,7 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // Operators whose results are expensive to recompute: much computation for each byte.
+  // Operators that do much computation for each byte of their results.
   return save_operators(
       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
        "aten::convolution", "aten::_scaled_dot_product_flash_attention",

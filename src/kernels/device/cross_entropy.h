@@ -1,5 +1,5 @@
-// Cross entropy of rows of logits, for a vocabulary that is whole or split between ranks, and the
-// logits' gradient. A team of threads processes a row; in the tests a team is one thread.
+// Cross entropy of rows of logits, and the gradient of the logits. The vocabulary is whole or split
+// between ranks. A team of threads processes a row; in the tests a team is a single thread.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace tessera::kernels {
 
-/// A matrix of logits with a row for each token, and with this rank's columns of the vocabulary.
+/// A matrix of logits. Rows are tokens; columns are this rank's part of the vocabulary.
 struct Logits {
   const void* data = nullptr;
   std::int64_t stride = 0;  ///< distance between the beginnings of rows of logits, in elements
@@ -227,8 +227,8 @@ TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t r
   }
 }
 
-/// A double as the sum of two floats. A kernel subtracts both floats from a logit, so that the
-/// difference is precise even if the double is large.
+/// A double, stored as the sum of two floats. A kernel subtracts both floats from a logit, so that
+/// the difference is precise even if the double is large.
 struct TwoFloats {
   float high, low;
 };

@@ -1,5 +1,5 @@
-// Look-up of rows in an embedding table that may be sharded by rows, the table's gradient, and a
-// check of indices on the device, for which the CPU need not wait.
+// Look-up of rows in an embedding table, or in a rank's shard of the table; the table's gradient;
+// and a check of indices on the device, so that the CPU need not wait.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace tessera::kernels {
 
-/// A shard of an embedding table: `rows` dense rows from `first_row` on, of `total_rows` rows of
-/// the table.
+/// A shard of an embedding table: `rows` dense rows of the table, from row `first_row` on. The
+/// table has `total_rows` rows.
 struct Embedding {
   const void* table = nullptr;
   const std::int64_t* indices = nullptr;
@@ -152,7 +152,7 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // The equal indices began in an earlier tile. The thread of the earlier tile adds the sums.
+  // If the equal indices began in an earlier tile, the thread of that tile adds the sums.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }

@@ -1,5 +1,5 @@
-// Functions that launch the kernels of this folder on a stream of the current device, and teams of
-// threads.
+// Teams of threads, and functions that launch the kernels of this folder on a stream of the current
+// device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -53,7 +53,7 @@ class Team {
   __device__ static std::int64_t first() { return threadIdx.x % kWidth; }
   __device__ static std::int64_t width() { return kWidth; }
 
-  /// Returns the sum of the numbers of all threads of the team, with the same bits in each thread.
+  /// Returns the sum of x over the threads of the team, with the same bits in each thread.
   template <class T>
   __device__ T sum(T x) {
     return reduce(x, [](T a, T b) { return a + b; });
@@ -70,8 +70,8 @@ class Team {
       x = combine(x, __shfl_xor_sync(~0U, x, lanes));
     }
     if constexpr (kWidth > kWarp) {
-      // Alternates between two buffers, because some threads can still read the previous result
-      // while other threads write the next result.
+      // Two buffers are used in turn: some threads can still read the previous result from one
+      // buffer while other threads write the next result to the other buffer.
       __shared__ T of_warps[2][kWidth / kWarp];
       turn_ ^= 1;
       of_warps[turn_][threadIdx.x / kWarp] = x;

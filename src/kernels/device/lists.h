@@ -1,6 +1,6 @@
-// Kernels that process many tensors in one launch. The tensors are split into chunks; one thread
-// block processes a chunk. The kernels copy between any element types, for the flat buffers that
-// collectives send, and compute the 2-norm of many tensors together.
+// Kernels that process many tensors in one launch. The tensors are split into chunks; a thread
+// block processes a chunk. One kernel copies tensors, with conversion of types, to the flat buffers
+// of collectives. Other kernels compute the 2-norm of many tensors together.
 #pragma once
 
 #include <cstdint>

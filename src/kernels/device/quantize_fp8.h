@@ -12,7 +12,7 @@
 
 namespace tessera::kernels {
 
-/// Arguments of the kernel that quantises x, whose dense rows begin `stride` elements apart.
+/// Arguments of the kernel that quantises x. Rows of x are dense, and `stride` elements apart.
 struct QuantizeFp8 {
   const void* x = nullptr;
   const float* factors = nullptr;  ///< (columns): factors of the columns of x, or nullptr
@@ -47,8 +47,8 @@ TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
 #endif
 }
 
-/// Multiplies N elements by `factor` and stores the first n products as fp8. One memory access
-/// stores a whole vector if the address is aligned.
+/// Multiplies N elements by `factor` and stores the first n products as fp8, with a single memory
+/// access if the address is aligned and the vector is whole.
 template <int N>
 TESSERA_HOST_DEVICE void store_fp8(std::uint8_t* to, const Floats<N>& v, float factor,
                                    std::int64_t n) {

@@ -1,5 +1,5 @@
-// The functions of RMSNorm kernels: the norm of a row, or of the sum of two rows, and gradients. A
-// team of threads processes a row; in the tests a team is one thread.
+// RMSNorm of a row, or of the sum of two rows, and the gradients of RMSNorm. A team of threads
+// processes a row; in the tests a team is a single thread.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct RmsNorm {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   float eps = 0;
-  /// Receives x + residual, rounded, which is then normalised; unused without a residual.
+  /// x + residual, rounded to the type of x: the input of the norm. Unused without a residual.
   void* sum = nullptr;
   void* out = nullptr;
   float* rstd = nullptr;  ///< (rows): 1 / rms of each row, which backward uses
@@ -57,7 +57,7 @@ inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   return std::min(most, (rows + rows_at_once - 1) / rows_at_once);
 }
 
-/// Returns `values` plus the elements at `other`, rounded to T.
+/// Returns the sum of `values` and the elements at `other`, rounded to T.
 template <class T, int N>
 TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_t n) {
   const Floats<N> added = load<N>(other, n);

@@ -16,7 +16,7 @@ struct HeadStrides {
   std::int64_t head = 0;
 };
 
-/// The heads of queries or keys at all positions. A head has 2 * half consecutive elements.
+/// The heads of queries (or keys) at all positions. A head has 2 * half consecutive elements.
 struct RotaryHeads {
   const void* x = nullptr;
   void* out = nullptr;
@@ -30,7 +30,7 @@ constexpr int kMostRotaryParts = 2;
 /// Arguments of rotary embedding for queries, keys or both, at positions (batch, sequence). `cos`,
 /// `sin`: dense fp32 (sequence, 2 * half). For vectors of N elements N must divide `half`.
 struct Rotary {
-  RotaryHeads parts[kMostRotaryParts] = {};  ///< queries and keys; an entry without heads is unused
+  RotaryHeads parts[kMostRotaryParts] = {};  ///< queries and keys; unused if `heads` is 0
   std::int64_t batch = 0;
   std::int64_t sequence = 0;
   std::int64_t half = 0;
@@ -55,8 +55,8 @@ TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, floa
   return std::fma(a, b, product) + lost;
 }
 
-/// N elements of the cos and sin tables at one position. `1` is for the first half of a head, `2`
-/// for the second half. The sines have the signs of the rotation formula.
+/// N elements of the cos and sin tables at one position, for the first half of a head (cos1, sin1)
+/// and for the second half (cos2, sin2). The sines have the signs of the rotation formula.
 template <int N>
 struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;
@@ -137,7 +137,7 @@ TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
   }
 }
 
-/// Whether both halves of every head, and of cos and sin, can be accessed by vectors of 16 bytes.
+/// Whether vectors of 16 bytes can access both halves of every head, and the cos and sin tables.
 inline bool is_aligned(const Rotary& call, Element type) {
   const auto heads = [&](const void* data, const HeadStrides& s) {
     return is_aligned(data, /*rows=*/2, s.batch | s.position | s.head, type);

@@ -1,6 +1,6 @@
-// Building blocks of the GPU kernels: rows of elements, accessed in units of 16 bytes. Kernel
-// bodies are plain functions that take the number of a thread as an argument, so tests can compile
-// them for a CPU.
+// Building blocks of the GPU kernels, for rows of elements that are accessed in units of 16 bytes.
+// Kernel bodies are plain functions that take a thread's index as an argument, so that tests can
+// compile the functions for a CPU.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -36,7 +36,7 @@ using Vector = Words<kVectorBytes>;
 template <class T, int N>
 struct Access {
   static constexpr int kBytes = std::clamp<int>(N * sizeof(T), 4, kVectorBytes);
-  // Number of memory accesses for N elements; 0 for a single element of 2 bytes.
+  // Number of memory accesses; 0 for a single element of 2 bytes.
   static constexpr int kCount = N * sizeof(T) / kBytes;
   using Words = kernels::Words<kBytes>;
 };

@@ -20,7 +20,7 @@ struct RowLossOptions {
   double z_loss = 0;
 };
 
-/// A matrix of logits with one row per token, and with this rank's columns of the vocabulary.
+/// A matrix of logits. Rows are tokens; columns are this rank's part of the vocabulary.
 struct LossRows {
   at::Tensor logits;   ///< the logits, of sizes (rows, columns)
   at::Tensor targets;  ///< the targets, of size (rows), int64
