@@ -23,7 +23,7 @@ using planning::TrainingLayout;
 
 constexpr std::int64_t kRanks = 4, kDepth = 9, kBatch = 8192;
 
-/// Returns a training run of a Net with `layers` layers (0: kDepth) in a TrainingLayout.
+/// Returns a run that trains a Net with `layers` layers; 0: kDepth layers.
 planning::MakeRun run_of(const TrainingLayout& layout, std::int64_t layers) {
   return [=](const comm::WorldPtr& world) -> planning::Run {
     const DeviceMesh mesh = init_device_mesh(world, {layout.dp, layout.tp}, {"dp", "tp"});
@@ -37,7 +37,6 @@ planning::MakeRun run_of(const TrainingLayout& layout, std::int64_t layers) {
   };
 }
 
-/// Returns the plan of rank 0 for all layers.
 planning::RankPlan plan_first(const TrainingLayout& layout, const planning::PlanOptions& options) {
   return planning::detail::plan_rank(run_of(layout, 0), layout.dp * layout.tp, /*rank=*/0, options);
 }
@@ -58,13 +57,13 @@ TEST(Exposed, IsAllThatIsSentWhereComputingTakesNoTime) {
   links.link_bandwidth = links.network_bandwidth = kBandwidth;
   const planning::RankPlan plan =
       plan_first({.dp = 1, .tp = 2}, {.machine = links, .device = "cuda"});
-  // In a ring of two ranks, a rank sends as many bytes as the all-reduced tensor has.
+  // In a ring all-reduce of two ranks, a rank sends the size of the tensor.
   double bytes = 0;
   for (const auto& [key, traffic] : plan.metrics.comm) {
     ASSERT_EQ(key.second, "all_reduce");
     bytes += static_cast<double>(traffic.bytes);
   }
-  // Each layer all-reduces its result and the gradient of its input.
+  // Tensor parallelism has two all-reduces per layer: of the result, and of the input's gradient.
   EXPECT_GT(bytes, 2.0 * kDepth * kBatch * testing::Net::kFeatures * sizeof(float));
   const double seconds = bytes / kBandwidth;
   EXPECT_NEAR(sum_of(plan.time->exposed), seconds, 1e-6 * seconds);
@@ -97,17 +96,17 @@ TEST(Estimate, IsThatOfTheWholeModelFromPlansOfFewLayers) {
     const planning::Estimate found =
         planning::estimate_by_plans(run_of, kDepth, "layers", kRanks, on_h100s())(layout);
     const auto peak = static_cast<double>(whole.memory.peak_bytes);
-    // The estimate can differ from the plan by the rounding of memory blocks to 512 bytes.
+    // Memory blocks are rounded to 512 bytes, so the estimate can differ from the plan.
     EXPECT_NEAR(static_cast<double>(found.peak_bytes), peak, 4 * 512);
     EXPECT_EQ(found.peak_moment, whole.memory.peak_moment);
-    // Kernel launches do not grow linearly with the layers, so times differ by up to 0.1 %.
+    // The number of kernel launches is not linear in the number of layers: times differ by 0.1 %.
     EXPECT_NEAR(found.metrics.step_time_s / whole.time->total, 1, 1e-3);
     EXPECT_NEAR(found.exposed_s / sum_of(whole.time->exposed), 1, 1e-3);
     EXPECT_NEAR(*found.metrics.mfu / *whole.metrics.mfu, 1, 1e-3);
   }
 }
 
-/// Searches the layouts of four ranks. Estimates come from plans of models with few layers.
+/// All layouts of four ranks. An estimate comes from plans of models with few layers.
 planning::SearchSpace space_of(const planning::Machine& machine) {
   planning::PlanOptions options = on_h100s();
   options.machine = machine;

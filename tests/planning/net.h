@@ -1,5 +1,4 @@
-// A model that is not a Llama, with a training step. Tests compare planned and real training steps
-// of the model.
+// A model with a training step, for comparisons of planned and real steps. The model is no Llama.
 #pragma once
 
 #include <ATen/ops/conv2d.h>
@@ -35,7 +34,6 @@ struct Conv : nn::Module<Conv> {
   nn::Parameter weight, bias;
 };
 
-/// Maps (batch, features) to the same sizes.
 struct Layer : nn::Module<Layer> {
   Layer(std::int64_t features, std::int64_t hidden)
       : up(*this, "up", features, hidden), down(*this, "down", hidden, features) {}
@@ -43,7 +41,7 @@ struct Layer : nn::Module<Layer> {
   nn::Child<nn::Linear> up, down;
 };
 
-/// A model whose sizes, except for the batch, are not multiples of the ranks.
+/// Except for the batch, no size is a multiple of the number of ranks.
 struct Net : nn::Module<Net> {
   static constexpr std::int64_t kChannels = 5, kSize = 7, kHidden = 333;
   static constexpr std::int64_t kFeatures = kChannels * kSize * kSize;
@@ -64,8 +62,8 @@ struct Net : nn::Module<Net> {
   nn::Child<nn::Linear> down{*this, "down", kHidden, 3};
 };
 
-/// Makes a Net on the meta device, parallelized over "dp" and "tp", with `depth` layers between the
-/// norm and the last MLP.
+/// Makes a Net on the meta device, with `depth` layers between the norm and the last MLP. Applies
+/// tensor parallelism over "tp" and FSDP over "dp".
 inline std::shared_ptr<Net> make_deep_net(const DeviceMesh& mesh, std::int64_t depth,
                                           const fsdp::Options& options = {}) {
   const auto net = testing::made_on_meta<Net>(depth);
@@ -102,7 +100,7 @@ inline planning::Machine products_alone() {
           .network_latency_s = 0};
 }
 
-/// Trains one step on `samples` samples of this rank. The ranks of a tp group have equal samples.
+/// Trains one step on this rank's `samples` samples, which are equal on the ranks of a tp group.
 inline void train_on(Net& net, optim::Optimizer& optimizer, const DeviceMesh& mesh,
                      std::int64_t samples) {
   const double value = 0.1 * static_cast<double>(1 + mesh.local_rank("dp"));
@@ -113,7 +111,7 @@ inline void train_on(Net& net, optim::Optimizer& optimizer, const DeviceMesh& me
   optimizer.zero_grad();
 }
 
-/// The number of samples of a rank in train_net().
+/// How many samples train_net() gives to each rank.
 inline constexpr std::int64_t kSamples = 16;
 
 inline void train_net(Net& net, optim::Optimizer& optimizer, const DeviceMesh& mesh) {

@@ -36,8 +36,8 @@ planning::RunPlan plan_net(const planning::PlanOptions& options = {}) {
   return planning::plan(make_net, train_net, two_by_two(), options);
 }
 
-/// Trains the model of `make` for two real steps, and calls `second` between the steps. Returns the
-/// traffic of the second step.
+/// Trains two real steps, and calls `second` between the steps. Returns the traffic of the second
+/// step.
 template <class Make, class Train>
 comm::TrafficTable second_step(
     const comm::WorldPtr& world, const Make& make, const Train& train,
@@ -54,7 +54,7 @@ comm::TrafficTable second_step(
   return world->traffic().since(before);
 }
 
-/// The number of calls and of sent bytes for each pair of mesh dimension and collective.
+/// For each mesh dimension and collective: the number of calls, and the bytes sent.
 using CallsAndBytes =
     std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
 
@@ -66,7 +66,6 @@ CallsAndBytes calls_and_bytes(const comm::TrafficTable& table) {
   return sent;
 }
 
-/// Compares the traffic of each planned rank with the traffic of a real run.
 template <class Make, class Train>
 void expect_sends_as_planned(const Make& make, const Train& train) {
   const planning::RunPlan plan = planning::plan(make, train, two_by_two());
@@ -109,7 +108,7 @@ TEST(Plan, SendsWhatARunOfAnAdoptedEncoderSends) {
   expect_sends_as_planned(make, train);
 }
 
-/// Runs in four processes, because memory is counted for all threads of a process together.
+/// Each of the four ranks is a process, because tensor memory is counted per process.
 TEST(DISABLED_Plan, PeakOfARank) {
   const comm::WorldPtr world = comm::world_from_environment();
   observe::count_tensor_memory();
@@ -135,7 +134,7 @@ TEST(Plan, TakesTheMemoryOfARunOnRanksOfSeveralKinds) {
         << planned.memory.peak_bytes << " planned, " << measured << " measured";
   }
   EXPECT_EQ(ranks, 4);
-  // 333 columns are split into 167 and 166. 167 is split into 84 and 83, and 166 into 83 and 83.
+  // The ranks have 84, 83, 83 and 83 of the 333 columns.
   EXPECT_GE(plan.ranks.size(), 3U);
 }
 
@@ -150,7 +149,7 @@ TEST(Plan, RanksOfAFlattenedDimensionAreAlikeByTheirPlaceInIt) {
     optimizer.step();
     optimizer.zero_grad();
   };
-  // 7 rows over 6 ranks: ranks 0 to 2 have two rows each, rank 3 has one, ranks 4 and 5 none.
+  // 7 rows are split unevenly over 6 ranks: 2, 2, 2, 1, 0 and 0 rows.
   const planning::RunPlan plan = planning::plan(make, step, MeshShape({2, 3, 2}, {"a", "b", "c"}));
   std::vector<std::pair<int, std::int64_t>> kinds;
   for (const planning::RankPlan& planned : plan.ranks) {
@@ -173,7 +172,7 @@ TEST(Plan, CopiesThatStandInForOtherRanksAreNoOperators) {
   const std::vector<std::int64_t> counts{1, 1, 1};
   group.all_to_all(three, at::empty({3}), counts, counts)->wait();
   EXPECT_EQ(copies, 0);
-  // Planning computes the values of integer tensors, so collectives copy integer tensors.
+  // Plans compute the values of integer tensors only, so all_gather must copy these values.
   const at::Tensor numbers = at::zeros({3}, at::kLong);
   group.all_gather(numbers, at::full({1}, 7, at::kLong))->wait();
   EXPECT_EQ(numbers.sum().item<std::int64_t>(), 21);
@@ -186,7 +185,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
   const double features = Net::kChannels * Net::kSize * Net::kSize;
   const double linear = 2.0 * testing::kSamples * Net::kHidden * (features + 3);
   const double convolution = 2.0 * testing::kSamples * features * 3 * 3 * 3;
-  // One product in forward and one for each gradient, but the convolution's input needs none.
+  // Forward has one product for each layer. Backward has two, but one for the convolution.
   const double flops = 3 * linear + 2 * convolution;
   ASSERT_TRUE(plan.ranks.front().time);
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);
@@ -194,7 +193,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
   EXPECT_NEAR(*plan.ranks.front().metrics.mfu, 100, 1e-3);
 }
 
-/// A GPU computes a product of bf16 matrices with an fp32 result at the rate of bf16.
+/// A product of bf16 matrices with an fp32 result has the FLOP rate of bf16.
 TEST(Plan, ProductsTakeTheRateOfTheirFactors) {
   const auto step = [](Net&, optim::Optimizer&, const DeviceMesh&) {
     const at::Tensor a = at::empty({8, 4}, at::kBFloat16), b = at::empty({4, 16}, at::kBFloat16);
@@ -222,7 +221,7 @@ TEST(Plan, OperatorsReadAndWriteTheMemoryOfTheirTensors) {
                                                 {.machine = planning::machine_of("h100")});
   const planning::OperatorUse use = plan.ranks.front().time->operators.at("aten::hypot");
   EXPECT_EQ(use.calls, 2);
-  // A tensor that is expanded from one row takes the memory of one row.
+  // expand() makes a tensor from one row, which takes the memory of this row only.
   EXPECT_EQ(use.bytes, 4 * (5 * kRows * kColumns + kColumns));
   EXPECT_EQ(use.flops, 0);
 }
@@ -276,7 +275,7 @@ std::shared_ptr<nn::Linear> make_linear(const DeviceMesh& mesh) {
   return linear;
 }
 
-/// Trains on 5 rows, divided unevenly over two ranks. Parameter shards have equal sizes.
+/// The two ranks train on 3 and 2 rows. Their parameter shards have equal sizes.
 void train_uneven(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh& mesh) {
   linear(at::full({mesh.local_rank("dp") == 0 ? 3 : 2, 4}, 0.5)).square().mean().backward();
   optimizer.step();

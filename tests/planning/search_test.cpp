@@ -60,7 +60,7 @@ TEST(Machine, HasTheRatesOfItsTypesAndHeads) {
   EXPECT_EQ(machine.attention_flops(c10::kBFloat16, 128), 0.5 * 989e12);
 }
 
-/// Returns an estimate in which tp, checkpointing and ZeRO-3 reduce memory and increase the time.
+/// In these estimates, tp, activation checkpointing and ZeRO-3 save memory and cost time.
 planning::Estimate estimate(const TrainingLayout& layout) {
   planning::Estimate estimate;
   const std::int64_t ac = layout.ac == "none" ? 4 : layout.ac == "selective" ? 2 : 1;
@@ -106,7 +106,7 @@ TEST(Search, OnlyAsManyBlocksAsNeededAreCheckpointed) {
   asked.fixed = {"tp"};
   asked.blocks = 10;
   const planning::Search found = planning::search(asked);
-  // With ZeRO-3 the peak is 4000 bytes (ac none) or 2000 (selective). ZeRO-2 needs 100 more.
+  // Peaks in bytes: 4000 (ac none) or 2000 (ac selective) with ZeRO-3, 100 more with ZeRO-2.
   EXPECT_EQ(planning::detail::name_of(found.best().layout), "dp 8 × tp 1, ac selective:5, ZeRO-2");
   EXPECT_EQ(found.best().estimate.peak_bytes, 3100);
   EXPECT_EQ(planning::checkpointed_blocks(4000, 2000, 3001, 10), 5);
@@ -120,7 +120,7 @@ TEST(Search, OfLayoutsThatTakeAsLongTheSmallestIsFirst) {
   asked.estimate = [](const TrainingLayout& layout) {
     planning::Estimate estimate;
     estimate.peak_bytes = layout.zero == 3 ? 100 : 200;
-    estimate.metrics.step_time_s = layout.zero == 3 ? 0.1 + 1e-16 : 0.1;  // differs by rounding
+    estimate.metrics.step_time_s = layout.zero == 3 ? 0.1 + 1e-16 : 0.1;  // a rounding error
     return estimate;
   };
   const planning::Search found = planning::search(asked);

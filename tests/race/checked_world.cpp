@@ -37,8 +37,8 @@ std::string demangled(const char* symbol) {
   return text.substr(0, text.find('('));
 }
 
-/// Returns the name of the function that contains `address`, such as
-/// "tessera::fsdp::GatheredState::fill", or, if not exported, the name of the program or library.
+/// Returns the name of the function that contains `address`. For a function that is not exported,
+/// returns the name of the program or library.
 std::string function_at(void* address) {
   Dl_info info{};
   dladdr(address, &info);

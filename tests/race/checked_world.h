@@ -16,12 +16,12 @@
 
 namespace tessera::race {
 
-/// Names a wait in the code: the function that calls wait() or order(), and the streams, such as
-/// "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
+/// A wait in the code, named by the function that calls wait() or order() and by the streams, for
+/// example "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
 using Site = std::string;
 
-/// Streams that only report their calls to a RaceChecker. Waits at the site `left_out` are not
-/// reported, as if the code did not have them.
+/// Streams that execute nothing and only report to a RaceChecker. Waits named `left_out` are not
+/// reported, as if the code did not call them.
 class CheckedStreams final : public comm::Streams {
  public:
   explicit CheckedStreams(RaceChecker& checker, Site left_out = {})
@@ -32,7 +32,6 @@ class CheckedStreams final : public comm::Streams {
   void synchronize(const comm::StreamEventPtr& event) override;
   void note(const std::string& what) override { checker_->note(what); }
 
-  /// The sites of all waits in this run.
   const std::set<Site>& sites() const { return sites_; }
 
  private:
@@ -45,7 +44,7 @@ class CheckedStreams final : public comm::Streams {
   std::set<Site> sites_;
 };
 
-/// Makes a RaceChecker check a rank. Construct a CheckedRank before all models and meshes.
+/// Checks the memory accesses of a rank. A CheckedRank must exist before all models and meshes.
 class CheckedRank {
  public:
   explicit CheckedRank(const Rank& rank, Site left_out = {});
@@ -54,7 +53,6 @@ class CheckedRank {
   ~CheckedRank();
 
   const Rank& rank() const { return rank_; }
-  /// Makes a mesh whose collectives are reported to the checker.
   DeviceMesh mesh(std::vector<std::int64_t> sizes, std::vector<std::string> names) const;
   /// Makes the FSDP unit of `root`, and all units that its first forward finds, use CheckedStreams.
   void watch(const nn::ModuleBase& root);
@@ -71,8 +69,8 @@ class CheckedRank {
   testing::AllocationScope allocations_;
 };
 
-/// Returns a world whose collectives report to `checker` what they read and write until their wait.
-/// The checker must outlive the world.
+/// Returns a world whose collectives report their memory accesses to `checker`, from their start
+/// until their wait. The checker must outlive the world.
 comm::WorldPtr checked_world(const comm::WorldPtr& world, RaceChecker& checker);
 
 }  // namespace tessera::race

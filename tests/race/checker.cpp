@@ -9,12 +9,12 @@
 namespace tessera::race {
 namespace {
 
-/// The maximum gap between adjacent tensors that are copied as one tensor. FSDP's gaps are smaller,
-/// because FSDP pads each rank's sizes to 64 bytes.
+/// Adjacent tensors can be copied as one tensor, including the gaps between the tensors. FSDP pads
+/// to 64 bytes, so its gaps are smaller than this maximum.
 constexpr std::uintptr_t kLargestGap = 256;
 
-/// Whether all bits of the memory are 1, as allocate() has set the bits. If not, a kernel has
-/// written the memory without the dispatcher, and the checker has not seen the write.
+/// Whether all bits are still 1, as after allocation. If not, a kernel has written the memory
+/// through a raw pointer, and the checker has not seen the write.
 bool is_untouched(Range range) {
   const auto* begin = reinterpret_cast<const unsigned char*>(range.begin);
   return std::all_of(begin, begin + (range.end - range.begin),
@@ -42,7 +42,7 @@ std::vector<MemoryMap::Pieces::iterator> MemoryMap::pieces(Range range) {
   std::uintptr_t at = range.begin;
   auto next = pieces_.lower_bound(at);
   while (at < range.end) {
-    // No read or write of the memory at the address `at` was recorded.
+    // The memory at `at` has no recorded accesses yet.
     if (next == pieces_.end() || next->first > at) {
       Piece unseen;
       unseen.end = next == pieces_.end() ? range.end : std::min(range.end, next->first);
@@ -139,7 +139,7 @@ MemoryMap::Faults MemoryMap::write(Range range, const Action& action, const Vect
 
 namespace {
 
-/// Queue numbers: first the lanes (streams), then the host, then the process groups.
+/// A queue's index: streams come first, then the host, then the process groups.
 constexpr std::size_t kHost = 4;
 constexpr std::size_t kFirstGroup = kHost + 1;
 
@@ -152,7 +152,7 @@ Range range_of(const void* data, std::size_t bytes) {
   return {begin, begin + bytes};
 }
 
-/// Fills the memory with ones (bits), which are NaN in each floating-point type.
+/// Bytes of 0xFF are NaN in all floating-point types.
 void poison(void* data, std::size_t bytes) {
   std::memset(data, 0xFF, bytes);
 }
@@ -209,7 +209,7 @@ void RaceChecker::run(const std::string& name, const std::vector<Range>& reads,
                       const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t queue = queue_of_lane(lane_);
-  // Work that the host issues runs after all work for which the host has waited.
+  // If the host has waited for work, all work that the host issues later runs after this work.
   clock(queue).join(clock(kHost));
   access(queue, place(name, std::string("lane ") + comm::to_string(lane_)), reads, writes);
 }
@@ -219,7 +219,7 @@ Point RaceChecker::collective(const std::string& group, const std::string& name,
                               const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t lane = queue_of_lane(lane_);
-  // Two collectives of a process group are ordered if they were issued on one lane (stream).
+  // A process group runs its collectives in order only if they were issued on one stream.
   const std::size_t queue = queue_of(group + " of " + comm::to_string(lane_));
   const VectorClock begin = clock(lane);
   clock(queue).join(begin);

@@ -16,13 +16,13 @@
 
 namespace tessera::race {
 
-/// A point in a queue of work: the number of operators that had begun in the queue.
+/// The index of an operator in a queue of work, counted from 1.
 struct Epoch {
   std::size_t queue = 0;
   std::uint64_t time = 0;
 };
 
-/// How much work of each queue is done (a vector clock: Mattern 1989; Fidge 1988).
+/// For each queue, how many of its operators are done (vector clock: Mattern 1989; Fidge 1988).
 class VectorClock {
  public:
   void join(const VectorClock& other) {
@@ -49,22 +49,22 @@ struct Range {
   std::uintptr_t end = 0;
 };
 
-/// Describes an action in a lane (stream) as "aten::mm in lane compute (unshard unit 'a')".
+/// An operator in a queue. `place`: text such as "aten::mm in lane compute (unshard unit 'a')".
 struct Action {
   Epoch epoch;
   std::string place;
 };
 
-/// Stores the last read and the last write of all memory. Each function returns the faults of a new
-/// access, with both actions. Memory that is older than the first action has no writer.
+/// Stores which operator last read and last wrote each piece of memory. allocate(), read() and
+/// write() return descriptions of races with earlier accesses.
 class MemoryMap {
  public:
   using Faults = std::vector<std::string>;
 
-  /// Allocates memory for the queue of `action`. It is a fault if `clock` does not contain all
-  /// earlier uses of the memory.
+  /// Assigns the memory to the queue of `action`. A fault is an earlier use of the memory that
+  /// `clock` does not contain.
   Faults allocate(Range range, const Action& action, const VectorClock& clock);
-  /// Records that memory was freed, even if its allocation was not recorded.
+  /// Works also for memory whose allocation was not recorded.
   void free(Range range);
   Faults read(Range range, const Action& action, const VectorClock& clock);
   Faults write(Range range, const Action& action, const VectorClock& clock);
@@ -74,15 +74,15 @@ class MemoryMap {
     std::uintptr_t end = 0;
     bool written = true;
     std::optional<Action> writer;
-    std::vector<Action> readers;  ///< the last action of each queue that read this memory
+    std::vector<Action> readers;  ///< for each queue, the last operator that read the memory
   };
-  /// An allocated block: its end, the queue that allocated it, and the place in the code.
+  /// An allocated block: its end, the queue that allocated the block, and where in the code.
   struct Block {
     std::uintptr_t end = 0;
     std::size_t owner = 0;
     std::string place;
   };
-  /// The last action that used a block of memory, which is now free.
+  /// The last operator that used a block of memory before the block was freed.
   struct Use {
     Action user;
     std::string memory;
@@ -96,47 +96,46 @@ class MemoryMap {
 
   Pieces pieces_;
   std::map<std::uintptr_t, Block> blocks_;
-  std::map<std::size_t, std::vector<Use>> freed_;  ///< key: the queue that owned the memory
+  std::map<std::size_t, std::vector<Use>> freed_;  ///< key: index of the allocating queue
 };
 
-/// The work that is done when an event is reached or a collective has ended.
+/// The state of all queues at an event, or at the end of a collective.
 using Point = VectorClock;
 
-/// Checks the memory accesses of one rank. Queues of work are the lanes (streams), the host, and
-/// one queue for each process group's collectives. Operators run immediately, as on a CPU. The
-/// checker examines the order that events would enforce if the lanes ran concurrently.
-///
-/// Faults are: two accesses to the same memory that no event orders; freed memory that its lane can
-/// use again without waiting for the end of all earlier uses; and reads of memory that was not
-/// written since its allocation. Freed memory is filled with NaN.
+/// Checks the memory accesses of one rank. Operators run immediately, as on a CPU, but the checker
+/// assumes a device with concurrent queues of work: the streams (comm::Lane), the host, and the
+/// collectives of each process group. Only events order the queues.  Faults: two accesses to the
+/// same memory that no event orders; freed memory that a stream can allocate again before all
+/// earlier uses have ended; and reads of memory that was not written since its allocation. Freed
+/// memory is filled with NaN.
 class RaceChecker final : public testing::AllocationWatcher {
  public:
-  /// Sets the current lane (stream). All later work runs in this lane.
+  /// Sets the current stream, in which later operators run.
   void enter(comm::Lane lane) { lane_ = lane; }
   void note(const std::string& what) { note_ = what; }
   comm::Lane lane() const { return lane_; }
 
   Point record(comm::Lane lane) const;
   void wait(comm::Lane lane, const Point& point);
-  /// Makes the host wait for the point, and all work that the host issues later.
+  /// Makes the host, and thus all work that the host issues later, wait for the point.
   void synchronize(const Point& point);
 
-  /// Records an operator in the current lane (stream).
+  /// Reports an operator of the current stream.
   void run(const std::string& name, const std::vector<Range>& reads,
            const std::vector<Range>& writes);
-  /// Records a collective in the queue of its process group. The collective begins after all work
-  /// of the current lane. Returns the end of the collective.
+  /// Reports a collective, which starts after the current work of the current stream. Returns the
+  /// end of the collective, for join().
   Point collective(const std::string& group, const std::string& name, const std::string& purpose,
                    const std::vector<Range>& reads, const std::vector<Range>& writes);
-  /// Makes the current lane (stream) wait for a collective.
+  /// Makes the current stream wait for the end of a collective.
   void join(const Point& point) { wait(lane_, point); }
 
   void allocated(void* data, std::size_t bytes) override;
   void freed(void* data, std::size_t bytes) override;
-  /// Makes the checker ignore later allocations and frees of memory.
+  /// Ignores all later allocations and frees.
   void stop() { stopped_ = true; }
 
-  /// Returns the distinct faults, in the order in which the checker found them.
+  /// Returns the faults in the order in which they were found, without repetitions.
   const std::vector<std::string>& faults() const { return faults_; }
 
  private:

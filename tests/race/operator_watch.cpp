@@ -13,24 +13,23 @@ namespace {
 
 thread_local RaceChecker* watching = nullptr;
 
-/// Whether an operator's name contains one of `parts`. For properties that schemas do not have.
+/// Whether the operator's name contains one of `parts`: schemas lack some properties.
 bool any_in(std::string_view name, std::initializer_list<std::string_view> parts) {
   return std::ranges::any_of(
       parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
 }
 
-/// Whether the operator reads no values, only sizes and types.
 bool reads_nothing(std::string_view name) {
   return any_in(name, {"_like", "new_", "empty", "same_size", "size", "stride", "resize_",
                        "requires_grad", "detach_", "set_", "_version", "retain_grad"});
 }
 
-/// Whether the operator writes no values: it only allocates, or changes a tensor's memory or flags.
+/// Such operators only allocate memory, or change a tensor's storage or flags.
 bool writes_nothing(std::string_view name) {
   return any_in(name, {"empty", "resize_", "requires_grad", "detach_", "set_", "retain_grad"});
 }
 
-/// Whether the operator overwrites its argument without reading it.
+/// Such operators write their argument, but do not read its old values.
 bool overwrites(std::string_view name) {
   return any_in(name, {"copy_", "zero_", "fill_", "uniform_", "normal_", "random_"});
 }
@@ -66,7 +65,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
     if (changes && !writes_nothing(name)) {
       written.insert(written.end(), tensors.begin(), tensors.end());
     }
-    // A view's input has alias_info without a write. An out= argument is written but not read.
+    // Views read nothing: their input has alias_info and no write. out= is only written.
     const bool reads =
         changes ? !argument.is_out() && !overwrites(name) : argument.alias_info() == nullptr;
     if (reads && !reads_nothing(name)) {
@@ -77,7 +76,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
   call.writes = memory_of(written);
 }
 
-/// Adds the memory of new results, which are neither arguments nor views of arguments, to `writes`.
+/// Adds results with new memory to the writes, not arguments and views of arguments.
 void look_at_outputs(const at::RecordFunction& function, Call& call) {
   const auto schema = function.operator_schema();
   std::vector<at::Tensor> results;
@@ -120,7 +119,7 @@ std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors) {
         tensor.storage().data() == nullptr) {
       continue;
     }
-    // A number that was passed as a tensor is in host memory.
+    // libtorch stores a number argument in a CPU tensor, which needs no check.
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       continue;
     }

@@ -12,8 +12,8 @@ namespace tessera::race {
 /// Returns the memory between each tensor's first and last element. Skips tensors without storage.
 std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors);
 
-/// While the object exists, reports to the checker what each operator of this thread reads and
-/// writes, according to its schema. Views read and write nothing.
+/// While an OperatorWatch exists, the operators of this thread are reported to the checker. An
+/// operator's schema tells what the operator reads and writes. Views do neither.
 class OperatorWatch {
  public:
   explicit OperatorWatch(RaceChecker& checker);
@@ -25,8 +25,8 @@ class OperatorWatch {
   std::uint64_t callback_;
 };
 
-/// While the object exists, the checker gets no reports of operators. A CPU back end calls
-/// operators that a back end for a device does not call.
+/// While an OperatorPause exists, operators are not reported. The collectives of a CPU back end
+/// call operators that a back end for GPUs does not call.
 class OperatorPause {
  public:
   OperatorPause();

@@ -21,28 +21,25 @@
 namespace tessera::race {
 namespace {
 
-// The following training runs are checked for races.
-
-/// FSDP runs different code in the first three steps: step 1 has no recorded order for prefetching,
-/// and step 2 is the first that waits for the optimizer.
+/// FSDP's first steps differ: the first step has no recorded order for prefetching, and the second
+/// step is the first that waits for the optimizer.
 constexpr int kSteps = 3;
 
-/// A training run on `ranks` ranks, to be checked for races between lanes (streams).
+/// A training run on `ranks` ranks, in which the checker must find no race between streams.
 struct Scenario {
   std::string name;
   int ranks;
   std::function<void(CheckedRank&)> train;
 };
 
-/// GoogleTest calls PrintTo() in messages.
 [[maybe_unused]] void PrintTo(const Scenario& scenario, std::ostream* out) {
   *out << scenario.name;
 }
 
-/// The faults that the RaceCheckers of all ranks have found in a training run, and the waits.
+/// What the checkers of all ranks have found in a training run.
 struct Findings {
   std::vector<std::string> faults;
-  std::set<Site> sites;  ///< `sites`: where the run waited
+  std::set<Site> sites;  ///< `sites`: all waits in the run
 };
 
 using fsdp::Options;
@@ -59,7 +56,6 @@ void update(optim::AdamW& optimizer) {
   optimizer.zero_grad();
 }
 
-/// Runs kSteps steps of several micro-batches. Calls `between` before each micro-batch.
 void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
            const std::function<void(int)>& between = {}) {
   optim::AdamW optimizer(model, {});
@@ -74,7 +70,7 @@ void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
   }
 }
 
-/// Returns a function that calls `prepare` and then trains a small model with `options` on a mesh.
+/// Returns a training run of a small model. `prepare` changes the model before training.
 std::function<void(CheckedRank&)> training(std::vector<std::int64_t> sizes,
                                            const Options& options = {},
                                            const std::function<void(SmallModel&)>& prepare = {},
@@ -94,7 +90,6 @@ std::function<void(CheckedRank&)> training(std::vector<std::int64_t> sizes,
   };
 }
 
-/// A model that is sharded over two ranks and whose streams report to the checker.
 struct WatchedModel : ShardedModel {
   explicit WatchedModel(CheckedRank& rank) : ShardedModel(rank.mesh({2}, {"dp"})) {
     rank.watch(*this);
@@ -142,13 +137,11 @@ void follow_an_event(CheckedRank& rank) {
   }
 }
 
-/// Options for the training of a Llama, off by default.
 struct LlamaTraining {
   fsdp::Options options{};
   bool recomputes = false, has_adapters = false, by_muon = false, scales = false;
 };
 
-/// Applies tensor parallelism over tp, and FSDP over dp with each block as a unit.
 void shard(testing::SmallLlama& model, const DeviceMesh& mesh, const LlamaTraining& how) {
   if (how.has_adapters) {
     nn::apply_lora(model, {.rank = 2, .targets = {"block*.mixer.[qv]", "block*.mlp.down"}});
@@ -194,7 +187,7 @@ std::function<void(CheckedRank&)> llama_training(const LlamaTraining& how) {
   };
 }
 
-/// Attention over sharded sequences, which maps (tokens, 8) to (tokens, 8).
+/// Context-parallel attention on tokens (tokens, 8), sharded by tokens.
 struct SplitMixer : nn::Module<SplitMixer> {
   explicit SplitMixer(const DeviceMesh& mesh) : split_(mesh) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -282,7 +275,7 @@ const std::vector<Scenario>& scenarios() {
   return all;
 }
 
-/// Runs a scenario under the checker, without the waits at the site `left_out`.
+/// Runs a scenario under the checker. Waits named `left_out` are not reported to the checker.
 Findings check(const Scenario& scenario, const Site& left_out = {}) {
   Findings findings;
   std::mutex mutex;
@@ -297,8 +290,6 @@ Findings check(const Scenario& scenario, const Site& left_out = {}) {
   return findings;
 }
 
-// The memory accesses of training runs must be ordered by events.
-
 class CheckedTraining : public ::testing::TestWithParam<Scenario> {};
 
 TEST_P(CheckedTraining, HasNoRace) {
@@ -309,22 +300,21 @@ TEST_P(CheckedTraining, HasNoRace) {
 INSTANTIATE_TEST_SUITE_P(Ways, CheckedTraining, ::testing::ValuesIn(scenarios()),
                          [](const auto& info) { return info.param.name; });
 
-// The following test ignores one wait at a time. The checker must find a fault each time.
+// Removes one wait at a time. Without a wait, the checker must find a race.
 
-/// Waits without which these tests find no fault, with the reason.
+/// Waits that can be removed without a race in these tests, and the reason.
 const std::map<Site, std::string> kSurvivors{
-    // On a CPU, offloaded gradients are added without a copy to the host. This wait is tested by
+    // This wait is needed only after a copy to the host, which CPU tests lack. Its test is
     // Offload.AddsGradientsAndCallsHooksOnceTheHostHasWaited.
     {"tessera::fsdp::CommContext::settle: the host after compute", "no copy to the host"}};
 
-/// Whether a wait is in the library's code, not in the code of a scenario.
 bool is_of_library(const Site& site) {
   return site.starts_with("tessera::");
 }
 
 struct Mutation {
-  std::vector<const Scenario*> passes;  ///< `passes`: the scenarios with this wait
-  std::string found;                    ///< `found`: the first fault, with its scenario
+  std::vector<const Scenario*> passes;  ///< `passes`: the scenarios that call the wait
+  std::string found;                    ///< `found`: the first race, and its scenario
 };
 
 std::map<Site, Mutation> all_mutations() {
@@ -364,13 +354,12 @@ TEST(Mutations, AreAllFound) {
   EXPECT_TRUE(survivors.empty()) << fmt::format("{}", survivors.size()) << " survive";
 }
 
-// The following tests make faults that no training run has. Mutations.AreAllFound tests that the
-// checker finds accesses without an order, and CheckedTraining that it accepts ordered accesses.
+// The following tests check kinds of faults that no training run has, for example reads of memory
+// that was never written.
 
 using comm::Lane;
 using comm::LaneScope;
 
-/// Returns the faults that the checker finds in `work` on one rank.
 std::vector<std::string> faults_of(const std::function<void(CheckedRank&)>& work) {
   std::vector<std::string> faults;
   RunRanks(1, [&](Rank& rank) {
