@@ -27,8 +27,8 @@ namespace tessera {
 
 namespace {
 
-/// Returns the ranks of the submesh with the dimensions `dims` that contains `coordinate`,
-/// row-major in the order of `dims`. The whole mesh has `shape` and `ranks`.
+/// Returns the ranks of the submesh that has the dimensions `dims` and contains `coordinate`, in
+/// row-major order of `dims`. `shape` and `ranks` describe the whole mesh.
 std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& shape,
                                std::vector<std::int64_t> coordinate, const std::vector<int>& dims) {
   const MeshShape sub(dims | ranges::views::transform([&](int dim) { return shape.size(dim); }) |
@@ -44,12 +44,11 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
   return result;
 }
 
-/// Returns the ranks, in row-major order, of the mesh whose dimensions are the submeshes `parts`.
-/// Each part is a list of ranks of `root` that contains the rank `own`. A rank's position in `root`
-/// is the position of `own` plus one offset from `own` for each part. The result is empty if the
-/// parts span no mesh: if a position is outside of `root`, or two positions are equal. Coordinates
-/// are not used, because a part need not be a dimension of the root (a flattened dimension, a slice
-/// of a slice).
+/// Returns the ranks of the mesh whose dimensions are the submeshes `parts`, in row-major order.
+/// Each part is a list of ranks of `root` that contains this rank, `own`. A rank's position in
+/// `root` is the position of `own`, plus an offset for each part. Returns an empty list if a
+/// position is outside of `root` or occurs twice. Coordinates are not used, because a part need not
+/// be a dimension of the root mesh (a flattened dimension, a slice of a slice).
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
   const auto position = [&](int rank) {
@@ -73,7 +72,7 @@ std::vector<int> product_through(const std::vector<int>& root,
     positions = std::move(longer);
   }
   const auto size = static_cast<std::ptrdiff_t>(root.size());
-  // Submeshes that share a dimension give positions outside of the root, or equal positions.
+  // If two of `parts` share a dimension, a position is outside of the root mesh or occurs twice.
   const bool inside = std::ranges::all_of(positions, [&](auto p) { return p >= 0 && p < size; });
   std::vector<std::ptrdiff_t> sorted = positions;
   std::ranges::sort(sorted);
@@ -166,7 +165,7 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   ~Family() {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
-    // Keeps the registry's entry if the entry already belongs to a newer family of the same World.
+    // The World may have a newer mesh family by now; its entry must stay.
     if (const auto entry = families.find(world_.get());
         entry != families.end() && entry->second.expired()) {
       families.erase(entry);
@@ -319,8 +318,8 @@ std::int64_t DeviceMesh::size() const {
 std::int64_t DeviceMesh::size(int dim) const {
   return shape().size(dim);
 }
-/// The size of the dimension `name`. A name that was given to flatten() stands for several
-/// dimensions, whose sizes are multiplied.
+/// Returns the size of the dimension `name`. If `name` was given to flatten(), returns the product
+/// of the sizes of its dimensions.
 std::int64_t DeviceMesh::size(std::string_view name) const {
   const auto dims = dims_called(name);
   return std::accumulate(dims.begin(), dims.end(), std::int64_t{1},
@@ -406,7 +405,7 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
     for (const int dim : wrapped) {
       names.push_back(dim_name(shape(), dim));
     }
-    // If group() throws, `known` stays nullptr in the map, and the next call tries once more.
+    // If group() throws, nothing is stored, so the next call tries again.
     known = world()->group(ranks_through(ranks(), shape(), coordinate(), wrapped),
                            fmt::format("{}", fmt::join(names, "_")));
   }
@@ -456,8 +455,8 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
-/// Makes a mesh with the same root as this mesh, or finds an equal mesh. Slices of slices have the
-/// first mesh as root, so equal submeshes are one object, whichever slices made the submeshes.
+/// Makes a mesh with the same root as this mesh, or returns an equal mesh that exists. The root of
+/// a slice of a slice is the first mesh, so equal submeshes are one object.
 DeviceMesh DeviceMesh::relative(std::vector<int> ranks, MeshShape shape) const {
   const Impl& own = impl();
   if (ranks == own.root->ranks && shape == own.root->shape) {

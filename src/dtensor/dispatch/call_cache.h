@@ -126,7 +126,7 @@ class CallKey {
  private:
   // The low bits of a word tell what the word describes. The three low bits of a spec's address are
   // free, because specs are aligned to 8 bytes. All other words have the lowest bit set.
-  static constexpr std::uint64_t kMeta = 2;  ///< added to the address of a meta tensor's spec
+  static constexpr std::uint64_t kMeta = 2;  ///< added for a meta tensor to the address of its spec
   /// Added to the address of a spec if the tensor is a detached view (DetachedView).
   static constexpr std::uint64_t kDetached = 4;
   static constexpr std::uint64_t kNone = 1;

@@ -289,7 +289,7 @@ void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Adds a text to the cache key: the number of words, then the text's bytes, padded with zeros.
+/// Adds a text to the cache key: how many 64-bit words follow, then the bytes, padded with zeros.
 void CallKey::add_text(const std::string& text) {
   begin_list(text.size());
   for (std::size_t i = 0; i < text.size(); i += sizeof(std::uint64_t)) {

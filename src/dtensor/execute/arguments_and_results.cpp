@@ -18,8 +18,7 @@
 namespace tessera::detail {
 namespace {
 
-/// Whether `tensor` has the strides `strides`. Strides of dimensions of size 1 are ignored, because
-/// they have no effect.
+/// Whether `tensor` has the strides `strides`, ignoring dimensions of size 1.
 bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
   for (std::size_t dim = 0; dim < strides.size(); ++dim) {
     const auto d = static_cast<std::int64_t>(dim);
@@ -61,8 +60,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
   const auto where = static_cast<std::size_t>(info.storage_offset);
   const auto& input = plan.inputs.front();
   auto local = arguments[0].toTensor();
-  // Gathering stores each position as a separate element, also along dimensions in which all
-  // positions of the distributed tensor share one element (stride 0).
+  // A gathered tensor has each position as a separate element in memory, also along dimensions of
+  // stride 0, whose positions share one element in the distributed tensor.
   if (input.plan && !has_strides(local, input.spec->strides)) {
     local = expand_again(local, input.spec->strides);
     arguments[0] = local;
@@ -73,8 +72,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 " asks for memory by its strides. The tensor has strides ",
                 c10::IntArrayRef(input.spec->strides), ", but was gathered and has ",
                 local.strides(), " now: take a clone() first");
-  // No check is needed for a tensor that was not gathered, because no memory is missing, nor for a
-  // dense tensor, which has no gaps between elements.
+  // No check is needed if the tensor was not gathered, because no memory is missing, or if the
+  // tensor is dense, because there is no memory between elements.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
     return;
   }
@@ -302,8 +301,8 @@ class ResultWrapper {
     value = std::move(original);
   }
 
-  /// Makes the spec before contiguous() copies `local`, because the spec must have the strides that
-  /// the plan or the operator determined, and not the strides of the copy.
+  /// The spec is made before contiguous() copies `local`: it must have the strides that the call
+  /// plan or the operator determined, not the strides of the copy.
   at::Tensor wrap_tensor(at::Tensor local) {
     TensorSpecPtr spec = spec_of(local);
     if (plan_.has_rule && plan_.outputs[output_].contiguous) {
@@ -376,10 +375,9 @@ class ResultWrapper {
     return output.spec;
   }
 
-  /// Makes the spec of an output after the first run of the kernel, which determines the type and
-  /// the order of dimensions in memory. Sizes that the sharding rule does not know are taken from
-  /// the local result, since such dimensions are not sharded. A check detects a wrong sharding rule
-  /// at the operator's first call.
+  /// Makes the spec of an output after the kernel has run, which determines the type and the order
+  /// of dimensions in memory. Unsharded sizes that the sharding rule does not know come from the
+  /// local result. A check finds wrong sharding rules at the operator's first call.
   TensorSpecPtr first_spec(CallPlan::Output& output, const at::Tensor& local) {
     const ShardingSpec sharding{plan_.replicated.mesh, output.layout};
     for (std::size_t dim = 0; dim < output.sizes.size(); ++dim) {

@@ -222,8 +222,7 @@ void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key
   const at::Tensor& local = local_tensor(values);
   const RandomPlace place = random_place({call.info.name, values, random_source(), key});
   call.info.traits.fill()({local, place, key}, call.arguments());
-  // Makes the tensor of random numbers Partial, without communication: its terms reduce to the
-  // random numbers.
+  // Converts the replicated random numbers to terms that reduce to them, without communication.
   impl.local().copy_(
       redistribute_local(local, as_distributed(values)->spec(), spec.sharding.layout));
 }

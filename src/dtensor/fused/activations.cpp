@@ -109,9 +109,9 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   return SiluMul::call(gate, up);
 }
 
-// Dropout whose mask depends on the random key and on each element's index in the global tensor, so
-// that every mesh has the same mask. Dropout is linear, so backward applies the same operator to
-// the gradient: the mask is drawn a second time and never saved.
+// Dropout with a mask that is drawn from the random key and each element's index in the global
+// tensor, so every mesh gets the same mask. Dropout is linear: backward calls the same operator on
+// the gradient, which draws the mask again, so the mask is never saved.
 
 namespace {
 

@@ -267,8 +267,8 @@ void merge(AttentionPart& merged, const AttentionPart& part) {
 
 namespace {
 
-/// Returns a plain tensor with the global sizes of `tensor`. libtorch's choice of a kernel works
-/// only for plain tensors. All ranks get the same kernel, because global sizes are equal.
+/// Returns a plain tensor with the global sizes of `tensor`. libtorch can choose a kernel only for
+/// plain tensors. Global sizes are equal on all ranks, so all ranks get the same kernel.
 at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return tensor;
@@ -285,8 +285,8 @@ AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Te
                           backend_of_libtorch(causal, seen, dropout));
 }
 
-/// Whether the call belongs to training, where libtorch's slow math back end is refused. Calls with
-/// dropout are exempt, because on a GPU they always use this back end (docs/random.md).
+/// Whether the call belongs to training, which throws for libtorch's slow math back end. A call
+/// with dropout is exempt: on a GPU it always uses the math back end (docs/random.md).
 bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout) {
   return c10::GradMode::is_enabled() && dropout == 0 && q.numel() > 0 &&
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
@@ -361,8 +361,8 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
   if (as_given != at::SDPBackend::math || q.is_cpu() || q.size(1) == k.size(1)) {
     return {as_given, false};
   }
-  // libtorch's choice of an attention kernel depends only on sizes, so an expanded view of one head
-  // stands for the repeated heads. No heads are copied.
+  // libtorch chooses an attention kernel by sizes only. So the choice gets expanded views of one
+  // head in place of repeated heads, and no heads are copied.
   const auto of_sizes = [&](const at::Tensor& kv) {
     return kv.slice(1, 0, 1).expand({-1, q.size(1), -1, -1});
   };

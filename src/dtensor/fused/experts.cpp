@@ -94,8 +94,8 @@ at::Tensor differentiable_all_to_all_uneven(const at::Tensor& x, Counts output_c
                   AllToAllUneven::call_below_autograd(x, output_counts, input_counts, group));
 }
 
-// The operator that permutes repeated rows. Its backward is a gather and a sum in a fixed order,
-// whereas the backward of index_select adds rows in an order that depends on the device.
+// The operator that permutes repeated rows. Its backward gathers and sums rows in a fixed order.
+// The backward of index_select would add rows in an order that depends on the device.
 
 struct PermuteRows : FusedOperator<PermuteRows, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                            const at::Tensor&, std::int64_t)> {
@@ -149,7 +149,7 @@ struct GroupedWeightGrad
   static constexpr const char* signature = "(Tensor grad, Tensor x, int[] counts) -> Tensor";
 };
 
-/// Whether at::_grouped_mm can compute the product: rows must be bf16 and whole 16-byte units.
+/// Whether at::_grouped_mm supports the product: bf16 rows whose length is a multiple of 16 bytes.
 bool has_grouped_product(const at::Tensor& a, const at::Tensor& b) {
   const auto fits = [](const at::Tensor& t) {
     return kernels::runs_on_cuda(t) && t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0;
@@ -157,7 +157,7 @@ bool has_grouped_product(const at::Tensor& a, const at::Tensor& b) {
   return a.size(0) > 0 && fits(a) && fits(b);
 }
 
-/// Returns the end of each expert's range of rows, the format of at::_grouped_mm.
+/// Returns the index after each expert's last row, as at::_grouped_mm needs.
 at::Tensor ends_of(Counts counts, const at::Tensor& like) {
   std::vector<int> ends(counts.size());
   std::partial_sum(counts.begin(), counts.end(), ends.begin());

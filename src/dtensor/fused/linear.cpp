@@ -15,8 +15,8 @@ namespace tessera::detail {
 
 namespace {
 
-/// The embedding operator. `weight` has the rows from `first_row` on of a table of `total_rows`
-/// rows, or all rows of the table if `total_rows` is negative.
+/// The embedding operator. `total_rows`: the number of rows of the table over all ranks. `weight`
+/// has the rows from `first_row` on, or all rows if `total_rows` is negative.
 struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                        std::int64_t, std::int64_t)> {
   static constexpr const char* name = "tessera::embedding";
@@ -58,13 +58,13 @@ struct EmbeddingFactors {
   EmbeddingFactors(ShardingRule& rule, const TensorMeta& of_table, const TensorMeta& of_indices,
                    bool reduces_rows) {
     for (const std::int64_t size : of_indices.sizes) {
-      // Each shard of the indices computes one term of the embedding table's gradient. The gradient
-      // is the sum of these terms.
+      // The gradient of the embedding table is a sum over the indices, so each shard of the indices
+      // computes one term of this sum.
       indices.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
     }
     row = reduces_rows ? rules::add_reduced(rule, of_table.size(0), ReduceOp::kSum)
                        : rules::add_factor(rule, of_table.size(0));
-    // A rank's rows of the table must be contiguous, because a range describes these rows.
+    // A rank's rows of the table must be consecutive, because `first_row` describes them.
     rule.factors.back().contiguous = true;
     table = {{row}, {rules::add_factor(rule, of_table.size(1))}};
     result = indices;

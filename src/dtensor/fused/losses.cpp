@@ -144,8 +144,8 @@ struct CrossEntropy : FusedOperator<CrossEntropy, TwoTensors(const at::Tensor&, 
       "float z_loss=0.0) -> (Tensor losses, Tensor log_sum_exp)";
 };
 
-/// The operator for the gradient of the logits. `logits` has the columns from `first_column` on of
-/// a vocabulary of `vocabulary` columns; a negative `vocabulary` means all columns.
+/// The operator for the gradient of the logits. `vocabulary`: the number of columns over all ranks.
+/// `logits` has the columns from `first_column` on, or all columns if `vocabulary` is negative.
 struct CrossEntropyBackward
     : FusedOperator<CrossEntropyBackward,
                     at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -207,8 +207,8 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int row = rules::add_factor(rule, sizes[0]);
   const int column = rules::add_factor(rule, sizes[1]);
-  // A rank's columns must be contiguous, because only `first_column` and the number of columns tell
-  // which targets are among these columns.
+  // A rank's columns must be consecutive, because `first_column` and the number of columns must
+  // tell which targets are among them.
   rule.factors.back().contiguous = true;
   const rules::TensorFactors rows{{row}}, matrix{{row}, {column}};
   rule.inputs = {rows, matrix, rows, rows};
@@ -232,8 +232,8 @@ LayoutPtr layout_of_rows(const TensorSpec& logits) {
   return Layout::intern(layout->mesh_sizes(), {layout->dims()[0]}, {});
 }
 
-/// Bytes that one rank sends for cross entropy with a sharded vocabulary: a maximum for each row,
-/// then two or three sums.
+/// Returns the bytes that one rank sends for cross entropy with a sharded vocabulary. The rank
+/// sends a maximum for each row, then two or three sums for each row.
 std::optional<double> bytes_of_split(const BoundCall& bound) {
   const DistributedTensorImpl* logits = non_partial_argument(bound, 0);
   if (logits == nullptr || !has_consecutive_columns(logits->spec()->sharding, 1)) {

@@ -315,9 +315,9 @@ at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
   return options.has_device() ? options : options.device(mesh.device());
 }
 
-/// Makes an empty distributed tensor that is not Partial, calls `fill` to write its values, and
-/// then makes it Partial if requested. Sets `requires_grad` last, so that the result is a leaf and
-/// not the output of a redistribution.
+/// Makes a distributed tensor without Partial, fills it by `fill`, and then makes it Partial if
+/// requested. Sets `requires_grad` last, so that the result is a leaf and not the result of a
+/// redistribution.
 DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {

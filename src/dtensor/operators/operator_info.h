@@ -144,7 +144,6 @@ enum class NumberType : std::uint8_t {
   kNotFinite,
   kNotFiniteOther
 };
-// The NumberType of a number. Zero and non-finite numbers have separate types (see rule_of_call).
 inline NumberType number_type(bool) {
   return NumberType::kBool;
 }

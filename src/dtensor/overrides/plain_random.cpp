@@ -51,8 +51,8 @@ Arguments arguments_of(const OperatorInfo& info, const Stack& stack) {
   return Arguments(stack).last(info.arguments.size());
 }
 
-/// Fills a plain tensor with random numbers. If the tensor requires grad, fills a new tensor and
-/// copies it to the plain tensor, because autograd can record a copy.
+/// Fills a plain tensor with random numbers. If autograd records the tensor, fills a new tensor and
+/// copies its values to the plain tensor, because autograd can record a copy.
 void fill_plain(const at::Tensor& self, const RandomPlace& place, const OperatorInfo& info,
                 Arguments arguments, RandomKey key) {
   const bool recorded = self.requires_grad() && c10::GradMode::is_enabled();

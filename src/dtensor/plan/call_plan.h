@@ -80,7 +80,7 @@ struct CallPlan {
   bool moves = false;   ///< whether the call moves data although the caller did not request it
   /// Whether the caller requested the moved data, as item() does.
   bool asked_for = false;
-  bool takes_plain = false;  ///< whether an argument is a plain tensor other than a wrapped number
+  bool takes_plain = false;  ///< whether an argument is a plain tensor, not a number literal
   bool mixes_plain = false;  ///< whether an argument is a plain tensor with more than one element
   /// Whether TESSERA_DEBUG=1 requires that ranks compare the plain tensor arguments.
   bool compares_plain = false;

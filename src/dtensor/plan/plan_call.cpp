@@ -40,7 +40,7 @@ namespace {
 
 using Values = std::span<const c10::IValue>;
 
-/// Strides of a view operator's results as whole tensors, for each result; nullopt if unknown.
+/// The global strides of each result of a view operator; nullopt if unknown.
 using GlobalStrides = std::optional<std::vector<std::vector<std::int64_t>>>;
 
 bool is_complex_number(const c10::IValue& value) {
@@ -72,8 +72,8 @@ void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& t
   }
 }
 
-/// Whether the operator rounds its result to an integer or bool tensor that it writes. Terms of a
-/// Partial sum that are rounded one by one would give a wrong sum.
+/// Whether the operator writes its result to an integer or bool tensor, and so rounds the result.
+/// Terms of a Partial sum that are rounded one by one would give a wrong sum.
 bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     const c10::ScalarType type = bound.tensors[input].scalar_type();
@@ -251,7 +251,7 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   }
   input.target = target;
   RedistributionPlanPtr steps = plan_for(input.spec, target);
-  // Layouts that differ only on mesh dimensions of size 1 have equal local tensors: no steps.
+  // If layouts differ only on mesh dimensions of size 1, nothing is redistributed.
   const bool same = std::ranges::all_of(
       steps->steps, [](const Step& step) { return step.kind == StepKind::kRelabel; });
   if (same) {

@@ -138,8 +138,8 @@ std::string remedy_of_moving(const CallPlan& plan) {
              : remedy;
 }
 
-/// Checks a plan that moves data without the program's request. Throws in a StrictScope. Otherwise
-/// warns if the reason is that the operator has no sharding rule.
+/// Checks a call that moves data although the program did not request it. Throws Error in a
+/// StrictScope; otherwise warns if the reason is an operator without a sharding rule.
 void check_movement(const PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (!is_strict()) {

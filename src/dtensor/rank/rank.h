@@ -125,8 +125,8 @@ void finish_transfers_on(const comm::Communicator& group);
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// The state of a rank between operator calls. Threads that share it: the rank's own thread and the
-/// autograd threads that run its backward.
+/// The state of a rank that lasts between operator calls. The rank's own thread and the autograd
+/// threads that run its backward share this state.
 struct RankState {
   /// Returns the state of the rank for which this thread works. In a backward, this is the rank
   /// whose thread ran the forward. For a node made in a backward (create_graph), it is the rank of
@@ -135,7 +135,7 @@ struct RankState {
   RankState();
 
   std::atomic<std::int64_t> implicit_redistributions = 0;
-  std::atomic<bool> strict;  ///< whether a StrictScope is assumed where the program has none
+  std::atomic<bool> strict;  ///< whether calls outside of every StrictScope are strict
   TransferQueue transfers;
 
   std::mutex mutex;  ///< protects `random`

@@ -136,7 +136,7 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   std::vector<Chunk> chunks{{0, extent}};
   for (const int dim : mesh_dims) {
     const auto count = mesh.size(dim);
-    // The coordinate on the last mesh dimension varies fastest, as in the process group.
+    // In the list, the coordinate on the last mesh dimension varies fastest, as in a process group.
     std::vector<Chunk> finer;
     for (const auto& [chunk, i] :
          ranges::views::cartesian_product(chunks, ranges::views::iota(std::int64_t{0}, count))) {
@@ -169,10 +169,10 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
   return static_cast<std::size_t>(rank);
 }
 
-// Runs the steps of a redistribution plan on this rank. A collective needs flat buffers with
-// equally long chunks of the ranks one after another. In a tensor, however, chunks of a dimension
-// are strided, and the last chunk can be shorter. So most of this code reorders and pads chunks,
-// without copies if the chunks are already in order.
+// Runs the steps of a redistribution plan on this rank. A collective needs a flat buffer in which
+// the chunks of all ranks are equally long and follow one another. In a tensor, chunks of a
+// dimension are strided, and the last chunk may be shorter. So most of this code reorders and pads
+// chunks. Chunks that are already in order are not copied.
 
 /// Returns `tensor` flattened to 1-D, contiguous, and without lazy conjugation or negation.
 at::Tensor flat(const at::Tensor& tensor) {
@@ -675,7 +675,7 @@ void DeferredSums::run() {
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// One all-reduce of all values in the bucket: all ranks must have called add() in the same order.
+/// All values of the bucket use one all-reduce, so all ranks must call add() in the same order.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {

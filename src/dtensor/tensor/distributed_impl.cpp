@@ -307,7 +307,6 @@ class SpecTable {
       }
       others.push_back(std::move(known));
     }
-    // The geometry is computed only for a new spec; a spec in the table already has its geometry.
     spec.geometry = {shape_geometry(spec.sizes, spec.strides)};
     const auto* raw = new TensorSpec(std::move(spec));
     TensorSpecPtr made(raw, [hash](const TensorSpec* p) { instance().erase(hash, p); });
