@@ -257,7 +257,6 @@ class ShardSet {
   }
 
   std::size_t shards() const { return shards_; }
-  /// The number of tokens in all shards.
   std::int64_t tokens() const { return tokens_; }
 
  private:
@@ -284,7 +283,8 @@ constexpr std::size_t kBytesUnderWay = 16 << 20;
 /// Pieces of text that one thread tokenizes together.
 struct Chunk {
   std::size_t bytes;
-  /// Becomes ready when the chunk is tokenized: one list of tokens for each piece of text.
+  /// The tokens of the chunk, one list for each piece of text. Ready when a thread has tokenized
+  /// all.
   std::future<std::vector<std::vector<std::int64_t>>> tokens;
 };
 

@@ -175,7 +175,7 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
     if (options.sequence_parallel) {
       plan.emplace_back("pos_drop", sequence_parallel());
       plan.emplace_back("norm",
-                        replicate_parallel());  // forward selects the class token of all tokens
+                        replicate_parallel());  // forward() needs all tokens to select one
     }
     return plan;
   }
@@ -234,7 +234,6 @@ Images stripes(const vit::Config& c, std::int64_t step, std::int64_t batch, std:
   return {phase.remainder(8).to(at::kFloat) / 4 - 1, label};
 }
 
-/// The flags of vit_train.
 struct Options {
   vit::Config config{};
   training::CheckpointOptions checkpoints{.every = 50, .steps = 100, .keep = 2};

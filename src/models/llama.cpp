@@ -294,7 +294,7 @@ nn::ExpertsOptions experts_options(const LlamaConfig& c) {
   return options;
 }
 
-/// The name of the submodule of a block that is a mixture of experts.
+/// The name of the mixture of experts, a submodule of a block.
 const char* mixture_name(const LlamaConfig& c) {
   return c.mixtral_names ? "block_sparse_moe" : "mlp";
 }

@@ -149,7 +149,7 @@ constexpr std::int64_t kMaxLayers = 10'000;
 struct Architecture {
   const char* type;
   const char* class_name;
-  bool query_key_value_bias;  ///< whether q, k, v have biases whatever config.json says
+  bool query_key_value_bias;  ///< whether q, k, v have biases for every config.json
   bool query_key_norm;
   bool begins_texts;    ///< whether the tokenizer puts bos_token_id before a text
   const char* experts;  ///< config.json's key of the number of experts; nullptr: no experts
@@ -231,7 +231,8 @@ RopeScaling::Kind scaling_kind(const ConfigReader& rope, const char* key) {
   return found->second;
 }
 
-/// YaRN's factor on attention scores if the context is `scale` times the original (equation 22).
+/// Returns the factor by which YaRN multiplies cos and sin if the context is `scale` times the
+/// original context (equation 22).
 double yarn_scale(double scale) {
   return scale <= 1 ? 1 : 0.1 * std::log(scale) + 1;
 }
@@ -395,8 +396,8 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   TESSERA_CHECK(c.num_hidden_layers <= kMaxLayers, origin, ": num_hidden_layers is ",
                 c.num_hidden_layers, "; models have at most ", kMaxLayers);
   c.num_attention_heads = reader.positive("num_attention_heads");
-  // For a Llama, a missing "num_key_value_heads" or null means the number of attention heads. For
-  // other model types, the default in `transformers` is different.
+  // A "num_key_value_heads" of null means num_attention_heads. A missing key means the same for a
+  // Llama, but is an error for other model types, whose default in `transformers` is different.
   const bool by_heads =
       architecture.type == std::string_view("llama") || reader.names("num_key_value_heads");
   c.num_key_value_heads = by_heads

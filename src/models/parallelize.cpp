@@ -98,8 +98,8 @@ void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOpti
 }
 
 /// The number of FSDP units, counted from the first, that are resharded after forward. By default
-/// the last block and the units after it stay gathered, because backward, which begins right after
-/// forward, needs these units first.
+/// the last block and later units stay gathered: backward begins right after forward, and needs
+/// these units first.
 std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules& blocks,
                                const ParallelOptions& options) {
   if (!options.fsdp.reshard_after_forward.value_or(true)) {

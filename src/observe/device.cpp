@@ -136,7 +136,7 @@ struct SquareProducts {
   }
 };
 
-/// Doubles the size of the matrices until their product takes kProductSeconds, or to a maximum.
+/// Doubles the matrices' size until a product takes kProductSeconds or the size is the maximum.
 SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   const std::int64_t most = device.is_cpu() ? 4096 : 8192;
   for (std::int64_t size = 256;; size *= 2) {

@@ -190,8 +190,8 @@ class BackwardOrder : tessera::detail::NoCopy {
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
 };
 
-/// Removes and returns the gradients of the parameters that require grad. On a rank that lacks a
-/// gradient other ranks have, the gradient counts as zeros.
+/// Removes and returns the gradients of the parameters that require grad. If only some ranks have a
+/// gradient, the gradient counts as zeros on the other ranks.
 std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   std::vector<SeenTensor> gradients;
   for (const auto& [fqn, slot] : module.named_slots()) {
@@ -341,7 +341,6 @@ void change_last_places(nn::ModuleBase& reference, std::uint64_t draw) {
 /// The numbers of random draws on this rank: of each Dropout module, and of all at:: operators.
 struct DrawCounts {
   RandomState state;
-  /// The number of calls of each Dropout, by FQN.
   std::vector<std::pair<std::string, std::uint64_t>> dropouts;
 };
 

@@ -400,7 +400,7 @@ struct Finding {
   std::string name, fqn, caller;  ///< name of the tensor and its modules, as in SeenTensor
   int call = 0, parent = 0;
   bool is_input = false;
-  std::string layout;  ///< layout of the tensor on the mesh, or why it cannot be compared
+  std::string layout;               ///< layout on the mesh, or why the tensor cannot be compared
   std::vector<std::int64_t> at{};   ///< index of the element that differs most
   std::string value{}, expected{};  ///< the element's value on the mesh and on one rank
   double distance = 0;  ///< the largest difference; infinity if the tensors can't be compared
@@ -431,7 +431,6 @@ struct OfRanks {
   std::vector<std::pair<int, Finding>> findings;  ///< pairs of a world rank and its finding
 
   const Finding& first() const { return findings.front().second; }
-  /// Returns the maximum of a field of Finding over all ranks.
   double largest(double Finding::*of) const {
     double most = 0;
     for (const auto& [rank, finding] : findings) {

@@ -1,5 +1,6 @@
-// Simulates when the operators and collectives of a training step run. Each stream of a device, and
-// the network of each process group, has a clock that advances with the work issued to it.
+// Simulates when the operators and collectives of a training step run. Each stream of a device and
+// the network of each process group have a clock. Work issued to a stream or network advances its
+// clock.
 
 #pragma once
 

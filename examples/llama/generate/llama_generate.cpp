@@ -177,9 +177,9 @@ struct Batch {
 };
 
 struct GenerationTimes {
-  std::int64_t prompt_tokens = 0;  ///< number of tokens in all prompts
-  double prompt_s = 0;             ///< seconds until each text has its first token
-  std::int64_t tokens = 0;         ///< number of tokens after the first token of each text
+  std::int64_t prompt_tokens = 0;
+  double prompt_s = 0;      ///< seconds until each text has its first token
+  std::int64_t tokens = 0;  ///< number of tokens after the first token of each text
   double decoding_s = 0;
 };
 

@@ -79,9 +79,10 @@ class DocumentReader {
   bool at_end_ = false;
 };
 
-/// Returns the files that match `patterns`: for each pattern in byte order, and each file only
-/// once. A pattern that is the name of an existing file matches only this file. `flag` is the
-/// patterns' flag, for messages. Throws tessera::Error for a pattern without a match.
+/// Returns the files that match `patterns`, in the order of the patterns. The matches of a pattern
+/// are in byte order, and each file is returned once. A pattern that is the name of an existing
+/// file matches only this file. `flag` names the flag with the patterns, for messages. Throws
+/// tessera::Error for a pattern without a match.
 std::vector<std::string> list_files(const std::string& flag,
                                     const std::vector<std::string>& patterns);
 

@@ -75,8 +75,8 @@ int run_logged(std::vector<std::string> command, const std::string& log) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
-/// Returns the line of llama_plan's log that shows why llama_plan failed: its error message, or the
-/// last line.
+/// Returns the line of llama_plan's log with llama_plan's error message; without an error message,
+/// returns the last line.
 std::string error_in(const std::string& log) {
   std::ifstream in(log);
   std::string last;

@@ -48,7 +48,7 @@ std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
   return "# The flags of a run of llama_train, given or not. " + to_use_it + options.resolved;
 }
 
-/// Returns the flags in the text of a config.toml, without --resume, which a restart can change.
+/// Returns the flags in the text of a config.toml. Omits --resume: a restart can change --resume.
 std::string flags_of(const std::string& text) {
   std::istringstream lines(text);
   std::string kept;
@@ -60,8 +60,8 @@ std::string flags_of(const std::string& text) {
   return kept;
 }
 
-/// Reserves a folder for a new run. With --resume auto (`may_begin_again`), the folder can belong
-/// to a run with the same flags that ended before its first save.
+/// Reserves a folder for a new run. With --resume auto (`may_begin_again`), the folder can already
+/// be that of a run with the same flags, if this run ended before its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";

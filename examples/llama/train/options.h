@@ -67,7 +67,7 @@ struct TrainOptions {
   bool reshard_last = false;
   bool offload = false;
   std::string ac = "none";
-  std::optional<double> memory;  ///< --ac auto: GiB of a device that tensors can use
+  std::optional<double> memory;  ///< --ac auto: GiB of device memory that tensors may use
   std::string param_dtype, reduce_dtype = "fp32";
   bool fp8 = false;
   std::string device = "cpu", backend;
@@ -93,7 +93,7 @@ struct TrainOptions {
   /// Whether the run is only planned (llama_plan). A planned run has no data, reads only the
   /// model's configuration, and writes nothing.
   bool planned = false;
-  /// The number of layers of a planned model, which can be smaller than the model; 0: all layers.
+  /// How many of the model's layers a planned run has; 0: all layers.
   std::int64_t layers = 0;
   /// The largest number of rows (tokens) of an expert, divided by the mean. Only for a planned run.
   double expert_load = 1;

@@ -109,7 +109,7 @@ ParallelOptions parallel_options(const TrainOptions& options) {
 }
 
 /// Creates the model on the meta device, with adapters and frozen parameters as the flags say. Call
-/// parallelize() later, because parallelize() shards an adapter like its weight.
+/// parallelize() afterwards: parallelize() shards each adapter like the adapter's weight.
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& config) {
   std::shared_ptr<Llama> model;
   {

@@ -32,9 +32,9 @@ void choose_kernels(const TrainOptions& options);
 /// split over --tp. Allocates no weights.
 Config model_config(const TrainOptions& options);
 
-/// Throws Error where model_config() does, and for --lora-targets and --freeze that don't fit the
-/// model. Needs no world (comm::World): such errors are found before the ranks connect, so that no
-/// rank reports a missing rank.
+/// Throws the errors of model_config(), and Error for --lora-targets and --freeze that don't fit
+/// the model. Needs no world (comm::World): the errors are found before the ranks connect, so that
+/// no rank reports a missing rank.
 void check_model(const TrainOptions& options);
 
 /// Replaces --ac auto by the activation checkpointing with the least recomputation whose planned
@@ -101,7 +101,7 @@ struct LlamaRun {
                      const tessera::tensor_parallel::CrossEntropyOptions& loss = {});
   /// Returns the loss options of --label-smoothing and --z-loss.
   tessera::tensor_parallel::CrossEntropyOptions loss_options() const;
-  /// Returns the sequences of a batch that this rank computes, on the rank's device.
+  /// Returns this rank's sequences of a batch, on the rank's device.
   tessera::data::BatchLoader::Batch own_rows(tessera::data::BatchLoader::Batch batch) const;
   bool is_main() const { return world->rank() == 0; }
   bool uses_cuda() const { return options.device == "cuda"; }

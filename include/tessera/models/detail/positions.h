@@ -43,9 +43,9 @@ struct Rope {
   bool operator==(const Rope&) const = default;
 };
 
-/// Returns cos and sin of the rotary angles of positions 0 to `positions` - 1: (positions,
-/// head_dim) each, fp32, on the CPU, repeated for the two halves of a head, as Hugging Face
-/// computes them.
+/// Returns cos and sin of the rotary angles of positions 0 to `positions` - 1, computed as in
+/// Hugging Face: two fp32 tensors (positions, head_dim) on the CPU. The angles are repeated for the
+/// two halves of a head.
 std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t head_dim,
                                               std::int64_t positions);
 

@@ -44,8 +44,8 @@ struct TensorMemoryOptions {
   std::function<void(const TensorBlock&)> observer{};
 };
 
-/// Starts to count the memory of CPU tensors, like count_tensor_memory() of memory.h, with options.
-/// A second call changes the options. Must not be called while other threads use tensors.
+/// Starts to count the memory of CPU tensors, like count_tensor_memory() of metrics.h, but with
+/// options. A second call changes the options. Must not be called while other threads use tensors.
 void count_tensor_memory(TensorMemoryOptions options);
 /// Returns the bytes of all allocated blocks; nullopt before count_tensor_memory() was called.
 std::optional<std::int64_t> tensor_bytes();

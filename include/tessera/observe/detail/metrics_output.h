@@ -16,7 +16,7 @@ TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// Fills peak_memory_bytes, peak_active_bytes and memory_capacity_bytes with the memory use since
-/// the last call (take_memory_use).
+/// the last call of take_memory_use().
 void set_memory(StepMetrics& metrics, const std::string& device_type);
 
 /// Returns a number with thousands separators, independent of the locale: "1,234,567.89".

@@ -41,7 +41,7 @@ struct StepTime {
   std::map<std::string, OperatorUse> operators{};  ///< uses of each operator, by name: "aten::mm"
 };
 
-/// A group of ranks on which equal tensors have equal sizes. One rank of each RankKind is planned.
+/// A group of ranks on which each tensor has the same sizes. One rank of each RankKind is planned.
 struct RankKind {
   int first = 0;           ///< the first rank of this RankKind
   int last = 0;            ///< the last rank of this RankKind
