@@ -24,11 +24,11 @@ namespace tessera::fsdp {
 
 namespace {
 
-// check_copies() compares the copies (replicas) of parameters on FSDP's ranks by a hash. Different
-// copies would stay different without an error, because only gradients are averaged.
+// FSDP only averages gradients. If copies of a parameter differ between ranks, they would stay
+// different and nothing would report it. So check_copies() compares hashes of the copies.
 
-// With replicas (HSDP, replicate()) ranks have copies of all parameters. Otherwise ranks have
-// copies only of the parameters that are not split.
+// With replicas (HSDP, replicate()) every parameter has copies. Otherwise only parameters that are
+// not split have copies.
 
 using tessera::detail::Equality;
 using tessera::detail::Replica;
@@ -44,8 +44,8 @@ Replica copy_of(const ShardedParameter& parameter, Of of) {
   return {"the gradient of " + name, gradient.defined() ? local_tensor(gradient) : at::Tensor()};
 }
 
-/// Returns this rank's copies to compare with other ranks: with `all`, of every parameter;
-/// otherwise, only of the parameters that are not split.
+/// Returns this rank's copies of parameters: of every parameter if `all` is true, otherwise only of
+/// the parameters that are not split.
 std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   std::vector<Replica> replicas;
   for (const ShardedParameter& parameter : group.parameters()) {
@@ -56,9 +56,9 @@ std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   return replicas;
 }
 
-/// Compares the ranks' copies of each parameter, or of its gradient, in the unit named `label`. If
-/// copies differ, throws Error on all ranks with such copies. Collective over the groups' meshes.
-/// Does nothing without copies.
+/// Compares the ranks' copies of each parameter, or of its gradient. Throws Error on all ranks
+/// whose copies differ; `label` is the unit's name in the message. Collective over the groups'
+/// meshes. Does nothing if there are no copies.
 void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, Of of,
                   const std::string& label) {
   const c10::AutoGradMode no_grad(false);
@@ -79,9 +79,9 @@ void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, 
   }
 }
 
-// check_same_parameters() checks (for debugging), at a unit's first gather, that all ranks have
-// built equal models. Shards are padded to one size, so collectives of different parameters can
-// succeed and give each rank the values of another parameter. No other check detects this mistake.
+// At a unit's first gather, check_same_parameters() checks (for debugging) that all ranks have
+// built equal models. Shards are padded to one size, so a collective over different parameters can
+// succeed and give a rank the values of another parameter. No other check detects this.
 
 /// Returns text with the number of parameters of `groups`, then one line for each parameter.
 std::string text_of(const std::vector<const ParameterGroup*>& groups) {
@@ -96,8 +96,8 @@ std::string text_of(const std::vector<const ParameterGroup*>& groups) {
   return fmt::format("{} parameters\n{}", lines.size(), fmt::join(lines, "\n"));
 }
 
-/// Throws Error, on all ranks of `mesh`, unless these ranks have equal parameters, which `text`
-/// lists for this rank. Collective.
+/// Throws Error, on all ranks of `mesh`, unless these ranks have equal parameters. `text`: a list
+/// of this rank's parameters. Collective.
 void compare_parameters(const DeviceMesh& mesh, c10::Device device, const std::string& text,
                         const std::string& label) {
   comm::Communicator& group = flush_pending_transfers(mesh.group_of_all_ranks());
@@ -120,10 +120,10 @@ void compare_parameters(const DeviceMesh& mesh, c10::Device device, const std::s
        "; make the same model on every rank");
 }
 
-/// With TESSERA_DEBUG=1, checks that in the unit named `label` all ranks of `mesh`, and of the
-/// groups' own meshes, have parameters with equal names, sizes and types. Otherwise throws Error on
-/// all ranks that share the parameters that differ. Collective with TESSERA_DEBUG=1; without it,
-/// does nothing.
+/// With TESSERA_DEBUG=1, checks that all ranks of `mesh`, and of the groups' own meshes, have
+/// parameters with equal names, sizes and types. Throws Error on all ranks of a mesh whose
+/// parameters differ; `label` is the unit's name in the message. Collective with TESSERA_DEBUG=1;
+/// otherwise does nothing.
 void check_same_parameters(const std::vector<ParameterGroup>& groups, const DataMesh& mesh,
                            const std::string& label) {
   if (!tessera::detail::debug_checks()) {
@@ -144,8 +144,8 @@ void check_same_parameters(const std::vector<ParameterGroup>& groups, const Data
   }
 }
 
-/// OutsideInferenceMode disables inference mode while the object exists. Tensors made in this scope
-/// outlive a forward in inference mode, and training also uses them.
+/// Disables inference mode while the object exists. Training later uses the tensors that are made
+/// in this scope, even if a forward in inference mode made them.
 class OutsideInferenceMode {
  public:
   OutsideInferenceMode() {
@@ -161,13 +161,12 @@ class OutsideInferenceMode {
 }  // namespace
 
 Unit::~Unit() {
-  // The reductions in progress are dropped, because the communication context contains pointers to
-  // the gradient states of these groups.
+  // The communication context has pointers to the gradient states of these groups, so the
+  // reductions in progress are dropped.
   forget_reductions();
 }
 
-/// The communication context is created at the first use and not in the constructor, because units
-/// below a root use the root's context.
+/// Units below a root use the root's context, so the constructor creates none.
 const CommContextPtr& Unit::shared_comm_context() {
   if (comm_context_ == nullptr) {
     comm_context_ =
@@ -178,8 +177,7 @@ const CommContextPtr& Unit::shared_comm_context() {
 
 void Unit::set_comm_context(CommContextPtr context) {
   if (comm_context_ != nullptr && comm_context_ != context) {
-    // The reductions of the old communication context are finished first, because nothing else
-    // would finish these reductions after the change.
+    // Nothing else would finish the reductions of the old communication context.
     comm_context_->settle();
   }
   comm_context_ = std::move(context);
@@ -187,7 +185,7 @@ void Unit::set_comm_context(CommContextPtr context) {
 
 void Unit::prepare() {
   const OutsideInferenceMode ordinary;
-  // Ranks compare their parameters only in the first call, because the exchange takes time.
+  // The exchange takes time, so ranks compare their parameters only in the first call.
   const bool is_first = phase_ == UnitPhase::kNew;
   if (is_first) {
     check_same_parameters(groups_, mesh_, label());
@@ -195,8 +193,7 @@ void Unit::prepare() {
   for (ParameterGroup& group : groups_) {
     group.prepare(comm_context());
   }
-  // Copies are compared at the first prepare(), because the program can have changed the parameters
-  // since the unit was made.
+  // The program can change parameters after the unit was made, so copies are compared only here.
   if (is_first) {
     check_copies(groups_, Equality::kBitwise, Of::kValues, label());
   }
@@ -224,9 +221,9 @@ void Unit::forget_reductions() {
 }
 
 // When a forward begins, the ranks compare how many random numbers each rank has drawn, until all
-// ranks know that the model draws no random numbers. Whether a model draws random numbers is
-// unknown before its forward. A rank can skip all random operators, so a comparison that starts at
-// the first random operator could wait for that rank forever.
+// ranks know that the model draws none. Before a forward this is unknown. The comparison cannot
+// wait for the first random operator, because a rank can skip all random operators, and the other
+// ranks would wait forever.
 
 namespace {
 
@@ -244,8 +241,7 @@ std::vector<nn::Dropout*> dropouts_of(const std::vector<nn::ModuleBase*>& module
   return found;
 }
 
-/// Returns how often this rank has drawn random numbers: the number of calls of random operators,
-/// then the call counter of each Dropout module.
+/// Returns this rank's number of calls of random operators, then the call counter of each Dropout.
 Counts counts_of(const std::vector<nn::Dropout*>& dropouts) {
   Counts counts{static_cast<std::int64_t>(random_state().calls)};
   for (const nn::Dropout* dropout : dropouts) {
@@ -269,7 +265,7 @@ std::int64_t hash_of(const Counts& counts) {
   return static_cast<std::int64_t>(hash);
 }
 
-/// Sets each of `counts` to the maximum of that count over all ranks of `dims`. Collective.
+/// Sets each count to its maximum over all ranks of `dims`. Collective.
 void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
   for (const DeviceMesh& dim : dims) {
     if (dim.size() == 1) {
@@ -282,9 +278,9 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
 }
 
 // The shards of one parameter must be parts of one tensor: a tensor that all ranks had, or values
-// from one seed. Parts of different tensors can have fitting sizes, and training would continue
-// without an error. The values of the shards do not show the mistake, so the ranks compare the
-// origins of the values.
+// from one seed. Parts of different tensors can have the right sizes, and training would continue
+// without an error. The values do not show the mistake, so the ranks compare where the values came
+// from.
 
 /// Returns a hash of the origins (ShardedParameter::origin) of this rank's parameters of `groups`.
 std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
@@ -296,8 +292,8 @@ std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
   return hash_of(origins);
 }
 
-/// Describes the parameters of `group` whose origins differ between ranks; empty without such
-/// parameters. A rank that has no part, or that loaded its part, has no origin to compare.
+/// Returns a text about the parameters of `group` whose origins differ between ranks; "" if there
+/// are none. A rank without a part, or with a loaded part, has no origin to compare.
 std::string different_origins(const ParameterGroup& group) {
   const DeviceMesh& mesh = group.mesh().shard;
   if (mesh.size() == 1) {
@@ -310,9 +306,9 @@ std::string different_origins(const ParameterGroup& group) {
   return nn::detail::different_origins(mesh, origins);
 }
 
-/// Compares the origins of each parameter if the ranks' hash_of_origins() differ. If the shards of
-/// a parameter are parts of different tensors, throws Error on all ranks that share the parameter.
-/// Collective over the groups' meshes, with CPU values.
+/// Called if hash_of_origins() differs between ranks. If the shards of a parameter are parts of
+/// different tensors, throws Error on all ranks that share the parameter. Collective over the
+/// groups' meshes, with CPU values.
 void check_origins(const std::vector<const ParameterGroup*>& groups) {
   std::string difference;
   for (const ParameterGroup* group : groups) {
@@ -330,8 +326,8 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
                                     const std::vector<DeviceMesh>& dims,
                                     const std::shared_ptr<tessera::detail::BatchRows>& rows,
                                     std::int64_t count, const ParameterGroupsToCompare& groups) {
-  // If a random operator of the previous forward compared the batch rows, all ranks took part. So
-  // all ranks know that the model draws random numbers.
+  // If a random operator of the previous forward compared the batch rows, all ranks took part and
+  // know that the model draws random numbers.
   draws_ = draws_ || (unasked_ != nullptr && unasked_->is_settled());
   if (quiet_ && !draws_) {
     unasked_ = rows;
@@ -339,9 +335,9 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   }
   const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
   Counts counts = counts_of(dropouts);
-  // The ranks' counts are usually equal. The exchange of the batch rows includes the maximum of a
-  // hash of the counts and, as the maximum of ~hash, its minimum. The counts themselves are
-  // exchanged only if the maximum and the minimum differ.
+  // The ranks' counts are usually equal. So the exchange of the batch rows includes only the
+  // maximum and the minimum of a hash of the counts (the minimum as the maximum of ~hash). The
+  // counts themselves are exchanged if the maximum and the minimum differ.
   const std::int64_t hash = hash_of(counts);
   const bool first = !compared_origins_;
   const auto compared = first ? groups() : std::vector<const ParameterGroup*>();

@@ -12,23 +12,23 @@
 
 namespace tessera::fsdp {
 
-// checked_spec() turns options into the decisions for a unit: the unit's parameters, and for each
-// parameter the placement, mesh and device. Before a parameter is changed, all functions in the
-// options are called and all results are checked.
+// checked_spec() decides which parameters a unit has, and the placement, mesh and device of each
+// parameter. All functions in the options are called and all their results are checked before any
+// parameter changes.
 
 namespace {
 
-/// Returns the placement that Options::shard_placement chooses for `tensor` on the shard dimension.
+/// Returns the placement of `tensor` on the shard dimension (Options::shard_placement).
 Placement placement_of(const std::string& name, const at::Tensor& tensor,
                        const PlacementFunction& function) {
-  // A scalar has no dimension to split, so Options::shard_placement is not called for a scalar.
+  // Scalars have no dimension to split, so Options::shard_placement does not see them.
   if (tensor.dim() == 0) {
     return Replicate{};
   }
   Placement placement = (function ? function(name, tensor) : std::nullopt).value_or(Shard{0});
   if (auto* shard = std::get_if<Shard>(&placement)) {
-    // Negative dimensions count from the end. Dimensions out of range stay unchanged, and
-    // shard_dim() rejects them.
+    // Makes negative dimensions positive. A dimension out of range stays unchanged, and shard_dim()
+    // rejects it.
     shard->dim += shard->dim < 0 && shard->dim >= -tensor.dim() ? tensor.dim() : 0;
   }
   return placement;
@@ -41,7 +41,6 @@ DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMe
   return own ? DataMesh(*own) : mesh;
 }
 
-/// Returns the tensor dimension on which a parameter is sharded; nullopt for Replicate.
 std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor& tensor,
                                       const Placement& placement) {
   if (is_replicate(placement)) {
@@ -77,14 +76,14 @@ ShardHome home_of(const DataMesh& mesh, const Options& options) {
   if (!options.offload_policy) {
     return {.device = device};
   }
-  // Page-locked memory only speeds up copies to a GPU, so a unit on a CPU uses ordinary memory.
+  // Page-locked memory only helps copies to a GPU.
   return {.device = c10::kCPU,
           .pinned = options.offload_policy->pin_memory && !device.is_cpu(),
           .offloaded = true};
 }
 
-/// Throws Error if the tensor is already split on a dimension of `mesh`, because a joined mesh
-/// would contain that dimension twice.
+/// Throws Error if the tensor is already split on a dimension of `mesh`: the mesh that joins both
+/// would contain this dimension twice.
 void check_not_split(const std::string& name, const nn::ParameterSlot& slot, const DataMesh& mesh) {
   const at::Tensor& tensor = slot.persistent();
   if (!tessera::is_distributed(tensor)) {
@@ -113,8 +112,8 @@ bool makes_sparse_gradients(const torch::nn::Module& module) {
          (bag != nullptr && bag->options.sparse());
 }
 
-/// Throws Error with the parameter's name for a parameter that gets sparse gradients. Reductions
-/// split gradients by rows, and a sparse gradient does not store all rows.
+/// Throws Error for a parameter that gets sparse gradients. Reductions split gradients by rows, and
+/// a sparse gradient does not have all rows.
 void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
   for (const auto& [name, slot] : parameters) {
     for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
@@ -126,8 +125,8 @@ void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
   }
 }
 
-/// Whether `module` is a batch norm that uses statistics of the batch. In eval mode a batch norm
-/// that has running statistics uses the running statistics.
+/// Whether `module` is a batch norm that computes statistics of the batch. In eval mode a batch
+/// norm uses its running statistics instead, if it has any.
 template <class Norm>
 bool is_batch_norm(const torch::nn::Module& module) {
   const auto* norm = module.as<Norm>();
@@ -149,8 +148,8 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
   std::unordered_set<const nn::ParameterSlot*> seen;
   for (std::size_t i = 0; i < modules.size(); ++i) {
     modules[i]->named_slots();  // throws if a parameter has no nn::ParameterSlot
-    // The prefix distinguishes parameters in messages, because the modules of one unit can have
-    // parameters of the same name.
+    // The modules of one unit can have parameters of the same name. The prefix distinguishes these
+    // parameters in messages.
     const std::string prefix = modules.size() == 1 ? "" : std::to_string(i) + ".";
     const auto add = [&](const std::string& fqn, const nn::ModuleBase& module) {
       inside.insert(&module);
@@ -162,8 +161,7 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
     };
     nn::visit_modules(std::as_const(*modules[i]), add, outside_of_units());
   }
-  // A module outside of the unit that shares a parameter would compute with the shard instead of
-  // the parameter.
+  // If a module outside of the unit shared the parameter, this module would compute with the shard.
   for (const auto& [name, slot] : slots) {
     for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
       TESSERA_CHECK(
@@ -186,7 +184,6 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
     const at::Tensor& tensor = slot->persistent();
     const Placement placement = placement_of(name, tensor, options.shard_placement);
     const DataMesh own = mesh_of(name, tensor, mesh, options);
-    // post_forward_mesh_size refers to the parameter's own mesh, not to the unit's mesh.
     check_post_forward_mesh(own, options.post_forward_mesh_size);
     check_not_split(name, *slot, own);
     const std::optional<std::int64_t> dim = shard_dim(name, slot->get(), placement);
@@ -203,9 +200,9 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
   return spec;
 }
 
-/// Only plain parameters are reduced in buckets. Before its reduction, the gradient of a parameter
-/// of tensor parallelism sometimes needs a collective. This collective must not depend on the time
-/// at which the gradients of a bucket are complete.
+/// Only plain parameters are reduced in buckets. The gradient of a tensor-parallel parameter can
+/// need a collective before its reduction, and this collective must not depend on when the
+/// gradients of a bucket are complete.
 bool reduces_in_buckets(const UnitSpec& spec) {
   return spec.mesh.replicas() > 1 && spec.mesh.shard.size() == 1 &&
          std::ranges::none_of(spec.parameters, [](const ParameterSpec& parameter) {
@@ -228,17 +225,17 @@ std::size_t bytes_of(const Group& group) {
                          });
 }
 
-/// Returns the buckets in the order of their parameters. Buckets are filled from the last parameter
-/// on, because backward computes the last parameters' gradients first. A full bucket has
-/// bucket_cap_mb of parameters. The first bucket to be filled has only 1 MiB, as in PyTorch's DDP,
-/// so that the first all-reduce begins early.
+/// Returns the buckets in the order of their parameters. Filling begins with the last parameter,
+/// because backward computes the last parameters' gradients first. A full bucket has bucket_cap_mb
+/// MiB of parameters. The first bucket to be filled has 1 MiB, as in PyTorch's DDP, so that the
+/// first all-reduce begins early.
 std::vector<Group> buckets_of(const UnitSpec& spec) {
   const auto cap = static_cast<std::size_t>(spec.options.bucket_cap_mb) << 20U;
   constexpr std::size_t kFirstCap = std::size_t{1} << 20U;
   std::vector<Group> buckets;
   for (auto next = spec.parameters.rbegin(); next != spec.parameters.rend(); ++next) {
     const ParameterSpec& parameter = *next;
-    // Each type of parameters has its own buckets. Only the newest bucket of a type has room.
+    // Each parameter type has its own buckets. Only the newest bucket of a type has room.
     const auto newest = std::find_if(buckets.rbegin(), buckets.rend(), [&](const Group& bucket) {
       return may_share_group(bucket.front(), parameter);
     });

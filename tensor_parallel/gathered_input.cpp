@@ -42,20 +42,20 @@ void check_first_order() {
                 "without create_graph, or set .regather = false in the styles");
 }
 
-/// Returns `gradient` as a distributed tensor on `mesh`. A plain gradient is treated as replicated,
-/// because the gradient is the same on all ranks.
+/// Returns `gradient` as a distributed tensor on `mesh`. A plain gradient is the same on all ranks,
+/// so it becomes a replicated tensor.
 DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient) {
   return tessera::is_distributed(gradient)
              ? DistributedTensor(gradient)
              : DistributedTensor::from_local(gradient, mesh, {Replicate{}});
 }
 
-/// The functions that compute the matrix products of a Linear. Each implementation (aten::linear,
-/// fp8) has one Products object. `bias` can be undefined.
+/// The matrix products of a Linear, in one implementation (aten::linear or fp8). `bias` can be
+/// undefined.
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   nn::detail::SharedInputNode::AddTerm add_of_input;
-  /// Computes the gradient of the weight, for a node whose first input is the weight.
+  /// `node` has the weight as its first input.
   at::Tensor (*of_weight)(Node& node, const at::Tensor& gradient, const at::Tensor& x);
 };
 
@@ -74,16 +74,16 @@ constexpr Products kFp8Products{
       return tessera::detail::fp8_linear_weight_grad(gradient, x);
     }};
 
-/// The input x of column-wise Linears, made by one all-gather. Between forward and backward
-/// GatheredInput stores the shard of x; while backward computes the weights' gradients, the
-/// gathered x. Activation checkpointing saves the gathered x instead: the recomputation of the
-/// block gathers x anyway, so a second gather would only add traffic.
+/// The input x of column-wise Linears, gathered by one all-gather. GatheredInput saves the shard of
+/// x for backward, and has the gathered x while backward computes the weights' gradients. Under
+/// activation checkpointing it saves the gathered x: the recomputation gathers x anyway, so a
+/// second gather would only add traffic.
 class GatheredInput {
  public:
   GatheredInput(const DistributedTensor& shard, const at::Tensor& whole)
       : saved_(tessera::detail::hooks_keep_tensors() ? whole : shard.tensor()) {}
 
-  /// Starts the all-gather at the first use, if x was saved as a shard. end_use() ends a use.
+  /// The first use starts the all-gather if a shard was saved. end_use() ends a use.
   void expect_use() {
     if (waiting_++ == 0) {
       const c10::NoGradGuard no_grad;
@@ -100,7 +100,7 @@ class GatheredInput {
     }
   }
 
-  /// Releases the tensors. Called when the autograd graph is freed: no further backward will run.
+  /// Called when the autograd graph is freed: no further backward will run.
   void release() {
     released_ = true;
     release_if_unused();
@@ -137,7 +137,7 @@ struct GatherBackward final : Node {
   std::shared_ptr<GatheredInput> input;
   DeviceMesh mesh;
   Placements shards;
-  std::uint64_t late_number;  ///< sequence number for WeightBackward nodes, which run late
+  std::uint64_t late_number;  ///< sequence number of WeightBackward, which runs late
 };
 
 /// The node that computes the gradient of the weight: (gradient of y)^T x.
@@ -157,8 +157,8 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// The node that passes the gradient of the output y to the nodes of the input and of the weight,
-/// and sums the rows of the gradient for the bias.
+/// Passes the gradient of the output y to the nodes of the input and the weight, and sums this
+/// gradient over the rows for the bias.
 struct ProductBackward final : Node {
   ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
       : input(std::move(i)), output(std::move(o)) {}
@@ -189,7 +189,7 @@ struct ProductBackward final : Node {
   ShardingSpec output;
 };
 
-/// Whether `bias` is distributed like the rows of `weight`: a rank has the bias of its own rows.
+/// Whether `bias` is sharded like the rows of `weight`.
 bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
   if (!tessera::is_distributed(bias)) {
     return false;
@@ -200,7 +200,7 @@ bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
          of_bias.layout->digits(0) == of_weight.layout->digits(0);
 }
 
-/// Returns the autograd node of the all-gather whose result is x; nullptr if x is no such result.
+/// Returns the autograd node of the all-gather that made x; nullptr if x was made by anything else.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight,
                                                    const at::Tensor& bias) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
@@ -212,8 +212,8 @@ tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at
   return columns ? tessera::detail::node_cast<GatherBackward>(x.grad_fn()) : nullptr;
 }
 
-/// Returns the matrix product of the local tensors, not recorded by autograd. The last dimension of
-/// the result is distributed like the first dimension of the weight.
+/// Returns the matrix product of the local tensors; autograd does not record it. The result's last
+/// dimension is sharded like the weight's first dimension.
 at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const Products& products) {
   const c10::NoGradGuard no_grad;
@@ -222,8 +222,7 @@ at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at
   dims.back() = spec.layout->digits(0);
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
-  // The matrix product adds the bias, as in aten::linear. A separate addition would round a second
-  // time.
+  // As in aten::linear, the matrix product adds the bias: a separate addition would round again.
   const at::Tensor local = products.of_output(local_tensor(x), local_tensor(weight),
                                               bias.defined() ? local_tensor(bias) : at::Tensor());
   return make_distributed(local,
@@ -251,8 +250,8 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
   return product;
 }
 
-/// RegatheredProducts computes matrix products with one gathered input x. If x was not gathered,
-/// `others` computes the products; if `others` is nullptr, each product is computed separately.
+/// Computes matrix products that share one gathered input x. If x was not gathered, `others`
+/// computes the products; without `others`, each product is computed separately.
 class RegatheredProducts final : public nn::detail::LinearProducts {
  public:
   explicit RegatheredProducts(const Products& products,
@@ -274,7 +273,7 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  /// The node that computes the gradient of the input x of the most recent matrix product.
+  /// Computes the gradient of the input of the last matrix product.
   tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;
 };
 
@@ -299,8 +298,8 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
     whole = shard.redistribute(everywhere).tensor();
   }
   const std::uint64_t late_number = tessera::detail::take_sequence_number();
-  // GatheredInput gets `whole` before `whole` has a gradient node. Otherwise the node of the gather
-  // would own itself through `whole`.
+  // GatheredInput gets `whole` before `whole` has an autograd node: otherwise the node would own
+  // itself through `whole`.
   const auto node = tessera::detail::make_node<GatherBackward>(
       std::make_shared<GatheredInput>(shard, whole), shard, late_number);
   tessera::detail::set_inputs(*node, shard.tensor());

@@ -1,5 +1,3 @@
-// Declarations that the sources of tensor parallelism share: the comparison of replicas
-// (replica_check.cpp) and gathered inputs (gathered_input.cpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,13 +20,11 @@ namespace tessera::tensor_parallel {
 /// Returns the FQN in quotes, for messages: "'layers.0.q_proj'". Returns "the root module" for "".
 std::string quoted(const std::string& fqn);
 
-/// Whether the parameter has different values on each rank of `mesh`
-/// (ParameterSlot::set_distinct_along).
 bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
-/// ReplicaCheck compares data that must be equal on the ranks of a plan's mesh. Before the first
-/// forward: the replicated parameters, and whether all shards of a parameter are of one tensor. In
-/// the first forward with gradients: the plain inputs of the root. With TESSERA_DEBUG=1 also the
+/// Compares data that must be equal on the ranks of a plan's mesh. Before the first forward: the
+/// replicated parameters, and whether the shards of each parameter are parts of one tensor. In the
+/// first forward with gradients: the plain inputs of the root module. With TESSERA_DEBUG=1 also the
 /// replicated parameters before each forward, their gradients after each backward, and every plain
 /// tensor that an operator combines with a distributed tensor.
 ///
@@ -37,12 +33,12 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
  public:
   ReplicaCheck(nn::ModuleBase& root, DeviceMesh mesh);
 
-  /// Adds a module with a parallel style. The first call of any added module starts the comparison,
-  /// since a program can call a module without calling the root. Returns false if the module was
+  /// Adds a module with a parallel style. A program can call a module without calling the root, so
+  /// the first call of any added module starts the comparison. Returns false if the module was
   /// already added.
   bool add(nn::ModuleBase& module, const std::string& fqn);
-  /// Adds hooks that compare the inputs of the root module between ranks. The hooks run after the
-  /// hooks of the root's styles, because inputs that a style makes shards may differ between ranks.
+  /// Adds hooks that compare the root module's plain inputs between ranks. These hooks run after
+  /// the hooks of the root's styles: an input that a style makes a shard may differ between ranks.
   void watch_root(nn::ModuleBase& root);
 
   /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all
@@ -55,7 +51,7 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   bool is_replicated(const nn::ParameterSlot& slot) const;
   std::vector<tessera::detail::Replica> replicas(bool gradients) const;
   /// Compares the parameters and `inputs` between ranks. `inputs`: the arguments of the root
-  /// module, or an empty list if another module is called.
+  /// module; empty if another module is called.
   void compare_before_forward(nn::TensorList inputs);
   void compare_origins() const;
   void compare(const std::vector<tessera::detail::Replica>& replicas,
@@ -64,22 +60,22 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
 
   DeviceMesh mesh_;
   bool debug_;
-  nn::NamedSlots parameters_;  ///< the parameters of the root and of all its submodules
+  nn::NamedSlots parameters_;  ///< parameters of the root and its submodules
   std::unordered_map<const nn::ModuleBase*, std::string> names_;
   bool compared_ = false;         ///< whether ranks have compared the parameters
   bool compared_inputs_ = false;  ///< whether ranks have compared the root module's inputs
 };
 
-/// Gathers `shard`, a shard on a 1-D mesh, on every rank. Collective. Only the shard is saved for
-/// backward, which gathers the shard again (Korthikanti et al. 2022, section 4.2.2). All matrix
-/// products by regathered_product() share this second gather. The gradient is reduce-scattered
-/// asynchronously, while the gradients of the weights are computed.
+/// All-gathers `shard`, which is on a 1-D mesh. Collective. Only the shard is saved, and backward
+/// gathers it again (Korthikanti et al. 2022, section 4.2.2), once for all matrix products of
+/// regathered_product(). The reduce-scatter of the gradient is asynchronous and overlaps the
+/// gradients of the weights.
 at::Tensor gather_again_in_backward(const DistributedTensor& shard);
 
 /// Returns the matrix product for `linear`, whose weight is sharded over its outputs. If
-/// gather_again_in_backward() made the input, only the weight is saved for backward. Otherwise
-/// aten::linear is used, or the fp8 product if convert_to_fp8 has converted the module. Backward
-/// throws Error under create_graph.
+/// gather_again_in_backward() made the input, only the weight is saved for backward. Otherwise the
+/// product is aten::linear, or the fp8 product after convert_to_fp8. Backward throws Error under
+/// create_graph.
 nn::detail::LinearProduct regathered_product(const nn::Linear& linear);
 
 /// Makes an nn::Linear use regathered_product() if `regather` is true. Does nothing for other

@@ -1,8 +1,8 @@
-// The losses of a language model. cross_entropy reduces the losses of rows, which the operator in
-// src/dtensor/fused/losses.cpp computes. linear_cross_entropy computes the output head and the loss
-// in chunks of tokens.
+// The losses of a language model. cross_entropy reduces the losses of rows, which an operator
+// computes (src/dtensor/fused/losses.cpp). linear_cross_entropy computes the output head and the
+// loss in chunks of tokens.
 //
-// linear_cross_entropy computes the gradients of the sum of all losses in forward. Backward
+// Forward of linear_cross_entropy also computes the gradients of the sum of all losses. Backward
 // multiplies these gradients by the gradient of the sum, which is one number. So no logits are
 // computed twice, and values that are rounded to fp16 or bf16 have the magnitude of probabilities.
 
@@ -36,11 +36,11 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-/// The sharding of the tokens (the rows of the logits) over a mesh; nullopt for plain logits.
+/// How the tokens (rows of the logits) are sharded over a mesh; nullopt for plain logits.
 using TokenSharding = std::optional<ShardingSpec>;
 
-/// Throws Error if targets are ignored and several data-parallel ranks share the batch: the ranks
-/// can ignore different numbers of targets, but FSDP gives the ranks' gradients equal weights.
+/// Throws Error if targets are ignored and several data-parallel ranks share the batch: each rank
+/// can ignore another number of targets, but FSDP gives all ranks' gradients equal weights.
 void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   const std::int64_t ranks = nn::batch_ranks();
   if (ranks == 1 || count.is_meta()) {
@@ -64,7 +64,7 @@ at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
-/// Returns the number of targets of all ranks that are not ignored, as a plain tensor.
+/// Returns how many targets of all ranks are not ignored, as a plain tensor.
 at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index) {
   return whole(targets.ne(ignore_index).sum());
 }
@@ -81,7 +81,7 @@ at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   return sum.clamp_min(1).div_(flat.size());
 }
 
-/// Returns the part of the options that defines the loss of a single token.
+/// Returns the options that define the loss of a single token.
 tessera::detail::RowLossOptions row_options(const CrossEntropyOptions& options) {
   return {options.ignore_index, options.label_smoothing, options.z_loss};
 }
@@ -99,7 +99,7 @@ void check_options(const CrossEntropyOptions& options) {
                 options.tokens.sizes());
 }
 
-/// Returns the sharding of the tokens; dimension 0 of `tensor` is the tokens.
+/// Returns how the tokens, dimension 0 of `tensor`, are sharded.
 TokenSharding token_sharding(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return std::nullopt;
@@ -113,9 +113,9 @@ bool are_split(const TokenSharding& rows) {
   return rows && !rows->layout->is_replicated();
 }
 
-/// Returns the targets of this rank's tokens (`rows`): distributed like the tokens, or plain.
-/// Throws Error for targets on another mesh. If the tokens are split, throws on every rank for
-/// plain targets outside of the vocabulary. Collective if targets and tokens differ in layout.
+/// Returns the targets of this rank's tokens (`rows`), distributed like the tokens, or plain.
+/// Throws Error for targets on another mesh and, on every rank if the tokens are split, for plain
+/// targets outside of the vocabulary. Collective if targets and tokens have different layouts.
 at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
                        const TokenSharding& rows, std::int64_t ignore_index) {
   const bool distributed = tessera::is_distributed(targets);
@@ -128,9 +128,9 @@ at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
   return rows ? tessera::detail::targets_of_rows(targets, *rows) : targets;
 }
 
-/// With TESSERA_DEBUG=1, throws Error, on all ranks, if the ranks that shard the vocabulary
-/// (dimension `dim` of `sharded`) have different targets for the same rows. Collective with
-/// TESSERA_DEBUG=1; without it, does nothing.
+/// With TESSERA_DEBUG=1, throws Error on all ranks if ranks have different targets for the same
+/// rows. Compares the ranks that shard the vocabulary (dimension `dim` of `sharded`). Collective
+/// with TESSERA_DEBUG=1; otherwise does nothing.
 void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, int dim) {
   if (!tessera::detail::debug_checks() || !tessera::is_distributed(sharded)) {
     return;
@@ -172,8 +172,8 @@ at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
   return all.div(count.clamp_min(1));
 }
 
-/// Throws Error for layouts of the logits that would need a reduction or a gather, because logits
-/// are the largest tensors of a model.
+/// Logits are the largest tensors of a model, so layouts of the logits that would need a reduction
+/// or a gather throw Error.
 void check_layout(const at::Tensor& logits) {
   if (!tessera::is_distributed(logits)) {
     return;
@@ -189,8 +189,8 @@ using tessera::detail::VocabularyShard;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The inputs of linear_cross_entropy on one rank, as plain tensors: the hidden states of the
-/// rank's tokens, and the rank's part of the head's weight.
+/// One rank's plain inputs of linear_cross_entropy: the hidden states of the rank's tokens, and the
+/// rank's part of the weight.
 struct HeadProblem {
   at::Tensor hidden, weight, targets;
   VocabularyShard shard;
@@ -200,15 +200,15 @@ struct HeadProblem {
 
 struct HeadResults {
   at::Tensor losses;           ///< the loss of each token, (tokens)
-  at::Tensor hidden_gradient;  ///< the gradient of the sum of the losses; undefined if not needed
-  at::Tensor weight_gradient;  ///< the gradient of the weight; undefined if not needed
+  at::Tensor hidden_gradient;  ///< gradient of the sum of the losses; undefined if not needed
+  at::Tensor weight_gradient;  ///< gradient of the weight; undefined if not needed
 };
 
-/// Computes sum = left^T right, or if `adds`, sum += left^T right. For fp16 and bf16 matrices the
-/// sum is fp32: bf16 would round the sum once per chunk, and fp16 has too small a range for a sum
-/// over tokens. Only on CUDA can a matrix product of these types have an fp32 result. Elsewhere
-/// both matrices are converted to fp32, half of the columns of `left` at a time, so that the copy
-/// of `left` needs no more memory than `left`.
+/// Computes sum = left^T right, or sum += left^T right if `adds`. The sum of fp16 and bf16 matrices
+/// is fp32: bf16 would round the sum once per chunk, and fp16 has too small a range. Only CUDA has
+/// a matrix product of these types with an fp32 result. Elsewhere both matrices are converted to
+/// fp32, half of the columns of `left` at a time, so that the copy of `left` needs no more memory
+/// than `left`.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right,
                  bool adds) {
   at::Tensor into = sum;
@@ -245,8 +245,8 @@ HeadResults allocate_results(const HeadProblem& problem, bool of_hidden, bool of
   return results;
 }
 
-/// Computes losses and gradients chunk by chunk, below autograd. The gradient of the logits
-/// overwrites the logits.
+/// Computes losses and gradients chunk by chunk; autograd does not record this. The gradient of the
+/// logits overwrites the logits.
 HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weight) {
   const auto& [hidden, weight, targets, shard, options, step] = problem;
   HeadResults results = allocate_results(problem, of_hidden, of_weight);
@@ -281,7 +281,7 @@ at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::Scalar
   return tensor.defined() ? kernels::scaled(tensor, factor, type) : at::Tensor();
 }
 
-/// The autograd function that returns the sum of the losses of this rank's rows.
+/// The autograd function for the sum of the losses of this rank's rows.
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
@@ -308,9 +308,8 @@ struct HeadPlacements {
   Placements hidden, hidden_gradient, weight_gradient;
 };
 
-/// Returns the placements of `hidden` and of the gradients of `hidden` and `weight`. On each mesh
-/// dimension only the tokens or the weight can be split. If the weight is split, the gradient of
-/// the hidden states is Partial. If the tokens are split, the gradient of the weight is Partial.
+/// On each mesh dimension either the tokens or the weight can be split. If the weight is split, the
+/// gradient of `hidden` is Partial. If the tokens are split, the gradient of `weight` is Partial.
 HeadPlacements head_placements(const DistributedTensor& hidden, const DistributedTensor& weight) {
   HeadPlacements result{hidden.placements(), hidden.placements(), weight.placements()};
   const Placements of_weight = weight.placements();
@@ -353,15 +352,15 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
                 "; pass both plain, or both on one mesh");
 }
 
-/// Converts `losses`, the losses of this rank's tokens: returns a shard of the losses of all
-/// tokens, or the plain tensor if this rank has all tokens.
+/// `losses`: the losses of this rank's tokens. If other ranks have other tokens, makes `losses` a
+/// shard of the losses of all tokens; otherwise returns `losses`.
 at::Tensor distributed_losses(const at::Tensor& losses, const TokenSharding& rows,
                               std::int64_t tokens) {
   return are_split(rows) ? DistributedTensor::from_local(losses, *rows, {tokens}).tensor() : losses;
 }
 
-/// Converts the sum of the losses of this rank's tokens: returns a Partial tensor, or the plain
-/// tensor if this rank has all tokens.
+/// `sum`: the sum of the losses of this rank's tokens. If other ranks have other tokens, makes
+/// `sum` a Partial tensor; otherwise returns `sum`.
 at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   if (!are_split(rows)) {
     return sum;
@@ -373,8 +372,8 @@ at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   return DistributedTensor::from_local(sum, rows->mesh, terms).tensor();
 }
 
-/// Returns the number of tokens in a chunk. The number depends only on global sizes, so that all
-/// ranks with the same tokens use equal chunks, even if the vocabulary is split unevenly.
+/// Returns the number of tokens of a chunk. Depends only on global sizes: ranks with the same
+/// tokens must use equal chunks, even if the vocabulary is split unevenly.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {
   const std::int64_t tokens = hidden.size(0);

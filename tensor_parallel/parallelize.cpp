@@ -1,6 +1,6 @@
 // Tensor-parallel plans: parallelize_module(), plans that modules declare, and plans for blocks
-// such as nn::Attention. parallelize_module checks the plan, then distributes all parameters, then
-// adds hooks, so that a plan with an error changes nothing.
+// such as nn::Attention. parallelize_module first checks the whole plan, so that an erroneous plan
+// changes nothing. Then it distributes all parameters and adds hooks.
 
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/nn/blocks.h"
@@ -37,42 +37,40 @@ bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh) {
 
 namespace {
 
-// check_plan() checks a plan before a module is changed: which modules the patterns match, whether
-// the styles are applicable to these modules, and which placement each parameter gets.
+// check_plan() checks which modules the patterns match, whether the styles are applicable to these
+// modules, and which placement each parameter gets. No module has been changed yet.
 
-/// A module, and its FQN relative to the module to which the plan is applied ("" for that module).
+/// A module and its FQN relative to the root of the plan ("" for the root).
 struct NamedModule {
   std::string fqn;
   nn::ModuleBase* module = nullptr;
 };
 
-/// One entry of a plan, applied to one module that the pattern of the entry matches.
+/// A plan entry, applied to one of the modules that its pattern matches.
 struct Application {
   NamedModule target;
   StylePtr style;
-  /// The placements of the style, without parameters that an inner module's plan entry places.
+  /// The placements of the style, except for parameters that the entry of an inner module places.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 
 struct CheckedPlan {
-  /// The plan's entries applied to modules, in the order of the plan.
   std::vector<Application> applications;
-  /// The placement of each parameter that the plan names, in the order of the plan. Each parameter
-  /// occurs once.
+  /// The placement of each parameter that the plan names: each once, in the order of the plan.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
-  /// Parameters that no plan entry names, and that therefore become replicated. Excludes parameters
-  /// that are already distributed or that differ on each rank.
+  /// Parameters that no plan entry names; they become replicated. Parameters that are already
+  /// distributed, or that differ on each rank, are excluded.
   nn::NamedSlots unnamed;
 };
 
-// A Match can be a libtorch module without hooks, so that error messages can name such modules.
+// A libtorch module without hooks can be a Match too, so that error messages can name it.
 
 struct Match {
   std::string fqn;
   torch::nn::Module* module = nullptr;
 };
 
-/// Returns all modules that match a pattern. A shared module appears once for each of its FQNs.
+/// Returns all modules that match a pattern; a shared module appears once for each FQN.
 std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern) {
   std::vector<Match> places;
   nn::visit_modules(root,
@@ -85,7 +83,6 @@ std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern)
   return places;
 }
 
-/// Returns the modules in `places`, each module only once, with its first FQN.
 std::vector<Match> first_places(std::vector<Match> places) {
   std::unordered_set<const torch::nn::Module*> found;
   std::erase_if(places,
@@ -99,8 +96,8 @@ std::string without_last_segment(const std::string& pattern) {
   return dot == std::string::npos ? "" : pattern.substr(0, dot);
 }
 
-/// Throws the error for a pattern without a match. Shortens the pattern from the end until the
-/// pattern matches a module. The message lists the children of that module.
+/// Finds the longest beginning of the pattern that matches a module. The message lists the children
+/// of this module.
 [[noreturn]] void fail_unmatched(nn::ModuleBase& root, const std::string& pattern) {
   std::string reached = pattern;
   std::vector<Match> parents;
@@ -127,9 +124,9 @@ std::type_index class_of(const Match& place) {
   return typeid(module);
 }
 
-/// Throws Error if some modules that match `prefix` contain a match of `pattern`, while other
-/// modules of the same class do not. `prefix`: the beginning of `pattern`; `places`: the matches of
-/// `prefix`; `matches`: the matches of `pattern`.
+/// Throws Error if some modules that match `prefix` contain a match of `pattern`, but other modules
+/// of the same class do not. `prefix`: the beginning of `pattern`. `places`: the matches of
+/// `prefix`. `matches`: the matches of `pattern`.
 void check_all_match(const std::string& pattern, const std::string& prefix,
                      const std::vector<Match>& places, const std::vector<Match>& matches) {
   const auto has_match = [&matches](const Match& place) {
@@ -160,13 +157,13 @@ void check_all_match(const std::string& pattern, const std::string& prefix,
        below, "' for every match");
 }
 
-/// Whether the segment has wildcards other than "**", which matches any number of segments, even 0.
+/// "**" does not count as a wildcard, because "**" matches any number of segments, even 0.
 bool is_wildcard(std::string_view segment) {
   return segment != "**" && segment.find_first_of("*?[") != std::string_view::npos;
 }
 
-/// Throws Error for a pattern that matches only in some layers and would silently skip the other
-/// layers.
+/// Throws Error for a pattern that matches in some layers but not in others: those would stay
+/// unparallelized without a message.
 void check_wildcards(nn::ModuleBase& root, const std::string& pattern,
                      const std::vector<Match>& matches) {
   std::size_t begin = 0;
@@ -221,7 +218,7 @@ void check_gradients_are_dense(const nn::ModuleBase& module) {
                 "module with sparse(false)");
 }
 
-/// Returns the placements of a style for a module. Adds the module's FQN to errors of the style.
+/// Adds the module's FQN to an Error of the style.
 Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
   try {
     check_is_called(target, *style);
@@ -250,8 +247,8 @@ bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
                              [&](const auto& owner) { return owner.module == &module; });
 }
 
-/// A container and a module inside the container can each have a plan entry that places the same
-/// parameter. leave_to_inner() then removes the placement of the container's entry.
+/// A container and a module inside it can have plan entries for the same parameter. The inner entry
+/// takes precedence.
 void leave_to_inner(std::vector<Application>& applications) {
   for (Application& outer : applications) {
     std::erase_if(outer.parameters, [&](const auto& placed) {
@@ -270,8 +267,7 @@ class PlacementTable {
 
   void add(const Application& application) {
     const auto& placements = application.parameters;
-    // A style without placements is skipped: a module can have several styles, but at most one
-    // style that places parameters.
+    // A module can have several styles, but only one style that places parameters.
     if (placements.empty()) {
       return;
     }
@@ -316,8 +312,8 @@ class PlacementTable {
     if (slot.role.replicated_by_default && spec.mesh == mesh_) {
       return;
     }
-    // An earlier call can have distributed a tied parameter with another of its modules. For a
-    // parameter that is not tied, a second plan for its module is an error.
+    // An earlier call can have distributed a tied parameter as part of another module. If the
+    // parameter is not tied, its module already has a plan, which is an error.
     const bool tied = slot.owners().size() > 1;
     TESSERA_CHECK(tied && spec.mesh == mesh_ && spec.layout == layout,
                   "parallelize_module: a parameter of ", quoted(application.target.fqn),
@@ -344,8 +340,7 @@ nn::NamedSlots unnamed_parameters(const nn::ModuleBase& module, const DeviceMesh
   return unnamed;
 }
 
-/// Checks the plan without changing the module and without communication. Throws the Errors of
-/// parallelize_module().
+/// Changes no module and does not communicate. Throws the Errors of parallelize_module().
 CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
                        const ParallelizePlan& plan) {
   TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
@@ -375,7 +370,7 @@ using tessera::detail::RandomRegionScope;
 
 void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   for (const auto& [slot, placement] : plan.parameters) {
-    // Skips a tied parameter that an earlier call of parallelize_module() has distributed.
+    // An earlier call of parallelize_module() can have distributed a tied parameter.
     if (slot->role.replicated_by_default || !tessera::is_distributed(slot->get())) {
       nn::distribute_parameter(*slot, mesh, {placement}, "parallelize_module");
     }
@@ -386,11 +381,11 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   }
 }
 
-/// Declares that plain tensors are the same on every rank of `mesh`, in the forward of `module` and
-/// in its other hooked methods.
+/// In the forward of `module`, and in its other hooked methods, plain tensors then count as the
+/// same on every rank of `mesh`.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // The scopes of the module's running calls form a stack, since the module can call itself. For a
-  // call within the forward of another parallel module the scope is nullptr.
+  // A stack with one scope for each running call, because a module can call itself. nullptr for a
+  // call within the forward of another parallel module.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
       [scopes, mesh](auto&, nn::TensorList) {
@@ -418,17 +413,17 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
                         const ParallelizePlan& plan) {
   const CheckedPlan checked = check_plan(module, mesh, plan);
   distribute_parameters(checked, mesh);
-  // add_parallel_forward() precedes the styles' hooks, so that these hooks run inside its scope.
+  // The styles' hooks come later, so that they run inside the scope of add_parallel_forward().
   add_parallel_forward(module, mesh);
   const auto replicas = std::make_shared<ReplicaCheck>(module, mesh);
   for (const Application& application : checked.applications) {
     nn::ModuleBase& target = *application.target.module;
-    // A module with a style also starts the comparison of ReplicaCheck, because a program can call
-    // the module directly instead of the root.
+    // A program can call a submodule instead of the root, so each module with a style starts the
+    // comparison of ReplicaCheck.
     if (replicas->add(target, application.target.fqn) && &target != &module) {
       add_parallel_forward(target, mesh);
     }
-    // A module inside an nn::Hooked is skipped, because such a module runs no hooks.
+    // A module inside an nn::Hooked runs no hooks.
     if (dynamic_cast<const nn::AdoptedModule*>(&target) == nullptr) {
       application.style->apply(target, mesh);
     }
@@ -465,9 +460,9 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// Returns the plan entry that makes a block's input distributed, once for all projections. With
-/// sequence parallelism, the projections share one gather of the input. Without sequence
-/// parallelism, the projections share one all-reduce of the input's gradient.
+/// Returns the plan entry that makes a block's input distributed for all projections. The
+/// projections then share one gather of the input (with sequence parallelism), or one all-reduce of
+/// the input's gradient.
 std::pair<std::string, StylePtr> shared_input(const std::string& fqn,
                                               const BlockPlanOptions& options) {
   return {fqn, prepare_module_input({.input_layouts = {Replicate{}},
@@ -505,8 +500,8 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
     plan.emplace_back(below(names.value), kv_heads);
   }
   if (o.qk_norm) {
-    // A norm of single heads gets (batch, tokens, heads, head_dim) and runs on the sharded heads. A
-    // norm over all heads gathers the heads.
+    // A norm of each head gets (batch, tokens, heads, head_dim) and runs on sharded heads. A norm
+    // over all heads gathers the heads.
     const StylePtr norm =
         o.qk_norm_over_heads ? replicate_parallel() : sequence_parallel({.sequence_dim = 2});
     plan.emplace_back(below("q_norm"), norm);

@@ -1,5 +1,5 @@
-// Checks that ranks have equal data where tensor parallelism requires equal data. A rank alone
-// cannot find a difference, and the loss of a run with different data can look right.
+// Tensor parallelism requires equal data on several ranks. A rank alone cannot notice different
+// data, and the loss can look right, so the ranks compare their data.
 
 #include "internal.h"
 #include "tessera/kernels/detail/fake_state.h"
@@ -40,8 +40,8 @@ constexpr const char* kSameInput =
     "pass "
     "the part of each rank by DistributedTensor::from_local or prepare_module_input";
 
-/// Returns the parameters of `root` and all its submodules, each once. named_slots() is not used,
-/// because it throws for parameters without an nn::ParameterSlot.
+/// Returns the parameters of `root` and its submodules, each once. named_slots() cannot be used: it
+/// throws for a parameter without an nn::ParameterSlot.
 nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   nn::NamedSlots found;
   nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
@@ -54,8 +54,8 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   return found;
 }
 
-/// Whether `rank` has the same shard as this rank. A `rank` outside of the tensor's mesh is assumed
-/// to have this rank's coordinates in another submesh of the root mesh, and so the same shard.
+/// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is taken to
+/// have this rank's coordinates in a parallel submesh, and so the same shard.
 bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
@@ -73,8 +73,8 @@ bool has_same_shard(const ShardingSpec& spec, int rank) {
   return true;
 }
 
-/// Whether the tensor is replicated over `mesh`. The tensor can be sharded over mesh dimensions
-/// outside of `mesh`, for example by FSDP.
+/// Whether the tensor is replicated over `mesh`. Other mesh dimensions, such as FSDP's, can shard
+/// the tensor.
 bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return true;
@@ -83,7 +83,7 @@ bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   return std::ranges::all_of(mesh.ranks(), [&](int rank) { return has_same_shard(spec, rank); });
 }
 
-/// Returns the gradient of a parameter; undefined if FSDP has not reduced the gradient yet.
+/// Returns the gradient of a parameter; undefined if FSDP has not reduced it yet.
 at::Tensor gradient_of(const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   return gradient.defined() && nn::placeholder(gradient) == nullptr ? gradient : at::Tensor();
@@ -103,10 +103,10 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
   return replicas;
 }
 
-/// Adds hooks that put the module's name into error messages of operators in the module's forward.
+/// Adds the module's name to error messages of operators in the module's forward.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // The number of running calls of the module. The number is 0 in the hook after a call if the hook
-  // before the call did not run because another hook threw.
+  // The number of running calls of the module; 0 in the always hook if another hook threw before
+  // the pre-hook ran.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;
@@ -200,7 +200,7 @@ void ReplicaCheck::compare_before_forward(nn::TensorList inputs) {
   }
 }
 
-/// Throws Error unless the shards of each parameter on all ranks come from one tensor.
+/// Throws Error unless the shards of each parameter are parts of one tensor.
 void ReplicaCheck::compare_origins() const {
   if (mesh_.size() == 1) {
     return;
@@ -226,8 +226,8 @@ void ReplicaCheck::compare(const std::vector<Replica>& replicas, Equality equali
 }
 
 void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
-  // The ids of the running backwards for which a comparison of gradients is queued. One backward
-  // can reach several outputs, and backwards can be nested.
+  // Ids of running backwards that will compare gradients at their end. One backward can reach
+  // several outputs, and backwards can be nested.
   const auto queued = std::make_shared<std::unordered_set<int>>();
   for (const at::Tensor* output : outputs) {
     if (!output->defined() || !output->requires_grad()) {
@@ -237,8 +237,8 @@ void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
         *output, tessera::detail::OwnHook::kNotice,
         [self = shared_from_this(), queued](const at::Tensor& gradient) {
           if (queued->insert(tessera::detail::backward_id()).second) {
-            // FSDP also queues a callback. So the outer callback queues the comparison as an inner
-            // callback, which runs after FSDP's callback.
+            // The comparison must follow FSDP's callback, so a first callback queues the comparison
+            // as a second callback.
             call_at_end_of_backward([self] {
               call_at_end_of_backward([self] {
                 self->compare(

@@ -18,13 +18,13 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-// Functions that convert tensors when they enter or leave a module; all styles use them in hooks.
+// Hooks of the styles use these functions to convert inputs and outputs of a module.
 
 at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& desired,
                            bool regather = false) {
   const ShardingSpec& spec = tensor.spec();
   const LayoutPtr layout = to_layout(spec.layout->mesh_sizes(), {desired}, tensor.tensor().sizes());
-  // Returns early if the layout does not change, to save an autograd node that does nothing.
+  // Saves an autograd node that would do nothing.
   if (spec.layout == layout) {
     return tensor.tensor();
   }
@@ -33,15 +33,13 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                              : tensor.redistribute(layout).tensor();
 }
 
-/// Redistributes the distributed `tensor` to `layout`. With `use_local_output`, returns the local
-/// tensor of the result.
+/// Redistributes `tensor` to `layout`. With `use_local_output`, returns the local part.
 at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout,
                           bool use_local_output) {
   const at::Tensor output = redistribute_to(DistributedTensor(tensor), layout);
   return use_local_output ? DistributedTensor(output).to_local() : output;
 }
 
-/// Makes a distributed tensor with the placement `layout` from a plain tensor.
 DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& tensor,
                              const DeviceMesh& mesh, const Placement& layout,
                              std::optional<std::vector<std::int64_t>> sizes) {
@@ -59,21 +57,21 @@ DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& ten
   return DistributedTensor::from_local(tensor, mesh, {layout}, std::move(sizes));
 }
 
-/// Whether `module` is an nn::Hooked that wraps an M, or represents an M inside an nn::Hooked.
+/// Whether `module` is an nn::Hooked around an M, or stands for an M inside an nn::Hooked.
 template <class M>
 bool wraps(const nn::ModuleBase& module) {
   const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
   return holder != nullptr && dynamic_cast<const M*>(&holder->adopted_module()) != nullptr;
 }
 
-/// Whether a module is an nn::Linear, or a libtorch Linear that is wrapped by an nn::Hooked or
-/// inside an nn::Hooked. Such a module has a `weight`, and possibly a `bias`.
+/// Also true for a libtorch Linear in an nn::Hooked. The module has a `weight`, and possibly a
+/// `bias`.
 bool is_linear(const nn::ModuleBase& module) {
   return dynamic_cast<const nn::Linear*>(&module) != nullptr ||
          wraps<torch::nn::LinearImpl>(module);
 }
 
-/// Whether a module is an nn::Embedding, or a libtorch Embedding wrapped as in is_linear().
+/// Also true for a libtorch Embedding in an nn::Hooked.
 bool is_embedding(const nn::ModuleBase& module) {
   return dynamic_cast<const nn::Embedding*>(&module) != nullptr ||
          wraps<torch::nn::EmbeddingImpl>(module);
@@ -81,8 +79,8 @@ bool is_embedding(const nn::ModuleBase& module) {
 
 using SlotPlacements = std::vector<std::pair<nn::SlotPtr, Placement>>;
 
-/// Returns the placement `all` for each parameter of `module`. For a Linear with a LoRA adapter
-/// (nn::apply_lora), adds the placements `a` and `b` of the adapter's two matrices.
+/// Returns the placement `all` for each parameter of `module`, and `a` and `b` for the two matrices
+/// of its LoRA adapter, if any (nn::apply_lora).
 SlotPlacements placements_of(const nn::ModuleBase& module, const Placement& all, const Placement& a,
                              const Placement& b) {
   SlotPlacements placements;
@@ -111,8 +109,8 @@ void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t fe
   fail(style.name(), " is for ", fits, ", but the module is a ", module.name());
 }
 
-/// Adds a hook that, before each call of `module`, replicates the first argument. `plain`: the
-/// placement that a plain argument is assumed to have.
+/// Before each call of `module`, a hook replicates the first argument. `plain`: the placement of an
+/// argument that is a plain tensor.
 void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
                         bool regather) {
   module.add_forward_pre_hook([mesh, plain, regather](auto& self, nn::TensorList inputs) {
@@ -133,7 +131,7 @@ class Colwise final : public ParallelStyle {
   explicit Colwise(ColwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "colwise_parallel"; }
-  /// With default options no hooks are needed: the operator aten::linear makes the redistributions.
+  /// With default options no hooks are needed: aten::linear redistributes its arguments itself.
   bool adds_hooks() const override {
     return !is_replicate(options_.input_layouts) || !is_shard(options_.output_layouts, -1) ||
            options_.use_local_output;
@@ -162,8 +160,8 @@ class Colwise final : public ParallelStyle {
     set_regathered_product(module, options_.regather);
     add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      // A plain output is left unchanged: the module has already computed a plain tensor, for
-      // example a loss, from the output features.
+      // A plain output stays unchanged: the module has computed, for example, a loss from the
+      // output features.
       if (tessera::is_distributed(*outputs[0])) {
         *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
       }
@@ -174,8 +172,8 @@ class Colwise final : public ParallelStyle {
   ColwiseOptions options_;
 };
 
-/// This style shards the output features of each part of a fused weight. A contiguous shard of the
-/// rows of the weight would contain rows of only one or two parts.
+/// This style shards each part of a fused weight separately. A contiguous shard of the weight's
+/// rows would contain rows of only one or two parts.
 class FusedColwise final : public ParallelStyle {
  public:
   explicit FusedColwise(FusedColwiseOptions options) : options_(options) {}
@@ -204,8 +202,8 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// Returns the placement of a tensor whose dimension `dim` has the output features. The weight of
-  /// a FusedLinear with groups() > 1 is split contiguously.
+  /// `dim`: the dimension with the output features. A FusedLinear with groups() > 1 is split
+  /// contiguously.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
     return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};
@@ -246,8 +244,8 @@ class FusedColwise final : public ParallelStyle {
   FusedColwiseOptions options_;
 };
 
-/// Makes a tensor with Shard(0), in which each rank has the rows of one head, from the replicated
-/// `parameter`, which has the rows of `heads` heads. The gradient of `parameter` is Partial.
+/// `parameter` is replicated and has the rows of `heads` heads. Returns a tensor with Shard(0):
+/// each rank has the rows of one head. The gradient of `parameter` is Partial.
 at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mesh,
                               std::int64_t heads) {
   const DistributedTensor replicated(parameter);
@@ -259,8 +257,8 @@ at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mes
   return DistributedTensor::from_local(own, mesh, {Shard{0}}, std::move(sizes)).tensor();
 }
 
-/// The style for a Linear with fewer heads than ranks: each rank computes one head, and several
-/// ranks compute the same head.
+/// For a Linear with fewer heads than ranks. Each rank computes one head; several ranks compute the
+/// same head.
 class ReplicatedHeads final : public ParallelStyle {
  public:
   explicit ReplicatedHeads(ReplicatedHeadsOptions options) : options_(options) {}
@@ -309,18 +307,16 @@ class ReplicatedHeads final : public ParallelStyle {
   ReplicatedHeadsOptions options_;
 };
 
-// In the row-wise style each rank computes a partial sum of the output from the rank's part of the
-// input features or of the vocabulary. The redistribution to output_layouts adds the partial sums:
-// by an all-reduce, or with sequence parallelism by a reduce-scatter.
+// In the row-wise style each rank has a part of the input features or of the vocabulary, and
+// computes a partial sum of the output. The redistribution to output_layouts adds the partial sums:
+// all-reduce, or reduce-scatter with sequence parallelism.
 
-/// Returns the placement that the row-wise style assumes for a plain input.
 Placement placement_of_plain(const RowwiseOptions& options) {
   return options.input_layouts.value_or(Replicate{});
 }
 
-/// Returns the global sizes of a Linear's plain input that is sharded in its last dimension. The
-/// sizes come from the module, because local shards can be uneven. nullopt: the last dimension is
-/// not sharded.
+/// Returns the global sizes of a Linear's plain input if its last dimension is sharded; otherwise
+/// nullopt. Local shards can be uneven, so the size of the last dimension comes from the module.
 std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linear,
                                                      const at::Tensor& input,
                                                      const Placement& placement) {
@@ -343,14 +339,14 @@ void check_features(const nn::ModuleBase& linear, const at::Tensor& input,
                 "style before, or input_layouts = Shard{-1} here if it is this rank's part");
 }
 
-/// The row-wise style. In Megatron-LM's notation x W, the style shards the rows of W; for an
-/// embedding, the rows of the vocabulary.
+/// In Megatron-LM's notation x W, the row-wise style shards the rows of W. For an embedding, the
+/// rows are the vocabulary.
 class Rowwise final : public ParallelStyle {
  public:
   explicit Rowwise(RowwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "rowwise_parallel"; }
-  /// With default options the row-wise style needs no hooks: the next operator sums the outputs.
+  /// With default options the next operator sums the outputs, so no hooks are needed.
   bool adds_hooks() const override {
     return options_.input_layouts || !is_replicate(options_.output_layouts) ||
            options_.use_local_output;
@@ -367,7 +363,7 @@ class Rowwise final : public ParallelStyle {
     if (!is_linear(module)) {
       fail_unfit(*this, module, "Linear and Embedding");
     }
-    // Every rank needs the whole bias, since the bias is added to the sum over the ranks.
+    // The bias is added to the sum over the ranks, so every rank needs the whole bias.
     SlotPlacements placements = placements_of(module, Replicate{}, Shard{1}, Replicate{});
     std::ranges::find(placements, module.slot("weight"), &SlotPlacements::value_type::first)
         ->second = Shard{1};
@@ -391,7 +387,7 @@ class Rowwise final : public ParallelStyle {
 
  private:
   void apply_to_linear(nn::ModuleBase& linear, const DeviceMesh& mesh) const {
-    // Forward leaves out the bias, because at::linear would add the bias once on each rank.
+    // at::linear would add the bias once on each rank.
     dynamic_cast<nn::detail::DeferredBias&>(linear).set_defer_bias(true);
     linear.add_forward_pre_hook([mesh, options = options_](auto& module, nn::TensorList inputs) {
       check_features(module, *inputs[0], options);
@@ -409,8 +405,8 @@ class Rowwise final : public ParallelStyle {
     });
   }
 
-  /// Makes each rank look up the indices of its shard of the embedding table. The result is 0 for
-  /// all other indices.
+  /// Each rank looks up the indices of its shard of the embedding table; the result for other
+  /// indices is 0.
   void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
     add_gathering_hook(embedding, mesh, placement_of_plain(options_), /*regather=*/false);
     embedding.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
@@ -421,9 +417,9 @@ class Rowwise final : public ParallelStyle {
   RowwiseOptions options_;
 };
 
-/// The style for modules with replicated parameters that process each token independently. The
-/// activations are replicated, or sharded along the sequence (Korthikanti et al. 2022). With a
-/// sharded sequence the gradients of the parameters are Partial.
+/// For modules that process each token separately, with replicated parameters. The activations are
+/// replicated, or sharded along the sequence (Korthikanti et al. 2022). With a sharded sequence the
+/// gradients of the parameters are Partial.
 class ReplicatedParameters final : public ParallelStyle {
  public:
   ReplicatedParameters(std::string name, Placement activations, bool use_local_output)
@@ -433,8 +429,7 @@ class ReplicatedParameters final : public ParallelStyle {
 
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     SlotPlacements placements;
-    // The submodules' parameters are included, so that one plan entry can name a container of
-    // norms.
+    // Submodules are included, so that one plan entry can name a container of norms.
     for (const auto& [name, slot] : module.named_slots()) {
       placements.emplace_back(slot, Replicate{});
     }
@@ -459,8 +454,7 @@ class ReplicatedParameters final : public ParallelStyle {
   bool use_local_output_;
 };
 
-/// This style places parameters without adding hooks, so that it is also applicable to modules that
-/// are never called.
+/// Adds no hooks, so this style is also for modules that are never called.
 class PlaceParameters final : public ParallelStyle {
  public:
   explicit PlaceParameters(std::vector<std::pair<std::string, Placement>> placements)
@@ -493,8 +487,6 @@ class PlaceParameters final : public ParallelStyle {
 
   std::vector<std::pair<std::string, Placement>> placements_;
 };
-
-// The styles that only convert tensors at a module's boundary.
 
 using OptionalPlacements = std::vector<std::optional<Placement>>;
 
@@ -530,7 +522,7 @@ class Prepare final : public ParallelStyle {
   SlotPlacements parameters(const nn::ModuleBase&) const override { return {}; }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    // The hook has a copy of the style, because the module can outlive the plan.
+    // The module can outlive the plan, so the hook has a copy of the style.
     const auto hook = [mesh, style = *this](auto& self, nn::TensorList tensors) {
       style.convert(self, tensors, mesh);
     };
@@ -542,7 +534,7 @@ class Prepare final : public ParallelStyle {
   }
 
  private:
-  /// Converts one tensor for each placement in `layouts_`. Tensors after these stay unchanged.
+  /// Converts the first layouts_.size() tensors.
   void convert(const nn::ModuleBase& module, nn::TensorList tensors, const DeviceMesh& mesh) const {
     TESSERA_CHECK(tensors.size() >= layouts_.size(), name(), " has placements for ",
                   layouts_.size(), " tensors, but the call has ", tensors.size(),

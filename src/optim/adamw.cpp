@@ -41,13 +41,13 @@ bool is_narrow(const at::Tensor& moments) {
 }
 
 /// Whether kernels::adamw() updates the batch. libtorch's kernels do not support narrow moments
-/// (running means). All other batches on a CPU use libtorch's kernel, which gives the same bits as
+/// (running means). On a CPU, all other batches use libtorch's kernel, which gives the same bits as
 /// earlier versions of this library.
 bool is_for_kernel(const Batch& batch) {
   return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
 }
 
-/// The random stream that rounds a parameter's moments (running means). A parameter without an FQN
+/// The random stream for rounding a parameter's moments (running means). A parameter without an FQN
 /// is identified by its index in the optimizer.
 std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
   const std::string name = slot.fqn().empty() ? std::to_string(index) : slot.fqn();
@@ -74,7 +74,7 @@ c10::ScalarType AdamW::state_dtype(std::size_t group, c10::ScalarType parameter)
   return wide == c10::ScalarType::Float ? options(group).moment_dtype : wide;
 }
 
-/// Shards are not joined if moments are rounded, because each parameter has its own random numbers.
+/// Each parameter rounds its moments with its own random numbers, so shards are not joined.
 bool AdamW::joins_shards(std::size_t group) const {
   return !rounds(options(group));
 }
@@ -83,8 +83,8 @@ bool AdamW::takes_gradient_factor(const Batch& batch, std::size_t /*group*/) con
   return is_for_kernel(batch);
 }
 
-/// Kernels read the step number from device memory, so that the CPU does not wait for the number.
-/// SlotOptimizer::count_step has already incremented the number: kernels count steps from 1.
+/// Kernels read the step number from device memory, so that the CPU does not wait. The number
+/// counts from 1: SlotOptimizer::count_step has already incremented it.
 void AdamW::update_batch(const Batch& batch, std::size_t group) {
   if (is_for_kernel(batch)) {
     return update_by_kernel(batch, group);
@@ -122,8 +122,8 @@ void AdamW::update_by_kernel(const Batch& batch, std::size_t group) {
                        .gradient_factor = batch.gradient_factor});
 }
 
-/// Returns the learning rate as a tensor on `device`. The tensor is written only if the rate has
-/// changed, so a step that is captured in a CUDA graph reads the current rate at each replay.
+/// Returns the learning rate as a tensor on `device`. The tensor is written only when the rate
+/// changes: a step in a CUDA graph reads the current rate at each replay.
 at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
   const double value = lr(group);
   const auto found = std::ranges::find_if(rates_, [&](const Rate& rate) {
@@ -143,8 +143,8 @@ at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
 
 namespace {
 
-/// The names of the optimizer's state tensors. State is created for all groups or for none, so that
-/// all batches have the same number of state lists.
+/// Names of the optimizer's state tensors. All groups have state or none, so that all batches have
+/// the same number of state lists.
 std::vector<std::string> state_names(const std::vector<Group<SgdOptions>>& groups) {
   const bool momentum = std::ranges::any_of(
       groups, [](const Group<SgdOptions>& group) { return group.options.momentum != 0.0; });
@@ -176,8 +176,8 @@ Sgd::Sgd(const nn::ModuleBase& module, SgdOptions options) : Sgd(slots_of(module
 void Sgd::update_batch(const Batch& batch, std::size_t group) {
   const SgdOptions& o = options(group);
   const bool momentum = o.momentum != 0.0;
-  // A program can change the options between steps, but cannot turn on momentum if the constructor
-  // declared no momentum state.
+  // The program can change options between steps, but momentum needs the state that only the
+  // constructor declares.
   TESSERA_CHECK(!momentum || !batch.states.empty(),
                 "SGD was made without momentum, which a group got since; make it with it");
   // Momentum buffers start as zeros, so that the first step needs no special case.

@@ -25,8 +25,7 @@
 namespace tessera::optim {
 namespace {
 
-/// Whether `mesh` contains the world rank `rank`. World ranks are compared, because the meshes may
-/// have different roots.
+/// Whether `mesh` contains `rank`, a rank of the world: the meshes may have different roots.
 bool contains(const DeviceMesh& mesh, int rank) {
   return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end();
 }
@@ -36,17 +35,16 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
          std::ranges::all_of(part.ranks(), [&](int rank) { return contains(mesh, rank); });
 }
 
-/// Decides which rank includes a local gradient in the norm. If parallel submeshes have copies of a
-/// parameter (data parallelism over a TP submesh), one copy is counted. If parallel submeshes have
-/// different parameters (experts, pipeline stages), all are counted.
+/// Decides which rank counts a local gradient. If parallel submeshes have copies of a parameter
+/// (data parallelism over a TP submesh), one copy is counted. If parallel submeshes have different
+/// parameters (experts, pipeline stages), all are counted.
 class Counting {
  public:
-  /// Whether this rank includes its local tensor in the gradient norm: this rank must be the first
-  /// along each mesh dimension that replicates the tensor, and the tensor's submesh must be the
-  /// first of the submeshes with copies.
+  /// Whether this rank counts its local tensor. The rank must be the first along each mesh
+  /// dimension that replicates the tensor, and the tensor's submesh must be the first submesh that
+  /// has a copy.
   bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
     const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
-    // A rank that is not in the mesh of the tensor has no part of the tensor.
     if (coordinate.empty()) {
       return false;
     }
@@ -56,7 +54,7 @@ class Counting {
       }
     }
     const DeviceMesh& distinct = slot.distinct_along();
-    // The result for a mesh is cached: a model has hundreds of parameters on two or three meshes.
+    // Cached, because a model has hundreds of parameters on two or three meshes.
     const auto [known, is_new] = found_.try_emplace({spec.mesh, distinct}, false);
     if (is_new) {
       known->second = is_first(spec.mesh, distinct);
@@ -77,16 +75,16 @@ class Counting {
     std::vector<bool> skipped = nn::detail::dims_in_root(distinct);
     const std::vector<bool> own = nn::detail::dims_in_root(mesh);
     for (std::size_t d = 0; d < own.size(); ++d) {
-      // Along the dimensions of `mesh`, first_rank() shall use coordinate 0, so none is skipped.
+      // first_rank() must use coordinate 0 along the dimensions of `mesh`.
       skipped[d] = skipped[d] && !own[d];
     }
     // If `mesh` has only some coordinates along a dimension of `base`, first_rank() may be outside
-    // of `mesh`; contains(distinct, front) handles this case.
+    // of `mesh`. contains(distinct, front) is for this case.
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
-  /// Returns a rank of the mesh `base`. Its coordinate is this rank's coordinate along the
-  /// `skipped` dimensions, and 0 along all others. Ranks of a mesh are numbered in row-major order.
+  /// Returns the rank of `base` that has this rank's coordinates along the `skipped` dimensions,
+  /// and 0 along all others. Ranks of a mesh are in row-major order.
   static int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) {
     std::size_t index = 0;
     for (int d = 0; d < base.ndim(); ++d) {
@@ -106,7 +104,6 @@ class Counting {
   std::unordered_map<std::pair<DeviceMesh, DeviceMesh>, bool, MeshHash> found_;
 };
 
-/// Replaces the mesh `joint` by `mesh` if `mesh` is larger and contains `joint`.
 void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
   if (!joint || (mesh.size() > joint.size() && contains(mesh, joint))) {
     joint = mesh;
@@ -119,9 +116,8 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 
 }  // namespace
 
-/// Collects the gradients in two passes. First all ranks, also those without gradients, determine
-/// the joint mesh of the parameters. Then each rank collects its gradients and reduces Partial
-/// gradients.
+/// Makes two passes. First every rank, even one without gradients, determines the joint mesh of the
+/// parameters. Then each rank collects its gradients, and reduces gradients that are Partial.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
                 "the norm of gradients was called with a null parameter; pass slots of modules, "
@@ -129,7 +125,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
   Counting counting;
   GradTerms terms;
   terms.joint = options.over;
-  // Every rank takes part in the reduction of pending sums, even a rank without gradients.
+  // A rank without gradients also takes part in the reductions of pending sums.
   for (const nn::SlotPtr& slot : parameters) {
     const at::Tensor& parameter = slot->persistent();
     if (!terms.device) {
@@ -153,7 +149,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
     }
   }
   for (auto* list : {&terms.locals, &terms.plain, &terms.owned, &terms.copies}) {
-    // Adjacent gradients are joined, because list kernels are faster with fewer tensors.
+    // List kernels are faster with fewer tensors, so adjacent gradients are joined.
     *list = merge_adjoining(*list);
   }
   return terms;
@@ -163,10 +159,10 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// Returns the norms of all tensors, or of pieces of the tensors, as one fp64 tensor on `device`.
-/// One list kernel runs for each type and device. Complex numbers count by their absolute values,
-/// as in PyTorch. On a CPU, libtorch's norm adds squares in fp32 in a fixed number of sums, which
-/// makes the norm of 7 million elements wrong by 2e-4, so large tensors are split into pieces.
+/// Returns the norms of all tensors as one fp64 tensor on `device`, by one list kernel for each
+/// type and device. Complex numbers count by their absolute values, as in PyTorch. On a CPU,
+/// libtorch's norm adds squares in fp32 in a fixed number of sums: the norm of 7 million elements
+/// is wrong by 2e-4. So large tensors are split, and the result has one norm for each piece.
 at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   constexpr std::int64_t kPiece = 65536;
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
@@ -187,8 +183,8 @@ at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device d
   return at::cat(found);
 }
 
-/// Returns this rank's contribution to the norm, before the reduction over ranks: the sum of |x|^p,
-/// or max |x| for p = infinity, as a 0-d tensor.
+/// Returns this rank's part of the norm, a 0-d tensor that is then reduced over ranks: the sum of
+/// |x|^p, or max |x| for p = infinity.
 at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   if (tensors.empty()) {
     return at::zeros({}, at::dtype(kDouble).device(device));
@@ -197,8 +193,8 @@ at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Dev
   return std::isinf(p) ? each.max() : each.pow(p).sum();
 }
 
-/// Reduces `values` over `mesh`. Pending transfers are finished before, because ranks would wait
-/// forever for one another.
+/// Reduces `values` over `mesh`. Pending transfers must be finished first; otherwise ranks would
+/// wait forever for each other.
 void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   if (mesh.size() == 1) {
     return;
@@ -206,8 +202,8 @@ void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   flush_pending_transfers(mesh.group_of_all_ranks()).all_reduce(values, op)->wait();
 }
 
-/// Returns the maximum of `value` over all ranks. A second number marks NaNs, because some
-/// communication back ends' maximum ignores NaN.
+/// Returns the maximum of `value` over all ranks. The maximum of some communication back ends
+/// ignores NaN, so a second number marks NaNs.
 at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   const at::Tensor nan = value.isnan();
   const at::Tensor pair = at::stack({value.masked_fill(nan, 0.0), nan.to(kDouble)});
@@ -215,7 +211,7 @@ at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   return pair[0].masked_fill(pair[1].gt(0.0), std::nan(""));
 }
 
-/// Returns the sum of `value` over all ranks; addition propagates NaN and infinity.
+/// Returns the sum of `value` over all ranks. A sum needs no NaN marker.
 at::Tensor reduce_sum(const DeviceMesh& mesh, at::Tensor value) {
   all_reduce(mesh, value, ReduceOp::kSum);
   return value;
@@ -231,7 +227,7 @@ c10::Device home(const GradTerms& terms) {
   return device.type() == first.type() ? first : device;
 }
 
-/// Computes the gradient norm by three kernel launches and one all-reduce.
+/// Needs three kernel launches and one all-reduce.
 kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
                                     std::optional<double> max_norm) {
   const at::Tensor squares =
@@ -244,13 +240,13 @@ kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
 
 at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   at::Tensor owned = local_term(terms.owned, p, device);
-  // Every rank has the same plain gradients. Their contribution is therefore added after the
-  // reduction over ranks, and counted once.
+  // Plain gradients are the same on every rank, so they are added after the reduction over ranks
+  // and counted once.
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
-    // Copies of a gradient should be equal. If the value on one rank is not finite nevertheless,
-    // all ranks must detect the value, so that all ranks skip the step, or stop, together.
+    // Copies of a gradient should be equal, but one rank's copy can be non-finite by mistake. All
+    // ranks must then see a non-finite norm, so that all ranks skip the step or stop.
     const at::Tensor uncounted = plain + local_term(terms.copies, p, device);
     // x - x is 0 only if x is finite; the expression replaces isfinite(), which has no meta kernel.
     const at::Tensor not_finite = uncounted.masked_fill((uncounted - uncounted).eq(0.0), 0.0);
@@ -280,8 +276,8 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
 
 namespace {
 
-// Functions for the error message about non-finite gradients. A reduction spreads a NaN of one rank
-// to all ranks, so FSDP records on each rank whether its gradient was finite before the reduction.
+// Functions for the message about non-finite gradients. A reduction spreads a NaN to all ranks, so
+// FSDP records on each rank whether the gradient was finite before the reduction.
 
 class Names {
  public:
@@ -324,7 +320,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-/// Returns a text with the names `own` of each rank; "" if `own` is empty on all ranks.
+/// Returns the names in `own` of all ranks as a text; "" if `own` is empty on all ranks.
 std::string listed(const DeviceMesh& joint, const Names& own, const char* before,
                    const char* between) {
   std::string list;
@@ -336,8 +332,8 @@ std::string listed(const DeviceMesh& joint, const Names& own, const char* before
   return list;
 }
 
-/// Implements describe_nonfinite(). Collective over the mesh `joint`; without a joint mesh,
-/// describes only the gradients of this rank.
+/// Implements describe_nonfinite(). Collective over the mesh `joint`. If `joint` is undefined,
+/// describes this rank's gradients.
 std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPtr>& parameters) {
   Names before;
   Names now;
@@ -354,8 +350,8 @@ std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPt
   return !found.empty() ? found : listed(joint, now, "not finite on ", " is that of ");
 }
 
-/// Checks the gradient norm if the options request the check. The norm is the same on every rank,
-/// so either all ranks throw or none.
+/// Checks the norm if the options say so. The norm is the same on every rank, so all ranks throw or
+/// none does.
 kernels::NormAndFactor checked_norm(const GradTerms& terms,
                                     const std::vector<nn::SlotPtr>& parameters,
                                     const NormOptions& options,
@@ -393,7 +389,7 @@ std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
 
 }  // namespace
 
-/// The gradient norm is computed in fp64 and returned in fp32.
+/// The norm is computed in fp64 and returned in fp32.
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   check(options);
   const comm::CallerScope caller("grad_norm");
@@ -412,8 +408,8 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
                            const NormOptions& options) {
   const c10::AutoGradMode no_grad(false);
   const auto [terms, total] = total_and_factor(parameters, max_norm, options);
-  // The gradients are always multiplied by the clip factor, even by 1: a test of the factor would
-  // make the host wait.
+  // The gradients are multiplied even by a factor of 1, because the host would have to wait for the
+  // factor to test it.
   scale_by(terms.locals, total.factor);
   return total.rounded;
 }

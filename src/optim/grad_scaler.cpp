@@ -1,6 +1,6 @@
 // Loss scaling. Gradients stay scaled until step(), whose kernels divide the gradients in fp32. The
-// norm, which clipping needs anyway, shows whether a gradient overflowed. Therefore a step with
-// loss scaling needs only one all-reduce and one wait of the host.
+// norm for clipping also shows whether a gradient overflowed. So a step with loss scaling needs one
+// all-reduce, and the host waits once.
 
 #include "tessera/optim/grad_scaler.h"
 
@@ -24,8 +24,8 @@ namespace tessera::optim {
 namespace {
 
 /// Throws Error if the optimizer updates a parameter that has a gradient and is not in
-/// `parameters`: this gradient may have overflowed undetected, or would be multiplied by a factor
-/// that was computed for other gradients.
+/// `parameters`. An overflow of this gradient would be missed, and the factor was computed for
+/// other gradients.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
     return;  // the same parameters in the same order
@@ -42,7 +42,7 @@ void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& o
 
 }  // namespace
 
-/// The checks refuse options that are NaN, because comparisons with NaN are false.
+/// Comparisons with NaN are false, so the checks also reject NaN.
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   TESSERA_CHECK(options.init_scale > 0.0 && std::isfinite(options.init_scale) &&
                     options.growth_factor >= 1.0 && options.backoff_factor > 0.0 &&
@@ -58,14 +58,14 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return enabled() ? loss * state_.scale : loss;
 }
 
-/// Throws Error if gradients are unscaled twice in a step, which would make them too small.
+/// Throws Error if gradients are unscaled twice in a step: they would become too small.
 void GradScaler::check_once() const {
   TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step were unscaled before; call ",
                 "clip_grad_norm_ or unscale_ once, then step");
 }
 
-/// Leaves the gradients unchanged: step() applies the factor that clips and unscales the gradients.
-/// torch.nn.utils has the same constant, 1e-6.
+/// Does not change the gradients: step() applies a factor that clips and unscales. The constant
+/// 1e-6 is from torch.nn.utils.
 at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                                        const NormOptions& options) {
   RECORD_USER_SCOPE("clip_grad_norm_");
@@ -102,7 +102,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
   // If any gradient is infinite or NaN, so is the largest absolute value of all gradients.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
   checked_ = {std::isfinite(largest.item<double>()), 1.0, parameters};
-  // If a gradient is not finite, the gradients are not unscaled, because the step will be skipped.
+  // Non-finite gradients stay scaled, because the step will be skipped.
   if (checked_->finite) {
     check_gradient_copies(parameters, "GradScaler::unscale_", options);
     scale_by(terms.locals, at::scalar_tensor(1.0 / state_.scale, largest.options()));
@@ -116,7 +116,7 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     optimizer.step();
     return true;
   }
-  // If the caller neither clipped nor unscaled the gradients, step() computes the norm.
+  // The caller has neither clipped nor unscaled the gradients.
   if (!checked_) {
     NormOptions largest = options;
     largest.norm_type = std::numeric_limits<double>::infinity();
@@ -127,8 +127,8 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     }
     checked_ = {std::isfinite(norm), 1.0 / state_.scale, optimizer.parameters()};
   }
-  // The result of clipping or unscaling is removed before the step, so that a step that throws
-  // leaves no result for the next step.
+  // checked_ is cleared before the step: if the step throws, the next step must not use the old
+  // value.
   const Checked checked = *std::exchange(checked_, std::nullopt);
   check_covers(checked.parameters, optimizer);
   if (checked.finite) {
@@ -143,7 +143,7 @@ std::pair<at::Tensor, bool> GradScaler::clip_and_step(
     const std::function<void(const at::Tensor& norm)>& before_step) {
   if (enabled()) {
     const at::Tensor norm = clip_grad_norm_(parameters, max_norm);
-    // The result of clipping is removed while before_step() runs, because before_step() can throw.
+    // before_step() can throw, so checked_ is empty while before_step() runs.
     const std::optional<Checked> checked = std::exchange(checked_, std::nullopt);
     if (checked->finite && before_step) {
       before_step(norm);
@@ -166,8 +166,8 @@ std::pair<at::Tensor, bool> GradScaler::clip_and_step(
   return {clip.norm, !known || std::isfinite(clip.factor.item<double>())};
 }
 
-/// Sets the next loss scale. `finite` is computed from the all-reduced gradient norm and thus equal
-/// on all ranks, so the scales stay equal without further communication.
+/// Sets the next loss scale. `finite` comes from the all-reduced norm and is the same on all ranks,
+/// so the scales stay equal without further communication.
 void GradScaler::adjust(bool finite) {
   if (finite) {
     const double grown = state_.scale * options_.growth_factor;
@@ -193,8 +193,7 @@ void GradScaler::load_state(const State& state) {
                 "GradScaler: a state with a scale of ", state.scale,
                 " was to be loaded; it must be above 0 and finite");
   state_ = state;
-  // The result of clipping or unscaling is dropped, because this result belongs to gradients with
-  // the replaced scale.
+  // checked_ belongs to gradients that were computed with the replaced scale.
   checked_.reset();
 }
 

@@ -25,8 +25,8 @@ struct Piece {
   c10::ScalarType dtype;
 };
 
-/// A buffer for several tensors of one type on one device. `numel` counts the required elements in
-/// the first pass, and the used elements in the second pass.
+/// A buffer for several tensors of one type on one device. `numel` is the required number of
+/// elements in the first pass, the used number in the second pass.
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;
@@ -34,14 +34,12 @@ struct Buffer {
   at::Tensor memory = {};
 };
 
-/// The alignment of state tensors in bytes: kernels read and write vectors of 16 bytes. If shards
-/// are updated as one tensor, their sizes are multiples of the alignment, so the states of these
-/// shards stay adjacent.
+/// The alignment of state tensors in bytes, for vector accesses of 16 bytes. Shards that are joined
+/// have sizes that are multiples of this alignment, so their states stay adjacent.
 constexpr std::int64_t kStateAlignment = 16;
 
-/// Makes zero tensors with one allocation for each type and device, in two passes: the first pass
-/// adds up sizes, the second makes views. Each tensor begins at a multiple of `alignment` bytes.
-/// The buffers are a list instead of a map, because there are only one or two.
+/// Makes zero tensors with one allocation for each type and device. The first pass adds up sizes,
+/// the second makes views. Each tensor begins at a multiple of `alignment` bytes.
 std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t alignment) {
   std::vector<Buffer> buffers;
   const auto buffer_of = [&](const Piece& piece) -> Buffer& {
@@ -74,9 +72,9 @@ std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t ali
 
 }  // namespace
 
-/// Redistributes a gradient that is a pending sum, as backward leaves for a replicated parameter
-/// with sharded inputs. The reduced gradient is stored in `.grad`, so that clipping and the step
-/// reduce the gradient only once.
+/// Redistributes a gradient that is a pending sum; backward computes such a gradient for a
+/// replicated parameter if inputs are sharded. The result replaces `.grad`, so that clipping and
+/// the step reduce the gradient only once.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   const at::Tensor& parameter = slot.persistent();
   const at::Tensor& grad = parameter.grad();
@@ -97,7 +95,7 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   if (!tessera::is_distributed(grad) || sharding_spec(grad) == sharding_spec(parameter)) {
     return grad;
   }
-  // Does not record gradients: a gradient with autograd history would keep the graph alive.
+  // A gradient with autograd history would keep the autograd graph alive.
   const c10::AutoGradMode no_grad(false);
   at::Tensor aligned =
       DistributedTensor(grad).redistribute(sharding_spec(parameter).layout).tensor();
@@ -105,16 +103,15 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   return aligned;
 }
 
-/// Compares storage and offset instead of addresses, because two separate allocations that happen
-/// to be adjacent must not be joined.
+/// Compares storage and offset, not addresses: two separate allocations can happen to be adjacent,
+/// but must not be joined.
 bool adjoins(const at::Tensor& first, const at::Tensor& next) {
   return first.storage().is_alias_of(next.storage()) && first.scalar_type() == next.scalar_type() &&
          first.is_contiguous() && next.is_contiguous() &&
          next.storage_offset() == first.storage_offset() + first.numel();
 }
 
-/// The view is made below autograd. Otherwise autograd would record the view, and would reject
-/// writes to a view of a leaf.
+/// Autograd must not record the view, because autograd rejects writes to a view of a leaf.
 at::Tensor flat_view(const at::Tensor& first, std::int64_t numel) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::as_strided(first, {numel}, {1}, first.storage_offset());
@@ -134,7 +131,7 @@ std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors) 
   return runs;
 }
 
-/// The factor stays a tensor: reading its value would make the host wait for the device.
+/// The factor stays a tensor, because the host would have to wait to read its value.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
   // A list kernel needs tensors of one type on one device.
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
@@ -162,8 +159,8 @@ std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
   return zeros(pieces, kStateAlignment);
 }
 
-/// Makes the step counters on the devices of the shards, where fused kernels read the counters. The
-/// counters of a device are contiguous in memory, so that one operator increments all counters.
+/// Fused kernels read the step counters on the device of the shards. The counters on a device are
+/// contiguous, so that one operator increments all of them.
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) {
   std::vector<Piece> pieces;
   for (const at::Tensor& tensor : tensors) {
@@ -172,8 +169,8 @@ std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) 
   return zeros(pieces, /*alignment=*/1);
 }
 
-/// The optimizer state of a plain parameter is a plain tensor. The result shares memory with
-/// `state`, so a checkpoint can load into the result.
+/// The state of a plain parameter is a plain tensor. The result shares memory with `state`: a
+/// checkpoint loads into the result.
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state) {
   if (!tessera::is_distributed(parameter)) {
     return state;

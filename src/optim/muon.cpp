@@ -25,31 +25,29 @@
 
 namespace tessera::optim {
 
-/// The layout and sizes of a distributed matrix that Muon updates.
+/// A distributed matrix that Muon updates.
 struct SpreadMatrix {
   LayoutPtr layout = nullptr;
   std::int64_t rows = 0, columns = 0;
   friend bool operator==(const SpreadMatrix&, const SpreadMatrix&) = default;
 };
 
-/// Exchanges matrices for work that needs unsharded matrices. Assigns each matrix to one rank of
-/// the mesh, its owner, so that the work (rows * columns * min(rows, columns) for each matrix) is
-/// balanced. Sends the shards to the owners, and sends the results back. Along a mesh dimension
-/// that replicates, the owner receives the shards of its own replica, and the result goes to all
-/// replicas.
+/// For work that needs whole matrices: sends the shards of each matrix to one rank of the mesh, the
+/// owner of the matrix, and sends the result back. Owners are chosen so that the work (rows *
+/// columns * min(rows, columns) for a matrix) is balanced. If a mesh dimension replicates a matrix,
+/// the owner receives the shards of its own replica, and all replicas receive the result.
 class MatrixExchange {
  public:
-  /// Assigns matrices to owners (ranks). Not collective: each rank computes the same assignment.
+  /// Chooses the owner of each matrix. Not collective: each rank computes the same owners.
   MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix> matrices);
 
   const std::vector<SpreadMatrix>& matrices() const { return matrices_; }
 
   using Work = std::function<at::Tensor(std::size_t matrix, const at::Tensor& whole)>;
-  /// Exchanges the matrices. `locals`: this rank's shard of each matrix, all of one type. Calls
-  /// `work` for each matrix that this rank owns; `work` returns a tensor of the same sizes and
-  /// type. Returns this rank's shard of each result. Collective over the mesh: two all-to-alls.
-  /// Each element is sent once to the owner, and each element of the result once to each rank that
-  /// has the element.
+  /// `locals`: this rank's shard of each matrix, all of one type. Calls `work` for each matrix that
+  /// this rank owns; `work` returns a tensor of the same sizes and type. Returns this rank's shard
+  /// of each result. Collective over the mesh: two all-to-alls. The first sends each element once
+  /// to the owner, the second sends each element of the result to all ranks that have the element.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& locals, const Work& work) const;
 
  private:
@@ -69,11 +67,11 @@ class MatrixExchange {
 
   DeviceMesh mesh_;
   std::vector<SpreadMatrix> matrices_;
-  std::vector<std::int64_t> owners_;  ///< for each matrix: the index of its owner in mesh_
+  std::vector<std::int64_t> owners_;  ///< for each matrix: index of its owner in mesh_
   std::int64_t self_;
   std::vector<bool> sends_;
-  std::vector<std::size_t> owned_;  ///< numbers of the matrices that this rank owns
-  /// For each matrix in owned_: a description of each rank's shard.
+  std::vector<std::size_t> owned_;  ///< indices of the matrices that this rank owns
+  /// For each matrix in owned_: the shard of each rank.
   std::vector<std::vector<RankShard>> parts_;
 };
 
@@ -85,9 +83,9 @@ double work_of(const SpreadMatrix& matrix) {
   return rows * columns * std::min(rows, columns);
 }
 
-/// Assigns matrices to ranks greedily: the matrix with the most work first, each matrix to the rank
-/// with the least work so far. The sort is stable and ties go to the first rank, so that every rank
-/// computes the same assignment.
+/// Chooses owners greedily: takes the matrices in order of decreasing work, and gives each matrix
+/// to the rank with the least work so far. The sort is stable and ties go to the first rank, so
+/// that every rank computes the same owners.
 std::vector<std::int64_t> deal(const std::vector<SpreadMatrix>& matrices, std::int64_t ranks) {
   std::vector<std::size_t> order(matrices.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -104,8 +102,6 @@ std::vector<std::int64_t> deal(const std::vector<SpreadMatrix>& matrices, std::i
   return owners;
 }
 
-/// Returns a view of the block of `tensor` that begins at `offset`. `tensor` is a matrix or a
-/// rank's shard of a matrix.
 at::Tensor block(const at::Tensor& tensor, const std::vector<std::int64_t>& offset,
                  const std::vector<std::int64_t>& sizes) {
   return tensor.narrow(0, offset[0], sizes[0]).narrow(1, offset[1], sizes[1]);
@@ -140,8 +136,8 @@ MatrixExchange::RankShard MatrixExchange::part(std::size_t matrix, std::int64_t 
           local_numel(*m.layout, sizes, at), sends(matrix, rank)};
 }
 
-/// Whether `rank` sends its shard of the matrix to the rank that owns the matrix. Along a mesh
-/// dimension that replicates, the owner receives only the copy of its own replica.
+/// Whether `rank` sends its shard of the matrix to the owner. If a mesh dimension replicates the
+/// matrix, only the owner's own replica is sent.
 bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
   const std::vector<std::int64_t> from = mesh_.shape().coordinate(rank);
   const std::vector<std::int64_t> to = mesh_.shape().coordinate(owners_[matrix]);
@@ -154,13 +150,13 @@ bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
   return true;
 }
 
-/// Sends the tensors in `to_ranks`, flattened, to each rank. Returns the received elements in the
-/// order of the ranks, `from_ranks` elements from each rank.
+/// Sends the tensors in to_ranks[r], flattened, to rank r. Returns the received elements in the
+/// order of the ranks: from_ranks[r] elements from rank r.
 at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& to_ranks,
                                     const std::vector<std::int64_t>& from_ranks,
                                     const at::Tensor& like) const {
-  // The list of tensors to send starts with an empty tensor, because cat() does not accept an empty
-  // list, and a rank may have nothing to send.
+  // cat() rejects an empty list, and a rank may have nothing to send. So the list begins with an
+  // empty tensor.
   std::vector<at::Tensor> pieces{at::empty({0}, like.options())};
   std::vector<std::int64_t> counts;
   for (const std::vector<at::Tensor>& tensors : to_ranks) {
@@ -200,8 +196,7 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
   for (const std::size_t i : owned_) {
     wholes.push_back(at::empty({matrices_[i].rows, matrices_[i].columns}, received.options()));
   }
-  // The senders packed the data by rank and, for each rank, by matrix. The received data has the
-  // same order.
+  // The received data is in the order in which it was packed: by rank, then by matrix.
   std::int64_t offset = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -223,7 +218,7 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
 std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
                                                 const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
-  // Every rank, including ranks of other replicas, receives its shard of the result of `work`.
+  // Ranks of other replicas receive their shards too.
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -242,8 +237,7 @@ std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& w
   }
   const at::Tensor received = exchange(to_ranks, from_ranks, locals.front());
   std::vector<std::int64_t> offsets(ranks, 0);
-  // offsets[r] is the position in `received` of the next matrix from the owner rank r. The first
-  // value is the position of the first matrix from r.
+  // offsets[r]: where the next matrix from owner r begins in `received`.
   std::exclusive_scan(from_ranks.begin(), from_ranks.end(), offsets.begin(), std::int64_t{0});
   std::vector<at::Tensor> parts;
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -290,8 +284,8 @@ void check_matrices(const std::vector<nn::SlotPtr>& parameters) {
   }
 }
 
-/// Returns the factor of a matrix's learning rate. Uses the global sizes, because with the sizes of
-/// a shard the factor would depend on the mesh.
+/// Returns the factor of a matrix's learning rate. The global sizes are used, because the factor
+/// must not depend on the mesh.
 double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
   const auto rows = static_cast<double>(matrix.size(0));
   const auto columns = static_cast<double>(matrix.size(1));
@@ -338,7 +332,7 @@ bool is_embedding(const nn::ParameterSlot& slot) {
 
 }  // namespace
 
-/// The matrices that an optimizer step exchanges together: on one mesh, in one type.
+/// The matrices on one mesh and of one type, which a step exchanges together.
 class Muon::Exchange {
  public:
   Exchange(const DeviceMesh& mesh, c10::ScalarType dtype) : mesh_(mesh), dtype_(dtype) {}
@@ -347,8 +341,8 @@ class Muon::Exchange {
     return mesh_ == mesh && dtype_ == dtype;
   }
   void add(const ShardUpdate& shard) { shards_.push_back(shard); }
-  // Runs the exchange of matrices and updates the shards. Collective over the mesh. Every rank
-  // exchanges the same matrices in the same order, whether the matrices have gradients or not
+  // Updates the shards after their exchange. Collective over the mesh. Every rank exchanges the
+  // same matrices in the same order, even matrices of which this rank has no gradient
   // (updates_without_gradient).
   void run(Muon& muon, double factor) {
     drop_unused();
@@ -360,10 +354,10 @@ class Muon::Exchange {
     for (const ShardUpdate& shard : shards_) {
       const at::Tensor& parameter = muon.parameters()[shard.index]->persistent();
       matrices.push_back({sharding_spec(parameter).layout, parameter.size(0), parameter.size(1)});
-      // Offloaded shards are moved to the device on which the mesh communicates.
+      // Offloaded shards move to the mesh's device.
       locals.push_back(muon.direction(shard, factor).to(mesh_.device()));
     }
-    // The assignment of matrices to ranks is reused if the list of matrices has not changed.
+    // The owners stay the same if the list of matrices has not changed.
     if (plan_ == nullptr || plan_->matrices() != matrices) {
       plan_ = std::make_unique<MatrixExchange>(mesh_, std::move(matrices));
     }
@@ -379,8 +373,8 @@ class Muon::Exchange {
   bool empty() const { return shards_.empty(); }
 
  private:
-  /// Removes the matrices without a gradient on any rank, because on a single process a matrix
-  /// without gradient is not updated. Collective.
+  /// Removes matrices that have a gradient on no rank: such a matrix is not updated, as on a single
+  /// process. Collective.
   void drop_unused() {
     std::vector<std::uint8_t> used;
     for (const ShardUpdate& shard : shards_) {
@@ -412,8 +406,7 @@ Muon::Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options)
 
 Muon::~Muon() = default;
 
-/// Whether a step exchanges the parameter's matrix between ranks. A rank without a gradient of the
-/// matrix takes part in the exchange.
+/// A rank without a gradient of the matrix takes part in the exchange too.
 bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
   return parameter.requires_grad() && needs_exchange(parameter);
 }
@@ -449,8 +442,8 @@ void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
   }
 }
 
-/// Returns the exchange of matrices for a mesh and a type. Exchanges are in the order of their
-/// first parameters, so the order is equal on every rank.
+/// Returns the Exchange for a mesh and a type. The order of exchanges_ is the order of their first
+/// parameters, which is the same on every rank.
 Muon::Exchange& Muon::exchange_of(const DeviceMesh& mesh, c10::ScalarType dtype) {
   const auto found = std::ranges::find_if(
       exchanges_, [&](const Exchange& exchange) { return exchange.takes(mesh, dtype); });
@@ -464,12 +457,11 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
   const double factor = gradient_factor.number;
   for (Exchange& exchange : exchanges_) {
-    exchange.clear();  // removes shards that remain from an earlier step that threw
+    exchange.clear();  // shards from a step that threw
   }
   for (const ShardUpdate& shard : shards) {
     const at::Tensor& parameter = parameters()[shard.index]->persistent();
-    // Tests the size of the global tensor, because a rank whose shard is empty still takes part in
-    // the exchange of matrices.
+    // numel() of the global tensor: a rank with an empty shard still takes part in the exchange.
     if (parameter.numel() == 0) {
       continue;
     }
@@ -486,7 +478,7 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// A model does not declare hidden layers, so a matrix's sizes, module class and name decide.
+/// A model does not say which layers are hidden. So a matrix's sizes, module class and name decide.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest) {
   const auto named = nn::detail::matched_slots(module, rest, "split_for_muon");
   MuonSplit split;

@@ -1,4 +1,4 @@
-// The functions that all optimizers share, OptimizerList, Ema and LrSchedule.
+// Functions of all optimizers, OptimizerList, Ema and LrSchedule.
 
 #include "tessera/optim/optimizer.h"
 
@@ -25,13 +25,13 @@
 namespace tessera::optim {
 namespace {
 
-/// The lengths of the parameter lists whose gradients were already compared between ranks. This
-/// record is attached to the module that owns the lists' first parameter.
+/// Parameter lists whose gradients the ranks have already compared. A list is identified by its
+/// first parameter, to whose module this object is attached, and by its length.
 struct Compared {
   std::set<std::size_t> lengths;
 };
 
-/// Returns the record of the lists that start with `first`; nullptr if no module owns `first`.
+/// Returns the Compared for lists that start with `first`; nullptr if no module owns `first`.
 std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
   if (first.owners().empty()) {
     return nullptr;
@@ -46,7 +46,7 @@ std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
 }
 
 struct Roots {
-  std::vector<DeviceMesh> meshes;  ///< the parameters' root meshes, in parameter order
+  std::vector<DeviceMesh> meshes;  ///< root meshes, in the order of the parameters
   DeviceMesh largest;
 };
 
@@ -73,7 +73,7 @@ std::vector<nn::detail::CopiedTensor> gradients_of(const std::vector<nn::SlotPtr
   for (const nn::SlotPtr& slot : parameters) {
     const at::Tensor& parameter = slot->persistent();
     const bool distributed = tessera::is_distributed(parameter);
-    // A parameter without a name cannot be matched between ranks.
+    // The ranks match parameters by name.
     if (slot->fqn().empty() || !parameter.requires_grad() || local_tensor(parameter).is_meta() ||
         (distributed ? sharding_spec(parameter).mesh.root() != root : !with_plain)) {
       continue;
@@ -113,7 +113,7 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   }
 }
 
-/// In the first step (with TESSERA_DEBUG=1 in each step), compares gradients that must be equal.
+/// Compares in the first step only, or in each step with TESSERA_DEBUG=1.
 void Optimizer::check_copies() {
   if (!compared_ || tessera::detail::debug_checks()) {
     check_gradient_copies(parameters(), "Optimizer::step");
@@ -149,8 +149,7 @@ void step_inner(Optimizer& optimizer, const GradientFactor& factor) {
 
 }  // namespace
 
-/// Returns parameter slots instead of tensors, because FSDP and tensor parallelism replace the
-/// tensors.
+/// Returns slots, because FSDP and tensor parallelism replace the tensors.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   std::vector<nn::SlotPtr> slots;
   for (auto& [name, slot] : module.named_slots()) {
@@ -159,8 +158,8 @@ std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   return slots;
 }
 
-/// Names such as "layers.0.weight.exp_avg" do not depend on the order of the parameters in the
-/// optimizer, so checkpoints can use these names.
+/// Checkpoints can use names such as "layers.0.weight.exp_avg", which do not depend on the order of
+/// the parameters in the optimizer.
 std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer,
                                                             const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::string> names;
@@ -178,7 +177,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
   return named;
 }
 
-/// A parameter in two optimizers is an error, because a step would update the parameter twice.
+/// If two optimizers had a parameter, a step would update it twice.
 OptimizerList::OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers)
     : optimizers_(std::move(optimizers)) {
   std::unordered_set<const nn::ParameterSlot*> seen;
@@ -221,15 +220,15 @@ Ema::Ema(std::shared_ptr<Optimizer> inner, double decay) : inner_(std::move(inne
                 " is invalid; it must be in [0, 1)");
 }
 
-/// Throws Error while parameters and averages (EMA) are swapped: a step would train the averages,
-/// and a checkpoint would save the averages as parameters.
+/// While parameters and averages (EMA) are swapped, a step would train the averages, and a
+/// checkpoint would save the averages as parameters.
 void Ema::check_not_swapped() const {
   TESSERA_CHECK(!swapped_, "Ema: step() or state() was called while the parameters are the ",
                 "averages; call swap() again first");
 }
 
-/// Throws Error if the sizes of an average (EMA) do not fit its parameter. Called before anything
-/// is changed.
+/// Throws Error if an average (EMA) has other sizes than its parameter. Called before anything
+/// changes.
 void Ema::check_sizes(std::size_t index) const {
   const at::Tensor& local = local_tensor(parameters()[index]->persistent());
   const at::Tensor& average = averages_[index];
@@ -240,8 +239,8 @@ void Ema::check_sizes(std::size_t index) const {
                 "before the first step and before the first call of state()");
 }
 
-/// Creates averages (EMA) that do not exist yet. The constructor cannot create the averages,
-/// because parameters are filled, sharded and moved later.
+/// Creates missing averages (EMA). The constructor cannot do this, because parameters are filled,
+/// sharded and moved later.
 void Ema::make_averages() {
   averages_.resize(parameters().size());
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -256,8 +255,8 @@ void Ema::make_averages() {
   }
 }
 
-/// Gives each average (EMA) that has no value yet the value of its parameter. After state() created
-/// the average, a checkpoint may have been loaded into the parameter.
+/// Copies each parameter to its average (EMA) if the average has no value yet. state() does not do
+/// this, because a checkpoint can still be loaded into the parameter.
 void Ema::begin_averages() {
   make_averages();
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -298,8 +297,7 @@ std::vector<StateTensor> Ema::state() {
   return all;
 }
 
-/// All parameters are checked before the first parameter is exchanged with its average, so that an
-/// error changes nothing.
+/// All parameters are checked before the first exchange, so that an error changes nothing.
 void Ema::swap() {
   const c10::AutoGradMode no_grad(false);
   begin_averages();
@@ -352,8 +350,8 @@ std::int64_t requested_decay(const LrScheduleOptions& o) {
   return std::llround(o.decay_ratio * static_cast<double>(o.steps));
 }
 
-/// The number of steps of the learning rate's decay, at most the number of steps after the warm-up.
-/// A decay that started in the warm-up would begin with a jump, below the full rate.
+/// The number of steps in which the learning rate falls, at most the number of steps after the
+/// warm-up: a longer decay would begin with a jump to less than the full rate.
 std::int64_t decay_steps(const LrScheduleOptions& o) {
   return std::min(requested_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
 }
@@ -375,12 +373,11 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
   }
 }
 
-/// The warm-up does not start at a rate of 0, because the first step would then change nothing.
+/// The first factor is not 0, because a step with rate 0 would change nothing.
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   TESSERA_CHECK(step >= 0, "the rate of step ", step, " is invalid; steps count from 0");
-  // `steps` is checked when a rate is needed and not in the constructor, because a run of 0 steps
-  // makes a schedule as well.
+  // The constructor does not check `steps`, because a run of 0 steps also makes a schedule.
   TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
                 " of a ", name_of(o.schedule), " schedule needs the number of the run's ",
                 "steps, but that is 0; give LrScheduleOptions::steps");
@@ -390,12 +387,12 @@ double LrSchedule::factor(std::int64_t step) const {
   if (o.schedule == Schedule::kConstant) {
     return 1.0;
   }
-  // step >= o.steps is tested first: falling() would divide by 0 if the warm-up fills the run.
+  // step >= o.steps comes first: if the warm-up fills the run, falling() would divide by 0.
   const double factor = step >= o.steps ? 0.0 : falling(step);
   return o.min_factor + (1 - o.min_factor) * factor;
 }
 
-/// The learning rate's factor after the warm-up, without min_factor: falls from 1 to 0 in the run.
+/// The factor after the warm-up, before min_factor is applied: falls from 1 to 0.
 double LrSchedule::falling(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   if (o.schedule == Schedule::kWsd) {

@@ -1,7 +1,7 @@
-// The base class of the optimizers: selects the parameters that a step updates, creates and checks
-// state, and makes batches for a kernel. FSDP places the shards of a unit next to one another in
-// memory; the states of these shards are adjacent as well. Shards that are adjacent in memory are
-// updated as one tensor if the results are bitwise equal.
+// The base class of optimizers selects the parameters for a step, creates and checks state, and
+// makes batches for kernels. FSDP places the shards of a unit one after another in memory, and the
+// optimizer does the same with their states. Adjacent shards are updated as one tensor if the
+// results are bitwise equal.
 
 #include "tessera/optim/slot_optimizer.h"
 
@@ -21,8 +21,8 @@
 
 namespace tessera::optim {
 
-/// The constructor creates no state, because tensor parallelism and FSDP, which change sizes and
-/// devices, may still be applied.
+/// The constructor creates no state: tensor parallelism and FSDP may be applied later and would
+/// change sizes and devices.
 SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
                              std::vector<std::string> state_names, bool counts_steps)
     : state_names_(std::move(state_names)), counts_steps_(counts_steps) {
@@ -47,8 +47,8 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
   states_.resize(parameters_.size());
 }
 
-/// Throws Error if the optimizer cannot update a parameter. Called for all parameters before a step
-/// changes any parameter, so that a failed step leaves all parameters unchanged.
+/// Throws Error if the optimizer cannot update a parameter. A step calls this for all parameters
+/// before it changes any, so a failed step leaves all parameters unchanged.
 void SlotOptimizer::check_parameter(std::size_t index) const {
   const nn::ParameterSlot& slot = *parameters_[index];
   TESSERA_CHECK(slot.initialized(), "an optimizer was to update ", nn::describe(slot),
@@ -70,8 +70,8 @@ void SlotOptimizer::check_parameter(std::size_t index) const {
                 "before the first step");
 }
 
-/// Creates state for all parameters without state. zeros_beside() is called once for each state
-/// name, so that states of adjacent shards are adjacent in memory.
+/// Creates missing state. zeros_beside() is called once for each state name, so that states of
+/// adjacent shards are adjacent in memory.
 void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
   std::vector<std::size_t> missing;
   std::vector<at::Tensor> locals;
@@ -85,7 +85,6 @@ void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
       dtypes.push_back(state_dtype(group_of_[index], locals.back().scalar_type()));
     }
   }
-  // Each state name has its own buffer: kernels need the tensors of one name adjacent.
   for (std::size_t which = 0; which < state_names_.size(); ++which) {
     const std::vector<at::Tensor> zeros = zeros_beside(locals, dtypes);
     for (std::size_t i = 0; i < missing.size(); ++i) {
@@ -105,8 +104,8 @@ c10::ScalarType SlotOptimizer::state_dtype(std::size_t /*group*/, c10::ScalarTyp
   return update_type(parameter);
 }
 
-/// Updates the parameters; gradients are multiplied by a factor. On a CPU the host reads the factor
-/// and decides whether to step. On a GPU the kernels decide, so that the host does not wait.
+/// The gradients are multiplied by `given`. If it is not finite, the step is skipped. On a CPU the
+/// host reads it and decides. On a GPU the kernels decide, so that the host does not wait.
 void SlotOptimizer::update(const GradientFactor& given) {
   GradientFactor factor = given;
   const comm::CallerScope caller("optimizer step");
@@ -142,8 +141,8 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   std::vector<ShardUpdate> shards;
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // Reducing a gradient that is a pending sum is collective, so gradients are visited in the
-    // order of the parameters, which is the same on every rank.
+    // The reduction of a gradient that is a pending sum is collective. So gradients are visited in
+    // the order of the parameters, which is the same on every rank.
     const at::Tensor grad = slot_gradient(*parameters_[i]);
     const at::Tensor& parameter = parameters_[i]->persistent();
     if (!grad.defined() && !updates_without_gradient(parameter)) {
@@ -160,15 +159,14 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   return shards;
 }
 
-/// Optimizer state that does not exist yet is created, so that a checkpoint can be loaded before
-/// the first step. The returned tensors share the memory of the state, so a checkpoint is loaded
-/// directly into the state.
+/// Creates missing state, so that a checkpoint can be loaded before the first step. The returned
+/// tensors share the memory of the state, and a checkpoint is loaded directly into them.
 std::vector<StateTensor> SlotOptimizer::state() {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::size_t> shown;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     check_parameter(i);
-    // A frozen parameter has state only if an earlier step has updated the parameter.
+    // A frozen parameter has state only if it was updated by an earlier step.
     if (parameters_[i]->persistent().requires_grad() || states_[i].step.defined() ||
         !states_[i].tensors.empty()) {
       shown.push_back(i);
@@ -205,22 +203,22 @@ void SlotOptimizer::note_counters() {
 
 namespace {
 
-/// The number of fp32 elements in a cache line. libtorch's fused CPU kernels round the elements
-/// after the last complete vector differently. A multiple of this number of elements consists of
-/// complete vectors, and each thread processes such a multiple.
+/// The number of fp32 elements in a cache line. libtorch's fused CPU kernels round differently in
+/// the elements after the last complete vector. There are no such elements if a shard's size is a
+/// multiple of this number, even if several threads process the shard.
 constexpr std::int64_t kCacheLine = 16;
 
 at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
   return count == 1 ? first : flat_view(first, numel);
 }
 
-/// Returns the tensor in the form that kernels update: complex numbers as pairs of real numbers.
+/// Kernels update complex numbers as pairs of real numbers.
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Increments the version counters of updated tensors. libtorch's fused kernels, and kernels that
-/// write adjacent shards through one flat view, do not increment the counters of the shards.
+/// libtorch's fused kernels do not increment version counters of the tensors they update. Neither
+/// do kernels that write several shards through one flat view.
 void mark_changed(std::span<const ShardUpdate> run) {
   for (const ShardUpdate& shard : run) {
     tessera::detail::count_write(shard.parameter);
@@ -240,9 +238,9 @@ bool in_place(const ShardUpdate& shard) {
          update_type(shard.parameter.scalar_type()) == shard.parameter.scalar_type();
 }
 
-/// Returns the shards that have elements, with gradients in the form that list kernels need.
-/// Converts the gradients of shards that are updated in place to the type of the parameter. For
-/// other shards, update_rounded() converts the gradients.
+/// Returns the shards that are not empty. If a shard is updated in place, its gradient is converted
+/// to the parameter's type and made contiguous, as list kernels require. update_rounded() converts
+/// the gradients of all other shards.
 std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
   std::vector<ShardUpdate> kept;
   for (const ShardUpdate& shard : shards) {
@@ -262,8 +260,7 @@ std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
 
 void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
                                   const GradientFactor& factor) {
-  // Each iteration finds the shards of one optimizer group. These shards are consecutive, because
-  // shards are in the order of the parameters, group by group.
+  // Shards are in the order of the parameters, group by group. Each iteration updates one group.
   for (auto first = shards.begin(); first != shards.end();) {
     const std::size_t group = first->group;
     const auto last = std::find_if(
@@ -273,9 +270,8 @@ void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// Updates the shards of one optimizer group. Step counters are incremented first, because a batch
-/// contains the counters after this step. Gradients are scaled in place, since their values are not
-/// needed after the step.
+/// Step counters are incremented first, because kernels need the number of this step. Gradients are
+/// scaled in place, because the program does not need them after the step.
 void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFactor& factor) {
   count_step(shards, factor);
   const std::vector<ShardUpdate> kept = prepared(shards);
@@ -315,9 +311,9 @@ void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
   update_batch(batch, group);
 }
 
-/// Increments the step counters of `shards`. If the gradient factor is on a device, a step is
-/// counted only if the factor is finite. The host does not know the factor, so `history` identifies
-/// the steps that were made, but does not count these steps.
+/// If the gradient factor is on a device, a step is counted only if the factor is finite, and the
+/// host does not know the count. So `history` is a hash of the calls of step() since the host last
+/// read the counter, not a count.
 void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   if (!counts_steps_) {
     return;
@@ -340,11 +336,11 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   }
 }
 
-/// Whether two shards can be updated as one tensor. The shards, their gradients and their states
-/// must be adjacent in memory. Both shards must have made the same steps, since a kernel uses one
-/// step number for a tensor. The first shard must end with a complete vector, so that the new bits
-/// of a shard never depend on its neighbours. Otherwise copies of one parameter on tensor-parallel
-/// ranks, whose neighbours have unequal sizes, would diverge.
+/// Whether two shards can be updated as one tensor: the shards, their gradients and their states
+/// are adjacent in memory, and both shards have made the same steps, because a tensor has one step
+/// number. The first shard must end with a complete vector, so that the bits of a shard do not
+/// depend on its neighbours: tensor-parallel ranks can have copies of one parameter with different
+/// neighbours.
 bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
   const State& state = state_of(shard.index);
   const State& state_before = state_of(before.index);
@@ -360,8 +356,7 @@ bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdat
   return true;
 }
 
-/// Divides the shards into runs (shards that are adjacent in memory), each updated as one tensor.
-/// Only shards that follow one another in `shards` are compared.
+/// Divides the shards into runs: consecutive shards in `shards` that can be updated as one tensor.
 std::vector<SlotOptimizer::Run> SlotOptimizer::runs_of(
     const std::vector<ShardUpdate>& shards) const {
   std::vector<Run> runs;
@@ -377,8 +372,8 @@ std::vector<SlotOptimizer::Run> SlotOptimizer::runs_of(
   return runs;
 }
 
-/// Adds a run (shards adjacent in memory) to the batch as one tensor. One step counter is
-/// sufficient, because the shards' counters are equal (adjoin_in_memory).
+/// Adds a run to the batch as one tensor. The shards of a run have equal step counters
+/// (adjoin_in_memory), so one counter is enough.
 void SlotOptimizer::add(Batch& batch, Run run) const {
   std::int64_t numel = 0;
   for (const ShardUpdate& shard : run) {
@@ -397,27 +392,27 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
   batch.shards.push_back(run.front().index);
 }
 
-/// Updates shards of a narrow type (bf16) through an fp32 copy, which is freed after this `run`.
+/// Updates shards of a narrow type (bf16) in an fp32 copy, which is freed at the end.
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // `rounded` receives the new values. The type of `rounded` is narrower than the type of the
-  // update, or the memory of `rounded` is not contiguous.
+  // The kernel cannot write `rounded`: its type is narrower than the type of the update, or its
+  // memory is not contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
   if (factor.tensor.defined()) {
-    // Multiplies the gradient in the gradient's own type, as clip_grad_norm_() does.
+    // As in clip_grad_norm_(), the product has the gradient's own type.
     scale_by({batch.gradients[0]}, factor.tensor);
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
   if (factor.number != 1.0) {
-    // mul() makes a new tensor, because to() can return the gradient itself, which must not change.
+    // Not in place: to() can return the gradient itself, which must not change.
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   if (factor.tensor.defined() && takes_gradient_factor(batch, group)) {
-    // The gradient is already multiplied by the factor. The kernel therefore gets the factor 1, or
-    // NaN for a step that must be skipped.
+    // The gradient is already scaled, so the kernel gets the factor 1, or NaN if the step must be
+    // skipped.
     batch.gradient_factor =
         factor.tensor.to(batch.parameters[0].device(), at::kDouble).mul(0).add(1);
   }

@@ -51,13 +51,13 @@ void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& 
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
                  const Options& options = {});
 
-/// Data parallelism without sharding (DDP; FSDP2's replicate): makes `module` one unit whose
-/// parameters every rank of the 1-D `mesh` stores completely, as replicated distributed tensors.
-/// Nothing is gathered. Gradients are all-reduced in buckets (Options::bucket_cap_mb), while
-/// backward continues, and averaged. The parameters must be equal on all ranks: the first forward
-/// compares the parameters and throws Error on all ranks if they differ. Apply replicate bottom-up
-/// like fully_shard; both may be used in one model. The rules for units of fully_shard apply to
-/// units of replicate.
+/// Data parallelism without sharding (DDP; FSDP2's replicate). Makes `module` one unit. Every rank
+/// of the 1-D `mesh` stores all parameters of the unit, as replicated distributed tensors. Nothing
+/// is gathered. Gradients are all-reduced in buckets (Options::bucket_cap_mb), while backward
+/// continues, and averaged. The parameters must be equal on all ranks: the first forward compares
+/// the parameters and throws Error on all ranks if they differ. Apply replicate bottom-up like
+/// fully_shard; both may be used in one model. The rules for units of fully_shard apply to units of
+/// replicate.
 ///
 /// Not collective. Throws Error as fully_shard does, for a mesh of more than one dimension, and for
 /// options that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size. Also
@@ -128,12 +128,12 @@ class UnshardHandle {
   std::weak_ptr<Unit> unit_;
 };
 
-/// All-gathers the parameters of the unit of `module`, but not those of units below. Collective.
-/// First waits for the work issued on the compute stream, which may write the shards. Does nothing
-/// if the parameters are already unsharded. If shards were written since the last gather, the next
-/// unshard, start_unshard, UnshardScope or forward gathers the shards again on all ranks; the ranks
-/// compare CPU flags that tell whether any rank has written. Throws Error for a module that is not
-/// a unit, for parameters that are still on the meta device, and if ranks gather different units.
+/// All-gathers the parameters of the unit of `module`, not of units below. Collective. First waits
+/// for earlier work on the compute stream, which may write the shards. Does nothing if the
+/// parameters are already unsharded. If shards were written since the last gather on any rank (the
+/// ranks compare CPU flags), the next unshard, start_unshard, UnshardScope or forward gathers again
+/// on all ranks. Throws Error for a module that is not a unit, for parameters that are still on the
+/// meta device, and if ranks gather different units.
 void unshard(nn::ModuleBase& module);
 /// Frees the unsharded parameters of a unit. Not collective; does nothing if the parameters are not
 /// unsharded. Unsharded parameters are copies: if the program has written to an unsharded parameter
@@ -141,14 +141,14 @@ void unshard(nn::ModuleBase& module);
 /// throws Error for such a write, and does not free the parameters. Throws Error for a module that
 /// is not a unit.
 void reshard(nn::ModuleBase& module);
-/// Starts to gather the parameters of a unit, with the values that the shards have at this call.
-/// Forward, unshard or the returned handle waits for the gather. Collective. Throws the errors of
-/// unshard.
+/// Starts to gather the parameters of a unit, with the shards' values at the time of this call. The
+/// next forward or unshard, or the returned handle, waits for the gather. Collective. Throws the
+/// errors of unshard.
 UnshardHandle start_unshard(nn::ModuleBase& module);
 
-/// UnshardScope unshards the parameters of a unit while the object exists. The destructor frees the
-/// parameters, unless the parameters were unsharded before, and warns if a parameter was written,
-/// because the write is lost. Collective. Throws the errors of unshard.
+/// Unshards the parameters of a unit while the object exists. The destructor frees the parameters
+/// unless they were unsharded before, and warns of a write to a parameter, because the write is
+/// lost. Collective. Throws the errors of unshard.
 class UnshardScope : tessera::detail::NoCopy {
  public:
   explicit UnshardScope(nn::ModuleBase& module);
@@ -168,9 +168,8 @@ class UnshardScope : tessera::detail::NoCopy {
 /// parameters stay gathered for backward (ZeRO-2).
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// With `reshard` false, parameters stay gathered after backward, until reshard() or a later
-/// backward frees the parameters. Use false if nothing writes to the parameters between
-/// micro-batches. After a write, such as an optimizer's step, the next forward gathers the
-/// parameters again.
+/// backward frees them. Use false if nothing writes to the parameters between micro-batches. After
+/// a write, such as an optimizer's step, the next forward gathers the parameters again.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// With `sync` false, backward reduces nothing: each rank adds up its unsharded gradients (in
 /// reduce_dtype) until the first backward with `sync` true reduces the sum. Until then `.grad` of a
@@ -178,21 +177,21 @@ void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recur
 /// cost of the memory of unsharded gradients.
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
 /// With `all_reduce` false (HSDP), backward sums gradients over the shard dimension of the mesh
-/// only and stores the sums, in reduce_dtype. The next backward with `all_reduce` true adds the
-/// stored sums to its sums, and all-reduces over replicas. Micro-batches may use different
-/// parameters.
+/// only and stores the sums, in reduce_dtype. The next backward with `all_reduce` true adds its own
+/// sums to the stored sums, and all-reduces the result over replicas. Micro-batches may use
+/// different parameters.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
 /// With `last` false, reductions can still be in progress when a backward returns. Gradients are
 /// complete after a later backward with `last` true. Until then `.grad` of a parameter whose
 /// reduction is in progress can be dropped (zero_grad) but not read. Use false for all
 /// micro-batches except the last one. `module`: the root module.
 void set_is_last_backward(nn::ModuleBase& module, bool last);
-/// With `unshard` false, backward does not gather the unit's parameters, for units whose gradients
-/// do not need the parameters (an embedding, for example).
+/// With `unshard` false, backward does not gather the unit's parameters. Use false for a unit whose
+/// gradients do not depend on its parameters (an embedding, for example).
 void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
 /// Sets the divisor of the summed gradients. Default: the number of ranks of the root's mesh, or of
-/// a parameter's own mesh if that mesh has ranks outside of the root's mesh. Use 1 for a loss that
-/// every rank computes from the gathered features of all ranks. Throws Error for a factor that is
+/// a parameter's own mesh if that mesh has ranks outside of the root's mesh. Use 1 if every rank
+/// computes the loss from the features of all ranks (gathered). Throws Error for a factor that is
 /// not positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
 /// With `force` true, gradients are divided once, after the sum. `force` true is the default for
@@ -200,10 +199,10 @@ void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recu
 /// pass true if the hardware sums in a wider type, or if the gradients are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
-/// A function that changes the reduced gradients of a unit in place, before they are divided, for
-/// example by a further reduction over a process group of the caller. The hook gets one flat
-/// tensor, in reduce_dtype, with all gradients of one dtype or, under replicate(), the gradients of
-/// one bucket. On one rank, where nothing is reduced, the hook gets the gradients one by one. Under
+/// A function that changes the reduced gradients of a unit in place before their division, for
+/// example to reduce the gradients over another process group. The hook gets one flat tensor, in
+/// reduce_dtype, with all gradients of one dtype or, under replicate(), the gradients of one
+/// bucket. On one rank, where nothing is reduced, the hook gets the gradients one by one. Under
 /// HSDP the gradients have already been all-reduced. The hook runs on the stream of the reduction,
 /// and the next unit's reduction waits for the hook.
 using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
@@ -221,12 +220,12 @@ void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurs
 /// Throws Error for a module that is not a unit, and for a unit that ran below another root.
 void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 
-/// Sets the units that start to gather when forward reaches the unit of `module`. By default
-/// forward starts to gather one unit: the unit that followed in the root's last forward. Throws
-/// Error for a module that is not a unit.
+/// Sets the units whose gathers start when forward reaches the unit of `module`. By default this is
+/// only the unit that ran next in the root's last forward. Throws Error for a module that is not a
+/// unit.
 void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
-/// Sets the units that start to gather when backward reaches the unit of `module`. By default
-/// backward starts to gather the unit that ran before the unit of `module` in forward.
+/// Sets the units whose gathers start when backward reaches the unit of `module`. By default this
+/// is only the unit that ran just before in forward.
 void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
 
 }  // namespace tessera::fsdp

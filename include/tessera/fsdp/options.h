@@ -16,8 +16,8 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// The types of computation and communication. Sharded parameters, their gradients and the
-/// optimizer state keep the type with which the parameter was made.
+/// The types for computation and communication. Sharded parameters, their gradients and the
+/// optimizer state keep the parameter's original type.
 struct MixedPrecisionPolicy {
   /// The type of all-gathers and computation; default: the type of the parameter.
   std::optional<c10::ScalarType> param_dtype{};
@@ -26,18 +26,16 @@ struct MixedPrecisionPolicy {
   /// The type to which floating-point results of forward are cast; default: results are not cast.
   std::optional<c10::ScalarType> output_dtype{};
   bool cast_forward_inputs = true;  ///< whether to cast floating-point arguments to param_dtype
-  /// Whether results are cast back to the type of the first floating-point argument, if
-  /// output_dtype is not set. Useful for a unit that computes in another type than the units around
-  /// it, such as a norm in fp32.
+  /// Whether results are cast to the type of the first floating-point argument, if output_dtype is
+  /// not set. Useful for a unit that computes in another type than its neighbours (a norm in fp32).
   bool restore_input_dtype = false;
 };
 
-// The functions in Options (PlacementFunction, MeshFunction) are called by fully_shard, once for
-// each parameter. The parameter may be on the meta device. The result must be the same on every
-// rank.
+// fully_shard calls the functions in Options (PlacementFunction, MeshFunction) once for each
+// parameter, which may be on the meta device. The result must be the same on every rank.
 
-/// A function that chooses a parameter's placement (by its name within the unit) on the shard
-/// dimension of the mesh: Shard(d) for any dimension d, or Replicate(). nullopt means Shard(0).
+/// Returns the placement of a parameter on the shard dimension of the mesh: Shard(d) for any
+/// dimension d, or Replicate(); nullopt means Shard(0). `name`: the name within the unit.
 ///   options.shard_placement = [](const std::string& name, const at::Tensor& parameter) {
 ///     return name.ends_with("bias") ? std::optional<Placement>(Replicate{})
 ///                                   : std::optional<Placement>(Shard{parameter.dim() - 1});
@@ -45,9 +43,8 @@ struct MixedPrecisionPolicy {
 using PlacementFunction =
     std::function<std::optional<Placement>(const std::string& name, const at::Tensor& parameter)>;
 
-/// A function that chooses a parameter's mesh (by its name within the unit), for example for the
-/// experts of a mixture; nullopt means the unit's mesh. The mesh must meet the conditions of
-/// fully_shard's `mesh`.
+/// Returns the mesh of a parameter (of an expert, for example); nullopt means the unit's mesh.
+/// `name`: the name within the unit. The conditions of fully_shard's `mesh` apply.
 ///   options.parameter_mesh = [mesh](const std::string& name, const at::Tensor&) {
 ///     return name.starts_with("head") ? std::optional(mesh) : std::nullopt;
 ///   };
@@ -78,13 +75,13 @@ struct Options {
   /// number, a rank stores only its shards.
   std::int64_t post_forward_mesh_size = 1;
   PlacementFunction shard_placement{};
-  /// Chooses a mesh for single parameters. Parameters with their own mesh are gathered and reduced
-  /// over that mesh. If that mesh is a part of the unit's mesh, other parts of the unit's mesh have
-  /// other parameters, and gradient norms include all parameters. The sums of gradients are divided
-  /// by the number of ranks of the root's mesh, because the loss is the mean over these ranks.
+  /// Chooses a mesh for single parameters, which are then gathered and reduced over this mesh. If
+  /// the mesh is a part of the unit's mesh, other parts of the unit's mesh have other parameters,
+  /// and gradient norms include all of them. The sums of gradients are divided by the number of
+  /// ranks of the root's mesh, because the loss is the mean over these ranks.
   MeshFunction parameter_mesh{};
-  /// Parameters and buffers that stay unchanged: not moved, sharded, gathered, cast or reduced.
-  /// Trainable parameters of the model that are intentionally in no unit must be listed here.
+  /// Parameters and buffers that FSDP leaves unchanged: not moved, sharded, gathered, cast or
+  /// reduced. Must list each trainable parameter of the model that is intentionally in no unit.
   std::unordered_set<nn::SlotPtr> ignored{};
   /// For replicate, and for HSDP with one rank in the shard dimension: gradients are all-reduced in
   /// buckets (DDP's bucket_cap_mb). A bucket takes parameters, beginning with the last, until the

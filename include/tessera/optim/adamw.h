@@ -20,13 +20,13 @@ struct AdamWOptions {
   double eps = 1e-8;           ///< term added to the root of the mean of squared gradients
   double weight_decay = 1e-2;  ///< weight decay: parameters are multiplied by 1 - lr * weight_decay
   /// The type of both running means: kFloat or kBFloat16. Running means in bf16 need half the
-  /// memory, and are rounded stochastically, without bias. The means of fp64 and complex parameters
-  /// keep the parameter's type. Must not be changed after the first step.
+  /// memory; stochastic rounding avoids a bias. The means of fp64 and complex parameters keep the
+  /// parameter's type. Must not be changed after the first step.
   c10::ScalarType moment_dtype = c10::ScalarType::Float;
   /// Seed of the stochastic rounding of bf16 means. The random numbers depend on this seed, the
-  /// parameter's FQN, the element in the whole tensor and the step, but not on the mesh. The FQN is
-  /// the name in the whole model if named_slots() of the whole model was called before the first
-  /// step. Call named_slots() if optimizers are made from parts of a model.
+  /// parameter's FQN, the index of the element in the whole tensor, and the step, but not on the
+  /// mesh. If optimizers are made from parts of a model, call named_slots() of the whole model
+  /// before the first step: the FQNs are then the names in the whole model.
   std::uint64_t seed = 0;
 };
 
@@ -50,11 +50,11 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   /// The constructor throws Error for invalid options.
   explicit AdamW(std::vector<Group<AdamWOptions>> groups);
   AdamW(std::vector<nn::SlotPtr> parameters, AdamWOptions options);
-  /// Makes an optimizer for all parameters of `module` and of the modules below it.
+  /// Makes an optimizer for all parameters of `module` and its submodules.
   AdamW(const nn::ModuleBase& module, AdamWOptions options);
 
  private:
-  /// The learning rate of a group as a tensor on a device, and as a number in CPU memory.
+  /// A group's learning rate: a tensor on a device, and the same number in CPU memory.
   struct Rate {
     std::size_t group;
     double value;
@@ -68,7 +68,7 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   void update_by_kernel(const Batch& batch, std::size_t group);
   at::Tensor rate_on(c10::Device device, std::size_t group);
 
-  std::vector<Rate> rates_;  ///< the learning rates: one entry for each group and device
+  std::vector<Rate> rates_;  ///< one entry for each group and device
 };
 
 /// Options of Sgd.
@@ -89,7 +89,7 @@ class Sgd : public GroupedOptimizer<SgdOptions> {
   /// The constructor throws Error for invalid options.
   explicit Sgd(std::vector<Group<SgdOptions>> groups);
   Sgd(std::vector<nn::SlotPtr> parameters, SgdOptions options);
-  /// Makes an optimizer for all parameters of `module` and of the modules below it.
+  /// Makes an optimizer for all parameters of `module` and its submodules.
   Sgd(const nn::ModuleBase& module, SgdOptions options);
 
  private:

@@ -12,17 +12,16 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// Options of a gradient norm: the order of the norm, and the ranks over which the norm is
-/// computed.
+/// Options of a gradient norm.
 struct NormOptions {
   /// The order p of the norm (sum |x|^p)^(1/p): any p > 0; infinity for max |x|.
   double norm_type = 2.0;
   /// Whether to throw Error, on every rank, if the norm is infinite or NaN. The message names the
   /// parameters. The host then waits for the device.
   bool error_if_nonfinite = false;
-  /// The mesh whose ranks together have all parameters. Default: the largest root mesh of the
-  /// meshes of the parameters, which must contain all other root meshes. Must be set if no rank
-  /// knows all meshes, for example if each pipeline stage has its own mesh.
+  /// A mesh of all ranks that have parameters. Default: the largest of the parameters' root meshes,
+  /// which must contain the others. Must be set if no rank knows all meshes, for example if each
+  /// pipeline stage has its own mesh.
   DeviceMesh over = {};
 };
 
@@ -50,17 +49,17 @@ at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptio
 at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                            const NormOptions& options = {});
 
-/// The norm and the factor of clip_grad_norm_(), on the device of the gradients.
+/// The result of clip_factor(), on the device of the gradients.
 struct ClipFactor {
   at::Tensor norm;  ///< the norm before clipping: plain, 0-d fp32
-  /// The factor for the gradients: plain, 0-d fp64. NaN if the norm is not finite, so that
+  /// The clip factor: plain, 0-d fp64. NaN if the norm is not finite, so that
   /// Optimizer::step(factor) skips the step.
   at::Tensor factor;
 };
 
 /// Computes the norm and the factor of clip_grad_norm_(), but does not change the gradients. Pass
-/// the factor to Optimizer::step(factor), which multiplies the gradients while it updates the
-/// parameters, and so saves a pass over all gradients.
+/// the factor to Optimizer::step(factor), which then scales the gradients as part of the update.
+/// This saves a pass over all gradients.
 ClipFactor clip_factor(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                        const NormOptions& options = {});
 

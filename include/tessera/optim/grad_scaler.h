@@ -105,7 +105,7 @@ class GradScaler {
   void load_state(const State& state);
 
  private:
-  /// The result of clip_grad_norm_() or unscale_(), for the next step().
+  /// Set by clip_grad_norm_() or unscale_(), for the next step().
   struct Checked {
     bool finite = true;
     double factor = 1.0;  ///< the factor by which step() multiplies the gradients

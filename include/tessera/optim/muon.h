@@ -14,11 +14,11 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// The factor of the learning rate for a matrix with A rows and B columns.
+/// A factor of the learning rate that depends on a matrix's number of rows A and columns B.
 enum class MuonRate : std::uint8_t {
   kOriginal,  ///< the factor sqrt(max(1, A / B)), by Keller Jordan
-  /// The factor 0.2 sqrt(max(A, B)), by Moonshot AI; for learning rates and weight decay that were
-  /// tuned for AdamW.
+  /// The factor 0.2 sqrt(max(A, B)), by Moonshot AI. Use with a learning rate and a weight decay
+  /// that were tuned for AdamW.
   kMatchRmsAdamW,
 };
 
@@ -32,7 +32,7 @@ struct MuonOptions {
   int ns_steps = 5;
   double eps = 1e-7;
   MuonRate rate = MuonRate::kOriginal;
-  /// The type of the Newton-Schulz iteration and of the matrices that are sent for the iteration.
+  /// The type in which matrices are sent and orthogonalised (Newton-Schulz iteration).
   c10::ScalarType compute_dtype = c10::ScalarType::BFloat16;
 };
 

@@ -17,9 +17,8 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// A tensor of an optimizer's state for the parameter in `slot`, such as "exp_avg". The tensor
-/// shares memory with the optimizer. The tensor has the sizes and the layout of the parameter; a
-/// counter is plain and 0-d.
+/// A tensor of an optimizer's state, such as "exp_avg", for the parameter in `slot`. Shares memory
+/// with the optimizer. Has the sizes and the layout of the parameter; a counter is plain and 0-d.
 struct StateTensor {
   nn::SlotPtr slot;
   std::string name;
@@ -29,15 +28,15 @@ struct StateTensor {
 struct GradientFactor;
 
 /// The interface of an optimizer that training loops use. An optimizer refers to parameter slots
-/// (nn::ParameterSlot), not tensors. An optimizer can thus be made before or after tensor
-/// parallelism and FSDP are applied. Thread safety: one thread at a time. To write an optimizer,
-/// see GroupedOptimizer in slot_optimizer.h.
+/// (nn::ParameterSlot) instead of tensors, so it can be made before or after tensor parallelism and
+/// FSDP are applied. Thread safety: one thread at a time. To write an optimizer, see
+/// GroupedOptimizer in slot_optimizer.h.
 class Optimizer : tessera::detail::NoCopy {
  public:
   virtual ~Optimizer() = default;
 
   /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`
-  /// (by which a GradScaler divides by its scale), in the type of the update: fp32 for narrower
+  /// (for example 1 / scale of a GradScaler), in the type of the update: fp32 for narrower
   /// parameters. The gradients' values are unspecified afterwards: call zero_grad(). The first step
   /// compares gradients that must be equal on several ranks: on a mesh (dp, tp), the gradients of a
   /// parameter on mesh["tp"] at all coordinates of dp. This comparison is collective over the root
@@ -134,7 +133,7 @@ class Ema final : public Optimizer {
 
   std::shared_ptr<Optimizer> inner_;
   double decay_;
-  /// The moving average over steps of each of parameters(); undefined for frozen parameters.
+  /// The moving average of each of parameters(); undefined for frozen parameters.
   std::vector<at::Tensor> averages_;
   /// Whether the parameters currently have the values of the averages.
   bool swapped_ = false;
@@ -152,7 +151,7 @@ struct LrScheduleOptions {
   Schedule schedule = Schedule::kConstant;
   std::int64_t warmup = 0;  ///< number of steps of the warm-up
   std::int64_t steps = 0;  ///< number of steps of the run; required unless the schedule is constant
-  /// The length of the decay at the end of a kWsd schedule, as a fraction of `steps`.
+  /// The length of the decay of a kWsd schedule, as a fraction of `steps`.
   double decay_ratio = 0.2;
   double min_factor = 0;  ///< final learning rate, as a fraction of the full rate
 };
@@ -169,8 +168,8 @@ struct LrScheduleOptions {
 /// on. Their warm-up is s / W, so that the first step changes nothing.
 class LrSchedule {
  public:
-  /// Throws Error for negative steps and for fractions outside [0, 1]. A warm-up of at least
-  /// `steps` never ends.
+  /// Throws Error for negative steps and for fractions outside [0, 1]. If the warm-up is not
+  /// shorter than `steps`, the run ends within the warm-up.
   explicit LrSchedule(const LrScheduleOptions& options);
   /// Returns the factor at a step. From step N (the end of the run) on, the factor is min_factor,
   /// except for a constant schedule and in the warm-up. Throws Error for a step below 0, and for a

@@ -25,28 +25,27 @@ struct Group {
 
 struct ShardUpdate;
 
-/// Local shards that one call of update_batch() updates. The i-th tensors of all lists belong to
+/// Local shards for one call of update_batch(). Tensors with the same index in all lists belong to
 /// the same shard.
 struct Batch {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::vector<at::Tensor>> states;  ///< one list of state tensors for each state name
   std::vector<at::Tensor> steps;                ///< each tensor's step number, from 1; or empty
-  /// For each tensor, the index of its parameter in Optimizer::parameters(). For a tensor that
-  /// joins the shards of several parameters, the index of the first parameter.
+  /// For each tensor, the index of its parameter in Optimizer::parameters(). If a tensor joins the
+  /// shards of several parameters, this is the index of the first parameter.
   std::vector<std::size_t> shards = {};
-  /// The factor by which update_batch() multiplies the gradients if takes_gradient_factor() is
-  /// true: plain, 0-d fp64, on the device of the batch. Undefined: the factor is 1. If the factor
-  /// is not finite, update_batch() must change nothing, because the step counters have not counted
-  /// the step.
+  /// Used if takes_gradient_factor() is true: update_batch() multiplies the gradients by this
+  /// factor. Plain, 0-d fp64, on the device of the batch; undefined means 1. If the factor is not
+  /// finite, update_batch() must change nothing, because the step counters have not counted the
+  /// step.
   at::Tensor gradient_factor = {};
 };
 
 /// Base class of optimizers with state for local shards. A step checks the local shard and gradient
 /// of each parameter, creates missing state, joins shards that are adjacent in memory, sorts the
-/// shards into batches by type and device, and calls update_batch() for each batch. The state of a
-/// parameter is created at the parameter's first step, in fp32 if the parameter is narrower. FSDP
-/// places the shards of a unit adjacently in memory, and the optimizer does the same with their
-/// state.
+/// shards into batches by type and device, and calls update_batch() for each batch. A parameter's
+/// state is created in its first step, in fp32 if the parameter is narrower. FSDP places the shards
+/// of a unit one after another in memory, and the optimizer does the same with their state.
 ///
 /// Derive from GroupedOptimizer<Options>, which adds groups with options.
 class SlotOptimizer : public Optimizer {
@@ -80,40 +79,40 @@ class SlotOptimizer : public Optimizer {
  private:
   friend class Muon;
 
-  /// Whether shards that are adjacent in memory may be joined to one tensor of a batch.
+  /// Whether shards that are adjacent in memory may form one tensor of a batch.
   virtual bool joins_shards(std::size_t /*group*/) const { return true; }
-  /// Updates all shards of a step, after all checks; by default in batches. Override
-  /// update_shards() in optimizers that need whole tensors, such as Muon. If update_shards()
-  /// communicates, step() is collective.
+  /// Updates all shards of a step, after all checks; by default calls update_batch() for each
+  /// batch. Override update_shards() in an optimizer that needs whole tensors, such as Muon. If
+  /// update_shards() communicates, step() is collective.
   virtual void update_shards(const std::vector<ShardUpdate>& shards, const GradientFactor& factor);
   /// Multiplies the gradients of the shards in place by a 0-d tensor on a device.
   static void scale_gradients(const std::vector<ShardUpdate>& shards, const at::Tensor& factor);
   /// Whether a parameter without a gradient takes part in a step.
   virtual bool updates_without_gradient(const at::Tensor& /*parameter*/) const { return false; }
-  /// Returns the type of the optimizer state for a local shard of `group`: by default fp32 if the
-  /// shard is narrower than fp32, otherwise the type of the shard.
+  /// Returns the type of the optimizer state for a local shard of `group`. By default this is fp32
+  /// if the shard is narrower than fp32, otherwise the shard's type.
   virtual c10::ScalarType state_dtype(std::size_t group, c10::ScalarType parameter) const;
 
   /// The optimizer state of one local shard.
   struct State {
-    std::vector<at::Tensor> tensors;  ///< the state tensors, one for each state name
+    std::vector<at::Tensor> tensors;  ///< one tensor for each state name
     /// The step counter: 0-d fp32, on the shard's device; undefined if steps are not counted.
     at::Tensor step;
-    /// A hash of the value that the host last read from the counter, and of all steps since. Two
-    /// states with equal `history` have equal counters.
+    /// A hash of the counter's value when the host last read it, and of all steps since. States
+    /// with equal `history` have equal counters.
     std::uint64_t history = 0;
-    std::uint32_t writes = 0;  ///< version of the tensor `step` at which `history` was set
+    std::uint32_t writes = 0;  ///< version of `step` when `history` was set
   };
-  /// Returns the state of a parameter. Requires that an earlier step has updated the parameter.
+  /// Returns the state of a parameter. An earlier step must have updated the parameter.
   State& state_of(std::size_t parameter) { return states_[parameter]; }
   const State& state_of(std::size_t parameter) const { return states_[parameter]; }
   std::size_t group_of(std::size_t parameter) const { return group_of_[parameter]; }
 
-  /// Shards that are adjacent in memory and are updated as one tensor.
+  /// Shards that are adjacent in memory and form one tensor of a batch.
   using Run = std::span<const ShardUpdate>;
 
   void update(const GradientFactor& given) final;
-  /// Throws Error for invalid learning rates. step() calls this function before any change.
+  /// Throws Error for invalid learning rates. Called before step() changes anything.
   virtual void check_rates() const {}
   std::vector<ShardUpdate> begin_step();
   void check_parameter(std::size_t index) const;
@@ -132,7 +131,7 @@ class SlotOptimizer : public Optimizer {
   std::vector<nn::SlotPtr> parameters_;
   std::vector<std::size_t> group_of_;  // the index of each parameter's group
   std::vector<State> states_;          // the state of each parameter
-  std::uint64_t calls_ = 0;            // the number of steps that this optimizer has made
+  std::uint64_t calls_ = 0;            // number of calls of step()
   std::vector<std::string> state_names_;
   bool counts_steps_;
 };

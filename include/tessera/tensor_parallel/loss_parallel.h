@@ -14,13 +14,13 @@ namespace tessera::tensor_parallel {
 
 /// Options of cross_entropy.
 struct CrossEntropyOptions {
-  /// The target value of tokens that have no loss and no gradient.
+  /// A token whose target has this value has no loss and no gradient.
   std::int64_t ignore_index = -100;
-  /// How the losses of the tokens are combined into one number, if at all.
+  /// Whether the losses of the tokens are averaged, summed, or returned as they are.
   at::Reduction::Reduction reduction = at::Reduction::Mean;
-  /// The divisor of Mean, a tensor with one number. If undefined, the divisor is the number of
-  /// targets of the call that are not ignored, at least 1. This default is correct only if every
-  /// data-parallel rank has the same number of such targets.
+  /// The divisor of Mean, a tensor with one number. Default: the number of targets of the call that
+  /// are not ignored, at least 1. The default is correct only if every data-parallel rank has the
+  /// same number of such targets.
   at::Tensor tokens = {};
   /// Alternative to `tokens`: the mesh of the data-parallel ranks, which fully_shard uses. Mean is
   /// then the mean over all targets on these ranks that are not ignored, even if the ranks have
@@ -29,8 +29,8 @@ struct CrossEntropyOptions {
   DeviceMesh over = {};
   /// Label smoothing as in torch's cross_entropy, a number from 0 to 1.
   double label_smoothing = 0;
-  /// The factor of log(sum of exp(logits))^2, which is added to the loss of each token (PaLM,
-  /// section 5).
+  /// The z-loss factor: this factor times log(sum of exp(logits))^2 is added to each token's loss
+  /// (PaLM, section 5).
   double z_loss = 0;
 };
 
@@ -68,12 +68,11 @@ at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
 /// Options of linear_cross_entropy.
 struct LinearCrossEntropyOptions {
   CrossEntropyOptions loss{};
-  /// The number of chunks into which a rank's tokens are divided. 0: chunk_bytes determines the
-  /// number.
+  /// The number of chunks into which a rank's tokens are divided. 0: chunk_bytes decides.
   std::int64_t chunks = 0;
-  /// The maximum size in bytes of a rank's logits for one chunk, in the type of `hidden`. A chunk
-  /// has at least one token. The number of tokens of a chunk is rounded down to a multiple of 1024
-  /// if at least 1024, and to a multiple of 128 if at least 128. Not used if `chunks` is set.
+  /// The maximum size in bytes of a chunk's logits on one rank, in the type of `hidden`. A chunk
+  /// has at least one token. Its number of tokens is rounded down to a multiple of 1024 if at least
+  /// 1024, and to a multiple of 128 if at least 128. Not used if `chunks` is set.
   std::int64_t chunk_bytes = std::int64_t{256} << 20;
 };
 

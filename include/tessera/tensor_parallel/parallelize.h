@@ -42,7 +42,7 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
 struct DeclaredPlanOptions {
   /// Whether activations outside of attention and MLP are split along the sequence.
   bool sequence_parallel = true;
-  bool loss_parallel = true;  ///< whether logits remain split over the vocabulary
+  bool loss_parallel = true;  ///< whether logits remain sharded over the vocabulary
   bool regather = true;       ///< the option `regather` of PrepareModuleInputOptions
 };
 
@@ -67,9 +67,9 @@ class DeclaresPlan {
                                                const DeclaredPlanOptions& options) const = 0;
 };
 
-/// Returns the plan that `module` declares (DeclaresPlan). If `module` declares no plan, returns
-/// the plans of the outermost modules below `module` that declare a plan, with their FQNs as
-/// prefixes. Not collective. Throws Error if no module declares a plan, and the Errors of
+/// Returns the plan that `module` declares (DeclaresPlan). If `module` declares none, returns the
+/// plans of the outermost submodules that declare a plan; their FQNs become prefixes of the
+/// patterns. Not collective. Throws Error if no module declares a plan, and the Errors of
 /// tensor_parallel_plan().
 ParallelizePlan declared_plan(const nn::ModuleBase& module, const DeviceMesh& mesh,
                               const DeclaredPlanOptions& options = {});
@@ -83,7 +83,7 @@ struct BlockPlanOptions {
   /// The placement of the block's input and result: Replicate, or with sequence parallelism Shard
   /// of the token dimension (Korthikanti et al. 2022).
   Placement activations = Replicate{};
-  /// Whether backward gathers the input of the block again instead of saving the gathered input
+  /// Whether backward gathers the input of the block again, so that only the input's shard is saved
   /// (PrepareModuleInputOptions::regather).
   bool regather = false;
   /// Whether key and value projections use replicated_heads_parallel(), for an Attention with fewer
@@ -99,10 +99,10 @@ struct BlockPlanOptions {
 // belong to heads may be split unevenly.
 
 /// Returns the row-wise plan of an nn::Embedding: the vocabulary is split. The input of the
-/// embedding must be the same on all ranks. Options for the input are not used.
+/// embedding must be the same on all ranks; the input options of `block` are not used.
 ParallelizePlan embedding_plan(const std::string& fqn, const BlockPlanOptions& options = {});
-/// Returns the plan of an nn::Attention with the options `block`. Throws Error for options that
-/// nn::Attention refuses, and for replicate_kv_heads together with fused_qkv.
+/// Returns the plan of an nn::Attention with the options `block`. Throws Error for options that an
+/// nn::Attention cannot use, and for replicate_kv_heads together with fused_qkv.
 ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOptions& block,
                                const BlockPlanOptions& options = {});
 /// Returns the tensor-parallel plan of an nn::SwiGlu with the module names `names`.
@@ -117,7 +117,7 @@ ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names 
 /// a mesh whose last dimension is the tensor-parallel one.
 ParallelizePlan experts_plan(const std::string& fqn, const nn::ExpertsOptions& block,
                              const BlockPlanOptions& options = {});
-/// Returns one tensor-parallel plan with the entries of all `plans`, in order.
+/// Joins the entries of all `plans`, in order, into one plan.
 ParallelizePlan joined(std::initializer_list<ParallelizePlan> plans);
 
 }  // namespace tessera::tensor_parallel

@@ -17,8 +17,8 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// A ParallelStyle defines tensor parallelism for one module: the placements of its parameters on
-/// the mesh, and the redistribution of its inputs and outputs. A style object is immutable; many
+/// A ParallelStyle says how tensor parallelism changes one module: the placements of the module's
+/// parameters, and the redistribution of its inputs and outputs. A style object is immutable; many
 /// modules, meshes and threads can share one object.
 ///
 /// Derive from this class for a user-defined style (docs/modules/your_own_module.md).
@@ -27,10 +27,10 @@ class ParallelStyle {
   virtual ~ParallelStyle() = default;
   /// The style's name for messages, such as "colwise_parallel".
   virtual std::string name() const = 0;
-  /// Returns the placements of parameters of `module` or of modules below it. The list is empty for
-  /// a style that does not place parameters. If a module below `module` has its own plan entry for
-  /// a parameter, that entry takes precedence. Does not change the module. Throws Error for a
-  /// module to which the style is not applicable.
+  /// Returns placements for parameters of `module` and its submodules; an empty list if the style
+  /// places none. If a submodule's own plan entry also places a parameter, the submodule's entry
+  /// takes precedence. Does not change the module. Throws Error for a module to which the style is
+  /// not applicable.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
   /// Throws Error if `module` cannot be split over `mesh`. Does not change the module. Called after
@@ -42,12 +42,12 @@ class ParallelStyle {
   /// Adds the hooks to `module`, after its parameters were distributed with the placements from
   /// parameters().
   virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
-  /// Whether the style needs the hooks that apply() adds. A module inside an nn::Hooked runs no
-  /// hooks, so such a module can only have a style without hooks: apply() is then not called, and
-  /// the operators redistribute their arguments themselves.
+  /// Whether the style needs the hooks of apply(). A module inside an nn::Hooked runs no hooks, so
+  /// only styles that need none are allowed there: apply() is not called, and operators
+  /// redistribute their arguments themselves.
   virtual bool adds_hooks() const { return true; }
 };
-/// A shared pointer to a style, because several entries of a plan can use one style.
+/// Shared, because several entries of a plan can use one style.
 using StylePtr = std::shared_ptr<const ParallelStyle>;
 
 /// Pairs of an FQN pattern (nn::matches_fqn) and a style: {"layers.*.mlp.up_proj",
@@ -80,8 +80,7 @@ struct ColwiseOptions {
   Placement output_layouts = Shard{-1};
   bool use_local_output = false;
   /// The number of heads in the output features. Each rank gets whole heads: parallelize_module
-  /// throws Error if the number of heads is not divisible by the number of ranks. If 0, the
-  /// features may be split anywhere.
+  /// throws Error if the ranks do not divide the heads. If 0, the features may be split anywhere.
   std::int64_t heads = 0;
   bool regather = true;
 };
@@ -136,7 +135,7 @@ struct RowwiseOptions {
 /// Creates the row-wise style (RowwiseOptions), which is like PyTorch's RowwiseParallel.
 StylePtr rowwise_parallel(RowwiseOptions options = {});
 
-/// Options of sequence_parallel(), for norms and dropout on activations that are sharded along the
+/// Options of sequence_parallel(), for norms and dropout if activations are sharded along the
 /// sequence. Each rank computes its own tokens. The parameters are replicated. See Korthikanti et
 /// al. 2022.
 struct SequenceOptions {
@@ -167,10 +166,10 @@ StylePtr replicate_parallel(ReplicateOptions options = {});
 /// with partition_fn.
 StylePtr place_parameters(std::vector<std::pair<std::string, Placement>> placements = {});
 
-/// Options of prepare_module_input(), for any module. For each tensor among the arguments of
-/// forward, in order: `input_layouts` has the placement of a plain tensor, and
-/// `desired_input_layouts` the placement to which the tensor is redistributed. For nullopt the
-/// tensor is unchanged.
+/// Options of prepare_module_input(), for any module. The i-th entries are for the i-th tensor
+/// among the arguments of forward: `input_layouts` is the placement of a plain tensor,
+/// `desired_input_layouts` the placement after redistribution. With nullopt the tensor stays
+/// unchanged.
 struct PrepareModuleInputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};
@@ -181,9 +180,9 @@ struct PrepareModuleInputOptions {
 /// PyTorch's PrepareModuleInput.
 StylePtr prepare_module_input(PrepareModuleInputOptions options);
 
-/// Options of prepare_module_output(), for any module. For each tensor in the result of forward, in
-/// order: `output_layouts` has the placement of a plain tensor, and `desired_output_layouts` the
-/// placement to which the tensor is redistributed. For nullopt the tensor is unchanged.
+/// Options of prepare_module_output(), for any module. The i-th entries are for the i-th tensor in
+/// the result of forward: `output_layouts` is the placement of a plain tensor,
+/// `desired_output_layouts` the placement after redistribution. With nullopt it stays unchanged.
 struct PrepareModuleOutputOptions {
   std::vector<std::optional<Placement>> output_layouts{};
   std::vector<std::optional<Placement>> desired_output_layouts{};
@@ -193,8 +192,8 @@ struct PrepareModuleOutputOptions {
 /// PyTorch's PrepareModuleOutput.
 StylePtr prepare_module_output(PrepareModuleOutputOptions options);
 
-/// Options of prepare_module_input_output(): PrepareModuleInputOptions together with
-/// PrepareModuleOutputOptions.
+/// Options of prepare_module_input_output(). The fields have the same meaning as in
+/// PrepareModuleInputOptions and PrepareModuleOutputOptions.
 struct PrepareModuleInputOutputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};
@@ -207,13 +206,13 @@ struct PrepareModuleInputOutputOptions {
 /// (PrepareModuleInputOutputOptions). Like PyTorch's PrepareModuleInputOutput.
 StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
-/// For your own parallel styles: returns `tensor`, from a call of `module`, as a distributed tensor
-/// with placement `desired` on the 1-D `mesh`. `layout`: the placement of a plain tensor. With
-/// Replicate the plain tensor is the same on every rank; otherwise it is this rank's part of a
-/// tensor with global sizes `sizes` (default: the ranks exchange the sizes of their parts).
-/// `regather`: see the option of this name. Collective if data or sizes are sent. Differentiable.
-/// Throws Error if `tensor` is undefined or on another mesh, and on all ranks if the parts are not
-/// shards of one tensor.
+/// For your own parallel styles. Converts `tensor`, an argument or result of `module`, to a
+/// distributed tensor with placement `desired` on the 1-D `mesh`. `layout`: the placement of a
+/// plain tensor. With Replicate the plain tensor is the same on every rank; otherwise it is this
+/// rank's part of a tensor with global sizes `sizes` (default: the ranks exchange the sizes of
+/// their parts). `regather`: see the option of this name. Collective if data or sizes are sent.
+/// Differentiable. Throws Error if `tensor` is undefined or on another mesh, and on all ranks if
+/// the parts are not shards of one tensor.
 at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
                          const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
                          std::optional<std::vector<std::int64_t>> sizes = {},

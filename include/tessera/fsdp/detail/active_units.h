@@ -12,12 +12,12 @@ namespace tessera::fsdp {
 
 class Unit;
 
-/// ActiveUnits finds the FSDP units of a model once, for code that often asks which unit is
+/// ActiveUnits looks up the FSDP units of a model once. For code that often asks which unit is
 /// running, such as a log of all operators.
 class ActiveUnits {
  public:
   explicit ActiveUnits(const nn::ModuleBase& model);
-  /// Returns the text that fsdp::current_unit() returns for the model.
+  /// Does the same as fsdp::current_unit().
   std::string text() const;
 
  private:
