@@ -81,7 +81,7 @@ std::int64_t ranks_beside(const std::vector<int>& ranks, std::int64_t per_node) 
   return std::ranges::count_if(ranks, [&](int rank) { return rank / per_node == node; });
 }
 
-/// Returns the bytes that each rank sends in a ring of `n` ranks, relative to the rank's input.
+/// Returns the bytes that a rank sends in a ring of `n` ranks, divided by the bytes of its input.
 double ring_share(std::string_view collective, double n) {
   if (collective == "all_gather") {
     return n - 1;
@@ -96,8 +96,8 @@ bool adds_product(std::string_view name) {
   return name == "aten::addmm" || name == "aten::addmm_";
 }
 
-/// Returns the first matrix of a matrix product or of attention; its element type determines the
-/// FLOP/s. The first input of addmm is the matrix that is added, so the second input is returned.
+/// Returns the first matrix of a matrix product or of attention. The matrix's element type decides
+/// the FLOP/s. addmm adds its first input to the product, so the second input is returned.
 const at::Tensor& first_factor(const FakeCall& call) {
   return call.inputs[adds_product(call.name) ? 1 : 0];
 }

@@ -578,7 +578,7 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
     if (o.cp > 1) {
       // The mesh dimension "cp" comes just before "tp", the last dimension. The first and the last
       // rank along "cp" make fewer calls than the ranks between them, and the first rank adds the
-      // most gradients. With a sliding window, every rank along "cp" differs.
+      // most gradients. With a sliding window, each rank along "cp" differs from the others.
       const std::int64_t rank = coordinate[coordinate.size() - 2];
       const bool differs = window > 0 || rank == 0;
       sizes.push_back(differs ? rank : rank == o.cp - 1 ? 2 : 1);

@@ -161,7 +161,7 @@ class Checkpointer : tessera::detail::NoCopy {
   std::int64_t loaded_ = -1;  ///< the step that load() loaded; -1: none
   std::int64_t saved_ = -1;   ///< the number of the step that was saved or loaded last
   checkpoint::SaveFuture pending_;
-  std::exception_ptr unsaved_;  ///< the error of the failed save of the last step
+  std::exception_ptr unsaved_;  ///< the error if the save of the last step failed
 };
 
 }  // namespace tessera::training
