@@ -27,7 +27,7 @@ StylePtr placed(std::vector<std::pair<std::string, Placement>> placements) {
   return place_parameters(std::move(placements));
 }
 
-/// Returns the loss and the gradients of the libtorch module on one rank.
+/// The results of libtorch's module on one rank.
 struct Expected {
   double loss = 0;
   std::vector<at::Tensor> gradients;
@@ -49,7 +49,7 @@ Expected of_libtorch(const std::shared_ptr<M>& module, const at::Tensor& x) {
   return expected;
 }
 
-/// Compares a module under a plan with libtorch on one rank. "dp" shards dimension `rows_dim` of x.
+/// Compares a module under a plan with libtorch on one rank. dp ranks share dimension `rows_dim`.
 template <class Make>
 void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows_dim,
                         const ParallelizePlan& plan) {
@@ -147,8 +147,8 @@ using HookedLinear = nn::Hooked<torch::nn::Linear>;
 using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
 using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
 
-/// One of three ranks must add the whole bias: three times a third of the bias would be rounded.
-/// After the call, the libtorch module must have the bias again.
+/// Exactly one of three ranks must add the bias: a sum of three thirds would be rounded
+/// differently. The call must not leave the module without its bias.
 TEST_ON_RANKS(StockModules, HaveTheirBiasAddedOnce, 3) {
   HookedLinear linear(6, 2);
   linear.held().weight.detach().zero_();
@@ -199,7 +199,7 @@ TEST_ON_MESH(Adopted, StylesThatDoNotFitAreRefusedByName, {2}, {"tp"}) {
 constexpr std::int64_t kDim = 6;
 constexpr std::int64_t kPatches = 5;
 
-/// Computes x + scale * down(gelu(up(norm(x)))), with a learned scale (LayerScale).
+/// A residual MLP whose branch is multiplied by a learned scale (LayerScale).
 struct ScaledBlock : nn::Module<ScaledBlock> {
   ScaledBlock() { scale = register_slot("scale", {kDim}); }
   at::Tensor forward(const at::Tensor& x) {
@@ -210,7 +210,7 @@ struct ScaledBlock : nn::Module<ScaledBlock> {
   nn::Parameter scale;
 };
 
-/// Maps (patches, dim) to a loss. Adds a class token and two registers in front, and positions.
+/// Maps (patches, dim) to a loss. Prepends a class token and two registers, and adds positions.
 struct Encoder : nn::Module<Encoder> {
   Encoder() {
     token = register_slot("token", {1, kDim});

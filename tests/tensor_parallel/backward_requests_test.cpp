@@ -1,6 +1,6 @@
-// Tests random sequences of gradient requests: backward(), backward() of some inputs,
-// autograd::grad, retained graphs, nested backwards, hooks and accumulation. Under tensor
-// parallelism and FSDP, the gradients must equal those of one rank.
+// Draws random sequences of backward(), backward() with `inputs`, autograd::grad(), retained
+// graphs, nested backwards, hooks and accumulation. Under tensor parallelism and FSDP, the
+// gradients must equal those of one rank.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -19,12 +19,12 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// 5 tokens and 7 features give 2 ranks uneven shards.
+/// 2 ranks get uneven shards of 5 tokens and of 7 features.
 constexpr std::int64_t kTokens = 5, kDim = 8, kFeatures = 7;
 
 struct Net;
 
-/// An autograd function that recomputes the MLP in backward, by a nested backward.
+/// Backward of Tiled recomputes the MLP, and runs the MLP's backward as a nested backward.
 struct Tiled : torch::autograd::Function<Tiled> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, Net* net);
   static variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -51,7 +51,7 @@ struct Net : nn::Module<Net> {
 
   nn::Child<nn::RMSNorm> norm{*this, "norm", kDim};
   nn::Child<nn::Linear> up{*this, "up", kDim, kFeatures}, down{*this, "down", kFeatures, kDim};
-  nn::Parameter gain;  ///< no plan entry names `gain`
+  nn::Parameter gain;  ///< is in no plan entry
   bool tiled = false;
   std::function<void(const at::Tensor& hidden)> watch;
 };
@@ -77,7 +77,7 @@ ParallelizePlan plan() {
           {"down", rowwise_parallel({.output_layouts = Shard{0}})}};
 }
 
-/// Makes random gradient requests, on a mesh or on one rank with the batches of all dp ranks.
+/// Draws and runs backward calls, on a mesh, or on one rank with the batches of all dp ranks.
 class Walk {
  public:
   Walk(Net& net, std::vector<int> batches, bool nests_anywhere)
@@ -88,7 +88,7 @@ class Walk {
     }
   }
 
-  /// Returns the gradients of all requests. An undefined tensor means that there is no gradient.
+  /// Returns all gradients that were computed, in order. Undefined: there was no gradient.
   std::vector<at::Tensor> run(unsigned seed) {
     random_.seed(seed);
     add_hooks();
@@ -115,8 +115,8 @@ class Walk {
     found_.push_back(tensor.defined() ? full_tensor(tensor.detach()).clone() : at::Tensor());
   }
 
-  /// Adds hooks that sum the gradients that they receive. Only the sum must be equal on one rank
-  /// and on the mesh, not the number of calls.
+  /// Each hook sums the gradients that it receives. A mesh can call hooks more often than one rank
+  /// does, but the sums must be equal.
   void add_hooks() {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const auto see = [this, i](const at::Tensor& gradient) {
@@ -131,7 +131,7 @@ class Walk {
           return gradient * 2;
         });
       } else if (kind == 1) {
-        // Drops the gradient, like an optimizer that steps in backward.
+        // Removes .grad, as an optimizer that steps in backward does.
         testing::after_accumulation(parameters_[i], [see](const at::Tensor& leaf) {
           see(leaf.grad());
           leaf.mutable_grad() = at::Tensor();
@@ -159,7 +159,7 @@ class Walk {
   }
 
   void backward(const at::Tensor& of, bool retain) {
-    // A request must not name the parameters of a tiled MLP, which are not in the graph.
+    // Parameters of a tiled MLP are not in the graph: `inputs` must not contain these.
     switch (net_.tiled ? 0 : draw(3)) {
       case 0:
         return of.backward({}, retain);
@@ -175,7 +175,7 @@ class Walk {
 
   void request(int step) {
     switch (draw(4)) {
-      case 0: {  // runs a backward within a backward
+      case 0: {  // nested: a backward in a backward
         const at::Tensor inner = loss(step + 1);
         const auto done = std::make_shared<bool>(false);
         const auto nest_at = [inner, done](const at::Tensor& tensor) {
@@ -188,7 +188,7 @@ class Walk {
         };
         if (chance(2)) {
           const at::Tensor outer = loss(step);
-          nest_at(outer);  // runs before any unit's backward
+          nest_at(outer);  // before the backward of all units
           return outer.backward();
         }
         net_.watch = nest_at;
@@ -196,12 +196,12 @@ class Walk {
         net_.watch = nullptr;
         return outer.backward();
       }
-      case 1: {  // runs two backwards of one graph
+      case 1: {  // two backwards of the same graph
         const at::Tensor of = loss(step);
         backward(of, /*retain=*/true);
         return backward(of, /*retain=*/false);
       }
-      case 2:  // runs one backward of two graphs
+      case 2:  // one backward of two graphs
         return backward(loss(step) + loss(step + 1), /*retain=*/false);
       default:
         return backward(loss(step), /*retain=*/false);
@@ -213,7 +213,7 @@ class Walk {
   bool nests_anywhere_;
   std::mt19937 random_;
   variable_list parameters_;
-  variable_list seen_;  ///< for each parameter, the sum of the gradients that its hook received
+  variable_list seen_;  ///< for each parameter, the sum in its hook
   std::vector<at::Tensor> found_;
 };
 

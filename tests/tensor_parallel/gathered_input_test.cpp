@@ -22,8 +22,8 @@ at::Tensor split_leaf(const at::Tensor& value, const DeviceMesh& mesh) {
   return testing::leaf_on(mesh, value, {Shard{0}});
 }
 
-/// Returns local tensors after two micro-batches: a block's output, the gradient of the block's
-/// input, and the gradients of the parameters.
+/// Runs two micro-batches of a block. Returns local tensors: the output, the gradient of the input,
+/// and the gradients of the parameters.
 std::vector<at::Tensor> results_of_block(Rank& rank, bool regather,
                                          const testing::SmallLlamaConfig& config,
                                          at::ScalarType type) {
@@ -63,8 +63,8 @@ TEST(GatheredInput, HasTheResultsOfASavedInput) {
   }
 }
 
-// A block gathers two inputs. By default, the block saves both. With `regather`, the block saves
-// only a copy of each norm's weight, because backward recomputes the norm and gathers its result.
+// A block gathers the results of two norms, and saves both. With `regather`, backward recomputes
+// and gathers the results, so the block saves only copies of the norms' weights.
 TEST(GatheredInput, SavesAtMostItsShard) {
   constexpr std::int64_t kTokens = 16, kRanks = 4;
   const testing::SmallLlamaConfig config{.dim = 32, .inner = 32, .hidden = 64};
@@ -73,7 +73,7 @@ TEST(GatheredInput, SavesAtMostItsShard) {
       testing::Filled<testing::LlamaBlock> block(config);
       parallelize_module(block, mesh, testing::plan_of_block(regather));
       const at::Tensor x = split_leaf(uniform_values({kTokens, config.dim}, 0.2), mesh);
-      block(x);  // The first call allocates memory that later calls reuse.
+      block(x);  // warm-up: the first call allocates more.
       const testing::MemoryScope memory;
       const at::Tensor y = block(x);
       return memory.bytes();
@@ -90,7 +90,7 @@ void parallelize_mixer(testing::Mixer& mixer, const DeviceMesh& mesh) {
                       {"o", rowwise_parallel()}});
 }
 
-/// The test parameter: whether one autograd function computes the products of q, k and v.
+/// Parameter: whether linear_products() computes q, k and v in a single autograd function.
 class GatheredInputOfSeveral : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Together, GatheredInputOfSeveral, ::testing::Bool());
 
@@ -113,7 +113,7 @@ TEST_P(GatheredInputOfSeveral, IsGatheredOnceAndReducedBeforeTheWeightsGradients
   });
 }
 
-// Activation checkpointing gathers the input in the recomputation, so backward must not.
+// The recomputation of activation checkpointing gathers the input. Backward must not gather again.
 TEST_P(GatheredInputOfSeveral, IsTakenFromTheRecomputationOfActivationCheckpointing) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     std::vector<std::vector<at::Tensor>> results;
@@ -157,7 +157,7 @@ TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
     const at::Tensor of_q_bias = local_tensor(mixer.q->bias->grad()).clone();
     EXPECT_FALSE(mixer.q->weight->grad().defined());
     EXPECT_FALSE(mixer.k->bias->grad().defined());
-    // A gradient of the input alone needs no gather.
+    // Only gradients of weights need the gathered input, not the gradient of the input.
     const Sent sent(rank);
     const at::Tensor alone = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0];
     EXPECT_EQ(sent.calls("tp", "all_gather"), 0);
@@ -165,8 +165,7 @@ TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
     loss.backward();
     EXPECT_TRUE(local_tensor(x.grad()).equal(of_x.mul(2)));
     EXPECT_TRUE(local_tensor(mixer.q->bias->grad()).equal(of_q_bias.mul(2)));
-    // The second product is added in place to the first gradient, so it is rounded differently than
-    // a sum of two products.
+    // The tolerance is for rounding: the second product was added in place to the first gradient.
     EXPECT_TRUE(local_tensor(mixer.k->weight->grad()).allclose(of_k.mul(2), 1e-5, 1e-6));
   });
 }
@@ -226,7 +225,6 @@ struct ConvertedBlock : testing::Filled<testing::LlamaBlock> {
   }
 };
 
-/// Returns the result and the gradients of x and of the parameters.
 template <class Forward>
 Tensors step(testing::LlamaBlock& block, const at::Tensor& x, Forward&& whole) {
   const at::Tensor y = block(x);
@@ -251,7 +249,7 @@ double relative_error(const at::Tensor& a, const at::Tensor& b) {
   return (a - b).norm().item<double>() / b.norm().item<double>();
 }
 
-/// Without fp8, the error against fp32 is 1e-6; with fp8, above 1e-2.
+/// The tolerance 5e-3 is smaller than the difference between fp8 and fp32, which is above 1e-2.
 TEST(Fp8UnderTensorParallelism, HasTheResultsOfOneRank) {
   const Tensors expected = step_alone();
   for (const int ranks : {2, 4}) {
@@ -279,7 +277,7 @@ TEST(Fp8UnderTensorParallelism, IsInEightBits) {
   EXPECT_LT(relative_error(found.back(), expected.back()), 1e-1);
 }
 
-/// There are two heads and four ranks. Two ranks compute each head.
+/// Each head is on two of the four ranks.
 TEST(Fp8UnderTensorParallelism, ComputesReplicatedHeads) {
   const at::Tensor x = uniform_values({6, 16}, 0.2);
   RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {

@@ -1,4 +1,4 @@
-// Tests that cross_entropy and linear_cross_entropy give one rank's loss and gradients.
+// Compares cross_entropy and linear_cross_entropy on meshes with the same functions on one rank.
 
 #include <c10/core/GradMode.h>
 
@@ -72,7 +72,7 @@ at::Tensor mesh_targets() {
   return targets;
 }
 
-/// Returns the loss of whole logits. With Reduction::None, the losses are multiplied by `of_row`.
+/// Computes the expected loss from undistributed logits. `of_row`: factors for Reduction::None.
 Expected loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& of_row) {
   const at::Tensor leaf = mesh_logits().requires_grad_();
   const at::Tensor targets = mesh_targets();
@@ -89,7 +89,7 @@ Expected loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& 
 
 struct MeshCase {
   std::vector<std::int64_t> mesh;
-  Placements logits, targets;  ///< if `targets` is empty, the targets are plain
+  Placements logits, targets;  ///< targets: plain if empty
 };
 
 void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
@@ -143,8 +143,8 @@ TEST(LossOnMeshes, EqualsTheLossOfOneRank) {
   });
 }
 
-// A wrong plain target must give equal errors on all ranks. A wrong distributed target must give an
-// error only on the ranks that have the target.
+// A plain target is on all ranks, so all ranks must throw the same error for a wrong target. For a
+// distributed target, only the ranks with this target must throw.
 TEST(LossOnMeshes, EndsEveryRankForATargetInTheRowsOfOne) {
   for (const bool distributed : {false, true}) {
     const auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
@@ -191,10 +191,10 @@ at::Tensor head_targets() {
   return targets;
 }
 
-/// The loss, and the whole gradients of the hidden states and of the weight of the head.
+/// The loss, and the gradients of the hidden states and of the head's weight, not distributed.
 using HeadAnswer = std::vector<at::Tensor>;
 
-/// Returns the loss of whole logits, and the gradients of `factor` times the loss.
+/// Computes the expected loss from plain logits, and the gradients of `factor` times the loss.
 HeadAnswer of_whole_logits(const CrossEntropyOptions& options, double factor = 1) {
   const at::Tensor hidden = head_hidden().requires_grad_();
   const at::Tensor weight = head_weight().requires_grad_();
@@ -243,7 +243,7 @@ TEST(LinearCrossEntropy, GivesGradientsAgainAndOnlyRequestedOnes) {
   loss.backward({}, /*retain_graph=*/true);
   loss.backward();
   EXPECT_TRUE(weight.grad().allclose(of_whole_logits({})[2].mul(2), 1e-12, 1e-12));
-  // With Reduction::None, linear_cross_entropy() supports no backward.
+  // linear_cross_entropy() with Reduction::None has no backward.
   const c10::NoGradGuard no_grad;
   const CrossEntropyOptions rows{.reduction = at::Reduction::None};
   const at::Tensor losses = linear_cross_entropy(head_hidden(), head_weight(), head_targets(),
@@ -253,7 +253,7 @@ TEST(LinearCrossEntropy, GivesGradientsAgainAndOnlyRequestedOnes) {
   EXPECT_TRUE(losses.allclose(expected, 1e-12, 1e-12));
 }
 
-/// In fp16 and bf16, the gradients of a scaled loss may differ only by the type's rounding.
+/// In fp16 and bf16, the error of the gradients must not exceed one rounding of the type.
 TEST(LinearCrossEntropy, InHalfRoundsNoMoreThanTheTypeDoes) {
   constexpr double kFactor = 1.0 / 3;
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
@@ -271,7 +271,7 @@ TEST(LinearCrossEntropy, InHalfRoundsNoMoreThanTheTypeDoes) {
   });
 }
 
-// A sum in bf16 stops growing once a term is less than half of the last bit of the sum.
+// Adding terms in bf16 would stop changing the sum at terms below half of the sum's last bit.
 TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
   const auto gradient_of = [](std::int64_t tokens, std::int64_t chunks) {
     const at::Tensor hidden = at::ones({tokens, 2}, at::kBFloat16);
@@ -289,7 +289,7 @@ TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
   }
 }
 
-/// Measures the memory of the head and the loss of a 1B model on a GPU, without computing values.
+/// Simulates head and loss of a 1B model on a GPU: memory is measured, values are not computed.
 TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
   constexpr std::int64_t kVocabulary = 128256, kTokens = 16384, kFeatures = 2048;
   double flops = 0;
@@ -311,12 +311,12 @@ TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
     EXPECT_EQ(weight.grad().scalar_type(), at::kBFloat16);
     return memory.peak();
   };
-  // The limit is the sum of the weight's fp32 gradient and a chunk's logits (or the bf16 gradient).
-  // llama_train uses these chunks.
+  // At the peak, memory has the weight's gradient in fp32, and a chunk's logits or the bf16
+  // gradient. llama_train uses chunks of this size.
   const LinearCrossEntropyOptions parts{.chunk_bytes = std::int64_t{640} << 20};
   EXPECT_LT(peak([&] { return linear_cross_entropy(hidden, weight, targets, parts); }),
             1'750'000'000);
-  // Each token takes part in three products. A product is computed for 2048 tokens at a time.
+  // There are three products: the logits, and two gradients. A chunk has 2048 tokens.
   EXPECT_EQ(flops, 3 * 2.0 * kTokens * kVocabulary * kFeatures);
   EXPECT_EQ(products, 3 * kTokens / 2048);
   EXPECT_GT(peak([&] { return cross_entropy(at::linear(hidden, weight), targets); }),

@@ -53,7 +53,7 @@ TEST(DeclaredPlan, NamesModulesFromTheRoot) {
   EXPECT_ERROR(parallelize_module(undeclared, mesh), "no plan", "DeclaresPlan");
 }
 
-// A module without tensor parallelism, whose input and output are sharded: 7 tokens on 3 ranks.
+// Gathers a sharded input, and shards the result, for a norm on whole tensors: 7 tokens, 3 ranks.
 TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsItsResult) {
   testing::Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({7, 4}, 0.1);
@@ -85,7 +85,7 @@ struct BlockCase {
   bool gated = false;
 };
 
-/// A block of a norm, attention, and an MLP whose width is not a multiple of 2 or 3 ranks.
+/// A norm, attention, and an MLP whose width 2 or 3 ranks do not divide.
 struct OneBlock final : nn::Module<OneBlock> {
   explicit OneBlock(const BlockCase& c) : options(c) {
     norm = register_module("norm", std::make_shared<nn::LayerNorm>(kHidden));
@@ -192,8 +192,8 @@ constexpr std::int64_t kLoraRows = 8;
 const nn::LoraOptions kAdapters{
     .rank = 3, .alpha = 6, .targets = {"gate_up", "down"}, .dropout = 0.25};
 
-/// A fused Linear to 10 features and a Linear to 6 features, with LoRA adapters. Neither size is a
-/// multiple of 4 ranks.
+/// Linears with LoRA adapters. The sizes of gate_up (10 + 10) and down (6) are not multiples of 4
+/// ranks.
 struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   at::Tensor forward(const at::Tensor& x) {
     const std::vector<at::Tensor> parts = gate_up->split((*gate_up)(x));
@@ -204,7 +204,7 @@ struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   nn::Child<nn::Linear> down{*this, "down", 10, 6}, head{*this, "head", 6, 5};
 };
 
-/// Sets values of the adapters, because B is 0 after initialization.
+/// B of a new adapter is 0, so the test would not notice wrong results of A.
 void fill_adapters(nn::ModuleBase& model) {
   const c10::NoGradGuard no_grad;
   for (const auto& [name, slot] : nn::lora_slots(model)) {
@@ -221,7 +221,7 @@ void fill_adapters(nn::ModuleBase& model) {
   }
 }
 
-/// Takes two steps on this rank's rows. Returns the whole values of the adapters.
+/// Takes two steps on one part of the rows. Returns the adapters' parameters, not distributed.
 std::vector<at::Tensor> train(AdaptedBlock& model, std::int64_t part, std::int64_t parts) {
   manual_seed(11);
   optim::Sgd optimizer(model, {.lr = 0.5});
@@ -254,7 +254,7 @@ std::shared_ptr<AdaptedBlock> adapted_on(const DeviceMesh& mesh) {
 TEST(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
   at::Tensor initial, merged;
   std::vector<at::Tensor> expected;
-  // FSDP on one rank makes dropout draw each random number by the element's index.
+  // With FSDP, also on one rank, dropout draws random numbers by an element's global index.
   RunRanks(1, [&](Rank& rank) {
     AdaptedBlock alone;
     nn::apply_lora(alone, kAdapters);
@@ -289,8 +289,8 @@ TEST_ON_MESH(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding
   const auto model = adapted_on(mesh);
   const Sent sent(rank);
   (*model)(uniform_values({2, 6}, 0.2)).sum().backward();
-  // On one of 2 ranks, gate_up has 2 x 6 numbers of A and 10 x 3 of B; down has 2 x 10 of A and 3 x
-  // 3 of B. Each shard is padded to 16 numbers.
+  // Elements on one of 2 ranks: gate_up: A 2 x 6, B 10 x 3; down: A 2 x 10, B 3 x 3. Shards are
+  // padded to multiples of 16 elements (64 bytes).
   EXPECT_EQ(sent.of("dp", "reduce_scatter").bytes, 4 * 2 * (16 + 32 + 32 + 16));
   EXPECT_ERROR(nn::apply_lora(*model, {.targets = {"head"}}), "'head'", "distributed already",
                "before parallelize_module");

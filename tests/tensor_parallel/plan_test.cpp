@@ -41,7 +41,7 @@ DeviceMesh mesh_of(int ranks) {
   return init_device_mesh(comm::fake_world(0, ranks), {ranks}, {"tp"});
 }
 
-/// A style that records its modules, and changes no parameter.
+/// Records which modules the style is applied to. Changes no parameter.
 class Probe final : public ParallelStyle {
  public:
   std::string name() const override { return "probe"; }
@@ -54,7 +54,7 @@ class Probe final : public ParallelStyle {
   mutable std::vector<const nn::ModuleBase*> found;
 };
 
-/// Returns the FQNs below `root` that `pattern` matches.
+/// Returns the names of the modules below `root` that match `pattern`.
 std::vector<std::string> matches(nn::ModuleBase& root, const std::string& pattern) {
   const auto probe = std::make_shared<Probe>();
   parallelize_module(root, mesh_of(2), {{pattern, probe}});
@@ -78,7 +78,7 @@ TEST(PlanPatterns, MatchByWildcard) {
   EXPECT_EQ(matches(tree, ""), Names{""});
 }
 
-/// The projections of an attention module. Not all layers have a norm.
+/// Some layers have a norm (q_norm), others have none.
 struct Projections : nn::Module<Projections> {
   explicit Projections(bool with_norm) {
     if (with_norm) {
@@ -104,7 +104,7 @@ TEST(PlanPatterns, MatchBelowAllModulesOfAClassOrAreRefused) {
   Stack stack;
   EXPECT_EQ(matches(stack, "**.q_norm").size(), 3U);
   EXPECT_EQ(matches(stack, "layers.[013].q_norm").size(), 3U);
-  // `layers.*` matches four layers, but one of the layers has no q_norm.
+  // One of the four layers that `layers.*` matches has no q_norm.
   EXPECT_EQ(matches(stack, "layers.*.q").size(), 4U);
   EXPECT_ERROR(matches(stack, "layers.*.q_norm"), "'layers.*.q_norm'", "3 of the 4", "'layers.2'",
                "[q, o]", "[0-2]", "'**.q_norm'");
@@ -193,7 +193,7 @@ TEST_ON_RANKS(Parallelize, ShardsParametersAsTheStylesSay, 4) {
                       {"layers.*.down", rowwise_parallel()},
                       {"norm", sequence_parallel({.sequence_dim = 0})}});
   const auto r = static_cast<std::size_t>(rank.rank());
-  // The weight of `up` has 6 rows. The four ranks have 2, 2, 2 and 0 of the rows.
+  // The 6 rows of up's weight are split into 2, 2, 2 and 0 rows.
   EXPECT_EQ(local_tensor(tree.layer(1).up->weight).size(0), r < 3 ? 2 : 0);
   EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
   EXPECT_TRUE(DistributedTensor(tree.layer(1).down->weight).full_tensor().equal(down));
@@ -201,7 +201,6 @@ TEST_ON_RANKS(Parallelize, ShardsParametersAsTheStylesSay, 4) {
   EXPECT_EQ(DistributedTensor(tree.layer(2).down->bias).placements(), Placements{Replicate{}});
   EXPECT_EQ(DistributedTensor(tree.embed->weight).placements(), Placements{Shard{0}});
   EXPECT_EQ(DistributedTensor(tree.norm->weight).placements(), Placements{Replicate{}});
-  // The plan has no entry for the head.
   EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Replicate{}});
 }
 
@@ -215,7 +214,7 @@ TEST_ON_RANKS(Parallelize, NeedsNoCommunicationAndKeepsFrozenParametersFrozen, 2
   EXPECT_FALSE(tree.norm->weight->requires_grad());
   EXPECT_FALSE(tree.head->weight->requires_grad());
   EXPECT_TRUE(tree.embed->weight->requires_grad());
-  // The shard must not keep the memory of the whole parameter allocated.
+  // A shard that were a view would keep the whole parameter in memory.
   EXPECT_EQ(local_tensor(tree.head->weight).storage().nbytes(), 5 * 4 * sizeof(float));
   const auto linear = testing::made_on_meta<nn::Linear>(4, 7);
   parallelize_module(*linear, mesh, {{"", colwise_parallel()}});
@@ -232,7 +231,7 @@ TEST_ON_RANKS(Parallelize, KeepsTiedWeightsTied, 2) {
   EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Shard{0}});
 }
 
-// Like torchtitan, applies one plan to the model, and then one plan to each block.
+// torchtitan applies a plan to the model, and then another plan to each block.
 TEST_ON_MESH(Parallelize, TakesASecondPlanForOtherModules, {2}, {"tp"}) {
   Tree tree;
   const at::Tensor up = tree.layer(1).up->weight->detach().clone();
@@ -272,8 +271,6 @@ TEST(Parallelize, RefusesByName) {
   });
 }
 
-// The following errors must name the missing part of a plan or call, and the remedy.
-
 using testing::fill;
 
 /// Two projections, and between them a learnt scale and a norm.
@@ -295,7 +292,7 @@ TEST_ON_MESH(Mistakes, ForwardInsteadOfTheCall, {2, 2}, {"dp", "tp"}) {
   ScaledMlp model, sharded;
   parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
   EXPECT_ERROR(model.up->forward(plain), "has hooks", "(*m)(x)");
-  // If forward() was called directly, no hook ran. The error of at::linear must name this cause.
+  // A direct call of forward() runs no hooks. at::linear's error must name this cause.
   EXPECT_ERROR(at::linear(plain, *model.up->weight), "argument 0, [3, 4], is plain",
                "'up.weight', [", "m->forward(x)", "fsdp::register_forward_method", "plan");
   parallelize_module(sharded, mesh["tp"], {{"up", colwise_parallel()}});
@@ -314,7 +311,7 @@ TEST_ON_MESH(Mistakes, APlanOfAPartOfTheModelOrFsdpOnItsMesh, {2}, {"tp"}) {
   EXPECT_ERROR(fsdp::fully_shard(model, mesh), "(tp=2)", "by parallelize_module");
 }
 
-/// A module with a libtorch parameter that is not in a slot.
+/// register_parameter() of libtorch makes no slot for `stray`.
 struct HalfSlotted : nn::Module<HalfSlotted> {
   HalfSlotted() { register_parameter("stray", at::ones({2})); }
   at::Tensor forward(const at::Tensor& x) { return (*up)(x); }
@@ -330,9 +327,9 @@ TEST_ON_MESH(Mistakes, AParameterWithoutASlot, {1, 2}, {"dp", "tp"}) {
   EXPECT_FALSE(tessera::is_distributed(model.named_children()["0"]->parameters()[0]));
 }
 
-// In a StrictScope, an error names the entry that the plan lacks.
+// In a StrictScope, an implicit redistribution throws, and the error names the missing plan entry.
 
-/// An MLP on (tokens, dim) with a norm at the end (`normed_result`) or with a residual.
+/// An MLP on (tokens, dim). `normed_result`: with a norm at the end, otherwise with a residual.
 struct NormedMlp : nn::Module<NormedMlp> {
   explicit NormedMlp(bool normed_result) : normed(normed_result) { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& x) {
@@ -352,7 +349,7 @@ TEST_ON_MESH(StrictScopeHints, NameTheEntryThatThePlanForgot, {2}, {"tp"}) {
     const StrictScope strict;
     EXPECT_ERROR(model(x).square(), "[Partial(sum)] -> [Replicate()]", "rowwise_parallel()");
   }
-  // The norm needs all features of a token, but the plan has no entry for the norm.
+  // The norm's input is sharded by features, and the plan has no entry that gathers the input.
   NormedMlp model(/*normed_result=*/true);
   parallelize_module(model, mesh, {{"fc2", colwise_parallel()}});
   const StrictScope strict;

@@ -19,7 +19,7 @@ using testing::ErrorsOfRanks;
 using testing::fill;
 using testing::Filled;
 
-/// Like QK-norm in attention, one norm is applied to each of 4 heads of 2 features.
+/// Applies one norm to all 4 heads of 2 features, as QK-norm does.
 struct NormedHeads : nn::Module<NormedHeads> {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor heads = (*q)(x).view({x.size(0), -1, 2});
@@ -59,7 +59,7 @@ at::Tensor tokens() {
   return uniform_values({5, 8}, 0.5);
 }
 
-/// A plan entry: the plain input of a module is this rank's shard of the tokens.
+/// A style for modules with a plain input: the rank's shard of the tokens.
 StylePtr takes_parts() {
   return prepare_module_input({.input_layouts = {Shard{0}}, .desired_input_layouts = {Shard{0}}});
 }
@@ -93,7 +93,7 @@ TEST(Replicas, AreEqualBeforeTheFirstForward) {
   }
 }
 
-// Plain inputs are compared once, in the first training forward.
+// Ranks compare plain inputs only once: in the first training forward.
 TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
@@ -133,7 +133,7 @@ struct MasksItsHeads : nn::Module<MasksItsHeads> {
   nn::Child<nn::Linear> q{*this, "q", 8, 8};
 };
 
-/// A style with a fault: each rank multiplies the gradient of a replicated tensor differently.
+/// A wrong style: each rank multiplies the gradient of a replicated tensor by another factor.
 class ScalesGradients final : public ParallelStyle {
  public:
   std::string name() const override { return "scales_gradients"; }
@@ -152,7 +152,7 @@ void step_with_scaled_gradients(nn::RMSNorm& norm) {
   norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
 }
 
-/// Cases in which ranks differ, and which only TESSERA_DEBUG=1 detects.
+/// A difference between ranks that is only found with TESSERA_DEBUG=1.
 struct Difference {
   const char* name;
   std::int64_t dp_ranks;
@@ -202,8 +202,8 @@ TEST(DebugMode, ComparesInputsOperandsCopiesAndGradients) {
          step_with_scaled_gradients(norm);
        },
        {"the gradient of parameter 'weight' differs", "(tp=2)"}},
-      // Under FSDP, gradients are compared after the reduction. The first backward uses one rank's
-      // gradient on all ranks, because FSDP does not know yet which gradients are Partial.
+      // Under FSDP, reduced gradients are compared. In the first backward there is no difference
+      // yet: before FSDP knows which gradients are Partial, all ranks use the gradient of one rank.
       {"a gradient of shards",
        2,
        [](const DeviceMesh& dp, const DeviceMesh& tp) {
@@ -227,7 +227,7 @@ TEST(DebugMode, ComparesInputsOperandsCopiesAndGradients) {
   }
 }
 
-/// Adds a(x), which is sharded by features, and b(x), for which the plan has no entry.
+/// Adds a(x) and b(x). The plan shards a(x) by features, and has no entry for b.
 struct SumOfTwo : nn::Module<SumOfTwo> {
   at::Tensor forward(const at::Tensor& x) { return (a(x) + b(x)).square().sum(); }
   nn::Child<nn::Linear> a{*this, "a", 8, 6};

@@ -33,7 +33,7 @@ TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
 TEST_ON_RANKS(Rowwise, AddsTheBiasOnceAndUnchanged, 3) {
   nn::Linear linear(6, 2);
   linear.weight->detach().zero_();
-  linear.bias->detach().fill_(0.1);  // In fp32 the sum of three terms bias / 3 is not 0.1.
+  linear.bias->detach().fill_(0.1);  // Three times bias / 3 is not 0.1 in fp32.
   parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
   EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1f)));
 }
@@ -69,10 +69,10 @@ TEST(Styles, RefuseByName) {
 }
 
 TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
-  // Four ranks have uneven shards of 10 tokens.
+  // 10 tokens are uneven on four ranks.
   RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
-    // Frozen norms have no gradients that would need a reduction.
+    // The gradients of norms would need reductions, which this test does not count.
     block.first_norm->slot("weight")->get().set_requires_grad(false);
     block.second_norm->slot("weight")->get().set_requires_grad(false);
     parallelize_module(block, mesh, testing::plan_of_block(/*regather=*/true));
@@ -106,7 +106,7 @@ TEST(FusedLinear, RefusesGroupsThatDoNotDivide) {
   EXPECT_ERROR(fused.split(uniform_values({2, 12}, 0.5)), "12 of 24 features are not known");
 }
 
-// Tests a fused Linear with equal parts, and a fused Linear with groups of unequal parts.
+// Tests fused Linears: with equal parts, and with groups of unequal parts.
 TEST(FusedColwise, GivesEachRankAShareOfEveryPart) {
   const at::Tensor x = uniform_values({4, 5}, 0.5);
   const auto expect_share = [](const std::vector<at::Tensor>& parts,
@@ -166,7 +166,7 @@ TEST_ON_MESH(FusedWeight, UnderFsdpIsShardedInEveryPart, {2, 2}, {"dp", "tp"}) {
   EXPECT_TRUE(at::equal(full_tensor(fused.bias.slot()->persistent()), bias));
 }
 
-// Splitting a distributed result into its parts, and the backward, must not communicate.
+// split() of a distributed result, and backward of split(), must not communicate.
 TEST(FusedColwise, ADistributedResultIsSplitWithoutCommunication) {
   const at::Tensor values = uniform_values({4, 21}, 0.3);
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
@@ -230,7 +230,7 @@ std::unique_ptr<GroupedAttention> make_attention(const Heads& heads) {
   return module;
 }
 
-/// `split_tokens`: whether the input is sharded along the tokens, as in sequence parallelism.
+/// `split_tokens`: the input is sharded by tokens (sequence parallelism).
 ParallelizePlan plan_of(const Heads& heads, bool split_tokens) {
   const Placement between = split_tokens ? Placement(Shard{0}) : Replicate{};
   const StylePtr copies = replicated_heads_parallel({.heads = heads.keys});
