@@ -7,8 +7,8 @@
 
 namespace tessera::testing {
 
-/// While the object exists, counts additions to plain matrices on this thread and in its backwards.
-/// The counts are common to all threads.
+/// While an AddedTerms exists, additions to 2-D plain tensors on this thread and in its backwards
+/// are counted. All threads share the counters.
 class AddedTerms {
  public:
   AddedTerms()

@@ -34,7 +34,6 @@ class BackwardThread {
     thread_.join();
   }
 
-  /// Runs `backward` on the thread, waits, and throws its exception.
   void run(std::function<void()> backward) {
     std::unique_lock lock(mutex_);
     backward_ = std::move(backward);
@@ -83,7 +82,7 @@ class ThreadedEngine final : public AnsweringEngine {
       gradients = AnsweringEngine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
                                            outputs);
     };
-    // A nested backward runs on the thread of the outer backward.
+    // The backward is nested, and runs on the thread of the outer backward.
     if (tessera::detail::backward_id() != -1) {
       run();
       return gradients;

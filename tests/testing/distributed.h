@@ -1,6 +1,5 @@
 #pragma once
 
-// The headers that most tests of distributed tensors use.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +19,7 @@
 
 namespace tessera::testing {
 
-/// A named function: a row of a table of tests.
+/// A function with a name, for tables of test cases.
 template <class Signature>
 struct Named {
   const char* name;

@@ -7,8 +7,8 @@
 
 namespace tessera::testing {
 
-/// While the object exists, an environment variable of this process has another value. When the
-/// object is constructed or destroyed, no other thread may read the environment.
+/// Sets an environment variable, until the object is destroyed. The constructor and the destructor
+/// must not run while another thread reads the environment.
 class ScopedVariable {
  public:
   ScopedVariable(std::string name, const std::string& value) : name_(std::move(name)) {
@@ -32,13 +32,13 @@ class ScopedVariable {
   std::optional<std::string> outer_;
 };
 
-/// Sets TESSERA_DEBUG. A rank reads this variable when its thread starts.
+/// Sets TESSERA_DEBUG for ranks whose threads start while the object exists.
 class DebugChecks : public ScopedVariable {
  public:
   explicit DebugChecks(const char* value) : ScopedVariable("TESSERA_DEBUG", value) {}
 };
 
-/// Sets whether new Gloo groups on one host use shared memory.
+/// Sets TESSERA_SHM: whether Gloo groups on one host use shared memory. Applies to new groups.
 class SharedMemory : public ScopedVariable {
  public:
   explicit SharedMemory(bool used) : ScopedVariable("TESSERA_SHM", used ? "1" : "0") {}

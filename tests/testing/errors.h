@@ -17,7 +17,7 @@
 
 namespace tessera::testing {
 
-/// Whether `text` contains each of `parts`. The failure message names the missing part.
+/// Whether `text` contains all of `parts`; on failure with a message that names the missing part.
 inline ::testing::AssertionResult Contains(std::string_view text,
                                            const std::vector<std::string_view>& parts) {
   for (const std::string_view part : parts) {
@@ -28,7 +28,7 @@ inline ::testing::AssertionResult Contains(std::string_view text,
   return ::testing::AssertionSuccess();
 }
 
-/// Whether each of `texts` contains each of `parts`.
+/// Whether every text in `texts` contains all of `parts`.
 inline ::testing::AssertionResult Contains(const std::vector<std::string>& texts,
                                            const std::vector<std::string_view>& parts) {
   for (const std::string& text : texts) {
@@ -39,8 +39,8 @@ inline ::testing::AssertionResult Contains(const std::vector<std::string>& texts
   return ::testing::AssertionSuccess();
 }
 
-/// Whether `call` throws a Thrown (a kind of std::exception) whose message contains each of
-/// `parts`. The message of a tessera::Error must be one line.
+/// Whether `call` throws a `Thrown` with a message that contains all of `parts`. The message of a
+/// tessera::Error must be one line.
 template <class Thrown, class Call>
 ::testing::AssertionResult Throws(Call&& call, const std::vector<std::string_view>& parts) {
   try {
@@ -58,7 +58,7 @@ template <class Thrown, class Call>
   return ::testing::AssertionFailure() << "no error was thrown";
 }
 
-/// Returns the message of the exception that `call` throws, or "".
+/// Returns the message of the exception that `call` throws; "" without an exception.
 template <class Call>
 std::string message_of(Call&& call) {
   try {
@@ -69,14 +69,13 @@ std::string message_of(Call&& call) {
   return "";
 }
 
-/// A row of a table of refused calls: the call, and words that the error must contain.
+/// A call that must throw, and words that the error must contain.
 struct Refusal {
   std::string name;
   std::function<void()> act;
   std::vector<std::string_view> words;
 };
 
-/// Expects that the call of each row throws a one-line tessera::Error with the words of the row.
 inline void expect_refusals(const std::vector<Refusal>& rows) {
   for (const Refusal& row : rows) {
     EXPECT_TRUE(Throws<Error>(row.act, row.words)) << row.name;
@@ -94,22 +93,22 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
     } else                                                              \
       ADD_FAILURE() << what << ": " << tessera_outcome.failure_message()
 
-/// Expects that `text`, or each text of a vector, contains all parts that follow.
+/// EXPECT_CONTAINS(text, parts...): expects all parts in `text`, which may be a vector of texts.
 #define EXPECT_CONTAINS(text, ...) \
   TESSERA_EXPECT(::tessera::testing::Contains(text, {__VA_ARGS__}), #text)
 
-/// Expects that `expression` throws a `type` whose message contains all parts that follow. Choose
-/// parts that other errors of the call do not contain.
+/// EXPECT_THROWN(type, expression, parts...): expects an exception with all parts in its message.
+/// Choose parts that no other error of the call contains.
 #define EXPECT_THROWN(type, expression, ...)                                                   \
   TESSERA_EXPECT(::tessera::testing::Throws<type>([&] { (void)(expression); }, {__VA_ARGS__}), \
                  #expression)
 
-/// EXPECT_THROWN() for tessera::Error.
+/// EXPECT_ERROR(expression, parts...): EXPECT_THROWN() for tessera::Error.
 #define EXPECT_ERROR(expression, ...) EXPECT_THROWN(::tessera::Error, expression, __VA_ARGS__)
 
 namespace tessera::testing {
 
-/// The name of a parametrized test case: `name`, with _ for characters that GoogleTest refuses.
+/// Returns the `name` of a test case, with _ in place of characters that GoogleTest refuses.
 template <class Case>
 std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
   std::string name = info.param.name;

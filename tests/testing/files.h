@@ -13,7 +13,6 @@
 
 namespace tessera::testing {
 
-/// Returns the names of a folder's entries, sorted.
 inline std::vector<std::string> FilesIn(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -42,7 +41,6 @@ class TemporaryFolder {
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  /// The names of the folder's entries, sorted.
   std::vector<std::string> files() const { return FilesIn(path_); }
 
  private:

@@ -73,11 +73,11 @@ class ForwardingCommunicator : public comm::Communicator {
   comm::CommunicatorPtr inner_;
 };
 
-/// A world whose process groups a test replaces by wrappers. Meshes can be made on a WrappedWorld.
-/// For one thread at a time.
+/// A world in which a wrapper replaces each process group, also under meshes of this world. For one
+/// thread at a time.
 class WrappedWorld final : public comm::World {
  public:
-  /// A function that returns the wrapper of a process group, given the group and its name.
+  /// Makes the wrapper of a process group.
   using Wrap =
       std::function<comm::CommunicatorPtr(comm::CommunicatorPtr group, const std::string& name)>;
 

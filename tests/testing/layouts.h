@@ -42,7 +42,7 @@ inline Placement placement_of(const std::string& text) {
   return Shard{text[1] - '0'};
 }
 
-/// Returns the placements for a text such as "S0,R", with one placement for each mesh dimension.
+/// Returns the placements for a text such as "S0,R": one placement for each mesh dimension.
 inline Placements placements_of(const std::string& text) {
   Placements placements;
   for (const auto& part : split(text, ',')) {
@@ -51,7 +51,6 @@ inline Placements placements_of(const std::string& text) {
   return placements;
 }
 
-/// Returns a list of `length` sizes, each drawn from `choices` by `engine`.
 inline std::vector<std::int64_t> random_sizes(std::mt19937& engine, std::size_t length,
                                               const std::vector<std::int64_t>& choices) {
   std::vector<std::int64_t> sizes(length);
@@ -61,9 +60,9 @@ inline std::vector<std::int64_t> random_sizes(std::mt19937& engine, std::size_t 
   return sizes;
 }
 
-/// Returns a random layout: mesh dimensions are replicated, are partial with one of `ops`, or shard
-/// tensor dimensions in any order, in contiguous or interleaved blocks. Equal engines draw equal
-/// layouts.
+/// Draws a layout in which each mesh dimension is replicated, is partial with one of `ops`, or
+/// shards a tensor dimension. Shards are contiguous or interleaved blocks. The layout depends only
+/// on the state of `engine`, so ranks with equal engines draw equal layouts.
 inline LayoutPtr random_layout(std::mt19937& engine, const std::vector<std::int64_t>& mesh,
                                const std::vector<std::int64_t>& sizes,
                                const std::vector<ReduceOp>& ops) {

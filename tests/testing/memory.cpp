@@ -16,13 +16,13 @@ std::shared_ptr<AllocationWatcher> watching() {
   return watcher == nullptr ? nullptr : *watcher;
 }
 
-/// A header before each block of memory. The block can exist longer than its watcher.
+/// Precedes each block of memory, which can be freed after its watcher's AllocationScope.
 struct alignas(64) Header {
   std::shared_ptr<AllocationWatcher> watcher;
   std::size_t bytes;
 };
 
-/// Frees a block of memory. `data` points behind the header.
+/// `data` is the address of the memory behind the header.
 void free_block(void* data) {
   auto* header = static_cast<Header*>(data) - 1;
   if (header->watcher != nullptr) {

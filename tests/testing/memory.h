@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// An interface for notifications of the host memory of tensors. Any thread can free memory.
+/// Is notified when host memory of tensors is allocated and freed. Any thread can free memory.
 class AllocationWatcher {
  public:
   virtual ~AllocationWatcher() = default;
@@ -20,9 +20,9 @@ class AllocationWatcher {
   virtual void freed(void* data, std::size_t bytes) = 0;
 };
 
-/// While the object exists, notifies `watcher` of memory that this thread and its backwards
-/// allocate, and of the release of this memory. The first object changes the allocator of tensors
-/// for the whole process. Each thread may have one object at a time.
+/// While an AllocationScope exists, `watcher` is notified of memory that this thread and its
+/// backwards allocate, and later of the memory's release. The first AllocationScope replaces the
+/// CPU allocator of the process. A thread has at most one AllocationScope at a time.
 class AllocationScope {
  public:
   explicit AllocationScope(std::shared_ptr<AllocationWatcher> watcher);
@@ -34,8 +34,8 @@ class AllocationScope {
   Carried carried_;
 };
 
-/// Counts the host memory of tensors that this thread and its backwards allocate while the object
-/// exists, until any thread frees the memory. Each thread may have one object at a time.
+/// Counts the host memory of tensors that this thread and its backwards allocate while the
+/// MemoryScope exists and that is not freed. A thread has at most one MemoryScope at a time.
 class MemoryScope {
  public:
   MemoryScope();
@@ -52,13 +52,13 @@ class MemoryScope {
   AllocationScope scope_;
 };
 
-/// While the object exists, counts the CPU memory that this thread allocates and frees, as
-/// libtorch's profiler does. The scratch memory of kernels also counts.
+/// Counts all CPU memory that this thread allocates and frees while the object exists, like
+/// libtorch's profiler: also the scratch memory of kernels.
 class AllocatedBytes {
  public:
   AllocatedBytes() : guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
 
-  /// The number of bytes that were allocated since construction and are not freed.
+  /// The bytes that were allocated and not freed since construction.
   std::int64_t now() const { return counter_->now; }
 
  private:

@@ -26,8 +26,7 @@
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 
-// Models of libtorch modules, as in libtorch's documentation. Their sizes are not multiples of two
-// or three ranks.
+// Models made of libtorch modules. Their sizes are not multiples of two or three ranks.
 namespace tessera::testing {
 
 /// Maps (rows, 5) to (rows, 3).
@@ -69,7 +68,7 @@ inline torch::nn::TransformerEncoder torch_encoder() {
   return torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 2));
 }
 
-/// A module with a batch norm, which has running statistics, and with its own buffer.
+/// Buffers: the running statistics of a batch norm, and `shift`.
 struct TorchWithBuffers : torch::nn::Module {
   TorchWithBuffers() {
     norm = register_module("norm", torch::nn::BatchNorm1d(5));
@@ -82,7 +81,7 @@ struct TorchWithBuffers : torch::nn::Module {
   at::Tensor shift;
 };
 
-/// A module that reads its own parameter in forward.
+/// The forward of TorchScale reads a parameter of TorchScale itself, not of a child.
 struct TorchScale : torch::nn::Module {
   explicit TorchScale(std::int64_t size)
       : scale(register_parameter("scale", at::full({size}, 0.5))) {}
@@ -90,7 +89,6 @@ struct TorchScale : torch::nn::Module {
   at::Tensor scale;
 };
 
-/// A module that has a TorchScale as child.
 struct TorchScaled : torch::nn::Module {
   TorchScaled() {
     fc = register_module("fc", torch::nn::Linear(5, 3));
@@ -103,7 +101,7 @@ struct TorchScaled : torch::nn::Module {
 
 }  // namespace tessera::testing
 
-/// Allows nn::adopt<TorchScale>, although TorchScale reads its own parameter.
+/// nn::adopt() needs this entry for TorchScale, whose forward reads a parameter directly.
 template <>
 inline constexpr std::array tessera::nn::kSlotMembers<tessera::testing::TorchScale>{
     tessera::nn::SlotMember<tessera::testing::TorchScale>{"scale",
@@ -111,7 +109,7 @@ inline constexpr std::array tessera::nn::kSlotMembers<tessera::testing::TorchSca
 
 namespace tessera::testing {
 
-/// A module with a buffer, and with parameters that modules or a table initialize.
+/// Has a buffer. Child modules or a table in reset_parameters() initialize the parameters.
 struct LayersOfEachKind : nn::Module<LayersOfEachKind> {
   LayersOfEachKind() {
     for (int i = 0; i < 2; ++i) {

@@ -19,7 +19,7 @@
 
 namespace tessera::testing {
 
-/// Fills each parameter with values that depend on the parameter's index and sizes, but not on its
+/// Fills parameters with values that depend on the parameter's index and sizes, but not on the
 /// layout. Collective if a parameter is distributed.
 inline void fill(nn::ModuleBase& module) {
   const c10::NoGradGuard no_grad;
@@ -38,7 +38,6 @@ inline void fill(nn::ModuleBase& module) {
   }
 }
 
-/// A module of type M whose parameters have been filled.
 template <class M>
 class Filled : public M {
  public:
@@ -51,14 +50,14 @@ class Filled : public M {
   Filling filling_{*this};
 };
 
-/// A module whose parameters have no values yet.
+/// Returns a module made under MetaDevice: its parameters have sizes, but no memory.
 template <class M, class... Arguments>
 std::shared_ptr<M> made_on_meta(Arguments&&... arguments) {
   const nn::MetaDevice meta;
   return std::make_shared<M>(std::forward<Arguments>(arguments)...);
 }
 
-/// Calls `call` with the leaf each time after backward has added to the leaf's gradient.
+/// Calls call(leaf) in each backward, after the gradient was added to leaf.grad().
 inline void after_accumulation(const at::Tensor& leaf,
                                std::function<void(const at::Tensor&)> call) {
   struct Hook final : torch::autograd::PostAccumulateGradHook {
@@ -69,7 +68,7 @@ inline void after_accumulation(const at::Tensor& leaf,
   torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Hook>(std::move(call)));
 }
 
-/// Returns the whole values of all parameters, concatenated. Collective if any is distributed.
+/// Concatenates the global values of all parameters. Collective if any is distributed.
 inline at::Tensor parameter_values(const nn::ModuleBase& module) {
   std::vector<at::Tensor> all;
   for (const auto& [name, slot] : module.named_slots()) {
@@ -78,7 +77,6 @@ inline at::Tensor parameter_values(const nn::ModuleBase& module) {
   return at::cat(all);
 }
 
-/// Returns the gradients of a model that is not distributed, in the order of its slots.
 inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
   std::vector<at::Tensor> gradients;
   for (const auto& [name, slot] : model.named_slots()) {
@@ -87,7 +85,7 @@ inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
   return gradients;
 }
 
-/// Expects whole gradients of `factor` * `expected`. Collective if a gradient is distributed.
+/// Expects gradients of `factor` * `expected`. Collective if a gradient is distributed.
 inline void expect_gradients(const nn::ModuleBase& model, const std::vector<at::Tensor>& expected,
                              double factor = 1, double relative = 1e-4, double absolute = 1e-6) {
   std::size_t i = 0;

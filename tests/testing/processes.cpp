@@ -28,7 +28,7 @@ struct Child {
   pid_t pid = -1;
   int output = -1;
   bool running = true;
-  bool stopped = false;  ///< whether SIGSTOP has stopped the process
+  bool stopped = false;
   Ended ended;
 };
 
@@ -132,7 +132,7 @@ void wait_for(std::vector<Child>& children, std::chrono::seconds deadline) {
 
 }  // namespace
 
-// The ports are below the kernel's ephemeral ports, which connections of other tests use.
+// Other tests' connections get ephemeral ports from the kernel, which are above 29999.
 int free_port() {
   std::random_device random;
   std::uniform_int_distribution<int> ports(10000, 29999);

@@ -11,31 +11,31 @@
 
 namespace tessera::testing {
 
-/// How a process of a test has ended, and its output.
+/// Tells how a process ended.
 struct Ended {
   int exit_code = -1;  ///< -1 if a signal ended the process
   int signal = 0;
-  std::chrono::milliseconds after{};  ///< time from the start of the first process to this end
+  std::chrono::milliseconds after{};  ///< time since the first process was started
   std::chrono::steady_clock::time_point at{};
   std::string output;
 };
 
 struct ProcessesOptions {
   std::map<std::string, std::string> environment;
-  /// Time limit: after it, or if all running processes are stopped, signal 9 kills all processes.
+  /// SIGKILL ends all processes after this time, or once all remaining processes are stopped.
   std::chrono::seconds deadline{60};
 };
 
-/// Runs the test `body` ("DISABLED_Suite.Name" of this program) in `size` processes with the
-/// variables of world_from_environment(). For crashes and signals; for other tests, see RunRanks.
+/// Runs the test `body` ("DISABLED_Suite.Name") in `size` processes that can call
+/// world_from_environment(). For crashes and signals; for other tests, see RunRanks().
 std::vector<Ended> RunProcesses(int size, const std::string& body,
                                 const ProcessesOptions& options = {});
 
-/// Returns a TCP port of 127.0.0.1 that is free at the time of the call.
+/// Returns a TCP port that is not in use now on 127.0.0.1.
 int free_port();
 
-/// Runs `work` in a process made by fork(). The exit code is the number that `work` returns.
-/// Returns the status as waitpid() does.
+/// Runs `work` in a forked process, which exits with the result of `work` as its exit code. Returns
+/// the status that waitpid() gives.
 template <class Work>
 int status_of_process(const Work& work) {
   const pid_t child = fork();
@@ -47,7 +47,7 @@ int status_of_process(const Work& work) {
   return status;
 }
 
-/// Whether `work` returns normally in a separate process.
+/// Whether a separate process returns from `work`, and is not ended by a signal.
 template <class Work>
 bool survives(const Work& work) {
   const int status = status_of_process([&] {

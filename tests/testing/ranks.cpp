@@ -13,7 +13,7 @@
 namespace tessera::testing {
 namespace {
 
-// TESSERA_DEBUG is off by default, because its checks would change the counted traffic.
+// Tests count traffic, so the checks of TESSERA_DEBUG are off, unless the variable is set.
 [[maybe_unused]] const int kNoChecks = setenv("TESSERA_DEBUG", "0", /*overwrite=*/0);
 
 struct Failure {
@@ -21,7 +21,6 @@ struct Failure {
   std::exception_ptr error;
 };
 
-/// Runs a thread for each rank, and collects their errors.
 class RankThreads {
  public:
   RankThreads(int size, const Body& body, const RanksOptions& options)
@@ -35,7 +34,7 @@ class RankThreads {
     }
   }
 
-  /// Returns the failures, the earliest first.
+  /// In the order of time.
   const std::vector<Failure>& failures() const { return failures_; }
 
  private:
@@ -122,7 +121,7 @@ void RunRanks(int size, const Body& body, const RanksOptions& options) {
       std::rethrow_exception(failure.error);
     }
   }
-  // If an ASSERT has failed, the errors of other ranks are only consequences.
+  // After a failed ASSERT, errors of other ranks only follow from the failure.
   if (!ranks.failures().empty() && !::testing::Test::HasFatalFailure()) {
     std::rethrow_exception(ranks.failures().front().error);
   }

@@ -14,7 +14,6 @@
 
 namespace tessera::testing {
 
-/// A rank in a test.
 class Rank {
  public:
   explicit Rank(comm::WorldPtr world) : world_(std::move(world)) {}
@@ -35,13 +34,12 @@ using Body = std::function<void(Rank&)>;
 
 struct RanksOptions {
   comm::WorldOptions world{.timeout = std::chrono::seconds(30)};
-  /// After this time, the process prints the calls of each rank, and aborts.
+  /// After this time, prints which collectives the ranks are calling, and aborts the process.
   std::chrono::seconds deadline{60};
   std::function<std::vector<comm::WorldPtr>(int size, const comm::WorldOptions&)> make_worlds =
       comm::thread_worlds;
 };
 
-/// Returns the number of ranks of a mesh of these sizes.
 inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
   std::int64_t ranks = 1;
   for (const std::int64_t size : mesh_sizes) {
@@ -50,21 +48,21 @@ inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
   return static_cast<int>(ranks);
 }
 
-/// Runs `body` on `size` ranks, which are threads. Rethrows the first error that is no PeerError,
-/// or else the first error. After an error or a failed ASSERT, all other ranks get an error.
+/// Runs `body` on `size` threads, one thread for each rank. Rethrows the first error, preferably
+/// one that is no PeerError. An error or a failed ASSERT ends the other ranks with errors.
 void RunRanks(int size, const Body& body, const RanksOptions& options = {});
 
-/// Like RunRanks(), but makes a mesh of these sizes, and passes the mesh to `body`.
+/// Like RunRanks(), with a mesh of the given sizes and names as an argument of `body`.
 void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
                const std::function<void(Rank&, const DeviceMesh&)>& body);
 void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
                const std::function<void(const DeviceMesh&)>& body);
 
-/// Like RunRanks(), but returns the message of each rank's error; "" for a rank without an error.
+/// Like RunRanks(), but returns the error message of each rank; "" for no error.
 std::vector<std::string> ErrorsOfRanks(int size, const Body& body,
                                        const RanksOptions& options = {});
 
-/// The traffic of a rank since the construction of the object.
+/// Counts what a rank has sent since the object was constructed.
 class Sent {
  public:
   explicit Sent(const Rank& rank) : world_(rank.world()), before_(world_->traffic().table()) {}
@@ -94,8 +92,8 @@ using testing::RunRanks;
 using testing::Sent;
 }  // namespace tessera
 
-// A test whose body runs on every rank: TEST_ON_RANKS(Suite, Name, 2) { ... rank ... } on this many
-// ranks, TEST_ON_MESH(Suite, Name, {2, 2}, {"dp", "tp"}) { ... rank, mesh ... } on a mesh.
+// Tests whose body runs on every rank: TEST_ON_RANKS(Suite, Name, 2) { ... rank ... },
+// TEST_ON_MESH(Suite, Name, {2, 2}, {"dp", "tp"}) { ... rank, mesh ... }.
 
 #define TEST_ON_RANKS(suite, name, ...)                                    \
   static void suite##_##name##_on_ranks(::tessera::testing::Rank& rank);   \

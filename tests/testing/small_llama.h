@@ -23,7 +23,6 @@ struct SmallLlamaConfig {
   bool together = true;  ///< `together`: uses linear_products()
 };
 
-/// Returns linear(x) for each of the Linears.
 inline std::vector<at::Tensor> products_of(
     const SmallLlamaConfig& c, const at::Tensor& x,
     const std::vector<std::reference_wrapper<nn::Linear>>& linears) {
@@ -37,7 +36,7 @@ inline std::vector<at::Tensor> products_of(
   return results;
 }
 
-/// Replaces attention: three projections, operators without communication, a fourth projection.
+/// Stands in for attention: the same four projections, but no attention and no communication.
 struct Mixer : nn::Module<Mixer> {
   explicit Mixer(const SmallLlamaConfig& c) : config(c) {
     const nn::LinearOptions options{.bias = c.bias};
@@ -107,7 +106,7 @@ struct SmallLlama : nn::Module<SmallLlama> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// Returns the tensor-parallel plan of a SmallLlama, with or without sequence parallelism.
+/// Returns the tensor-parallel plan. `regather`: backward gathers inputs instead of saving them.
 inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parallel,
                                                             bool regather = true) {
   using namespace tensor_parallel;
@@ -136,7 +135,7 @@ inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parall
                                      .regather = regather})}};
 }
 
-/// Returns the part of plan_of_small_llama() for one block, with sequence parallelism.
+/// Returns the plan of a single block, with sequence parallelism.
 inline tensor_parallel::ParallelizePlan plan_of_block(bool regather) {
   const std::string blocks = "block*.";
   tensor_parallel::ParallelizePlan plan;

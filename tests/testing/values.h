@@ -1,5 +1,5 @@
 #pragma once
-// Tensors with known values, whole values of tensors, and comparisons.
+// Tensors with known values, conversions of distributed tensors, and comparisons.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
@@ -27,7 +27,7 @@ namespace tessera::testing {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// The following tensors depend only on sizes and a seed, so all ranks get equal values.
+// Values depend only on the sizes and the seed, and are thus equal on all ranks.
 
 /// Returns the values 0, 1, 2, ... in the order of the elements.
 inline at::Tensor counting_values(at::IntArrayRef sizes, at::ScalarType type = at::kDouble) {
@@ -39,7 +39,7 @@ inline at::Tensor values(at::IntArrayRef sizes, double seed = 0) {
   return at::sin(counting_values(sizes).mul(1.7).add(seed));
 }
 
-/// Returns floats in (-scale, scale), evenly distributed: a hash of the element's index.
+/// Returns floats between -scale and scale, evenly distributed, by a hash of the element's index.
 inline at::Tensor uniform_values(at::IntArrayRef sizes, double seed, double scale = 1.0) {
   const at::Tensor hash = counting_values(sizes).mul(12.9898).add(seed).sin().mul(43758.5453);
   return hash.sub(hash.floor()).mul(2 * scale).sub(scale).to(at::kFloat);
@@ -50,7 +50,7 @@ inline at::Tensor normal_values(at::IntArrayRef sizes, std::uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed));
 }
 
-/// Returns token positions. Each sequence consists of documents of the given lengths.
+/// Returns token positions: row i consists of documents with lengths[i] tokens.
 inline at::Tensor document_positions(const std::vector<std::vector<std::int64_t>>& lengths) {
   std::vector<at::Tensor> rows;
   for (const std::vector<std::int64_t>& of_row : lengths) {
@@ -63,8 +63,8 @@ inline at::Tensor document_positions(const std::vector<std::vector<std::int64_t>
   return at::stack(rows);
 }
 
-/// Returns the whole value of a tensor, detached. An undefined tensor stays undefined. Collective
-/// if `tensor` is distributed.
+/// Returns the global tensor, detached; undefined for an undefined tensor. Collective if `tensor`
+/// is distributed.
 inline at::Tensor full_tensor(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return tensor;
@@ -74,8 +74,8 @@ inline at::Tensor full_tensor(const at::Tensor& tensor) {
                                          : tensor.detach();
 }
 
-/// Returns rank i's local tensor for a Partial tensor with the value `value` on `n` ranks. The
-/// local tensors differ. Their reduction is exactly `value` if `value` has few binary digits.
+/// Returns a rank's local tensor (rank i of n) for a Partial tensor with the global value `value`.
+/// Ranks differ, and their reduction is exact if `value` has few binary digits.
 inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std::int64_t n) {
   const bool last = i == n - 1;
   const auto step = static_cast<double>(i + 1);
@@ -92,7 +92,7 @@ inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std
   }
 }
 
-/// Returns this rank's local tensor by index arithmetic: a shard or, if Partial, a term() of it.
+/// Returns this rank's local tensor, computed from global indices: a shard, or a term() if Partial.
 inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, const Layout& layout) {
   at::Tensor part = full;
   for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
@@ -105,13 +105,13 @@ inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, con
   return part;
 }
 
-/// Returns an autograd leaf that is distributed with the given values and placements.
+/// Returns a distributed leaf of autograd with the given global values and placements.
 inline at::Tensor leaf_on(const DeviceMesh& mesh, const at::Tensor& values,
                           const Placements& placements) {
   return distribute_tensor(values, mesh, placements).tensor().detach().requires_grad_();
 }
 
-/// Whether two tensors have equal whole values. Collective if a tensor is distributed.
+/// Whether two global tensors are equal. Collective if a tensor is distributed.
 inline ::testing::AssertionResult Equal(const at::Tensor& found, const at::Tensor& expected) {
   const at::Tensor a = full_tensor(found), b = full_tensor(expected);
   if (at::equal(a, b)) {
@@ -131,7 +131,7 @@ inline ::testing::AssertionResult Close(const at::Tensor& found, const at::Tenso
   return ::testing::AssertionFailure() << a << "\nexpected\n" << b << "\n";
 }
 
-/// Compares two lists of tensors by Equal(), or by Close() if tolerances are given. Undefined
+/// Compares tensor by tensor, by Equal(), or by Close() if tolerances are given. Two undefined
 /// tensors are equal.
 template <class... Tolerances>
 ::testing::AssertionResult EachPair(const std::vector<at::Tensor>& found,
@@ -164,7 +164,7 @@ using testing::normal_values;
 using testing::uniform_values;
 }  // namespace tessera
 
-// Each of the following macros allows `<<` of a message.
+// A message can follow each of these macros: EXPECT_EQUAL(a, b) << "text".
 #define EXPECT_EQUAL(...) EXPECT_TRUE(::tessera::testing::Equal(__VA_ARGS__))
 #define EXPECT_CLOSE(...) EXPECT_TRUE(::tessera::testing::Close(__VA_ARGS__))
 #define EXPECT_EACH(...) EXPECT_TRUE(::tessera::testing::EachPair(__VA_ARGS__))

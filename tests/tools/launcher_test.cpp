@@ -34,10 +34,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kLongestRun = 60s;
 
-/// How a launcher ended, and its output.
+/// The exit and the output of tessera-run.
 struct Result {
-  int code = -1;   ///< `code`: exit code, or -1 if killed
-  int signal = 0;  ///< `signal`: the signal that killed the launcher, or 0
+  int code = -1;   ///< `code`: exit code; -1 after a signal
+  int signal = 0;  ///< `signal`: the signal that ended the launcher, or 0
   std::string out;
   std::string err;
   std::chrono::duration<double> took{};
@@ -57,7 +57,6 @@ struct Result {
   _exit(99);
 }
 
-// Appends the bytes that are available. Returns false at the end of the file.
 bool read_into(int fd, std::string& text) {
   std::array<char, 4096> buffer;
   const auto size = read(fd, buffer.data(), buffer.size());
@@ -67,7 +66,7 @@ bool read_into(int fd, std::string& text) {
   return size > 0;
 }
 
-/// Returns a file of a process in /proc, or "" if the process has ended.
+/// Returns the content of /proc/PROCESS/NAME, or "" if the process has ended.
 std::string file_of_process(const std::string& process, const char* name) {
   std::ostringstream text;
   text << std::ifstream("/proc/" + process + "/" + name, std::ios::binary).rdbuf();
@@ -80,8 +79,8 @@ bool is_zombie(const std::string& process) {
   return paren == std::string::npos || status.compare(paren, 3, ") Z") == 0;
 }
 
-/// Runs tessera-run in a separate process. A mark in the environment of all its descendants allows
-/// the test to find processes that remain.
+/// Runs tessera-run in a child process. All descendants inherit a variable with a mark, by which
+/// the test finds descendants that did not end.
 class Launcher {
  public:
   using Variables = std::map<std::string, std::string>;
@@ -122,7 +121,7 @@ class Launcher {
   }
 
   pid_t pid() const { return pid_; }
-  /// Waits for the end of the launcher, and collects its output. After 60 s, kills the launcher and
+  /// Collects the launcher's output until the launcher ends. After 60 s, kills the launcher and
   /// fails the test.
   Result wait() {
     Result result;
@@ -152,7 +151,7 @@ class Launcher {
     result.took = Clock::now() - start_;
     return result;
   }
-  /// Closes the test's ends of the pipes for the launcher's output.
+  /// Makes later writes of the launcher fail: the test no longer reads the pipes.
   void stop_reading() {
     for (int* fd : {&out_, &err_}) {
       if (*fd >= 0) {
@@ -160,7 +159,7 @@ class Launcher {
       }
     }
   }
-  /// Returns the processes of the job that still run after `grace`.
+  /// Returns the job's processes that have not ended after `grace`.
   std::vector<pid_t> left_over(std::chrono::milliseconds grace = 2s) const {
     const auto end = Clock::now() + grace;
     auto pids = marked();
@@ -198,17 +197,16 @@ std::vector<std::string> Shell(int ranks, const std::string& script) {
   return {"--nproc", std::to_string(ranks), "--", "sh", "-c", script};
 }
 
-/// Runs the job Shell(ranks, script) until the job ends.
 Result RunShell(int ranks, const std::string& script, const Launcher::Variables& variables = {}) {
   return Launcher(Shell(ranks, script), variables).wait();
 }
 
-/// Runs a shell script in which $RUN is the path of tessera-run.
+/// Runs a shell script. The script calls tessera-run as $RUN.
 Result RunAround(const std::string& script) {
   return Launcher({"sh", "-c", script}, {{"RUN", TESSERA_RUN}}).wait();
 }
 
-/// Waits until the file exists; it may still be empty. Fails the test after 30 s.
+/// Waits until the file exists, possibly without content. Fails the test after 30 s.
 void WaitForFile(const std::string& path) {
   const auto end = Clock::now() + 30s;
   while (!std::filesystem::exists(path)) {
@@ -217,7 +215,7 @@ void WaitForFile(const std::string& path) {
   }
 }
 
-/// Returns the value of a line `NAME=value` in a text, or "(none)".
+/// Returns the value of `name` from a line "name=value" in the text, or "(none)".
 std::string ValueOf(const std::string& text, const std::string& name) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -329,7 +327,7 @@ struct End {
   int ranks;
   const char* script;
   int code;
-  const char* word;  ///< `word`: expected in standard error
+  const char* word;  ///< `word`: is in standard error
 };
 
 class LauncherEnd : public ::testing::TestWithParam<End> {};
@@ -391,7 +389,7 @@ TEST(LauncherCommandLine, IsRefused) {
   }
 }
 
-// Each rank creates a file after its start.
+// Each rank creates a file when the rank has started. The tests wait for these files.
 class LauncherSignal : public ::testing::Test {
  protected:
   std::vector<std::string> Job(int ranks, const std::string& script,
@@ -450,7 +448,7 @@ TEST_F(LauncherSignal, KillsAtTheSecondSignal) {
   EXPECT_TRUE(launcher.left_over().empty());
 }
 
-// The launcher must not send a signal to ranks that have no handler for the signal yet.
+// A rank without a handler for SIGUSR1 would die, so the launcher must wait for the handler.
 TEST_F(LauncherSignal, PassesUserSignalsOnOnceTheRankHandlesThem) {
   Launcher launcher(Job(2, std::string("sleep 0.5; trap 'echo noted; exit 0' USR1; ") + kLoop));
   WaitForRanks(2);
@@ -473,7 +471,7 @@ TEST_F(LauncherSignal, DoesNotWaitForAReaderThatStalls) {
                         "[ $RANK = 0 ] || { sleep 0.5; exit 6; }; "
                         "while :; do echo 0123456789012345678901234567890123456789 >&2; done"));
   WaitForRanks(2);
-  // Waits until only the launcher runs: it cannot write output that the test does not read.
+  // Waits until the ranks have ended. The launcher still runs: nobody reads its output yet.
   while (launcher.left_over(std::chrono::milliseconds(0)).size() > 1) {
     usleep(5'000);
   }
@@ -489,7 +487,7 @@ TEST_F(LauncherSignal, OutlivesItsReader) {
   EXPECT_EQ(launcher.wait().code, 0);
 }
 
-// Rank 0 writes to the terminal, and Ctrl-C in the terminal ends the job.
+// Only rank 0 writes to the terminal. Ctrl-C ends the whole job.
 TEST(LauncherTerminal, IsRankZerosAndTakesCtrlC) {
   int terminal = -1;
   const pid_t pid = forkpty(&terminal, nullptr, nullptr, nullptr);

@@ -1,6 +1,6 @@
-// Compares training steps on meshes with one rank that calls only libtorch. Also tests evaluation,
-// the meter, recordings, and errors of Checkpointer. tests/examples/checkpoint tests the rest of
-// Checkpointer, stops and the metrics file.
+// Compares training steps on meshes with a loop of libtorch calls on one rank. Tests evaluation,
+// the meter, recordings, and errors of Checkpointer. Other tests of Checkpointer are in
+// tests/examples/checkpoint.
 
 #include <nlohmann/json.hpp>
 
@@ -27,20 +27,19 @@
 
 namespace tessera::testing {
 
-// A small model with sizes that no mesh divides, its training data, and its training run.
+// A small model, its data and its training. No mesh divides the sizes of the model.
 
 struct Mlp : nn::Module<Mlp> {
-  /// Returns the mean squared error of the outputs.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
     return at::mse_loss((*down)(at::tanh((*up)(x))), y);
   }
   nn::Child<nn::Linear> up{*this, "up", 7, 11}, down{*this, "down", 11, 3};
 };
 
-/// The number of rows of a step, summed over all ranks.
+/// Rows in a step, on all ranks together.
 constexpr std::int64_t kBatch = 12;
 
-/// Returns rows [first, first + count) of a step as (x, y).
+/// Returns the rows [first, first + count) of a step's data: inputs x and targets y.
 inline std::pair<at::Tensor, at::Tensor> rows_of(std::int64_t step, std::int64_t first,
                                                  std::int64_t count) {
   const at::Tensor x = uniform_values({kBatch, 7}, 100.0 + static_cast<double>(step));
@@ -48,7 +47,7 @@ inline std::pair<at::Tensor, at::Tensor> rows_of(std::int64_t step, std::int64_t
   return {x.slice(0, first, first + count), y.slice(0, first, first + count)};
 }
 
-/// An Mlp on a mesh ("dp", "tp"), or on replicas x shards (`hybrid`), with optimizer and state.
+/// An Mlp with FSDP and tensor parallelism ("dp", "tp"), or with HSDP (`hybrid`).
 class MlpRun {
  public:
   MlpRun(const Rank& rank, std::int64_t dp, std::int64_t tp, const fsdp::Options& options = {},
@@ -68,7 +67,7 @@ class MlpRun {
         training::TrainState{.model = *model, .optimizer = *optimizer});
   }
 
-  /// Returns the loss of this rank's part of micro-batch `i` of the next step.
+  /// Returns the mean loss of this rank's rows of micro-batch `i`.
   at::Tensor loss(std::int64_t i, std::int64_t micro_batches = 1) {
     const std::int64_t own = kBatch / data.size();
     const std::int64_t count = own / micro_batches;
@@ -81,11 +80,10 @@ class MlpRun {
     return training::step(*state, data, options,
                           [&](std::int64_t i) { return loss(i, options.accumulate); });
   }
-  /// Returns the whole values of all parameters in one vector. Collective.
   at::Tensor weights() const { return testing::parameter_values(*model).detach(); }
 
   DeviceMesh mesh;
-  DeviceMesh data;  ///< `data`: the data-parallel ranks
+  DeviceMesh data;
   std::shared_ptr<Mlp> model;
   std::unique_ptr<optim::AdamW> optimizer;
   std::unique_ptr<training::TrainState> state;
@@ -103,7 +101,7 @@ struct Outcome {
   at::Tensor weights;
 };
 
-/// Trains on one rank, with libtorch's calls instead of training::step().
+/// Trains on one rank by libtorch's calls, without training::step().
 Outcome on_one_rank() {
   Outcome outcome;
   Mlp model;
@@ -173,7 +171,7 @@ TEST_ON_RANKS(StepTest, TheScheduleSetsTheRate, 1) {
   const at::Tensor before = run.weights();
   const optim::LrSchedule schedule({.warmup = 4, .steps = 8});
   EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.25);
-  // In its first update, Adam changes each parameter by the learning rate.
+  // Adam's first update has the size of the learning rate, for every parameter.
   EXPECT_NEAR((run.weights() - before).abs().max().item<double>(), 1e-2 / 4, 1e-4);
   EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.5);
 }
@@ -218,7 +216,7 @@ TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
         return at::cat(all);
       };
       const at::Tensor before = values();
-      // With a GradScaler, the loss becomes NaN on rank 1 while all gradients stay finite.
+      // With a GradScaler, only the loss of rank 1 is NaN. The gradients stay finite.
       const double added = rank.rank() == 1 ? std::nan("") : 0;
       EXPECT_ERROR(training::step(*run.state, run.mesh["dp"], {},
                                   [&](std::int64_t i) {
@@ -235,7 +233,7 @@ TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
   }
 }
 
-/// If the optimizer has only a part of the model, training::step() must clear all gradients.
+/// training::step() must also clear gradients of parameters that the optimizer does not have.
 TEST_ON_RANKS(StepTest, LeavesNoGradientsOfOthers, 1) {
   MlpRun run(rank, 1, 1);
   optim::AdamW optimizer(*run.model->down, {.lr = 0});
@@ -247,7 +245,7 @@ TEST_ON_RANKS(StepTest, LeavesNoGradientsOfOthers, 1) {
   EXPECT_EQ(norm(), norm());
 }
 
-/// Runs a step whose loss function throws at one micro-batch, then a correct step.
+/// The loss function throws at one micro-batch. The next step must be as if nothing had happened.
 void expect_nothing_left(const StepOptions& options, const fsdp::Options& units) {
   RunRanks(2, [&](Rank& rank) {
     MlpRun run(rank, 2, 1, units), expected(rank, 2, 1, units);
@@ -281,7 +279,7 @@ TEST_ON_MESH(StepTest, AModelThatIsOnNoMeshOfTheDataIsRefused, {2, 2}, {"dp", "t
   };
   EXPECT_ERROR(step(), "step 1: none of the 4 trained parameters of a tessera::testing::Mlp is on",
                "of 2 ranks", "fsdp::fully_shard or fsdp::replicate");
-  // A tensor-parallel plan alone does not reduce gradients over dp, so step() must throw.
+  // Tensor parallelism alone reduces no gradients over dp, so step() must still throw.
   tensor_parallel::parallelize_module(
       model, mesh["tp"],
       {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
@@ -316,7 +314,7 @@ TEST_ON_MESH(StepTest, MeanOverTakesADistributedLossWhole, {2, 2}, {"dp", "tp"})
   const double own = 1.0 + static_cast<double>(mesh.local_rank("dp"));
   const at::Tensor value = at::full({}, own, at::kDouble).requires_grad_();
   for (const Placement& placement : {Placement(Replicate{}), Placement(Partial{})}) {
-    // With Partial, two ranks have equal terms, so the value is twice the term.
+    // On the two tp ranks, a Partial loss has equal terms. Its value is the sum, twice the term.
     const bool sums = placement == Placement(Partial{});
     const at::Tensor loss = DistributedTensor::from_local(value, mesh["tp"], {placement}).tensor();
     const at::Tensor mean = training::mean_over(loss, mesh["dp"]);
