@@ -52,14 +52,14 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
   const auto position = [&](int rank) {
-    // Usually the root mesh has the ranks 0, 1, 2 and so on. A rank's position then equals the
-    // rank, and no search through thousands of ranks is needed.
+    // Usually the root mesh has the ranks 0, 1, 2 and so on. The position of a rank then equals the
+    // rank, and needs no search through thousands of ranks.
     const auto same = static_cast<std::size_t>(rank);
     return same < root.size() && root[same] == rank ? static_cast<std::ptrdiff_t>(rank)
                                                     : std::ranges::find(root, rank) - root.begin();
   };
-  // A rank's position in the root mesh is the sum of coordinate times stride over the root's
-  // dimensions. So offsets along different dimensions can be added.
+  // A position in the root mesh is the sum of coordinate times stride over all dimensions, so
+  // offsets along different dimensions can be added.
   const std::ptrdiff_t own_position = position(own);
   std::vector<std::ptrdiff_t> positions = {own_position};
   for (const std::vector<int>& part : parts) {
@@ -93,8 +93,8 @@ std::vector<std::int64_t> coordinate_of(int rank, const std::vector<int>& ranks,
   return self == ranks.end() ? std::vector<std::int64_t>{} : shape.coordinate(self - ranks.begin());
 }
 
-/// Maps each World to its mesh family. Registry is a template (T is DeviceMesh::Family), because
-/// only members of DeviceMesh can name its private class.
+/// Maps each World to its mesh family. A template (T is DeviceMesh::Family), because code outside
+/// of DeviceMesh cannot name this private class.
 template <class T>
 struct Registry {
   std::mutex mutex;
@@ -126,20 +126,19 @@ struct DeviceMesh::Impl {
   // World ranks of the mesh, in row-major order of `shape`.
   std::vector<int> ranks;
   MeshShape shape;
-  // This rank's coordinate; empty if this rank is not a member of the mesh.
   std::vector<std::int64_t> coordinate;
 
   /// The process group of each mesh dimension. The pointers are atomic, so that a collective finds
   /// its process group without a lock.
   mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
-  // Protects `groups`. Keys of `groups` are lists of dimensions and not sets, because the order of
-  // the dimensions decides the order of the ranks.
+  // Protects `groups`. The key of a process group is a list of mesh dimensions and not a set,
+  // because the order of the dimensions decides the order of the ranks.
   mutable std::mutex mutex;
   mutable std::map<std::vector<int>, comm::CommunicatorPtr> groups;
 };
 
-/// All meshes of one World, interned: equal meshes are one object. Every DeviceMesh shares
-/// ownership of its family, so the family lives as long as any of its meshes. Thread safe.
+/// All meshes of one World. Equal meshes are one object. Every DeviceMesh shares ownership of its
+/// family, so the family lives as long as any of its meshes. Thread safe.
 class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
  public:
   /// Returns the mesh family of `world`; a world has at most one family at a time. A family lives
@@ -221,7 +220,7 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   // program has few meshes. The root is part of a mesh's key, because equal slices of different
   // roots are different meshes.
   std::map<Key, std::unique_ptr<Impl>> members_;
-  // Maps a root mesh and a name given to flatten() to the dimensions for which the name stands.
+  // For each root mesh and name given to flatten(): the dimensions for which the name stands.
   std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
 };
 
@@ -390,7 +389,7 @@ comm::Communicator& DeviceMesh::group() const {
 }
 
 comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
-  // Replaces negative dimensions, so that -1 and ndim - 1 find the same process group.
+  // Normalises negative dimensions, because -1 and ndim - 1 must find the same process group.
   std::vector<int> wrapped;
   for (const int dim : dims) {
     wrapped.push_back(shape().dim(dim));
@@ -554,7 +553,7 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   return relative(ranks(), MeshShape({size()}, {flat}));
 }
 
-/// The mesh's list of ranks does not change: dividing a dimension keeps the row-major order.
+/// The list of ranks stays the same, because dividing a dimension keeps the row-major order.
 DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                                  const std::vector<std::string>& names) const {
   const int dim = shape().dim(name);

@@ -93,7 +93,7 @@ at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target
       intern_spec({target, spec->sizes, detail::contiguous_strides(spec->sizes), spec->dtype}));
 }
 
-/// Redistributes without an autograd record. The result never shares memory with the source.
+/// Redistributes without autograd. The result never shares memory with the source.
 at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto local = redistribute_local(impl.local(), spec, target.layout);
@@ -222,8 +222,8 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();
-  // The hook captures only the tensor's spec. The tensor owns the hook, so a hook that captures the
-  // tensor would never be freed.
+  // The hook captures the spec of the tensor, not the tensor. The tensor owns the hook, so a
+  // captured tensor would never be freed.
   add_own_hook(tensor, OwnHook::kLayout, [spec = impl.spec()](const at::Tensor& gradient) {
     if (!gradient.defined()) {
       return gradient;

@@ -25,13 +25,12 @@
 
 namespace tessera::detail {
 
-/// The cache key of an operator call: everything on which its plan depends, as a flat list of
-/// 64-bit words. These are the operator, the interned spec of each distributed tensor, the sizes,
-/// strides and type of each plain tensor, and the arguments that sharding rules read. One CallKey
-/// object is reused for all calls, so that building a key allocates nothing.
-///
-/// Calls with boxed and with unboxed arguments have equal keys: unboxed kernels add their arguments
-/// one by one, and boxed arguments are unpacked and added in the same way.
+/// The cache key of an operator call: a list of 64-bit words with everything that the call plan
+/// depends on. These are the operator, the interned spec of each distributed tensor, the sizes,
+/// strides and type of each plain tensor, and the arguments that sharding rules read. Each thread
+/// reuses one CallKey, so that building a key allocates nothing. A call has the same key with boxed
+/// and with unboxed arguments, because the functions add() for both kinds of arguments add the same
+/// words.
 class CallKey {
  public:
   using Kind = OperatorInfo::ArgumentKind;
@@ -157,9 +156,9 @@ class CallKey {
   c10::SmallVector<std::uint64_t, 32> words_;
 };
 
-/// Hash table of bounded size with the plans of this thread's recent operator calls. If all entries
-/// in which a new plan can be stored are full, the new plan replaces the least recently used plan.
-/// Each thread has its own cache, so no locks are needed if ranks are threads.
+/// A hash table with the plans of this thread's recent operator calls. The size is bounded: if
+/// there is no empty entry for a new plan, the plan replaces the least recently used plan. Each
+/// thread has its own cache, so that ranks that are threads need no locks.
 class CallCache {
  public:
   static CallCache& of_thread() {
@@ -174,8 +173,8 @@ class CallCache {
   CallCache& operator=(const CallCache&) = delete;
   ~CallCache() { here_ = nullptr; }
 
-  /// The cache key of the call that this thread looks up next. If no plan is found, the new plan is
-  /// inserted with this key, so no other operator may be dispatched between look-up and insertion.
+  /// The cache key of the call that is looked up next. A new call plan is inserted with the same
+  /// key, so no other operator may be dispatched between look_up() and insert().
   CallKey& key() { return key_; }
 
   struct Lookup {
@@ -197,8 +196,7 @@ class CallCache {
     }
     return {hash, nullptr};
   }
-  /// Inserts the plan of the call whose key was looked up last and not found. Returns the stored
-  /// plan.
+  /// Inserts the plan of the call that look_up() did not find. Returns the stored plan.
   CallPlan& insert(const Lookup& missed, CallPlan plan);
 
   DispatchCacheStatistics statistics() const;
@@ -247,8 +245,8 @@ class CallCache {
   std::uint64_t misses_ = 0;
 };
 
-/// Runs an operator whose arguments are on the stack; the results replace the arguments. Every
-/// operator on kDistributedKey is run by this function. Collective if inputs must be redistributed.
+/// Runs an operator on kDistributedKey. The operator's results replace its arguments on the stack.
+/// Collective if inputs must be redistributed.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 /// Like dispatch(), after the look-up in the cache. Calls no OperatorMode.

@@ -171,7 +171,7 @@ void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::ji
   }
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
   CallPlan made = plan_call(op, info, arguments);
-  // Plans of kinds kPlain and kDecomposed are not cached, because they cost almost nothing to make.
+  // Call plans of kinds kPlain and kDecomposed are cheap to make and are not cached.
   const bool keeps = made.kind != CallKind::kPlain && made.kind != CallKind::kDecomposed;
   PlannedCall call(op, info, keeps ? CallCache::of_thread().insert(lookup, std::move(made)) : made,
                    stack);
@@ -184,9 +184,8 @@ TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
-// Functions of the dispatch cache that a cached call with unboxed arguments does not use: adding
-// boxed arguments and plain tensors to a cache key, inserting plans, statistics. The functions that
-// such a call uses are inline in call_cache.h.
+// Functions of the dispatch cache that are not needed for a cached call with unboxed arguments; the
+// functions for such a call are inline in call_cache.h.
 
 void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   begin(info);
@@ -207,8 +206,8 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
               kPlainTensor));
-  // at::mul(x, 2.0) passes the number 2.0 as a tensor. A call with an infinite number needs another
-  // plan, so the cache key contains whether the number is finite.
+  // at::mul(x, 2.0) passes the number 2.0 as a tensor. An infinite number needs another call plan,
+  // so the key tells whether the number is finite.
   if (wrapped != 0) {
     add_type(number_type(tensor));
   }
@@ -237,7 +236,7 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
     case Kind::kNumberList:
       value.isNone() ? add_none(kind) : add_boxed_list(Kind::kScalar, value);
       break;
-    case Kind::kGenerator:  // the cache key contains whether a generator is passed, but not which
+    case Kind::kGenerator:  // only whether a generator is passed
       add_type(value.isNone() ? NumberType::kNone : NumberType::kOther);
       break;
     case Kind::kScalar:
@@ -313,7 +312,6 @@ CachesOfRanks& caches_of_ranks() {
   return all;
 }
 
-/// A CacheListing registers a thread's cache with its rank while the thread runs.
 class CacheListing : NoCopy {
  public:
   explicit CacheListing(const CallCache& cache) : cache_(cache) {
@@ -347,7 +345,7 @@ DispatchCacheStatistics statistics_of(const RankState& rank) {
 
 }  // namespace
 
-// Makes this thread's dispatch cache. For a thread that is ending, makes no cache.
+// Makes this thread's dispatch cache, unless the thread is ending.
 void CallCache::make_here() {
   struct Listed {
     CallCache cache;
@@ -357,7 +355,7 @@ void CallCache::make_here() {
   here_ = &own.cache;
 }
 
-/// Counts the cached plans by a scan of the whole hash table, for tests and diagnosis only.
+/// Slow, because it scans the whole hash table; for tests and diagnosis.
 DispatchCacheStatistics CallCache::statistics() const {
   const auto plans =
       std::ranges::count_if(slots_, [](const Slot& slot) { return slot.entry != nullptr; });

@@ -57,16 +57,16 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static constexpr bool kIsList =
       std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>;
 
-  /// The operator is looked up at the first call, because kernels are registered while libraries
-  /// are loaded.
+  /// Looks up the operator at the first call and not before, because kernels are registered while
+  /// libraries are loaded.
   static const c10::OperatorHandle& handle() {
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
     return op;
   }
 
-  /// The function that the dispatcher calls. Boxes the call if an OperatorMode is active, or if no
-  /// cached plan is_ready; boxed calls save results, redistribute arguments and make plans.
+  /// The function that the dispatcher calls. Boxes the call and calls dispatch() if an OperatorMode
+  /// is active, or if the cache has no call plan of kind kDirect.
   static Result call(Arguments... arguments) {
     static const OperatorInfo& info = operator_info(handle());
     if (active_operator_mode() != nullptr) [[unlikely]] {
@@ -91,8 +91,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return cache.look_up();
   }
 
-  /// Whether the plan has kind kDirect and the specs of all outputs. The first call with a plan
-  /// determines these specs.
+  /// Whether the plan has kind kDirect, and the first call with the plan has set the specs of all
+  /// outputs.
   static bool is_ready(const CallPlan& plan) {
     if (plan.kind != CallKind::kDirect ||
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
@@ -105,8 +105,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                        [](const auto& output) { return output.spec != nullptr; });
   }
 
-  /// Installs the hooks that redistribute gradients of leaves, for all tensors in an argument, as
-  /// localize_arguments does for boxed calls. Does nothing for arguments that contain no tensors.
+  /// Installs the hooks that redistribute the gradients of leaves, for the tensors in `argument`.
+  /// For boxed calls, localize_arguments does the same.
   template <class T>
   static void keep_gradient_layouts(const T& argument) {
     if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -134,7 +134,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     const auto localized = [&](auto& argument) -> decltype(auto) {
       return local(plan, i++, argument);
     };
-    // A braced initializer list guarantees that the arguments are evaluated from left to right.
+    // In braces, the arguments are evaluated from left to right.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
     if constexpr (kInPlace) {
       run_kernel(locals);
@@ -188,7 +188,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return {};
   }
 
-  // Calls `wrap` on each tensor of an operator's result, in the order of the plan's outputs.
+  // Calls `wrap` for each tensor of a result, in the order of CallPlan::outputs.
   template <class Wrap>
   static void wrap_outputs(at::Tensor& result, const Wrap& wrap) {
     wrap(result);
@@ -224,9 +224,9 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return wrap(std::move(result), intern_spec(std::move(other)));
   }
 
-  /// Returns `view`, which now shares the version counter of `base`, as autograd requires.
-  /// libtorch's ADInplaceOrView key would share the counter, but the call has already passed this
-  /// key. Tensors made in inference mode have no counter.
+  /// Makes `view` share the version counter of `base`, as autograd requires, and returns `view`.
+  /// The call has already passed libtorch's ADInplaceOrView key, which would do this. Inference
+  /// tensors have no counter.
   template <class Base>
   static void share_version(const at::Tensor& view, const Base& base) {
     if constexpr (std::is_same_v<Base, at::Tensor>) {
@@ -238,8 +238,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// Runs a call on the slow path: allocates a stack, and increments the reference count of every
-  /// tensor on the stack.
+  /// Runs a call with boxed arguments, which is slow: allocates a stack, and increments the
+  /// reference count of each tensor.
   template <class Dispatch>
   static Result call_boxed(const Dispatch& dispatch_stack, Arguments... arguments) {
     torch::jit::Stack stack;

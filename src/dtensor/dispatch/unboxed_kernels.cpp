@@ -62,7 +62,6 @@ void implement(torch::Library& library) {
   (UnboxedKernel<Ops>::implement(library), ...);
 }
 
-// The operators with unboxed kernels: pointwise, matrix products, reductions, views and joins.
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   using namespace at::_ops;  // NOLINT(google-build-using-namespace): a list of its operators
   implement<add_Tensor, add__Tensor, add_Scalar, mul_Scalar, div_Scalar, sub_Tensor, mul_Tensor,

@@ -38,13 +38,13 @@ at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
 }
 
 /// Whether as_strided(tensor, sizes, strides, offset) addresses only elements of `tensor`, and no
-/// memory between elements. Marks the elements of `tensor` in a storage of equal size, and reads
-/// the marks through the as_strided view.
+/// memory between elements. Marks the memory of all elements in a tensor of marks, and checks that
+/// the as_strided view of this tensor contains only marks.
 bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides,
                       std::int64_t offset) {
   const BelowAutograd guard;
   const auto extent = static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.element_size());
-  // The marks for elements are in CPU memory, because only memory positions are compared.
+  // The marks are in CPU memory, because no values of `tensor` are needed.
   const auto marks = at::zeros({extent}, at::kBool);
   marks.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).fill_(true);
   return marks.as_strided(sizes, strides, offset).all().item<bool>();
@@ -90,7 +90,7 @@ class Localizer {
  public:
   explicit Localizer(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
 
-  /// Converts the tensors in one argument. Does not change None and arguments without tensors.
+  /// Replaces the tensors in an argument by local tensors; other values do not change.
   void localize_argument(c10::IValue& value, std::size_t argument) {
     using Kind = OperatorInfo::ArgumentKind;
     const Kind kind = info_.arguments[argument];
@@ -129,7 +129,7 @@ class Localizer {
   }
 
   /// Converts a list with optional elements. Returns a copy, because the caller's list must not
-  /// change. The plan has no input for elements that are None.
+  /// change. An element that is None has no CallPlan::Input.
   c10::List<std::optional<at::Tensor>> localize_optional_list(const c10::IValue& list,
                                                               std::size_t argument) {
     c10::List<std::optional<at::Tensor>> locals;
@@ -210,12 +210,11 @@ class Localizer {
     return result;
   }
 
-  /// Redistributes the local tensor `local` by the steps of the call plan. For an operator without
-  /// a sharding rule, also restores the strides of the distributed tensor, by a copy if the
-  /// gathered tensor has other strides.
+  /// Redistributes the local tensor `local`. For an operator without a sharding rule, also restores
+  /// the strides of the distributed tensor, with a copy if the gathered tensor has other strides.
   at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
     at::Tensor result = run_plan(*input.plan, local, plan_.replicated.mesh, input.spec->sizes);
-    // An operator without a sharding rule must get the same strides as on one rank.
+    // An operator without a sharding rule must get the strides that a run on a single rank has.
     if (plan_.has_rule || result.strides() == input.spec->strides) {
       return result;
     }
@@ -229,7 +228,6 @@ class Localizer {
   const OperatorInfo& info_;
   const CallPlan& plan_;
   std::size_t next_input_ = 0;
-  // The list of redistributed tensors is short, so a linear search without hashing is fast.
   c10::SmallVector<Moved, 2> moved_;
 };
 

@@ -23,8 +23,6 @@
 
 namespace tessera::detail {
 
-// Implements run_local: the steps that run a planned call on local tensors.
-
 namespace {
 
 /// An OrdinaryViewScope turns inference mode off while the operator makes a view of a redistributed
@@ -48,8 +46,8 @@ class OrdinaryViewScope : NoCopy {
   std::optional<c10::InferenceMode> ordinary_;
 };
 
-/// Returns the arguments of the plan's local call (CallPlan::LocalCall), in the order of the local
-/// operator's schema: values from the plan, or local tensors of this call.
+/// Returns the arguments of CallPlan::LocalCall, the operator that runs on local tensors instead of
+/// the called operator: values from the call plan, and local tensors of this call.
 std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   const auto& schema = local.op.schema().arguments();
@@ -69,8 +67,7 @@ void run_local_call(LocalRun& run) {
   stack.resize(run.call.first);
   stack.insert(stack.end(), arguments.begin(), arguments.end());
   local.op.callBoxed(stack);
-  // The mean over a sharded dimension is computed as a sum of local elements, divided by the number
-  // of elements of the whole tensor.
+  // The mean over a sharded dimension is a local sum, divided by the global number of elements.
   if (local.scale == 1.0) {
     return;
   }
@@ -96,8 +93,8 @@ void run_operator(LocalRun& run) {
   if (run.call.plan.local_call) {
     return run_local_call(run);
   }
-  // A random operator on gathered tensors runs on the whole tensors on every rank, and all ranks
-  // must draw the same random numbers.
+  // A random operator on gathered tensors draws for the whole tensors on every rank, so all ranks
+  // must draw the same numbers.
   std::optional<SeededGenerator> generator;
   if (run.call.plan.seeded) {
     generator.emplace(run.device, next_random_key());
@@ -155,7 +152,7 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
 }
 
-/// Copies new values of written arguments back. Collective only if written_views is not empty.
+/// Copies new values to the written arguments. Collective if a detached view was written.
 void write_back(LocalRun& run) {
   for (const LocalRun::Written& written : run.written) {
     bring_back(run, written);
@@ -246,14 +243,14 @@ struct Dropped {
 Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& spec, double p) {
   const auto kept = at::empty_like(local);
   const RandomKey key = next_random_key();
-  // A call on meta tensors must take a random key, as a call on real tensors does, so that later
-  // random numbers are equal.
+  // A call on meta tensors also takes a random key, so that later calls draw the same numbers as in
+  // a run with real tensors.
   if (!kept.is_meta()) {
     const at::Tensor whole = make_distributed(kept, spec, x.sizes().vec());
     fill_random(kept, random_place({"native_dropout", whole, x, key}), kernels::Bernoulli{1 - p},
                 key);
   }
-  // With dropout probability p = 1 every element is dropped; a scale of 0 avoids a division by 0.
+  // If p = 1, all elements are dropped; 1 / (1 - p) would be a division by 0.
   const double scale = p < 1 ? 1 / (1 - p) : 0;
   return {local.mul(kept).mul_(scale), kept.to(at::kBool)};
 }
@@ -279,7 +276,7 @@ void check_rows_together(const PlannedCall& call) {
 void run_random_inplace(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DistributedTensorImpl& impl = *as_distributed(self);
-  // check_writable() is the first step, because a refused call must change nothing.
+  // check_writable() comes first, because a call that throws must change nothing.
   if (impl.detached_view()) {
     check_writable(impl, call.info.name);
   }

@@ -12,8 +12,8 @@
 
 namespace tessera::detail {
 
-/// Runs a call on local tensors, for plans of the kinds kDirect, kLocal and kFailTogether.
-/// Collective if the plan moves data, and for kFailTogether.
+/// Runs a call of kind kDirect, kLocal or kFailTogether on local tensors. Collective if the call
+/// plan moves data, and for kFailTogether.
 void run_local(PlannedCall& call, CallKind kind);
 
 /// The state of one call, which the steps of run_local share.
@@ -34,18 +34,16 @@ struct LocalRun {
   c10::SmallVector<Written, 2> written;
   /// Written tensors that are detached views (DetachedView); their bases must be written as well.
   std::vector<at::Tensor> written_views;
-  std::vector<at::Tensor> locals;  ///< local tensors of all arguments, for CallPlan::LocalCall
-  c10::Device device = c10::kCPU;  ///< device on which the operator draws random numbers
+  std::vector<at::Tensor> locals;
+  c10::Device device = c10::kCPU;           ///< device on which the operator draws random numbers
   std::vector<c10::IValue> view_arguments;  ///< arguments with which a detached view is remade
 
   /// Whether the base of a view was redistributed first, so that the result is a view of a copy.
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
 };
 
-// Steps of run_local that are defined in other files of src/dtensor/execute:
-
-/// Replaces the arguments by local tensors, redistributed as the plan requires. Collective if the
-/// plan moves data.
+/// Replaces arguments by local tensors, redistributed to the layouts in the call plan. Collective
+/// if the call plan moves data.
 void localize_arguments(LocalRun& run);
 /// Rewrites arguments that contain global sizes or memory offsets, so that they fit local tensors.
 void rewrite_arguments(LocalRun& run);
@@ -58,9 +56,9 @@ TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 /// different rows. Collective if ranks must compare how many rows each rank has.
 void check_rows_together(const PlannedCall& call);
 
-/// Runs an in-place random operator that draws each number by its element's global index: nothing
-/// is gathered, and every mesh draws the same numbers. The result replaces the call's arguments on
-/// the stack. Not collective, except for a view of a tensor that had to be gathered.
+/// Runs an in-place random operator that draws each number by its element's global index, so that
+/// every mesh draws the same numbers. Not collective, except for a view of a tensor that had to be
+/// gathered.
 void run_random_inplace(PlannedCall& call);
 
 /// Runs native_dropout, which draws by each element's global index: every mesh drops the same

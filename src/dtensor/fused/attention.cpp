@@ -62,7 +62,7 @@ at::Tensor widened(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
 
-/// Returns the mask as GPU kernels need it: for all heads, with rows aligned to 16 elements.
+/// Expands the mask to all heads and aligns its rows to 16 elements, as GPU kernels need.
 std::optional<at::Tensor> aligned_mask(const at::Tensor& mask, const at::Tensor& q) {
   if (!mask.defined()) {
     return std::nullopt;
@@ -104,8 +104,8 @@ AttentionGradients by_formula_backward(const at::Tensor& grad, const at::Tensor&
           weights.transpose(2, 3).matmul(of_out).to(type)};
 }
 
-// Calls of the flash attention kernels. The CPU's kernel accepts a mask; the GPU's kernel needs a
-// head width that is a multiple of 8.
+// Functions that call the flash attention kernels. The CPU kernel accepts a mask. The GPU kernel
+// needs a head width that is a multiple of 8.
 
 bool is_on_host(const at::Tensor& q) {
   return q.is_cpu() || q.is_meta();
@@ -138,7 +138,7 @@ AttentionGradients by_flash_backward(const at::Tensor& grad, const at::Tensor& q
   return {cut(of_q, q.size(-1)), cut(of_k, k.size(-1)), cut(of_v, v.size(-1))};
 }
 
-// The memory-efficient attention kernel, whose log-sum-exp is padded to a multiple of 32 queries.
+// Functions that call the memory-efficient kernel, which pads the log-sum-exp to 32 queries.
 
 AttentionPart by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const SeenKeys& seen) {
@@ -157,8 +157,8 @@ AttentionGradients by_efficient_backward(const at::Tensor& grad, const at::Tenso
   return {std::get<0>(results), std::get<1>(results), std::get<2>(results)};
 }
 
-// Calls of the cuDNN attention kernel. In some releases of libtorch the kernel's log-sum-exp has an
-// additional last dimension of size 1.
+// Functions that call the cuDNN attention kernel. In some releases of libtorch its log-sum-exp has
+// an additional last dimension of size 1.
 
 std::atomic<bool>& has_column() {
   static std::atomic<bool> of_this_libtorch{true};
@@ -322,7 +322,7 @@ at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Ten
                                           /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
-/// Whether the program has allowed libtorch's math back end, for all threads.
+/// Whether the program permits libtorch's math back end, on all threads.
 std::atomic<bool>& math_is_allowed() {
   static std::atomic<bool> allowed = false;
   return allowed;

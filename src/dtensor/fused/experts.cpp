@@ -133,7 +133,7 @@ at::Tensor differentiable_permute_rows(const at::Tensor& x, const at::Tensor& or
   return recorded(node, PermuteRows::call_below_autograd(x, order, inverse, repeats));
 }
 
-// Operators for matrix products of several experts, each expert with its own range of rows.
+// Operators for one matrix product per expert, each with the expert's rows.
 
 struct GroupedLinear
     : FusedOperator<GroupedLinear, at::Tensor(const at::Tensor&, const at::Tensor&, Counts)> {

@@ -98,7 +98,7 @@ class FusedNode : public Node {
   at::Tensor saved(std::size_t i) { return saved_[i].unpack(pointer_to(*this)); }
 
  protected:
-  /// `op`: the operator's name, for messages; `name`: the node's name. Both are string literals.
+  /// String literals: `op` is the operator's name for messages, `name` is the node's name.
   FusedNode(const char* op, const char* name) : op_(op), name_(name) {}
 
   /// Computes the gradients of the inputs from the gradients of the recorded results. At least one
@@ -128,7 +128,7 @@ class RecomputableNode : public FusedNode {
   /// backward; the first of them computes the result. The result is cached until this node runs or
   /// the backward ends.
   at::Tensor recompute() { return recompute_for({}); }
-  /// Whether the class implements compute_with(), which also computes the inputs' gradients.
+  /// Whether compute_with() is implemented, which also computes the inputs' gradients.
   virtual bool takes_gradient() const { return false; }
   /// Like recompute(), but also computes the gradients of the inputs from `gradient`, the gradient
   /// of the result. This node returns these gradients if it later gets the same `gradient`.

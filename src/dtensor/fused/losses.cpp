@@ -289,8 +289,8 @@ TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tens
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule,
                        &differentiable_cross_entropy);
-  // The values of cross entropy's options are part of the cache key: the local call of the sharding
-  // rule contains the options, so a plan is valid only for one choice of options.
+  // The sharding rule puts the option values of cross entropy into its local call, so a call plan
+  // is valid for only these values, and the cache key must contain the values.
   define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule,
                                nullptr, /*reads_numbers=*/true);
 }

@@ -43,7 +43,7 @@ namespace tessera {
 
 namespace {
 
-/// The properties of a tensor on which ranks must agree, as text for messages.
+/// Describes the properties of a tensor that must be equal on all ranks.
 std::string text_of(const DistributedTensor& tensor) {
   return detail::describe(*detail::impl_of_distributed(tensor).spec()) + " of " +
          c10::toString(tensor.tensor().scalar_type());
@@ -112,7 +112,6 @@ void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
   }
 }
 
-/// Computes a tensor's global sizes from all ranks' local sizes, for a caller that gives no sizes.
 std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMesh& mesh,
                                          const Placements& placements) {
   const auto strided = [](const Placement& placement) {
@@ -256,8 +255,8 @@ DistributedTensor distribute_equal(const at::Tensor& tensor, const DeviceMesh& m
     const auto& mesh_sizes = mesh.shape().sizes();
     const auto target = to_layout(mesh_sizes, placements, sizes);
     detail::check_partials(*target, tensor.scalar_type(), "distribute_tensor");
-    // Selecting a rank's shard of a replicated tensor does not communicate; the backward of this
-    // selection gathers the gradient.
+    // Without communication, each rank selects its shard of a replicated tensor. Backward gathers
+    // the gradient.
     const auto replicated = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
     return made_of(tensor, {mesh, replicated}, sizes, replicated).redistribute(target);
   });

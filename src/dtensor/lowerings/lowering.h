@@ -58,12 +58,10 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-// Helper functions of the lowerings: sizes of local parts, and bytes of an all-reduce.
-
 using Dims = std::vector<std::int64_t>;
 
-/// The DistributedTensorImpl of argument number `arg`. nullptr if the argument is None, plain, or
-/// Partial, which no lowering supports.
+/// Returns the DistributedTensorImpl of the argument with index `arg`; nullptr if the argument is
+/// None, plain, or Partial, because no lowering supports Partial.
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
 
 /// Returns the mesh dimensions over which the tensor dimensions `dims` are sharded, in the order of

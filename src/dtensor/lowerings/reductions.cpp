@@ -92,7 +92,6 @@ Results run_norm(Arguments arguments) {
 
 // The mean of a loss over a sharded batch is a sum, divided by the total weight over all shards.
 
-/// Bytes that one rank sends for one all-reduce of the loss and the total weight.
 std::optional<double> bytes_of_mean(const BoundCall& bound) {
   const auto* self = non_partial_argument(bound, 0);
   if (self == nullptr || bound.call.integer(3) != at::Reduction::Mean) {

@@ -161,8 +161,8 @@ c10::OperatorName operator_name(const std::string& name) {
   return {name.substr(0, dot), dot < name.size() ? name.substr(dot + 1) : ""};
 }
 
-/// Suggestions for a message about the unknown operator `missing`: other overloads of the operator;
-/// otherwise all operators of its library, except for libtorch, which has thousands.
+/// Suggestions for the message about an unknown operator `missing`: other overloads, or all
+/// operators of its library (but not of libtorch, which has thousands).
 std::string operators_like(const c10::OperatorName& missing) {
   constexpr std::size_t kShown = 5;
   const std::string library = missing.name.substr(0, missing.name.find("::") + 2);
@@ -232,8 +232,8 @@ c10::OperatorHandle find_operator(std::string_view name) {
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
-  // Operators that this thread used recently are found without a lock. The address of an operator's
-  // schema does not change, so the address identifies the operator.
+  // Operators that this thread used recently are found without a lock, by the address of their
+  // schema, which does not change.
   struct Slot {
     const void* schema = nullptr;
     const OperatorInfo* info = nullptr;
@@ -393,7 +393,7 @@ Argument bind_scalar(const c10::IValue& value) {
   return {};
 }
 
-/// Returns the kind of a libtorch type, for src/core, which does not use c10's types.
+/// Converts a libtorch type for src/core, which does not use c10.
 DType::Kind dtype_kind_of(c10::ScalarType type) {
   using Kind = DType::Kind;
   switch (type) {
@@ -419,7 +419,6 @@ DType::Kind dtype_kind_of(c10::ScalarType type) {
   }
 }
 
-/// Binds an element type, which is an int on libtorch's stack.
 Argument bind_dtype(const c10::IValue& value) {
   if (!value.isInt()) {
     return {};

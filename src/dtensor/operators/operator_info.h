@@ -1,4 +1,4 @@
-// The properties of an operator that dispatch needs, and calls in the form that rules read.
+// OperatorInfo: the properties of an operator. BoundCall: a call as sharding rules read it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,10 +23,10 @@ namespace tessera::detail {
 
 /// A property of an operator that is not in its schema or its sharding rule.
 enum class Trait : std::uint8_t {
-  kRandomInplace,  ///< the operator fills a tensor by global index (run_random_inplace)
-  kNativeDropout,  ///< the operator is dropout and draws by global index (run_native_dropout)
-  kForeach,    ///< the operator loops over lists (foreach); each list position is a separate call
-  kOwnKernel,  ///< the operator has its own kernel in src/dtensor/overrides/ and no call plan
+  kRandomInplace,  ///< the operator fills a tensor; each number is drawn by global index
+  kNativeDropout,  ///< the operator is native_dropout; its mask is drawn by global index
+  kForeach,        ///< the operator is a _foreach_ operator: a separate call for each list position
+  kOwnKernel,      ///< the operator has its own kernel in src/dtensor/overrides/ and no call plan
   kHelperTensors,  ///< the composite operator makes plain helper tensors (composite_kernels.cpp)
   kViewsMemory,    ///< the argument storage_offset is an offset in the input's memory
   kUnsafeView,     ///< the operator's result can be a copy instead of a view
@@ -47,7 +47,7 @@ class OperatorTraits {
 
   bool has(Trait trait) const { return (traits_ >> static_cast<unsigned>(trait) & 1U) != 0; }
 
-  /// Returns the function that draws random numbers, for an operator with kRandomInplace.
+  /// Returns the function that fills a tensor; nullptr for operators without kRandomInplace.
   RandomFill fill() const { return fill_; }
 
  private:
@@ -120,10 +120,10 @@ struct OperatorInfo {
   bool is_written(std::size_t argument) const;
 };
 
-/// The OperatorInfo of `op`. The reference is valid until the process ends.
+/// Returns the OperatorInfo of `op`, valid until the process ends.
 const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 
-/// The operator with a name like "aten::add.Tensor". Throws c10::Error if it does not exist.
+/// Returns the operator `name`, such as "aten::add.Tensor". Throws c10::Error if there is none.
 c10::OperatorHandle find_operator(std::string_view name);
 
 }  // namespace tessera::detail

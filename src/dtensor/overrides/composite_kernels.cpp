@@ -86,7 +86,7 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& w
   return composite::tensor_split(self, whole(where), dim);
 }
 
-// The kernel of reshape: libtorch's reshape, with errors that say that sizes are global.
+// The kernel of reshape. Adds to libtorch's errors that sizes are global.
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   try {
     return composite::reshape_symint(self, sizes);
@@ -127,8 +127,8 @@ void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit:
   }
 }
 
-/// Continues with libtorch's composite kernel, as if the operator had no kernel in this file: the
-/// operators in the composition are dispatched to kDistributedKey one by one.
+/// Runs libtorch's composite kernel, as if this file had no kernel for the operator: the operators
+/// in the composition are dispatched to kDistributedKey one by one.
 void redispatch_composite(const c10::OperatorHandle& op, const std::vector<at::Tensor>& tensors,
                           torch::jit::Stack& stack) {
   c10::DispatchKeySet keys;
@@ -235,9 +235,9 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   library.impl("reshape", &reshape);
 }
 
-// Kernels for Bernoulli operators for which libtorch's kernels draw sequentially: with one
-// probability per element, and into a new tensor. For distributed tensors, these kernels use
-// operators that draw by global index. plain_random.cpp does the same for plain tensors.
+// Kernels for Bernoulli operators with one probability per element, or with a new result, for which
+// libtorch's kernels draw numbers one after another. For distributed tensors, these kernels draw by
+// global index. plain_random.cpp does the same for plain tensors.
 
 using torch::jit::Stack;
 
@@ -318,8 +318,8 @@ TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }
-// set_data calls _has_compatible_shallow_copy_type with autograd's keys enabled, so a call with a
-// plain tensor reaches only kernels for autograd's keys.
+// set_data() calls _has_compatible_shallow_copy_type with autograd's keys enabled. So for a plain
+// tensor the kernel must be registered on autograd's keys.
 TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }

@@ -1,8 +1,8 @@
-// Random operators of at:: on plain tensors in a RandomRegion. A dedicated dispatch key above
-// autograd, where a tensor still has its autograd history, calls these kernels. An operator that
-// fills a tensor draws by global index, with the next key of manual_seed, as for a distributed
-// tensor. An operator composed of fills (dropout) records its tensor for the fills, then runs as
-// usual. All other random operators draw sequentially, which is allowed only for whole tensors.
+// Random operators of at:: on plain tensors in a RandomRegion. The kernels have their own dispatch
+// key above autograd, where a tensor still has its autograd history. Operators that fill a tensor
+// draw each number by its element's global index. Operators composed of fills (dropout) store their
+// input for the fills and run as usual. All other random operators draw their numbers one after
+// another, which is allowed only for whole tensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -109,7 +109,6 @@ void note_source(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// Whether a dropout call draws random numbers: only in training, with a probability above 0.
 bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   const auto& schema = op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -224,12 +223,12 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(c10::DispatchKeySet keys, cons
   return {x.mul(kept).mul(1 / (1 - p)), kept.to(at::kBool)};
 }
 
-/// The kernel of attention with dropout. CUDA's fused kernels would draw their own random numbers.
+/// The kernel of attention with dropout. A fused CUDA kernel would draw numbers of its own.
 at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const std::optional<at::Tensor>& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale,
                      bool enable_gqa) {
-  // Without this check libtorch would divide by zero: by the number of key and value heads.
+  // libtorch would divide by the number of key and value heads, which may be zero.
   TESSERA_CHECK(
       !enable_gqa || key.dim() < 3 || value.dim() < 3 ||
           (key.sym_size(-3) != 0 && value.sym_size(-3) != 0),

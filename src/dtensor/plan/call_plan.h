@@ -1,4 +1,4 @@
-// The plan of an operator call describes how the dispatcher runs the call.
+// CallPlan: how the dispatcher runs an operator call on distributed tensors.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -23,10 +23,10 @@ namespace tessera::detail {
 
 /// How an operator is run. plan_call() chooses the kind of a call.
 enum class CallKind : std::uint8_t {
-  kPlain,          ///< a call without distributed arguments, run below kDistributedKey
-  kDecomposed,     ///< the operators of which the operator is composed are dispatched one by one
+  kPlain,          ///< a call without distributed tensors, run by libtorch's kernel
+  kDecomposed,     ///< the operators that compose the operator are dispatched one by one
   kDirect,         ///< the operator runs on the local tensors, and its results are wrapped
-  kLocal,          ///< like kDirect, but changes arguments or copies written values back
+  kLocal,          ///< like kDirect; arguments are changed, or written values are copied back
   kFailTogether,   ///< like kLocal, but all ranks throw if the operator throws on one rank
   kLowering,       ///< a lowering runs: an implementation of the operator that sends less data
   kRandomInplace,  ///< each random number is drawn by the global index of its element
@@ -39,10 +39,10 @@ enum class CallKind : std::uint8_t {
 struct CallPlan {
   /// How one tensor argument is redistributed and written. Undefined tensors have no Input.
   struct Input {
-    TensorSpecPtr spec;  ///< spec of the tensor before the call; replicated for a plain tensor
+    TensorSpecPtr spec;  ///< the tensor's spec; replicated for a plain tensor
     /// The layout to which the tensor is redistributed; nullptr: the tensor keeps its layout.
     LayoutPtr target = nullptr;
-    RedistributionPlanPtr plan;  ///< the steps of the tensor's redistribution to `target`
+    RedistributionPlanPtr plan;  ///< the steps of the redistribution to `target`
     /// The layout of a written tensor's new value if the value must be copied back; else nullptr.
     LayoutPtr written = nullptr;
     bool updated = false;   ///< whether the operator updates the tensor as a running statistic
@@ -53,10 +53,10 @@ struct CallPlan {
   /// The sharding of one result. In a list of results, each tensor has its own Output.
   struct Output {
     LayoutPtr layout = nullptr;
-    std::vector<std::int64_t> sizes;  ///< global sizes of the result (negative: not yet known)
-    std::optional<std::vector<std::int64_t>> strides;  ///< strides of a view, set by plan_call
-    TensorSpecPtr spec;       ///< spec of the result, determined by the first call
-    bool contiguous = false;  ///< whether the result must be made contiguous on all ranks
+    std::vector<std::int64_t> sizes;                   ///< global sizes; negative if not yet known
+    std::optional<std::vector<std::int64_t>> strides;  ///< global strides of a view
+    TensorSpecPtr spec;       ///< spec of the result, set by the first call
+    bool contiguous = false;  ///< whether run_local makes the result contiguous
   };
   /// A call of another operator, which replaces the called operator on the local tensors.
   struct LocalCall {
@@ -111,8 +111,8 @@ struct PlannedCall {
   }
 };
 
-/// Makes the plan of an operator call. Not collective: every rank makes the same plan, or throws
-/// the same Error.
+/// Makes the call plan of an operator call. Not collective: every rank makes the same call plan, or
+/// throws the same Error.
 CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 
@@ -122,7 +122,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
 /// gradients of plain tensors plain. Collective if plain tensors must be compared between ranks.
 void check_policy(const PlannedCall& call);
 
-/// Like check_policy, for operator `name`, which gathers inputs without a plan. Not collective.
+/// Like check_policy, for operator `name`, which has no call plan and gathers its inputs.
 void check_gather(const std::string& name, const std::vector<at::Tensor>& tensors);
 
 /// Throws Error, on all ranks, unless the plain tensors among `tensors`, the arguments of operator

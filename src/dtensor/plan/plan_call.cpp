@@ -293,7 +293,7 @@ void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   }
 }
 
-/// Plans a call with a sharding rule: layouts of inputs, the local call, layouts of results.
+/// Makes the plan of a call by its sharding rule.
 void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                   const BoundCall& bound, Values arguments, GlobalStrides view_strides) {
   std::vector<LayoutPtr> layouts;
@@ -327,8 +327,7 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
 // does not communicate, and reads no tensor values except wrapped numbers (the 2.0 in at::mul(x,
 // 2.0)), so all ranks make the same plan.
 
-/// Whether an argument is a distributed tensor, or a list with a distributed tensor. Elements of
-/// lists may be None.
+/// Whether an argument is a distributed tensor, or a list that contains a distributed tensor.
 bool holds_distributed(const c10::IValue& value) {
   if (value.isTensor()) {
     return tessera::is_distributed(value.toTensor());
@@ -401,8 +400,8 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   plan.compares_plain = plan.takes_plain && checks_calls() && !bound.tensors.front().is_meta();
 }
 
-/// Plans to gather all inputs, for operators without a sharding rule, and for random operators,
-/// which run on whole tensors.
+/// Redistributes all inputs to Replicate, for operators without a sharding rule and for random
+/// operators that run on whole tensors.
 void gather_inputs(CallPlan& plan) {
   for (CallPlan::Input& input : plan.inputs) {
     bring_to(plan, input,
@@ -411,8 +410,8 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Selects the lowering (alternative implementation) if it sends less than the redistribution of
-/// the inputs, or communicates on purpose (own_collectives); never with a seeded generator.
+/// Selects the lowering (alternative implementation) of the operator if it sends less than the
+/// redistribution of the inputs, or if communication is its purpose (own_collectives).
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;

@@ -1,6 +1,6 @@
-// Implements check_policy of call_plan.h, which checks StrictScope and ReplicationScope at each
-// call. A plan is cached by its cache key, which does not contain these scopes. Therefore a plan
-// records what its call would do, and the calling thread's scopes decide whether the call may run.
+// Implements check_policy(), which checks StrictScope and ReplicationScope at each call. The cache
+// key of a call plan does not contain these scopes. So a call plan tells what a call would do, and
+// the scopes of the calling thread decide whether the call may run.
 
 #include <ATen/core/grad_mode.h>
 
@@ -123,8 +123,8 @@ void warn_once(const std::string& name) {
              "the result is kept replicated (a StrictScope makes this an error)");
 }
 
-/// Advice for a call that was refused because it moves data. Explains where a Partial sum comes
-/// from: a row-wise matrix product, which is often far from the refused call.
+/// Advice for the error message of a call that moves data. Tells where a Partial sum comes from:
+/// from a row-wise matrix product, which may be far from the call.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute them explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {

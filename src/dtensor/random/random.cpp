@@ -62,7 +62,7 @@ void fill(const at::Tensor& tensor, const kernels::Distribution& distribution, R
 }  // namespace
 
 std::uint64_t stream_of(const char* name) {
-  // Computes a 64-bit FNV-1a hash: starts with the offset basis, multiplies by the FNV prime.
+  // The 64-bit FNV-1a hash: offset basis and FNV prime.
   std::uint64_t hash = 14695981039346656037ULL;
   for (; *name != '\0'; ++name) {
     hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ULL;

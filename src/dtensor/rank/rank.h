@@ -154,8 +154,8 @@ struct RankThread : private NoCopy {
   RankThread();
   ~RankThread();
 
-  const std::uint64_t thread;             ///< the thread's number in autograd nodes
-  const std::shared_ptr<RankState> rank;  ///< the thread's rank, registered while the thread exists
+  const std::uint64_t thread;  ///< the thread's number in autograd nodes
+  const std::shared_ptr<RankState> rank;
   /// The rank whose end-of-backward callback runs on this thread; nullptr if there is none.
   std::shared_ptr<RankState> rank_of_callback;
 

@@ -160,7 +160,6 @@ bool only_last_are_short(const std::vector<Chunk>& chunks) {
   return true;
 }
 
-/// This rank's index in the process group mesh.group(mesh_dims).
 std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims) {
   std::int64_t rank = 0;
   for (int d : mesh_dims) {
@@ -460,8 +459,8 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 
 namespace {
 
-/// The size at which the cache of redistribution plans is emptied: specs contain sizes, so a
-/// program whose sizes keep changing would fill memory with plans.
+/// The number of plans at which the cache is emptied. Plans are made for sizes, so a program whose
+/// sizes keep changing would otherwise fill the memory with plans.
 constexpr std::size_t kCachedPlans = 2048;
 
 /// The cache key of a redistribution plan. The key owns the interned spec and layout, so their
@@ -591,9 +590,8 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
   BelowAutograd guard;
   const auto& step = steps[last - 1];
   local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
-  // NCCL's stream preserves the order of collectives. With all other process groups the queue of
-  // transfers must preserve the order, also for GPU tensors that are sent through CPU memory (see
-  // Transfer).
+  // With NCCL, the stream keeps collectives in order. All other process groups need the queue of
+  // transfers (Transfer), also for GPU tensors that are sent through CPU memory.
   comm::Communicator* group = &group_of(step, mesh);
   if (group->keeps_order_on_device()) {
     group = nullptr;

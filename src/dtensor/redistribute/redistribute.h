@@ -33,7 +33,6 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes);
 
-/// Plans and runs the redistribution of a distributed tensor with `spec` to `target`.
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 
 /// Scatters `tensor` of one rank and returns this rank's shard for `target`. `source`: the index of

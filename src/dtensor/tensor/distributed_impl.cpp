@@ -50,7 +50,7 @@ std::string running_backward() {
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// Returns the error message for data_ptr() of a distributed tensor, with advice for the program.
+/// The message of the error of data_ptr(), with advice for the program.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was asked for", running_backward(),

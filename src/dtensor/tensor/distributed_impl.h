@@ -40,7 +40,7 @@ struct DetachedView {
     /// The version; nullopt if the base is an inference tensor, which has no version counter and
     /// must not be written.
     std::optional<std::uint32_t> version;
-    /// Whether a view was written. If so, the base's version can be `version` or `version` + 1.
+    /// Whether a view was written. The base's version may then also be `version` + 1.
     bool written = false;
   };
 

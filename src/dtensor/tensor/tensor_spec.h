@@ -20,8 +20,8 @@ struct Geometry : ShapeGeometry {
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
 };
 
-/// TensorSpec: all properties of a distributed tensor except its values. Immutable and interned, so
-/// that the dispatch cache compares pointers.
+/// All properties of a distributed tensor except its values. Interned (equal specs are one
+/// immutable object), so that the dispatch cache compares addresses.
 struct TensorSpec {
   ShardingSpec sharding;
   std::vector<std::int64_t> sizes;    ///< global sizes
@@ -32,7 +32,7 @@ struct TensorSpec {
 };
 using TensorSpecPtr = std::shared_ptr<const TensorSpec>;
 
-/// Returns the unique spec object equal to `spec`. Thread safe.
+/// Returns the interned object that equals `spec`. Thread safe.
 TensorSpecPtr intern_spec(TensorSpec spec);
 
 /// Returns the sizes of this rank's local tensor for global `sizes`. Throws Error if this rank is
@@ -48,7 +48,6 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
 /// another order than ranks with large shards.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
 
-/// Returns the strides of a contiguous tensor of `sizes`.
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
 
 /// Returns global strides in the order of `local_strides`. If `agreed` is false (see
