@@ -41,7 +41,7 @@ class ShardGradient final : public nn::StandInGradient {
   variable_list execute(const BackwardCall& call, const nn::RunBackward& run) override;
 
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// The unit owns the parameter, so the unit must still exist.
+  /// Requires that unit() still exists, because the unit owns the parameter.
   ShardedParameter& parameter() const { return *parameter_; }
 
  private:
@@ -99,7 +99,7 @@ bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& re
   return false;
 }
 
-/// Returns the units of all models that contain a requested parameter, each unit once.
+/// Returns the units of all models that have a requested parameter, each unit once.
 std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParameter>& requested) {
   std::vector<std::shared_ptr<Unit>> units;
   for (const RequestedParameter& each : requested) {

@@ -26,7 +26,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // Slicing by name gives both slices the root mesh of the TP mesh.
+  // Slices by dimension names have the same root mesh as the TP mesh.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];
@@ -94,8 +94,8 @@ Piece rows_of(const at::Tensor& unsharded, const at::Tensor& buffer, const Segme
           shape.by_parts(shard_of(buffer.select(0, rank), segment, rank))};
 }
 
-/// Returns the Pieces to copy for one parameter. One strided copy serves all ranks with full shards
-/// split on dimension 0; each other rank needs its own copy.
+/// Returns the Pieces to copy for one parameter: one Piece for all ranks with full shards (if split
+/// on dimension 0), and one for each other rank.
 std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buffer,
                              const Segment& segment) {
   const ShardShape& shape = segment.shape;
@@ -250,8 +250,8 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
     memory = std::move(found->bytes);
     idle_.erase(found);
   } else {
-    // Unsuitable idle memory is freed before the allocation; otherwise old and new memory together
-    // would raise the memory peak.
+    // Idle memory of the wrong size is freed before the allocation; otherwise old and new memory
+    // together would raise the memory peak.
     drop(lane);
     memory = at::empty({numel}, at::dtype(dtype).device(device_)).view(at::kByte);
   }

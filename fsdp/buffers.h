@@ -83,8 +83,8 @@ struct ShardShape {
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
-  // Both functions return a view in which two dimensions, (parts, rows), replace `dim`. rows_of()
-  // views the rows of `rank` in the tensor `unsharded`; by_parts() views the shard of `rank`.
+  // Two dimensions, (parts, rows), replace `dim` in both results: rows_of() returns the rows of
+  // `rank` in `unsharded` as a view, and by_parts() returns a view of the shard of `rank`.
   at::Tensor rows_of(const at::Tensor& unsharded, std::int64_t rank) const {
     return by_parts(unsharded).narrow(*dim + 1, first_row(rank), rows(rank));
   }
@@ -243,7 +243,7 @@ class UnshardedTensors {
   bool allocated() const { return storage_ && storage_.nbytes() > 0; }
   std::int64_t bytes() const { return bytes_; }
   void allocate();
-  /// Until free(), the storage is `memory`, which must be at least as large as the storage.
+  /// Until free(), the tensors use `memory`, which must be at least as large as the storage.
   void lend(at::Tensor memory);
   void free();
 

@@ -80,8 +80,8 @@ bool IterationState::is_open() const {
   return phase() != IterationPhase::kIdle;
 }
 
-/// Whether no unit has set_is_last_backward(false). If any unit has, the reductions of all units
-/// stay in progress.
+/// Returns false if set_is_last_backward(false) was called for any unit: the reductions of all
+/// units then stay in progress.
 bool IterationState::is_last_backward() const {
   return std::ranges::all_of(units(),
                              [](const auto& unit) { return unit->settings().last_backward; });
@@ -115,9 +115,9 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
   return groups;
 }
 
-/// Whether the backward of this iteration has thrown. The iteration's token expires soon after its
-/// backward has ended; the id of the running backward shows the end exactly. The token is needed
-/// because another model's backward can be running on this thread.
+/// Whether the backward of this iteration has thrown: the iteration's token has expired, or no
+/// backward runs on this thread. (Autograd can keep the token slightly longer than backward runs.
+/// Another model's backward can be running on this thread.)
 bool IterationState::backward_failed() const {
   return phase() == IterationPhase::kBackward &&
          (backward_.expired() || tessera::detail::backward_id() < 0);
@@ -141,7 +141,7 @@ void IterationState::forget_failure() {
 }
 
 bool IterationState::begin_forward() {
-  // Both values are read before the phase changes. After a failed backward `abandons` is true: the
+  // is_open() is read before the phase changes. After a failed backward `abandons` is true: the
   // gathered memory and the gradients of that backward are dropped.
   const bool abandons = is_open();
   if (backward_failed()) {
@@ -347,8 +347,8 @@ void IterationState::agree_on_gradients() {
   }
 }
 
-// Functions of Unit for the iteration of its root: the first call of a root finds the units below,
-// an iteration begins or is abandoned, and illegal calls are rejected before an iteration begins.
+// Functions of Unit that find the units below a root, begin or abandon an iteration, and reject
+// illegal calls before an iteration begins.
 
 namespace {
 

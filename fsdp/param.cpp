@@ -214,7 +214,7 @@ std::vector<std::uint8_t> PartialGradGroup::flags() const {
 }
 
 void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
-  // converted() later makes a gradient for another process group a term of the sum over group_.
+  // A gradient for another process group is later converted to a sum over group_ (converted()).
   const auto found = std::ranges::find(flags, 1);
   group_ =
       found == flags.end() ? nullptr : candidates_[static_cast<std::size_t>(found - flags.begin())];
@@ -276,7 +276,7 @@ UnreducedGradient* unreduced(const at::Tensor& gradient) {
 
 namespace {
 
-/// Returns a copy of the part of `rank` on `device`. The memory of `local` can then be freed.
+/// Copies the part of `rank` to `device`, so that the memory of `local` can be freed.
 at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
                c10::Device device) {
   if (shape.ranks == 1 || !shape.dim) {

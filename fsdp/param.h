@@ -31,8 +31,8 @@ struct ParameterSpec {
   ShardHome home;
 };
 
-/// Returns the number of equal blocks of a fused weight along `dim`, which tensor parallelism has
-/// split separately; 1 for any other tensor.
+/// Returns the number of equal blocks along `dim` if `tensor` is a fused weight, of which tensor
+/// parallelism has split each block separately; otherwise 1.
 std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim);
 
 /// Returns the sharding spec of `tensor` after FSDP has split each of its blocks along `dim` over
@@ -60,8 +60,8 @@ struct UnshardedGradient {
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype);
 
-/// Adds `gradient` to `sum`, in type `dtype` and scaled to the divisor of `sum`. If one of them is
-/// a pending sum over a process group, the result is a pending sum over that group.
+/// Adds `gradient` to `sum`, in type `dtype` and scaled to the divisor of `sum`. If `sum` or
+/// `gradient` is a pending sum over a process group, the result is a pending sum over that group.
 void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient, c10::ScalarType dtype);
 
 /// The process group for a parameter's pending sums of gradients. All ranks that reduce the
@@ -172,9 +172,8 @@ class ShardedParameter {
   std::uint64_t version() const;
   /// Whether nn::to_empty or a load has put another tensor into slot().
   bool is_replaced() const;
-  /// Makes a tensor that was put into slot() the new shard. Returns whether there was such a
-  /// tensor. Throws Error if the new tensor, or new data of the old shard, has another layout than
-  /// the shard.
+  /// If a tensor was put into slot(), makes this tensor the new shard and returns true. Throws
+  /// Error if the new tensor, or new data of the old shard, has another layout than the shard.
   bool adopt();
   /// Makes the unsharded tensor, an autograd leaf whose local part is `local`.
   void set_unsharded(const at::Tensor& local);
@@ -231,8 +230,8 @@ class ShardedParameter {
   /// parameter. Adds no gradient and calls no hook.
   void skip_unused();
   /// To be called when the accumulated gradient is complete. `by_any_rank`: whether any rank used
-  /// the parameter. If not, a gradient that did not exist before becomes undefined. If only other
-  /// ranks reduced the gradient, this rank's part becomes zero.
+  /// the parameter. If no rank did, a gradient that did not exist before becomes undefined. If only
+  /// other ranks reduced the gradient, this rank's part becomes zero.
   void settle_use(bool by_any_rank);
 
   // Gradients that wait for a later reduction in `.grad` (UnreducedGradient).

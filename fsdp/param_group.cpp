@@ -479,7 +479,7 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
 
 namespace {
 
-/// keep_sample() saves no larger gradient. A norm's weight or a bias usually has fewer elements.
+/// keep_sample() saves no gradient with more elements. A norm's weight or a bias usually has fewer.
 constexpr std::int64_t kSampleNumel = 8192;
 
 }  // namespace

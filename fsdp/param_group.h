@@ -142,8 +142,8 @@ class ParameterGroupShards {
   /// is false.
   const at::Tensor& flat() const { return flat_; }
 
-  /// Makes tensors that have replaced parameters since the last call the new shards. Returns
-  /// whether there were any. Throws Error if a new tensor has another layout than its shard.
+  /// If parameters were replaced since the last call, makes the new tensors the shards and returns
+  /// true. Throws Error if a new tensor has another layout than its shard.
   bool adopt();
   /// Whether no conversion or load has moved a shard since lay_out().
   bool laid_out() const;
@@ -197,10 +197,10 @@ class GatheredState {
   bool start_unshard(CommContext& context);
   /// Fills the unsharded tensors by an all-gather. Collective unless start_unshard() was called.
   void unshard(CommContext& context);
-  /// Puts the unsharded tensors into the nn::ParameterSlots, where the unit's modules use them.
+  /// Puts the unsharded tensors into the nn::ParameterSlots, so that the unit's modules use them.
   void install_unsharded();
-  /// Puts the shards into the nn::ParameterSlots, but frees no memory. With unsharded tensors
-  /// there, a forward that bypasses the hooks would compute gradients that are never reduced.
+  /// Puts the shards into the nn::ParameterSlots, but frees no memory. With unsharded tensors in
+  /// the slots, a forward that bypasses the hooks would compute gradients that are never reduced.
   void install_sharded();
   bool installed() const { return installed_; }
   /// Calls install_sharded() and frees the gathered memory.

@@ -43,7 +43,7 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       {kForward, kBackward},
       // Transition when the root's forward begins and the previous forward had no backward.
       {kAwaitingBackward, kForward},
-      // Transition when a method of the root ends that has called the root's forward.
+      // Transition when a method of the root, which has called the root's forward, ends.
       {kAwaitingBackward, kAwaitingBackward},
       // Transition when backward reaches the first unit.
       {kAwaitingBackward, kBackward},
@@ -84,7 +84,7 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       {kAwaitingBackward, kIdle},
       // Transition when the unit runs a second forward before backward.
       {kAwaitingBackward, kForward},
-      // Transition when a method of the unit ends that has called the unit's forward.
+      // Transition when a method of the unit, which has called the unit's forward, ends.
       {kAwaitingBackward, kForwardRecorded},
       // Transition when backward reaches a result of the unit, or the unit's forward is recomputed.
       {kAwaitingBackward, kBackward},

@@ -152,7 +152,7 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
 // free and reduce. Each hook first checks UnitPhase, because hooks also run in a recomputation and
 // in a backward with create_graph.
 
-/// Starts the all-gathers of `units` that still exist, without waiting.
+/// Starts the all-gathers of the `units` that still exist, and does not wait for them.
 void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   for (const std::weak_ptr<Unit>& unit : units) {
     if (const std::shared_ptr<Unit> alive = unit.lock()) {
@@ -178,7 +178,7 @@ std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
   // A unit has an FQN only when its root is known. Until then its label is the class of its module.
   settings->label = detail::concat("a unit of ", spec.modules.front()->name());
   settings->reshard_after_forward = spec.options.reshard_after_forward;
-  // Parts are cached only when forward frees the parameters, so the default becomes true.
+  // Parts are cached only when forward frees the parameters, so forward then frees them by default.
   if (spec.options.post_forward_mesh_size > 1) {
     settings->reshard_after_forward = spec.options.reshard_after_forward.value_or(true);
   }
@@ -249,7 +249,7 @@ bool Unit::runs_forward() const {
   return phase_ == UnitPhase::kForward || phase_ == UnitPhase::kForwardRecorded;
 }
 
-/// legal_transitions() has no transition from kIdle to kIdle.
+/// Does nothing in phase kIdle, because legal_transitions() has no transition from kIdle to kIdle.
 void Unit::reset_to_idle() {
   if (phase() != UnitPhase::kIdle) {
     enter(UnitPhase::kIdle);
@@ -300,9 +300,9 @@ void Unit::warn_of_uneven_rows() {
              "CrossEntropyOptions::over (of a loss that is a sum, set_gradient_divide_factor)");
 }
 
-/// In this scope random operators draw numbers by global row of the batch. The batch is the root's
-/// input, even within the forward of another model. For a unit that is called without a root, the
-/// batch is the unit's input.
+/// Begins a scope in which random operators draw numbers by global row of the batch. The batch is
+/// the root's input, even within the forward of another model. For a unit that is called without a
+/// root, the batch is the unit's input.
 void Unit::begin_random_region(nn::TensorList inputs) {
   const detail::RandomRegionPtr& outer = detail::random_region();
   const std::shared_ptr<detail::BatchRows> known = outer != nullptr ? outer->rows() : nullptr;
@@ -317,8 +317,8 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
   // Only a root's training forward exchanges the numbers of batch rows: replicas can evaluate
-  // independently, and a recomputation uses the random positions of its forward. After an error on
-  // this rank alone, the other ranks call other collectives.
+  // independently, and a recomputation uses the random positions of its forward. If an error on
+  // this rank alone has abandoned an iteration, the other ranks call other collectives.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -332,7 +332,7 @@ void Unit::begin_random_region(nn::TensorList inputs) {
 }
 
 void Unit::end_call() {
-  // The list is empty if another hook threw before pre_forward() ran.
+  // random_regions_ is empty if another hook threw before pre_forward() ran.
   if (!random_regions_.empty()) {
     random_regions_.pop_back();
   }
@@ -359,7 +359,7 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (mp_policy_.cast_forward_inputs) {
     cast_floating(inputs, mp_policy_.param_dtype);
   }
-  const OperatorModePause pause;  // FSDP's own operators are not for the program's operator mode
+  const OperatorModePause pause;  // the operator mode does not see FSDP's own operators
   if (phase_ == UnitPhase::kBackward) {
     unshard();
     if (nn::is_recomputing()) {
@@ -379,7 +379,7 @@ void Unit::begin_forward(nn::TensorList inputs) {
   // starts later.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // empty if a backward ran between two modules of the unit
+  if (to_run_.empty()) {  // to_run_ is empty if a backward ran between two modules
     to_run_.insert(modules_.begin(), modules_.end());
   }
   // In backward this hook reduces the unit's gradients. If no input needs a gradient, there is no
@@ -407,7 +407,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A method of register_forward_method() can call forward, and then ends after forward.
+  // A method (register_forward_method()) that has called forward ends after forward.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);
@@ -458,7 +458,7 @@ void Unit::end_partial_forward() {
   if (runs_forward()) {
     end_forward();
   } else if (phase_ != UnitPhase::kBackward) {
-    // In phase kBackward a backward runs between two modules of the unit and needs the memory.
+    // In phase kBackward a backward runs between two modules of the unit, and needs the parameters.
     free_after_forward();
   }
 }
@@ -579,8 +579,8 @@ bool Unit::is_complete(const ParameterGroup& bucket) const {
   });
 }
 
-/// Returns the parameter groups except buckets that are reduced already. A bucket that got another
-/// gradient after its reduction is included.
+/// Returns the parameter groups without the buckets that are reduced already. A bucket that got
+/// another gradient after its reduction is included.
 std::vector<ParameterGroup*> Unit::groups_to_reduce() {
   std::vector<ParameterGroup*> rest;
   for (std::size_t i = 0; i < groups().size(); ++i) {

@@ -38,7 +38,7 @@ struct UnitSpec {
   std::vector<ParameterSpec> parameters;
 };
 
-/// Decides how a unit is sharded. Calls the functions in `options` once for each parameter. Throws
+/// Makes the UnitSpec of a unit. Calls the functions in `options` once for each parameter. Throws
 /// Error for options that contradict each other, for a parameter that cannot be placed on its mesh
 /// as the options say, and for a parameter that gets sparse gradients.
 UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
@@ -256,14 +256,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// parameter: the write would be lost. Otherwise returns "".
   std::string write_by_hand() const;
 
-  // These functions run before and after each call of forward, or of a registered method.
+  // Hooks for each call of forward, or of a registered method (register_forward_method()).
   void pre_forward(nn::TensorList inputs);
   void post_forward(nn::ModuleBase& module, nn::TensorList outputs);
   /// Called at the end of each call of a module, after all other hooks, even if a hook or the
   /// module has thrown.
   void end_call();
 
-  // IterationState calls these functions for all units.
+  // IterationState calls the functions from here to end_backward(), for all units.
 
   /// Frees the parameters that are still gathered after an iteration without a backward. Also
   /// clears the state of a failed forward or backward.
@@ -379,8 +379,8 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
 /// Returns options of nn::visit_modules that skip FSDP units and their submodules.
 nn::detail::ModuleWalk outside_of_units();
 
-// Both functions move tensors to a unit's device. A tensor on this device stays the same object.
-// Meta tensors and distributed tensors are not moved.
+// move_inputs() and move_buffers() move tensors to a unit's device. A tensor on this device stays
+// the same object. Meta tensors and distributed tensors are not moved.
 
 void move_inputs(nn::TensorList inputs, c10::Device device);
 

@@ -166,7 +166,7 @@ Unit::~Unit() {
   forget_reductions();
 }
 
-/// Units below a root use the root's context, so the constructor creates none.
+/// The constructor creates no communication context, because units below a root use the root's.
 const CommContextPtr& Unit::shared_comm_context() {
   if (comm_context_ == nullptr) {
     comm_context_ =
@@ -193,7 +193,7 @@ void Unit::prepare() {
   for (ParameterGroup& group : groups_) {
     group.prepare(comm_context());
   }
-  // The program can change parameters after the unit was made, so copies are compared only here.
+  // The program can change parameters between fully_shard and this call.
   if (is_first) {
     check_copies(groups_, Equality::kBitwise, Of::kValues, label());
   }

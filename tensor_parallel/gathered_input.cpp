@@ -55,7 +55,7 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   nn::detail::SharedInputNode::AddTerm add_of_input;
-  /// `node` has the weight as its first input.
+  /// Computes the gradient of the weight. The first input of `node` must be the weight.
   at::Tensor (*of_weight)(Node& node, const at::Tensor& gradient, const at::Tensor& x);
 };
 
@@ -76,14 +76,14 @@ constexpr Products kFp8Products{
 
 /// The input x of column-wise Linears, gathered by one all-gather. GatheredInput saves the shard of
 /// x for backward, and has the gathered x while backward computes the weights' gradients. Under
-/// activation checkpointing it saves the gathered x: the recomputation gathers x anyway, so a
-/// second gather would only add traffic.
+/// activation checkpointing GatheredInput saves the gathered x, because the recomputation gathers x
+/// anyway.
 class GatheredInput {
  public:
   GatheredInput(const DistributedTensor& shard, const at::Tensor& whole)
       : saved_(tessera::detail::hooks_keep_tensors() ? whole : shard.tensor()) {}
 
-  /// The first use starts the all-gather if a shard was saved. end_use() ends a use.
+  /// Called before each use of whole(). The first call starts the all-gather if a shard was saved.
   void expect_use() {
     if (waiting_++ == 0) {
       const c10::NoGradGuard no_grad;
@@ -100,7 +100,7 @@ class GatheredInput {
     }
   }
 
-  /// Called when the autograd graph is freed: no further backward will run.
+  /// Called when the autograd graph is freed, because no further backward will run.
   void release() {
     released_ = true;
     release_if_unused();
@@ -157,8 +157,8 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// Passes the gradient of the output y to the nodes of the input and the weight, and sums this
-/// gradient over the rows for the bias.
+/// Passes the gradient of the output y to the nodes of the input and the weight. Sums the gradient
+/// of y over its rows for the bias.
 struct ProductBackward final : Node {
   ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
       : input(std::move(i)), output(std::move(o)) {}
@@ -273,7 +273,7 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  /// Computes the gradient of the input of the last matrix product.
+  /// The node for the gradient of the input of the most recent matrix product.
   tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;
 };
 

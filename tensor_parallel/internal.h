@@ -37,8 +37,8 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   /// the first call of any added module starts the comparison. Returns false if the module was
   /// already added.
   bool add(nn::ModuleBase& module, const std::string& fqn);
-  /// Adds hooks that compare the root module's plain inputs between ranks. These hooks run after
-  /// the hooks of the root's styles: an input that a style makes a shard may differ between ranks.
+  /// Adds hooks that compare the root module's plain inputs between ranks. The hooks of the root's
+  /// styles run earlier: an input that these hooks make a shard may differ between ranks.
   void watch_root(nn::ModuleBase& root);
 
   /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all

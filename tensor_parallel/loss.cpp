@@ -64,7 +64,7 @@ at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
-/// Returns how many targets of all ranks are not ignored, as a plain tensor.
+/// Returns the number of targets, on all ranks, that are not ignored, as a plain tensor.
 at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index) {
   return whole(targets.ne(ignore_index).sum());
 }
@@ -99,7 +99,6 @@ void check_options(const CrossEntropyOptions& options) {
                 options.tokens.sizes());
 }
 
-/// Returns how the tokens, dimension 0 of `tensor`, are sharded.
 TokenSharding token_sharding(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return std::nullopt;
@@ -145,7 +144,7 @@ void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, i
   }
 }
 
-/// Returns the losses of all tokens for reduction None: a plain tensor if each rank has all tokens.
+/// The losses for reduction None; a plain tensor if each rank has all tokens.
 at::Tensor losses_of_rows(const at::Tensor& losses) {
   return are_split(token_sharding(losses)) ? losses : whole(losses);
 }
@@ -172,8 +171,8 @@ at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
   return all.div(count.clamp_min(1));
 }
 
-/// Logits are the largest tensors of a model, so layouts of the logits that would need a reduction
-/// or a gather throw Error.
+/// Throws Error if the layout of the logits would require a reduction or a gather, because logits
+/// are the largest tensors of a model.
 void check_layout(const at::Tensor& logits) {
   if (!tessera::is_distributed(logits)) {
     return;
@@ -245,7 +244,7 @@ HeadResults allocate_results(const HeadProblem& problem, bool of_hidden, bool of
   return results;
 }
 
-/// Computes losses and gradients chunk by chunk; autograd does not record this. The gradient of the
+/// Computes losses and gradients chunk by chunk; autograd records no operator. The gradient of the
 /// logits overwrites the logits.
 HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weight) {
   const auto& [hidden, weight, targets, shard, options, step] = problem;
@@ -352,15 +351,15 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
                 "; pass both plain, or both on one mesh");
 }
 
-/// `losses`: the losses of this rank's tokens. If other ranks have other tokens, makes `losses` a
-/// shard of the losses of all tokens; otherwise returns `losses`.
+/// Makes the losses of this rank's tokens a shard of the losses of all tokens. Returns `losses`
+/// unchanged if this rank has all tokens.
 at::Tensor distributed_losses(const at::Tensor& losses, const TokenSharding& rows,
                               std::int64_t tokens) {
   return are_split(rows) ? DistributedTensor::from_local(losses, *rows, {tokens}).tensor() : losses;
 }
 
-/// `sum`: the sum of the losses of this rank's tokens. If other ranks have other tokens, makes
-/// `sum` a Partial tensor; otherwise returns `sum`.
+/// Makes the sum of the losses of this rank's tokens a Partial tensor. Returns `sum` unchanged if
+/// this rank has all tokens.
 at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   if (!are_split(rows)) {
     return sum;

@@ -1,6 +1,6 @@
 // Tensor-parallel plans: parallelize_module(), plans that modules declare, and plans for blocks
 // such as nn::Attention. parallelize_module first checks the whole plan, so that an erroneous plan
-// changes nothing. Then it distributes all parameters and adds hooks.
+// changes nothing. Then parallelize_module distributes all parameters and adds hooks.
 
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/nn/blocks.h"
@@ -37,8 +37,8 @@ bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh) {
 
 namespace {
 
-// check_plan() checks which modules the patterns match, whether the styles are applicable to these
-// modules, and which placement each parameter gets. No module has been changed yet.
+// Before any module changes, check_plan() checks which modules the patterns match, whether the
+// styles are applicable to these modules, and which placement each parameter gets.
 
 /// A module and its FQN relative to the root of the plan ("" for the root).
 struct NamedModule {
@@ -56,7 +56,7 @@ struct Application {
 
 struct CheckedPlan {
   std::vector<Application> applications;
-  /// The placement of each parameter that the plan names: each once, in the order of the plan.
+  /// Each parameter that the plan names, once, with its placement, in the order of the plan.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
   /// Parameters that no plan entry names; they become replicated. Parameters that are already
   /// distributed, or that differ on each rank, are excluded.
@@ -96,8 +96,8 @@ std::string without_last_segment(const std::string& pattern) {
   return dot == std::string::npos ? "" : pattern.substr(0, dot);
 }
 
-/// Finds the longest beginning of the pattern that matches a module. The message lists the children
-/// of this module.
+/// Throws the error for a pattern that matches no module. Lists the children of the module that the
+/// longest matching beginning of the pattern names.
 [[noreturn]] void fail_unmatched(nn::ModuleBase& root, const std::string& pattern) {
   std::string reached = pattern;
   std::vector<Match> parents;
@@ -157,13 +157,13 @@ void check_all_match(const std::string& pattern, const std::string& prefix,
        below, "' for every match");
 }
 
-/// "**" does not count as a wildcard, because "**" matches any number of segments, even 0.
+/// Whether the segment has wildcards, other than "**" for any number of segments.
 bool is_wildcard(std::string_view segment) {
   return segment != "**" && segment.find_first_of("*?[") != std::string_view::npos;
 }
 
-/// Throws Error for a pattern that matches in some layers but not in others: those would stay
-/// unparallelized without a message.
+/// Throws Error for a pattern that matches in some layers but not in others, because the plan would
+/// silently skip the other layers.
 void check_wildcards(nn::ModuleBase& root, const std::string& pattern,
                      const std::vector<Match>& matches) {
   std::size_t begin = 0;
@@ -218,7 +218,7 @@ void check_gradients_are_dense(const nn::ModuleBase& module) {
                 "module with sparse(false)");
 }
 
-/// Adds the module's FQN to an Error of the style.
+/// Applies the style's checks. Adds the module's FQN to an Error of the style.
 Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
   try {
     check_is_called(target, *style);
@@ -370,7 +370,7 @@ using tessera::detail::RandomRegionScope;
 
 void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   for (const auto& [slot, placement] : plan.parameters) {
-    // An earlier call of parallelize_module() can have distributed a tied parameter.
+    // A tied parameter is skipped if an earlier call of parallelize_module() has distributed it.
     if (slot->role.replicated_by_default || !tessera::is_distributed(slot->get())) {
       nn::distribute_parameter(*slot, mesh, {placement}, "parallelize_module");
     }
@@ -381,11 +381,11 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   }
 }
 
-/// In the forward of `module`, and in its other hooked methods, plain tensors then count as the
-/// same on every rank of `mesh`.
+/// Adds hooks to `module`. During its forward and its other hooked methods, plain tensors count as
+/// the same on every rank of `mesh`.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // A stack with one scope for each running call, because a module can call itself. nullptr for a
-  // call within the forward of another parallel module.
+  // A module can call itself, so `scopes` has an entry for each running call: nullptr if the call
+  // is within the forward of another parallel module.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
       [scopes, mesh](auto&, nn::TensorList) {
@@ -423,7 +423,7 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
     if (replicas->add(target, application.target.fqn) && &target != &module) {
       add_parallel_forward(target, mesh);
     }
-    // A module inside an nn::Hooked runs no hooks.
+    // A module inside an nn::Hooked gets no hooks, because the module would not run them.
     if (dynamic_cast<const nn::AdoptedModule*>(&target) == nullptr) {
       application.style->apply(target, mesh);
     }

@@ -54,8 +54,8 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   return found;
 }
 
-/// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is taken to
-/// have this rank's coordinates in a parallel submesh, and so the same shard.
+/// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is assumed
+/// to have this rank's coordinates in a parallel submesh, and so the same shard.
 bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
@@ -105,8 +105,8 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
 
 /// Adds the module's name to error messages of operators in the module's forward.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // The number of running calls of the module; 0 in the always hook if another hook threw before
-  // the pre-hook ran.
+  // The number of running calls of the module. It is 0 in the second hook if another hook threw
+  // before the first hook ran.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;
@@ -237,8 +237,8 @@ void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
         *output, tessera::detail::OwnHook::kNotice,
         [self = shared_from_this(), queued](const at::Tensor& gradient) {
           if (queued->insert(tessera::detail::backward_id()).second) {
-            // The comparison must follow FSDP's callback, so a first callback queues the comparison
-            // as a second callback.
+            // FSDP also queues a callback, and the comparison must run after it. So this callback
+            // queues the comparison as a second callback.
             call_at_end_of_backward([self] {
               call_at_end_of_backward([self] {
                 self->compare(

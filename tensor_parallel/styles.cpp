@@ -24,7 +24,7 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                            bool regather = false) {
   const ShardingSpec& spec = tensor.spec();
   const LayoutPtr layout = to_layout(spec.layout->mesh_sizes(), {desired}, tensor.tensor().sizes());
-  // Saves an autograd node that would do nothing.
+  // Redistribution would only add an autograd node that does nothing.
   if (spec.layout == layout) {
     return tensor.tensor();
   }
@@ -33,7 +33,7 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                              : tensor.redistribute(layout).tensor();
 }
 
-/// Redistributes `tensor` to `layout`. With `use_local_output`, returns the local part.
+/// Redistributes `tensor` to `layout`. With `use_local_output`, returns the result's local tensor.
 at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout,
                           bool use_local_output) {
   const at::Tensor output = redistribute_to(DistributedTensor(tensor), layout);
@@ -64,14 +64,14 @@ bool wraps(const nn::ModuleBase& module) {
   return holder != nullptr && dynamic_cast<const M*>(&holder->adopted_module()) != nullptr;
 }
 
-/// Also true for a libtorch Linear in an nn::Hooked. The module has a `weight`, and possibly a
-/// `bias`.
+/// Whether `module` is an nn::Linear, or a libtorch Linear in an nn::Hooked. Such a module has a
+/// `weight`, and possibly a `bias`.
 bool is_linear(const nn::ModuleBase& module) {
   return dynamic_cast<const nn::Linear*>(&module) != nullptr ||
          wraps<torch::nn::LinearImpl>(module);
 }
 
-/// Also true for a libtorch Embedding in an nn::Hooked.
+/// Whether `module` is an nn::Embedding, or a libtorch Embedding in an nn::Hooked.
 bool is_embedding(const nn::ModuleBase& module) {
   return dynamic_cast<const nn::Embedding*>(&module) != nullptr ||
          wraps<torch::nn::EmbeddingImpl>(module);
@@ -109,8 +109,8 @@ void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t fe
   fail(style.name(), " is for ", fits, ", but the module is a ", module.name());
 }
 
-/// Before each call of `module`, a hook replicates the first argument. `plain`: the placement of an
-/// argument that is a plain tensor.
+/// Adds a hook that replicates the first argument of each call of `module`. `plain`: the placement
+/// of an argument that is a plain tensor.
 void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
                         bool regather) {
   module.add_forward_pre_hook([mesh, plain, regather](auto& self, nn::TensorList inputs) {
@@ -202,8 +202,8 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// `dim`: the dimension with the output features. A FusedLinear with groups() > 1 is split
-  /// contiguously.
+  /// Returns the placement of a tensor whose dimension `dim` has the output features. A FusedLinear
+  /// with groups() > 1 is split contiguously.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
     return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};
@@ -244,8 +244,8 @@ class FusedColwise final : public ParallelStyle {
   FusedColwiseOptions options_;
 };
 
-/// `parameter` is replicated and has the rows of `heads` heads. Returns a tensor with Shard(0):
-/// each rank has the rows of one head. The gradient of `parameter` is Partial.
+/// Returns a tensor with Shard(0): each rank has the rows of one head of the replicated
+/// `parameter`, which has `heads` heads. The gradient of `parameter` is Partial.
 at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mesh,
                               std::int64_t heads) {
   const DistributedTensor replicated(parameter);
@@ -257,8 +257,8 @@ at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mes
   return DistributedTensor::from_local(own, mesh, {Shard{0}}, std::move(sizes)).tensor();
 }
 
-/// For a Linear with fewer heads than ranks. Each rank computes one head; several ranks compute the
-/// same head.
+/// The style for a Linear with fewer heads than ranks. Each rank computes one head; several ranks
+/// compute the same head.
 class ReplicatedHeads final : public ParallelStyle {
  public:
   explicit ReplicatedHeads(ReplicatedHeadsOptions options) : options_(options) {}
@@ -387,7 +387,7 @@ class Rowwise final : public ParallelStyle {
 
  private:
   void apply_to_linear(nn::ModuleBase& linear, const DeviceMesh& mesh) const {
-    // at::linear would add the bias once on each rank.
+    // The bias is left out here, because at::linear would add the bias once on each rank.
     dynamic_cast<nn::detail::DeferredBias&>(linear).set_defer_bias(true);
     linear.add_forward_pre_hook([mesh, options = options_](auto& module, nn::TensorList inputs) {
       check_features(module, *inputs[0], options);
@@ -417,9 +417,9 @@ class Rowwise final : public ParallelStyle {
   RowwiseOptions options_;
 };
 
-/// For modules that process each token separately, with replicated parameters. The activations are
-/// replicated, or sharded along the sequence (Korthikanti et al. 2022). With a sharded sequence the
-/// gradients of the parameters are Partial.
+/// The style for modules that have replicated parameters and process each token separately. The
+/// activations are replicated, or sharded along the sequence (Korthikanti et al. 2022). With a
+/// sharded sequence the gradients of the parameters are Partial.
 class ReplicatedParameters final : public ParallelStyle {
  public:
   ReplicatedParameters(std::string name, Placement activations, bool use_local_output)
@@ -429,7 +429,7 @@ class ReplicatedParameters final : public ParallelStyle {
 
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     SlotPlacements placements;
-    // Submodules are included, so that one plan entry can name a container of norms.
+    // A plan entry can name a container of norms, so parameters of submodules are included.
     for (const auto& [name, slot] : module.named_slots()) {
       placements.emplace_back(slot, Replicate{});
     }
@@ -454,7 +454,7 @@ class ReplicatedParameters final : public ParallelStyle {
   bool use_local_output_;
 };
 
-/// Adds no hooks, so this style is also for modules that are never called.
+/// This style adds no hooks, so a module with this style need not be called.
 class PlaceParameters final : public ParallelStyle {
  public:
   explicit PlaceParameters(std::vector<std::pair<std::string, Placement>> placements)
@@ -534,7 +534,7 @@ class Prepare final : public ParallelStyle {
   }
 
  private:
-  /// Converts the first layouts_.size() tensors.
+  /// Converts the first tensors, as many as `layouts_` has placements.
   void convert(const nn::ModuleBase& module, nn::TensorList tensors, const DeviceMesh& mesh) const {
     TESSERA_CHECK(tensors.size() >= layouts_.size(), name(), " has placements for ",
                   layouts_.size(), " tensors, but the call has ", tensors.size(),

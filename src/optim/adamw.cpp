@@ -74,7 +74,7 @@ c10::ScalarType AdamW::state_dtype(std::size_t group, c10::ScalarType parameter)
   return wide == c10::ScalarType::Float ? options(group).moment_dtype : wide;
 }
 
-/// Each parameter rounds its moments with its own random numbers, so shards are not joined.
+/// If moments are rounded, each parameter needs its own random numbers: shards are not joined.
 bool AdamW::joins_shards(std::size_t group) const {
   return !rounds(options(group));
 }

@@ -25,7 +25,7 @@
 namespace tessera::optim {
 namespace {
 
-/// Whether `mesh` contains `rank`, a rank of the world: the meshes may have different roots.
+/// Whether `mesh` contains `rank`, a rank of the world. The meshes may have different roots.
 bool contains(const DeviceMesh& mesh, int rank) {
   return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end();
 }
@@ -54,7 +54,7 @@ class Counting {
       }
     }
     const DeviceMesh& distinct = slot.distinct_along();
-    // Cached, because a model has hundreds of parameters on two or three meshes.
+    // A model has hundreds of parameters but only two or three meshes, so is_first() is cached.
     const auto [known, is_new] = found_.try_emplace({spec.mesh, distinct}, false);
     if (is_new) {
       known->second = is_first(spec.mesh, distinct);
@@ -75,11 +75,10 @@ class Counting {
     std::vector<bool> skipped = nn::detail::dims_in_root(distinct);
     const std::vector<bool> own = nn::detail::dims_in_root(mesh);
     for (std::size_t d = 0; d < own.size(); ++d) {
-      // first_rank() must use coordinate 0 along the dimensions of `mesh`.
       skipped[d] = skipped[d] && !own[d];
     }
-    // If `mesh` has only some coordinates along a dimension of `base`, first_rank() may be outside
-    // of `mesh`. contains(distinct, front) is for this case.
+    // first_rank() may be outside of `mesh` if `mesh` has only some coordinates along a dimension
+    // of `base`. contains(distinct, front) is for this case.
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
@@ -116,8 +115,8 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 
 }  // namespace
 
-/// Makes two passes. First every rank, even one without gradients, determines the joint mesh of the
-/// parameters. Then each rank collects its gradients, and reduces gradients that are Partial.
+/// First every rank, even a rank without gradients, determines the joint mesh of the parameters.
+/// Then each rank collects its gradients, and reduces Partial gradients.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
                 "the norm of gradients was called with a null parameter; pass slots of modules, "
@@ -227,7 +226,7 @@ c10::Device home(const GradTerms& terms) {
   return device.type() == first.type() ? first : device;
 }
 
-/// Needs three kernel launches and one all-reduce.
+/// The norm on CUDA needs three kernel launches and one all-reduce.
 kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
                                     std::optional<double> max_norm) {
   const at::Tensor squares =
@@ -350,8 +349,8 @@ std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPt
   return !found.empty() ? found : listed(joint, now, "not finite on ", " is that of ");
 }
 
-/// Checks the norm if the options say so. The norm is the same on every rank, so all ranks throw or
-/// none does.
+/// Computes the norm. If the options request this, throws Error for a non-finite norm; the norm is
+/// the same on every rank, so all ranks throw or none does.
 kernels::NormAndFactor checked_norm(const GradTerms& terms,
                                     const std::vector<nn::SlotPtr>& parameters,
                                     const NormOptions& options,

@@ -64,8 +64,8 @@ void GradScaler::check_once() const {
                 "clip_grad_norm_ or unscale_ once, then step");
 }
 
-/// Does not change the gradients: step() applies a factor that clips and unscales. The constant
-/// 1e-6 is from torch.nn.utils.
+/// The gradients stay unchanged: step() later applies a factor that clips and unscales them. The
+/// constant 1e-6 is from torch.nn.utils.
 at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                                        const NormOptions& options) {
   RECORD_USER_SCOPE("clip_grad_norm_");
@@ -116,7 +116,6 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     optimizer.step();
     return true;
   }
-  // The caller has neither clipped nor unscaled the gradients.
   if (!checked_) {
     NormOptions largest = options;
     largest.norm_type = std::numeric_limits<double>::infinity();
@@ -193,7 +192,7 @@ void GradScaler::load_state(const State& state) {
                 "GradScaler: a state with a scale of ", state.scale,
                 " was to be loaded; it must be above 0 and finite");
   state_ = state;
-  // checked_ belongs to gradients that were computed with the replaced scale.
+  // The gradients in checked_ were computed with the old scale, so checked_ is dropped.
   checked_.reset();
 }
 

@@ -95,7 +95,7 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   if (!tessera::is_distributed(grad) || sharding_spec(grad) == sharding_spec(parameter)) {
     return grad;
   }
-  // A gradient with autograd history would keep the autograd graph alive.
+  // Gradients are not recorded: a gradient with autograd history would keep the graph alive.
   const c10::AutoGradMode no_grad(false);
   at::Tensor aligned =
       DistributedTensor(grad).redistribute(sharding_spec(parameter).layout).tensor();
@@ -111,7 +111,7 @@ bool adjoins(const at::Tensor& first, const at::Tensor& next) {
          next.storage_offset() == first.storage_offset() + first.numel();
 }
 
-/// Autograd must not record the view, because autograd rejects writes to a view of a leaf.
+/// The view is made below autograd, because autograd rejects writes to a view of a leaf.
 at::Tensor flat_view(const at::Tensor& first, std::int64_t numel) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::as_strided(first, {numel}, {1}, first.storage_offset());

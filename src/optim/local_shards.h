@@ -79,8 +79,8 @@ struct GradientFactor {
 struct GradTerms {
   /// All local gradients. In all lists, tensors that are adjacent in memory are joined.
   std::vector<at::Tensor> locals;
-  /// `plain`: equal on every rank. `owned`: local tensors that this rank counts. `copies`: local
-  /// tensors that another rank counts.
+  /// Every gradient is in one list. `plain`: gradients that are equal on every rank. `owned`: local
+  /// gradients that this rank counts. `copies`: local gradients that another rank counts.
   std::vector<at::Tensor> plain, owned, copies;
   /// The mesh of all ranks that have distributed parameters; undefined if all parameters are plain.
   DeviceMesh joint;

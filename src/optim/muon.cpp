@@ -116,7 +116,7 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
       self_(mesh.shape().index(mesh.coordinate())) {
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
     sends_.push_back(sends(i, self_));
-    // Shards of other ranks are needed only for the matrices that this rank owns.
+    // A rank needs other ranks' shards only of the matrices that it owns.
     if (owners_[i] != self_) {
       continue;
     }
@@ -218,7 +218,7 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
 std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
                                                 const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
-  // Ranks of other replicas receive their shards too.
+  // Each result is sent to all ranks, including ranks of other replicas of the matrix.
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -341,8 +341,8 @@ class Muon::Exchange {
     return mesh_ == mesh && dtype_ == dtype;
   }
   void add(const ShardUpdate& shard) { shards_.push_back(shard); }
-  // Updates the shards after their exchange. Collective over the mesh. Every rank exchanges the
-  // same matrices in the same order, even matrices of which this rank has no gradient
+  // Exchanges the matrices and updates the shards. Collective over the mesh. Every rank exchanges
+  // the same matrices in the same order, even if this rank has no gradient of a matrix
   // (updates_without_gradient).
   void run(Muon& muon, double factor) {
     drop_unused();
@@ -357,7 +357,7 @@ class Muon::Exchange {
       // Offloaded shards move to the mesh's device.
       locals.push_back(muon.direction(shard, factor).to(mesh_.device()));
     }
-    // The owners stay the same if the list of matrices has not changed.
+    // The choice of owners is reused while the list of matrices does not change.
     if (plan_ == nullptr || plan_->matrices() != matrices) {
       plan_ = std::make_unique<MatrixExchange>(mesh_, std::move(matrices));
     }
@@ -373,8 +373,8 @@ class Muon::Exchange {
   bool empty() const { return shards_.empty(); }
 
  private:
-  /// Removes matrices that have a gradient on no rank: such a matrix is not updated, as on a single
-  /// process. Collective.
+  /// Removes the matrices that have a gradient on no rank. A single process would not update such a
+  /// matrix either. Collective.
   void drop_unused() {
     std::vector<std::uint8_t> used;
     for (const ShardUpdate& shard : shards_) {
@@ -457,11 +457,11 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
   const double factor = gradient_factor.number;
   for (Exchange& exchange : exchanges_) {
-    exchange.clear();  // shards from a step that threw
+    exchange.clear();  // removes the shards of a step that threw
   }
   for (const ShardUpdate& shard : shards) {
     const at::Tensor& parameter = parameters()[shard.index]->persistent();
-    // numel() of the global tensor: a rank with an empty shard still takes part in the exchange.
+    // A rank with an empty shard still takes part in the exchange, so the global size is tested.
     if (parameter.numel() == 0) {
       continue;
     }

@@ -25,8 +25,8 @@
 namespace tessera::optim {
 namespace {
 
-/// Parameter lists whose gradients the ranks have already compared. A list is identified by its
-/// first parameter, to whose module this object is attached, and by its length.
+/// The parameter lists whose gradients the ranks have already compared. A list is identified by its
+/// length and its first parameter. The object is attached to that parameter's module.
 struct Compared {
   std::set<std::size_t> lengths;
 };
@@ -73,7 +73,7 @@ std::vector<nn::detail::CopiedTensor> gradients_of(const std::vector<nn::SlotPtr
   for (const nn::SlotPtr& slot : parameters) {
     const at::Tensor& parameter = slot->persistent();
     const bool distributed = tessera::is_distributed(parameter);
-    // The ranks match parameters by name.
+    // A parameter without a name cannot be matched between ranks.
     if (slot->fqn().empty() || !parameter.requires_grad() || local_tensor(parameter).is_meta() ||
         (distributed ? sharding_spec(parameter).mesh.root() != root : !with_plain)) {
       continue;
@@ -113,7 +113,7 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   }
 }
 
-/// Compares in the first step only, or in each step with TESSERA_DEBUG=1.
+/// Gradients that must be equal are compared in the first step (TESSERA_DEBUG=1: in each step).
 void Optimizer::check_copies() {
   if (!compared_ || tessera::detail::debug_checks()) {
     check_gradient_copies(parameters(), "Optimizer::step");
@@ -149,7 +149,7 @@ void step_inner(Optimizer& optimizer, const GradientFactor& factor) {
 
 }  // namespace
 
-/// Returns slots, because FSDP and tensor parallelism replace the tensors.
+/// Parameter slots stay valid when FSDP and tensor parallelism replace the tensors.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   std::vector<nn::SlotPtr> slots;
   for (auto& [name, slot] : module.named_slots()) {

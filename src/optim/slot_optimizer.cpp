@@ -104,8 +104,8 @@ c10::ScalarType SlotOptimizer::state_dtype(std::size_t /*group*/, c10::ScalarTyp
   return update_type(parameter);
 }
 
-/// The gradients are multiplied by `given`. If it is not finite, the step is skipped. On a CPU the
-/// host reads it and decides. On a GPU the kernels decide, so that the host does not wait.
+/// Multiplies the gradients by the factor `given`, and skips the step if this factor is not finite.
+/// On a CPU the host reads the factor. On a GPU the kernels do, so that the host does not wait.
 void SlotOptimizer::update(const GradientFactor& given) {
   GradientFactor factor = given;
   const comm::CallerScope caller("optimizer step");
@@ -203,9 +203,9 @@ void SlotOptimizer::note_counters() {
 
 namespace {
 
-/// The number of fp32 elements in a cache line. libtorch's fused CPU kernels round differently in
-/// the elements after the last complete vector. There are no such elements if a shard's size is a
-/// multiple of this number, even if several threads process the shard.
+/// The number of fp32 elements in a cache line. libtorch's fused CPU kernels round the elements
+/// after the last complete vector differently. A shard whose size is a multiple of this number has
+/// only complete vectors, even if several threads divide the shard.
 constexpr std::int64_t kCacheLine = 16;
 
 at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
@@ -396,18 +396,18 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // The kernel cannot write `rounded`: its type is narrower than the type of the update, or its
-  // memory is not contiguous.
+  // `rounded` gets the new values. A kernel cannot write to `rounded`, because the type of
+  // `rounded` is narrower than the type of the update, or its memory is not contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
   if (factor.tensor.defined()) {
-    // As in clip_grad_norm_(), the product has the gradient's own type.
+    // The gradient is multiplied in its own type, as in clip_grad_norm_().
     scale_by({batch.gradients[0]}, factor.tensor);
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
   if (factor.number != 1.0) {
-    // Not in place: to() can return the gradient itself, which must not change.
+    // mul() and not mul_(): to() can return the gradient itself, which must not change.
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   if (factor.tensor.defined() && takes_gradient_factor(batch, group)) {

@@ -68,7 +68,7 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   void update_by_kernel(const Batch& batch, std::size_t group);
   at::Tensor rate_on(c10::Device device, std::size_t group);
 
-  std::vector<Rate> rates_;  ///< one entry for each group and device
+  std::vector<Rate> rates_;  ///< learning rates: one entry for each group and device
 };
 
 /// Options of Sgd.

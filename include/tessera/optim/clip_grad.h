@@ -49,7 +49,7 @@ at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptio
 at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                            const NormOptions& options = {});
 
-/// The result of clip_factor(), on the device of the gradients.
+/// The norm and the clip factor that clip_factor() returns, on the device of the gradients.
 struct ClipFactor {
   at::Tensor norm;  ///< the norm before clipping: plain, 0-d fp32
   /// The clip factor: plain, 0-d fp64. NaN if the norm is not finite, so that
