@@ -232,7 +232,7 @@ using testing::AddedTerms;
 
 constexpr int kWeights = 7;
 
-/// The input has 3 dimensions, so that only weights and gradients of weights have 2 dimensions.
+/// AddedTerms counts additions to 2-D tensors: with a 3-D input, only gradients of weights are 2-D.
 at::Tensor loss_of_rows(SmallModel& model, const Rank& rank, int step) {
   const std::int64_t rows = kRows / rank.size();
   const at::Tensor x = batch(kDim, step).narrow(0, rank.rank() * rows, rows);
@@ -325,7 +325,6 @@ at::Tensor shared_rows(int rank, int step) {
   return uniform_values({1, 2, 3}, rank + 10 * step);
 }
 
-/// Returns the gradients of the summed losses of `steps`, averaged over two ranks.
 std::vector<at::Tensor> shared_alone(const std::vector<int>& steps) {
   Filled<Shared> alone;
   for (const int rank : {0, 1}) {
@@ -380,7 +379,7 @@ TEST(AddedProductsOfAUnit, AreNotInGradientsOfAutogradGrad) {
 }
 
 TEST(AddedProductsOfAUnit, OfABackwardThatFailsAreDropped) {
-  // If `drops`, the first backward's gradients are NaN, and are removed before the second backward.
+  // `drops`: the gradients of the first backward are NaN and must be dropped, not reduced.
   for (const bool drops : {false, true}) {
     const std::vector<at::Tensor> expected =
         shared_alone(drops ? std::vector{0} : std::vector{0, 1});

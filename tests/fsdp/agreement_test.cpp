@@ -141,8 +141,7 @@ class Disagreement : public ::testing::Test {
   const testing::SharedMemory without_shared_memory_{false};
 };
 
-/// A model with two units of equal sizes. A call runs both units or only the chosen unit, and
-/// returns the result of the chosen unit.
+/// A model with two units of equal sizes, `a` and `b`. A call runs one unit or both units.
 struct Pair : nn::Module<Pair> {
   explicit Pair(const DeviceMesh& mesh, const Options& options = {}, bool frozen = false) {
     testing::fill(*this);

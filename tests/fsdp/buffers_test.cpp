@@ -19,7 +19,7 @@ FlatBufferLayout layout_of(const std::vector<ShardShape>& shapes,
 }
 
 TEST(FlatBufferLayout, PutsPaddedShardsOneAfterAnotherAligned) {
-  // On 3 ranks, shards of 5 rows have 2, 2 and 1 rows. Shards of 4 columns have 2, 2 and 0 columns.
+  // On 3 ranks, 5 rows are split into 2, 2 and 1 rows, and 4 columns into 2, 2 and 0 columns.
   const FlatBufferLayout layout =
       layout_of({{{5, 3}, 0, 3}, {{2, 4}, 1, 3}, {{}, std::nullopt, 3}});
   ASSERT_EQ(layout.segments().size(), 3u);
@@ -39,7 +39,6 @@ TEST(FlatBufferLayout, AlignsInTheNarrowerOfTheTypesOfShardsAndGathers) {
   EXPECT_EQ(flat_numel(layout.segments()), 64);
 }
 
-/// Returns the shard that torch.chunk gives `rank`, flat and padded with zeros to `room` elements.
 at::Tensor padded_chunk(const at::Tensor& whole, std::int64_t ranks, std::int64_t rank,
                         std::int64_t dim, std::int64_t room) {
   const std::vector<at::Tensor> chunks = whole.chunk(ranks, dim);

@@ -43,9 +43,9 @@ struct Case {
   std::optional<nn::CheckpointOptions> recompute{};
   std::int64_t lora = 0;    ///< rank of the experts' adapters
   double bias_of_3 = 0;     ///< selection bias of expert 3
-  bool first_idle = false;  ///< whether rank 0 has no rows if there are several ranks
+  bool first_idle = false;  ///< with several ranks, rank 0 gets no rows
   double dropout = 0;       ///< of the network's activations; with `lora`, of adapters' inputs
-  bool ema = false;         ///< whether to compare averages of weights (EMA)
+  bool ema = false;         ///< compares averages of the weights (EMA)
   std::vector<std::vector<std::int64_t>> meshes{{2, 2}};  ///< sizes (dp, ep) or (replicas, dp, ep)
 };
 

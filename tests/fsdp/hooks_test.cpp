@@ -10,7 +10,6 @@
 
 namespace tessera::fsdp::hooks {
 
-/// Registers hooks that double every gradient and count their calls.
 void double_gradients(const nn::ModuleBase& model, int& calls) {
   for (const auto& [name, slot] : model.named_slots()) {
     slot->persistent().register_hook([&calls](const at::Tensor& gradient) {
@@ -198,7 +197,6 @@ TEST_ON_RANKS(AllReduceHook, RunsAfterTheReplicasAreSummed, 4) {
 using torch::autograd::grad;
 using Tensors = std::vector<at::Tensor>;
 
-/// Returns the indices of the parameters that have a gradient, as a text.
 std::string defined_gradients(const Tensors& parameters) {
   std::string text;
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -35,7 +35,6 @@ void expect_gradient(const LossHead& head, const LossHead& alone) {
   EXPECT_TRUE(full_grad(head).allclose(alone.weight->grad(), 1e-4, 1e-5));
 }
 
-/// Returns the mean of the losses of all ranks. Collective.
 double mean_over_ranks(const at::Tensor& loss, const DeviceMesh& mesh) {
   const at::Tensor sum = loss.detach().clone();
   if (mesh.size() > 1) {
@@ -64,7 +63,7 @@ TEST(LossMean, IsOverTheTokensOfAllRanksAndMicroBatches) {
   });
 }
 
-// The three ranks have 6, 6 and 4 rows. Rows with the target `ignored` do not count.
+// 16 rows are split into 6, 6 and 4. The loss ignores the first `ignored` rows (target -100).
 TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
   constexpr std::int64_t kUneven = 16;
   const at::Tensor x = inputs(kUneven);
@@ -117,7 +116,7 @@ struct UnevenRows {
     count = std::min(chunk, kAll - first);
     x = inputs(kAll).narrow(0, first, count);
   }
-  /// A row's loss grows with the row, so the mean over ranks differs from the mean over rows.
+  /// Later rows have larger losses: the mean of the ranks' means is not the mean of all rows.
   static at::Tensor loss(nn::Linear& head, const at::Tensor& x) {
     return (head(x).sum(1) * x.sum(1)).square().mean();
   }

@@ -102,7 +102,7 @@ TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
   });
 }
 
-// Ranks along "ep" have different experts, so a norm must count the experts of each rank.
+// A norm must count the experts of all ranks along "ep": these ranks have different experts.
 TEST_ON_MESH(Options, CountsParametersOnAnotherMeshInNorms, {2, 2}, {"ep", "efsdp"}) {
   Filled<Mixture> model;
   shard_mixture(model, mesh);
@@ -150,7 +150,7 @@ TEST_ON_MESH(Options, TrainsParametersOfSeveralTypesInOneUnit, {2}, {"dp"}) {
   EXPECT_TRUE(with_double.bias->detach().equal(bias));
 }
 
-/// A module whose parameter `w` has one row for each expert. The rows are sharded over ep.
+/// The parameter `w` has one row for each expert. The mesh dimension "ep" shards the rows.
 struct Experts : nn::Module<Experts> {
   explicit Experts(std::int64_t count) { w = register_slot("w", at::ones({count, 3})); }
   at::Tensor forward(const at::Tensor& x, std::int64_t chosen) {

@@ -38,7 +38,7 @@ TEST(MixedPrecision, ComputesInBfloat16AndKeepsMastersInFp32) {
                   for (const at::Tensor& parameter : parameters_of(model)) {
                     EXPECT_EQ(parameter.scalar_type(), at::kFloat);
                     EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat);
-                    // bf16 has 8 bits of precision, and each rank rounds the gradient of its rows.
+                    // Each rank rounds its gradient to bf16 (8 bits): a large tolerance is needed.
                     EXPECT_TRUE(full_tensor(parameter.grad()).allclose(expected[i], 3e-2, 3e-3))
                         << i;
                     ++i;
@@ -62,14 +62,13 @@ float gradient_over_replicas(Rank& rank, at::ScalarType reduce_dtype, bool zero3
 
 TEST_ON_RANKS(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBatches, 4) {
   for (const bool zero3 : {true, false}) {
-    // Expects the average over four ranks, times two micro-batches. A sum in bf16 loses the small
-    // gradients, because 2 + 2^-7 is rounded to 2.
+    // Expects the sum of two micro-batches, each averaged over four ranks. A sum in bf16 would lose
+    // the small gradients, because 2 + 2^-7 is rounded to 2.
     EXPECT_EQ(gradient_over_replicas(rank, at::kFloat, zero3), 2 * (2 + 3.0F / 256) / 4);
     EXPECT_EQ(gradient_over_replicas(rank, at::kBFloat16, zero3), 2 * 2.0F / 4);
   }
 }
 
-/// A module that records the dtypes of its forward's arguments.
 struct Looking : nn::Module<Looking> {
   Looking() {
     weight = register_slot("weight", at::ones({3}));
@@ -191,7 +190,7 @@ at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(n
 
 TEST_ON_RANKS(ForceSum, SumsBeforeAnyDivision, 4) {
   const auto force = [](nn::Linear& linear) { set_force_sum_reduction(linear, true); };
-  // The sum of 20000 over 4 ranks overflows fp16. Half of 2^-24, the smallest fp16 number, is 0.
+  // In fp16, 4 * 20000 is infinite, and half of the smallest number (2^-24) is rounded to 0.
   EXPECT_TRUE(gradient_in_half(rank, 20000, force).isinf().all().item<bool>());
   EXPECT_TRUE(gradient_in_half(rank, 20000, [](auto&) {}).equal(at::ones({4, 3}).mul(20000)));
   const double least = std::ldexp(1.0, -24);

@@ -148,17 +148,16 @@ struct RandomRefusal {
 
 TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
   const std::vector<RandomRefusal> cases{
-      // Dropout of a tensor whose second dimension is the batch.
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 3); },
        {"bernoulli_", "[3, 4, 8]", "2 data-parallel ranks", "4 rows", "put the batch first"},
        4},
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 8); },
        {"[8, 4, 8]", "second dimension"},
        4},
-      // A random tensor of which any dimension could be the batch.
+      // The batch could be any dimension of the random tensor.
       {[](const at::Tensor& y) { return y + at::rand({4, 1}).sum(); },
        {"uniform_", "[4, 1]", "first dimension", "BatchPart(0, 1)"}},
-      // Operators that draw numbers one after another, so that a number depends on earlier draws.
+      // Each random number of these operators depends on earlier numbers, not only on its index.
       {[](const at::Tensor& y) { return at::poisson(y.detach().abs()); },
        {"aten::poisson", "one after another"}},
       {[](const at::Tensor& y) { return at::multinomial(y.detach().softmax(-1), 2, true); },

@@ -67,7 +67,7 @@ class RecordingStreams final : public comm::Streams {
   std::vector<std::string> notes_;
 };
 
-/// Gives RecordingStreams to the unit of `root`; root's first forward passes them to all units.
+/// Makes `root` and, in its first forward, all units below use RecordingStreams.
 inline std::shared_ptr<RecordingStreams> record(const nn::ModuleBase& root) {
   auto streams = std::make_shared<RecordingStreams>();
   root.attached<Unit>()->set_comm_context(std::make_shared<CommContext>(streams, at::kCPU));

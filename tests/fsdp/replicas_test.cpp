@@ -85,7 +85,7 @@ TEST_ON_MESH(Replicate, CombinesWithUnitsThatAreSharded, {4}, {"dp"}) {
 }
 
 constexpr std::int64_t kWide = 600;
-/// Each weight has 1.4 MiB and the limit of a bucket is 1 MiB, so each weight is a bucket.
+/// A bucket has at most 1 MiB. Each weight (1.4 MiB) is thus a separate bucket.
 const Options kBuckets{.bucket_cap_mb = 1};
 constexpr std::int64_t kLayers = 4;
 
@@ -96,7 +96,7 @@ struct Chain : nn::Module<Chain> {
                                        std::make_shared<nn::Linear>(kWide, kWide, kNoBias)));
     }
   }
-  /// Calls all layers in turn, except the layer with the index `skipped`; -1: calls every layer.
+  /// Calls the layers in order, without the layer with the index `skipped` (-1: none).
   at::Tensor forward(const at::Tensor& x, std::int64_t skipped) {
     at::Tensor y = x;
     for (std::int64_t i = 0; i < kLayers; ++i) {
@@ -179,7 +179,6 @@ TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
   });
 }
 
-/// Returns the mean gradients of two ranks that skip different layers.
 std::vector<at::Tensor> gradients_of_skipping() {
   std::vector<at::Tensor> sums(kLayers);
   for (const std::int64_t skipped : {0, 2}) {

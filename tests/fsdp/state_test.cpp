@@ -52,7 +52,6 @@ at::Tensor walk_loss(SmallModel& model) {
   return model(input()).square().mean();
 }
 
-/// Expects that the next step of the model has the gradients of one rank.
 void expect_correct_step(SmallModel& model) {
   drop_gradients(model);
   set_is_last_backward(model, true);
@@ -75,13 +74,11 @@ void run_backward_again(ShardedModel& model) {
   loss.backward();
 }
 
-/// Calls a block outside of the root's forward.
 void call_a_block_twice(ShardedModel& model) {
   walk_loss(model).backward();
   (*model.blocks[1])((*model.blocks[1])(input())).sum().backward();
 }
 
-/// Runs the forwards of all micro-batches before the first backward.
 void run_a_pipeline(ShardedModel& model) {
   set_is_last_backward(model, false);
   const at::Tensor first = walk_loss(model), second = walk_loss(model);
@@ -90,7 +87,6 @@ void run_a_pipeline(ShardedModel& model) {
   second.backward();
 }
 
-/// The forward of the first block fails once.
 void fail_in_forward(ShardedModel& model) {
   const at::Tensor earlier = walk_loss(model);
   const auto fails = std::make_shared<bool>(true);
@@ -103,7 +99,7 @@ void fail_in_forward(ShardedModel& model) {
   earlier.backward();
 }
 
-/// Adds a hook that throws in the next backward, when the backward reaches block 1.
+/// The next backward throws when it reaches block 1.
 void fail_in_backward(ShardedModel& model) {
   const auto fails = std::make_shared<bool>(true);
   model.blocks[1]->add_forward_hook([fails](nn::ModuleBase&, nn::TensorList outputs) {
@@ -133,7 +129,7 @@ void call_forward_from_a_method(const DeviceMesh& mesh) {
   expect_gradients(model, gradients_alone());
 }
 
-/// A model whose forward runs a backward between two block calls. `fails`: the backward throws.
+/// Runs a backward inside its forward, between two calls of a block. `fails`: the backward throws.
 struct RunsBackward : nn::Module<RunsBackward> {
   at::Tensor forward(const at::Tensor& x, bool fails) {
     const at::Tensor y = (*block)(x);

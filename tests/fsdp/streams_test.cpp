@@ -12,7 +12,6 @@ namespace tessera::fsdp::streams {
 
 using Log = std::vector<std::string>;
 
-/// Returns the number at the end of a line, for example "7" for "compute: record 7".
 std::string number_in(const std::string& line) {
   return line.substr(line.rfind(' ') + 1);
 }
@@ -60,7 +59,7 @@ Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options
 // As in FSDP2: during a unit's backward, FSDP gathers the parameters for the next unit's backward.
 TEST(Streams, PrefetchBackwardInReverseOrderOfForward) {
   EXPECT_EQ(notes_of_step([](SmallModel&) {}),
-            notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // the notes of forward
+            notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // notes of the forward
                    "+2 =2 +1 -2 r2", "=1 +0 -1 r1", "=0 -0 r0", "-. r."}));
 }
 

@@ -50,7 +50,7 @@ TEST_ON_MESH(TwoDimensional, SumsNormGradientsOverTpOnce, {2, 2}, {"dp", "tp"}) 
 // Tests a parameter whose gradient has different layouts on data-parallel ranks: Partial over tp,
 // Replicate, or no gradient.
 
-/// How a rank uses a parameter. The use decides the layout of the gradient.
+/// How a rank uses a parameter. The layout of the gradient depends on the use.
 enum class Use : std::uint8_t {
   kSequence,  ///< kSequence: uses a shard of the tokens (gradient Partial)
   kWhole,     ///< kWhole: uses all tokens (gradient Replicate)
@@ -85,7 +85,6 @@ at::Tensor tokens_of(std::int64_t seed) {
   return uniform_values({2, 4, 3}, seed);
 }
 
-/// Runs a backward in which data-parallel rank i uses the parameter as `uses[i]`.
 void run(ScaleOfTokens& model, const Uses& uses, std::int64_t part) {
   model(tokens_of(part), uses[static_cast<std::size_t>(part)]).backward();
 }
@@ -170,7 +169,6 @@ struct TwoMethods : nn::Module<TwoMethods> {
   nn::Child<nn::Linear> up{*this, "up", 8, 10}, down{*this, "down", 10, 8};
 };
 
-/// Makes `up` column-wise and `down` row-wise parallel.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh) {
   using namespace tensor_parallel;
   parallelize_module(model, mesh, {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});

@@ -23,7 +23,7 @@ void expect_as_alone(const nn::ModuleBase& model, const nn::ModuleBase& alone) {
   }
 }
 
-// PyTorch's FSDP2 refuses calls of a block before its root, or without its root.
+// A block may be called before its root, or without its root. PyTorch's FSDP2 refuses both.
 TEST(UnitCalls, MayBeOfABlockAlone) {
   Filled<SmallModel> alone(kDim, kHidden, kClasses);
   (*alone.blocks[1])(batch(kDim, 0)).square().mean().backward();
@@ -351,7 +351,7 @@ struct Changing : nn::Module<Changing> {
   Act act_;
 };
 
-/// Computes h + y for h = first(x) and y = unit(h). With `act_later`, first changes h and y.
+/// Computes h + unit(h) for h = first(x). `act_later`: first changes h and unit(h) in place.
 struct Net : nn::Module<Net> {
   explicit Net(Act act, bool act_later = false) : unit(*this, "unit", act), act_later_(act_later) {
     testing::fill(*this);

@@ -132,7 +132,7 @@ struct ModelSpec {
   NormKind final_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
   ResidualScale residual_scale = ResidualScale::kNone;
-  bool padding_mask = false;  ///< `padding_mask`: a mask that depends on token ids
+  bool padding_mask = false;  ///< `padding_mask`: masks some token ids in attention
   bool attention = true, mlp = true;
   AttentionSpec attend{};
   MlpSpec feed{};
@@ -208,10 +208,10 @@ struct TrainSpec {
   bool evaluate = false;  ///< `evaluate`: evaluates after each step
 };
 
-/// A deliberate error in a case, for tests of the fuzzer. Never drawn.
+/// An error that a test of the fuzzer sets. Never drawn.
 enum class Planted { kNone, kWrongGradient };
 
-/// A training run, and how the run is distributed. On one rank, only `model` and `train` matter.
+/// A training run. On one rank, only `model` and `train` apply.
 struct Case {
   std::uint64_t seed = 0;
   ModelSpec model;
@@ -229,8 +229,8 @@ Case draw_case(std::uint64_t seed, Choices& choices);
 enum class Verdict {
   kEqual,
   kRefused,
-  /// the case cannot be compared: the run on one rank diverges, or flipping last bits of its
-  /// initial weights changes the result as much as the mesh does
+  /// the run on one rank diverges, or amplifies rounding errors: flipping last bits of the initial
+  /// weights changes its results as much as the mesh does
   kNotComparable,
   kRefusedLate,
   kDifferent,

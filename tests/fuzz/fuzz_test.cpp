@@ -32,7 +32,7 @@
 namespace tessera::fuzz {
 namespace {
 
-/// Options of a search. Case k of a seed is equal in every run of the program.
+/// A seed and an index determine a case, also in later runs of the program.
 struct SearchOptions {
   std::uint64_t seed = 1;
   std::int64_t first = 0;
@@ -149,7 +149,7 @@ class WorkerLines {
     return false;
   }
 
-  /// Returns the case during which the worker process ended; nullopt if all cases have ended.
+  /// Returns the case that ended its process (crash or hang); nullopt if all cases have ended.
   std::optional<Result> cut_off() const {
     if (!running_) {
       return std::nullopt;
@@ -296,7 +296,7 @@ TEST(Fuzz, FindsNoSilentDifference) {
   };
   const auto faulty = [](const Result& r) { return is_fault(r.outcome.verdict); };
   EXPECT_TRUE(std::ranges::none_of(results, faulty)) << report(options, results);
-  // At least three of four cases must be correct and not refused.
+  // Otherwise the search would test too little: refused cases compare nothing.
   EXPECT_GT(4 * count(Verdict::kEqual), 3 * std::ssize(results)) << report(options, results);
 }
 

@@ -44,7 +44,7 @@ Layer added(nn::ModuleBase& parent, const char* name, Layer made) {
   return made;
 }
 
-/// A norm as a user writes it: the parameter is multiplied directly, with broadcasting.
+/// Multiplies by a parameter directly, with broadcasting, as users write norms.
 class Scale : public nn::Module<Scale> {
  public:
   explicit Scale(std::int64_t size) { weight_ = register_slot("weight", {size}); }
@@ -127,7 +127,7 @@ Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, 
                  : linear_layer(kind, in, out, bias);
 }
 
-// Attention as a user writes it for one rank, with the sizes of the whole model.
+// This attention is written for one rank: no mesh, and the sizes of the whole model.
 
 /// Returns element (i, j) = i - j: the position of query i minus the position of key j.
 at::Tensor distances(std::int64_t positions) {
@@ -254,7 +254,7 @@ at::Tensor Attention::attend_by_hand(const at::Tensor& q, at::Tensor k, at::Tens
   return at::matmul(weights, v);
 }
 
-// The MLP of a block. The code between its projections does not mention a mesh.
+// The MLP is written for one rank: the code between the projections mentions no mesh.
 namespace {
 
 at::Tensor apply_along(Along along, const at::Tensor& x) {

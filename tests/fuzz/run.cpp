@@ -108,7 +108,7 @@ constexpr int kSteps = 2;
 constexpr double kAdamEps = 1e-4;
 
 struct Trace {
-  std::vector<double> losses;  ///< mean loss of this rank's rows, for each step and evaluation
+  std::vector<double> losses;  ///< of this rank's rows, for each step and evaluation
   std::vector<double> grad_norms;
   std::map<std::string, at::Tensor> parameters;
   int steps = 0;  ///< `steps`: number of completed steps
@@ -366,7 +366,7 @@ class Training {
     return sum;
   }
 
-  /// Tells FSDP whether the next micro-batch is the last of its step.
+  /// Tells FSDP whether the next micro-batch is the last before the optimizer step.
   void announce(bool last) {
     if (!wrapped_ || case_.train.micro_batches == 1) {
       return;

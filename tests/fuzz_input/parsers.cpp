@@ -65,7 +65,6 @@ std::filesystem::path write_input(const std::string& name, const std::string& by
   return path;
 }
 
-/// Parses the config.json of a model.
 void parse_config(const std::string& text) {
   const models::LlamaConfig config = models::detail::parse_config(text, "config.json");
   models::count_parameters(config);
@@ -90,7 +89,6 @@ void parse_manifest(const std::string& text) {
   }
 }
 
-/// Parses a safetensors file, and reads its tensors.
 void parse_safetensors(const std::string& text) {
   const checkpoint::SafetensorsFile file(write_input("model.safetensors", text));
   for (const auto& tensor : file.tensors()) {
@@ -104,18 +102,15 @@ void parse_sharding_info(const std::string& text) {
   checkpoint::manifest_of_shards(own_folder());
 }
 
-/// Parses tokens in tiktoken's format.
 void parse_tiktoken(const std::string& text) {
   data::tiktoken_tokenizer(write_input("tokenizer.model", text));
 }
 
-/// Parses a SentencePiece model, and encodes and decodes a text.
 void parse_tokenizer(const std::string& text) {
   const auto tokenizer = data::sentencepiece_tokenizer(write_input("tokenizer.model", text));
   tokenizer->decode(tokenizer->encode("a bc a"));
 }
 
-/// Parses a tokenizer.json, and encodes and decodes a text.
 void parse_tokenizer_json(const std::string& text) {
   const auto tokenizer = data::open_tokenizer(write_input("tokenizer.json", text));
   tokenizer->decode(tokenizer->encode("a bc  a<s>1\xc3"));

@@ -1,4 +1,4 @@
-// Valid inputs from which the fuzzer starts.
+// Valid input files, which the fuzzer then mutates.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -36,7 +36,7 @@ inline std::string index_of_shards() {
       .dump();
 }
 
-/// Returns a shard in the format of PyTorch's writer, with two tensors and the given metadata.
+/// A file as PyTorch's writer saves a shard: two tensors, and `sharding_info` as metadata.
 inline std::string shard_with(const std::string& sharding_info) {
   const json header = {
       {"__metadata__",

@@ -90,7 +90,7 @@ std::ostream& operator<<(std::ostream& out, const Function& function) {
 
 class Functions : public ::testing::TestWithParam<Function> {};
 
-/// Returns the result of `function` and the gradients of its inputs, as fp64 on the CPU.
+/// Returns the result and the gradients of the inputs, copied to the CPU as fp64.
 std::vector<at::Tensor> results_of(const Function& function, const std::vector<at::Tensor>& inputs,
                                    const at::TensorOptions& where) {
   std::vector<at::Tensor> leaves;
@@ -167,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(
                    const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
                    return normed + sum;
                  }},
-        // A size for which the sums of backward do not fit into shared memory.
+        // The row is so long that the sums of backward do not fit into shared memory.
         Function{"rms_norm_of_16384",
                  {{5, 16384}, {16384}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
@@ -241,7 +241,6 @@ TEST(LinearProduct, AddsToAnFp32GradientOfABf16Weight) {
 namespace tessera::kernels {
 namespace {
 
-/// Returns random numbers that are equal in each run.
 at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed, double scale = 1) {
   at::manual_seed(static_cast<std::uint64_t>(seed));
   return at::randn(sizes, at::kDouble).mul(scale);
@@ -257,7 +256,7 @@ void expect_same_bits(const at::Tensor& on_gpu, const at::Tensor& on_cpu) {
   EXPECT_TRUE(at::equal(on_gpu.cpu(), on_cpu)) << on_cpu.scalar_type() << " " << on_cpu.sizes();
 }
 
-/// Returns the bytes of fp8 values. The signs of NaNs are removed, because they are not specified.
+/// Clears the signs of NaNs, which fp8 kernels may choose, and returns the bytes of the values.
 at::Tensor codes_of(const Fp8Rows& rows) {
   const at::Tensor codes = rows.values.cpu().view(at::kByte);
   const at::Tensor magnitudes = codes.remainder(128);

@@ -23,7 +23,6 @@ at::Tensor leaf() {
   return at::ones({2}).requires_grad_();
 }
 
-/// An autograd node whose backward returns the gradients that it gets.
 struct Identity : Node {
   using Node::Node;
   variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
@@ -67,7 +66,7 @@ TEST(LeafNodeCanary, AddsToAGradientThatItFinds) {
   (*leaf_node(x))({at::Tensor()});
   EXPECT_TRUE(x.grad().is_same(sum));
   EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
-  // With create_graph, backward does not add to .grad in place.
+  // With create_graph, backward makes a new .grad: `sum`, the old one, stays unchanged.
   (x * 2).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
   EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 9.0)));
@@ -85,7 +84,6 @@ TEST(GuardedViewCanary, IsRefusedToWhoeverWritesToIt) {
   EXPECT_THROW(view.add_(1), c10::Error);
 }
 
-/// An autograd node that saves a tensor. Backward multiplies the gradient by the saved tensor.
 struct TimesKept final : Node {
   explicit TimesKept(const at::Tensor& tensor) : kept(tensor, /*is_output=*/false) {}
   variable_list apply(variable_list&& gradients) override { return {gradients[0] * kept.unpack()}; }
@@ -286,7 +284,7 @@ namespace own_program {
 
 using torch::autograd::variable_list;
 
-/// An autograd node of a class of the user's program.
+/// A node whose class is not the library's, as in a user's program.
 struct Noting : torch::autograd::Node {
   explicit Noting(std::vector<tessera::detail::BackwardCode>& found) : codes(found) {}
   variable_list apply(variable_list&& gradients) override {

@@ -199,7 +199,6 @@ const at::Tensor& inner_of(const at::Tensor& tensor) {
   return wrapper_cast<Wrapper>(tensor)->inner();
 }
 
-/// The kernel of every operator on Wrappers: runs the operator on the wrapped tensors.
 void run_inside(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   for (c10::IValue& value : *stack) {
     if (value.isTensor() && wrapper_cast<Wrapper>(value.toTensor()) != nullptr) {

@@ -175,7 +175,7 @@ TEST_P(AdamWUpdate, RoundsByTheElementAlone) {
 TEST(AdamWRounding, DiffersByStepStreamAndSeed) {
   at::manual_seed(0);
   const AdamWTensors before = update_of(4096, at::kBFloat16);
-  // The gradient is fixed, so that only the random numbers of a step change exp_avg_sq.
+  // With equal gradients, only the random numbers of rounding can change exp_avg_sq.
   const auto squares = [&](double step, std::uint64_t stream, std::uint64_t seed) {
     AdamWTensors update = copied(before);
     update.step = number(step, at::kFloat);

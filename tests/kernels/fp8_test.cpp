@@ -59,7 +59,7 @@ at::Tensor in_fp64(const Fp8Rows& rows) {
   return rows.values.to(at::kDouble) * rows.scales.to(at::kDouble);
 }
 
-/// Returns rows of very different magnitudes. Elements of a row differ by factors of up to 2^24.
+/// Rows have very different magnitudes, and elements of a row differ by up to a factor of 2^24.
 at::Tensor wide_values(std::int64_t rows, std::int64_t columns) {
   const at::Tensor exponents =
       uniform_values({rows, columns}, 3, 12.0) + uniform_values({rows, 1}, 4, 60.0);
@@ -107,7 +107,7 @@ TEST(QuantizeFp8, TakesMatricesWithoutElements) {
       fp8_linear_weight_grad(at::zeros({0, 3}), at::zeros({0, 2})).equal(at::zeros({3, 2})));
 }
 
-/// Returns the fp8 codes, without the signs of NaNs, which are unspecified.
+/// Clears the signs of NaNs, which are unspecified.
 at::Tensor codes_of(const Fp8Rows& rows) {
   const at::Tensor codes = rows.values.view(at::kByte);
   const at::Tensor magnitudes = codes.remainder(128);

@@ -27,7 +27,6 @@ at::Tensor filled(std::vector<std::int64_t> sizes, const Distribution& distribut
   return tensor;
 }
 
-/// Returns the FNV-1a hash of the tensor's bytes.
 std::uint64_t hash(const at::Tensor& tensor) {
   const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
   std::uint64_t h = 14695981039346656037ULL;
@@ -190,7 +189,7 @@ TEST(NormalCdf, AgreesWithErfc) {
   }
 }
 
-// Compares with erfc of long double. For large x, a relative error e of x changes p by x^2 e.
+// The reference is long double's erfc. For large x, a relative error e of x changes p by x^2 e.
 TEST(NormalQuantile, InvertsErfcAndIsOdd) {
   for (double p = 1e-300; p < 0.5; p *= 1.21) {
     const long double x = normal_quantile(p);

@@ -11,7 +11,6 @@ DeviceMesh fake_mesh(int rank, std::vector<std::int64_t> sizes, std::vector<std:
   return init_device_mesh(comm::fake_world(rank, size), std::move(sizes), std::move(names));
 }
 
-/// A simulated rank with a GPU.
 class GpuWorld final : public comm::World {
  public:
   int rank() const override { return 3; }

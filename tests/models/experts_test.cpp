@@ -92,11 +92,11 @@ struct Training {
     if (mesh) {
       parallelize(*model, mesh, options);
     }
-    // With a small eps, the first updates would be the signs of the gradients.
+    // With a small eps, AdamW's first update would depend only on the signs of gradients.
     const optim::AdamWOptions adamw{.lr = 0.01, .eps = 1e-3};
     optimizer = std::make_unique<optim::AdamW>(*model, adamw);
   }
-  /// Returns whole() after the steps, with the losses and the gradient norms. Collective.
+  /// Returns whole(), and the losses and gradient norms of all steps. Collective.
   Tensors train(int steps) {
     std::vector<double> numbers;
     for (int step = 0; step < steps; ++step) {
@@ -110,7 +110,7 @@ struct Training {
     return result;
   }
   auto state() const { return optim::named_state(*optimizer, *model); }
-  /// Returns the whole values of the weights and of the optimizer's state. Collective.
+  /// Returns the weights and the optimizer's state, not sharded. Collective.
   Tensors whole() const {
     Tensors tensors;
     for (const auto& [name, slot] : model->named_slots()) {

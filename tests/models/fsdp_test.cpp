@@ -18,7 +18,6 @@
 namespace tessera::models {
 namespace {
 
-/// How parameters are sharded over the data-parallel ranks.
 struct Sharding {
   const char* name;
   std::int64_t replicas, dp;
@@ -30,7 +29,7 @@ std::int64_t local_bytes(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(local_tensor(tensor).nbytes());
 }
 
-/// Returns the bytes of gradients and of AdamW's moments on this rank after a step.
+/// After a step, this rank's gradients and moments of AdamW, in bytes.
 std::int64_t bytes_of_step(Llama& model, const Part& part) {
   const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
   optim::AdamW optimizer(slots, {});

@@ -44,7 +44,7 @@ inline std::shared_ptr<Llama> make_llama(const Shape& shape) {
   return model;
 }
 
-/// Returns the tokens of rows [first, last) of a step, as (rows, sequence + 1).
+/// Returns tokens of rows [first, last): inputs and targets overlap in (rows, sequence + 1).
 inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::int64_t step,
                             std::int64_t first, std::int64_t last) {
   const std::int64_t width = shape.sequence + 1;

@@ -77,7 +77,7 @@ std::ostream& operator<<(std::ostream& out, const Packing& packing) {
 
 constexpr std::int64_t kHeads = 4;
 
-/// Returns the expected mask (batch, 1, queries, keys): whether a query attends to a key.
+/// Returns the mask (batch, 1, queries, keys): true where the query attends to the key.
 Tensor mask_of(const Packing& packing) {
   std::vector<Tensor> masks;
   for (const std::vector<std::int64_t>& of_row : packing.lengths) {
@@ -345,7 +345,6 @@ TEST(AttentionBlock, IsTheSameWithOneProjection) {
     apart.fused_qkv = false;
     testing::Filled<Attention> separate(apart);
     const c10::NoGradGuard no_grad;
-    // FusedLinear::split() returns the rows of query, key and value.
     const auto& of_fused = dynamic_cast<FusedLinear&>(*fused.children()[0]);
     const auto parameters = separate.named_parameters();
     for (const char* name : {"weight", "bias"}) {
@@ -657,7 +656,7 @@ TEST_ON_RANKS(ContextParallel, RefusesWhatItCannotSplit, 3) {
   EXPECT_ERROR(split->attention(whole, q, q), "plain", "split by batch and heads alone");
   const at::Tensor tokens = distribute_tensor(q, mesh, {Shard{2}});
   EXPECT_ERROR(split->attention(tokens, tokens, tokens), "split by batch and heads alone");
-  // Dropout of sharded sequences would drop other elements than dropout on one rank.
+  // With sharded sequences, dropout would drop other elements than on one rank.
   Attention block({.hidden = 4, .heads = 2, .dropout = 0.5});
   init_weights(block, 0);
   EXPECT_ERROR(block(at::ones({1, 4, 4}), AttentionInputs{.context_parallel = split}),

@@ -205,7 +205,7 @@ TEST(Checkpoint, ServesAGradientOfAGradient) {
   EXPECT_CLOSE(x.grad(), x.cos() * 2 - x * x.sin());
 }
 
-/// An autograd function whose backward unpacks the saved tensor twice.
+/// Unpacks the saved tensor twice in backward.
 struct AsksTwice : torch::autograd::Function<AsksTwice> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});

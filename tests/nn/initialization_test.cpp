@@ -172,7 +172,7 @@ TEST(CheckInitialized, AcceptsSlotsThatAreMarked) {
   check_initialized(module);
 }
 
-// Expects that initial values on a mesh, once gathered, equal the initial values on one rank.
+// Initial values must not depend on the mesh.
 void expect_as_on_one_rank(const std::vector<std::int64_t>& sizes, const Placements& placements) {
   const auto single = meta_model();
   to_empty(*single, c10::kCPU);
@@ -228,7 +228,7 @@ struct HoldsStock : Module<HoldsStock> {
   torch::nn::Linear fc;
 };
 
-/// A module whose forward registers a child if `known` is set, and then clears `known`.
+/// If `known` is set, forward registers a child and clears `known`.
 struct Forgets : Module<Forgets> {
   explicit Forgets(std::shared_ptr<Linear> child) : fc(std::move(child)) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -293,7 +293,7 @@ TEST(CallChecks, RefuseForwardOfAModuleWithHooks) {
   EXPECT_ERROR(module.forward(input()), "m.forward(x)", "has hooks", "(*m)(x)");
   module(input());
   EXPECT_EQ(calls, 1);
-  // After a call that has thrown, a direct call of forward() must still be refused.
+  // A failed call must not allow later direct calls of forward().
   EXPECT_THROWN(std::exception, module(at::ones({3, 3})), "shapes cannot be multiplied");
   EXPECT_ERROR(module.forward(input()), "has hooks");
 }
@@ -402,7 +402,7 @@ TEST(CallChecks, AFrozenModuleThatIsApartMustBeFilled) {
   EXPECT_ERROR(module(at::ones({1, 2})), "forward of a", "was never filled", "'weight'");
 }
 
-/// A module whose weights are tied in libtorch's way: two modules have the same tensor.
+/// `head` and `embed` have the same weight tensor, which is how libtorch ties weights.
 struct TorchTied : torch::nn::Module {
   TorchTied()
       : embed(register_module("embed", torch::nn::Linear(2, 2))),
@@ -413,7 +413,7 @@ struct TorchTied : torch::nn::Module {
   torch::nn::Linear embed, head;
 };
 
-/// A module whose constructor stores tensors, which have no storage under MetaDevice.
+/// The constructor stores `kept` and `scale`. Under MetaDevice, these tensors have no storage.
 struct KeepsTensors : Module<KeepsTensors> {
   KeepsTensors() {
     weight = register_slot("weight", {2, 2});

@@ -109,7 +109,6 @@ struct Projections : Module<Projections> {
 
 using Model = testing::Filled<Projections>;
 
-/// Returns the result, then the gradients of x and of the parameters.
 Tensors results_of(Model& model, const at::Tensor& input, bool together) {
   model.together = together;
   model.zero_grad();
@@ -433,7 +432,7 @@ TEST(AddedGradient, MayBeRecorded) {
   loss_of(weight, 3).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   EXPECT_TRUE(weight.grad().requires_grad());
   EXPECT_CLOSE(weight.grad().detach(), term(weight, 2) + term(weight, 3), 1e-5, 1e-5);
-  // A gradient that requires a gradient is not changed in place.
+  // Backward must not change .grad in place if .grad itself requires a gradient.
   loss_of(weight, 4).backward();
   EXPECT_CLOSE(weight.grad().detach(), term(weight, 2) + term(weight, 3) + term(weight, 4), 1e-5,
                1e-5);

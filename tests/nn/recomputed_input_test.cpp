@@ -273,7 +273,7 @@ TEST(RecomputedInput, IsLeftToACheckpoint) {
   expect_left(with_norm_of_sum, with_kept_norm_of_sum, values_for_norm_of_sum());
 }
 
-/// Placements of tensor parallelism without sequence parallelism.
+/// The placements are those of tensor parallelism without sequence parallelism.
 TEST_ON_MESH(RecomputedInput, MayBeDistributed, {3}, {"tp"}) {
   const Tensors values{normal_values({5, 8}, 1), normal_values({8}, 2), normal_values({7, 8}, 3),
                        normal_values({7, 8}, 4), normal_values({8, 7}, 5)};

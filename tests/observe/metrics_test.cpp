@@ -340,7 +340,7 @@ TEST(MeanMetric, IsSavedUnsynchronisedAndLoadedOnAnyNumberOfRanks) {
   }
 }
 
-// The Python tests read the files with TensorBoard's own reader.
+// Only the Python tests read these files with TensorBoard's own reader.
 
 using Scalars = std::vector<std::pair<std::string, double>>;
 

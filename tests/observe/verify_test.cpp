@@ -645,7 +645,7 @@ TEST(VerifyFaults, NameTheModuleOrTheStep) {
   }
 }
 
-// Models with experts, on meshes (replicas, dp, ep, tp).
+// The following models have experts. The mesh dimensions are replicas, dp, ep and tp.
 
 const nn::ExpertsOptions kExperts{
     .hidden = kGptHidden, .inner = 10, .experts = 6, .shared_inner = 8, .init_std = 0.3};

@@ -225,7 +225,7 @@ TEST(ZerosBeside, BeginAtMultiplesOfSixteenBytes) {
   EXPECT_TRUE(adjoins(counters[0], counters[1]));
 }
 
-/// Two parameters that are adjacent in one buffer, as FSDP lays them out.
+/// Makes two parameters that are adjacent in `buffer`, as in an FSDP unit.
 std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
   const auto slot = [](const at::Tensor& tensor) {
     return std::make_shared<nn::ParameterSlot>(tensor.detach().requires_grad_(), true);

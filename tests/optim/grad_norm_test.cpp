@@ -176,7 +176,7 @@ TEST(GradNorm, ThrowsOnEveryRankIfAskedTo) {
   EXPECT_CONTAINS(errors, "norm of the gradients is inf");
 }
 
-// Squares of 300 overflow fp16, and a clipping factor in fp16 would lose precision.
+// In fp16, the square of 300 overflows, and a clipping factor would be inexact.
 TEST(GradNorm, ComputesNarrowGradientsInFp32) {
   const nn::SlotPtr narrow = slot_of(at::zeros({2}, at::kHalf));
   const nn::SlotPtr wide = slot_of(at::zeros({1}, at::kDouble));
@@ -228,7 +228,7 @@ TEST_ON_MESH(ClipGradNorm, RefusesPlainGradientsThatDifferBesideDistributedOnes,
   EXPECT_ERROR(clip_grad_norm_(slots, 1), "ranks 0 and 2");
 }
 
-// A rank without gradients must still call the collectives, so that no other rank waits forever.
+// A rank without gradients must take part in the collectives: other ranks wait for this rank.
 TEST_ON_MESH(ClipGradNorm, ReducesPendingGradientsAndAgreesWhenARankHasNone, {2}, {"tp"}) {
   const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh, {Replicate{}});
   const at::Tensor term = rank.rank() == 0 ? at::tensor({3.0F, 0.0F}) : at::tensor({0.0F, 4.0F});

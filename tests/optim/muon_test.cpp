@@ -227,7 +227,7 @@ TEST(Muon, AgreesWithPyTorch) {
   }
 }
 
-// The singular values of an update must be about 0.7 to 1.2, as published, for any gradient.
+// Published property of Muon: all singular values of an update are about 0.7 to 1.2.
 TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
   for (const auto& sizes : {std::vector<std::int64_t>{6, 9}, {9, 6}, {5, 5}}) {
     const nn::SlotPtr slot = slot_of(at::zeros(sizes));

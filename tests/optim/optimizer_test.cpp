@@ -311,7 +311,7 @@ TEST(OptimizerExample, StepsByTheSignOfTheGradient) {
   EXPECT_TRUE(linear.bias->equal(at::full({3}, 0.5)));
 }
 
-// An fp16 parameter must have an fp32 momentum, and is rounded once in each step.
+// The momentum of an fp16 parameter is fp32. Each step rounds the parameter only once.
 TEST(Sgd, KeepsMomentumOfNarrowParametersInFp32) {
   const nn::SlotPtr slot = slot_of(at::ones({1}, at::kHalf));
   Sgd optimizer({slot}, {.lr = 1.0, .momentum = 1.0});
@@ -398,7 +398,7 @@ TEST(Ema, IsTheAverageOnUnevenShards) {
         expected = kDecay * expected + (1 - kDecay) * full_tensor(slot->persistent());
       }
       const at::Tensor last = full_tensor(slot->persistent()).clone();
-      // Ema::state() has averages only for trained parameters, each with its parameter's layout.
+      // Ema::state() has an average for each trained parameter, sharded like the parameter.
       const std::vector<StateTensor> state = ema.state();
       ASSERT_EQ(state.size(), 1u);
       EXPECT_EQ(state[0].name, "ema");
@@ -468,7 +468,6 @@ TEST(Ema, Refusals) {
   }
 }
 
-/// A schedule, and the expected factors at some steps.
 struct Row {
   const char* name;
   LrScheduleOptions options;
@@ -518,7 +517,7 @@ TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
   EXPECT_DOUBLE_EQ(schedule.factor(9), 0.25);
 }
 
-// A schedule can be made without the number of steps, but factor() must then throw.
+// Without the number of steps, a schedule can be constructed, but factor() must throw.
 TEST(LrSchedule, NeedsTheRunsStepsUnlessConstantAndRefusals) {
   EXPECT_EQ(LrSchedule({.warmup = 0}).factor(7), 1);
   for (const char* name : {"linear", "cosine", "wsd"}) {

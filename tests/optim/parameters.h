@@ -6,7 +6,7 @@
 
 namespace tessera::testing {
 
-/// Sizes of parameters that give 2, 3 or 4 ranks uneven or empty shards.
+/// 2, 3 or 4 ranks get uneven or empty shards of parameters with these sizes.
 inline const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {3}, {1, 4}, {8, 2}};
 
 /// Returns values of sizes kSizes[i]. Complex values are pairs of real numbers.

@@ -295,7 +295,7 @@ TEST(Plan, AnUnevenBatchIsRefusedUnlessItsSizesAreGiven) {
   EXPECT_GT(plan.ranks[0].memory.peak_bytes, plan.ranks[1].memory.peak_bytes);
 }
 
-/// Doubles those rows of `x` whose sum is positive. A plan cannot know the number of these rows.
+/// Doubles the rows with a positive sum. Without values, a plan cannot count these rows.
 void train_chosen_rows(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh&) {
   const at::Tensor x = linear(at::full({8, 4}, 0.5));
   const at::Tensor rows = x.sum(1).nonzero().squeeze(1);

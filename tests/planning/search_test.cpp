@@ -18,7 +18,6 @@ namespace {
 using planning::FoundLayout;
 using planning::TrainingLayout;
 
-/// Reads a machine file with `like = ...` and then `text`.
 planning::Machine read_machine(const std::string& like, const std::string& text) {
   const testing::TemporaryFolder dir;
   const std::string file = dir.path() / "m.toml";

@@ -43,7 +43,6 @@ class VectorClock {
   std::vector<std::uint64_t> times_;
 };
 
-/// The memory addresses [begin, end).
 struct Range {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
@@ -90,7 +89,6 @@ class MemoryMap {
   using Pieces = std::map<std::uintptr_t, Piece>;
 
   void split(std::uintptr_t at);
-  /// Returns the recorded pieces of memory that cover `range`.
   std::vector<Pieces::iterator> pieces(Range range);
   std::string memory_at(std::uintptr_t at) const;
 

@@ -9,7 +9,7 @@
 
 namespace tessera::race {
 
-/// Returns the memory between each tensor's first and last element. Skips tensors without storage.
+/// Returns, for each tensor with storage, the memory from its first to its last element.
 std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors);
 
 /// While an OperatorWatch exists, the operators of this thread are reported to the checker. An

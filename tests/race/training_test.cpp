@@ -127,7 +127,7 @@ void follow_an_event(CheckedRank& rank) {
   optim::AdamW optimizer(model, {});
   for (int step = 0; step < kSteps; ++step) {
     fsdp::local_loss(model, rank.rank(), step).backward();
-    // The optimizer runs on the reduce-scatter stream, not on the compute stream.
+    // In this scenario, the optimizer runs on the reduce-scatter stream.
     rank.streams().order(comm::Lane::kCompute, comm::Lane::kReduceScatter);
     {
       const comm::LaneScope lane(rank.streams(), comm::Lane::kReduceScatter);

@@ -45,7 +45,7 @@ std::vector<at::Tensor> results_of_block(Rank& rank, bool regather,
   return results;
 }
 
-// In bf16, a bias must be added before the product is rounded, not afterwards.
+// The bias must be added before the product is rounded to bf16.
 TEST(GatheredInput, HasTheResultsOfASavedInput) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const auto& [ranks, bias, together] : {std::tuple(2, false, false),
@@ -179,7 +179,7 @@ TEST(GatheredInput, TakesTheTermsOfSeveralProductsAsTheyAreComputed) {
     const testing::AddedTerms counted;
     DistributedTensor(block(x)).to_local().square().sum().backward();
   });
-  // On each of 2 ranks, addmm_ runs twice for query, key and value, and once for gate and up.
+  // In-place products (addmm_) on each of 2 ranks: 2 for q, k and v, and 1 for gate and up.
   EXPECT_EQ(testing::AddedTerms::products(), 2 * 3);
 }
 

@@ -273,7 +273,6 @@ TEST(Parallelize, RefusesByName) {
 
 using testing::fill;
 
-/// Two projections, and between them a learnt scale and a norm.
 struct ScaledMlp : nn::Module<ScaledMlp> {
   ScaledMlp() {
     scale = register_slot("scale", at::ones({1}));

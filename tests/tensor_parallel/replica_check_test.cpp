@@ -104,7 +104,7 @@ TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
       const c10::NoGradGuard none;
       model(tokens());
     }
-    // Inputs may differ between data-parallel ranks, but not between the ranks of a tp group.
+    // Only the ranks of a tp group need equal inputs. Data-parallel ranks have different inputs.
     model(tokens() + static_cast<double>(mesh.local_rank("dp")));
     model(tokens() + of_rank);
     parallelize_module(other, mesh["tp"], plan_of_heads());

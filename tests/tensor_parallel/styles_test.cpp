@@ -197,7 +197,7 @@ struct Heads {
   std::int64_t queries, keys;
 };
 
-/// Attention on (tokens, kWidth), with a norm for each head of the keys.
+/// Attention on (tokens, kWidth). Each head of the keys has a norm.
 struct GroupedAttention : nn::Module<GroupedAttention> {
   explicit GroupedAttention(const Heads& heads) {
     q = register_module("q", std::make_shared<nn::Linear>(kWidth, heads.queries * kHeadSize));

@@ -84,7 +84,7 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
 
 }  // namespace tessera::testing
 
-// Because of the switch, the compiler refuses an `else` after the macro.
+// The switch makes an `else` after the macro a compile error.
 #define TESSERA_EXPECT(outcome, what)                                   \
   switch (0)                                                            \
   case 0:                                                               \

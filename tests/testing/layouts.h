@@ -22,7 +22,7 @@ inline std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-/// Returns the placement for a text such as "R", "S0", "P" or "Pmax".
+/// Parses "R", "S0", "P", "Pmax" and similar texts.
 inline Placement placement_of(const std::string& text) {
   if (text == "R") {
     return Replicate{};

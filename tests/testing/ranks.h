@@ -21,7 +21,6 @@ class Rank {
   int rank() const { return world_->rank(); }
   int size() const { return world_->size(); }
   const comm::WorldPtr& world() const { return world_; }
-  /// A mesh over all ranks.
   DeviceMesh mesh(std::vector<std::int64_t> sizes, std::vector<std::string> names) const {
     return init_device_mesh(world_, std::move(sizes), std::move(names));
   }

@@ -45,7 +45,6 @@ inline at::Tensor uniform_values(at::IntArrayRef sizes, double seed, double scal
   return hash.sub(hash.floor()).mul(2 * scale).sub(scale).to(at::kFloat);
 }
 
-/// Returns floats of the standard normal distribution.
 inline at::Tensor normal_values(at::IntArrayRef sizes, std::uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed));
 }
@@ -120,7 +119,6 @@ inline ::testing::AssertionResult Equal(const at::Tensor& found, const at::Tenso
   return ::testing::AssertionFailure() << a << "\nexpected\n" << b << "\n";
 }
 
-/// Like Equal(), but compares with at::allclose().
 inline ::testing::AssertionResult Close(const at::Tensor& found, const at::Tensor& expected,
                                         double relative = 1e-5, double absolute = 1e-8,
                                         bool equal_nan = false) {

@@ -16,14 +16,13 @@ constexpr std::int64_t kBlock = 4 * (2 * kWide * kInner + kInner + kWide);
 constexpr std::int64_t kOutside = 4 * (kWide * kOut + kOut);
 constexpr std::int64_t kAll = kDepth * kBlock + kOutside;
 constexpr std::int64_t kShards = kAll / kRanks;
-/// The bytes that tests allow for activations and small tensors.
 constexpr std::int64_t kSlack = kBlock / 4;
 
 struct Peaks {
   std::int64_t init = 0, forward = 0, backward = 0, step = 0, zeroed = 0, deleted = 0;
 };
 
-/// Returns the peaks of rank 0 in the second step. `prepare` changes the sharded model.
+/// `prepare` changes the sharded model. The peaks are those of rank 0 in the second step.
 Peaks peaks(const Options& options, const std::function<void(SmallModel&)>& prepare = {}) {
   Peaks peaks;
   RunRanks(kRanks, [&](Rank& rank) {
@@ -180,7 +179,7 @@ TEST_ON_RANKS(Offload, AddsNothingOfABackwardThatFailed, 2) {
     return take_gradients(model);
   };
   const std::vector<at::Tensor> expected = step();
-  // The second micro-batch fails near its end, after most of its reductions have begun.
+  // The second backward throws at the input, after most of its reductions have begun.
   local_loss(model, rank, 0).backward();
   const at::Tensor x = batch(4, 1).requires_grad_();
   x.register_hook([](const at::Tensor&) -> at::Tensor { throw Error("planted"); });

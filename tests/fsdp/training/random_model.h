@@ -1,6 +1,6 @@
 #pragma once
 
-// A model that draws random numbers in several places. It is trained on a mesh and on one rank.
+// A model that draws random numbers in several places, trained on a mesh and on one rank.
 
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
@@ -22,7 +22,7 @@ inline at::Tensor keep(const at::Tensor& x) {
   return x;
 }
 
-/// The random functions, such as dropout, that a model applies to its tensors.
+/// Where the model draws random numbers, and by which functions.
 struct Draws {
   Draw residual = keep;
   Draw features = keep;  ///< `features` and `scores` get tensors sharded over tp
@@ -130,7 +130,7 @@ struct Result {
 
 using Rows = std::vector<std::int64_t>;
 
-/// Trains one step for each element of `rows`. Returns the loss and the gradients.
+/// `rows`: for each step, the number of rows on all ranks together.
 inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const Rows& rows) {
   manual_seed(21);
   const DeviceMesh mesh = rank.mesh(how.sizes, how.names);

@@ -75,7 +75,7 @@ inline at::Tensor loss_of(SmallModel& model, const at::Tensor& batch, std::int64
 
 constexpr std::int64_t kRows = 12;  // number of rows of the whole batch
 
-/// Sizes that give 2, 3 or 4 ranks uneven shards, at least for some of the sizes.
+/// 2, 3 or 4 ranks get uneven shards of some of these sizes.
 constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3;
 
 struct Sizes {
@@ -97,7 +97,6 @@ inline at::Tensor local_loss(SmallModel& model, const Rank& rank, int step = 0) 
   return loss_of(model, batch(model.head->in_features(), step), rank.rank() * rows, rows);
 }
 
-/// Makes each module a unit, in the order of the list.
 inline void shard_units(const std::vector<nn::ModuleBase*>& units, const DeviceMesh& mesh,
                         const Options& options = {}) {
   for (nn::ModuleBase* unit : units) {
@@ -125,7 +124,7 @@ struct ShardedModel : SmallModel {
   }
 };
 
-/// A case of a parametrized test: a mesh, and the options with which a model is sharded.
+/// A test case: a mesh, and the options of fully_shard().
 struct Arrangement {
   const char* name;
   std::vector<std::int64_t> sizes;
@@ -133,12 +132,11 @@ struct Arrangement {
   Options options{};
 };
 
-/// Shards parameters along the last dimension, so that FSDP must pack gathers and reductions.
+/// With shards of the last dimension, FSDP must copy parameters and gradients (pack, unpack).
 inline std::optional<Placement> by_columns(const std::string&, const at::Tensor& parameter) {
   return Shard{parameter.dim() - 1};
 }
 
-/// Returns the Arrangements with the given names.
 inline std::vector<Arrangement> arrangements(const std::vector<std::string>& names) {
   const std::vector<Arrangement> all{
       {"OneRank", {1}, {"dp"}},
@@ -196,7 +194,6 @@ inline std::vector<at::Tensor> gradients_alone(const Sizes& sizes = {},
   return gradients_of(alone);
 }
 
-/// Returns the whole gradient of a parameter of `module`. Collective.
 inline at::Tensor full_grad(const nn::ModuleBase& module, const std::string& name = "weight") {
   return full_tensor(module.slot(name)->persistent().grad());
 }
@@ -207,7 +204,7 @@ inline void drop_gradients(const nn::ModuleBase& model) {
   }
 }
 
-/// Returns the whole gradients, and removes them from the parameters. Collective.
+/// Returns the gradients, not sharded, and clears them. Collective.
 inline std::vector<at::Tensor> take_gradients(const nn::ModuleBase& model) {
   std::vector<at::Tensor> gradients;
   for (const auto& [name, slot] : model.named_slots()) {
