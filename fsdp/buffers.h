@@ -83,8 +83,8 @@ struct ShardShape {
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
-  // Two dimensions, (parts, rows), replace `dim` in both results: rows_of() returns the rows of
-  // `rank` in `unsharded` as a view, and by_parts() returns a view of the shard of `rank`.
+  // The results are views in which two dimensions, (parts, rows), replace `dim`. rows_of() views
+  // the rows of `rank` in `unsharded`. by_parts() views a whole tensor or a shard.
   at::Tensor rows_of(const at::Tensor& unsharded, std::int64_t rank) const {
     return by_parts(unsharded).narrow(*dim + 1, first_row(rank), rows(rank));
   }

@@ -191,8 +191,8 @@ void set_is_last_backward(nn::ModuleBase& module, bool last);
 void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
 /// Sets the divisor of the summed gradients. Default: the number of ranks of the root's mesh, or of
 /// a parameter's own mesh if that mesh has ranks outside of the root's mesh. Use 1 if every rank
-/// computes the loss from the features of all ranks (gathered). Throws Error for a factor that is
-/// not positive and finite.
+/// gathers the features of all ranks and computes one common loss. Throws Error for a factor that
+/// is not positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
 /// With `force` true, gradients are divided once, after the sum. `force` true is the default for
 /// all types except fp16. With fp16, a part of the division precedes the sum, to avoid overflow;

@@ -38,10 +38,10 @@ class Optimizer : tessera::detail::NoCopy {
   /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`
   /// (for example 1 / scale of a GradScaler), in the type of the update: fp32 for narrower
   /// parameters. The gradients' values are unspecified afterwards: call zero_grad(). The first step
-  /// compares gradients that must be equal on several ranks: on a mesh (dp, tp), the gradients of a
-  /// parameter on mesh["tp"] at all coordinates of dp. This comparison is collective over the root
-  /// meshes of distributed parameters, and throws Error if the gradients differ, because no call
-  /// reduces them over dp. With TESSERA_DEBUG=1 every step compares.
+  /// compares gradients that must be equal on several ranks because no call reduces them: on a mesh
+  /// (dp, tp), the gradients of a parameter on mesh["tp"] at all coordinates of dp. The comparison
+  /// is collective over the root meshes of distributed parameters, and throws Error if gradients
+  /// differ. With TESSERA_DEBUG=1 every step compares.
   void step(double gradient_factor = 1.0);
   /// Like step() with a number, but the factor is a tensor on a device, such as ClipFactor::factor:
   /// plain, 0-d, and equal on every rank. Each scaled gradient is rounded to its own type, as in

@@ -67,8 +67,8 @@ class SlotOptimizer : public Optimizer {
   /// dimension for real and imaginary parts (at::view_as_real). Gradients are already multiplied by
   /// the factor of step(), unless takes_gradient_factor() returned true. update_batch() may
   /// overwrite gradients. Ranks call update_batch() with different shards, and not equally often.
-  /// update_batch() must therefore not communicate. step() throws the exceptions of update_batch()
-  /// on this rank only, when earlier batches are already updated.
+  /// update_batch() must therefore not communicate. If update_batch() throws, step() throws on this
+  /// rank only, and earlier batches stay updated.
   virtual void update_batch(const Batch& batch, std::size_t group);
   /// Whether update_batch() multiplies the gradients of `batch` by Batch::gradient_factor. By
   /// default the gradients are multiplied before update_batch(), in place.

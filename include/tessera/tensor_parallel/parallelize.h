@@ -92,11 +92,11 @@ struct BlockPlanOptions {
 };
 
 // Functions that return the plan entries for one block, as in Megatron-LM (Shoeybi et al. 2019):
-// the first Linears are column-wise, and the last Linear is row-wise. A block needs one all-reduce
-// in forward and one in backward, or with sequence parallelism an all-gather and a reduce-scatter
-// in each. `fqn`: the FQN of the block, or a pattern such as "layers.*.attn". parallelize_module()
-// checks the plan, and throws Error if the ranks do not divide the heads. Features that do not
-// belong to heads may be split unevenly.
+// the first Linears are column-wise, and the last Linear is row-wise. Forward and backward of a
+// block each need one all-reduce or, with sequence parallelism, one all-gather and one
+// reduce-scatter. `fqn`: the FQN of the block, or a pattern such as "layers.*.attn".
+// parallelize_module() checks the plan, and throws Error if the ranks do not divide the heads.
+// Features that do not belong to heads may be split unevenly.
 
 /// Returns the row-wise plan of an nn::Embedding: the vocabulary is split. The input of the
 /// embedding must be the same on all ranks; the input options of `block` are not used.
