@@ -39,6 +39,7 @@ enum class ActivationMemory {
   kInputs,   ///< only the block's input is saved; all other activations are recomputed
 };
 
+/// The options of parallelize().
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;
