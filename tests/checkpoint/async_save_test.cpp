@@ -36,7 +36,7 @@ TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
     SaveFuture pending = async_save(*rank.world(), dir.path(), 1, state.dict());
     change(state);
     const at::Tensor& weight = state.net.middle->slot("weight")->persistent();
-    for (int step = 0; step < 20; ++step) {  // full_tensor() communicates during the save
+    for (int step = 0; step < 20; ++step) {  // full_tensor() communicates while the save still runs
       EXPECT_EQ(full_tensor(weight).sum().item<float>(), -35.0F);
     }
     pending.wait();
@@ -112,7 +112,7 @@ TEST(AsyncSave, ContinuesOnceEveryRankHasSeenTheError) {
 TEST(AsyncSave, CompletesOrFailsOnEachRankWhenTheWorldEnds) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
-  for (const int begun : {0, 3}) {  // `begun`: number of pwrite() calls before the world ends
+  for (const int begun : {0, 3}) {  // `begun`: number of pwrite() calls after which the world ends
     std::vector<std::string> at_wait(2);
     const SystemCallFault fault(dir.path().string() + "/step-00000002/.shard", "pwrite:3:stall");
     RunRanks(2, [&](Rank& rank) {
@@ -147,7 +147,7 @@ TEST(AsyncSave, AnErrorThatIsNeverReadIsAWarning) {
   EXPECT_CONTAINS(warnings.texts[0], "a checkpoint was not saved: ", "/file/step-00000001'");
 }
 
-/// Saves on a single rank, because a process made by fork() has a single thread.
+/// Uses a world of one rank, because a process made by fork() has only one thread.
 void save_in_background(const std::filesystem::path& dir, std::int64_t step, int add) {
   Rank rank(comm::thread_worlds(1)[0]);
   SavedState state(rank, {1, 1}, add);

@@ -1,5 +1,5 @@
-// Tests parameters that must be equal on all ranks of a mesh dimension, but whose gradients no call
-// reduces. The first step, the first clipping and every save throw if the values differ.
+// Tests replicated parameters whose gradients are not reduced between ranks. If the ranks' copies
+// of a parameter differ, the first step, the first clipping and every save throw.
 
 #include "checkpoint/known_model.h"
 #include "tessera/comm/agreement.h"
@@ -30,7 +30,7 @@ void plan(Mlp& model, const DeviceMesh& mesh) {
       {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
 }
 
-/// A training program. `apply` distributes the model. Mesh dimensions `batch_dims` split the batch.
+/// A way to distribute a model, and the mesh dimensions over which the batch is split.
 struct Program {
   std::string name;
   std::function<void(Mlp&, const DeviceMesh&)> apply;
@@ -79,7 +79,7 @@ at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims
 
 using Use = std::function<void(Rank&, Mlp&, optim::Optimizer&, const DeviceMesh&)>;
 
-/// Runs forward, backward and `use` for each Program. Expects the error that the Program lists.
+/// Runs forward, backward and `use` on each Program's model. Expects Program::error.
 void expect_of_programs(const Use& use) {
   for (const Program& program : programs()) {
     SCOPED_TRACE(program.name);

@@ -294,7 +294,7 @@ TEST(ComparedSteps, DifferByLargeIntegersImaginaryPartsAndTypesOf8Bits) {
   };
   using Lines = std::vector<std::string>;
   EXPECT_EQ(line(at::tensor({kLarge}), at::tensor({kLarge + 3})),
-            Lines{"count: largest difference 0, relative 0"});  // kLarge == kLarge + 3 in fp64
+            Lines{"count: largest difference 0, relative 0"});  // fp64 rounds kLarge + 3 to kLarge
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers * 3)),
             Lines{"count: largest difference 2, relative 0.632456"});
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers)), Lines{});
@@ -357,7 +357,7 @@ void save_alone(const fs::path& dir, std::int64_t step, int add, int keep = 0) {
   save(*rank.world(), dir, step, state.dict(), {.keep = keep});
 }
 
-/// Saves step 3, which also removes step 1. The tests interrupt this call.
+/// Saves step 3. With keep = 2, the save also removes step 1.
 void save_third(const fs::path& dir) {
   save_alone(dir, 3, 3, 2);
 }
@@ -367,7 +367,6 @@ void save_two(const fs::path& dir) {
   save_alone(dir, 2, 2);
 }
 
-/// Expects that all steps in `dir` are complete, wherever save_third() was interrupted.
 void expect_whole_steps(const fs::path& dir, const std::string& when) {
   const bool third = fs::exists(dir / kManifestOf3);
   EXPECT_EQ(ExpectLoads(dir, third ? 3 : 2), third ? 3 : 2) << when;
@@ -378,7 +377,7 @@ void expect_whole_steps(const fs::path& dir, const std::string& when) {
   }
 }
 
-/// How a process ended that called save(). kKilled: by SIGKILL; kOther: in an unexpected way.
+/// How a process that called save() ended. kOther: by an unexpected exception or signal.
 enum class Ending { kDone, kError, kKilled, kModelChanged, kOther };
 
 template <class Work>
@@ -411,7 +410,7 @@ Ending save_third_with(const fs::path& dir, const std::string& fault) {
   });
 }
 
-/// Returns a fault for each action at each system call of save_third(), such as "pwrite:3:EIO".
+/// Returns a text like "pwrite:3:EIO" for each system call of save_third() and each error action.
 std::vector<std::string> all_faults() {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -510,7 +509,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
       for (const std::string& error : errors) {
         EXPECT_EQ(error, errors.front()) << name << " " << fault;
       }
-      // If save() did not make the system call that should fail, save() has written step 2.
+      // If save() never makes the system call that is to fail, save() succeeds and writes step 2.
       std::filesystem::remove_all(dir / "step-00000002");
       EXPECT_EQ(ExpectLoads(dir.path(), 1), 1) << name << " " << fault;
     }

@@ -142,8 +142,8 @@ inline Tensors LocalValues(const SavedState& state) {
   return state.local();
 }
 
-/// Expects that an Error of `call` leaves the local tensors of `state` unchanged, and throws the
-/// Error to the caller. `state` is a module or a SavedState.
+/// Calls `call`. If `call` throws an Error, expects unchanged local tensors of `state` and rethrows
+/// the Error. `state` is a module or a SavedState.
 template <class State, class Call>
 void ExpectUnchangedByError(const State& state, const Call& call) {
   const Tensors before = LocalValues(state);
@@ -171,7 +171,7 @@ inline void SaveStep(const std::filesystem::path& dir, std::int64_t step, int ad
   });
 }
 
-/// Loads the newest step on one rank. Expects the values Values() + `add`. Returns the step number.
+/// Loads the newest step on one rank, and expects parameters Values() + `add`. Returns the step.
 inline std::int64_t ExpectLoads(const std::filesystem::path& dir, int add) {
   std::int64_t step = -1;
   RunRanks(1, [&](Rank& rank) {

@@ -74,7 +74,7 @@ TEST(LoadHuggingFace, FailsOnAllRanksWhereOneCannotRead) {
     return errors;
   };
   EXPECT_EQ(load(""), (std::vector<std::string>{"", ""}));
-  // load_hugging_face() reads headers before values, so the last pread() reads values.
+  // The last pread() reads tensor values: load_hugging_face() reads all headers first.
   for (const auto& error : load("pread:" + std::to_string(reads) + ":EIO")) {
     EXPECT_CONTAINS(error, "model.safetensors", "Input/output error");
   }
@@ -126,7 +126,7 @@ TEST(LoadHuggingFace, RefusesTwoValuesOfTiedParameters) {
                             values.at("embed.weight")));
     });
   };
-  // Some programs save a tied parameter twice, under both of its names.
+  // Some programs save a tied parameter under both of its names.
   values["head.weight"] = values.at("embed.weight").to(at::kDouble);
   load();
   values["head.weight"][10][4] += 1;

@@ -116,7 +116,7 @@ TEST(SaveHuggingFace, EndsOnAllRanksWhereOneFailsWhileGathering) {
     testing::WrappedWorld world(rank.world(), [&](comm::CommunicatorPtr group, const auto&) {
       return rank.rank() == 1 ? std::make_shared<FailingGather>(std::move(group)) : group;
     });
-    // Rank 1 outlives its error, so save_hugging_face() must send the error to the other ranks.
+    // EXPECT_THROWN catches rank 1's error: save_hugging_face() must report the error to rank 0.
     EXPECT_THROWN(std::exception, save_hugging_face(net, world, folder.path(), "{}"),
                   rank.rank() == 1 ? "out of memory" : "rank 1");
   });
@@ -228,7 +228,7 @@ TEST(SaveLora, WritesThoseOfAFusedLinearForItsParts) {
     save_lora(model, *rank.world(), folder / "out", "base");
     const auto saved = ReadModel(folder / "out/adapter_model.safetensors");
     ASSERT_EQ(saved.size(), 4u);
-    // split() splits the last dimension, but the layer's parts are rows of B A: hence the t().
+    // The layer's parts are rows of B A, but split() splits the last dimension: hence the t().
     const std::vector<at::Tensor> parts = qkv->split(b.matmul(a).t());
     for (const auto& [name, part] : {std::pair("q", parts[0]), std::pair("k", parts[1])}) {
       const std::string prefix = std::string("base_model.model.") + name;
@@ -271,7 +271,7 @@ void export_model(const std::filesystem::path& folder, std::int64_t max_shard_by
   files.publish();
 }
 
-/// Returns the number by which all tensors in `files` exceed Values(); nullopt if numbers differ.
+/// If every tensor in `files` is Values() plus the same number, returns this number; else nullopt.
 std::optional<int> added(const ModelFiles& files) {
   std::optional<int> all;
   for (const auto& [name, tensor] : Values()) {
@@ -285,7 +285,7 @@ std::optional<int> added(const ModelFiles& files) {
   return all;
 }
 
-/// Exports with shard size `older`, then `newer`. Kills the second export at system call 1, 2, ...
+/// Exports with shard size `older`, then `newer`. Kills the second export at each system call.
 void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
   int calls = 0;
   int found_new = 0;
@@ -299,7 +299,7 @@ void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
     const auto found = added(ModelFiles(folder.path()));
     ASSERT_TRUE(found == 1 || found == 2) << "a mixture, killed at call " << calls + 1;
     found_new += *found == 2 ? 1 : 0;
-    // An export removes all files that a killed earlier export has left.
+    // The next export removes all files that the killed export has left.
     export_model(folder.path(), kOneFile, 3);
     EXPECT_EQ(folder.files(), (Names{"config.json", "model.safetensors"}));
   }

@@ -351,7 +351,7 @@ void count(WithBuffers& model) {
   model.stock->mean.fill_(0.5);
 }
 
-/// Expects the values that count() writes in persistent buffers, and initial values elsewhere.
+/// Expects the values of count() in persistent buffers, and the initial values in other buffers.
 void expect_counted(const WithBuffers& model) {
   EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
   EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
@@ -438,7 +438,6 @@ struct DroppingRun {
     optimizer.emplace(model, optim::AdamWOptions{.lr = 1e-2});
   }
   StateDict dict() { return {model, optim::named_state(*optimizer, model)}; }
-  /// Trains the steps `begin` to `end` - 1. The batch of a step has 4 rows.
   void train(int begin, int end) {
     for (int step = begin; step < end; ++step) {
       const at::Tensor rows = fsdp::drawing::token_ids(4, step).chunk(

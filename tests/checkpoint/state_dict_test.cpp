@@ -100,7 +100,7 @@ TEST_ON_RANKS(StateDicts, LeaveFrozenParametersOut, 2) {
   EXPECT_EQ(local_tensor(net.head->slot("weight")->persistent()).abs().max().item<float>(), 0.0F);
 }
 
-/// Calls set_model_state_dict() with Values() on rank 0 and `state` on rank 1. Returns the error.
+/// Rank 0 passes Values() to set_model_state_dict(), rank 1 passes `state`. Returns the error.
 std::string error_of(const TensorDict& state, const StateDictOptions& options = kFull) {
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     Net net;
@@ -214,7 +214,7 @@ Tensors separate_values() {
           {"v.bias", at::arange(500, 504, at::kFloat)}};
 }
 
-/// Returns separate_values() as a fused tensor: for each group, its rows of q, k and v.
+/// Fuses separate_values(). Each key-value group of the fused tensor has rows of q, of k and of v.
 at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   const Tensors values = separate_values();
   std::vector<at::Tensor> rows;
@@ -226,7 +226,7 @@ at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   return at::cat(rows);
 }
 
-/// Returns layouts on a 2 × 2 mesh. Rows are split over both mesh dimensions, over one, or strided.
+/// Returns layouts whose rows are split over two mesh dimensions, over one, or into strided shards.
 std::vector<LayoutPtr> row_layouts() {
   return {Layout::intern({2, 2}, {{Digit{0, {0, 1}}}}), Layout::intern({2, 2}, {{Digit{0, {1}}}}),
           Layout::intern({2, 2}, {{Digit{2, {}}, Digit{8, {1, 0}}}})};
@@ -387,8 +387,7 @@ TEST_ON_MESH(GatherBlocks, GathersFromFsdpOverTensorParallelAndFromOneOfSeveralS
   EXPECT_ERROR(check_gatherable(partial, "w"), "parameter 'w' is Partial");
 }
 
-/// for_each_piece() must visit each element of a block once and in order, in pieces of at most
-/// `most` elements.
+/// for_each_piece() must split a block into pieces of at most `most` elements, in element order.
 TEST(Pieces, CoverABlockInOrder) {
   const std::vector<std::vector<std::int64_t>> blocks = {{},     {7},       {5, 3},   {2, 11},
                                                          {0, 4}, {3, 0, 2}, {2, 3, 5}};

@@ -179,7 +179,7 @@ TEST(ShardedCheckpoint, RefusesAStepThatExistsAsAStepAFileOrAnUnfinishedSaveOfAn
   EXPECT_EQ(ExpectLoads(dir / "step-00000002", 4), 2);
 }
 
-/// Loads a step with more files than the process can open at the same time.
+/// The step has more files than the process may have open at once, so a load opens files in turn.
 TEST(StoredStep, IsLoadedAFileAfterAnother) {
   const TemporaryFolder dir;
   RunRanks(10, [&](Rank& rank) {
@@ -251,7 +251,7 @@ TEST(StoredStep, IsReadByItsThreadsAtOnce) {
   const auto begin = std::chrono::steady_clock::now();
   step.read({.threads = 3, .piece_bytes = 4 * kMebibyte});
   const auto took = std::chrono::steady_clock::now() - begin;
-  // Each pread() takes 0.2 s. If the calls overlap, the load takes less than 0.12 s per pread().
+  // Each pread() takes 0.2 s. With overlapping calls, the load takes less than 0.12 s per pread().
   EXPECT_GT(testing::SystemCallFault::calls("pread"), 20);
   EXPECT_LT(took, std::chrono::milliseconds(120) * testing::SystemCallFault::calls("pread"));
   EXPECT_TRUE(target.equal(values.narrow(1, 1024, 1024)));
@@ -393,7 +393,7 @@ struct Schedule final : Stateful {
   double factor;
 };
 
-/// A number that each rank saves. If the number of ranks changes, rank 0 gets the sum.
+/// A RankState with an integer. A load on more or fewer ranks gives rank 0 the sum of the integers.
 struct Count final : RankState {
   explicit Count(int value) : value(value), initial(value) {}
   nlohmann::json state_dict() const override { return value; }

@@ -105,7 +105,7 @@ TEST_P(Collectives, MaximumAndMinimumOfBoolsNegativeNumbersAndNaN) {
 
 TEST_P(Collectives, AllReduceOfManySizes) {
   run([](Rank& rank) {
-    // Counts: 0, less than the number of ranks, and enough for one, two or more transfer rounds.
+    // Numbers of elements. Shared memory transfers the larger ones in two or more rounds.
     for (const std::int64_t count : {0, 1, 3, 8192, 8193, 100'003, 3'000'017}) {
       const at::Tensor tensor = at::arange(count, at::kFloat) + rank.rank();
       group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kMax)->wait();
@@ -163,7 +163,6 @@ TEST_P(Collectives, SixteenBitSumsAreRoundedOnce) {
   });
 }
 
-/// Returns the number of elements that rank `from` sends to rank `to`: 0, `scale` or 2 * `scale`.
 std::int64_t count_between(int from, int to, std::int64_t scale) {
   return scale * ((from + 2 * to) % 3);
 }

@@ -45,7 +45,7 @@ TEST(CudaLibrary, LoadedTooLateForLibtorchIsSaid) {
                   "make the world of device cuda first");
 }
 
-// Like its host group, StagedCommunicator must send several tensors in place, not in a buffer.
+// Several tensors must be sent in place, without a buffer, because the host group can do so.
 TEST_ON_RANKS(StagedCommunicator, MovesGroupsInPlaceAsItsHostDoes, 2) {
   const CommunicatorPtr staged = make_staged_communicator(group_of_all(*rank.world()));
   EXPECT_TRUE(staged->moves_groups_in_place());

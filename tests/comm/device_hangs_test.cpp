@@ -25,7 +25,7 @@ using Progress = std::function<bool()>;
 /// Starts a collective on the device. Returns a function that tells whether the collective is done.
 using Begin = std::function<Progress()>;
 
-/// A collective whose wait() returns while the device still works.
+/// A collective on a device: wait() returns at once, while the device still works.
 class DeviceCall final : public Work {
  public:
   explicit DeviceCall(Progress progress) : progress_(std::move(progress)) {}
@@ -89,7 +89,7 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsStuck) {
   TwoRanks(never).call_and_wait();
 }
 
-/// Each of four device calls takes half of the time-out, so all four take twice the time-out.
+/// Each of four collectives takes half of the time-out. Together they take twice the time-out.
 TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   using Clock = std::chrono::steady_clock;
   constexpr milliseconds kOneCall{600};
@@ -105,8 +105,8 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   std::this_thread::sleep_for(5 * kOneCall);
 }
 
-/// The destructor of a device call's Progress function calls the watchdog, which must not deadlock.
-/// When the world ends, the first of two calls has ended and the second call is still running.
+/// The watchdog destroys a collective's Progress function, whose destructor calls the watchdog: no
+/// deadlock may occur. At the world's end, one collective has ended and another still runs.
 TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   WorldWatch* world = nullptr;
   bool done = true;
@@ -127,7 +127,7 @@ TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   EXPECT_EQ(released, 2);
 }
 
-/// A call waits for three device operations. The watchdog measures each operation separately.
+/// One call waits for three device operations in turn. Each operation has its own time-out.
 TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   constexpr milliseconds kTimeout{600};
   const TwoRanks ranks(never, milliseconds(0), kTimeout);

@@ -20,8 +20,7 @@ inline CommunicatorPtr group_of_all(World& world) {
   return world.group(ranks, "all");
 }
 
-/// Options for RunRanks() with simulated hosts: rank i is on the host that letter i of `letters`
-/// names. If there are fewer ranks than letters, the last letters are not used.
+/// Options of RunRanks() for simulated hosts: letter i of `letters` names the host of rank i.
 inline testing::RanksOptions on_hosts(const std::string& letters) {
   return {.make_worlds = [letters](int size, const WorldOptions& options) {
     std::vector<std::string> hosts;
@@ -32,7 +31,7 @@ inline testing::RanksOptions on_hosts(const std::string& letters) {
   }};
 }
 
-/// Calls RunRanks() with one rank for each letter of `letters`. The letter names the rank's host.
+/// Calls RunRanks() with a rank for each letter. Ranks with equal letters are on the same host.
 inline void run_on_hosts(const std::string& letters, const testing::Body& body) {
   testing::RunRanks(static_cast<int>(letters.size()), body, on_hosts(letters));
 }
@@ -65,7 +64,7 @@ std::string own_error_of(const Call& call) {
   return "";
 }
 
-/// Returns 1000 * sender + i for each index i, so that a value tells the sender and the index.
+/// Returns elements that tell their origin: element i is 1000 * sender + i.
 inline at::Tensor numbers_from(std::int64_t sender, std::int64_t count) {
   return at::arange(count, at::kLong).add(1000 * sender).to(at::kFloat);
 }

@@ -18,7 +18,7 @@ using testing::ErrorsOfRanks;
 
 class Groups : public OnBackend {};
 
-// A tensor of 700000 elements needs several rounds of transfers through shared memory.
+// Numbers of elements. 700000 elements need several rounds of transfers through shared memory.
 const std::vector<std::int64_t> kCounts{3, 0, 1, 64, 700000};
 
 TEST_P(Groups, GatherEachTensor) {

@@ -57,8 +57,8 @@ CommunicatorPtr take_steps(World& world) {
   return group;
 }
 
-/// Expects that `call` throws a PeerError. Prints the error and how long `call` took. If `call`
-/// waits for a device, the watchdog ends the process instead.
+/// Expects a PeerError from `call`. Prints the error message and the waiting time for error_of().
+/// If `call` waits for a device, the watchdog ends the process.
 template <class Call>
 void expect_peer_error(Call&& call) {
   const auto begun = steady_clock::now();
@@ -72,7 +72,7 @@ void expect_peer_error(Call&& call) {
   }
 }
 
-/// A test case: rank 1 calls `act` while ranks 0 and 2 make the all-reduce of a fourth step.
+/// A fault of rank 1: rank 1 calls `act` where ranks 0 and 2 call the all-reduce of step 4.
 struct Fault {
   const char* name;
   enum When { kAtOnce, kAtTheTimeOut } when;
@@ -159,7 +159,7 @@ TEST(DISABLED_Hangs, Rank0SavesAlone) {
   }
 }
 
-/// A hanging job of three ranks on a communication back end.
+/// Three processes that run a hanging test on one communication back end, and their output.
 struct Job {
   std::string backend;
   testing::TemporaryFolder folder;
@@ -190,8 +190,8 @@ std::map<std::string, std::string> variables_of(const Job& job) {
   return variables;
 }
 
-/// Runs the test `body` on each back end and calls `expect` for each job. The jobs run at the same
-/// time, because they mostly wait. The watchdog reports after 1 s.
+/// Runs the test `body` in three processes for each back end, all at the same time, and then calls
+/// `expect` for each Job.
 template <class Expect>
 void for_each_backend(const std::string& body, Expect&& expect) {
   std::list<Job> jobs;
@@ -216,7 +216,7 @@ void for_each_backend(const std::string& body, Expect&& expect) {
   }
 }
 
-/// Returns how long a rank waited until its error, and the text of the error.
+/// Parses a rank's output: how long the rank waited for its error, and the error's message.
 std::pair<milliseconds, std::string> error_of(const Ended& ended) {
   std::smatch found;
   if (std::regex_search(ended.output, found, std::regex("error after (\\d+) ms: (.*)"))) {
@@ -232,7 +232,7 @@ std::pair<milliseconds, std::string> error_of(const Ended& ended) {
           found[1]};
 }
 
-/// Returns the watchdog's report, which must come within 3 s.
+/// Returns the watchdog's report from a rank's output. Expects a report within 3 s.
 std::string report_of(const Ended& ended) {
   std::smatch found;
   const std::regex line("tessera watchdog: .* did not (?:arrive|end) for ([0-9.]+) s.*");
@@ -244,10 +244,10 @@ std::string report_of(const Ended& ended) {
   return found[0];
 }
 
-/// A limit of 3 s: the watchdog reports after 1 s, and processes can be 2 s late.
+/// The longest time until a report: 1 s (the watchdog's limit) plus 2 s for slow processes.
 constexpr milliseconds kAfterTheLimit{3000};
 
-/// A limit much shorter than the time-out: 1 s, or 2 s with a sanitizer, which slows processes.
+/// A time much shorter than the time-out. Sanitizers slow the processes down.
 #ifdef TESSERA_SANITIZED
 constexpr milliseconds kSoon{2000};
 #else
@@ -273,7 +273,7 @@ TEST_P(HangsOfRank1, NamesRank1) {
     for (const char* word : fault.report) {
       EXPECT_CONTAINS(report_of(job.ranks[0]), word);
     }
-    // If ranks 0 and 2 fail at the same time, either rank's error can name the other rank.
+    // Ranks 0 and 2 can fail at the same time. Only one of their errors needs to contain `word`.
     for (const char* word : fault.errors) {
       EXPECT_CONTAINS(error + error_2, word);
     }

@@ -36,8 +36,8 @@ void kill_after(std::chrono::microseconds delay) {
   }).detach();
 }
 
-/// Rank 1 dies KILL_AFTER_US microseconds after making the process group. At that time, other ranks
-/// can still be making the group.
+/// Rank 1 is killed KILL_AFTER_US microseconds after it has made the process group; other ranks may
+/// still be making the group.
 TEST(DISABLED_Processes, Rank1IsKilledAnywhere) {
   const WorldPtr world = world_from_environment();
   const auto communicate = [&] {

@@ -95,7 +95,7 @@ WorldWatchPtr watch_of(int rank, int world_size, const StorePtr& store = nullptr
   return std::make_shared<WorldWatch>(settings, std::move(records), store);
 }
 
-/// Calls all_come_at_once() for a group "tp". `earlier` is the number of previous groups "tp".
+/// Calls all_come_at_once() for a group "tp" of a rank that has made `earlier` groups named "tp".
 bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::vector<int>& ranks,
                     int earlier) {
   const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
@@ -115,7 +115,7 @@ TEST(AllComeAtOnce, HoldsWhereTheGroupsTogetherHoldAllRanks) {
   });
 }
 
-// Rank 2 makes its first group named "tp" while rank 1 makes its second group named "tp".
+// Ranks 1 and 2 make a group "tp": the second such group of rank 1, and the first of rank 2.
 TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   RunRanks(3, [&](Rank& rank) {
@@ -178,7 +178,7 @@ GroupInfo group_of_all(int rank, const WorldWatchPtr& world) {
   return {"all", all, rank, milliseconds(2000), watch};
 }
 
-/// Waits for the other ranks of a barrier until check() throws. Returns the exception's message.
+/// Waits in a barrier until PeerWait::check() throws. Returns the exception's message.
 std::string error_of_wait(const GroupInfo& group) {
   PeerWait wait(group, "barrier");
   try {

@@ -59,7 +59,6 @@ TEST(WorldEnd, AScopeThatAnExceptionLeavesAbortsTheWorld) {
   EXPECT_CONTAINS(errors[0], "all_reduce in group 'all'", "rank 1 gave up");
 }
 
-/// A world of one rank whose abort() throws.
 class Stubborn final : public World {
  public:
   int rank() const override { return inner_->rank(); }
@@ -98,7 +97,7 @@ TEST(WorldEnd, AScopeInTheCleanUpAfterAnExceptionEndsWell) {
   EXPECT_ERROR(world->group({0}, "late"), "has ended");
 }
 
-// Only thread_worlds() sets TORCH_FR_BUFFER_SIZE to 0, which turns libtorch's flight recorder off.
+// thread_worlds() sets TORCH_FR_BUFFER_SIZE to 0, which turns libtorch's flight recorder off.
 TEST(DISABLED_WorldEnd, RunsAProcessToItsEnd) {
   const WorldPtr world = world_from_environment();
   group_of_all(*world)->barrier();

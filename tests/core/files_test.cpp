@@ -20,7 +20,6 @@ using testing::TemporaryFolder;
 using testing::WriteFile;
 using Names = std::vector<std::string>;
 
-/// Reserves disk space and then writes a file, as the library does for files of known size.
 void write_reserved(const std::filesystem::path& path, const std::string& text) {
   AtomicFile file(path);
   file.reserve(text.size());
@@ -29,7 +28,6 @@ void write_reserved(const std::filesystem::path& path, const std::string& text) 
   file.publish();
 }
 
-/// Returns the number of system calls that write_reserved() makes.
 int calls_of_one_file(const std::filesystem::path& folder) {
   const SystemCallFault counted(folder, "");
   write_reserved(folder / "f", "older");
@@ -173,7 +171,7 @@ TEST(Crc32c, IsThatOfTheStandard) {
   }
 }
 
-/// Returns the CRC-32C of the first n bytes for each n. The sums are computed bit by bit.
+/// Returns the CRC-32C of each prefix of `bytes`, computed bit by bit from the definition.
 std::vector<std::uint32_t> SumsByDefinition(std::span<const std::byte> bytes,
                                             std::uint32_t before) {
   std::vector<std::uint32_t> sums{before};

@@ -36,7 +36,7 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
   EXPECT_FALSE(batch.positions.defined());
   EXPECT_FALSE(loader.ignores_targets());
   EXPECT_EQ(loader.load(0, {{1, 1}}).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
-  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // 12 tokens: sample 4 has no target
+  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // sample 4 would lack a target
   EXPECT_EQ(Loader(Positions(13), 1, 3, 100).samples(), 4);
 }
 
@@ -47,7 +47,7 @@ TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
 }
 
-/// Returns the first token of each row in [first, last). Row indices count over all batches.
+/// Returns the first token of each row from `first` to `last` - 1, counted from the first batch.
 std::vector<std::int64_t> FirstTokens(const BatchLoader& loader, std::int64_t batch,
                                       std::int64_t first, std::int64_t last) {
   std::vector<std::int64_t> tokens;
@@ -302,7 +302,7 @@ void expect(const char* line, const PromptOptions& options, const Tokens& inputs
 TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
   expect(R"({"prompt": "ab", "completion": "cd"})", {}, {'a', 'b', 'c', 'd', 0, 0},
          {kNone, 'c', 'd', 0, kNone, kNone});
-  // The token "dd" joins the end of a completion and the start of a prompt, so "dd" is no target.
+  // The end of "cd" (completion) and the start of "du" (prompt) are one token "dd": no target.
   expect(R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})",
          {.begin = {1}, .truncate = true}, {'u', 'a', 'b', 'A', 'c', 'd' + 256},
          {kNone, kNone, kNone, 'c', kNone, kNone});

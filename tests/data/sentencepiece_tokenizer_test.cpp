@@ -4,7 +4,6 @@
 #include "data/small_tokenizers.h"
 #include "testing/errors.h"
 
-// A flag of libc10. The SentencePiece library has a flag with an equal name.
 C10_DECLARE_bool(caffe2_use_fatal_for_enforce);
 
 namespace tessera::data {
@@ -31,8 +30,8 @@ TEST_F(SentencePieceTokenizer, NamesAMissingFileAndRefusesOtherFiles) {
   }
 }
 
-/// The SentencePiece library must not overwrite libc10's flag of the same name: an error of
-/// libtorch would then end the process.
+/// libsentencepiece defines a flag with the name of a libc10 flag. libsentencepiece must not
+/// overwrite libc10's flag: an error of libtorch would then end the process.
 TEST_F(SentencePieceTokenizer, LeavesLibtorchsMemoryAlone) {
   if (dlsym(RTLD_DEFAULT, "__asan_init") != nullptr) {
     GTEST_SKIP() << "AddressSanitizer refuses libraries with a scope of their own";

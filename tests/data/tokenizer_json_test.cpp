@@ -61,7 +61,7 @@ TEST(HuggingFaceTokenizer, LooksForNormalizedTokensInTheNormalizedText) {
   EXPECT_EQ(Open(json)->encode("ae\u0301"), (Ids{0, 8}));
 }
 
-/// Returns ByteLevelJson() with the template `single`, in which <t> stands for two tokens.
+/// Returns ByteLevelJson() with a post-processing template in which <t> means two tokens.
 Json WithTemplate(Json single) {
   Json json = ByteLevelJson();
   json["post_processor"]["single"] = std::move(single);
@@ -123,7 +123,6 @@ TEST(HuggingFaceTokenizer, ServesSeveralThreads) {
   }
 }
 
-/// A wrong `value` at the JSON pointer `place` of ByteLevelJson(), and the expected error message.
 struct WrongValue {
   const char* place;
   Json value;
@@ -246,7 +245,7 @@ TEST(HuggingFaceTokenizer, RefusesStepsBehindByteLevel) {
   }
 }
 
-// The following tests write files beside tokenizer.json that change the tokenizer.
+// In the following tests, further files in the folder of tokenizer.json change the tokenizer.
 
 class FilesBesideJson : public ::testing::Test {
  protected:

@@ -95,7 +95,6 @@ std::string Joined(StreamDecoder decoder, const std::vector<std::int64_t>& token
 
 using Pieces = std::vector<std::string>;
 
-/// A tokenizer with one token for each byte. Derived classes decode the tokens.
 class Bytes : public Tokenizer {
  public:
   std::int64_t vocabulary() const override { return 256; }
@@ -175,7 +174,7 @@ TEST(StreamDecoder, PassesOverIdsBeyondTheVocabulary) {
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {beyond}), {word, beyond, word, beyond + 100}),
             (Pieces{"a", "", " a", "", ""}));
   EXPECT_ERROR(StreamDecoder(tokenizer).push(-1), "-1");
-  // If tokens precede the first push(), the first word keeps its leading space.
+  // With tokens given to the constructor, the first word keeps its leading space.
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {word}), {word}), (Pieces{" a", ""}));
 }
 

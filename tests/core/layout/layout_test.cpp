@@ -43,7 +43,7 @@ TEST(Layout, HasOneCanonicalForm) {
             Layout::intern({2, 2}, {{}}, {{0, ReduceOp::kMax}, {1, ReduceOp::kSum}}));
 }
 
-/// Returns each mesh coordinate's indices in a tensor dimension with two Digits (size factors).
+/// Returns the indices that each mesh coordinate owns in a dimension with two Digits (factors).
 std::vector<testing::Indices> owned(const testing::Indices& mesh,
                                     const std::vector<Digit>& digits) {
   const auto major = Layout::intern(mesh, one_dim({digits[0]}));
@@ -60,7 +60,7 @@ std::vector<testing::Indices> owned(const testing::Indices& mesh,
   return out;
 }
 
-/// Returns all pairs of Digits (factors of a dimension's size) of sizes up to 6 on a 2 x 3 mesh.
+/// Returns all pairs of Digits on a 2 x 3 mesh. A Digit is a factor of a dimension's size.
 std::vector<std::vector<Digit>> digit_pairs() {
   const std::vector<std::vector<int>> orders{{}, {0}, {1}, {0, 1}, {1, 0}};
   std::vector<std::vector<Digit>> out;
@@ -264,7 +264,7 @@ TEST(LayoutMath, LocalSizesAndGlobalIndicesAreThoseOfTheOwnedIndices) {
   });
 }
 
-/// The boxes must cover each element of the local tensor once, at the index that oracle.h computes.
+/// The boxes of a rank must cover each element of its local tensor once.
 TEST(LayoutMath, BoxesCoverTheLocalTensorOnce) {
   for_each_place([](const Case& c, const Layout& layout, const Indices& at) {
     std::int64_t covered = 0;

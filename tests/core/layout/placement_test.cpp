@@ -90,8 +90,8 @@ TEST(ToLayout, RefusesPlacementsThatDoNotFit) {
        {"no factor", making({2}, {StridedShard{0, 0}}, {8}), {"split factor below 1"}}});
 }
 
-/// For an even size, each list of Shard(0), StridedShard (factors up to 6) and Replicate must give
-/// each rank the indices that PyTorch gives. The layout must convert back to an equivalent list.
+/// Converts all lists of Shard(0), StridedShard and Replicate for an even size to layouts and back.
+/// Ranks must have PyTorch's indices. The converted lists must be equivalent to the originals.
 void check_all_even_lists(const Indices& mesh) {
   std::int64_t size = 60;
   for (const auto m : mesh) {

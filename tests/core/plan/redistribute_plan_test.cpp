@@ -106,7 +106,7 @@ TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, R}), Names{"all-gather 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, P}, {S0, S1}), Names{"reduce-scatter 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, S2}), Names{"all-to-all 1>2 m1"});
-  // Between the steps from [S0, S1] to [S1, S0], a mesh dimension shards tensor dimension 2.
+  // The plan from [S0, S1] to [S1, S0] shards tensor dimension 2 in an intermediate step.
   EXPECT_EQ(steps({8, 8}, {S0, S1}, {S1, S0}).size(), 3U);
 }
 
@@ -152,7 +152,7 @@ std::vector<std::string> cells_of(const std::string& row) {
   return cells;
 }
 
-/// Returns a table row: the bytes that a redistribution sends, in bold if PyTorch sends more bytes.
+/// Returns a row of the table in docs/redistribution.md, with smaller bytes than PyTorch's in bold.
 std::string row_of(const std::vector<std::string>& cells) {
   const auto mesh = numbers_in(cells[0]);
   const auto from = placements_in(cells[1]), to = placements_in(cells[2]);

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Returns a call of `op` with tensors of the sizes `tensors`, followed by the arguments `args`.
+/// Returns a call of `op` whose arguments are tensors of the given sizes, followed by `args`.
 OpCall call(std::string_view op, std::vector<std::vector<std::int64_t>> tensors,
             std::vector<Argument> args = {}) {
   OpCall result{.op = op, .args = {}, .tensors = {}};
@@ -102,7 +102,7 @@ TEST(Propagate, LeavesOutputsOfUnknownSizesOpen) {
   EXPECT_EQ(decided.outputs[2], nullptr);
 }
 
-// The first tensor is already split into 4 shards, so redistributing this tensor moves fewer bytes.
+// Redistributing the first tensor moves fewer bytes: the first tensor already has 4 shards.
 TEST(Propagate, MovesTheTensorThatOtherMeshDimensionsHaveMadeSmaller) {
   const std::vector<std::int64_t> mesh{4, 2};
   const LayoutPtr in_parts = Layout::intern(mesh, {{{0, {1}}}, {{0, {0}}}});
@@ -198,7 +198,6 @@ void PrintTo(const Expectation& expectation, std::ostream* out) {
   *out << expectation.op << " " << expectation.before;
 }
 
-/// Parses Expectation::before. "-" stands for a plain tensor.
 std::vector<LayoutPtr> layouts(const Expectation& expectation) {
   std::vector<LayoutPtr> result;
   const auto parts = testing::split(expectation.before, ' ');

@@ -16,7 +16,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Rounds `values` to multiples of 2^-20, so that sums of partial terms are exact.
+/// Rounds to multiples of 2^-20, so that the sum of the terms of a Partial tensor is exact.
 at::Tensor exact(const at::Tensor& values) {
   return at::round(values * 1048576.0) / 1048576.0;
 }
@@ -472,7 +472,6 @@ std::vector<RuleCase> rms_norm_cases() {
   };
 }
 
-/// Returns cases of attention for two chunks of queries, some with fewer key-value heads.
 std::vector<RuleCase> chunked_attention_cases() {
   const auto q = [] { return reals({2, 4, 6, 8}); };
   const auto kv = [] { return units({2, 2, 9, 8}); };

@@ -33,7 +33,7 @@ at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937&
                           sizes);
 }
 
-/// Returns the results of an operator call and its arguments, which in-place calls change.
+/// Returns the results of the call, followed by the arguments, which an in-place call changes.
 Tensors run(const RuleCase& rule_case, Values arguments) {
   const auto dot = rule_case.op.find('.');
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
@@ -59,7 +59,7 @@ bool agree(const at::Tensor& a, const at::Tensor& b, double tolerance) {
          at::allclose(a.to(type), b.to(type), tolerance, tolerance, true);
 }
 
-/// Calls the operator with random layouts. Returns what is wrong with the results, or "".
+/// Calls the operator on tensors in random layouts. Returns an error message, or "".
 std::string problem_of(const RuleCase& rule_case, const Tensors& expected, const DeviceMesh& mesh,
                        std::mt19937& engine) {
   std::string how;
