@@ -22,8 +22,8 @@ using Clock = std::chrono::steady_clock;
 
 struct Collective {
   const char* name;
-  /// A collective to measure. `elements` is the number of floats in the larger of the input and
-  /// output tensors.
+  /// Allocates tensors and returns a function that runs the collective. `elements`: number of
+  /// floats in the larger of the input and output tensors.
   std::function<std::function<void()>(Communicator&, std::int64_t elements)> prepare;
 };
 

@@ -19,7 +19,7 @@ namespace {
 
 using namespace tessera;
 
-/// Returns a tensor computed without random numbers, so that bench_ddp.py can compute equal bits.
+/// Computes values without random numbers, so that bench_ddp.py can compute the same bits.
 at::Tensor waves(at::IntArrayRef sizes, double phase) {
   return at::sin(at::arange(c10::multiply_integers(sizes), at::kFloat).mul(0.7).add(phase))
       .view(sizes);

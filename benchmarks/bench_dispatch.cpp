@@ -39,7 +39,7 @@ struct Case {
   std::string name;
   Tensors inputs;
   Operator run;
-  bool records = true;      ///< whether to measure with and without autograd recording
+  bool records = true;      ///< whether to also measure the call while autograd records
   std::size_t weights = 0;  ///< the last `weights` inputs are replicated, all others are Shard(0)
 };
 

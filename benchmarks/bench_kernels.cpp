@@ -107,8 +107,8 @@ void add_rms_norm(const Sizes& s) {
       [=] { return at::rms_norm(x, {weight.size(0)}, weight, 1e-5); });
 }
 
-/// Adds benchmarks of the fused kernel for RMSNorm(x + y), forward and backward. The benchmarks
-/// compare the kernel with two ATen operators, and with an addition followed by Tessera's norm.
+/// Adds benchmarks of RMSNorm(x + y), forward and backward: the fused kernel, two ATen operators,
+/// and an addition followed by Tessera's RMSNorm.
 void add_norm_of_sum(const Sizes& s) {
   const at::Tensor x = s.rand({s.tokens, s.dim}), other = s.rand({s.tokens, s.dim}),
                    weight = s.rand({s.dim}), rstd = kernels::rms_norm(x, weight, 1e-5).rstd;
@@ -153,8 +153,8 @@ void add_embedding(const Sizes& s) {
   const at::Tensor table = s.rand({rows, s.dim}), grad = s.rand({s.tokens, s.dim}),
                    indices = at::randint(rows, {s.tokens}, s.options.dtype(at::kLong));
   const std::string of = fmt::format("of {}, {}x{}", s.tokens, rows, s.dim);
-  // A lookup reads only the rows that it returns, so `grad`, which has the size of these rows,
-  // stands for the table.
+  // A lookup reads only some rows of `table`. `grad` has the size of these rows, so the number of
+  // bytes is computed from `grad`.
   add_pair(
       "embedding " + of, {grad, indices},
       [=] { return kernels::embedding_rows(table, indices, 0, rows); },
@@ -165,8 +165,8 @@ void add_embedding(const Sizes& s) {
       [=] { return at::embedding_dense_backward(grad, indices, rows, -1, false); });
 }
 
-/// Adds benchmarks of nn::FusedLinear, which computes query, key and value in one matrix product.
-/// The input has few tokens, and the weight has the sizes of one tensor-parallel rank.
+/// Compares one matrix product for query, key and value (nn::FusedLinear) with three products. The
+/// weight has the sizes of one tensor-parallel rank.
 void add_fused_linear(const Sizes& s) {
   const at::Tensor x = s.rand({64, 1024}), weight = s.rand({512, 1024});
   add_pair(

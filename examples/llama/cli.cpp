@@ -51,8 +51,8 @@ bool is_whole(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-/// Makes an integer option reject numbers that are not decimal or do not fit the option's type.
-/// CLI11 alone would clamp integers beyond 64 bits.
+/// Makes an integer option accept only decimal integers of 64 bits. CLI11 would clamp larger
+/// integers.
 void check_integers(CLI::Option& option) {
   const std::string type = option.get_type_name();
   const std::string name = type.substr(0, type.find(':'));
@@ -67,8 +67,8 @@ void check_integers(CLI::Option& option) {
   }
 }
 
-/// Throws Error if a flag with one value is given twice, because CLI11 would silently use one of
-/// the values.
+/// Throws Error if a flag that takes one value is given two different values. CLI11 would silently
+/// use the last value.
 void refuse_two_values(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     const std::vector<std::string>& values = option->results();
@@ -200,7 +200,7 @@ class Entries {
   Entries(const CLI::App& app, const std::vector<FlagNames>& alternatives, std::string file)
       : app_(app), alternatives_(alternatives), file_(std::move(file)) {}
 
-  /// Adds the entries in `table`: a whole configuration file, or its section `section`.
+  /// Adds the flags of `section` in `table`, or of the whole file `table` if `section` is "".
   void add(const toml::table& table, const std::string& section = "") {
     for (const auto& [key, node] : table) {
       const std::string name(key.str());
@@ -244,8 +244,8 @@ class Entries {
     }
   }
 
-  /// Converts the value of a flag in the file to the strings that CLI11 expects. For false and a
-  /// switch without a --no- form, the list is empty: the switch counts as not given.
+  /// Converts the value of a flag in the file to strings for CLI11. If the value is false and the
+  /// switch has no --no- form, returns no strings: the switch counts as not given.
   std::vector<std::string> inputs(const std::string& key, const toml::node& node,
                                   const CLI::Option& option) const {
     if (const auto* flag = node.as_boolean()) {
@@ -364,8 +364,7 @@ std::vector<std::string> default_values(CLI::Option& option) {
   return real ? values : std::vector<std::string>{};
 }
 
-/// Normalizes the text of a flag's value: the same value gets the same text from the command line
-/// and from a file.
+/// Normalizes `value`, so that equal values from the command line and from a file have equal texts.
 void write_alike(std::string& value, const CLI::Option& option) {
   if (is_path(option) && !value.empty()) {
     value = std::filesystem::absolute(value).lexically_normal().string();
@@ -470,8 +469,8 @@ std::string to_toml(const std::vector<ResolvedFlag>& flags) {
 
 namespace {
 
-/// Returns the absolute path of a file. The result is equal for all spellings of the path, also
-/// with links and with a slash at the end.
+/// Returns the absolute path of a file without symbolic links or a final slash, so that all paths
+/// of one file give the same result.
 std::filesystem::path place_of(const std::string& file) {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::absolute(file, error);
@@ -480,8 +479,8 @@ std::filesystem::path place_of(const std::string& file) {
   return place.has_filename() ? place : place.parent_path();
 }
 
-/// Returns the paths of all files that a program reads for the name `path`, which can be a glob or
-/// a model's folder. A missing file is reported later, by the code that reads the file.
+/// Returns the paths of all files that a program reads if a flag names `path`: a file, a glob or a
+/// model's folder. Missing files are not reported here, but by the code that reads them.
 std::vector<std::string> places_read(const std::string& path) {
   constexpr std::array kOfModel{"*.safetensors",     "*.safetensors.index.json",
                                 "config.json",       "generation_config.json",

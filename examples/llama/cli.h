@@ -23,11 +23,11 @@ using FlagNames = std::vector<std::string>;
 /// --config-file, which reads flags from a TOML file. Keys are the flags' names, at the top level
 /// or in the table of the flag's group (CLI::Option::group): steps = 3 in [training]. `true` stands
 /// for a flag without a value, an array for a flag given several times. A flag on the command line
-/// overrides the same flag in the file, and flags in the file that exclude this flag
-/// (`alternatives`). `first`: the flags that --help shows, while --help-all shows all; with {},
-/// --help shows all. Throws tessera::Error, for example for an unknown name (with the most similar
-/// valid name), a key in the wrong section (with its correct section), and a second value of a flag
-/// that takes one. Throws CLI11's Success after printing --help.
+/// overrides the same flag in the file. `alternatives`: lists of flags that exclude each other; any
+/// flag of a list on the command line overrides all flags of this list in the file. `first`: the
+/// flags that --help shows; {}: all flags. --help-all shows all flags. Throws tessera::Error, for
+/// example for an unknown name, for a key in a wrong section, and for two different values of a
+/// flag that takes one. Throws CLI11's Success after printing --help.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
@@ -69,16 +69,16 @@ struct LeftOut {
 };
 
 /// Returns all flags that a configuration file can have, in the order of --help-all. Paths of
-/// files, folders and globs are absolute. The default of a flag is the current value of the
-/// program's variable.
+/// files, folders and globs are absolute. A flag that is not given has the current value of its
+/// program variable.
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
-/// Records in `flags` which flags are left out. to_toml() writes these flags as comments.
+/// Sets ResolvedFlag::note of the flags in `left_out`. to_toml() writes these flags as comments.
 void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& left_out);
 
-/// Returns the values that must be equal on all ranks, by flag. Omits --metrics and --tensorboard,
-/// which only rank 0 writes. Paths can differ, so for a path the value is whether the path is
-/// given.
+/// Returns the names and values of the flags that must be equal on all ranks. Omits --metrics and
+/// --tensorboard, which only rank 0 writes. Paths can differ between ranks, so the value of a path
+/// says only whether the flag is given.
 std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
 /// Returns the text of a file for --config-file, in sections. Flags that are omitted or have no

@@ -105,7 +105,7 @@ std::int64_t token_of(const std::string& text, const data::Tokenizer& tokenizer)
   return ids[0];
 }
 
-/// Tokenizes a long text in parts, which limits memory. cut_of() ends the parts, as in text files.
+/// Tokenizes a long text in parts, to limit memory. cut_of() chooses the ends of the parts.
 void encode_long(const data::Tokenizer& tokenizer, std::string_view text,
                  std::vector<std::int64_t>& tokens) {
   while (!text.empty()) {
@@ -283,8 +283,8 @@ constexpr std::size_t kBytesUnderWay = 16 << 20;
 /// Pieces of text that one thread tokenizes together.
 struct Chunk {
   std::size_t bytes;
-  /// The tokens of the chunk, one list for each piece of text. Ready when a thread has tokenized
-  /// all.
+  /// The tokens of the chunk, one list for each piece of text. The future is ready when all pieces
+  /// are tokenized.
   std::future<std::vector<std::vector<std::int64_t>>> tokens;
 };
 
@@ -319,8 +319,8 @@ class Pipeline {
     }
     under_way_ += bytes_;
     auto encode = [&encoder = encoder_, pieces = std::exchange(pieces_, {})]() mutable {
-      // Each piece of text keeps its own list of tokens: joining the lists would copy the tokens of
-      // a long line, so that these tokens are in memory twice.
+      // Each piece of text has its own list of tokens. Joining the lists would copy the tokens of a
+      // long line, and both copies would be in memory at the same time.
       std::vector<std::vector<std::int64_t>> tokens;
       for (Piece& piece : pieces) {
         tokens.push_back(encoder(std::move(piece)));

@@ -23,7 +23,7 @@ namespace {
 
 constexpr double kRefused = -std::numeric_limits<double>::infinity();
 
-/// Keeps only the scores of the k most likely tokens, and of tokens as likely as the k-th token.
+/// Sets the score of each token to -inf that is less likely than the k-th most likely token.
 at::Tensor keep_top_k(const at::Tensor& scores, std::int64_t k) {
   if (k == 0 || k >= scores.size(-1)) {
     return scores;
@@ -73,9 +73,8 @@ at::Tensor Sampler::draw(const at::Tensor& probabilities) const {
   tessera::uniform_(uniform, 0.0, 1.0, {options_.seed, calls_});
   const at::Tensor cumulative = probabilities.cumsum(-1);
   const at::Tensor sum = cumulative.slice(-1, -1);
-  // Rounding can make the total of the cumulative sum different from 1, so the random number is
-  // multiplied by the total. `target` must be below the total, or a rejected token could be
-  // selected.
+  // Rounding can make the last cumulative sum differ from 1, so the random number is multiplied by
+  // this sum. `target` must be below this sum, or a rejected token could be selected.
   const at::Tensor target = at::minimum(uniform.to(probabilities.device()).unsqueeze(1) * sum,
                                         at::nextafter(sum, at::zeros({}, sum.options())));
   return cumulative.le(target).sum(-1);

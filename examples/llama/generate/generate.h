@@ -40,8 +40,8 @@ struct PromptText {
 };
 
 /// Returns the prompts of the command line or of the files of --prompts. A text file has one prompt
-/// per line. A *.jsonl file has objects with the field "prompt": a text, or a list with one
-/// complete text (is_whole). Empty lines are ignored. Throws tessera::Error for a file of another
+/// per line. A *.jsonl file has objects with the field "prompt": a text, or a list of one text, for
+/// which is_whole is true. Empty lines are ignored. Throws tessera::Error for a file of another
 /// format (the message has the line), and for a file without prompts.
 std::vector<PromptText> prompt_texts(const GenerateOptions& options);
 

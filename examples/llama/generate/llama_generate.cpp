@@ -187,7 +187,7 @@ struct GenerationTimes {
 /// continues.
 using TokenSink = std::function<bool(std::size_t index, std::int64_t token)>;
 
-/// Chooses the next tokens on rank 0 after each forward, and ends finished texts.
+/// Used on rank 0. Samples the next token of each text, and records which texts have ended.
 class Chooser {
  public:
   Chooser(const SamplingOptions& options, std::size_t texts, const Tokens& end,
@@ -219,8 +219,8 @@ class Chooser {
   std::int64_t given_ = 0;
 };
 
-/// Broadcasts rank 0's tokens. Only rank 0 samples tokens, because the arithmetic of sampling may
-/// differ between processors, and no rank would notice that the ranks' texts differ.
+/// Broadcasts rank 0's tokens to all ranks. If every rank sampled tokens, ranks with different
+/// processors could choose different tokens, and no rank would notice.
 Tokens of_rank_0(Tokens own, comm::Communicator* ranks, c10::Device device) {
   if (ranks == nullptr || ranks->size() == 1) {
     return own;
@@ -233,11 +233,11 @@ Tokens of_rank_0(Tokens own, comm::Communicator* ranks, c10::Device device) {
 }
 
 /// Continues `prompts` (at least one token each) as one batch with a key-value cache. Each text
-/// ends at one of the tokens `end`, which is not passed to `sink`, or after options.max_tokens. A
-/// text depends on the other texts of the batch only by rounding and by its index in the batch,
-/// which determines its random numbers. `ranks`: the process group of the ranks that compute the
-/// model together; nullptr for one rank. With a group, the call is collective: rank 0 chooses the
-/// tokens and calls `sink`, which can be empty on the other ranks. Throws Error for a prompt
+/// ends at one of the tokens `end`, which is not passed to `sink`, or after options.max_tokens. The
+/// other texts of the batch change a text only by rounding. The index of a text in the batch
+/// determines the random numbers of the text. `ranks`: the process group of the ranks that compute
+/// the model together; nullptr for one rank. With a group, the call is collective: rank 0 chooses
+/// the tokens and calls `sink`, which can be empty on the other ranks. Throws Error for a prompt
 /// without tokens, and the model's errors.
 GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
                                const SamplingOptions& options, const Tokens& end,
@@ -283,12 +283,12 @@ struct TextLoss {
   double mean = 0;          ///< negative log likelihood per token, in nats; exp(mean): perplexity
 };
 
-/// Returns the mean loss of all tokens but the first. The text is read in windows of `window`
-/// tokens that start `stride` tokens apart; the last window can be shorter. Each token is predicted
-/// once, in the first window that has it as a target, from the window's preceding tokens. With
-/// stride == window, a window's first prediction uses only one token of context; a smaller stride
-/// costs more, and gives each prediction at least window - stride tokens of context. Collective if
-/// logits are split over the vocabulary. Throws Error for fewer than two tokens.
+/// Returns the mean loss of all tokens but the first. The model reads the text in windows of
+/// `window` tokens. Each window begins `stride` tokens after the previous window. A token is
+/// predicted in the first window in which the token is a target, from the earlier tokens of the
+/// window. If stride == window, the first prediction of a window has one token of context. A
+/// smaller stride costs more and gives more context. Collective if logits are split over the
+/// vocabulary. Throws Error for fewer than two tokens.
 TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride) {
   const tensor_parallel::CrossEntropyOptions options{.reduction = at::Reduction::Sum};
   const c10::NoGradGuard no_grad;

@@ -77,9 +77,9 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
-/// A module's calls of one collective on one process group, in a training step.
+/// The traffic of one module by one collective on one process group, in one training step.
 struct ModuleTraffic {
-  /// The module's FQN: "model.layers.*.mlp" for the MLPs of all layers; "" outside the model.
+  /// The FQN, "*" for indices: "model.layers.*.mlp"; "" for the root module and outside of modules.
   std::string module;
   bool backward = false;
   std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"
@@ -92,10 +92,9 @@ std::string pattern_of(const std::string& fqn) {
   return std::regex_replace(fqn, number, "$1*");
 }
 
-/// Attributes each collective of rank 0 to a module. In forward, this is the innermost running
-/// module; in backward, the module whose output's gradient was computed last. The last module of
-/// backward also gets the collectives of clipping and of the optimizer. Adds permanent hooks to the
-/// model.
+/// Attributes each collective of rank 0 to a module: in forward to the innermost running module, in
+/// backward to the module whose output got its gradient last. The last module of backward also gets
+/// the collectives of gradient clipping and of the optimizer. Adds permanent hooks to the model.
 class TrafficByModule {
  public:
   TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
@@ -157,7 +156,7 @@ class TrafficByModule {
   comm::TrafficCounter& counter_;
   comm::TrafficTable last_;
   std::vector<std::string> running_;     ///< modules whose forward is running, innermost last
-  std::optional<std::string> backward_;  ///< the module whose output's gradient arrived last
+  std::optional<std::string> backward_;  ///< the module whose output got its gradient last
   std::vector<ModuleTraffic> modules_;
 };
 
@@ -187,9 +186,9 @@ TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
   return options;
 }
 
-/// Plans one rank of each planning::RankKind. Replaces --ac auto by the cheapest activation
-/// checkpointing with which the run fits the machine, possibly of some blocks only, or by "full" if
-/// nothing fits. Throws tessera::Error for options that llama_train rejects.
+/// Plans one rank of each planning::RankKind. If --ac is auto, sets `options.ac` to the activation
+/// checkpointing (perhaps only of the first blocks) with the least recomputation that fits the
+/// machine, or to "full" if nothing fits. Throws Error for options that llama_train rejects.
 planning::RunPlan plan_llama(TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
   const auto plan = [&] {
@@ -254,12 +253,12 @@ std::string to_text(const std::vector<ModuleTraffic>& modules) {
 
 struct ExpertPlan {
   models::ParameterCount parameters;
-  /// The rows (tokens) of an expert in a micro-batch: the mean, the maximum according to
-  /// --expert-load, and the number if one expert gets all tokens of the ranks that share the
+  /// Numbers of rows (tokens) of an expert in a micro-batch: the mean over experts, the maximum by
+  /// --expert-load, and the number if one expert gets all tokens of the ranks that split the
   /// experts.
   double mean_rows = 0, largest_rows = 0, most_rows = 0;
-  /// The bytes of features that rank 0, which has the most experts, sends in the all-to-alls of one
-  /// layer in forward and backward, for one micro-batch. Recomputation is not counted.
+  /// The bytes that rank 0, which has the most experts, sends in the all-to-alls of one layer, in
+  /// forward and backward of one micro-batch. Recomputation is not counted.
   std::int64_t all_to_all_bytes = 0;
 };
 
@@ -274,8 +273,8 @@ std::optional<ExpertPlan> plan_experts(const TrainOptions& o) {
   const std::int64_t tokens = sequences * o.seq / o.cp, own = (tokens + o.tp - 1) / o.tp;
   const auto shared = static_cast<double>(o.ep > 1 ? o.ep * own : tokens);
   const double mean = shared * static_cast<double>(k) / static_cast<double>(config.num_experts);
-  // Rank 0 sends the rows of its tokens to the experts, and the results of its experts back.
-  // Backward sends the gradients of both.
+  // In forward, rank 0 sends rows of its tokens to experts, and results of its experts back. In
+  // backward, rank 0 sends the gradients of these rows and results.
   const std::int64_t parts = o.ep > 1 ? o.ep : o.tp;
   const std::int64_t most = (config.num_experts + parts - 1) / parts;
   const auto others = static_cast<double>(most - 1);
@@ -303,7 +302,7 @@ std::string to_text(const ExpertPlan& plan) {
       plan.most_rows, plan.all_to_all_bytes);
 }
 
-/// Returns the fields of the training layout whose flags are given. A search keeps these fields.
+/// Returns the fields of the training layout that flags set. A search does not change them.
 std::set<std::string> fixed_fields(const TrainOptions& o) {
   std::set<std::string> fixed;
   for (const std::string name : {"dp", "tp", "cp", "ac", "zero", "accumulate"}) {
@@ -320,7 +319,7 @@ std::set<std::string> fixed_fields(const TrainOptions& o) {
   return fixed;
 }
 
-/// Searches training layouts of `gpus` ranks. The search keeps the values that flags set.
+/// Searches the training layouts of `gpus` ranks that agree with the given flags.
 planning::Search search_llama(const TrainOptions& o, const planning::Machine& machine,
                               std::int64_t gpus) {
   const models::LlamaConfig config = read_config(o.config);
@@ -408,8 +407,8 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   check_files_differ(files);
 }
 
-/// Writes the run's plan as JSON. Adds the collectives by module, and all degrees of parallelism,
-/// because RunPlan::mesh has only the dimensions above 1.
+/// Writes the run's plan as JSON. Adds the collectives by module, and the sizes of all mesh
+/// dimensions: RunPlan::mesh has only the dimensions of more than one rank.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
                 const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
                 const std::string& file) {

@@ -83,8 +83,7 @@ class ZstdStream final : public ByteStream {
   std::size_t read(std::span<char> out) override {
     ZSTD_outBuffer output{out.data(), out.size(), 0};
     while (output.pos < output.size) {
-      // has_more_ is true if the decoder still has output, because the last output buffer was too
-      // small.
+      // If has_more_ is true, the decoder may have more output for the input that it already has.
       if (input_.empty() && !refill() && !has_more_) {
         if (within_frame_) {
           fail_here("it ends too early");
@@ -197,7 +196,7 @@ void DocumentReader::open() {
 /// yet. Returns false if the file ends earlier.
 bool DocumentReader::fill(std::size_t bytes) {
   while (!at_end_ && left().size() < bytes) {
-    // Unread bytes are moved to the beginning of the buffer once per read, not once per Piece.
+    // Moves unread bytes to the start of the buffer: once per read, because once per Piece is slow.
     buffer_.erase(0, std::exchange(begin_, 0));
     const std::size_t had = buffer_.size();
     buffer_.resize(had + kReadBytes);
@@ -221,8 +220,8 @@ std::optional<Piece> DocumentReader::next_text() {
     return std::nullopt;
   }
   const bool begins = place_.offset == 0;
-  // cut_of() gets at most kPieceBytes + 1 bytes. The cut is then the same for every number of bytes
-  // in the buffer.
+  // cut_of() gets at most kPieceBytes + 1 bytes, so that the cut does not depend on the number of
+  // bytes in the buffer.
   Piece piece = take(longer ? cut_of(left().substr(0, kPieceBytes + 1)) : left().size());
   piece.begins = begins;
   piece.ends = !longer;

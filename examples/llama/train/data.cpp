@@ -52,7 +52,7 @@ std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   return sources;
 }
 
-/// Returns the content of a text file. A pipe is refused, because each rank reads the file.
+/// Returns the content of a text file. Throws Error for a pipe, because each rank reads the file.
 std::string text_of(const std::string& file) {
   return files::read_file(file, "a text file", UINT64_MAX);
 }
@@ -233,8 +233,8 @@ Json to_json(const std::vector<data::FileFingerprint>& files) {
   return list;
 }
 
-/// Returns the fingerprint of the tokenizer's first file. The entry "beside" of this fingerprint
-/// has the fingerprints of the other files. Returns null for the byte tokenizer ("").
+/// Returns the fingerprint of the tokenizer's first file, with an entry "beside" that has the
+/// fingerprints of the tokenizer's other files. Returns null for the byte tokenizer ("").
 Json tokenizer_fingerprint(const std::string& tokenizer) {
   if (tokenizer.empty()) {
     return {};

@@ -60,8 +60,8 @@ std::string flags_of(const std::string& text) {
   return kept;
 }
 
-/// Reserves a folder for a new run. With --resume auto (`may_begin_again`), the folder can already
-/// be that of a run with the same flags, if this run ended before its first save.
+/// Reserves a folder for a new run. With `may_begin_again` (--resume auto), also accepts the folder
+/// of a run with the same flags that ended before its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";
@@ -88,7 +88,7 @@ void take_for_a_new_run(const std::filesystem::path& folder, const std::string& 
 
 /// Reserves the folder of --output-dir for this run, and writes the flags to config.toml, or for a
 /// resumed run to config-2.toml and so on. `goes_on`: whether a step was loaded. With --resume
-/// auto, a run that ended before its first save starts again with the same flags. Throws
+/// auto, accepts the folder of a run with the same flags that ended before its first save. Throws
 /// tessera::Error if the folder belongs to another run, including a run that starts at the same
 /// time, or if the folder cannot be written. Call take_run_folder() on rank 0.
 void take_run_folder(const TrainOptions& options, bool goes_on) {
@@ -132,8 +132,7 @@ std::optional<std::map<std::string, std::filesystem::path>> copied_files(const T
       std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
   chosen.erase("generation_config.json");
   if (!std::filesystem::is_directory(tokenizer)) {
-    // The tokenizer file of --tokenizer gets the usual name and replaces all tokenizer files of the
-    // model.
+    // The file of --tokenizer replaces the model's tokenizer files, and gets the usual name.
     for (const char* form : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
       chosen.erase(form);
     }
@@ -412,7 +411,7 @@ std::string nonfinite_parameter(LlamaRun& run) {
 /// Returns the mean loss of the held-out data with the current weights; nullopt if `stop`, which is
 /// called after each batch, returns true. Collective.
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // targets per rank in all batches; 0 if the data have no ignored targets
+  double counted = 0;  // sum of targets per rank over the batches; 0 if no target is ignored
   const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));

@@ -95,7 +95,7 @@ struct TrainOptions {
   bool planned = false;
   /// How many of the model's layers a planned run has; 0: all layers.
   std::int64_t layers = 0;
-  /// The largest number of rows (tokens) of an expert, divided by the mean. Only for a planned run.
+  /// The most rows (tokens) of an expert, divided by the mean over experts. Only for planned runs.
   double expert_load = 1;
 
   /// The number of ranks of the mesh.

@@ -135,9 +135,9 @@ struct LlamaRun {
 /// if the results on the mesh differ from those of the one-rank model. Collective.
 std::string verify(LlamaRun& run);
 
-/// Returns the run of `options` for planning, in a comm::fake_world of its ranks, or in a world on
-/// this CPU. The run reads only the model's configuration and writes nothing. Throws tessera::Error
-/// for options that llama_train rejects.
+/// Returns the planned run of `options`. `world`: a comm::fake_world with the ranks of the run, or
+/// a world on this CPU. The run reads only the model's configuration and writes nothing. Throws
+/// tessera::Error for options that llama_train rejects.
 tessera::planning::Run planned_run(const TrainOptions& options,
                                    const tessera::comm::WorldPtr& world);
 /// Returns the function for planning::PlanOptions::sizes, which describes a rank's part of the
