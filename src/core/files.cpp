@@ -75,7 +75,7 @@ bool has_two_names(int fd) {
 
 /// Throws Error if `path` is a device, a pipe or a socket, which rename() would replace.
 void check_replaceable(const std::filesystem::path& path) {
-  std::error_code ignored;  // an error of status() is ignored: open() reports the error better
+  std::error_code ignored;  // ignores status() errors: open() describes them better
   const auto status = std::filesystem::status(path, ignored);
   TESSERA_CHECK(!std::filesystem::is_other(status), "cannot write '", path.string(),
                 "', which is a device, a pipe or a socket: give the name of a file");
@@ -159,7 +159,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
     const auto written = uninterrupted(
         [&] { return pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (written <= 0) {
-      // If pwrite() returns 0, reports EIO, because a loop over such calls might never end.
+      // write_at() reports EIO if pwrite() returns 0: repeated calls might never make progress.
       errno = written == 0 ? EIO : errno;
       fail_system("cannot write");
     }

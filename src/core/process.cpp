@@ -15,8 +15,8 @@
 
 namespace tessera::detail {
 
-// Environment variables switch optional checks on and off. A misspelt value is an error; if it
-// meant "off", a requested check would silently not run.
+// Environment variables switch optional checks on and off. A misspelt value is an error: if such a
+// value meant "off", a requested check would silently not run.
 
 /// An empty variable counts as not set, because shells often clear a variable with NAME= .
 std::optional<bool> environment_switch(const char* name) {

@@ -102,7 +102,7 @@ std::string since_text(std::int64_t since) {
 }  // namespace
 
 std::vector<std::string> explain_records(const std::string& folder) {
-  // The key of a record is the index of a World (a job can have several Worlds), and a rank.
+  // The map's keys: index of the World (a job can have several Worlds), and rank in this World.
   std::map<std::pair<int, int>, std::unique_ptr<const Record>> records;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {

@@ -37,7 +37,7 @@ bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
   if (ceil_div(extent * factor, parts) != chunk * factor) {
     return false;
   }
-  // There are at most two nonzero sizes of chunks: full chunks, and one remainder.
+  // torch.chunk makes chunks of at most two nonzero sizes: full chunks, and one shorter chunk.
   const auto rest = mesh_dims.subspan(1);
   return cuts_scale(mesh, chunk, factor, rest) && cuts_scale(mesh, extent % chunk, factor, rest);
 }

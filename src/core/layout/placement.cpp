@@ -144,7 +144,7 @@ namespace {
 using detail::mesh_size;
 using Sizes = std::vector<std::int64_t>;
 
-/// The division of a tensor dimension over one mesh dimension. A Shard has split factor 1.
+/// How one mesh dimension divides a tensor dimension. A Shard has split factor 1.
 struct Cut {
   int mesh_dim = 0;
   std::int64_t split_factor = 1;
@@ -175,7 +175,7 @@ class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
 
-  /// Shards a Digit (sub-dimension) as `cut` describes. Returns false if no Digit fits `cut`.
+  /// Shards a Digit (sub-dimension) as described by `cut`. Returns false if no Digit fits `cut`.
   bool apply(const Cut& cut) {
     const auto first = skip(cut.split_factor);
     if (!first) {
@@ -183,7 +183,7 @@ class DigitCutter {
     }
     for (auto i = *first; i < digits_.size(); ++i) {
       auto& digit = digits_[i];
-      const bool last = i + 1 == digits_.size();  // only the last Digit can have uneven chunks
+      const bool last = i + 1 == digits_.size();  // only the last Digit may have uneven chunks
       const auto left = remaining(digit);
       if (!last && left == 1) {
         continue;
@@ -210,8 +210,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// Returns the index i such that a rank has `factor` positions of the Digits (sub-dimensions)
-  /// before index i, multiplied together. Splits a Digit in two if necessary.
+  /// Returns the index i such that the Digits (sub-dimensions) before index i have `factor`
+  /// positions per rank, multiplied together. Splits a Digit in two if necessary.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -235,8 +235,8 @@ class DigitCutter {
     if (factor != 1) {
       return std::nullopt;
     }
-    // If the split factor equals the number of a rank's positions, the mesh dimension divides a new
-    // Digit (sub-dimension) of one position. The rank at coordinate 0 gets this position.
+    // If the split factor equals a rank's number of positions, the mesh dimension divides a new
+    // Digit (sub-dimension) of one position. Only the rank at coordinate 0 gets this position.
     digits_.push_back(Digit{1, {}});
     return digits_.size() - 1;
   }
@@ -264,7 +264,7 @@ std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector
   return std::move(cutter).digits();
 }
 
-/// The divisions (Cut) of each tensor dimension in mesh order, and the partial mesh dimensions.
+/// For each tensor dimension the divisions (Cut) in mesh order, and the partial mesh dimensions.
 struct CutsAndPartials {
   std::vector<std::vector<Cut>> cuts;
   std::vector<PartialDim> partial;
@@ -298,9 +298,9 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   return out;
 }
 
-/// Returns the split factor of `mesh_dim`, which shards one of `digits`: a rank's positions of the
-/// preceding Digits (sub-dimensions) when PyTorch applies `mesh_dim`, times the sizes of the later
-/// mesh dimensions that divide the same Digit first. See NOTE [Orders and strided shards].
+/// Returns the split factor of `mesh_dim`, which shards one of `digits` (sub-dimensions): the
+/// positions that a rank has of each preceding Digit when PyTorch divides over `mesh_dim`, times
+/// the sizes of later mesh dimensions that divide the same Digit first (NOTE [Orders and ...]).
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {

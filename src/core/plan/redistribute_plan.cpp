@@ -103,9 +103,9 @@ class SearchState {
   }
 
   /// Returns each list of mesh dimensions (Tail) that one collective can remove from a tensor
-  /// dimension. Every list begins with the innermost mesh dimension and continues outwards. A list
+  /// dimension. A list begins with the innermost mesh dimension and continues outwards. The list
   /// ends before a settled mesh dimension (see SearchState), and before a mesh dimension that
-  /// cannot be in one flattened process group with the list.
+  /// cannot be flattened into one process group with the listed mesh dimensions.
   std::vector<Tail> tails() const {
     std::vector<Tail> out;
     for (int d = 0; d < layout_->tensor_ndim(); ++d) {
@@ -311,7 +311,7 @@ class SearchState {
         !std::equal(mesh_dims.rbegin(), mesh_dims.rend(), order.rbegin())) {
       return false;
     }
-    // Nested divisions into uneven chunks have other boundaries than one division by all ranks.
+    // One process group cuts at other boundaries than nested mesh dimensions if chunks are uneven.
     const auto extent = digit->extent == 0 ? problem_.size(dim) : digit->extent;
     return extent % detail::mesh_product(layout_->mesh_sizes(), order) == 0;
   }
@@ -594,7 +594,7 @@ class Search {
  public:
   Search(const Problem& problem, const CostModel& model) : problem_(problem), model_(model) {}
 
-  // run() always finds a path, because an all-gather towards the target is always possible.
+  // run() always finds a path, because at least the all-gathers (see all_gather()) are possible.
   std::vector<Step> run(LayoutPtr from) {
     reach(from, 0, kNone, {});
     while (!queue_.empty()) {

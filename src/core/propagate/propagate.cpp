@@ -34,7 +34,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  // Positions of `major` in a full chunk, after division over the mesh dimensions visited so far.
+  // Number of `major`'s positions in a full chunk, divided over the mesh dimensions visited so far.
   std::int64_t left = extent;
   // Whether a mesh dimension has divided the Digit (sub-dimension) unevenly. Later mesh dimensions
   // would then divide chunks of different sizes, which a Digit cannot express.
@@ -50,7 +50,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
       minor.mesh_dims.push_back(mesh_dim);
       continue;
     }
-    // Each chunk of the unsplit Digit must consist of whole blocks of `minor.extent` positions.
+    // Each chunk of the undivided Digit must consist of whole blocks of `minor.extent` positions.
     if (ceil_div(left * minor.extent, parts) != ceil_div(left, parts) * minor.extent) {
       return std::nullopt;
     }
@@ -62,9 +62,9 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   return major;
 }
 
-/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Both full
-/// and last chunks must be checked: 2 ranks get 4 and 3 of 7 positions. If 3 more ranks divide each
-/// chunk, 3 positions give 1, 1, 1, but 4 positions give 2, 2, 0.
+/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Full and
+/// last chunks are both checked. If 2 ranks divide 7 positions, the chunks are 4 and 3. If 3 ranks
+/// then divide each chunk, the chunk of 3 gives 1, 1, 1, but the chunk of 4 gives 2, 2, 0.
 bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
                     std::span<const std::int64_t> mesh_sizes) {
   if (mesh_dims.empty() || extent == 0) {
@@ -95,7 +95,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
   FactorDigits result(factor_sizes.size());
   auto digit = digits.begin();
   for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
-    std::int64_t left = size;  // number of the factor's positions that no Digit covers so far
+    std::int64_t left = size;  // number of the factor's positions that no Digit covers yet
     while (left > 1 && digit != digits.end()) {
       if (digit->extent > left) {
         std::optional<Digit> major = cut(*digit, left, mesh_sizes);
@@ -171,7 +171,7 @@ struct FactorPlacement {
 struct Choice {
   enum Kind { kReplicate, kFactor, kLinear };
   Kind kind = kReplicate;
-  int index = -1;  ///< index of a factor, or index in ShardingRule::linear
+  int index = -1;  ///< kFactor: index in ShardingRule::factors; kLinear: in ShardingRule::linear
   friend bool operator==(const Choice&, const Choice&) = default;
 };
 
@@ -281,7 +281,7 @@ class TensorGroupPropagation {
     std::vector<std::pair<int, std::vector<Digit>>> digits = {};
   };
 
-  /// Returns a Choice for each mesh dimension. `unsharded`: factors (index letters) not to shard.
+  /// Returns the choice for each mesh dimension. Factors in `unsharded` are not sharded.
   std::vector<Choice> choose(const std::set<int>& unsharded) const {
     std::vector<Choice> choices;
     for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
@@ -337,9 +337,9 @@ class TensorGroupPropagation {
   /// input's layout then only suggests a layout for the outputs.
   bool is_hint(int input) const { return is_unread(input) && !rule_.size_arguments.empty(); }
 
-  /// Returns the Digits (extents not 0) by which an input divides `factor` (index letter). Prefers
-  /// an input written in place, then the input that agrees with `choices` on the most mesh
-  /// dimensions, then the largest input. Returns an empty list if no input shards the factor.
+  /// Returns the Digits (extents not 0) into which an input divides `factor` (index letter), or {}
+  /// if no input shards `factor`. Prefers an input written in place, then the input that agrees
+  /// with `choices` on the most mesh dimensions, then the largest input.
   std::vector<Digit> carried_digits(int factor, const std::vector<Choice>& choices) const {
     const Choice wanted{Choice::kFactor, factor};
     const std::vector<Digit>* best = nullptr;
@@ -745,7 +745,7 @@ class TensorGroupPropagation {
   std::vector<ShardingRule::Inplace> inplace_;
   std::vector<int> linear_;    // indices of the group's entries in ShardingRule::linear
   std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size
-  std::vector<Choice> choices_;  // a Choice for each mesh dimension, the outermost first
+  std::vector<Choice> choices_;  // the choice for each mesh dimension, outermost first
   // The Digits (sub-dimensions) of each sharded factor (einsum index letter).
   std::map<int, std::vector<Digit>> digits_;
 };

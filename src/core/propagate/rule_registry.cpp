@@ -1,6 +1,6 @@
 // The registry of sharding rules: the library's rules, from the tables in src/core/rules/, and
 // rules that programs register. The registry adapts rules of functional operators to in-place and
-// out= variants, so the tables need no rules for these.
+// out= variants, so the tables need no rules for such variants.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -100,8 +100,8 @@ bool changes_shape(std::string_view op) {
   return std::find(kNames.begin(), kNames.end(), rules::base_name(op)) != kNames.end();
 }
 
-/// Returns the rule of an in-place operator. The operator writes its first tensor, unless the
-/// functional operator's rule declares other inputs (inplace).
+/// Returns the rule of an in-place operator. The operator writes into its first tensor, unless the
+/// functional operator's rule has entries in ShardingRule::inplace.
 std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const OpCall& call) {
   std::optional<ShardingRule> rule = body(call);
   if (changes_shape(call.op)) {

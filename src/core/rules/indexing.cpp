@@ -20,7 +20,7 @@ std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
   return static_cast<std::size_t>(wrap_dim(call, call.integer(arg), meta_of(call, tensor).ndim()));
 }
 
-/// Lets dimension `dim` of `tensors` be sharded if the dimension has the same size in all tensors.
+/// Permits sharding of dimension `dim` of `tensors` if all tensors have the same size there.
 /// Otherwise `dim` stays unsharded: libtorch accepts index tensors that are smaller than self.
 void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& tensors,
                std::size_t dim) {
@@ -52,8 +52,8 @@ void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
   }
 }
 
-/// Declares the output of an operator that writes tensor `source` into tensor `self`, and the
-/// Partial inputs that give a Partial output. `source` is negative if a number is written.
+/// Declares the output of an operator that writes tensor `source` into tensor `self`. Also declares
+/// which Partial inputs give a Partial output. `source` < 0: the operator writes a number.
 void add_written(ShardingRule& rule, int self, int source, Write write) {
   rule.outputs.push_back(input_of(rule, self));
   if (write == Write::kAdd) {
@@ -414,7 +414,7 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
   return rule;
 }
 
-/// Returns the rule of a slice() that selects the part of index `part` from parts of size `size`.
+/// Returns the rule of a slice() that selects part `part`, if `dim` is cut into parts of `size`.
 ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
                            std::int64_t part) {
   ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);
@@ -428,7 +428,7 @@ ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t siz
   return rule;
 }
 
-/// Adapts `rule` to calls whose argument `arg` is the dimension. A 0-d tensor has no rule.
+/// Returns a rule that calls `rule` with the dimension in argument `arg`; nullopt for 0-d tensors.
 template <class Rule>
 RuleFunction::Body along_dim(std::size_t arg, Rule rule) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {

@@ -82,7 +82,8 @@ bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
   return true;
 }
 
-/// Declares that a matrix product is linear in each of its operands, together with added operands.
+/// Declares that the result is Partial if one multiplied operand and all added operands are
+/// Partial.
 void add_product_linearity(ShardingRule& rule, const std::vector<int>& product) {
   for (int operand : product) {
     std::vector<int> inputs{operand};
@@ -152,7 +153,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   }
   const int a_matrix = std::min(a_ndim, 2), b_matrix = std::min(b_ndim, 2);
 
-  OpCall batch = call;  // a copy whose tensors have only their batch dimensions
+  OpCall batch = call;  // a call of the same operator on the batch dimensions only
   batch.tensors[static_cast<std::size_t>(a)].sizes.resize(
       static_cast<std::size_t>(a_ndim - a_matrix));
   batch.tensors[static_cast<std::size_t>(b)].sizes.resize(

@@ -213,15 +213,15 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   for (std::size_t i : {1, 2}) {
     TensorFactors& output = rule.outputs.emplace_back(i == 1 ? factors.input : factors.weight);
     for (std::size_t dim = 0; dim < output.size(); ++dim) {
-      // If a dimension of the input or weight stays unsharded, the argument needs no factor (einsum
-      // index letter) for the dimension; the gradient, an output, needs a factor.
+      // An unsharded dimension of the input or weight has no factor (einsum index letter). The same
+      // dimension of the gradient needs a factor, because the gradient is an output.
       if (output[dim].empty()) {
         output[dim] = {add_unsharded(rule, call.tensor(i).sizes[dim])};
       }
     }
   }
   rule.outputs.push_back({factors.out});
-  // If output channels are sharded, the argument with the bias's sizes must contain local sizes.
+  // If output channels are sharded, the argument with the sizes of the bias gets local sizes.
   if (!call.is_none(3) && !call.integers(3).empty()) {
     rule.size_arguments.push_back({3, 2});
   }
@@ -317,9 +317,9 @@ struct Kernel {
   int bias = -1;
   int dropout = 3;
   int causal = 4;
-  int debug = -1;  ///< index of the flag that requests the dropout mask (with the flag: no rule)
+  int debug = -1;  ///< index of the flag that requests the dropout mask; no rule if the flag is set
   Statistics statistics = kRows;
-  /// Index of the flag that requests the log-sum-exp, which is an empty tensor without the flag.
+  /// Index of the flag that requests the log-sum-exp. Without the flag, that output is empty.
   int asks_statistics = -1;
   /// Number of replicated outputs after the log-sum-exp: seeds, offsets, empty tensors.
   std::size_t other_outputs = 0;

@@ -11,7 +11,7 @@ namespace tessera::rules {
 
 namespace {
 
-/// Indices of the arguments of a reduction in its schema; -1 if the reduction lacks the argument.
+/// Indices of a reduction's arguments in its schema. -1: the reduction has no such argument.
 struct Arguments {
   int dim = -1;  ///< index of the argument with the dimensions: an integer, a list, or None (all)
   ///< If `dim` is -1, the operator always reduces all dimensions.
@@ -50,7 +50,7 @@ std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, i
 }
 
 /// Adds the factor (einsum index letter) of a reduced dimension. No shard of a maximum or minimum
-/// may be empty, because libtorch throws. Every other reduction accepts an empty shard.
+/// may be empty, because libtorch throws for empty tensors. Other reductions accept empty shards.
 int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   const std::optional<ReduceOp> op = reduction_of(kind);
   if (!op) {
@@ -354,7 +354,7 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   if (call.tensor(2).sizes.size() != factors.target.size()) {
     return std::nullopt;
   }
-  // Without a reduction (kNone) the gradient of the loss has one number for each sample. With a
+  // Without a reduction (kNone) the gradient of the loss has one element for each sample. With a
   // reduction the gradient is a scalar.
   if (call.tensor(0).ndim() > 0) {
     input_of(rule, call.tensor_index(0)) = factors.target;

@@ -19,7 +19,7 @@ int push(ShardingRule& rule, ShardingRule::Factor factor) {
   return static_cast<int>(rule.factors.size()) - 1;
 }
 
-/// Adds a term such as "01~": positions in `tensors`, then a character (see add_linear_terms()).
+/// Adds a term such as "01~": indices in `tensors`, then a character (see add_linear_terms()).
 void add_linear_term(ShardingRule& rule, std::string_view term, const std::vector<int>& tensors) {
   std::vector<int> inputs;
   char sign = '+';

@@ -53,18 +53,17 @@ std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
 std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& call,
                                            const std::vector<int>& tensors);
 
-/// Declares that the operator commutes with every reduction of `inputs`, because the operator moves
-/// elements without changing them.
+/// Declares that the operator commutes with every reduction of the tensors `inputs`. This holds for
+/// operators that move elements without changing them.
 void add_any_linear(ShardingRule& rule, const std::vector<int>& inputs);
 
 /// Returns `dim` as an index from 0. Throws Error if `dim` is out of range; a 0-d tensor counts as
 /// having one dimension.
 int wrap_dim(const OpCall& call, std::int64_t dim, int ndim);
 
-/// Returns the indices of the tensor arguments in OpCall::tensors, without tensors in lists.
+/// Returns the indices in `OpCall::tensors` of the Tensor arguments, but not of tensors in lists.
 std::vector<int> tensor_arguments(const OpCall& call);
 
-/// Returns the sizes and element size of the tensor of index `tensor` of the call.
 inline const TensorMeta& meta_of(const OpCall& call, int tensor) {
   return call.tensors[static_cast<std::size_t>(tensor)];
 }

@@ -252,7 +252,7 @@ class Reshape {
   const Sizes &from_, &to_;
 };
 
-/// Returns `sizes` with -1 replaced; nullopt if a tensor of these sizes has not `numel` elements.
+/// Returns `sizes` with -1 replaced; nullopt if the product of the sizes cannot be `numel`.
 std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   std::int64_t known = 1;
   std::int64_t* inferred = nullptr;
@@ -266,7 +266,7 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
     }
   }
   if (inferred) {
-    // If another size is 0, any value fits the size -1; libtorch throws in this case.
+    // If another size is 0, the size -1 could have any value; libtorch throws in this case.
     if (known == 0 || numel % known != 0) {
       return std::nullopt;
     }

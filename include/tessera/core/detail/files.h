@@ -53,8 +53,8 @@ class AtomicFile : tessera::detail::NoCopy {
   std::uint64_t unsynced_ = 0;
 };
 
-/// Returns `path` as an absolute path, so that a later chdir() does not change its meaning. An
-/// empty path stays empty. `path` is returned unchanged if the working directory no longer exists.
+/// Returns `path` as an absolute path, which stays valid after a chdir(). An empty path stays
+/// empty. `path` is returned unchanged if the working directory no longer exists.
 std::filesystem::path absolute_path(const std::filesystem::path& path);
 
 /// Removes the temporary files that killed processes of this machine have left in `folder`.
@@ -87,12 +87,12 @@ class ReadError : public Error {
 /// The byte order mark that some editors write at the beginning of a text.
 inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
-/// Returns a hint about NaN and Infinity, to append to a JSON parser's error message. Empty unless
-/// `fault`, the text that the parser rejected, is NaN or Infinity.
+/// Returns a hint about NaN and Infinity, to append to a JSON parser's error message. Returns ""
+/// unless `fault`, the text that the parser rejected, is NaN or Infinity.
 std::string json_hint(std::string_view fault);
 
-/// Throws Error if the content is a git-lfs pointer, which a repository contains in place of the
-/// file itself.
+/// Throws Error if `content` is a git-lfs pointer: a text that a repository can contain in place of
+/// the file itself.
 void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view content);
 
 /// Computes the checksum CRC-32C (Castagnoli; RFC 3720) of `bytes`, by this processor's fastest

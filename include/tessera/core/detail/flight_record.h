@@ -60,7 +60,7 @@ struct GroupSlot {
   std::array<std::uint64_t, kMostRanks / 64> ranks{};
   /// Number of collectives that the rank has begun, including the set-up of the group.
   std::atomic<std::uint64_t> begun{0};
-  /// Describes the collective in which the rank waits, or else the rank's last collective.
+  /// Describes the rank's last collective; while the rank waits, the collective that it waits for.
   SharedText call;
   std::atomic<std::uint64_t> number{0};  ///< index of the collective in the process group
   std::atomic<bool> waits{false};        ///< whether the rank waits, on the CPU or the GPU
@@ -68,7 +68,7 @@ struct GroupSlot {
 };
 
 struct Record {
-  std::atomic<std::uint64_t> magic{0};  ///< the constant kMagic, written after all other fields
+  std::atomic<std::uint64_t> magic{0};  ///< the constant `kMagic`, written after all other fields
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int64_t pid = 0;
@@ -102,8 +102,8 @@ std::string record_name(int world, int rank);
 /// Returns a list of ranks as text: "rank 1" or "ranks 0, 2-7".
 std::string name_ranks(const std::vector<int>& ranks);
 
-/// Explains a hang by the flight records in `folder`: one line for each rank says what the rank did
-/// last, and which ranks have not begun this collective. Throws Error if there are no records.
+/// Explains a hang by the flight records in `folder`. The text has one line for each rank: the
+/// rank's last collective, and which ranks have not begun it. Throws Error if there are no records.
 std::vector<std::string> explain_records(const std::string& folder);
 
 }  // namespace tessera::flight

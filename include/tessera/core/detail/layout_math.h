@@ -33,8 +33,8 @@ std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> siz
 
 /// A block of the global tensor that is stored on one rank: a range of indices in every dimension.
 struct Box {
-  std::vector<std::int64_t> global_offset;  ///< first index in the global tensor, by dimension
-  /// The first index of the box in the local tensor of the rank, for each dimension.
+  std::vector<std::int64_t> global_offset;  ///< block's first index in the global tensor
+  /// The block's first index in the local tensor of the rank that stores the block.
   std::vector<std::int64_t> local_offset;
   std::vector<std::int64_t> sizes;
   friend bool operator==(const Box&, const Box&) = default;
@@ -69,18 +69,18 @@ std::vector<std::int64_t> flat_place(const FlatPlace& place);
 /// list of the wrong length.
 FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndim);
 
-/// The rows of one weight in a fused weight, a matrix that stores several weights. The fused weight
-/// has groups of `group_rows` rows; in each group, `run` rows belong to the weight.
+/// The rows of one weight in a fused weight (a matrix that stores several weights). The fused
+/// weight consists of `groups` equal groups of rows. Each group has `run` rows of this weight.
 struct PartRows {
-  std::int64_t first = 0;  ///< index of the weight's first row in each group of rows
-  std::int64_t run = 0;    ///< number of the weight's rows in each group of rows
-  /// Number of rows of a group, including the rows of all other weights in the fused weight.
+  std::int64_t first = 0;  ///< index, within a group, of the weight's first row
+  std::int64_t run = 0;    ///< number of the weight's rows in each group
+  /// Number of rows of a group, with the rows of the other weights.
   std::int64_t group_rows = 0;
   std::int64_t groups = 1;
 
-  /// Calls visit(row, from, count) for each group whose rows of this weight overlap with the block
-  /// [first_row, first_row + rows) of rows of the fused weight. The overlap has `count` rows. The
-  /// overlap begins at row `row` of the weight and at row `from` of the block.
+  /// Finds this weight's rows among the rows [first_row, first_row + rows) of the fused weight.
+  /// Calls visit(row, from, count) for each group that has such rows: row `row + i` of this weight
+  /// is row `first_row + from + i` of the fused weight, for i from 0 to count - 1.
   template <class Visit>
   void visit(std::int64_t first_row, std::int64_t rows, const Visit& visit) const {
     for (std::int64_t group = 0; group < groups; ++group) {

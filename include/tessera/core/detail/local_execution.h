@@ -12,7 +12,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// A tensor argument of an operator, as an index in OpCall::tensors; -1 for a None in a list.
+/// An operator's argument of type Tensor: an index in `OpCall::tensors`, or -1 for None in a list.
 struct TensorRef {
   int index = -1;
   friend bool operator==(const TensorRef&, const TensorRef&) = default;
@@ -61,7 +61,7 @@ struct LocalExecution {
       /// shards. An index outside of [0, rows) is an error.
       kEmbeddingRows,
       /// Gather with arguments (self, dim, index, first, size): the shard `self` begins at position
-      /// `first` of the `size` positions of `dim`. The result is zero for other shards' indices.
+      /// `first` of the `size` positions of `dim`. The result is zero for indices in other shards.
       kGatherPart,
     };
     /// The full name of an operator ("aten::sum"), or a PartOperator.
