@@ -45,10 +45,10 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
 }
 
 /// Returns the ranks of the mesh whose dimensions are the submeshes `parts`, in row-major order.
-/// Each part is a list of ranks of `root` that contains this rank, `own`. A rank's position in
-/// `root` is the position of `own`, plus an offset for each part. Returns an empty list if a
-/// position is outside of `root` or occurs twice. Coordinates are not used, because a part need not
-/// be a dimension of the root mesh (a flattened dimension, a slice of a slice).
+/// Each part lists ranks of `root`, including this rank, `own`. The position of a rank in `root` is
+/// the position of `own` plus one offset per part. Coordinates are not used, because a part need
+/// not be a dimension of the root mesh (a flattened dimension, a slice of a slice). Returns an
+/// empty list if a position is outside of `root` or occurs twice.
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
   const auto position = [&](int rank) {
@@ -58,8 +58,6 @@ std::vector<int> product_through(const std::vector<int>& root,
     return same < root.size() && root[same] == rank ? static_cast<std::ptrdiff_t>(rank)
                                                     : std::ranges::find(root, rank) - root.begin();
   };
-  // A position in the root mesh is the sum of coordinate times stride over all dimensions, so
-  // offsets along different dimensions can be added.
   const std::ptrdiff_t own_position = position(own);
   std::vector<std::ptrdiff_t> positions = {own_position};
   for (const std::vector<int>& part : parts) {
@@ -159,8 +157,8 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   explicit Family(comm::WorldPtr world) : world_(std::move(world)) {}
   Family(const Family&) = delete;
   Family& operator=(const Family&) = delete;
-  /// The destructor removes this family from the registry. Runs on the thread that destroys the
-  /// last DeviceMesh of this family.
+  /// The destructor removes this family from the registry. The destructor runs on the thread that
+  /// destroys the last DeviceMesh of this family.
   ~Family() {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
@@ -187,9 +185,8 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   }
 
   /// Records that flatten() gave `name` to the dimensions `dims` of `root`, so that slicing finds
-  /// `name`. If `name` already stands for other dimensions of `root`, returns those dimensions;
-  /// otherwise returns an empty list. A name in `dims` that flatten() gave is replaced by the names
-  /// of the dimensions it stands for.
+  /// `name`. A flattened name in `dims` is recorded as the dimensions for which the name stands. If
+  /// `name` already stands for other dimensions, returns those; otherwise returns an empty list.
   std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
                                               const std::vector<std::string>& dims) {
     const std::lock_guard lock(mutex_);
@@ -203,7 +200,6 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
     return known->second == all ? std::vector<std::string>{} : known->second;
   }
 
-  /// Returns the dimensions of `root` that were flattened to `name`; empty if there are none.
   std::vector<std::string> flattened_dims(const Impl* root, const std::string& name) const {
     const std::lock_guard lock(mutex_);
     const auto known = flattened_.find({root, name});
@@ -226,7 +222,6 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
 
 namespace {
 
-/// The name of a mesh dimension, for messages and process groups; "dim0" in a mesh without names.
 std::string dim_name(const MeshShape& shape, int dim) {
   return shape.names().empty() ? "dim" + std::to_string(dim)
                                : shape.names()[static_cast<std::size_t>(dim)];
@@ -454,8 +449,8 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
-/// Makes a mesh with the same root as this mesh, or returns an equal mesh that exists. The root of
-/// a slice of a slice is the first mesh, so equal submeshes are one object.
+/// Makes a mesh with the same root as this mesh, or returns an existing mesh that is equal. The
+/// root of a slice of a slice is the first mesh, so equal submeshes are one object.
 DeviceMesh DeviceMesh::relative(std::vector<int> ranks, MeshShape shape) const {
   const Impl& own = impl();
   if (ranks == own.root->ranks && shape == own.root->shape) {
@@ -517,7 +512,6 @@ DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   return relative(ranks_through(ranks(), shape(), coordinate(), dims), MeshShape(sizes, names));
 }
 
-/// Returns the mesh dimension with this name, or the dimensions that were flattened to this name.
 std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   const std::string text(name);
   std::vector<int> dims;

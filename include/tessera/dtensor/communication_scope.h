@@ -13,9 +13,9 @@ namespace tessera {
 
 /// A CommunicationScope records this rank's collectives while the scope exists: counts calls and
 /// bytes by mesh dimension, and lists the calls. The list grows with every call, so use a scope for
-/// one step, not for a whole training run. Bytes are those of this rank's inputs. Not collective.
-/// Records the calls of all threads of this rank; only one thread may use the scope. Like PyTorch's
-/// CommDebugMode, with bytes.
+/// one step, not for a whole training run. The bytes of a call are the size of this rank's input.
+/// Not collective. Records the calls of all threads of this rank; only one thread may use the
+/// scope. Like PyTorch's CommDebugMode, with bytes.
 ///
 ///   CommunicationScope communication(mesh);
 ///   model(x).sum().backward();
@@ -25,7 +25,7 @@ class CommunicationScope {
   explicit CommunicationScope(const DeviceMesh& mesh);
   /// Returns the number of calls and bytes for each mesh dimension and collective.
   comm::TrafficTable table() const;
-  /// Returns the traffic of one mesh dimension; "": the traffic of all collectives.
+  /// Returns the traffic along one mesh dimension; for an empty `mesh_dim`, of all collectives.
   comm::Traffic total(const std::string& mesh_dim = {}) const;
   /// Returns a text with a line for each mesh dimension and collective: number of calls, and bytes.
   std::string report() const;

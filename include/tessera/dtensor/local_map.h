@@ -20,7 +20,7 @@ struct LocalMapOptions {
   /// The placements of the gradient that the function computes for each tensor argument (see
   /// to_local). nullopt or an empty list: the argument's own placements, with two exceptions.
   /// Partial is replaced by Replicate. On a mesh dimension where the argument is replicated but the
-  /// results are sharded or sums, the default is Partial: each rank computes its own term. For a
+  /// results are sharded or Partial, the default is Partial: each rank computes its own term. For a
   /// replicated argument, set Partial if the ranks' results differ, and Replicate if the function
   /// reduces the gradients itself.
   std::vector<std::optional<Placements>> in_grad_placements{};
@@ -34,10 +34,10 @@ struct LocalMapOptions {
 /// be the same on every rank and are passed unchanged. Use local_map for operations that are
 /// written for the shards of a tensor. Collective if `function` is collective. Differentiable:
 /// autograd records the operators that `function` runs; collectives that `function` calls directly
-/// need a gradient of their own. Throws Error for arguments with wrong placements, for lists of
-/// options that are neither empty nor of one item each, and for a wrong number of results. The
-/// gradient of a plain argument is plain and whole; its placements follow the rules for a
-/// replicated argument. Like PyTorch's local_map.
+/// need a gradient of their own. Throws Error for arguments with wrong placements, for a wrong
+/// number of results, and for an option list that is neither empty nor has one item for each
+/// argument (`out_sizes`: each result). The gradient of a plain argument is plain and whole; its
+/// placements follow the rules for a replicated argument. Like PyTorch's local_map.
 ///
 ///   // x is sharded. Each rank sums the squares of its shard: one term of the result.
 ///   const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {

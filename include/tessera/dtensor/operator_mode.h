@@ -29,10 +29,10 @@ class OperatorMode {
   virtual ~OperatorMode() = default;
   /// The library calls call() for each intercepted operator on plain and distributed tensors, and
   /// for synchronous redistributions, as operator "tessera::redistribute". `run` runs the operator
-  /// and returns its results. Instead of these results, call() can return other results of the same
-  /// kinds. Operators that `run` calls on local tensors are not intercepted. If the operator is
-  /// collective, then either all ranks call `run`, or no rank does. The operator throws the
-  /// exceptions of `run` and of call().
+  /// and returns its results. Instead of these results, call() can return other results of the
+  /// types in the operator's schema. Operators that `run` calls on local tensors are not
+  /// intercepted. If the operator is collective, then either all ranks call `run`, or no rank does.
+  /// The operator throws the exceptions of `run` and of call().
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 

@@ -18,9 +18,9 @@ struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   /// Whether the losses of the tokens are averaged, summed, or returned as they are.
   at::Reduction::Reduction reduction = at::Reduction::Mean;
-  /// The divisor of Mean, a tensor with one number. Default: the number of targets of the call that
-  /// are not ignored, at least 1. The default is correct only if every data-parallel rank has the
-  /// same number of such targets.
+  /// The divisor for reduction Mean, a tensor with one element. Default: the number of targets in
+  /// the call that are not ignored, at least 1. The default is correct only if every data-parallel
+  /// rank has the same number of such targets.
   at::Tensor tokens = {};
   /// Alternative to `tokens`: the mesh of the data-parallel ranks, which fully_shard uses. Mean is
   /// then the mean over all targets on these ranks that are not ignored, even if the ranks have
@@ -71,8 +71,8 @@ struct LinearCrossEntropyOptions {
   /// The number of chunks into which a rank's tokens are divided. 0: chunk_bytes decides.
   std::int64_t chunks = 0;
   /// The maximum size in bytes of a chunk's logits on one rank, in the type of `hidden`. A chunk
-  /// has at least one token. Its number of tokens is rounded down to a multiple of 1024 if at least
-  /// 1024, and to a multiple of 128 if at least 128. Not used if `chunks` is set.
+  /// has at least one token. The number of tokens of a chunk is rounded down: from 1024 on to a
+  /// multiple of 1024, from 128 on to a multiple of 128. Not used if `chunks` is set.
   std::int64_t chunk_bytes = std::int64_t{256} << 20;
 };
 
@@ -97,7 +97,7 @@ struct LinearCrossEntropyOptions {
 ///
 /// Throws the Errors of cross_entropy. Also throws Error for other shapes, types and layouts, for
 /// negative chunks or bytes, and for reduction None with gradients, because forward does not know
-/// the factor of each row.
+/// the gradient of each loss.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});

@@ -43,7 +43,7 @@ struct DeclaredPlanOptions {
   /// Whether activations outside of attention and MLP are split along the sequence.
   bool sequence_parallel = true;
   bool loss_parallel = true;  ///< whether logits remain sharded over the vocabulary
-  bool regather = true;       ///< the option `regather` of PrepareModuleInputOptions
+  bool regather = true;       ///< PrepareModuleInputOptions::regather for the blocks' inputs
 };
 
 /// Interface of a module class that declares the tensor-parallel plan for itself and the modules

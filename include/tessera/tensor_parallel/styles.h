@@ -43,11 +43,11 @@ class ParallelStyle {
   /// parameters().
   virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
   /// Whether the style needs the hooks of apply(). A module inside an nn::Hooked runs no hooks, so
-  /// only styles that need none are allowed there: apply() is not called, and operators
-  /// redistribute their arguments themselves.
+  /// only styles without hooks are allowed there: apply() is not called, and operators redistribute
+  /// their arguments.
   virtual bool adds_hooks() const { return true; }
 };
-/// Shared, because several entries of a plan can use one style.
+/// A pointer to a style, which several entries of a plan can share.
 using StylePtr = std::shared_ptr<const ParallelStyle>;
 
 /// Pairs of an FQN pattern (nn::matches_fqn) and a style: {"layers.*.mlp.up_proj",
@@ -91,10 +91,10 @@ StylePtr colwise_parallel(ColwiseOptions options = {});
 /// Options of replicated_heads_parallel(), for an nn::Linear with fewer heads than ranks, such as
 /// the keys or values of grouped-query attention. colwise_parallel() would split single heads. The
 /// number of ranks must be a multiple of `heads`. The parameters are replicated. Each head is
-/// computed on (number of ranks) / `heads` consecutive ranks: the ranks that have its queries, if
-/// colwise_parallel() splits the queries. The result is Shard(-1) with ranks * (features / heads)
-/// features, as if each rank had a separate head. The gradients of the parameters are sums over the
-/// ranks. Like Megatron-LM with fewer query groups than ranks.
+/// computed on (number of ranks) / `heads` consecutive ranks: the ranks that have the queries of
+/// this head, if colwise_parallel() splits the queries. The result is Shard(-1) with ranks *
+/// (features / heads) features, as if each rank had a separate head. The gradients of the
+/// parameters are sums over the ranks. Like Megatron-LM with fewer query groups than ranks.
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
   Placement input_layouts = Replicate{};
@@ -149,21 +149,21 @@ StylePtr sequence_parallel(SequenceOptions options = {});
 /// Options of replicate_parallel(), which replicates parameters, input and output of a module,
 /// without sequence parallelism. Parameters of modules below the module are included, unless
 /// another entry of the plan names these modules. Like torchtitan's NoParallel. A split input is
-/// gathered. A norm over the features of each head needs no style; sequence_parallel() with the
-/// dimension of the heads is correct as well.
+/// gathered. A norm over the features of each head needs no style; for such a norm,
+/// sequence_parallel() with the dimension of the heads is also correct.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
 /// Creates the style that replicates parameters, inputs and outputs (ReplicateOptions).
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
-/// Creates the style that gives the parameters of a module, but not of modules below it, the given
-/// placements: a class token, registers, positions or a LayerScale of a container, or a module
-/// inside an nn::Hooked. `placements`: pairs of parameter name and placement, such as {"weight",
-/// Shard{0}}. Parameters that `placements` does not name are replicated. Inputs are not converted.
-/// The gradients equal those of one rank. parallelize_module throws Error for a name that the
-/// module does not have, and for a module without own parameters. Like PyTorch's distribute_module
-/// with partition_fn.
+/// Creates the style that places a module's own parameters as the caller requests. Parameters of
+/// modules below the module are not changed. For a class token, registers, positions or a
+/// LayerScale in a container, and for a module inside an nn::Hooked. `placements`: pairs of
+/// parameter name and placement, such as {"weight", Shard{0}}. Parameters that `placements` does
+/// not name are replicated. Inputs are not converted. The gradients equal those of one rank.
+/// parallelize_module throws Error for a name that the module does not have, and for a module
+/// without own parameters. Like PyTorch's distribute_module with partition_fn.
 StylePtr place_parameters(std::vector<std::pair<std::string, Placement>> placements = {});
 
 /// Options of prepare_module_input(), for any module. The i-th entries are for the i-th tensor
@@ -182,7 +182,8 @@ StylePtr prepare_module_input(PrepareModuleInputOptions options);
 
 /// Options of prepare_module_output(), for any module. The i-th entries are for the i-th tensor in
 /// the result of forward: `output_layouts` is the placement of a plain tensor,
-/// `desired_output_layouts` the placement after redistribution. With nullopt it stays unchanged.
+/// `desired_output_layouts` the placement after redistribution. With nullopt the tensor stays
+/// unchanged.
 struct PrepareModuleOutputOptions {
   std::vector<std::optional<Placement>> output_layouts{};
   std::vector<std::optional<Placement>> desired_output_layouts{};
@@ -210,7 +211,7 @@ StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 /// distributed tensor with placement `desired` on the 1-D `mesh`. `layout`: the placement of a
 /// plain tensor. With Replicate the plain tensor is the same on every rank; otherwise it is this
 /// rank's part of a tensor with global sizes `sizes` (default: the ranks exchange the sizes of
-/// their parts). `regather`: see the option of this name. Collective if data or sizes are sent.
+/// their parts). `regather`: the option of the styles. Collective if data or sizes are sent.
 /// Differentiable. Throws Error if `tensor` is undefined or on another mesh, and on all ranks if
 /// the parts are not shards of one tensor.
 at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,

@@ -91,7 +91,7 @@ std::string kind_of(const Replica& replica) {
                                  : "none";
 }
 
-/// Returns two hashes per replica: of its name, sizes and type, and of its values.
+/// Returns for each replica a hash of its name, sizes and type, and a hash of its values.
 Numbers hashes_of(const std::vector<Replica>& replicas) {
   Numbers hashes;
   for (const Replica& replica : replicas) {
@@ -106,7 +106,6 @@ std::int64_t joined(const Numbers& hashes) {
       {reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(hashes[0])});
 }
 
-/// The first element that differs between the ranks of a Peers group.
 struct Difference {
   std::size_t peer = 0;  ///< index of the first rank whose element differs from rank 0 of the group
   std::int64_t element = 0;

@@ -183,7 +183,6 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
   const auto& impl = impl_of_distributed(tensor);
   check_readable(impl, "redistribute()");
   const auto& source = impl.spec()->sharding;
-  // No autograd node is needed if the layout does not change.
   if (source == target) {
     return tensor;
   }
@@ -246,7 +245,6 @@ at::Tensor make_plain(const at::Tensor& gradient) {
 
 }  // namespace
 
-/// Adds the hook that makes the gradient of `tensor` plain, unless `tensor` already has this hook.
 void keep_gradient_plain(const at::Tensor& tensor) {
   if (!has_own_hook(tensor, OwnHook::kMakePlain)) {
     add_own_hook(tensor, OwnHook::kMakePlain, &make_plain);

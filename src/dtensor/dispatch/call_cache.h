@@ -126,7 +126,7 @@ class CallKey {
   // The low bits of a word tell what the word describes. The three low bits of a spec's address are
   // free, because specs are aligned to 8 bytes. All other words have the lowest bit set.
   static constexpr std::uint64_t kMeta = 2;  ///< added for a meta tensor to the address of its spec
-  /// Added to the address of a spec if the tensor is a detached view (DetachedView).
+  /// added to the address of the spec of a detached view (DetachedView)
   static constexpr std::uint64_t kDetached = 4;
   static constexpr std::uint64_t kNone = 1;
   static constexpr std::uint64_t kPlainTensor = 3;
@@ -140,7 +140,8 @@ class CallKey {
   void begin_list(std::size_t size) { push(tagged(size, kList)); }
   void add_type(NumberType type) { push(tagged(static_cast<std::uint64_t>(type), kValue)); }
   void add_none(Kind kind) { kind == Kind::kScalar ? add_type(NumberType::kNone) : push(kNone); }
-  /// Adds the type of a number to the cache key. Returns whether the key also needs its value.
+  /// Adds the type of a number to the cache key. Returns whether the caller must also add the
+  /// value.
   template <class T>
   bool begin_number(Kind kind, T value, NumberType type) {
     add_type(kind == Kind::kScalar ? number_type(value) : type);
@@ -238,7 +239,6 @@ class CallCache {
   // This thread's cache. A plain pointer needs no initialisation check at each access.
   static inline constinit thread_local CallCache* here_ = nullptr;
 
-  // A member, so that calls reuse the memory of one key.
   CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
   std::uint64_t uses_ = 0;  ///< number of look-ups
@@ -249,7 +249,7 @@ class CallCache {
 /// Collective if inputs must be redistributed.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-/// Like dispatch(), after the look-up in the cache. Calls no OperatorMode.
+/// Like dispatch(), for a caller that has looked up the call plan. Calls no OperatorMode.
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup);
 

@@ -104,7 +104,7 @@ void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info
   dispatch(op, info, stack, cache.look_up());
 }
 
-/// Runs a call by the kind of its call plan. Only this function distinguishes all kinds.
+/// Runs a call as its call plan's kind requires.
 void execute(PlannedCall& call, CallKind kind) {
   switch (kind) {
     case CallKind::kPlain:
@@ -184,8 +184,8 @@ TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
-// Functions of the dispatch cache that are not needed for a cached call with unboxed arguments; the
-// functions for such a call are inline in call_cache.h.
+// Functions of CallKey and CallCache that only slow calls need; the functions for a cached call
+// with unboxed arguments are inline in call_cache.h.
 
 void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   begin(info);
@@ -214,8 +214,8 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   for (const auto size : tensor.sizes()) {
     push(static_cast<std::uint64_t>(size));
   }
-  // The cache key includes a plain tensor's strides, because results inherit the memory order of
-  // the inputs. Sparse tensors have no strides.
+  // The cache key includes a plain tensor's strides, because results have the memory order of the
+  // inputs. Sparse tensors have no strides.
   if (tensor.layout() != c10::kStrided) {
     return;
   }
@@ -300,13 +300,13 @@ void CallKey::add_text(const std::string& text) {
 
 namespace {
 
-/// The list of the dispatch caches of running threads, for each rank.
+/// The dispatch caches of all running threads, by rank.
 struct CachesOfRanks {
   std::mutex mutex;
   std::unordered_multimap<const RankState*, const CallCache*> caches;
 };
 
-/// The list of dispatch caches is never destroyed, because threads can end while the process ends.
+/// Never destroyed, because threads can end while the process ends.
 CachesOfRanks& caches_of_ranks() {
   static auto& all = *new CachesOfRanks;
   return all;
@@ -345,7 +345,6 @@ DispatchCacheStatistics statistics_of(const RankState& rank) {
 
 }  // namespace
 
-// Makes this thread's dispatch cache, unless the thread is ending.
 void CallCache::make_here() {
   struct Listed {
     CallCache cache;

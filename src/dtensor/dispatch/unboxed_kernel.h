@@ -91,8 +91,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return cache.look_up();
   }
 
-  /// Whether the plan has kind kDirect, and the first call with the plan has set the specs of all
-  /// outputs.
+  /// Whether the plan has kind kDirect, its plain tensors are permitted on this thread, and the
+  /// first call with the plan has set the specs of its outputs.
   static bool is_ready(const CallPlan& plan) {
     if (plan.kind != CallKind::kDirect ||
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
@@ -204,7 +204,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     std::apply([&](auto&... each) { (wrap(each), ...); }, results);
   }
 
-  /// Wraps a local result as a distributed tensor. An undefined result stays undefined.
   static at::Tensor wrap_output(const OperatorInfo& info, const CallPlan::Output& output,
                                 at::Tensor result, const Arguments&... arguments) {
     const auto& spec = output.spec;

@@ -29,7 +29,6 @@ bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
   return true;
 }
 
-/// Makes the stride of a gathered tensor 0 in each dimension in which `strides` has a 0.
 at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
   // Copies only the elements that exist in memory; contiguous() on the expanded tensor would
   // allocate the full expanded size.
@@ -37,31 +36,31 @@ at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
   return narrow_stride_zero(tensor, strides).contiguous().expand(tensor.sizes());
 }
 
-/// Whether as_strided(tensor, sizes, strides, offset) addresses only elements of `tensor`, and no
-/// memory between elements. Marks the memory of all elements in a tensor of marks, and checks that
-/// the as_strided view of this tensor contains only marks.
+/// Whether as_strided(tensor, sizes, strides, offset) reads only elements of `tensor`, and no
+/// memory between elements. Sets a mark at each element's position in a bool buffer, and checks
+/// that the same as_strided view of the buffer contains only marks.
 bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides,
                       std::int64_t offset) {
   const BelowAutograd guard;
   const auto extent = static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.element_size());
-  // The marks are in CPU memory, because no values of `tensor` are needed.
+  // The buffer is on the CPU, because no values of `tensor` are needed.
   const auto marks = at::zeros({extent}, at::kBool);
   marks.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).fill_(true);
   return marks.as_strided(sizes, strides, offset).all().item<bool>();
 }
 
 /// Adds the storage offset of the local tensor, the first of `arguments`, to the offset argument of
-/// as_strided and its variants. A distributed tensor's own offset is 0, whatever the local tensor's
-/// offset. Throws Error, on all ranks, if the tensor had to be gathered and the gathered tensor has
-/// other strides than the distributed tensor. Also throws if the view would read memory between
+/// as_strided and its variants. The caller's offset counts from a distributed tensor's first
+/// element. Throws Error, on all ranks, if the tensor had to be gathered and the gathered tensor
+/// has other strides than the distributed tensor. Also throws if the view would read memory between
 /// elements, which was not gathered.
 void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                               std::span<c10::IValue> arguments) {
   const auto where = static_cast<std::size_t>(info.storage_offset);
   const auto& input = plan.inputs.front();
   auto local = arguments[0].toTensor();
-  // A gathered tensor has each position as a separate element in memory, also along dimensions of
-  // stride 0, whose positions share one element in the distributed tensor.
+  // In a distributed tensor, all positions along a dimension of stride 0 are one element in memory.
+  // A gather makes a separate element for each position; expand_again() undoes this.
   if (input.plan && !has_strides(local, input.spec->strides)) {
     local = expand_again(local, input.spec->strides);
     arguments[0] = local;
@@ -72,8 +71,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 " asks for memory by its strides. The tensor has strides ",
                 c10::IntArrayRef(input.spec->strides), ", but was gathered and has ",
                 local.strides(), " now: take a clone() first");
-  // No check is needed if the tensor was not gathered, because no memory is missing, or if the
-  // tensor is dense, because there is no memory between elements.
+  // A tensor that was not gathered still has the memory between its elements, and a dense tensor
+  // has no such memory.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
     return;
   }
@@ -90,7 +89,6 @@ class Localizer {
  public:
   explicit Localizer(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
 
-  /// Replaces the tensors in an argument by local tensors; other values do not change.
   void localize_argument(c10::IValue& value, std::size_t argument) {
     using Kind = OperatorInfo::ArgumentKind;
     const Kind kind = info_.arguments[argument];
@@ -106,7 +104,7 @@ class Localizer {
   }
 
  private:
-  /// A redistributed argument that the operator only reads: before and after.
+  /// A redistributed argument that the operator only reads; `from` and `to` are local tensors.
   struct Moved {
     at::Tensor from;
     LayoutPtr target;
@@ -141,8 +139,8 @@ class Localizer {
     return locals;
   }
 
-  /// Returns the local tensor that replaces `tensor` in the call. Also adds it to `run_.locals` if
-  /// the plan has a local call, and to `run_.written` if the operator writes it.
+  /// Returns the local tensor that replaces `tensor`. Also adds the local tensor to `run_.locals`
+  /// if the plan has a local call, and to `run_.written` if the operator writes the tensor.
   at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
     const CallPlan::Input& input = plan_.inputs[next_input_];
     DistributedTensorImpl* impl = as_distributed(tensor);
@@ -203,7 +201,6 @@ class Localizer {
     } else {
       result = expand_stride_zero(result, input.spec->strides);
     }
-    // Copies the wrapped-number flag to the local tensor, for type promotion.
     if (is_wrapped_number(local)) {
       make_wrapped_number(result);
     }
@@ -214,7 +211,6 @@ class Localizer {
   /// the strides of the distributed tensor, with a copy if the gathered tensor has other strides.
   at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
     at::Tensor result = run_plan(*input.plan, local, plan_.replicated.mesh, input.spec->sizes);
-    // An operator without a sharding rule must get the strides that a run on a single rank has.
     if (plan_.has_rule || result.strides() == input.spec->strides) {
       return result;
     }
@@ -332,8 +328,9 @@ class ResultWrapper {
 
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
-    // The results of one view call, such as split(), share the recorded version of the base: they
-    // do not overlap, so a write to one result does not make another result invalid.
+    // The results of one view call, such as split(), do not overlap, so a write to one result does
+    // not make another result invalid. The results therefore share the recorded version of the
+    // base.
     seen_ = seen_ == nullptr ? view->seen : seen_;
     view->seen = seen_;
     if (!run_.is_moved()) {
@@ -352,7 +349,7 @@ class ResultWrapper {
     return view;
   }
 
-  /// Returns the spec of the current result. The first call with a call plan stores the spec in it.
+  /// Returns the spec of the current result; the first call stores the spec in the call plan.
   TensorSpecPtr spec_of(const at::Tensor& local) {
     if (!plan_.has_rule) {
       return replicated_spec(plan_, local);

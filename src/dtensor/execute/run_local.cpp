@@ -106,9 +106,9 @@ void run_operator(LocalRun& run) {
   run.call.op.callBoxed(run.call.stack);
 }
 
-/// Gives an out= tensor the sizes to which an operator without a sharding rule has resized it.
-/// Throws Error if the tensor was not empty. The operator ran on whole tensors, so either all ranks
-/// throw, or no rank throws.
+/// If an operator without a sharding rule has resized an out= tensor, gives the distributed tensor
+/// the new sizes. Throws Error if the tensor was not empty. The operator ran on whole tensors, so
+/// either all ranks throw, or no rank throws.
 void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
@@ -124,8 +124,8 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
   original.replace(local, replicated_spec(run.call.plan, local));
 }
 
-/// Copies the new value of a written tensor to the caller's tensor. Does nothing if the operator
-/// has written directly to the caller's tensor.
+/// Copies a written tensor's new value to the caller's tensor, unless the operator has written to
+/// the caller's tensor itself.
 void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const CallPlan& plan = run.call.plan;
   const CallPlan::Input& input = plan.inputs[written.input];
@@ -157,8 +157,8 @@ void write_back(LocalRun& run) {
   for (const LocalRun::Written& written : run.written) {
     bring_back(run, written);
   }
-  // Writes to detached views (written_views) are repeated on the views' bases last, because the
-  // operator sometimes writes both such a view and its base.
+  // Last, the operator's writes to detached views are repeated on the views' bases. An operator
+  // sometimes writes both a detached view and its base.
   for (const at::Tensor& view : run.written_views) {
     write_through(view);
   }
@@ -191,7 +191,6 @@ LocalRun::LocalRun(PlannedCall& c) : call(c) {
   }
 }
 
-/// Runs a call on local tensors: replaces arguments, runs the operator, and wraps the results.
 void run_local(PlannedCall& call, CallKind kind) {
   LocalRun run(call);
   const OrdinaryViewScope ordinary(run);
@@ -235,11 +234,9 @@ void fill_distributed(const at::Tensor& self, const PlannedCall& call, RandomKey
 
 struct Dropped {
   at::Tensor result;
-  at::Tensor kept;  ///< the dropout mask, as bool
+  at::Tensor kept;  ///< the dropout mask, of type bool
 };
 
-/// Draws the dropout mask of the local tensor, from the indices of its elements in the whole
-/// tensor.
 Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& spec, double p) {
   const auto kept = at::empty_like(local);
   const RandomKey key = next_random_key();

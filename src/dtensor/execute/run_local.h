@@ -32,13 +32,13 @@ struct LocalRun {
     std::size_t input;  ///< index in CallPlan::inputs
   };
   c10::SmallVector<Written, 2> written;
-  /// Written tensors that are detached views (DetachedView); their bases must be written as well.
+  /// The written tensors that are detached views (DetachedView). The bases are written afterwards.
   std::vector<at::Tensor> written_views;
   std::vector<at::Tensor> locals;
   c10::Device device = c10::kCPU;           ///< device on which the operator draws random numbers
-  std::vector<c10::IValue> view_arguments;  ///< arguments with which a detached view is remade
+  std::vector<c10::IValue> view_arguments;  ///< arguments of the view operator, for a DetachedView
 
-  /// Whether the base of a view was redistributed first, so that the result is a view of a copy.
+  /// Whether the base of a view was redistributed, so that the result is a view of a copy.
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
 };
 

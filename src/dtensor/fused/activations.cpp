@@ -33,7 +33,6 @@ struct SiluMulBackward
       "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)";
 };
 
-/// The operator that in one pass recomputes silu_mul and computes its gradients.
 struct SiluMulWithGradients
     : FusedOperator<SiluMulWithGradients,
                     ThreeTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&)> {
@@ -330,7 +329,7 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
 
 // RMS norm in one kernel: x / rms(x) * weight along the last dimension. add_rms_norm returns the
 // norm of x + residual, and the sum. All dimensions except the last can be sharded, because rows
-// are independent. Backward needs x (or the sum) and one number per row.
+// are independent. Backward needs x (or the sum) and `rstd`, which is 1 / rms(x) for each row.
 
 namespace {
 
@@ -349,7 +348,6 @@ struct AddRmsNorm : FusedOperator<AddRmsNorm, ThreeTensors(const at::Tensor&, co
       "(Tensor out, Tensor sum, Tensor rstd)";
 };
 
-/// For add_rms_norm, `x` is x + residual and `sum_grad` is the gradient of this sum.
 struct RmsNormBackward
     : FusedOperator<RmsNormBackward,
                     TwoTensors(const at::Tensor&, const at::Tensor&, const OptionalTensor&,
@@ -402,7 +400,6 @@ TwoTensors run_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                     defined_or_not(sum_grad));
 }
 
-/// The dimensions of x, of the numbers per row and of the weight in the sharding rule.
 struct NormFactors {
   rules::TensorFactors x, rows, weight;
 
@@ -457,12 +454,11 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// The autograd node of RMS norm. Saves one number per row, so that backward needs no additional
-/// pass over the input.
+/// The autograd node of RMS norm. Saves `rstd` (1 / rms of each row), so that backward needs no
+/// additional pass over the input.
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
-  /// Saves `weight` and `eps`, from which compute() recomputes the norm.
   void take(const at::Tensor& weight, double eps) {
     eps_ = eps;
     weight_ = weight;
@@ -470,8 +466,8 @@ struct RmsNormNode final : RecomputableNode {
   }
 
  private:
-  /// Copies the weight before another node uses this node to recompute the norm: FSDP may free the
-  /// gathered weight before that node's backward.
+  /// Called when another node is about to save this node in place of the norm's result. Copies the
+  /// weight, because FSDP may free the gathered weight before the norm is recomputed.
   bool prepare() override {
     if (!weight_.defined() || copied_) {
       return true;
@@ -494,7 +490,6 @@ struct RmsNormNode final : RecomputableNode {
     return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional_tensor(weight_), eps_));
   }
 
-  /// For add_rms_norm, `gradients` has the gradients of the norm and of x + residual.
   variable_list differentiate(const variable_list& gradients) override {
     const bool adds = gradients.size() == 2;
     const at::Tensor of_sum = adds ? gradients[1] : at::Tensor();

@@ -57,7 +57,6 @@ at::Tensor cut(const at::Tensor& tensor, std::int64_t width) {
   return tensor.size(-1) == width ? tensor : tensor.narrow(-1, 0, width);
 }
 
-/// Converts to the type in which attention scores are computed; half types become float.
 at::Tensor widened(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
@@ -203,7 +202,6 @@ Calls calls_of(at::SDPBackend backend) {
   }
 }
 
-/// Computes the gradient of `kv` from the gradient of repeat_heads(kv).
 at::Tensor sum_heads(const at::Tensor& grad, std::int64_t kv_heads) {
   return grad.unflatten(1, {kv_heads, grad.size(1) / kv_heads}).sum(2);
 }
@@ -273,7 +271,7 @@ at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return tensor;
   }
-  // Expands a contiguous vector to `sizes`: attention kernels need a contiguous last dimension.
+  // Only sizes and strides of the result count. Attention kernels need a contiguous last dimension.
   const at::Tensor row = at::empty({tensor.size(-1)}, local_tensor(tensor).options());
   return row.requires_grad_(tensor.requires_grad()).expand(tensor.sizes());
 }
@@ -285,14 +283,13 @@ AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Te
                           backend_of_libtorch(causal, seen, dropout));
 }
 
-/// Whether the call belongs to training, which throws for libtorch's slow math back end. A call
-/// with dropout is exempt: on a GPU it always uses the math back end (docs/random.md).
+/// Whether autograd records the call, for which check_fused() refuses the slow math back end. Calls
+/// with dropout are exempt: on a GPU they always use the math back end (docs/random.md).
 bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout) {
   return c10::GradMode::is_enabled() && dropout == 0 && q.numel() > 0 &&
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
 }
 
-/// Whether key heads are repeated before the kernel runs. CPU kernels need no repetition.
 bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                    const at::Tensor& mask, double dropout) {
   const bool training = in_training(q, k, v, dropout);
@@ -309,7 +306,7 @@ bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                          const OptionalTensor& mask, double dropout) {
   if (q.is_meta()) {
-    // Meta tensors need this path: libtorch has no meta kernel for masked attention in C++.
+    // Meta tensors are computed here, because libtorch has no C++ meta kernel for masked attention.
     return q.matmul(repeat_heads(k, q.size(1)).transpose(2, 3))
         .softmax(-1)
         .matmul(repeat_heads(v, q.size(1)));
@@ -361,8 +358,8 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
   if (as_given != at::SDPBackend::math || q.is_cpu() || q.size(1) == k.size(1)) {
     return {as_given, false};
   }
-  // libtorch chooses an attention kernel by sizes only. So the choice gets expanded views of one
-  // head in place of repeated heads, and no heads are copied.
+  // libtorch chooses an attention kernel by sizes only. So `ask` gets expanded views of one head,
+  // of the sizes that repeated heads would have, and no heads are copied.
   const auto of_sizes = [&](const at::Tensor& kv) {
     return kv.slice(1, 0, 1).expand({-1, q.size(1), -1, -1});
   };
@@ -432,7 +429,7 @@ struct Range {
   }
 };
 
-/// A range of keys. `kind`: which of the keys a chunk's queries see: all, causally, or by a mask.
+/// A range of keys, and which of these keys a chunk's queries see: all, causally, or by a mask.
 struct Block {
   enum Kind { kFull, kCausal, kMasked };
   Range keys;
@@ -444,7 +441,7 @@ struct Block {
 std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   const std::int64_t end = chunk.end();
   const Block square{chunk, Block::kCausal};
-  // Every query of the chunk sees every key from position `full` to the start of the chunk.
+  // All queries of the chunk see all keys in the range [full, chunk.first).
   std::int64_t full = 0;
   std::vector<Block> blocks;
   if (window > 0 && window < end) {
@@ -452,7 +449,8 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
     if (window <= chunk.length) {
       return {{{first, end - first}, Block::kMasked}};
     }
-    // Every query must see a key in the masked range; the last query sees key `full` - 1.
+    // attention_part() needs a visible key for every query: the chunk's last query sees key `full`
+    // - 1.
     full = end - window + 1;
     blocks.push_back({{first, full - first}, Block::kMasked});
   }
@@ -620,9 +618,9 @@ AttentionGradients run_chunked_attention_backward(const at::Tensor& grad, const 
   return {of_q, of_k, of_v};
 }
 
-/// The dimensions of the tensors in the sharding rule of chunked attention. Heads can be sharded,
-/// and the batch too if there are no documents, whose offsets refer to the whole batch. Heads are
-/// (kv heads, group), because several heads share a kv head (Ainslie et al. 2023).
+/// The dimensions of the tensors in the sharding rule of chunked attention. Heads can be sharded.
+/// The batch can be sharded if there are no documents, whose offsets refer to the whole batch.
+/// Heads are (kv heads, group), because several heads share a kv head (Ainslie et al. 2023).
 struct ChunkFactors {
   rules::TensorFactors queries, keys, statistics;
 };

@@ -73,7 +73,7 @@ at::Tensor run_all_to_all_uneven(const at::Tensor& x, Counts output_counts, Coun
   return output;
 }
 
-/// The sharding rule: dimension 0, the rows, is not sharded; all other dimensions can be.
+/// The sharding rule of all_to_all_uneven: every dimension except the rows can be sharded.
 std::optional<ShardingRule> all_to_all_uneven_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   std::vector<std::int64_t> sizes = call.tensor(0).sizes;
@@ -133,7 +133,7 @@ at::Tensor differentiable_permute_rows(const at::Tensor& x, const at::Tensor& or
   return recorded(node, PermuteRows::call_below_autograd(x, order, inverse, repeats));
 }
 
-// Operators for one matrix product per expert, each with the expert's rows.
+// Operators that multiply the rows of each expert by the expert's weight.
 
 struct GroupedLinear
     : FusedOperator<GroupedLinear, at::Tensor(const at::Tensor&, const at::Tensor&, Counts)> {
@@ -157,7 +157,7 @@ bool has_grouped_product(const at::Tensor& a, const at::Tensor& b) {
   return a.size(0) > 0 && fits(a) && fits(b);
 }
 
-/// Returns the index after each expert's last row, as at::_grouped_mm needs.
+/// Returns for each expert the index after its last row, for at::_grouped_mm.
 at::Tensor ends_of(Counts counts, const at::Tensor& like) {
   std::vector<int> ends(counts.size());
   std::partial_sum(counts.begin(), counts.end(), ends.begin());

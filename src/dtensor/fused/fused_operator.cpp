@@ -13,8 +13,8 @@
 
 namespace tessera::detail {
 
-// The code of fused operators that does not depend on an operator's type: the gradient of a
-// FusedNode, recomputation, and the sharding rule of elementwise operators.
+// Code that all fused operators share: FusedNode, RecomputableNode, and the sharding rule of
+// elementwise operators.
 
 /// Computes the inputs' gradients. Throws Error with create_graph: differentiable only once.
 variable_list FusedNode::apply(variable_list&& gradients) {
@@ -75,7 +75,6 @@ bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
   return tensor.output_nr() == 0 && !moves_ && writes_of(tensor) == writes_ && prepare();
 }
 
-/// Recomputes the result and, if possible (not with create_graph), the inputs' gradients.
 RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gradient,
                                                            int backward) {
   if (!takes_gradient() || !gradient.defined() || c10::GradMode::is_enabled() ||

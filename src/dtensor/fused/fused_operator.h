@@ -152,8 +152,6 @@ class RecomputableNode : public FusedNode {
     variable_list gradients;
   };
 
-  /// Gets the inputs of compute() that the node did not save. Returns false if an input is not
-  /// available.
   virtual bool prepare() { return true; }
   /// Computes the operator's first result. With create_graph, uses operators that autograd records.
   virtual at::Tensor compute() = 0;
@@ -163,12 +161,12 @@ class RecomputableNode : public FusedNode {
 
  private:
   struct Recomputed {
-    /// The backward in which the result is cached; -1 after its end.
+    /// id of the backward that has the result in its cache; -1 after the end of this backward
     int backward = -1;
     at::Tensor result;
     variable_list gradients = {};  ///< gradients of the inputs
     at::Tensor gradient = {};      ///< gradient of the result, from which `gradients` were computed
-    std::uint32_t writes = 0;      ///< version of `gradient` at that time
+    std::uint32_t writes = 0;      ///< version of `gradient` when `gradients` were computed
   };
   Recomputed compute_for(const at::Tensor& gradient, int backward);
 

@@ -19,8 +19,8 @@
 
 namespace tessera::detail {
 
-// Cross entropy over a sharded vocabulary needs two all-reduces of numbers per token (a maximum,
-// then two sums) instead of an all-gather of the logits, a language model's largest activation.
+// Cross entropy over a sharded vocabulary needs no all-gather of the logits, a language model's
+// largest activation. Two all-reduces suffice: each token's maximum, then two sums per token.
 // Backward needs no communication.
 
 namespace {
@@ -158,7 +158,6 @@ struct CrossEntropyBackward
       "-> Tensor";
 };
 
-/// Checks the arguments of row_losses() and calls row_losses().
 RowLosses checked_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                              const VocabularyShard& shard, const RowLossOptions& options) {
   check_options(options);
@@ -207,8 +206,8 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int row = rules::add_factor(rule, sizes[0]);
   const int column = rules::add_factor(rule, sizes[1]);
-  // A rank's columns must be consecutive, because `first_column` and the number of columns must
-  // tell which targets are among them.
+  // A rank's columns must be consecutive, because a rank finds its targets by `first_column` and
+  // the number of its columns.
   rule.factors.back().contiguous = true;
   const rules::TensorFactors rows{{row}}, matrix{{row}, {column}};
   rule.inputs = {rows, matrix, rows, rows};

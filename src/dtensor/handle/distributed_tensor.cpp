@@ -38,12 +38,11 @@
 namespace tessera {
 
 // The class DistributedTensor and its free functions check arguments, with messages in the caller's
-// terms, and convert placements to layouts; autograd.cpp does the rest. Functions that make a
-// tensor use make_agreed: with TESSERA_DEBUG=1 all ranks throw if they disagree.
+// terms, convert placements to layouts, and call autograd.cpp. Functions that make a tensor use
+// make_agreed: with TESSERA_DEBUG=1 all ranks throw if they disagree.
 
 namespace {
 
-/// Describes the properties of a tensor that must be equal on all ranks.
 std::string text_of(const DistributedTensor& tensor) {
   return detail::describe(*detail::impl_of_distributed(tensor).spec()) + " of " +
          c10::toString(tensor.tensor().scalar_type());
@@ -483,8 +482,9 @@ std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   return partial != nullptr ? partial->op : ReduceOp::kSum;
 }
 
-/// The default layout of a local_map argument's gradient: the argument's layout without Partial. On
-/// mesh dimensions where only the argument is replicated, and not the results, Partial is added.
+/// Returns the default layout of the gradient of a local_map argument: the argument's layout
+/// without Partial. On a mesh dimension where the argument is replicated and a result is not, adds
+/// Partial.
 LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
                           const std::vector<Placements>& results) {
   std::vector<PartialDim> partial;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kAtenPrefix = "aten::";
 
-/// All lowerings by operator. Pointers to lowerings stay valid when others are added.
+/// All lowerings, by operator name. Adding a lowering does not move the other lowerings.
 Lowerings& lowerings() {
   static Lowerings by_name;
   return by_name;

@@ -65,11 +65,11 @@ using Dims = std::vector<std::int64_t>;
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
 
 /// Returns the mesh dimensions over which the tensor dimensions `dims` are sharded, in the order of
-/// `dims`, and for each tensor dimension in the order in which the mesh dimensions divide it.
+/// `dims`. Mesh dimensions of one tensor dimension are in the order in which they divide it.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
-/// The largest number of results that any rank computes in a reduction over `dims`.
+/// Returns the largest number of results on any rank for a reduction over `dims`.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
-/// The bytes that one rank sends to all-reduce `elements` over the ranks that shard `dims`.
+/// Returns the bytes that one rank sends to all-reduce `elements` over the ranks that shard `dims`.
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements);
 
 }  // namespace tessera::detail

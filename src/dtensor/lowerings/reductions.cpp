@@ -22,7 +22,8 @@ namespace tessera::detail {
 
 namespace {
 
-/// Indices of a norm operator's arguments in its schema; -1: the operator lacks the argument.
+/// The indices of `dims`, `keepdim` and `dtype` among a norm operator's arguments; -1: no such
+/// argument.
 struct Norm {
   int dims = -1;
   int keepdim = -1;
@@ -99,21 +100,22 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
   }
   const auto& spec = *self->spec();
   const std::int64_t classes = spec.sizes.size() > 1 ? 1 : 0;
-  // The class scores of a sample must all be on one rank, because the loss selects one of them.
+  // All class scores of a sample must be on one rank, because the loss reads the score of one
+  // class.
   if (!sharding_mesh_dims(spec.sharding.layout, {classes}).empty()) {
     return std::nullopt;
   }
   return all_reduce_bytes(spec, all_dims(spec), 2);
 }
 
-/// The loss operator's arguments: (self, target, weight, reduction, ignore_index)
+/// `arguments`: (self, target, weight, reduction, ignore_index) of the loss operator.
 Results run_mean(Arguments arguments) {
   // The local sum of losses and the local total weight are terms of Partial sums. The total weight
   // cannot be computed from sizes: it depends on classes and ignored samples.
   const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
                                                   arguments[2].toOptional<at::Tensor>(),
                                                   at::Reduction::Sum, arguments[4].toInt());
-  // One all-reduce for both numbers.
+  // One all-reduce for the sum of losses and the total weight.
   const auto total = reduce_partial(at::stack({sum, weight})).unbind();
   // clone(), because the results must not be views of one tensor.
   return {total[0] / total[1], total[1].clone()};

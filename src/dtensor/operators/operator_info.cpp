@@ -73,7 +73,7 @@ bool holds_tensors(const c10::Type& type) {
   return kind == Kind::kTensor || kind == Kind::kTensorList || kind == Kind::kOptionalTensorList;
 }
 
-/// Index of the argument that the result `returned` aliases, or -1.
+/// Returns the index of the argument that a result with alias info `returned` aliases; -1: none.
 int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& returned) {
   const auto& arguments = schema.arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -268,7 +268,7 @@ namespace {
 constexpr std::string_view kNamespace = "aten::";
 
 constexpr std::array kTraitRows{
-    // Random operators that draw each number by the element's index in the global tensor:
+    // Random operators that draw each number by the element's index in the global tensor.
     TraitRow{Trait::kRandomInplace,
              "uniform_ normal_ bernoulli_.float exponential_ random_.to random_.from"},
     TraitRow{Trait::kNativeDropout, "native_dropout"},
@@ -292,7 +292,7 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},
 
-    // Operators whose number argument must not be applied to single terms of a Partial sum:
+    // Operators with a number argument that must not be applied to the terms of a Partial sum.
     TraitRow{Trait::kNumberBesideSum, "where.* masked_fill.* masked_fill_.*"},
     TraitRow{Trait::kDivides, "div.* div_.* divide.* divide_.* true_divide.* true_divide_.*"},
 
@@ -482,8 +482,8 @@ BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> argum
 
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors) {
-  // Converts to the element type that the schema declares. The elements do not tell the type if the
-  // list is empty or contains None.
+  // Converts a list to the element type that the schema declares. The elements do not tell the type
+  // if the list is empty or contains None.
   struct Convert {
     const c10::Type& type;
     std::span<const at::Tensor> tensors;

@@ -26,13 +26,13 @@ struct AttentionKernel {
 /// of the result is head i / group of `kv`, where group = heads / kv heads.
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
-/// A window over `keys` keys for `queries` queries. Query i is at position `own` + i of the keys.
-/// It sees at most `length` keys: the key at its own position, and the keys just before.
+/// A sliding window over `keys` keys for `queries` queries. Query i has position `own` + i among
+/// the keys, and sees at most `length` keys: the key at its own position and the keys just before.
 struct KeyWindow {
   std::int64_t queries, keys, own, length;
 };
-/// The mask of a sliding window: a tensor (queries, keys) that is added to the scores, in the type
-/// of `q`. libtorch would convert a bool mask in each call.
+/// Returns the mask of a sliding window: a tensor (queries, keys) in the type of `q`, which is
+/// added to the scores. For a bool mask, libtorch would convert the mask in each call.
 at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
 
 /// A function that returns the attention back end that libtorch selects for (q, k, v).

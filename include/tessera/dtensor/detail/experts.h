@@ -12,7 +12,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Implements nn::all_to_all_uneven() with known `output_counts`. Collective over `group`.
+/// Implements nn::all_to_all_uneven() for known `output_counts`. Collective over `group`.
 at::Tensor all_to_all_uneven(const at::Tensor& x, c10::IntArrayRef output_counts,
                              c10::IntArrayRef input_counts, comm::Communicator& group);
 

@@ -54,9 +54,9 @@ at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at:
 /// A tensor that an autograd node saves for backward. The result of an RMS norm or of silu_mul is
 /// not saved: the node that computed the result saves the inputs anyway. Backward recomputes the
 /// result once for all nodes that need it (as Korthikanti et al. 2022 do for the cheap parts of
-/// attention). All other tensors are saved as autograd saves them. The same holds for results that
-/// were written to, results of operators that redistributed their inputs, and all tensors while
-/// saved-tensor hooks are active (activation checkpointing).
+/// attention). All other tensors are saved as usual. So are results that were written in place,
+/// results of operators that redistributed their inputs, and all tensors in activation
+/// checkpointing (while saved-tensor hooks are active).
 ///
 /// Recomputed values are bit-equal. In a backward with create_graph, autograd records the
 /// recomputation.
@@ -67,7 +67,7 @@ class KeptTensor {
   /// an input of its recomputation, was written to or released. `gradient`: the gradient of the
   /// saved tensor, used if takes_gradient() is true; undefined if the gradient is not known yet.
   at::Tensor unpack(const at::Tensor& gradient = {}) const;
-  /// Whether unpack(gradient) also computes the gradients of the operator that made the tensor.
+  /// Whether unpack(gradient) also computes the gradients of the recomputed operator's inputs.
   bool takes_gradient() const;
   /// Releases the saved tensor. The caller must know that no later backward runs the node that
   /// saved the tensor.

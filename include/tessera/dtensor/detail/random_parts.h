@@ -17,14 +17,14 @@ struct RandomPart {
 /// The state of a rank's random operators; random_state() returns it.
 struct RandomState {
   std::uint64_t seed = 0;
-  std::uint64_t calls = 0;  ///< number of random operators since the seed was set
+  std::uint64_t calls = 0;  ///< number of random operator calls since the seed was set
 };
 
 /// Returns a stable stream number for a name (FNV-1a), for example a parameter's FQN.
 std::uint64_t stream_of(const char* name);
 
-/// Returns the stream with index `index` among the streams that are derived from `stream`; for
-/// example, each call of an operator gets its own index.
+/// Derives a stream from `stream` and `index`. For example, each call of an operator has its own
+/// `index`, and so its own random numbers.
 std::uint64_t substream(std::uint64_t stream, std::uint64_t index);
 
 }  // namespace tessera

@@ -23,8 +23,8 @@ namespace tessera::detail {
 /// Describes which global elements a local tensor contains, for drawing random numbers.
 struct RandomPlace {
   kernels::GlobalPlace elements;
-  /// The sizes with which the local tensor must be viewed before the fill, if `elements` splits
-  /// dimensions of the local tensor.
+  /// If `elements` splits dimensions of the local tensor: the sizes with these dimensions split, to
+  /// which the local tensor is viewed before the fill.
   std::vector<std::int64_t> local_sizes;
   /// Whether ranks draw random numbers for different elements.
   bool is_part = false;
@@ -33,7 +33,7 @@ struct RandomPlace {
 /// Returns which global elements this rank stores; for a plain tensor, all elements.
 RandomPlace own_place(const at::Tensor& tensor);
 
-/// Fills `local`, a plain floating-point tensor, with random numbers that autograd does not record.
+/// Fills `local`, a plain floating-point tensor, with random numbers. Not recorded by autograd.
 void fill_random(const at::Tensor& local, const RandomPlace& place,
                  const kernels::Distribution& distribution, RandomKey key);
 
@@ -48,7 +48,7 @@ struct RandomCall {
   RandomKey id;
 };
 
-/// The numbers of rows that the data-parallel ranks have in one forward, in the order of the ranks.
+/// The number of batch rows on each data-parallel rank, in rank order, for one forward.
 class BatchRows {
  public:
   /// Constructs the BatchRows of a forward whose input has `sizes` on this rank (nullopt: no input
@@ -57,16 +57,16 @@ class BatchRows {
   /// Constructs the BatchRows of a forward on part `index` of `count` equal parts of the batch.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
-  /// Whether the program declared the numbers of rows by a BatchPart. Otherwise, the sizes of the
-  /// forward's input determine the numbers of rows.
+  /// Whether the program has declared the numbers of rows by a BatchPart. Otherwise, the sizes of
+  /// the forward's input determine the numbers of rows.
   bool is_given() const { return index_ >= 0; }
-  /// Exchanges the data-parallel ranks' numbers of rows at the first call, in CPU memory. Returns
-  /// the maximum over these ranks of each element of `values`, whose length must be equal on all
-  /// ranks. Collective.
+  /// At the first call, the data-parallel ranks exchange their numbers of rows, in CPU memory. Each
+  /// element of the result is the maximum of this element of `values` over these ranks; all ranks
+  /// must pass equally many `values`. Collective.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
-  /// Converts `place` from indices in this rank's tensor of `sizes` to indices in the tensor of all
-  /// ranks' rows. Collective like settle(). Throws Error if this rank's rows are unknown.
+  /// Converts the indices in `place` from this rank's tensor, of sizes `sizes`, to the tensor with
+  /// the rows of all ranks. Collective like settle(). Throws Error if this rank's rows are unknown.
   void move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes);
 
  private:
@@ -82,10 +82,11 @@ class BatchRows {
   std::int64_t before_ = 0;
 };
 
-/// A part of a program, usually a model's forward, in which random operators draw on each rank the
-/// numbers that a single rank would draw. The at:: operators on plain tensors in a region also use
-/// the seed of manual_seed(). If tensor parallelism opened the region, plain tensors in the region
-/// are the same on every rank of a mesh. Recomputations share the region of their forward.
+/// A part of a program, usually a model's forward, whose random numbers do not depend on the mesh:
+/// each rank draws the numbers of its own elements of the global tensors. In a region, at::
+/// operators on plain tensors also use the seed of manual_seed(). In a region of tensor
+/// parallelism, plain tensors are the same on every rank of a mesh. A recomputation uses the region
+/// of its forward.
 class RandomRegion {
  public:
   /// Constructs a region inside `outer` (which may be nullptr). The region uses the BatchRows of
@@ -115,8 +116,9 @@ class RandomRegion {
   std::shared_ptr<BatchRows> rows_;
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
-  /// The global elements that each random call of the outermost region's forward filled. A
-  /// recomputation reads this map: its inputs are leaves, which look like parameters.
+  /// The global elements that each random operator filled in the outermost region's forward. A
+  /// recomputation looks the elements up here, because it cannot find them: the inputs of a
+  /// recomputed function are leaves, as parameters are.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
@@ -133,7 +135,7 @@ RandomPlace random_place(const RandomCall& call);
 /// that the program defines.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
-/// While a LocalPartsScope exists, to_local() does not call RandomRegion::note_part(). For code
+/// While a LocalPartsScope exists, to_local() does not call RandomRegion::note_part(). Used by code
 /// that does not return the local tensors to the program.
 class LocalPartsScope : NoCopy {
  public:

@@ -70,11 +70,11 @@ double tolerance_of(c10::ScalarType type);
 /// Returns a hash of a plain tensor's bytes, in element order; 0 for a tensor without values.
 std::int64_t hash_of_values(const at::Tensor& tensor);
 
-/// Throws Error, on all peers, unless their replicas are equal. The message begins with `what`,
-/// names the first replica that differs, the ranks, the first different element and two of its
-/// values, and ends with `remedy`. All peers pass the same number of replicas, in the same order.
-/// Collective. If the replicas are equal, the cost is one hash of the values, exchanged in CPU
-/// memory: no tensor is sent, and no traffic is counted.
+/// Throws Error, on all peers, unless their replicas are equal. The message begins with `what` and
+/// ends with `remedy`. Between them, the message names the first replica that differs, two ranks,
+/// and the first different element with its values on these ranks. All peers pass the same number
+/// of replicas, in the same order. Collective. If the replicas are equal, the cost is one hash of
+/// the values, exchanged in CPU memory: no tensor is sent, and no traffic is counted.
 void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                     const std::string& what, const std::string& remedy);
 
@@ -82,7 +82,7 @@ void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Eq
 /// is `local`. Each Shard must name a dimension of `local`; strided shards are not allowed. If a
 /// dimension is sharded, the ranks exchange their local sizes in CPU memory. Throws Error, on every
 /// rank, if the shards are not those of torch.chunk; `what` names the caller. Collective, except
-/// for meta tensors, whose shards count as even.
+/// for meta tensors, whose shards are assumed to be even.
 std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
                                        const DeviceMesh& mesh, const Placements& placements);
 
