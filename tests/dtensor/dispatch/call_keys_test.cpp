@@ -75,8 +75,8 @@ TEST(CallKey, ClearingTheCacheReleasesTheMeshesOfRedistributions) {
   EXPECT_TRUE(world.expired());
 }
 
-// A training step mostly calls operators whose kernels take unboxed arguments. An operator mode
-// puts the arguments on a stack instead. Both ways must give the same cache key.
+// Operators usually get unboxed arguments. In an operator mode, operators get the arguments on a
+// stack. The dispatch cache must have the same key for both.
 
 using Arguments = std::vector<c10::IValue>;
 
@@ -96,7 +96,7 @@ at::Tensor wrapped(const at::Scalar& number) {
   return tensor;
 }
 
-/// Returns calls of unboxed kernels with all argument types. The cache keys depend on the values.
+/// For each argument type: calls of an operator with different values, which need different keys.
 std::vector<UnboxedCalls> all_calls() {
   const auto x = spread(values({4, 4}).abs()), y = spread(values({4, 4}, 1).abs(), Replicate{});
   const auto q = spread(values({2, 2, 4, 8})), flat = spread(values({4, 1, 6}));

@@ -58,7 +58,7 @@ struct Cost {
   int storages = 0;
 };
 
-/// Runs `call` three times to fill the caches, then returns the cost of one more run.
+/// Counts the objects and storages of a fourth run of `call`. Three runs fill the caches first.
 Cost cost_of(const Call& call, const Tensors& inputs) {
   const auto counter = std::make_shared<StorageCounter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);

@@ -149,8 +149,8 @@ std::optional<Stack> arguments_of(const c10::OperatorHandle& op, const Profile& 
   return stack;
 }
 
-/// Whether the test skips `op`: operators for other devices and types, and operators that change
-/// the kind of a tensor.
+/// Whether the test skips `op`: operators of other devices, random operators, and operators on
+/// sparse or quantized tensors, for example.
 bool is_left_out(const c10::OperatorHandle& op) {
   static const std::regex kLeftOut(
       "(_|mkldnn|cudnn|miopen|mps|fbgemm|quant|fake_|sparse|q_|rename|align|resize|set_|nested|"
@@ -202,7 +202,7 @@ std::vector<Call> calls() {
   return found;
 }
 
-/// Returns the differences between `found` and `expected`, or "".
+/// Describes how `found` differs from `expected`; "" if equal.
 std::string fault_of(const c10::IValue& found, const c10::IValue& expected) {
   if (found.isTensorList()) {
     std::string faults;
@@ -237,7 +237,7 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// Runs `call` with replace(t) for each tensor t. Returns the error, the wrong results, or "".
+/// Runs `call` with replace(t) in place of each tensor t. Describes the failure; "" if none.
 template <class Replace>
 std::string outcome(const Call& call, Replace replace) {
   try {
@@ -270,7 +270,7 @@ TEST(OperatorSweep, FindsNoPlainAndNoWrongResult) {
   EXPECT_GT(operators.size(), 500U);
 }
 
-// Operators of a distributed and a plain tensor that use only the plain tensor's size or type.
+// These operators take a distributed and a plain tensor, but read no values of the plain tensor.
 TEST(OperatorSweep, FindsNoPlainTensorThatIsTakenForTheSameOnAllRanks) {
   static const std::set<std::string> kReadsNoValues{
       "aten::type_as",    "aten::view_as",          "aten::expand_as",  "aten::to",

@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::string_view kNamespace = "aten::";
 
-/// Maps an operator to its overloads: "add" to " .Scalar .Tensor", "mm" to "".
+/// Key: an operator's name, such as "add". Value: its overloads, such as " .Scalar .Tensor".
 using Overloads = std::map<std::string, std::string>;
 
 Overloads by_operator(std::vector<std::string> names) {
@@ -56,8 +56,8 @@ void write_family(std::ostream& out, const RuleFamily& family) {
   out << " |\n";
 }
 
-/// Returns what each trait of an operator means for callers. A text is the end of a sentence that
-/// begins with "For OPERATOR, ...".
+/// Returns the text of each trait for docs/operators/operators.md. A text continues the sentence
+/// "For OPERATOR, ...".
 const std::map<detail::Trait, const char*>& texts_of_traits() {
   using detail::Trait;
   static const std::map<Trait, const char*> texts{
@@ -163,8 +163,8 @@ TEST(OperatorList, IsWhatTheDocumentationSays) {
          "TESSERA_UPDATE_DOCS=1 in the environment";
 }
 
-// The rows of detail::trait_rows() must name existing operators that fit the trait of the row.
-// docs/operators/operators.md lists the rows.
+// Each row of detail::trait_rows() must name existing operators that have the row's trait.
+// docs/operators/operators.md lists these operators.
 
 using detail::OperatorInfo;
 using detail::Trait;
@@ -189,7 +189,7 @@ const OperatorInfo& info_of(const std::string& name) {
       detail::find_operator(whole ? name : std::string(kNamespace) + name));
 }
 
-/// Returns the libtorch operators that match `pattern`, which is from a row of trait_rows().
+/// Returns the libtorch operators that match `pattern`, a pattern of operator names.
 std::vector<std::string> covered_by(const std::string& pattern) {
   static const std::vector<std::string> all = all_operators();
   std::vector<std::string> covered;

@@ -46,7 +46,7 @@ TEST_ON_MESH(PlainNumber, MayBeALiteralOfTheProgram, {2}, {"dp"}) {
   }
 }
 
-/// A function of a distributed 5 x 3 tensor and a plain tensor `number`.
+/// A function of a distributed 5 x 3 tensor `d` and a plain tensor `number`.
 struct NumberCase {
   std::string name;
   std::function<at::Tensor(const at::Tensor& d, const at::Tensor& number)> compute;

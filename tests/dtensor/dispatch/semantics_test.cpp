@@ -186,7 +186,7 @@ TEST_ON_MESH(Policy, NamesThePlainTensors, {2}, {"tp"}) {
 
 using detail::CallKind;
 
-/// Returns rank 0's distributed tensor in a fake world of two ranks, which does not communicate.
+/// Returns a distributed tensor of rank 0 of 2. The fake world needs no second rank.
 at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
   static const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   return distribute_tensor(tensor, mesh, {placement}).tensor().detach();
@@ -223,7 +223,7 @@ std::vector<KindCase> kind_cases() {
       {"NothingToMove", "aten::mm", {rows, whole}, kDirect},
       {"APlainTensorThatStays", "aten::mul.Tensor", {whole, values({4, 4})}, kDirect},
       {"AnOperatorOfThisLibrary", "tessera::silu_mul", {rows, rows}, kDirect},
-      // `thin` has 2 rows on rank 0 and 1 row on rank 1: libtorch would choose different strides.
+      // `thin` has 2 rows on rank 0 and 1 row on rank 1, so libtorch's strides would differ.
       {"AResultOfThinParts", "aten::sum.dim_IntList", {thin, first}, kLocal},
       {"AResultOfThickParts", "aten::sum.dim_IntList", {rows, first}, kDirect},
       {"AnInputToMove", "aten::_softmax", {rows, 0, false}, kLocal},
@@ -261,7 +261,7 @@ TEST(CallKind, FollowsFromTheCallAndHasARowEach) {
   EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kNativeDropout) + 1);
 }
 
-// A view along a sharded dimension copies data, so operators on the view do not only run locally.
+// A view along a sharded dimension copies data, so neg of the view is kLocal, not kDirect.
 TEST(CallKind, IsNotDirectForADetachedView) {
   const auto rows = on_two_ranks(values({4, 4}), Shard{0});
   const auto view = rows.slice(0, 1, 3);

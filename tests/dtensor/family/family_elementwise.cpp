@@ -5,8 +5,6 @@
 
 namespace tessera::testing {
 
-// Families of elementwise operators, and of operators along a dimension that is not sharded.
-
 namespace {
 
 Family pointwise() {
@@ -98,8 +96,6 @@ std::vector<Family> elementwise_families() {
   return {pointwise(), masking(), copies(), random_numbers()};
 }
 
-// Families of views, and of operators that join and split tensors.
-
 namespace {
 
 Family views() {
@@ -166,8 +162,6 @@ Family joining() {
 std::vector<Family> view_families() {
   return {views(), joining()};
 }
-
-// Families of embedding, and of operators that gather, scatter or index.
 
 namespace {
 

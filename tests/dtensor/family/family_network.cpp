@@ -5,8 +5,6 @@
 
 namespace tessera::testing {
 
-// Families of convolutions and losses.
-
 namespace {
 
 at::Tensor loss(const Tensors& t, std::int64_t reduction, std::int64_t ignored = -100) {
@@ -63,8 +61,6 @@ std::vector<Family> network_families() {
   return {losses(), convolution(), convolution_in_space()};
 }
 
-// The family of the operators of this library (src/dtensor/fused/).
-
 std::vector<Family> fused_families() {
   Family f{"operators of this library", {}};
   f.add("silu_mul", {{{8, 8}}, {{8, 8}}}, [](auto& t) { return detail::silu_mul(t[0], t[1]); },
@@ -117,8 +113,6 @@ std::vector<Family> fused_families() {
   return {f};
 }
 
-// Families of softmax and of normalisations.
-
 std::vector<Family> normalisation_families() {
   Family softmax{"softmax", {}};
   softmax.add(
@@ -140,8 +134,6 @@ std::vector<Family> normalisation_families() {
                      "S2 R | S2 | 2 all_reduce 512 | S2 S0 | reduce_scatter 2048"});
   return {softmax, normalisation};
 }
-
-// Families of matrix products and of operators that consist of matrix products.
 
 std::vector<Family> matmul_families() {
   Family matmul{"matmul", {}};

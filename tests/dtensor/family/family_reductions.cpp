@@ -4,8 +4,6 @@
 
 namespace tessera::testing {
 
-// Families of reductions, of norms, and of operators that work along a dimension.
-
 namespace {
 
 Family reductions() {
@@ -89,8 +87,6 @@ Family along() {
 std::vector<Family> reduction_families() {
   return {reductions(), norms(), along()};
 }
-
-// The family of the operators on lists of tensors that optimizers call.
 
 namespace {
 

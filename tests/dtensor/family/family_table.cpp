@@ -58,8 +58,8 @@ void add_operation(std::string& text, const Operation& operation) {
   }
 }
 
-/// The results, gradients, layouts and communication of an operation. The gradient of an operand is
-/// undefined if autograd computes no gradient of this operand.
+/// What one run of an operation gave. The gradient of an operand is undefined if autograd computes
+/// none.
 struct Outcome {
   Tensors results, gradients;
   std::string layout_of_results, layout_of_gradients;
@@ -155,7 +155,6 @@ Tensors full_tensors(const Tensors& tensors) {
   return result;
 }
 
-/// Returns a gradient for `result`, in the layout of `result` (Replicate in place of Partial).
 at::Tensor gradient_for(const at::Tensor& result, int seed) {
   const at::Tensor gradient = values(result.sizes(), seed);
   if (!tessera::is_distributed(result)) {
@@ -243,7 +242,7 @@ Outcome run_as(const Operation& operation, const std::string& layouts, const Dev
   return run(operation, distribute(values_of(operation), layouts, mesh), &mesh);
 }
 
-/// Returns the outcome with plain operands or, for random operations, with replicated operands.
+/// Runs the operation on plain operands. Random operations get replicated operands instead.
 Outcome expected_of(const Operation& operation, const DeviceMesh& mesh) {
   if (operation.random) {
     return run_as(operation, replicated(operation, mesh), mesh);

@@ -14,7 +14,7 @@ namespace tessera::testing {
 using Sizes = std::vector<std::int64_t>;
 using Tensors = std::vector<at::Tensor>;
 
-/// An operand of an operation. Only operands of kind kReals and kPositive have gradients.
+/// An operand of an operation. Integers and masks (kIndices, kMask) have no gradients.
 struct Operand {
   enum Kind { kReals, kPositive, kMask, kIndices };
   Sizes sizes;
@@ -22,11 +22,10 @@ struct Operand {
   std::int64_t limit = 0;  ///< kIndices: all values are below `limit`
 };
 
-/// One row: the layouts of the operands, and the expected layouts and communication. Placements are
-/// "S0" (sharded on dimension 0), "R" (replicated), "P" (Partial sum; "Pmax" and so on), with a
-/// comma between mesh dimensions and a blank between tensors. "2 all_reduce 128" means that two
-/// all-reduces of one rank send 128 bytes together, "all_reduce 64" that one all-reduce sends 64
-/// bytes, and "-" that nothing is sent.
+/// A row of a table: operand layouts, and the expected layouts and communication. Placements: "S0"
+/// (sharded on dimension 0), "R" (replicated), "P" (Partial sum), "Pmax" (Partial maximum); commas
+/// separate mesh dimensions, blanks separate tensors. "2 all_reduce 128": a rank sends 128 bytes by
+/// two all-reduces. "all_reduce 64": 64 bytes by one all-reduce. "-": nothing is sent.
 struct LayoutCase {
   std::string operands, results, forward;
   std::string gradients;  ///< of the reals among the operands; "-" for a real without one
@@ -37,18 +36,18 @@ struct Operation {
   const char* name;
   std::vector<Operand> operands;
   std::function<Tensors(const Tensors&)> run;
-  std::vector<LayoutCase> layouts;  ///< mesh: 2 x 2 if placements have commas, else 4
+  std::vector<LayoutCase> layouts;  ///< commas in placements: a 2 x 2 mesh, else 4 ranks
   bool differentiable;
-  bool random = false;  ///< if true: replicated operands give the expected results
+  bool random = false;  ///< if true: equals the result of replicated operands
 };
 
 struct Family {
   const char* name;
   std::vector<Operation> operations;
 
-  /// `run` takes the operands and returns one tensor or several. Columns of a row: "operands |
-  /// results | forward | gradients | backward". Without gradients, a row ends after the column
-  /// "forward".
+  /// `run` takes the operands and returns one or several tensors. A row has five columns: "operands
+  /// | results | forward | gradients | backward". The last two columns are missing if the operation
+  /// has no gradients.
   template <class Run>
   Operation& add(const char* operation, std::vector<Operand> operands, Run run,
                  const std::vector<std::string>& rows) {
@@ -68,8 +67,8 @@ struct Family {
   static std::vector<LayoutCase> layouts_of_rows(const std::vector<std::string>& rows);
 };
 
-/// Returns the family table, with all families of operators. The test checks its rows, and
-/// docs/sharding_rules.md lists them.
+/// Returns all tables of operators. docs/sharding_rules.md shows these tables; the test checks each
+/// row on a mesh.
 std::vector<Family> families();
 
 // The following functions return the parts of the family table.

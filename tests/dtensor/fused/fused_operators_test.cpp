@@ -109,7 +109,7 @@ Tensors leaves_of(const Function& function, const Tensors& inputs) {
   return leaves(inputs, function.differentiable);
 }
 
-/// Distributes `inputs`: shards the rows of each input that has the sizes of the first input.
+/// Shards the rows of inputs with the sizes of the first input, and replicates other inputs.
 Tensors spread(const Tensors& inputs, const comm::WorldPtr& world) {
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"x"});
   Tensors distributed;
@@ -183,7 +183,7 @@ TEST(FusedOperators, RunInInferenceMode) {
   }
 }
 
-/// Tests forward and backward of attention with 4 query heads, and with 4 or 2 key-value heads.
+/// Grouped-query attention: 4 query heads with 4 or 2 key-value heads.
 TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   for (const std::int64_t kv_heads : {4, 2}) {
     expect_attention_of_parts(
@@ -194,14 +194,14 @@ TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   }
 }
 
-// Attention is computed over several ranges of keys, and the results are merged. All kernels must
-// agree. attention_kernels_test.cpp has formulas for the kernels that only CUDA has.
+// Each kernel computes attention to several ranges of keys, and the results are merged. The merged
+// result must equal attention to all keys. See attention_kernels_test.cpp for CUDA's kernels.
 
 using at::SDPBackend;
 
 constexpr double kHidden = -std::numeric_limits<double>::infinity();
 
-/// Returns attention by its formula. `mask`, with sizes (queries, keys), is added to the scores.
+/// Computes attention by its formula: softmax(scores + mask) times values. `mask`: (queries, keys).
 at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
   const std::int64_t group = t[0].size(1) / t[1].size(1);
   const at::Tensor scores = t[0].matmul(t[1].repeat_interleave(group, 1).transpose(2, 3)) /
@@ -209,7 +209,7 @@ at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
   return (scores + mask).softmax(-1).matmul(t[2].repeat_interleave(group, 1));
 }
 
-/// Inputs of attention with 5 queries and 14 keys: 4 masked, 5 unmasked and 5 causal keys.
+/// Inputs of attention with 14 keys: 4 with a mask, 5 without a mask, 5 with a causal mask.
 struct Parts {
   Tensors inputs{values({2, 6, 5, 8}), values({2, 3, 14, 8}, 1), values({2, 3, 14, 8}, 2)};
   at::Tensor edge = at::full({5, 4}, kHidden, at::kDouble).tril(-2);
@@ -273,7 +273,7 @@ struct Calls {
   Offsets documents = {};
 };
 
-/// Expects that attention of chunks of 3 queries to 12 keys makes the kernel calls `c`.
+/// Counts the kernel calls of attention from two chunks of 3 queries to 12 keys. Expects `c`.
 void expect_calls(const Calls& c) {
   const at::Tensor q = values({c.batch, 2, 6, 8}).requires_grad_();
   const at::Tensor kv = values({c.batch, 2, 12, 8}, 1).requires_grad_();
@@ -293,7 +293,7 @@ void expect_calls(const Calls& c) {
   }
 }
 
-/// Chunks at positions 3 and 6 are adjacent, but attention processes each chunk separately.
+/// Chunks at positions 3 and 6 are adjacent, but attention processes them separately.
 TEST(ChunkedAttention, TakesTwoCallsForAChunkThatIsNotTheFirstAndNoMask) {
   for (const Calls& c : {Calls{{0, 9}, 0, 3, 0}, Calls{{3, 6}, 0, 4, 0}, Calls{{6}, 0, 2, 0},
                          Calls{{0}, 0, 1, 0}, Calls{{3, 9}, 3, 2, 2}, Calls{{3, 9}, 4, 4, 2},
@@ -328,7 +328,7 @@ TEST(ChunkedAttention, IsThatOfAMaskWithoutKernelsToo) {
 }
 
 TEST(ChunkedAttention, TakesACallForADocumentThatBeginsInItsChunkAndTwoForOneBeforeIt) {
-  // Documents of the first sequence: [0, 3), [3, 10), [10, 12); of the second: [0, 10), [10], [11].
+  // The first sequence has documents [0, 3), [3, 10), [10, 12); the second has [0, 10), [10], [11].
   expect_calls({{2, 9}, 0, 12, 0, 2, {0, 3, 10, 12, 22, 23, 24}});
 }
 
@@ -398,7 +398,7 @@ struct Split {
   std::vector<std::int64_t> mesh;
   Placements logits, targets;
   std::int64_t vocabulary;
-  std::int64_t calls;  ///< `calls`: number of collectives of a rank
+  std::int64_t calls;  ///< `calls`: number of collectives that a rank calls
 };
 
 class CrossEntropyOperator : public ::testing::TestWithParam<Split> {};

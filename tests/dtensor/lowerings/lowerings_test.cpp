@@ -35,7 +35,7 @@ OperatorCases lowering_cases() {
 INSTANTIATE_TEST_SUITE_P(Forms, Operators, ::testing::ValuesIn(lowering_cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// Expects equal results of `function` for plain values and for each sharded dimension on 4 ranks.
+/// Expects that `function` gives equal results for plain values and for values that are sharded.
 template <class Function>
 void expect_same(const at::Tensor& values, const Function& function) {
   const auto expected = function(values);

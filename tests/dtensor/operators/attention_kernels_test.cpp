@@ -1,6 +1,6 @@
-// Tests the rules of attention kernels that only CUDA has. This file registers CPU kernels of these
-// operators, computed by formula but with the outputs of CUDA's kernels (undefined tensors, sizes
-// as integers, padded statistics), so that dispatch, rules and autograd run as on CUDA.
+// Tests the sharding rules of attention kernels that exist only for CUDA. This file registers CPU
+// kernels in place of these. The CPU kernels return outputs like CUDA's kernels (undefined tensors,
+// sizes as integers, padded statistics).
 
 #include <torch/library.h>
 
@@ -43,7 +43,6 @@ std::pair<Tensor, Tensor> attend(const Scores& scores) {
   return {scores.values.softmax(-1).matmul(scores.value), scores.values.logsumexp(-1)};
 }
 
-/// Sums the gradients of key-value heads over the query heads that share a key-value head.
 Tensor to_kv_heads(const Tensor& gradient, const Tensor& kv) {
   return gradient.unflatten(1, {kv.size(1), -1}).sum(2);
 }
@@ -140,7 +139,6 @@ TORCH_LIBRARY_IMPL(aten, CPU, library) {
 
 struct Kernel {
   std::string name;
-  /// `run` takes {query, key, value}.
   std::function<Tensor(const std::vector<Tensor>&, bool causal)> run;
   bool grouped = true;  ///< `grouped`: allows fewer key-value heads
 };

@@ -13,7 +13,7 @@
 
 namespace tessera::testing {
 
-/// A function of fp64 tensors. Tests compare the results for distributed and for plain tensors.
+/// A function whose results on distributed and on plain fp64 tensors are compared.
 struct OperatorCase {
   std::string name;
   std::vector<std::vector<std::int64_t>> inputs;  ///< `inputs`: the sizes of the inputs
@@ -33,9 +33,9 @@ struct OperatorCases : std::vector<OperatorCase> {
   }
 };
 
-/// Runs forward and backward of a case on a mesh of `mesh_sizes`. Inputs have random layouts (mesh
-/// dimensions in any order, interleaved, partial or uneven shards). Expects values and gradients of
-/// plain libtorch. A gradient must have the layout of its leaf.
+/// Compares values and gradients of a case on a mesh with plain libtorch. The inputs have random
+/// layouts (for example, interleaved, Partial or uneven). Gradients must have the layouts of their
+/// leaves.
 void expect_equals_one_rank(const OperatorCase& c, const std::vector<std::int64_t>& mesh_sizes);
 
 using Attention = std::function<at::Tensor(const std::vector<at::Tensor>&)>;

@@ -25,7 +25,7 @@ Placements replicated(const DeviceMesh& mesh) {
   return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate{});
 }
 
-/// Returns the case's result, and the gradients of `leaves` in a backward of sum(result * weights).
+/// Returns the result of `c`, and the gradients of sum(result * weights) with respect to `leaves`.
 Tensors value_and_gradients(const OperatorCase& c, const Tensors& leaves) {
   for (const auto& leaf : leaves) {
     leaf.requires_grad_(c.differentiable);
@@ -325,7 +325,7 @@ TEST_ON_MESH(UnlikePartials, AddUpAndJoin, {4}, {"x"}) {
                at::cat({values({4, 3}), values({4, 3})}));
 }
 
-/// Checks forward and backward of 8 / x, where x is partial and the terms of the ranks differ.
+/// Checks 8 / x and its gradient. x is Partial, with a different term on each rank.
 void check_quotient(const std::function<at::Tensor(const at::Tensor&)>& divide_eight_by) {
   auto plain = values({7, 5}).add(3).requires_grad_();
   const auto expected = 8.0 / plain;
@@ -355,8 +355,8 @@ TEST(PendingReductions, AreReducedBeforeTheyDivide) {
   });
 }
 
-// A shard can have one element along a dimension, or none. libtorch's kernels choose strides by the
-// sizes of the shard, but the strides must not differ between ranks.
+// libtorch chooses strides by a shard's sizes. Shards with one element along a dimension, or none,
+// must have the same strides as the shards of other ranks.
 
 at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement) {
   return distribute_tensor(value, rank.mesh({rank.size()}, {"x"}), {placement}).tensor().detach();
@@ -403,13 +403,13 @@ TEST_ON_RANKS(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole, 3) {
   }
 }
 
-// An operator on lists of tensors must write the same values as one call for each tensor, and must
-// increase the version of each tensor by one.
+// An operator on lists of tensors must write the same values as single calls, and must increase
+// each tensor's version by one.
 
 const std::vector<Placement> kPlacementsInLists{Replicate{}, Shard{0}, Partial{},
                                                 Partial{ReduceOp::kMax}};
 
-/// Returns functions of two lists that write to the first list.
+/// Returns operators on two lists x and y. The operators write to the tensors in x.
 const std::vector<testing::Named<void(Tensors, Tensors)>>& list_writes() {
   static const std::vector<testing::Named<void(Tensors, Tensors)>> all{
       {"add", [](auto x, auto y) { at::_foreach_add_(x, y); }},

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-// Tests operators that libtorch composes of other operators. These other operators write to views,
-// read expanded tensors or run on empty shards.
+// Tests operators that libtorch computes by other operators, some of which write to views, read
+// expanded tensors or get empty shards.
 
 namespace {
 
@@ -72,7 +72,7 @@ TEST_ON_MESH(Quantile, WritesToADistributedResult, {4}, {"x"}) {
   EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
 }
 
-// A composite operator with an argument out= must write to the distributed tensor of this argument.
+// Composite operators with an `out` argument must write to a distributed `out`.
 
 struct OutCase {
   const char* name;

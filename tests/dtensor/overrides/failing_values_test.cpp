@@ -19,7 +19,7 @@ constexpr int kBadRank = 2;
 struct BadCase {
   const char* name;
   const char* operator_name;
-  at::Tensor numbers;  ///< `numbers`: one row for each rank; row kBadRank is invalid
+  at::Tensor numbers;  ///< `numbers`: a row per rank; row kBadRank is invalid
   std::function<at::Tensor(const at::Tensor& numbers, const DeviceMesh&)> run;
 };
 

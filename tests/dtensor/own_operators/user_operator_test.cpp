@@ -137,7 +137,7 @@ std::optional<ShardingRule> elementwise(const OpCall& call) {
   return rule;
 }
 
-/// The rule of add_into, which returns nothing: the rule's output is the written tensor.
+/// The rule of add_into(), which returns nothing. The rule's output is the written tensor.
 std::optional<ShardingRule> adding(const OpCall& call) {
   auto rule = own_operators::elementwise(call);
   rule->linear = {{{0, 1}, ReduceOp::kSum}};
@@ -226,8 +226,8 @@ TEST(UserOperator, TakesOneRuleBeforeItsFirstUse) {
   EXPECT_ERROR(register_rule("tessera_test::never_called", &elementwise), "for the second time");
 }
 
-/// Registers a rule for `name`, and prints the error messages of two later calls, one line each.
-/// Rules are global, so the function runs in a process of its own.
+/// Registers a rule for the operator `name`, then prints the error messages of two calls. Rules are
+/// global, so the test runs this function in a separate process.
 void call_with_rule_of(const std::string& name) {
   const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   register_rule(name, &elementwise);
@@ -257,19 +257,17 @@ TEST(UserOperatorDeathTest, FirstCallsFailAfterARuleOfNoOperatorOrACompositeOne)
 TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
   const auto whole = at::arange(6, at::kFloat);
   const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
-  // The library's rule shards the result. The user's rule returns nullopt, which replicates.
+  // By the library's rule, the result is sharded; by the user's rule (nullopt), replicated.
   const DistributedTensor result(at::hypot(x, x));
   EXPECT_EQ(result.placements(), Placements{Replicate{}});
   EXPECT_EQUAL(result, at::hypot(whole, whole));
 }
 
-// A user's operator must give the same gradients as on one rank, or throw an Error.
-
 using own_operators::call_binary;
 using testing::Operators;
 using testing::values;
 
-/// Returns calls of a user's operators and autograd function. `w` is broadcast over the rows.
+/// Returns calls of a user's operators and of a user's autograd function.
 testing::OperatorCases own_cases() {
   testing::OperatorCases c;
   c.add("implicit", {{5, 3}, {3}}, [](auto& t) { return call_binary("implicit", t[0], t[1]); });

@@ -92,7 +92,7 @@ TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
   });
 }
 
-/// Whether an operator draws no random numbers, or runs only on GPUs, where the test does not run.
+/// Whether an operator draws no random numbers, or exists only for GPUs.
 bool draws_nothing(const std::string& name) {
   return name.ends_with("_backward") || name == "_fused_sdp_choice" ||
          name == "_scaled_dot_product_flash_attention_for_cpu" ||

@@ -1,6 +1,6 @@
-// Executes random redistributions. The result, the redistribution back, the gradient and the sent
-// bytes are compared with index arithmetic on the whole tensor. Errors name mesh and seed.
-// TESSERA_PROPERTY_CASES is the number of redistributions on each mesh (default 50).
+// Tests random redistributions. Results, gradients, round trips and sent bytes are compared with
+// index arithmetic on the whole tensor. Error messages contain the mesh and the seed.
+// TESSERA_PROPERTY_CASES: number of redistributions for each mesh (default 50).
 
 #include <atomic>
 #include <cstdlib>
@@ -31,7 +31,7 @@ at::Tensor combine(const at::Tensor& terms, ReduceOp op) {
   }
 }
 
-/// Returns the shard of `whole` at a mesh coordinate, as if no dimension is Partial.
+/// Returns the shard of `whole` at a mesh coordinate. Ignores Partial mesh dimensions.
 at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordinate) {
   for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
     const auto indices = layout_indices(layout, dim, whole.size(dim), coordinate);
@@ -40,7 +40,7 @@ at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordina
   return whole;
 }
 
-/// Returns the local tensor at a mesh coordinate: a shard or, if Partial, one term of a shard.
+/// Returns the local tensor at a mesh coordinate: the shard, or a rank's term of a Partial shard.
 at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices& coordinate) {
   auto local = piece(whole, layout, coordinate);
   for (const auto& partial : layout.partial()) {
@@ -50,7 +50,7 @@ at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices
   return local;
 }
 
-/// Returns the local tensors after the reductions of all Partial mesh dimensions.
+/// Reduces the local tensors over all Partial mesh dimensions.
 std::vector<at::Tensor> reduced(std::vector<at::Tensor> locals, const Layout& layout) {
   const auto all = coordinates(layout.mesh_sizes());
   for (auto partial = layout.partial().rbegin(); partial != layout.partial().rend(); ++partial) {
@@ -116,7 +116,7 @@ bool averages(const Layout& layout) {
                      [](const auto& partial) { return partial.op == ReduceOp::kAvg; });
 }
 
-/// Reduces `locals` and expects the shards of `whole`: the same bits if `exact`.
+/// Reduces `locals`, and compares the results with shards of `whole`: bitwise if `exact`.
 void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& layout,
                   bool exact) {
   const auto all = testing::coordinates(layout.mesh_sizes());
@@ -131,7 +131,7 @@ void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& 
   }
 }
 
-/// Returns how many bytes of the plan's all-to-alls stay on the rank at `coordinate`.
+/// Returns the number of bytes that a rank sends to itself in the plan's all-to-alls.
 std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const Indices& coordinate) {
   std::int64_t bytes = 0;
   for (const auto& step : plan.steps) {
@@ -152,7 +152,7 @@ std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const In
   return bytes;
 }
 
-/// Returns how many bytes a rank sends in its collectives. A group's name lists mesh dimensions.
+/// Returns the bytes that a rank sends. The name of a process group contains its mesh dimensions.
 double sent(const comm::TrafficTable& table, const Indices& mesh) {
   double bytes = 0;
   for (const auto& [key, traffic] : table) {

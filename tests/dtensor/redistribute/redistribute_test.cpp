@@ -105,8 +105,8 @@ TEST_ON_MESH(Scatter, SpreadsTheValuesOfOneRank, {2, 2}, {"dp", "tp"}) {
                "distribute_tensor from 4 of");
 }
 
-// Some dtypes do not support a reduction: integers have no average. Neither distribute_tensor(),
-// redistribute() nor an operator may make a tensor of such a dtype Partial with this reduction.
+// Not every dtype supports every reduction: integers have no average. distribute_tensor(),
+// redistribute() and operators must refuse a Partial with an unsupported reduction.
 
 using testing::full_tensor;
 
@@ -210,7 +210,7 @@ class LoggedCommunicator final : public testing::ForwardingCommunicator {
   bool on_device_;
 };
 
-/// A 2 x 2 mesh whose process groups write to `log`. `on_device`: a device keeps the call order.
+/// A 2 x 2 mesh whose process groups write to `log`. `on_device`: groups simulate a device.
 DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
   const int row = rank.rank() / 2, column = rank.rank() % 2;
   const auto dp = rank.world()->group({column, column + 2}, "logged dp");
@@ -236,8 +236,8 @@ TEST_ON_RANKS(Async, WaitsAtTheFirstUse, 4) {
   EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
-// The library waits for asynchronous results in the order of the calls. On a device that keeps the
-// order of calls, the library waits for each result when the result is used.
+// By default, asynchronous results are awaited in the order of the calls. On a device, which keeps
+// this order itself, a result is awaited when the program uses the result.
 TEST(Async, OverlapsOnTwoGroups) {
   for (const bool on_device : {false, true}) {
     RunRanks(4, [&](Rank& rank) {
@@ -256,7 +256,7 @@ TEST(Async, OverlapsOnTwoGroups) {
   }
 }
 
-// The ranks use two asynchronous results in different orders. No collective may wait forever.
+// Ranks use two asynchronous results in different orders. No rank may wait forever.
 TEST_ON_MESH(Async, RanksMayUseResultsInUnlikeOrders, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});

@@ -91,8 +91,8 @@ TEST(SetData, TakesAnotherDistributedTensorAndItsType) {
   EXPECT_TRUE(local_tensor(leaf.grad()).equal(counting_values({2, 3}).to(at::kDouble).mul(2)));
 }
 
-// An in-place operator can redistribute the written tensor. If the redistribution moves no data,
-// the tensor keeps its memory, but its strides can change.
+// An in-place operator may change the layout of the tensor that the operator writes. If no data
+// moves, the tensor keeps its memory, possibly with other strides.
 
 using testing::values;
 
@@ -126,8 +126,8 @@ TEST_ON_RANKS(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives, 3
   }
 }
 
-// In x + 1e-6, the number becomes a tensor that must not promote the type of the result. A partial
-// sum times infinity must equal the whole value times infinity.
+// A C++ number must not promote the type of a distributed tensor: float x + 1e-6 stays float. A
+// Partial sum times infinity must equal the reduced value times infinity.
 
 using WithNumber = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& number)>;
 
@@ -178,7 +178,7 @@ at::Tensor wrapped(double number) {
   return at::native::wrapped_scalar_tensor(number);
 }
 
-/// Each element has partial terms of both signs. If a term became infinite, the sum would be NaN.
+/// Each element has positive and negative terms: if one became infinite, the sum would be NaN.
 TEST_ON_MESH(PendingSums, CombineWithInfinityAsTheirValuesDo, {3}, {"x"}) {
   const std::vector<testing::Named<at::Tensor(at::Tensor)>> all{
       {"mul", [](auto x) { return at::mul(x, kInfinity); }},
@@ -409,7 +409,7 @@ TEST_ON_RANKS(LocalMapGradients, AreToBeSaidWhereResultsDisagree, 4) {
   EXPECT_EQ(both({.out_sizes = {{7, 2}, {3, 2}}}).size(), 2);
 }
 
-// The function that local_map() calls sums over ranks, which out_placements cannot describe.
+// The local function contains an all-reduce, which out_placements cannot express.
 TEST(LocalMapGradients, AreComparedInDebugMode) {
   const testing::DebugChecks checks("1");
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {

@@ -11,8 +11,6 @@
 
 namespace tessera {
 
-// Tests functions for writing and inspecting distributed programs.
-
 namespace {
 
 using testing::values;
@@ -142,7 +140,7 @@ TEST(Printing, AnErrorForAPlainHandleNamesToString) {
 // With TESSERA_DEBUG=1, from_local() and distribute_tensor() compare the tensors of all ranks. All
 // ranks throw, even if only one rank finds an error.
 
-/// Returns each rank's error of `body`. No rank may wait for a rank that has thrown.
+/// Returns each rank's error message. No rank may wait for a rank that has thrown.
 std::vector<std::string> errors_of(const testing::Body& body) {
   std::vector<std::string> errors(2);
   RunRanks(2, [&](Rank& rank) {
@@ -154,7 +152,7 @@ std::vector<std::string> errors_of(const testing::Body& body) {
   return errors;
 }
 
-/// A call with different arguments on two ranks, and the word that each rank's error must contain.
+/// Two ranks pass different arguments. The error of a rank must contain that rank's text.
 struct Disagreement {
   const char* what;
   testing::Body act;
@@ -188,7 +186,7 @@ TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
          distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
        },
        "Shard(0)", "Shard(1)"},
-      // The sizes differ, but the numbers of elements are equal, so the ranks must compare sizes.
+      // The sizes differ, although both ranks have 16 elements.
       {"sizes of a redistribution",
        [](Rank& rank) {
          const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});

@@ -17,13 +17,13 @@ using testing::values;
 struct ViewCase {
   const char* name;
   std::function<void(at::Tensor&)> write;
-  /// Whether a StrictScope allows the write, because the write needs no communication: `rows` for a
-  /// tensor with Shard(0), `columns` for a tensor with Shard(1).
+  /// Whether the write needs no communication, so that a StrictScope allows the write. `rows`: for
+  /// Shard(0); `columns`: for Shard(1).
   bool rows = true;
   bool columns = true;
 };
 
-/// Writes through a view of y = 2 * x. Returns y, and the gradient of sum(y^3) with respect to x.
+/// Writes through a view of y = 2 * x. Returns y and the gradient of sum(y^3) in x.
 std::pair<at::Tensor, at::Tensor> run(const ViewCase& c, const at::Tensor& x) {
   auto y = x.mul(2);
   c.write(y);
@@ -99,9 +99,9 @@ TEST_ON_MESH(InferredSize, IsThatOfTheWholeForAnEmptyShard, {4}, {"dp"}) {
   EXPECT_EQUAL(z, values({2, 6, 2, 4}));
 }
 
-// Elements of an expanded tensor share memory. An in-place operator on a distributed expanded
-// tensor must work in each placement if libtorch accepts it for plain tensors, and must be refused
-// on all ranks otherwise.
+// Elements of an expanded tensor share memory. If libtorch accepts an in-place operator on a plain
+// expanded tensor, the operator must work on a distributed one in each placement. Otherwise all
+// ranks must throw.
 
 TEST_ON_MESH(Expanded, IsWrittenAsOnOneRank, {3}, {"x"}) {
   const std::vector<testing::Named<void(at::Tensor)>> writes{
@@ -137,7 +137,7 @@ TEST_ON_MESH(ExpandedTensor, IsRefusedOnAllRanksWhereLibtorchRefusesIt, {3}, {"x
 
 using Change = std::function<at::Tensor(at::Tensor x)>;
 
-/// Expects that `change` returns and writes the same values on a mesh as on one rank.
+/// Calls `change` on a plain and a distributed tensor. Expects equal results and equal writes.
 void expect_as_one_rank(const Change& change) {
   auto plain = at::arange(42, at::kDouble).view({6, 7});
   const auto expected = change(plain);
@@ -215,7 +215,7 @@ TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
   });
 }
 
-/// Returns a 5 x 3 tensor of ones in which `fill` has set rows 1 to 3.
+/// Calls `fill` on rows 1 to 3 of a 5 x 3 tensor of ones. Returns the whole tensor.
 template <class Fill>
 at::Tensor filled(Rank& rank, const Placement& placement, const Fill& fill) {
   manual_seed(1);
@@ -239,7 +239,7 @@ TEST_ON_RANKS(DetachedView, IsFilledWithTheNumbersOfItsElements, 4) {
 
 TEST_ON_RANKS(DetachedView, Refusals, 4) {
   {
-    // Inference tensors have no version counter, so a read of a view can't detect an earlier write.
+    // Inference tensors have no version, so the library can't tell if a view's copy is outdated.
     const c10::InferenceMode inference;
     auto x = split(rank, at::ones(4));
     EXPECT_ERROR(x.slice(0, 0, 3).zero_(), "of an inference tensor");
