@@ -25,10 +25,10 @@ namespace {
 /// The value of a target that cross_entropy ignores: the default of its ignore_index.
 constexpr std::int64_t kIgnoredTarget = -100;
 
-/// The number of tokens that are compared with the vocabulary before the first step; this
-/// comparison takes less than a second. Later tokens are compared when these tokens are read.
+/// The number of tokens that are compared with the vocabulary size before the first step, which
+/// takes less than a second. Later tokens are compared when a sample with these tokens is read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
-/// The number of tokens that are read and checked at once, small enough for the CPU's cache.
+/// The number of tokens in one read and check, small enough for the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
 
 class TokenWindows final : public SampleSource {
@@ -76,8 +76,8 @@ class TokenWindows final : public SampleSource {
     }
   }
 
-  /// Throws Error for a token outside the vocabulary, because an index outside the embedding would
-  /// crash on a GPU far from the cause. `begin`: position of the first token, for messages.
+  /// Throws Error for a token outside the vocabulary. Otherwise a GPU would report the error of the
+  /// embedding only later, at another operator. `begin`: index of the first token, for messages.
   void check_vocabulary(std::int64_t begin, std::span<const std::int64_t> tokens) const {
     const auto outside = [this](std::int64_t token) { return token < 0 || token >= vocabulary_; };
     const auto bad = std::find_if(tokens.begin(), tokens.end(), outside);
@@ -304,7 +304,7 @@ class Permutation {
   std::array<std::uint64_t, 4> keys_;
 };
 
-/// Fractions are integers, in units of 1 / kUnits. The product of two fractions has 62 bits.
+/// Fractions are integers, in units of 1 / kUnits. The product of two fractions fits into int64.
 constexpr double kUnits = std::int64_t{1} << 30;
 
 /// Returns round(n * part / all), exact and without overflow for any n.
@@ -314,14 +314,14 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 
 }  // namespace
 
-/// The order of samples from several weighted sources, computed independently for each index. The
-/// sources are the leaves of a binary tree with log2(sources) levels. As in Bresenham's line
-/// algorithm, a first child with the fraction p gets round(n p) of the first n samples of its
-/// parent. So each level adds an error of at most half a sample to the number of samples of a
-/// source.
+/// The order of samples from several weighted sources, computed for each index without the earlier
+/// indices. The sources are the leaves of a binary tree with log2(sources) levels. As in
+/// Bresenham's line algorithm, a first child with the fraction p gets round(n p) of the first n
+/// samples of its parent. So each level adds an error of at most half a sample to the number of
+/// samples of a source.
 class Mixture {
  public:
-  /// `weights`: positive. Fractions are stored as integers, so that all machines round equally.
+  /// All `weights` must be > 0. They are stored as integers, so that all machines round equally.
   explicit Mixture(const std::vector<double>& weights) : sums_{0} {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (const double weight : weights) {
@@ -481,7 +481,7 @@ void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) c
   }
 }
 
-/// Returns the source of sample `n` and the index in the source. An exhausted source begins again.
+/// Returns the source of sample `n`, and the sample's index there. An exhausted source repeats.
 BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   const Mixture::Place at = (*mixture_)(n);
   const SampleSource* source = sources_[at.source].samples.get();
@@ -541,7 +541,7 @@ void PrefetchLoader::begin(std::int64_t step) {
   // DeviceGuard for a device without an index does not change the current GPU.
   const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
                                      : c10::Device(c10::kCPU);
-  // The task captures copies, because the PrefetchLoader can be moved while a batch is loaded.
+  // The task has copies of loader_ and ranges_, because the PrefetchLoader can be moved meanwhile.
   batch_ = std::async(background_ ? std::launch::async : std::launch::deferred,
                       [loader = loader_, ranges = ranges_, pinned = pinned_, step, device] {
                         const c10::DeviceGuard guard(device);
@@ -557,7 +557,7 @@ BatchLoader::Batch PrefetchLoader::load(std::int64_t step) {
   if (step != step_) {
     begin(step);
   }
-  // If get() throws, a later load() must load this step anew.
+  // If get() throws an exception, the next load() must load this step again.
   step_ = -1;
   BatchLoader::Batch batch = batch_.get();
   begin(step + 1);

@@ -26,7 +26,7 @@ std::uint64_t pair_of(TokenId left, TokenId right) {
   return std::uint64_t{left} << 32 | right;
 }
 
-/// Returns the merges by pairs of tokens; of several merges of one pair, the last applies.
+/// Returns the merges, by pair of tokens. If a pair has several merges, the last one counts.
 Merges by_pairs(const std::vector<Merge>& merges) {
   Merges by_pair;
   by_pair.reserve(merges.size());
@@ -225,8 +225,8 @@ class Bpe {
     HeapMerge(merges_, workspace).run();
   }
 
-  /// Sets `ids` to the tokens of a word before any merge. The order of unknown tokens and
-  /// byte-fallback tokens is that of the `tokenizers` package.
+  /// Sets `ids` to the tokens of a word before the first merge. Unknown tokens and byte-fallback
+  /// tokens are in the same order as in the `tokenizers` package.
   void first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
     bool unknown = false;  // whether an unknown token must be appended before the next token
     while (!word.empty()) {
@@ -266,7 +266,7 @@ class Bpe {
   Merges merges_;
   std::array<std::optional<TokenId>, 256> fallback_;  ///< ids of the byte-fallback tokens <0xHH>
   bool divisible_ = false;                       ///< whether words can be cut before space symbols
-  std::unordered_set<std::string> before_mark_;  ///< characters that precede a space in some token
+  std::unordered_set<std::string> before_mark_;  ///< characters before a space symbol in some token
 };
 
 /// A tokenizer with a BPE model. Encoding has four steps: added tokens, normalization, splitting

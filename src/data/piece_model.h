@@ -21,13 +21,13 @@ class PieceModel {
   virtual std::string piece(int id) const = 0;
   /// Returns the id of a piece (token text), or of the unknown token if there is no such piece.
   virtual int id(const std::string& piece) const = 0;
-  /// Each of encode() and decode() returns an error message; "" if there is no error.
+  /// encode() and decode() return an error message, or "" if they succeed.
   virtual std::string encode(std::string_view text, std::vector<int>& ids) const = 0;
   virtual std::string decode(const std::vector<int>& ids, std::string& text) const = 0;
 };
 
-/// The name of the only function of libtessera_sentencepiece.so. The function loads a model from a
-/// protobuf; if that fails, the function returns nullptr and sets `fault`.
+/// The name of the only function that libtessera_sentencepiece.so exports. The function loads a
+/// model from a protobuf. If loading fails, the function returns nullptr and sets `fault`.
 using LoadPieceModel = PieceModel* (*)(const std::string& model, std::string& fault);
 inline constexpr const char* kLoadPieceModel = "tessera_load_piece_model";
 

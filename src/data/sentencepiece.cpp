@@ -47,7 +47,7 @@ LoadPieceModel load_library() {
 /// Loads a SentencePiece model with libtessera_sentencepiece.so. Throws Error if Tessera was built
 /// without SentencePiece.
 std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::string& fault) {
-  // If load_library() throws, the next call of load_piece_model() calls load_library() anew.
+  // If load_library() throws an exception, the next call of load_piece_model() tries again.
   static const LoadPieceModel load = load_library();
   return std::unique_ptr<PieceModel>(load(model, fault));
 }
@@ -174,8 +174,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     return model_->piece(id) == content ? id : vocabulary();
   }
 
-  /// Returns the token that begins or ends texts; an empty list if there is none. `of_model`: the
-  /// token's id in the model; -1 if the model has no such token.
+  /// Returns the token that begins or ends texts; an empty list if the tokenizer has no such token.
+  /// `of_model`: the token's id in the model, or -1.
   std::vector<std::int64_t> tokens_of(const TextEnd& end, int of_model) const {
     if (end.text) {
       return {id_of(*end.text)};

@@ -233,8 +233,8 @@ void add_normalizer(const JsonField& field, Normalizers& steps) {
   }
 }
 
-/// Returns a step that splits texts at the matches of a regular expression. A match is a piece,
-/// unless `removes` is true. If `invert` is true, the texts between matches count as matches.
+/// Returns a step that cuts texts before and after each match of a regular expression. If `removes`
+/// is true, matches are dropped. If `invert` is true, matches and other texts swap roles.
 PreTokenizers::Step split_step(std::string_view expression, bool removes, bool invert) {
   const auto pattern = std::make_shared<const Pattern>(expression);
   return [pattern, removes, invert](Piece piece, OnPiece on_piece) {
@@ -414,7 +414,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
   }
 }
 
-/// Appends the ids of the special token `name` to `tokens`. `special_tokens` contains the ids.
+/// Appends the ids of the special token `name` to `tokens`. The ids are in `special_tokens`.
 void add_special(const JsonField& name, const JsonField& special_tokens, TokenId vocabulary,
                  std::vector<std::int64_t>& tokens) {
   special_tokens.at(name.text().c_str()).at("ids").for_each([&](const JsonField& id) {
@@ -450,11 +450,11 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
       add_post_processor(step, vocabulary, tokens);
     });
   } else if (type == "TemplateProcessing") {
-    // Two templates with tokens are refused. The `tokenizers` package would treat the result of the
-    // first template as a pair of texts in the second template.
+    // Throws Error for a second template with tokens. The `tokenizers` package would treat the
+    // result of the first template as a pair of texts.
     field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
     tokens = read_template(field, vocabulary);
-  } else if (type != "ByteLevel") {  // a post-processor ByteLevel adds no tokens
+  } else if (type != "ByteLevel") {  // the post-processor ByteLevel adds no tokens
     field.at("type").refuse();
   }
 }

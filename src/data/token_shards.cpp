@@ -92,8 +92,8 @@ class Shard {
   std::int64_t size_ = 0;
 };
 
-/// Throws Error unless [begin, begin + count) is inside the tokens. The check does not compute
-/// begin + count, which could overflow.
+/// Throws Error unless the positions [begin, begin + count) are tokens of the file. The check does
+/// not compute begin + count, which could overflow.
 void check_range(const TokenSource& tokens, std::int64_t begin, std::int64_t count) {
   TESSERA_CHECK(begin >= 0 && begin <= tokens.size() && count <= tokens.size() - begin, "tokens [",
                 begin, ", ", begin + count, ") were asked for, but there are ", tokens.size(),

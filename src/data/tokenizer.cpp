@@ -154,9 +154,9 @@ std::string StreamDecoder::finish() {
 std::string StreamDecoder::take_new(const std::string& text) {
   std::string piece = text.substr(std::min(given_, text.size()));
   given_ = text.size();
-  // A token's text can depend on the tokens before it: a decoder can remove spaces at the beginning
-  // of a text. So the tokens of the returned text are decoded again together with the next tokens,
-  // unless the tokens of the returned text alone have no text.
+  // A token's text can depend on the preceding tokens: a decoder can remove spaces at the beginning
+  // of a text. So the next tokens are decoded together with the tokens of `piece`. Older tokens
+  // stay in `window_` only if the tokens of `piece` alone decode to "".
   const std::vector<std::int64_t> own(window_.begin() + static_cast<std::ptrdiff_t>(context_),
                                       window_.end());
   if (const std::size_t size = tokenizer_->decode(own).size(); size > 0) {

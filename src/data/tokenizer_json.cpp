@@ -94,7 +94,7 @@ void add_special_tokens(const JsonField& root, TokenizerSettings& files) {
       field.for_each(
           [&](const JsonField& entry) { add_special_token(read_token(entry, true), files); });
     } else if (key == kExtraTokens && field.json().is_object()) {
-      field.only({});  // must be empty: ids depend on an order, and JSON objects have no order
+      field.only({});  // must be empty, because ids depend on an order and JSON objects have none
     } else if (auto token = special_token_of(field)) {
       add_special_token(std::move(*token), files);
     }
@@ -106,8 +106,8 @@ std::optional<bool> flag(const JsonField& root, const char* key) {
   return field.is_null() ? std::nullopt : std::optional(field.flag_or(false));
 }
 
-/// Reads the begin and end tokens. Llama's tokenizer classes have defaults for missing fields: the
-/// text of a token, and whether texts begin or end with the token.
+/// Reads the begin token and the end token. For Llama's tokenizer classes, missing fields have
+/// defaults: the token's text, and whether the token is added to texts.
 void read_ends(const JsonField& root, TokenizerSettings& files) {
   const JsonField name = root.at("tokenizer_class");
   const bool is_llama = !name.is_null() && name.text().find("LlamaTokenizer") != std::string::npos;
@@ -181,8 +181,8 @@ void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
 
 namespace {
 
-/// Returns the tokens that begin or end texts. `key`: the name of the flag, for messages.
-/// `of_template`: the tokens in the template of tokenizer.json.
+/// Returns the tokens that are put at the beginning or end of texts. `key`: the flag's name, for
+/// messages. `of_template`: the tokens in the template of tokenizer.json.
 std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
                                     const std::vector<std::int64_t>& of_template, bool decides,
                                     const Vocabulary& ids) {
@@ -399,9 +399,10 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   return parts;
 }
 
-/// If the pre_tokenizer is a single ByteLevel, throws Error if its flag add_prefix_space differs
-/// from the flag that `transformers` uses: the flag in tokenizer_config.json; if the file lacks the
-/// flag, the ByteLevel's flag for Llama's classes and for files without a class, otherwise false.
+/// Throws Error if a ByteLevel that is the only pre_tokenizer has another flag add_prefix_space
+/// than `transformers` uses. `transformers` takes the flag from tokenizer_config.json. If this file
+/// has no flag, Llama's classes and files without a class take the ByteLevel's flag, other classes
+/// false.
 void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

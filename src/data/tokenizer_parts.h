@@ -83,8 +83,8 @@ struct AddedToken {
   bool normalized = false;  ///< whether the token is searched in the normalized text
   bool special = false;     ///< whether the token decodes to nothing
 };
-/// Reads all members of an AddedToken except its id. `special`: the value of AddedToken::special if
-/// the JSON object has no member "special".
+/// Reads an AddedToken, except its id, from a JSON object. `special`: the value of
+/// AddedToken::special if the JSON object has no member "special".
 AddedToken added_token_of(const JsonField& field, bool special);
 
 /// Finds added tokens in a text, from left to right. If several tokens begin at one position, finds
@@ -111,13 +111,13 @@ class AddedTokens {
   std::array<std::vector<std::size_t>, 256> sizes_;
 };
 
-/// Returns the bytes of a token in GPT-2's alphabet, which writes each byte as one printable
-/// character; nullopt if the token has other characters.
+/// Returns the bytes that a token in GPT-2's alphabet stands for: in this alphabet, a printable
+/// character stands for each byte. Returns nullopt if the token has other characters.
 std::optional<std::string> bytes_of_token(std::string_view token);
 /// Returns the byte of a token "<0xHH>" of a model with byte fallback; nullopt for other tokens.
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token);
 
-/// Throws Error if a step turns `from` bytes into `to` bytes, more than any real tokenizer would.
+/// Throws Error if a step has made a text implausibly long: `to` bytes from `from` bytes.
 void check_growth(std::size_t from, std::size_t to);
 
 /// Steps that modify a text (valid UTF-8) in place before the text is split into words. All
@@ -125,7 +125,7 @@ void check_growth(std::size_t from, std::size_t to);
 using Normalizers = std::vector<std::function<void(std::string& text)>>;
 Normalizers read_normalizers(const JsonField& field);
 
-/// Steps that change the texts of tokens. The results, joined, are the decoded text.
+/// Steps that change the texts of tokens. The changed texts, concatenated, are the decoded text.
 using Decoders = std::vector<std::function<void(std::vector<std::string>& tokens)>>;
 Decoders read_decoders(const JsonField& field);
 
@@ -138,8 +138,8 @@ using OnPiece = c10::function_ref<void(Piece)>;
 
 /// The steps that split a text into pieces, in the order of their execution.
 struct PreTokenizers {
-  /// Calls `on_piece` for non-empty pieces from left to right. A piece is valid only during the
-  /// call. Pieces are valid UTF-8, except after ByteLevel.
+  /// Calls `on_piece` for the non-empty parts of `piece`, from left to right. Each part exists only
+  /// during the call. The parts are valid UTF-8, except after ByteLevel.
   using Step = std::function<void(Piece piece, OnPiece on_piece)>;
   std::vector<Step> steps;
   bool byte_level = false;  ///< whether a step is ByteLevel, so that the model's tokens are bytes
@@ -208,7 +208,7 @@ struct NamedToken {
 struct TextEnd {
   std::optional<std::string> text;  ///< the token's text, from bos_token or eos_token
   std::optional<bool>
-      adds;  ///< whether texts get the token: add_bos_token, add_eos_token or default
+      adds;  ///< whether the token is added: add_bos_token, add_eos_token or default
 };
 
 /// The settings in tokenizer_config.json. If tokenizer_config.json has no "added_tokens_decoder",

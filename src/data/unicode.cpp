@@ -23,8 +23,8 @@ utf8proc_ssize_t iterate(std::string_view text, utf8proc_int32_t& code) {
                           &code);
 }
 
-/// Whether further bytes can complete `text` to one character. The smallest and the largest
-/// continuation byte are tried.
+/// Whether `text` is the beginning of a valid UTF-8 character. Appends the smallest and the largest
+/// continuation byte to find out.
 bool begins_character(std::string_view text) {
   return std::ranges::any_of(std::array{'\x80', '\xbf'}, [&](char continuation) {
     utf8proc_int32_t code = 0;
@@ -299,7 +299,7 @@ class Translation {
   bool last_is_set_ = false;  ///< whether the last escape matches a set of characters (\s)
 };
 
-/// Returns the first position at or after `at` at which a character of `text` begins.
+/// Returns the first index >= `at` at which a character of `text` begins.
 std::size_t character_at(std::string_view text, std::size_t at) {
   while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0U) == 0x80U) {
     ++at;

@@ -50,8 +50,8 @@ class Pattern {
   explicit Pattern(std::string_view expression);
 
   using OnMatch = c10::function_ref<void(std::size_t begin, std::size_t end)>;
-  /// Calls the visitor for each match in valid UTF-8 from left to right, including empty matches.
-  /// Throws Error if the search exceeds a limit.
+  /// Calls the visitor for each match in a text of valid UTF-8, from left to right. Empty matches
+  /// are included. Throws Error if the search exceeds a limit.
   void for_each_match(std::string_view text, OnMatch on_match) const;
 
  private:

@@ -88,7 +88,7 @@ int compute_capability() {
   return ask_driver("cuDeviceComputeCapability", &major, &minor) ? 10 * major + minor : 0;
 }
 
-/// On a CPU, the memory numbers count the whole process, even if the ranks are threads of one
+/// On a CPU, the memory numbers include the whole process, even if the ranks are threads of one
 /// process.
 MemoryUse take_memory_use(const std::string& device_type) {
   if (device_type == "cuda") {
@@ -103,10 +103,10 @@ MemoryUse take_memory_use(const std::string& device_type) {
 
 namespace {
 
-/// The time of one measurement: much longer than the time slice of a scheduler, because a machine
-/// can have more ranks than cores.
+/// The duration of one measurement. A machine can have more ranks than cores, so the duration is
+/// much longer than the time slice of a scheduler.
 constexpr double kWindowSeconds = 0.06;
-/// The minimum time of a measured matrix product: shorter products do not use all cores of a large
+/// The minimum time of a measured matrix product. Shorter products do not use all cores of a large
 /// machine.
 constexpr double kProductSeconds = 5e-3;
 
@@ -148,7 +148,7 @@ SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   }
 }
 
-/// Returns this rank's median rate over several measurements, which all ranks start together.
+/// Returns the median FLOP/s of this rank's measurements. All ranks begin to measure together.
 double median_rate(comm::Communicator& hosts, c10::Device device, c10::ScalarType type) {
   SquareProducts products = fitting_products(device, type);
   const double wanted = kWindowSeconds / products.seconds_of(1);

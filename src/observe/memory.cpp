@@ -183,8 +183,8 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
     return MemoryKind::kGradients;
   }
   if (block.earlier) {
-    // Shards that were allocated in the first forward are parameters. Other earlier blocks of the
-    // first forward, such as masks, count as activations.
+    // Shards that were allocated in the first forward are parameters. All other blocks from the
+    // first forward that later steps use, such as masks, count as activations.
     return block.born == MemoryPhase::kForward && !block.is_parameter ? MemoryKind::kActivations
                                                                       : MemoryKind::kParameters;
   }
@@ -202,7 +202,7 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
                                                          : MemoryKind::kTemporary;
 }
 
-/// Replays the allocations and frees of the step to find the memory in use at each moment.
+/// Replays the allocations and frees of the step, to find the memory use in each part of the step.
 StepMemory MemoryLog::use(bool on_host) const {
   const std::lock_guard lock(mutex_);
   StepMemory memory;
@@ -220,7 +220,7 @@ StepMemory MemoryLog::use(bool on_host) const {
       add(block, 1);
     }
   }
-  // For each moment: the memory maximum, and the index of the event that reached this maximum.
+  // For each part of the step: its maximum memory use, and the index of the event at this maximum.
   std::vector<std::pair<std::size_t, MomentMemory>> moments(moments_.size());
   for (std::size_t i = 0; i < events_.size(); ++i) {
     const Event& event = events_[i];

@@ -22,12 +22,12 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-/// Returns a number as JSON. An unknown number is null, because 0 would look like a measured value.
+/// Returns a number as JSON; null if the number is unknown, as 0 would look like a measured value.
 ordered_json optional_number(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);
 }
 
-/// Returns communication traffic as JSON, by mesh dimension and then by collective.
+/// Returns communication traffic as JSON: for each mesh dimension, an entry for each collective.
 ordered_json traffic_json(const comm::TrafficTable& table) {
   ordered_json groups = ordered_json::object();
   for (const auto& [key, traffic] : table) {
@@ -37,14 +37,14 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
   return groups;
 }
 
-/// Returns the lines of a metrics file up to step `last`.
+/// Returns the lines of a metrics file, but no lines of steps after step `last`.
 std::string records_up_to(const std::filesystem::path& path, std::int64_t last) {
   std::ifstream in(path);
   std::string kept;
   for (std::string line; std::getline(in, line) && !in.eof();) {
     try {
       if (json::parse(line).at("step").get<std::int64_t>() > last) {
-        break;  // the resumed run repeats the steps after `last`
+        break;  // the resumed run writes these steps again
       }
     } catch (const json::exception& error) {
       fail("the metrics file '", path.string(), "' has a line that is no record (", error.what(),
@@ -233,7 +233,7 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
 
 /// Returns the rate of the first device in the table whose words are all in the given device name.
 std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
-  // The last word of the name can be empty. An empty word matches no word in the table of devices.
+  // The last word of the name can be ""; "" is equal to no word in the table of devices.
   const auto words = words_of(device_name);
   const auto has = [&](std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();

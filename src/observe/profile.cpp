@@ -36,8 +36,8 @@ class ModuleRanges : tessera::detail::NoCopy {
   }
 
  private:
-  /// The hooks that a profile attaches to a module. Hooks cannot be removed; if `ranges` is
-  /// nullptr, the hooks do nothing.
+  /// The hooks that a profile registers on a module. Hooks cannot be removed, so the hooks do
+  /// nothing if `ranges` is nullptr.
   struct Hooks {
     ModuleRanges* ranges = nullptr;
     std::string module{};

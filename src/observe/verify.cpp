@@ -76,7 +76,7 @@ class Recorder {
  private:
   struct Call {
     std::string fqn{}, caller{};
-    int number = 0, parent = 0;  ///< index of this call, and of the enclosing call
+    int number = 0, parent = 0;  ///< `number`: index of this call; `parent`: of the call around it
     int of_module = 0;           ///< index of this call among the calls of the same module
   };
 
@@ -95,8 +95,8 @@ class Recorder {
   int calls_ = 0;
 };
 
-/// The hooks that record the calls of a module. Hooks cannot be removed; if `recorder` is nullptr,
-/// the hooks do nothing.
+/// The hooks that record the calls of a module. Hooks cannot be removed, so the hooks do nothing if
+/// `recorder` is nullptr.
 struct Watch {
   Recorder* recorder = nullptr;
   std::string fqn{};
@@ -338,7 +338,7 @@ void change_last_places(nn::ModuleBase& reference, std::uint64_t draw) {
   }
 }
 
-/// The numbers of random draws on this rank: of each Dropout module, and of all at:: operators.
+/// How many random draws this rank has made: in each Dropout, and in all at:: operators together.
 struct DrawCounts {
   RandomState state;
   std::vector<std::pair<std::string, std::uint64_t>> dropouts;
@@ -354,7 +354,7 @@ DrawCounts draw_counts(const nn::ModuleBase& module) {
   return counts;
 }
 
-/// Sets the numbers of random draws of `module` and of at:: operators to `counts` plus `ahead`.
+/// Sets the random-draw counts of `module`'s Dropouts and of at:: operators to `counts` + `ahead`.
 void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint64_t ahead = 0) {
   set_random_state({counts.state.seed, counts.state.calls + ahead});
   std::unordered_map<std::string, std::uint64_t> calls(counts.dropouts.begin(),
@@ -366,8 +366,8 @@ void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint
   });
 }
 
-/// Whether random numbers were drawn after set_draw_counts(set, ahead), that is, whether `counts`
-/// differ from the counts that set_draw_counts() has set.
+/// Whether the program has drawn random numbers since set_draw_counts(set, ahead): whether `counts`
+/// differ from the numbers that set_draw_counts() has set.
 bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t ahead) {
   return counts.state.calls != set.state.calls + ahead ||
          !std::ranges::equal(counts.dropouts, set.dropouts, [&](const auto& now, const auto& then) {
@@ -411,17 +411,16 @@ class SavedState : tessera::detail::NoCopy {
   std::int64_t batch_ranks_;
 };
 
-/// How much larger the random-draw counts are in verification runs than in the program. FSDP
-/// assumes that a model draws no random numbers if the counts are equal in two forwards, so
-/// verification runs must not repeat the program's counts.
+/// Verification runs add this number to the program's random-draw counts, so that no count is
+/// repeated. FSDP assumes that a model draws no random numbers if two forwards have equal counts.
 constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 
-/// The number of runs with perturbed weights. A single perturbation can by chance change some
-/// values very little.
+/// The number of runs with perturbed weights. With a single perturbation, some values can by chance
+/// change very little.
 constexpr std::uint64_t kDraws = 2;
 
-/// Returns a scope object. While the object exists, random operators know which samples of the
-/// whole batch this rank has.
+/// Returns a scope object that tells random operators which samples of the whole batch this rank
+/// has, as long as the object exists.
 BatchPart part_of_batch(const DeviceMesh& mesh, const VerifyOptions& options) {
   if (options.batch_dims.empty()) {
     return {0, 1};
@@ -502,8 +501,8 @@ class Verification {
   }
 
   void run_reference() {
-    // Losses read the number of data-parallel ranks that the last forward has set. For the
-    // reference run this number must be 1.
+    // Losses use the number of data-parallel ranks that the last forward has set. The reference
+    // runs on one rank, so the number must be 1.
     nn::set_batch_ranks(1);
     const auto run = [&] {
       set_draw_counts(reference_, counts_, kAhead);
