@@ -41,7 +41,7 @@ class ShardGradient final : public nn::StandInGradient {
   variable_list execute(const BackwardCall& call, const nn::RunBackward& run) override;
 
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// Requires that unit() still exists, because the unit owns the parameter.
+  /// The unit owns the parameter, so the reference is valid only while unit() is not null.
   ShardedParameter& parameter() const { return *parameter_; }
 
  private:
@@ -186,7 +186,7 @@ BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParamet
   BackwardCall adding = call;
   adding.accumulate = true;
   for (const RequestedParameter& each : requested) {
-    // A gathered tensor that no forward has used is in no autograd graph, so it is left out.
+    // No autograd graph contains an unsharded tensor that no forward has used.
     if (each.parameter->unsharded().requires_grad()) {
       adding.outputs.push_back(leaf_edge(*each.parameter));
     }
@@ -205,8 +205,8 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
     return run(adding(call, requested));
   }
   check_returnable(call, requested, units);
-  // Earlier reductions must finish first, because their results belong to the `.grad` that
-  // EmptyGradients empties.
+  // Reductions of earlier backwards add to `.grad`, so these reductions must finish before
+  // EmptyGradients moves `.grad` away.
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->comm_context().settle();
   }
@@ -303,8 +303,8 @@ void make_unit(const UnitSpec& spec) {
                });
       }});
   for (const ParameterSpec& parameter : spec.parameters) {
-    // The nn::GradientRecord is attached to each module that owns the parameter, because the
-    // readers of the record know modules and nn::ParameterSlots but not units.
+    // Code that reads an nn::GradientRecord knows modules and nn::ParameterSlots but not units, so
+    // the record is attached to each module that owns the parameter.
     for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
       owner.module->attach(record);
     }

@@ -26,7 +26,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // Slices by dimension names have the same root mesh as the TP mesh.
+  // mesh[name] keeps the root mesh. FSDP's mesh and the TP mesh must have one root mesh.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];
@@ -69,8 +69,7 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole) {
 
 namespace {
 
-/// A view of a part of an unsharded tensor, and a view of equal sizes of the same part in the
-/// packed buffer.
+/// Two views of equal sizes: a part of an unsharded tensor, and the same part in the packed buffer.
 struct Piece {
   at::Tensor unsharded;
   at::Tensor packed;
@@ -94,8 +93,8 @@ Piece rows_of(const at::Tensor& unsharded, const at::Tensor& buffer, const Segme
           shape.by_parts(shard_of(buffer.select(0, rank), segment, rank))};
 }
 
-/// Returns the Pieces to copy for one parameter: one Piece for all ranks with full shards (if split
-/// on dimension 0), and one for each other rank.
+/// Returns the Pieces to copy for one parameter: one Piece for each rank with a shard. If dimension
+/// 0 is split, a single Piece covers all ranks with full shards.
 std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buffer,
                              const Segment& segment) {
   const ShardShape& shape = segment.shape;
@@ -338,7 +337,7 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
                             : c10::multiply_integers(segment.shape.sizes));
     bytes += round_up(itemsize * numels.back(), kTensorAlignment);
   }
-  // Ranks cache `pieces` equal parts (PostForwardShard), each aligned to kTensorAlignment.
+  // PostForwardShard cuts the storage into `pieces` equal parts, aligned to kTensorAlignment.
   bytes_ = round_up(bytes, kTensorAlignment * pieces);
   // All unsharded tensors share one storage, so PostForwardShard gathers one contiguous range.
   storage_ = at::empty({0}, at::dtype(at::kByte).device(device)).storage();

@@ -83,8 +83,8 @@ struct ShardShape {
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
-  // The results are views in which two dimensions, (parts, rows), replace `dim`. rows_of() views
-  // the rows of `rank` in `unsharded`. by_parts() views a whole tensor or a shard.
+  // rows_of() and by_parts() return views in which two dimensions, (parts, rows), replace `dim`.
+  // rows_of() returns the rows of `rank`. by_parts() accepts an unsharded tensor or a shard.
   at::Tensor rows_of(const at::Tensor& unsharded, std::int64_t rank) const {
     return by_parts(unsharded).narrow(*dim + 1, first_row(rank), rows(rank));
   }
@@ -94,8 +94,8 @@ struct ShardShape {
 
  private:
   std::int64_t extent() const { return sizes[static_cast<std::size_t>(*dim)] / parts; }
-  /// The number of elements with one index along `dim`, summed over all blocks. Without `dim`, the
-  /// number of elements of the tensor.
+  /// The number of elements in one row (one index along `dim`), times the number of blocks. Without
+  /// `dim`, the number of elements of the tensor.
   std::int64_t row_numel() const {
     std::int64_t numel = parts;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -165,8 +165,8 @@ class FlatBufferLayout {
   }
   /// Whether the shards are in one flat buffer. Otherwise each shard has separate memory.
   bool has_flat() const { return ranks() > 1 || home_.pinned; }
-  /// Whether every parameter is split on dimension 0 and no parameter is a fused weight. The shards
-  /// of all ranks, one after another, are then the parameter's values and padding.
+  /// Whether every parameter is split on dimension 0 and no parameter is a fused weight. The padded
+  /// shards of all ranks, one after another, are then the whole parameter and padding at the end.
   bool splits_rows() const;
 
  private:
@@ -236,7 +236,7 @@ class UnshardedTensors {
   UnshardedTensors() = default;
   /// Makes one tensor for each of `segments` and allocates no memory. `padded`: each tensor (split
   /// on dimension 0) has room for the padded shards of all ranks, so that an all-gather can write
-  /// into the tensor. `pieces`: the storage can be cut into so many equal parts.
+  /// into the tensor. `pieces`: the number of equal parts into which the storage can be cut.
   UnshardedTensors(const std::vector<Segment>& segments, c10::ScalarType dtype, c10::Device device,
                    bool padded, std::int64_t pieces);
 
@@ -290,7 +290,7 @@ class PostForwardShard {
  private:
   DeviceMesh mesh_;  ///< the 1-D mesh of the caching ranks; empty if the option is off
   at::Tensor piece_;
-  comm::StreamEventPtr copied_;  ///< event after the copy into piece_
+  comm::StreamEventPtr copied_;  ///< recorded after the copy into piece_
   at::Tensor sent_;              ///< second reference to piece_, while a collective reads piece_
 };
 

@@ -27,8 +27,8 @@ void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   pool_.drop(Lane::kAllGather);
   for (ParameterGroup* group : groups) {
     group->gradients().start_reduce(*this);
-    // The group enters reducing_ only after start_reduce(): if start_reduce() throws, nothing waits
-    // for the reduction.
+    // If start_reduce() throws, the reduction never ends, so reducing_ gets the group only after
+    // start_reduce().
     reducing_.push_back(&group->gradients());
   }
 }
@@ -199,7 +199,7 @@ at::Tensor GradientReduction::shard(std::size_t index) const {
 }
 
 /// Whether the unsharded gradients are sent unpacked. Dimension 0 must divide evenly over the
-/// ranks: only then is each gradient the shards of all ranks, one after another.
+/// ranks: only then is a gradient the concatenation of all ranks' shards, without padding.
 bool GradientReduction::in_place() const {
   const bool even = std::ranges::all_of(segments_, [](const Segment& segment) {
     const ShardShape& shape = segment.shape;
@@ -296,12 +296,10 @@ void GradientReduction::wait(CommContext& context) {
   context.retire(std::exchange(held_, {}), event);
 }
 
-/// Adds the sums of earlier reductions that did no all-reduce over replicas. If this reduction does
-/// no all-reduce over replicas either, stores the new sum for a later reduction.
+/// With an all-reduce over replicas, adds the sums that earlier reductions have stored. Without an
+/// all-reduce over replicas, stores the sum of this reduction for a later reduction.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // This backward does no all-reduce over replicas, so the parameter stores the sum over the
-    // shard dimension.
     if (!all_reduce_) {
       parameters_[i]->leave_to_replicas(
           {shard(i), gradients_[i].pending, gradients_[i].used, pre_divisor_}, dtype_);
@@ -422,8 +420,8 @@ void GradientReduction::hand_out_alone(CommContext& context) {
       // autograd's tensor.
       gradient = gradient.div(divisor_);
     }
-    // Leaves out each gradient that is added to an earlier gradient, and each gradient with a
-    // pending sum over tensor-parallel ranks.
+    // `complete` excludes gradients that are added to an earlier gradient, copied to pinned memory,
+    // or part of a pending sum over tensor-parallel ranks.
     if (!parameters_[i]->gradient().defined() && !parameters_[i]->home().pinned &&
         gradients_[i].pending == nullptr) {
       complete.push_back(&gradient);
@@ -449,11 +447,10 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
     context.expect_on_host(parameter);
   }
   // CommContext::settle later computes the pending sums over tensor-parallel ranks: one all-reduce
-  // sums the shards of many parameters. Results are stored next to the gradients of neighbouring
-  // parameters, like complete gradients. Until the ranks have agreed on the process group
-  // (PartialGradGroup), complete gradients take the same path: an optimizer that merges
-  // neighbouring gradients must merge the same gradients in a resumed run. Results are not written
-  // to autograd's tensors, because the user's hooks can reference these tensors.
+  // sums the shards of many parameters. Each sum is stored in `output_`, next to the gradients of
+  // neighbouring parameters: an optimizer then merges the same gradients before and after the ranks
+  // have agreed on the process group (PartialGradGroup), also in a resumed run. Without `output_`
+  // the sum is cloned, because the user's hooks can reference autograd's tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
@@ -468,14 +465,14 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
 }
 
 // agree_on_calls(), free_outdated() and agree_on_use() exchange a few bytes of CPU memory over each
-// process group when a forward begins or ends and when backward ends. Every rank must make all
-// calls in the same order, even after an error, because other ranks would wait forever.
+// process group when a forward begins or ends and when backward ends. Every rank must call these
+// functions in the same order, even after an error; otherwise other ranks would wait forever.
 
 namespace {
 
 using Groups = std::vector<comm::Communicator*>;
 
-/// Appends the process groups that `order` lacks to `order`, from the smallest to the largest.
+/// Appends to `order`, from the smallest to the largest, the process groups that `order` lacks.
 void append_by_size(Groups& order, Groups groups) {
   // The sort is stable: process groups of equal size stay in the order of the modules, which is the
   // same on all ranks.
@@ -550,8 +547,8 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
   // For each mesh: the parameters that are distributed on the mesh, in the order of the modules.
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
-    // The list includes parameters that this rank did not reduce: a rank with another part of the
-    // tensor (another expert, for example) can run other units.
+    // The list includes parameters that this rank did not reduce. Another rank with a part of the
+    // same tensor (another expert, for example) can have run a unit that this rank skipped.
     for (ShardedParameter& parameter : group->parameters()) {
       const DeviceMesh& mesh = parameter.holders();
       auto found = std::ranges::find(peers, mesh, &decltype(peers)::value_type::first);
@@ -578,7 +575,7 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
       PartialGradGroup& sum = parameter->partial_group();
       const std::size_t count = sum.flags().size();
       parameter->settle_use(used);
-      // If no rank has a gradient, a later call agrees on the process group (PartialGradGroup).
+      // If no rank used the parameter, a later agree_on_use() chooses the process group.
       if (used && count > 0) {
         sum.agree(rest.subspan(1, count));
       }

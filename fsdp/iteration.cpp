@@ -115,9 +115,9 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
   return groups;
 }
 
-/// Whether the backward of this iteration has thrown: the iteration's token has expired, or no
-/// backward runs on this thread. (Autograd can keep the token slightly longer than backward runs.
-/// Another model's backward can be running on this thread.)
+/// Whether the backward of this iteration has thrown: autograd has dropped the token `backward_`,
+/// or no backward runs on this thread. Both are tested, because autograd can keep the token for a
+/// moment after an exception, and another model's backward can run on this thread.
 bool IterationState::backward_failed() const {
   return phase() == IterationPhase::kBackward &&
          (backward_.expired() || tessera::detail::backward_id() < 0);
@@ -133,7 +133,7 @@ void IterationState::forget_failure() {
   if (!is_open() || is_under_way() || calls_root()) {
     return;
   }
-  if (backward_failed()) {  // after a failed forward, earlier reductions can still be in progress
+  if (backward_failed()) {  // a failed forward does not end earlier reductions
     forget_reductions();
   }
   close();
@@ -141,8 +141,8 @@ void IterationState::forget_failure() {
 }
 
 bool IterationState::begin_forward() {
-  // is_open() is read before the phase changes. After a failed backward `abandons` is true: the
-  // gathered memory and the gradients of that backward are dropped.
+  // is_open() is read before the phase changes. If an iteration is still open (an error, or no
+  // backward), abandon_iteration() drops its gathered memory and its unsharded gradients.
   const bool abandons = is_open();
   if (backward_failed()) {
     forget_reductions();
@@ -177,7 +177,7 @@ void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // frees the cached part if no backward has used it
+    gathered.drop_piece();  // frees a cached part that no backward has used
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }
@@ -204,7 +204,7 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
   return next;
 }
 
-/// Frees the prefetched units that this forward has not used.
+/// If this forward has not used the unit that was prefetched last, frees the unit's memory.
 void IterationState::free_unused() const {
   if (const std::shared_ptr<Unit> ahead = ahead_.lock()) {
     ahead->each(&GatheredState::reshard_unused, comm_context());
@@ -226,7 +226,7 @@ void IterationState::end_forward(bool backward_comes) {
   // all ranks throw; otherwise a rank would wait forever in backward.
   agree_on_gathers();
   gather_order_.end();
-  if (phase() == IterationPhase::kBackward) {  // a backward within forward has failed
+  if (phase() == IterationPhase::kBackward) {  // a backward that ran within this forward has failed
     forget_reductions();
   }
   if (backward_comes) {
@@ -299,7 +299,6 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
 
 void IterationState::end_backward() {
   const std::vector<std::shared_ptr<Unit>> all = units();
-  // The units end backward in the reverse order of forward.
   std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
   // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
@@ -478,7 +477,7 @@ void Unit::enter_as_root() {
   iteration_->forget_failure();
   refuse_write_by_hand();
   if (!iteration_->is_under_way()) {
-    // The phase is still kForward after a failed call of this unit alone.
+    // If an earlier call of this unit without the root has failed, the phase is still kForward.
     if (runs_forward() && modules_.size() == 1 && random_regions_.size() == 1) {
       reset_to_idle();
     }

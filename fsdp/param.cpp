@@ -89,9 +89,9 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// Returns the last Digit (factor of a tensor dimension's size), which FSDP splits. A fused weight
-/// has an earlier Digit, the number of its blocks. Returns nullptr if a mesh dimension already
-/// splits an earlier Digit.
+/// Returns the Digit that FSDP splits: the last Digit. The Digits of a tensor dimension are factors
+/// of its size; the first Digit of a fused weight is the number of blocks. Returns nullptr if a
+/// mesh dimension already splits an earlier Digit.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -140,9 +140,9 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 }
 
 // Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
-// tensor-parallel ranks, computed on shards after the reduction. Each shard has terms of other
-// ranks, so all ranks must compute the sum: also a rank without tokens (zero gradient in any
-// layout) and a rank that skipped the module (no gradient). So all ranks agree on the sum.
+// tensor-parallel ranks, computed after the reduction. All ranks must take part in this sum, also a
+// rank without tokens (zero gradient, in any layout) and a rank that skipped the module (no
+// gradient). So the ranks agree on the process group of the sum.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype) {
@@ -155,7 +155,7 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
                                        at::MemoryFormat::Contiguous);
     gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
   }
-  // Every rank of `pending` has the complete gradient, so only rank 0 adds the gradient to the sum.
+  // Every rank of the group `pending` has the complete gradient, so only rank 0 keeps its term.
   if (pending != nullptr && pending->rank() != 0) {
     gradient.local.reset();
   }
@@ -170,7 +170,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
     return;
   }
   if (!sum.local.defined()) {
-    // If the types are equal, the gradient itself becomes the sum: `.grad` no longer refers to it.
+    // If the types are equal, `sum` uses the gradient's memory. `.grad` no longer refers to it.
     sum = {gradient.local.to(dtype), gradient.pending, sum.used, gradient.divisor};
     return;
   }
@@ -178,7 +178,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
   sum = converted(std::move(sum), pending, dtype);
   const at::Tensor term = converted(gradient, pending, dtype).local;
   if (!sum.local.defined()) {
-    sum.local = term.to(dtype);  // rank 0 of `pending` has the complete earlier sum
+    sum.local = term.to(dtype);  // only rank 0 of `pending` has the earlier sum
     sum.divisor = gradient.divisor;
   } else if (term.defined()) {
     sum.local.add_(term, gradient.divisor / sum.divisor);
@@ -214,7 +214,7 @@ std::vector<std::uint8_t> PartialGradGroup::flags() const {
 }
 
 void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
-  // A gradient for another process group is later converted to a sum over group_ (converted()).
+  // converted() later changes a gradient that is pending over another process group.
   const auto found = std::ranges::find(flags, 1);
   group_ =
       found == flags.end() ? nullptr : candidates_[static_cast<std::size_t>(found - flags.begin())];
@@ -276,7 +276,7 @@ UnreducedGradient* unreduced(const at::Tensor& gradient) {
 
 namespace {
 
-/// Copies the part of `rank` to `device`, so that the memory of `local` can be freed.
+/// Returns the shard of `rank` on `device`, as a copy if several ranks split the tensor.
 at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
                c10::Device device) {
   if (shape.ranks == 1 || !shape.dim) {
@@ -474,8 +474,8 @@ void ShardedParameter::notice_drop() {
                 "ended since; take it away after a backward with set_is_last_backward(true)");
 }
 
-/// Called when the oldest reduction in progress has ended. Returns whether its result must still be
-/// added to the gradient, which the program can have dropped.
+/// Called when the oldest reduction in progress has ended. Returns false if the program has dropped
+/// the gradient since the reduction began; the result is then discarded.
 bool ShardedParameter::arrives() {
   notice_drop();
   --expected_;
@@ -709,7 +709,7 @@ bool ShardedParameter::has_hooks() const {
 at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   at::Tensor shard = at_home(gradient);
   if (home_.pinned) {
-    shard = shard.copy_(gradient);  // copy_() blocks, since hooks read `shard` on the CPU
+    shard = shard.copy_(gradient);  // a blocking copy, since hooks read `shard` on the CPU
   }
   const at::Tensor given = detail::call_hooks(sharded_, distributed(shard));
   check_layout("what a hook made of the gradient", given);

@@ -19,7 +19,7 @@
 
 namespace tessera::fsdp {
 
-/// How one parameter will be sharded. All of this is checked before the parameter is changed.
+/// How fully_shard will shard one parameter. All fields are checked before the parameter changes.
 struct ParameterSpec {
   std::string name;  ///< name of the parameter within the unit
   nn::SlotPtr slot;
@@ -54,9 +54,9 @@ struct UnshardedGradient {
   double divisor = 1;  ///< the number by which `local` was divided before an fp16 sum
 };
 
-/// Converts `gradient` to a term of the sum over `pending`, or to a complete gradient if `pending`
-/// is nullptr. If this requires a sum, the call is collective over the tensor-parallel ranks, and
-/// the sum has type `dtype`.
+/// Converts `gradient` to a term of a sum over the ranks of `pending` or, if `pending` is nullptr,
+/// to a complete gradient. If the conversion requires a sum, the call is collective over the
+/// tensor-parallel ranks, and the sum has type `dtype`.
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype);
 
@@ -102,8 +102,8 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   /// parameter's name in messages.
   UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier, std::string name);
 
-  /// The unsharded gradient that was set aside; nullopt if none was set aside. `local` of this
-  /// gradient is undefined if this rank computed no gradient.
+  /// The unsharded gradient that waits for a later reduction; nullopt if none waits. `local` of
+  /// this gradient is undefined if this rank computed no gradient.
   std::optional<UnshardedGradient> unsharded;
   /// The gradient that was summed over the shard dimension but not over replicas (HSDP).
   UnshardedGradient scattered;
@@ -191,7 +191,7 @@ class ShardedParameter {
   /// Autograd then rejects the backward of a forward that ran before the write.
   void count_writes();
 
-  /// Called when forward, or the program after unshard, begins to use the unsharded tensor.
+  /// Called when forward begins to use the unsharded tensor, and when unshard() has installed it.
   void begin_use();
   bool written_in_use() const;
 
@@ -202,8 +202,8 @@ class ShardedParameter {
 
   /// Returns the reduced gradient of the shard; undefined if there is no gradient.
   const at::Tensor& gradient() const;
-  /// To be called when a reduction begins. Its result is passed to accumulate() or
-  /// leave_to_replicas(). Results arrive in the order in which the reductions began.
+  /// To be called when a reduction begins. The reduction's result is later passed to accumulate()
+  /// or leave_to_replicas(). Results arrive in the order in which the reductions began.
   void expect();
   /// To be called when backward has ended. While reductions are in progress, puts a placeholder
   /// into `.grad`: a program that drops the placeholder drops the results of these reductions.
@@ -230,11 +230,11 @@ class ShardedParameter {
   /// parameter. Adds no gradient and calls no hook.
   void skip_unused();
   /// To be called when the accumulated gradient is complete. `by_any_rank`: whether any rank used
-  /// the parameter. If no rank did, a gradient that did not exist before becomes undefined. If only
-  /// other ranks reduced the gradient, this rank's part becomes zero.
+  /// the parameter. If no rank did, removes a gradient that was created since the last
+  /// settle_use(). If only other ranks reduced the gradient, this rank's part becomes zero.
   void settle_use(bool by_any_rank);
 
-  // Gradients that wait for a later reduction in `.grad` (UnreducedGradient).
+  // Gradients in `.grad` that wait for a later reduction (UnreducedGradient).
 
   /// Adds an unsharded gradient, in type `dtype`, to the gradient that waits to be reduced.
   void add_unreduced(const UnshardedGradient& gradient, c10::ScalarType dtype);
@@ -242,10 +242,10 @@ class ShardedParameter {
   /// dropped since.
   bool has_unreduced() const;
   UnshardedGradient take_unreduced();
-  /// To be called when backward reaches the unit. If the next gradient only needs to be added to
-  /// the accumulated gradient, makes the accumulated gradient the `.grad` of the unsharded tensor.
-  /// Until take_unsharded() or drop_unsharded(), autograd adds to this `.grad`; a matrix product
-  /// can do the addition itself (detail::OpenGradient).
+  /// To be called when backward reaches the unit. Unless the next gradient can be a pending sum,
+  /// makes the accumulated gradient the `.grad` of the unsharded tensor. Until take_unsharded() or
+  /// drop_unsharded(), autograd adds to this `.grad`; a matrix product can do the addition itself
+  /// (detail::OpenGradient).
   void restore_accumulated_grads();
   /// Removes the gradient, restored or new, from the unsharded tensor and returns it. A pending sum
   /// over one process group stays pending. A gradient of another layout than the parameter's is
@@ -267,7 +267,7 @@ class ShardedParameter {
   /// What accumulate() has done to `.grad` of the sharded parameter since settle_use().
   enum class Accumulation : std::uint8_t {
     kSettled,  ///< no gradient was added
-    kStarted,  ///< there was no gradient; the first one was stored
+    kStarted,  ///< no gradient existed; the first gradient was stored
     kAdded,    ///< a gradient was added to an existing gradient
   };
 

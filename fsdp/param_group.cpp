@@ -277,8 +277,8 @@ void GatheredState::start_gather_packed(CommContext& context) {
 }
 
 void GatheredState::unshard(CommContext& context) {
-  // Writes count even if the group is still unsharded: the program must see no difference between a
-  // group that stayed gathered and a group that was gathered again.
+  // Writes to the shards are counted even if the group is still unsharded: the program must see no
+  // difference between a group that stayed gathered and a group that was gathered again.
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.count_writes();
   }
@@ -448,7 +448,7 @@ void GatheredState::reshard_unused(CommContext& context) {
 
 void GatheredState::discard(CommContext& context) {
   try {
-    // The wait can throw, so the shards are put back into the model first.
+    // reshard() puts the shards back into the model before it waits, because the wait can throw.
     reshard(context);
   } catch (const Error&) {
     // A failed all-gather has already been discarded, and its error is reported elsewhere.
@@ -525,8 +525,6 @@ void GradientState::restore_accumulated_grads() {
 }
 
 bool GradientState::awaits_reduction() const {
-  // The result must be the same on all ranks, even on a rank that used no parameter. So it does not
-  // depend on this rank's gradients.
   return std::ranges::any_of(shards_->parameters(), [this](const ShardedParameter& parameter) {
     return !parameter.left_out() && (parameter.has_unreduced() ||
                                      (settings_->all_reduce && parameter.has_left_to_replicas()));
@@ -565,9 +563,9 @@ UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter)
   return converted(std::move(gradient), sum.group(), dtype);
 }
 
-/// Saves the group's smallest gradient before the reduction, which spreads a NaN to all ranks. The
-/// saved gradient later shows whether this rank computed the NaN. A NaN is usually in all gradients
-/// of its rank; checking all gradients would slow down every step.
+/// Saves the gradient with the fewest elements before the reduction, because the reduction spreads
+/// a NaN to all ranks. The saved gradient later shows whether this rank computed the NaN. A NaN is
+/// usually in all gradients of a rank, and checking all gradients would slow down every step.
 void GradientState::keep_sample(const std::vector<ShardedParameter*>& parameters,
                                 const std::vector<UnshardedGradient>& gradients) {
   sampled_.reset();

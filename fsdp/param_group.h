@@ -44,8 +44,8 @@ class CommContext {
   /// destroyed.
   void forget(std::vector<ParameterGroup>& groups);
 
-  /// To be called when a copy of the reduced gradient to CPU memory has started. settle() waits for
-  /// the copy and calls the parameter's arrive().
+  /// To be called when the copy of a parameter's reduced gradient to CPU memory has started.
+  /// settle() waits for the copy and calls the parameter's arrive().
   void expect_on_host(ShardedParameter& parameter) { on_host_.push_back(&parameter); }
   /// Keeps tensors of the compute stream alive until another stream has passed `event`.
   void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
@@ -268,9 +268,9 @@ class GradientState {
   /// To be called before backward reaches the unsharded parameters. Where possible, backward then
   /// adds directly to the stored gradients of earlier backwards.
   void restore_accumulated_grads();
-  /// Whether stored gradients of earlier backwards, or sums that wait for the all-reduce over
-  /// replicas, would be complete after a reduction now. The result is the same on all ranks, even
-  /// if the ranks used different parameters.
+  /// Whether a reduction now would complete stored gradients of earlier backwards, or sums that
+  /// wait for the all-reduce over replicas. The result is the same on all ranks, even if the ranks
+  /// used different parameters.
   bool awaits_reduction() const;
   /// To be called when backward has ended, if reductions can still be in progress
   /// (ShardedParameter::mark_expected).
@@ -286,8 +286,8 @@ class GradientState {
   /// Waits for the reduction and adds its result to the parameters' gradients (GradientReduction).
   void finish_reduce(CommContext& context);
   void forget_reduction(CommContext& context);
-  /// Whether the saved sample is this rank's gradient of the parameter in `slot`, and has a NaN or
-  /// Inf. The sample is the group's smallest gradient before a reduction. Waits for the device.
+  /// Whether the gradient that keep_sample() saved (the gradient with the fewest elements) belongs
+  /// to the parameter in `slot` and has a NaN or Inf. Waits for the device.
   bool brought_nonfinite(const nn::ParameterSlot& slot) const;
 
  private:
@@ -301,7 +301,7 @@ class GradientState {
   std::optional<std::int64_t> batch_ranks_;
   std::optional<GradientReduction> reduction_;
   nn::SlotPtr sampled_;  ///< the parameter whose gradient is sample_
-  at::Tensor sample_;    ///< the smallest unreduced gradient; undefined above a size limit
+  at::Tensor sample_;    ///< the unreduced gradient with the fewest elements
 };
 
 /// Parameters of one type and one mesh, with their shards, gathered state and gradients. These

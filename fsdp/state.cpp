@@ -29,9 +29,8 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       {kIdle, kForward},
       // Transition when the root's forward ends, if a backward within it has ended the iteration.
       {kIdle, kAwaitingBackward},
-      // Transition when backward reaches a unit that was called without the root. Also in a
-      // pipeline (the forward of an earlier micro-batch), and if backward reaches one forward twice
-      // (create_graph, retain_graph).
+      // Transition when backward reaches a unit that was called without the root, an earlier
+      // micro-batch of a pipeline, or one forward for the second time (create_graph, retain_graph).
       {kIdle, kBackward},
       // Transition when the root's forward begins and the last forward failed or is still running.
       {kForward, kForward},
@@ -43,7 +42,7 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
       {kForward, kBackward},
       // Transition when the root's forward begins and the previous forward had no backward.
       {kAwaitingBackward, kForward},
-      // Transition when a method of the root, which has called the root's forward, ends.
+      // Transition when a method of the root ends that has called the root's forward.
       {kAwaitingBackward, kAwaitingBackward},
       // Transition when backward reaches the first unit.
       {kAwaitingBackward, kBackward},
@@ -84,7 +83,7 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       {kAwaitingBackward, kIdle},
       // Transition when the unit runs a second forward before backward.
       {kAwaitingBackward, kForward},
-      // Transition when a method of the unit, which has called the unit's forward, ends.
+      // Transition when a method of the unit ends that has called the unit's forward.
       {kAwaitingBackward, kForwardRecorded},
       // Transition when backward reaches a result of the unit, or the unit's forward is recomputed.
       {kAwaitingBackward, kBackward},

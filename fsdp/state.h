@@ -66,7 +66,7 @@ const std::vector<Transition<UnitPhase>>& legal_transitions();
 template <>
 const std::vector<Transition<GatherPhase>>& legal_transitions();
 
-/// A phase (IterationPhase, UnitPhase or GatherPhase). Only enter() changes it. Not thread-safe.
+/// An IterationPhase, UnitPhase or GatherPhase. Only enter() changes the phase. Not thread-safe.
 template <class P>
 class Phase {
  public:

@@ -76,8 +76,8 @@ using tessera::detail::variable_list;
 
 using GradientHook = std::function<void(nn::TensorList gradients)>;
 
-/// An identity node that calls a callback in backward. Autograd prefers ready nodes with higher
-/// sequence numbers, and later nodes have higher numbers, so this node runs last.
+/// An identity node that calls a callback in backward. Autograd runs the newest ready node first.
+/// This node is older than the nodes of forward, so this node runs last.
 struct CallAfter final : tessera::detail::Node {
   explicit CallAfter(GradientHook then) : callback(std::move(then)) {}
 
@@ -178,7 +178,7 @@ std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
   // A unit has an FQN only when its root is known. Until then its label is the class of its module.
   settings->label = detail::concat("a unit of ", spec.modules.front()->name());
   settings->reshard_after_forward = spec.options.reshard_after_forward;
-  // Parts are cached only when forward frees the parameters, so forward then frees them by default.
+  // With post_forward_mesh_size, forward by default caches a part and frees the parameters.
   if (spec.options.post_forward_mesh_size > 1) {
     settings->reshard_after_forward = spec.options.reshard_after_forward.value_or(true);
   }
@@ -219,9 +219,9 @@ Unit::Unit(const UnitSpec& spec)
     groups_.emplace_back(parameters, mp_policy_, spec.options.post_forward_mesh_size, settings_);
   }
   buckets_left_ = groups_.size();
-  // Submeshes parallel to the unit's mesh have other expert parameters, and gradient norms must
-  // include them. If a tensor's own mesh contains the unit's mesh, all these submeshes have parts
-  // of the tensor.
+  // A parameter on a mesh of its own (of an expert, for example) differs along the unit's mesh, so
+  // gradient norms must count the parameters of all ranks. The exception is a distributed tensor
+  // whose mesh contains the unit's mesh: all ranks then have parts of one tensor.
   for (const ParameterSpec& parameter : spec.parameters) {
     if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
       parameter.slot->set_distinct_along(mesh_.all);
@@ -379,7 +379,7 @@ void Unit::begin_forward(nn::TensorList inputs) {
   // starts later.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // to_run_ is empty if a backward ran between two modules
+  if (to_run_.empty()) {  // not empty if a backward ran between two modules
     to_run_.insert(modules_.begin(), modules_.end());
   }
   // In backward this hook reduces the unit's gradients. If no input needs a gradient, there is no
@@ -407,7 +407,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A method (register_forward_method()) that has called forward ends after forward.
+  // A method (register_forward_method()) can call forward, which changes the phase, and end later.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);

@@ -210,7 +210,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Drops the reductions that a failed backward left in progress.
   void forget_reductions();
 
-  /// Calls `act` of the GatheredState or GradientState of each parameter group.
+  /// Calls the member function `act` of each parameter group's GatheredState or GradientState.
   template <class State, class... Context>
   void each(void (State::*act)(Context&...), Context&... context) {
     for (ParameterGroup& group : groups_) {

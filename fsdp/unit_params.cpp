@@ -24,8 +24,8 @@ namespace tessera::fsdp {
 
 namespace {
 
-// FSDP only averages gradients. If copies of a parameter differ between ranks, they would stay
-// different and nothing would report it. So check_copies() compares hashes of the copies.
+// FSDP only averages gradients, so copies of a parameter that differ between ranks would stay
+// different, without an error. So check_copies() compares hashes of the copies.
 
 // With replicas (HSDP, replicate()) every parameter has copies. Otherwise only parameters that are
 // not split have copies.
@@ -193,7 +193,7 @@ void Unit::prepare() {
   for (ParameterGroup& group : groups_) {
     group.prepare(comm_context());
   }
-  // The program can change parameters between fully_shard and this call.
+  // The copies are compared here, because the program can change parameters after fully_shard().
   if (is_first) {
     check_copies(groups_, Equality::kBitwise, Of::kValues, label());
   }

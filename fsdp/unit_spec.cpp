@@ -82,8 +82,8 @@ ShardHome home_of(const DataMesh& mesh, const Options& options) {
           .offloaded = true};
 }
 
-/// Throws Error if the tensor is already split on a dimension of `mesh`: the mesh that joins both
-/// would contain this dimension twice.
+/// Throws Error if the tensor is already split on a dimension of `mesh`: the mesh that joins `mesh`
+/// and the tensor's mesh would contain this dimension twice.
 void check_not_split(const std::string& name, const nn::ParameterSlot& slot, const DataMesh& mesh) {
   const at::Tensor& tensor = slot.persistent();
   if (!tessera::is_distributed(tensor)) {
