@@ -44,7 +44,7 @@ class BackgroundSave : tessera::detail::NoCopy {
            ": allow the program more threads or memory, or save at once");
     }
   }
-  /// Waits for the save to end. Prints the save's error as a warning if no wait() has thrown it.
+  /// Waits for the save to end. Prints the save's error as a warning, unless wait() has thrown it.
   ~BackgroundSave() {
     try {
       wait_once();
@@ -63,7 +63,7 @@ class BackgroundSave : tessera::detail::NoCopy {
     }
   }
 
-  /// Like wait(), but throws the save's error only if no earlier call has thrown the error.
+  /// Like wait(), but does not throw a save's error that an earlier call has thrown already.
   void wait_once() {
     join();
     if (!error_thrown_) {
@@ -217,7 +217,7 @@ void copy_to_host(std::vector<ShardFile>& files) {
   }
 }
 
-/// The unfinished save of each process group. A save ends before its process group is destroyed.
+/// The running save of each process group. A save ends before its process group is destroyed.
 class PendingSaves {
  public:
   static PendingSaves& instance() {

@@ -63,8 +63,8 @@ std::int64_t bytes_of(const Item& item) {
   return product(item.sizes) * static_cast<std::int64_t>(c10::elementSize(item.dtype));
 }
 
-/// Distributes tensors to shards in order. A shard is full at `limit` bytes; a tensor larger than
-/// `limit` is the only tensor of its shard.
+/// Distributes tensors to shards in order. A new shard begins if the next tensor would make a shard
+/// larger than `limit` bytes. A tensor larger than `limit` gets its own shard.
 std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, std::int64_t limit) {
   std::vector<std::vector<Item>> shards(1);
   std::int64_t bytes = 0;
@@ -125,8 +125,8 @@ void check_same_config(const std::filesystem::path& folder, const std::string& c
                 "or remove that model first");
 }
 
-/// Throws Error if the folder of a model has an adapter, or the folder of an adapter has a model: a
-/// reader of a folder with both can take one for the other.
+/// Throws Error if a model would be saved next to an adapter, or an adapter next to a model,
+/// because a reader of a folder with both could load the wrong one of the two.
 void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
   std::error_code missing;
   for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
@@ -140,8 +140,8 @@ void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
   }
 }
 
-/// Throws Error if the conversion to fp16 overflowed: infinite weights would make the model's
-/// results NaN.
+/// Throws Error if the conversion of a weight to fp16 has overflowed, because a model with infinite
+/// weights computes NaN.
 void check_range_of_half(const std::string& name, const at::Tensor& block) {
   TESSERA_CHECK(block.scalar_type() != c10::kHalf || !at::isinf(block).any().item<bool>(),
                 "the weight '", name,
@@ -245,8 +245,8 @@ void ExportFolder::publish() {
   }
 }
 
-/// Returns the prefix of shard names: "model-" for the first model in a folder, and a prefix with a
-/// random number for later models.
+/// Returns the prefix of shard names. The first model in a folder gets "model-". Each later model
+/// gets "model-" and a random number.
 std::string ExportFolder::shard_prefix() const {
   bool first = true;
   std::error_code ignored;

@@ -21,8 +21,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// A block consists of equally long contiguous ranges of the tensor. Returns the number of leading
-/// dimensions over which a loop visits all ranges.
+/// A block of a tensor consists of contiguous ranges of equal length. Returns the number of leading
+/// dimensions of the block: a loop over the indices of these dimensions visits each range once.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {
@@ -109,7 +109,7 @@ std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   return place;
 }
 
-/// Some layouts split a rank's shard into several blocks: see owned_boxes().
+/// Uses owned_boxes(), because some layouts split a rank's shard into several blocks.
 std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const std::vector<std::int64_t> zeros(sizes.size(), 0);
@@ -138,8 +138,8 @@ at::Tensor local_block(const at::Tensor& local, const Box& box) {
 
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out) {
-  // Each checksum is computed while its bytes are in the L2 cache. With parts of 1 MiB, the
-  // checksums took 1.9 times as long.
+  // Reads and sums 256 KiB at a time, so that the bytes are still in the L2 cache when they are
+  // summed. With 1 MiB at a time, the checksums took 1.9 times as long.
   constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
   std::uint32_t sum = 0;
   while (!out.empty()) {
@@ -202,8 +202,8 @@ const SafetensorsDtype* find_where(Predicate predicate) {
 }
 
 /// Whether UTF-8 text begins with a control character (U+0000 to U+001F, U+007F to U+009F) or a
-/// bidirectional override (U+202A to U+202E, U+2066 to U+2069), which can make a terminal display a
-/// different name.
+/// bidirectional override (U+202A to U+202E, U+2066 to U+2069). Such characters can make a terminal
+/// display a different name.
 bool begins_with_control(std::string_view text) {
   const auto within = [text](std::size_t i, unsigned char first, unsigned char last) {
     const auto byte = static_cast<unsigned char>(text[i]);

@@ -115,8 +115,8 @@ std::string ascii(const nlohmann::json& value);
 /// the name of the header's own entry.
 void check_tensor_name(std::string_view name);
 
-/// Returns the value of a natural number in JSON. Throws Error, naming `what` ("its shape"), unless
-/// `value` is a natural number of at most 2^63 - 1.
+/// Returns the natural number in the JSON `value`. Throws Error unless `value` is a natural number
+/// of at most 2^63 - 1. `what`: the subject of the error message, for example "its shape".
 std::int64_t natural_number(const nlohmann::json& value, const char* what);
 
 /// Parses a list of natural numbers, one number for each dimension of a tensor. Throws Error for

@@ -26,8 +26,8 @@ constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
 /// because comparisons convert small types to wider types.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
 
-/// Lists the tensors that have bytes in the range [begin, end) of a file. For each tensor, the text
-/// has the position of the first such byte in the tensor.
+/// Returns, for a message, the names of the tensors that have bytes in the range [begin, end) of a
+/// file. Each name is followed by the position, within the tensor, of the first such byte.
 std::string tensors_at(const SafetensorsFile& file, std::uint64_t begin, std::uint64_t end) {
   std::vector<std::string> names;
   for (const auto& [name, entry] : file.tensors()) {
@@ -85,8 +85,8 @@ class Verification {
     }
   }
 
-  /// For a message: like tensors_at() for a file at a path. If the file's header cannot be read,
-  /// returns ", in its header".
+  /// Returns tensors_at() of the file `path`. Returns ", in its header" if the header of the file
+  /// cannot be read.
   static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
                               std::uint64_t end) {
     try {
@@ -165,14 +165,14 @@ std::vector<std::string> verify_step(const std::filesystem::path& step) {
 
 namespace {
 
-/// The largest differences found between two tensors.
+/// The largest absolute and the largest relative difference between elements of two tensors.
 struct Difference {
   bool found = false;
   double absolute = 0;
   double relative = 0;  ///< the absolute difference divided by the larger value
 
-  /// Adds the difference of two blocks. A NaN in only one of the blocks, and unequal infinities,
-  /// count as an infinite difference.
+  /// Compares two blocks and updates the largest differences. A NaN in only one of the blocks, and
+  /// unequal infinities, count as an infinite difference.
   void add(const at::Tensor& a, const at::Tensor& b) {
     if (a.numel() == 0 || at::equal(a, b)) {
       return;
@@ -180,8 +180,8 @@ struct Difference {
     const at::Tensor x = a.to(a.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor y = b.to(b.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
-    // at::equal() compared the integers exactly. As doubles, different integers beyond 2^53 can be
-    // equal.
+    // Integers are known to differ, because at::equal() has compared them exactly. After the
+    // conversion to double, different integers above 2^53 can be equal.
     found = found || c10::isIntegralType(a.scalar_type(), /*includeBool=*/true) ||
             !same.all().item<bool>();
     const double infinity = std::numeric_limits<double>::infinity();

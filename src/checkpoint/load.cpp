@@ -54,8 +54,8 @@ bool is_saved(const RankState& object) {
   return object.persistent();
 }
 
-/// Adds names to `report`: the names in `objects` that `saved` lacks as missing, and the names in
-/// `saved` that `objects` lacks as unexpected. `saved` is a JSON object with names as keys.
+/// Compares the names of `objects` with the keys of the JSON object `saved`. Adds names that
+/// `saved` lacks to `report` as missing, and names that `objects` lacks as unexpected.
 template <class Object>
 void compare(const json& saved, const std::vector<std::pair<std::string, Object*>>& objects,
              const LoadOptions& options, LoadReport& report) {
@@ -124,8 +124,9 @@ void load_object(const std::string& name, const std::function<void()>& load) {
   }
 }
 
-/// Loads this rank's state into an object. `of_ranks`: the states of the object on all ranks of the
-/// run that saved the step. The object merges or resets states as RankState describes.
+/// Loads this rank's state into `object`. `of_ranks`: the object's states on all ranks that saved
+/// the step. If the number of ranks has changed, rank 0 merges the states and the other ranks
+/// reset.
 void load_rank_state(RankState& object, const json& of_ranks, int rank, int world_size) {
   if (of_ranks.size() == static_cast<std::size_t>(world_size)) {
     object.load_state_dict(of_ranks.at(static_cast<std::size_t>(rank)));
@@ -219,8 +220,8 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
 struct Filling {
   StateEntry entry;
   std::string name;
-  /// The parameter's other names in the checkpoint. The list is empty unless the parameter is tied
-  /// in this model and was not tied in the saved model.
+  /// The parameter's other names in the checkpoint. Empty unless the parameter is tied in this
+  /// model and the saved model had separate parameters under these names.
   std::vector<std::string> copies;
 };
 
@@ -295,7 +296,7 @@ class Comparison {
     }
   }
 
-  /// Returns the names in the checkpoint under which the tensor `entry` has distinct copies.
+  /// Returns the names of `entry` under which the step has tensors: one name for each tensor.
   std::vector<std::string> names_in_step(const StateEntry& entry) const {
     std::vector<std::string> names;
     std::set<const ManifestTensor*> tensors;

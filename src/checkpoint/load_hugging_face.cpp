@@ -156,7 +156,7 @@ struct FileTensor {
 /// Returns the model's name for a tensor in the files; "" if the load skips the tensor.
 using ModelName = std::function<std::string(const std::string& tensor)>;
 
-/// Returns the files' tensors by name in the model. Throws Error if two tensors get the same name.
+/// Returns the files' tensors by their names in the model. Throws Error if a name occurs twice.
 std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
                                                   const ModelName& model_name) {
   std::map<std::string, FileTensor> tensors;
@@ -172,8 +172,8 @@ std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
   return tensors;
 }
 
-/// A parameter, and the tensor in the files that fills the parameter or a part of the parameter.
-/// For a tied parameter, `stored` has an FQN that occurs in the files.
+/// A parameter, and a tensor in the files that fills the whole parameter or a part of the
+/// parameter. For a tied parameter, `stored` has the FQN that occurs in the files.
 struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;

@@ -23,8 +23,8 @@ namespace {
 
 using nlohmann::json;
 
-/// The maximum number of comparisons between stored blocks (chunks) of a tensor. The limit bounds
-/// the time for untrusted manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
+/// The maximum number of comparisons between the stored blocks (chunks) of one tensor. The limit
+/// bounds the time for an untrusted manifest. A tensor of 300 x 300 chunks needs fewer comparisons.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
 /// Returns the dimension in which a tensor's stored blocks (chunks) have the most distinct offsets,
@@ -170,7 +170,7 @@ ManifestTensor parse_tensor(const json& value, std::size_t files) {
   return tensor;
 }
 
-/// Parses the members that manifests of older Tessera versions lack.
+/// Parses the members of the manifest that older Tessera versions did not write.
 void parse_objects(Manifest& manifest, const json& root) {
   manifest.stateful = root.value("stateful", json::object());
   manifest.rank_states = root.value("rank_states", json::object());
@@ -210,7 +210,7 @@ Manifest from_json(const json& root, Checksums checksums) {
                   manifest.files.back().name, "' twice");
   }
   for (const auto& [name, value] : root.at("tensors").items()) {
-    check_tensor_name(name);  // messages may contain the name only after this check
+    check_tensor_name(name);  // error messages may contain `name` only after this check
     try {
       manifest.tensors.emplace(name, parse_tensor(value, manifest.files.size()));
     } catch (const Error& error) {
@@ -325,8 +325,8 @@ std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::
   }
 }
 
-/// Adds the blocks of one file to a manifest. In each dimension, the tensor's size is the largest
-/// end of a block.
+/// Adds the blocks of one file to a manifest. A file does not contain the tensor's size, so in each
+/// dimension the size is the largest end of a block.
 void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
   TESSERA_CHECK(metadata != file.metadata().end(), "it has no DCP_SHARDING_INFO");

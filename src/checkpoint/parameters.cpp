@@ -36,9 +36,9 @@ std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Returns how files store the optimizer state `tensor`. State with the sizes of the parameter is
-/// stored like the parameter. For a fused parameter, each part has its own state tensor, and a
-/// counter is stored once for each part.
+/// Returns the tensors in which files store the optimizer state `tensor`. State with the sizes of
+/// the parameter is split like the parameter. Other state, such as a counter, is stored unsplit,
+/// once for each part of a fused parameter.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
   std::vector<StoredTensor> stored = stored_tensors(fqn, slot);
@@ -50,8 +50,8 @@ std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::Parame
   return stored;
 }
 
-/// Adds a StateEntry for each tensor in files that stores a part of `tensor`, a parameter or
-/// optimizer state. The entry's name is `prefix` + FQN + `suffix`.
+/// `tensor`: a parameter or optimizer state. Adds a StateEntry for each tensor in files that stores
+/// all or a part of `tensor`, under the name `prefix` + FQN + `suffix`.
 void add_entries(std::vector<StateEntry>& entries, const NamedParameter& parameter,
                  const at::Tensor& tensor, const std::string& prefix, const std::string& suffix) {
   const std::size_t begin = entries.size();
@@ -124,8 +124,8 @@ void check_filled(const std::vector<NamedParameter>& parameters) {
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
   TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
                 "' has no storage: call nn::to_empty() before loading");
-  // The load would fill the FSDP shard, but forward and backward would still use the old gathered
-  // values.
+  // After forward has gathered the parameter, a load would fill only the FSDP shard: forward and
+  // backward would still use the old gathered values.
   TESSERA_CHECK(!slot.role.gathered, "parameter '", name,
                 "' is gathered: load before the first forward, or call fsdp::reshard() first");
 }

@@ -30,8 +30,8 @@ std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module);
 /// Returns saved_slots() without adapters (nn::apply_lora), which model files do not contain.
 std::vector<NamedParameter> model_slots(const nn::ModuleBase& module);
 
-/// Returns the element of `of_parameters` for the parameter to which the optimizer state `state`
-/// ("FQN.exp_avg") belongs. Throws Error if there is no such parameter.
+/// `state`: a name of optimizer state, such as "FQN.exp_avg". Returns the element of
+/// `of_parameters` for the parameter FQN. Throws Error if there is no such parameter.
 template <class T>
 T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& state) {
   const std::size_t dot = state.rfind('.');
@@ -59,7 +59,7 @@ void check_fillable(const nn::ParameterSlot& slot, const std::string& name);
 /// converted; other conversions could lose values.
 bool is_convertible_type(c10::ScalarType from, c10::ScalarType to);
 
-/// Tensors that only the model has, that only the files have, or that have unequal sizes or types.
+/// Names of tensors that only the model or only the files have, or whose sizes or types differ.
 struct Mismatch {
   std::vector<std::string> missing, unexpected, different;
 
@@ -80,11 +80,11 @@ struct StoredTensor {
   /// parameter.
   bool is_matrix_of_stack = false;
 
-  /// A function that receives an offset in the stored tensor and the parameter's values for the
-  /// block that begins at this offset.
+  /// A function that is called with values of a parameter (`part`) and with the position of these
+  /// values in the stored tensor (`offset`).
   using Visit = std::function<void(std::span<const std::int64_t> offset, const at::Tensor& part)>;
-  /// Calls `visit` for the elements that the stored tensor shares with the parameter's block at
-  /// `offset`.
+  /// Calls `visit` with the elements of `block` that belong to the stored tensor. `block` is the
+  /// block of the parameter that begins at `offset`.
   void visit(std::span<const std::int64_t> offset, const at::Tensor& block,
              const Visit& visit) const;
   /// Calls `visit` for each block of the stored tensor that this rank has in `parameter`. The
@@ -108,8 +108,8 @@ struct StateEntry {
   std::vector<std::string> names;  ///< the tensor's names; several for a tied parameter
 };
 
-/// Returns the tensors that a checkpoint of a state has. The list is equal on every rank if the
-/// ranks have the same state. Throws Error for optimizer state of a parameter that the model lacks.
+/// Returns the entries of all tensors that a checkpoint of `state` stores. Ranks with the same
+/// state get equal lists. Throws Error for optimizer state of a parameter that the model lacks.
 std::vector<StateEntry> state_entries(const StateDict& state);
 
 }  // namespace tessera::checkpoint

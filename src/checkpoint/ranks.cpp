@@ -20,7 +20,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// The cause of a failed read: a damaged file, or a missing file, of a saved step.
+/// Why reading the files of a saved step has failed: a file is damaged, or a file is missing.
 struct Proof {
   bool damaged = false;
   std::string missing;  ///< the path of the missing file
@@ -59,8 +59,8 @@ struct PartHolder {
   }
 };
 
-/// Returns the ranks at coordinate 0 of each replicating mesh dimension: one rank for each shard.
-/// Every rank computes the list without communication.
+/// Returns one rank for each shard: the rank whose coordinate is 0 in every mesh dimension that
+/// replicates the tensor. Every rank computes the list without communication.
 std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::int64_t> sizes) {
   const auto& shape = spec.mesh.shape();
   std::vector<PartHolder> parts;
@@ -70,7 +70,7 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
     for (int dim = 0; dim < shape.ndim(); ++dim) {
       replica |= spec.layout->sharded_dim(dim) < 0 && coordinate[static_cast<std::size_t>(dim)] > 0;
     }
-    // The rank is skipped, because an earlier rank has the same elements.
+    // This rank is not listed, because an earlier rank in the list has the same shard.
     if (replica) {
       continue;
     }
@@ -80,8 +80,8 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
   return parts;
 }
 
-/// Returns the part of `box` inside the local rows [begin, end). If `box` has no such rows, the
-/// result is empty. The local offset of the result is relative to row `begin`.
+/// Returns the part of `box` that is in the local rows [begin, end), possibly an empty part. The
+/// local offset of the result is relative to row `begin`.
 Box clipped(Box box, std::int64_t begin, std::int64_t end) {
   if (box.sizes.empty()) {
     return box;
@@ -96,8 +96,8 @@ Box clipped(Box box, std::int64_t begin, std::int64_t end) {
 
 class Gather {
  public:
-  // If rank 0 is not on the mesh, this rank sends nothing, because rank 0 gets equal values from
-  // its own submesh (see gather_blocks).
+  // If rank 0 is not on the tensor's mesh, this rank sends nothing, because rank 0 gets equal
+  // values from the ranks of its own submesh (see gather_blocks).
   Gather(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
          c10::DeviceType device, const BlockVisitor& visit)
       : tensor_(tensor),

@@ -35,8 +35,8 @@ void run_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work);
 
 /// Like run_or_fail_on_all(), for work that reads the files of a saved step. All ranks throw
-/// DamagedStep if bytes do not match their checksums, or if a file is missing for the failed rank
-/// and for rank 0. For a file that exists but cannot be read, all ranks throw a plain Error.
+/// DamagedStep if bytes do not match their checksums, or if neither the failed rank nor rank 0
+/// finds a file. All ranks throw a plain Error if a file exists but cannot be read.
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
 /// A function that gather_blocks() calls on rank 0 with a block of a global tensor. The block
@@ -49,10 +49,10 @@ using BlockVisitor =
 void check_gatherable(const at::Tensor& tensor, const std::string& name);
 
 /// Sends a tensor, plain or distributed, to world rank 0, converted to `dtype`. On rank 0, `visit`
-/// gets every element in exactly one block, in blocks of bounded size. Other ranks receive nothing,
-/// and only one of several replicas is sent. Collective over `world` (whose tensors are on
-/// `device`), unless rank 0 has the whole tensor. A submesh without rank 0 must have the same
-/// values as the submesh with rank 0. `round_elements`: approximate number of elements that rank 0
+/// gets every element exactly once, in blocks of bounded size. Other ranks receive nothing, and
+/// only one of several replicas is sent. Collective over `world`, which communicates tensors on
+/// `device`, unless rank 0 has the whole tensor. A submesh without rank 0 must have the same values
+/// as the submesh with rank 0. `round_elements`: approximate number of elements that rank 0
 /// receives at once, at least one row per rank.
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit,

@@ -41,7 +41,7 @@ class CheckedFile {
   /// Reads bytes of the file. Every 1 MiB block that contains some of these bytes is verified.
   /// Throws Error, with the file and the offset, for bytes that do not match their checksum.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const {
-    // For a range beyond the end of the file, InputFile throws an Error with a clear message.
+    // If the range ends beyond the end of the file, InputFile throws an Error with the reason.
     if (offset + out.size() > size()) {
       return file_.read_at(offset, out);
     }
@@ -393,8 +393,8 @@ void SafetensorsFile::Impl::read_header() {
   } catch (const Error& error) {
     fail(invalid(), error.what(), kAdvice);
   }
-  // Offsets in the header are relative to the start of the data; offsets in entries are relative to
-  // the start of the file.
+  // `header` counts offsets from the start of the data. The public entries count offsets from the
+  // start of the file.
   for (auto& [name, entry] : header.tensors) {
     entry.offset += data_begin;
   }
@@ -415,8 +415,8 @@ void check_bools(const at::Tensor& tensor, const std::string& name) {
                 "' of type BOOL holds a byte that is neither 0 nor 1: write the file again");
 }
 
-/// Whether a file's bytes can be read directly into `block`. For bools the answer is no, because
-/// their bytes must be checked before use.
+/// Whether a file's bytes can be read directly into the memory of `block`. False for bools, because
+/// the bytes of bools must be checked before use.
 bool takes_bytes(const at::Tensor& block, c10::ScalarType type) {
   return block.is_cpu() && block.is_contiguous() && block.scalar_type() == type &&
          type != at::kBool;

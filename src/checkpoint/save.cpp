@@ -36,7 +36,7 @@ using nlohmann::json;
 // A SavePlan says which rank writes which blocks, and from which memory. The plan depends only on
 // the layouts, so every rank computes the plan of all ranks, without communication.
 
-/// Consecutive rows of a stored block (chunk), and their position in the local tensor.
+/// Consecutive rows of a stored block (chunk), and the position of these rows in the local tensor.
 struct ChunkRows {
   std::int64_t row = 0;  ///< index of the first row in the stored block; 0 for a scalar
   std::vector<std::int64_t> local_offset;
@@ -72,8 +72,8 @@ struct Holders {
   std::vector<int> ranks;  ///< world ranks that have the shard, in ascending order
 };
 
-/// The mesh of a tensor is one of several equal slices of its root mesh. Returns, for each position
-/// in `mesh`, the ranks that have this position in one of these slices.
+/// The mesh of a tensor can be one of several equal slices of a root mesh. Returns, for each
+/// position in `mesh`, the ranks that have this position in any of these slices.
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
   const std::vector<int>& root_ranks = root.ranks();
@@ -111,8 +111,8 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
 }
 
 /// Returns, for each shard of a tensor, the ranks that have the shard. The result depends only on
-/// the layout, and is equal on every rank. If the mesh is a slice of a root mesh, parallel slices
-/// have copies of the tensor. Throws Error if the ranks of these slices are unknown.
+/// the layout, and is equal on every rank. If the mesh is a slice of a root mesh, the other slices
+/// also have the tensor. Throws Error if the ranks of the other slices are unknown.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
   // Plain tensors are saved from rank 0, because plain buffers can differ between ranks, for
   // example the running statistics of a norm.
@@ -121,8 +121,8 @@ std::vector<Holders> holders_of(const at::Tensor& tensor) {
   }
   const ShardingSpec& spec = sharding_spec(tensor);
   const auto positions = ranks_by_position(spec.mesh);
-  // Ranks are grouped by their coordinate along the mesh dimensions that shard the tensor. Ranks
-  // with the same such coordinate have copies of the same shard.
+  // Ranks with equal coordinates in the mesh dimensions that shard the tensor have the same shard.
+  // The coordinates in the other mesh dimensions are set to 0.
   std::map<Coordinate, Holders> holders;
   for (std::size_t position = 0; position < positions.size(); ++position) {
     Coordinate coordinate = spec.mesh.shape().coordinate(static_cast<std::int64_t>(position));
@@ -179,7 +179,7 @@ void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   chunk.parts.push_back(std::move(next.parts[0]));
 }
 
-/// Returns the blocks of a StateEntry that ranks at one mesh coordinate have to store.
+/// Returns the blocks of a StateEntry's tensor that the ranks at a mesh coordinate have.
 std::vector<PlannedChunk> chunks_at(const StateEntry& entry, std::size_t index,
                                     const Coordinate& coordinate) {
   std::vector<PlannedChunk> chunks;
@@ -368,8 +368,8 @@ json checked_state(const std::string& name, const Object& object) {
   return state;
 }
 
-/// Returns the names of the saved objects as text, which must be equal on all ranks. Throws Error
-/// for a name that is empty or used twice.
+/// Returns a text with the names of the saved objects. The text must be equal on all ranks. Throws
+/// Error for a name that is empty or used twice.
 std::string names_of_objects(const StateDict& state) {
   std::set<std::string> seen;
   std::string names;
@@ -400,8 +400,8 @@ json own_rank_states(const std::vector<std::pair<std::string, RankState*>>& obje
   return states;
 }
 
-/// Combines the states of all ranks, given as texts of own_rank_states(). The result has, for each
-/// name, the list of the states of all ranks.
+/// Combines the results of own_rank_states() of all ranks. The returned JSON object has, for each
+/// name, a list with one state per rank.
 json rank_state_lists(const std::vector<std::string>& of_ranks) {
   json lists = json::object();
   for (const std::string& text : of_ranks) {
@@ -510,8 +510,8 @@ void set_tensors(Manifest& manifest, const std::vector<StateEntry>& entries, con
   }
 }
 
-/// Returns the metadata of a file that PyTorch's HuggingFaceStorageReader needs: the offset of each
-/// block in its tensor.
+/// Returns the offset of each block of a file in its tensor, as metadata in the format that
+/// PyTorch's HuggingFaceStorageReader requires.
 std::string sharding_info(const ShardFile& file) {
   json info;
   for (const FileChunk& chunk : file.chunks) {
@@ -609,7 +609,7 @@ std::string to_json_text(const std::vector<FileRecord>& records) {
   return list.dump();
 }
 
-/// Sets the sizes and checksums of the manifest's files, which the ranks have sent as text.
+/// Copies the sizes and checksums of the files, which the ranks have sent as text, to the manifest.
 void complete_files(Manifest& manifest, const std::vector<std::string>& of_ranks) {
   std::map<std::string, FileRecord*> by_name;
   for (FileRecord& file : manifest.files) {

@@ -34,7 +34,7 @@ struct ShardFile {
 struct PreparedSave {
   StepFolder folder;
   int keep = 0;
-  Manifest manifest;             ///< the manifest, not yet with sizes and checksums of files
+  Manifest manifest;             ///< sizes and checksums of the files are not set yet
   std::vector<ShardFile> files;  ///< the files that this rank writes
 };
 

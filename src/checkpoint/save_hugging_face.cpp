@@ -63,11 +63,11 @@ std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& 
 using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
                                  const at::Tensor& block)>;
 
-/// Sends the parameters to rank 0. `write` gets the parameters under the names of items_of(), in
-/// blocks of bounded size. Returns the error of the first failed write. After this error rank 0
-/// still accepts the remaining blocks, so that the sending ranks do not wait forever. Collective
-/// over `world`: every rank sends the parameters in the same order. If a rank fails (out of memory,
-/// for example), the rank aborts the other ranks, which would otherwise wait for its blocks.
+/// Sends the parameters to rank 0. On rank 0, `write` gets the parameters under the names of
+/// items_of(), in blocks of bounded size. Returns the first error of `write`; rank 0 still receives
+/// the remaining blocks, so that the sending ranks do not wait forever. Collective over `world`:
+/// every rank sends the parameters in the same order. A rank that fails to send (out of memory, for
+/// example) aborts the other ranks, which would otherwise wait for blocks of this rank.
 std::exception_ptr send_all(const std::vector<SentParameter>& parameters, comm::World& world,
                             const Write& write, SentType dtype = {}) {
   const auto group = all_ranks(world);
@@ -273,9 +273,9 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Adds an adapter under the names that files use for the weight of the adapter's Linear (several
-/// names for a fused Linear). All parts of a fused Linear get the same matrix A, each expert gets
-/// its own matrix A. Matrix B is split like the rows of the weight.
+/// Adds the matrices A and B of an adapter, under names derived from the names of the Linear's
+/// weight in files. A fused Linear has several names, and all of its parts get the same matrix A.
+/// Each expert gets its own matrix A. The rows of B are split like the rows of the weight.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.a, {}}, b{each.b, stored_weights(each)};
   for (StoredTensor& part : b.tensors) {
@@ -309,7 +309,7 @@ std::vector<SentParameter> sent_adapters(const nn::ModuleBase& module) {
 /// configuration for PEFT.
 std::string checked_config(const nn::ModuleBase& module, const std::filesystem::path& folder,
                            const std::string& base_model) {
-  std::error_code missing;  // the error of equivalent() if base_model is no folder
+  std::error_code missing;  // set by equivalent() if `base_model` is no folder
   TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing),
                 "the adapters were to be "
                 "saved to '",

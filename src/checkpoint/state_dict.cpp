@@ -255,8 +255,8 @@ std::vector<Source> compare_state(const std::vector<StateItem>& items, const Ten
   return sources;
 }
 
-/// Copies the elements of `piece` that this rank stores. `piece` is the block of a tensor at
-/// `offset`.
+/// `piece`: the block of the whole tensor that begins at `offset`. Copies the part of `piece` that
+/// this rank stores to `tensor`.
 void fill_piece(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                 const at::Tensor& piece) {
   const at::Tensor local = local_tensor(tensor).detach();
@@ -296,7 +296,7 @@ void fill(comm::World& world, const Source& source, const StateDictOptions& opti
   }
 }
 
-/// Fills `items` from a state dict. `fills_slots`: true for parameters, false for optimizer state.
+/// Fills the tensors of `items_of` from a state dict. `fills_slots`: whether they are parameters.
 IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
                                 const StateDictOptions& options, const Items& items_of,
                                 bool fills_slots) {

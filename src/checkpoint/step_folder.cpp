@@ -106,8 +106,8 @@ void check_removable(const fs::path& folder) {
   }
 }
 
-/// Removes a saved step. The manifest is removed first: without a manifest the step does not exist.
-/// The marker file is last: after an interruption, the run's next save removes the rest.
+/// Removes a saved step. The manifest is removed first, because a step without a manifest does not
+/// count as saved. The marker file is last, so that a later save can remove what is left.
 void remove_step(const fs::path& folder) {
   remove_file(folder / kManifestFile);
   files::sync_folder(folder);
@@ -153,7 +153,7 @@ std::optional<std::int64_t> newest_step_in(const fs::path& dir,
   return std::nullopt;
 }
 
-/// Calls `look` on rank 0, and broadcasts the result of `look` to all ranks.
+/// Calls `look` on rank 0, and broadcasts the JSON that `look` returns to all ranks.
 json of_first_rank(comm::World& world, const std::function<json()>& look) {
   std::string text;
   run_or_fail_on_all(world, [&] {
@@ -267,7 +267,7 @@ void StepFolder::claim() const {
   TESSERA_CHECK(marker_of(path_) == run_id_, "'", path_.string(),
                 "' is the unfinished save of another run: remove it first");
   remove_under_marker(path_);
-  files::sync_folder(path_);  // in case a killed save did not sync the marker file
+  files::sync_folder(path_);  // a killed save may not have synced the marker file
 }
 
 void StepFolder::check_not_there() const {
@@ -314,7 +314,7 @@ void StepFolder::discard() const noexcept {
 }
 
 void StepFolder::clean_up_others(int keep) const {
-  int kept = 1;  // counts the step that is being saved
+  int kept = 1;  // the step that is being saved counts as retained
   for (const auto& [step, folder] : steps_in(dir_)) {
     std::error_code ignored;
     // A symbolic link is not removed, because its target can belong to another run.

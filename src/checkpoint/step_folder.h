@@ -49,8 +49,9 @@ class StepFolder {
   void withdraw() const;
 
  private:
-  /// Removes the older step in `folder`, if the step is not among the `keep` steps that are
-  /// retained. `kept`: the number of steps retained so far.
+  /// Removes the step in `folder` if this run wrote the step and the step is unfinished or not
+  /// among the `keep` newest steps. `kept`: the number of complete steps so far; clean_up() adds to
+  /// `kept`.
   void clean_up(const std::filesystem::path& folder, std::int64_t step, int keep, int& kept) const;
   void check_not_there() const;
 

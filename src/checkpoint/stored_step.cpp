@@ -85,8 +85,8 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
 
 }  // namespace
 
-/// Splits a read into pieces. The size limit applies to the wider of the file's type and the
-/// target's type, because memory contains a piece in both types.
+/// Splits a read into pieces. During a conversion, memory contains a piece in the file's type and
+/// in the target's type; the size limit applies to the wider of both types.
 void PieceReads::add(const SafetensorsFile& file, const std::string& name,
                      std::span<const std::int64_t> from, const at::Tensor& target) {
   const std::int64_t width = std::max(

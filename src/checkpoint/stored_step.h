@@ -27,8 +27,8 @@ class PieceReads {
  public:
   explicit PieceReads(const ReadLimits& limits = {}) : limits_(limits) {}
 
-  /// Requests that `target` be filled with the values at `from` of a tensor of `file`, converted to
-  /// the type of `target`. The file must outlive run().
+  /// Requests a read into `target`: the part of the tensor `name` that begins at `from`, converted
+  /// to the type of `target`. The file must outlive run().
   void add(const SafetensorsFile& file, const std::string& name, std::span<const std::int64_t> from,
            const at::Tensor& target);
   /// Reads the requested pieces in order. Throws the error of the first piece that fails. The
@@ -45,8 +45,8 @@ class PieceReads {
   std::int64_t bytes_ = 0;
 };
 
-/// A saved step on disk, for reading. The caller first requests all blocks and then reads, so that
-/// each file is opened only once, no matter how many ranks have saved the step.
+/// Reads a saved step. The caller first requests blocks and then reads all requested blocks at
+/// once, so that each file is opened only once, no matter how many ranks have saved the step.
 class StoredStep {
  public:
   StoredStep(std::filesystem::path folder, Manifest manifest);
@@ -56,8 +56,8 @@ class StoredStep {
   /// Finds a tensor by its name or by a tied name; nullptr if the step has no such tensor.
   const ManifestTensor* find(const std::string& name) const;
 
-  /// Requests that `block` be filled with the values at `offset` of a tensor, converted to the type
-  /// of `block`.
+  /// Requests a read into `block`: the part of the tensor `name` that begins at `offset`, converted
+  /// to the type of `block`.
   void want(const std::string& name, std::span<const std::int64_t> offset, const at::Tensor& block);
   /// Checks the headers of the files that have requested tensors. Throws Error for a file that is
   /// missing, has another size, or differs from the manifest.
@@ -79,7 +79,7 @@ class StoredStep {
     at::Tensor target;
   };
 
-  /// Returns the name under which the files store a tensor, which can have several tied names.
+  /// Returns the name under which the files store a tensor, for any name of a tied parameter.
   const std::string& stored_name(const std::string& name) const;
   SafetensorsFile open(std::size_t file, const std::vector<Wanted>& wanted) const;
 

@@ -94,9 +94,9 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
   return all;
 }
 
-// Gathers numbers on the CPU with any_rank(), a logical OR over all ranks. Each rank sets flags in
-// its own part of the list of flags: one flag that says that the rank takes part, and one flag for
-// each bit of the numbers.
+// Gathers each rank's list `own` by any_rank(), which computes a logical OR over all ranks for each
+// flag. Each rank sets only its own flags: one flag that says that the rank takes part, and 64
+// flags for the bits of each element of `own`.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own) {
   constexpr std::size_t kBits = 64;
@@ -181,7 +181,7 @@ std::string broadcast_text(Communicator& group, c10::Device device, int root,
 
 std::optional<Failure> first_failure(Communicator& group, c10::Device device,
                                      const std::function<void()>& work) {
-  // `work` runs before autograd is excluded, because `work` needs the caller's dispatch state.
+  // `work` is called before autograd is excluded, so that `work` has the caller's dispatch state.
   const std::string own = message_of(work);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A rank without a failure sends a number greater than any rank, so the minimum is the first rank

@@ -39,9 +39,9 @@ CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const Grou
                                        const std::string& address);
 
 /// Makes a process group for CUDA tensors that uses `host`, a communicator of CPU tensors. Ranks
-/// that share a GPU need such a group, because NCCL does not support them. A call copies its inputs
-/// to pinned memory, and therefore waits for the current CUDA stream. Work::wait() copies the
-/// results back on the stream that is current in wait().
+/// that share a GPU need such a group, because NCCL requires a GPU for each rank. A call copies its
+/// inputs to pinned memory, and therefore waits for the current CUDA stream. Work::wait() copies
+/// the results back on the stream that is current in wait().
 CommunicatorPtr make_staged_communicator(CommunicatorPtr host);
 
 /// The Work of a collective that was complete when its call returned.

@@ -20,7 +20,7 @@ namespace {
 }
 
 /// The Work of a collective on packed tensors: wait() copies the result from the matrix `packed`
-/// into the tensors. Row r of `packed` contains row r of each tensor, one row after another.
+/// into the tensors. Row r of `packed` consists of row r of each tensor, in order.
 class UnpackingWork final : public Work {
  public:
   UnpackingWork(WorkPtr work, at::Tensor packed, std::vector<at::Tensor> tensors)
@@ -50,7 +50,7 @@ class UnpackingWork final : public Work {
   std::vector<at::Tensor> tensors_;
 };
 
-/// Views each contiguous tensor as a matrix of `rows` rows, and joins the matrices along the
+/// Views each contiguous tensor as a matrix of `rows` rows, and concatenates the matrices along the
 /// columns.
 at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) {
   std::vector<at::Tensor> cut;
@@ -62,8 +62,8 @@ at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) 
 
 }  // namespace
 
-// Several tensors are packed into one tensor, which saves start-up costs of collectives but copies
-// input and output. Back ends with moves_groups_in_place() override all_gather_group() and
+// Several tensors are packed into one tensor. One collective then replaces several, but input and
+// output are copied. Back ends with moves_groups_in_place() override all_gather_group() and
 // reduce_scatter_group().
 WorkPtr Communicator::all_gather_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs) {

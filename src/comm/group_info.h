@@ -30,9 +30,9 @@ struct GroupInfo {
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-/// Begins a message about a collective: "all_gather in group 'tp' (ranks 0, 1), rank 1".
+/// Returns the beginning of a message: "all_gather in group 'tp' (ranks 0, 1), rank 1".
 std::string describe(const GroupInfo& group, const char* collective);
-/// Returns a call with its purpose: "all_gather for unit 'head'". `purpose` can be empty.
+/// Returns the name of a call, with its purpose if there is one: "all_gather for unit 'head'".
 std::string with_purpose(const char* collective, const std::string& purpose);
 /// Returns the end of the message for a collective that was called after World::shutdown().
 inline constexpr auto kWorldHasEnded =

@@ -113,7 +113,7 @@ std::string first_difference(const CallHistory& history, Communicator& group,
     return "";
   }
   const std::size_t position = first_difference_of(calls);
-  // If the hashes differ and the stored texts do not, the first call that differs was not stored.
+  // If the hashes differ but all stored texts are equal, the first different call was not stored.
   if (position == kStoredCalls) {
     return detail::concat("those after the first ", kStoredCalls);
   }
@@ -455,10 +455,9 @@ class CheckedCommunicator final : public Communicator {
                   " elements; give one count >= 0 per rank that sum to the elements");
   }
 
-  /// With TESSERA_DEBUG, compares the purpose and the bytes of a call between the ranks. Otherwise
-  /// the bytes of one rank could arrive where another rank expects other bytes, and Gloo ends the
-  /// process if the numbers of bytes differ. The comparison is a collective, which is not counted
-  /// as traffic.
+  /// With TESSERA_DEBUG, throws Error if the ranks' calls have different purposes, types or sizes
+  /// in bytes. Otherwise a rank could receive bytes of another call, and Gloo would end the process
+  /// if the sizes in bytes differ. The comparison is a collective, which is not counted as traffic.
   void compare_purposes(const char* collective, const std::vector<at::Tensor>& inputs) {
     // `inner_` is called directly, because a call through this wrapper would be counted.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {

@@ -62,8 +62,8 @@ std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*
   return done;
 }
 
-/// Shuts down a process group. Returns false if the shutdown did not return within `patience`.
-/// Throws the errors of the shutdown and of `check`.
+/// Shuts down a process group, calling `check` repeatedly. Returns false if the shutdown takes
+/// longer than `patience`. Throws errors of the shutdown and of `check`.
 bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds patience,
                         const std::function<void()>& check) {
   constexpr milliseconds kLook{50};
@@ -85,8 +85,8 @@ void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
 }
 
-/// NcclHealth asks NCCL whether a communicator has failed. The watchdog uses an NcclHealth, because
-/// the watchdog must not own an NcclGroup, which owns the watchdog. Thread safe.
+/// NcclHealth asks NCCL whether a communicator has failed. The watchdog has an NcclHealth and not
+/// an NcclGroup, because the NcclGroup owns the watchdog. Thread safe.
 class NcclHealth {
  public:
   /// Throws Error if NCCL has found an error since the last call, such as a lost connection.
@@ -175,8 +175,6 @@ class NcclGroup {
   }
 
  private:
-  /// Removes the process group from the NcclGroup and returns the process group; nullptr if there
-  /// is none.
   NcclProcessGroupPtr take() {
     const std::lock_guard lock(mutex_);
     health_->set_communicator(nullptr);
@@ -231,7 +229,7 @@ std::vector<at::Tensor> all_as_moved(const std::vector<at::Tensor>& tensors) {
   return moved;
 }
 
-/// Converts counts of elements: from elements of `tensor` to elements of the view as_moved(tensor).
+/// Converts numbers of elements of `tensor` to numbers of elements of the view as_moved(tensor).
 std::vector<std::int64_t> counts_as_moved(std::span<const std::int64_t> counts,
                                           const at::Tensor& tensor) {
   constexpr std::int64_t kWidest = 8;
@@ -280,8 +278,8 @@ class NcclWork final : public Work {
       throw PeerError(describe(group_->info(), collective_.c_str()) + ": " + nccl_text(error) +
                       "; look for the first error among the other ranks");
     }
-    // NCCL's own event is not accessible. So `reached_` is recorded in the current stream, which
-    // already waits for NCCL.
+    // The event that NCCL records is not accessible. `reached_` is recorded instead, in the current
+    // stream, which already waits for NCCL.
     if (!detail::is_captured()) {
       reached_ = event_pool().take(device);
       reached_->record(c10::cuda::getCurrentCUDAStream(device));

@@ -1,6 +1,6 @@
-// Collectives over TCP through c10d's Gloo, with three additions: reductions work for every type,
-// round sums once and propagate NaN, an operation fails soon after another rank has failed, and the
-// process can end without waiting for operations that cannot finish.
+// Collectives over TCP through c10d's Gloo, with three additions. Reductions work for every type,
+// round a sum once, and propagate NaN. An operation fails soon after another rank has failed. The
+// process can end while operations that cannot finish are still running.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -53,8 +53,8 @@ std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
   return result;
 }
 
-/// Sets `output`, of size (n), to the reduction of the rows of `parts`, of size (ranks, n). The
-/// order is the order of the ranks, so that all ranks get equal bits.
+/// Sets `output`, of size (n), to the sum (or another `reduce`) of the rows of `parts`, of size
+/// (ranks, n). The rows are added in the order of the ranks, so that all ranks get equal bits.
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceFunction reduce) {
   std::vector<const std::byte*> rows;
   for (std::int64_t row = 0; row < parts.size(0); ++row) {
@@ -219,7 +219,7 @@ class GlooWork final : public Work {
   std::string collective_;
   std::uint64_t number_;
   detail::GroupWorkPtr work_;
-  // Runs in wait() on the calling thread. finish_ owns the tensors to which finish_ writes.
+  // `finish_` runs in wait(), on the calling thread, and owns the tensors that `finish_` fills.
   std::function<void()> finish_;
 };
 
@@ -326,9 +326,9 @@ class GlooCommunicator final : public Communicator {
         std::move(finish));
   }
 
-  // All-reduces by an all-gather. The traffic is about size / 2 times the traffic of a ring
-  // all-reduce, but any type works, and a sum is rounded once. All ranks add in the same order and
-  // get the same bits.
+  // All-reduces by an all-gather and a local reduction, for any type. A sum is rounded once. All
+  // ranks add in the same order and get the same bits. With n ranks, the traffic is about n / 2
+  // times the traffic of a ring all-reduce.
   WorkPtr gathered_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const ReduceFunction reduce = reduction(group_->info(), "all_reduce", tensor.scalar_type(), op);

@@ -161,9 +161,9 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
 }
 
-/// Returns the watchdog's limit for a time-out below a minute: half of the time-out. nullopt for a
-/// longer time-out. A short time-out is usually set to find a hang, so the watchdog must report
-/// before the time-out ends the job.
+/// Returns the watchdog's limit: half of the time-out for a time-out below a minute, otherwise
+/// nullopt. A short time-out is usually set to find a hang, so the watchdog must report before the
+/// time-out ends the job.
 std::optional<std::chrono::milliseconds> half_of(
     const std::optional<std::chrono::milliseconds>& timeout) {
   constexpr std::chrono::minutes kShort{1};

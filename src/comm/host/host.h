@@ -83,8 +83,8 @@ void read_time_limits(const Variables& variables, JobVariables& job);
 /// empty.
 std::optional<std::string> environment_variable(const std::string& name);
 
-/// Called after a failure that another rank caused. Under tessera-run, waits for half a second, so
-/// that the rank that failed first prints its error and the launcher ends this rank.
+/// A rank calls this function after an error that another rank has caused. Under tessera-run, waits
+/// half a second, so that the other rank prints its error first and the launcher ends this rank.
 void wait_for_first_failure();
 
 }  // namespace tessera::comm

@@ -8,14 +8,14 @@
 
 namespace tessera::comm {
 
-/// A file that is mapped while `base` exists. `base` is nullptr after a failure.
+/// A mapped file, unmapped when `base` has no owner. `base` is nullptr if the mapping failed.
 struct SharedFile {
   std::shared_ptr<void> base;
   std::size_t bytes = 0;
 };
 
-/// Maps a whole file and takes ownership of its descriptor, which can be invalid. `keeps_open`:
-/// whether the descriptor stays open as long as the file is mapped.
+/// Maps a whole file and takes ownership of the descriptor `fd`. The mapping fails if `fd` is
+/// invalid. `keeps_open`: whether `fd` stays open as long as the file is mapped.
 SharedFile map_file(int fd, bool keeps_open = true);
 /// Returns a text by which other processes can open the file, while this process has `fd` open.
 std::string handle_of_file(int fd);
