@@ -1,4 +1,4 @@
-// Fakes cuBLAS and cuBLASLt: matrix products are counted by their sizes, but not computed.
+// A fake of cuBLAS and cuBLASLt. The fake counts matrix products by sizes and computes nothing.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 
@@ -49,7 +49,7 @@ cublasStatus_t count(cudaStream_t handle, const std::string& product) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-/// Counts a matrix product by a text like "NT 64x128x32 bf16": transposes, m x n x k, and type.
+/// Counts a product by its transposes, sizes m x n x k and type, such as "NT 64x128x32 bf16".
 cublasStatus_t count_gemm(cublasHandle_t handle, cublasOperation_t a, cublasOperation_t b, int m,
                           int n, int k, cudaDataType type, int batch = 1) {
   std::ostringstream product;

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-// Registers a kernel. nvcc generates calls of this function.
+// Registers a kernel of a program. nvcc's code calls this function.
 extern "C" void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int,
                                        uint3*, uint3*, dim3*, dim3*, int*);
 
@@ -87,8 +87,8 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   expect_ok(cudaStreamQuery(stream));
 }
 
-/// The first stream is blocked before it changes 1 to 0. The second stream copies the number and,
-/// if `waits`, waits for the first stream. Returns the copies before and after the unblocking.
+/// The first stream changes a value from 1 to 0, but is blocked. The second stream (if `waits`,
+/// after the first stream) copies the value. Returns the copy before and after the block ends.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();
@@ -117,7 +117,7 @@ TEST(FakeStreams, WaitForEachOtherByEventsOnly) {
   EXPECT_EQ(copies_of_two_streams(/*waits=*/false), std::pair(1, 1));
 }
 
-/// Copies `host` to a device. `host` is 1 when the copy is issued, and 2 when the copy runs.
+/// Starts a copy of `host` to a device while `host` is 1. The copy runs when `host` is 2.
 int copy_of_changed(int* host) {
   cudaStream_t stream = new_stream();
   Gate gate(stream);
@@ -312,7 +312,7 @@ std::vector<float> counting(int first, std::size_t count) {
   return values;
 }
 
-// More values than fit into the queue between two ranks.
+// A number of elements that does not fit into the byte queue between two ranks.
 constexpr std::size_t kMany = 100'000;
 
 TEST(FakeNccl, MovesMoreThanFitsAtOnce) {
@@ -386,7 +386,6 @@ TEST(FakeNccl, ReducesEachTypeInEachWay) {
   expect_reductions<double>(ncclFloat64);
 }
 
-/// Two communicators of the same ranks, each with its own stream.
 class TwoCommunicators {
  public:
   explicit TwoCommunicators(const Rank& self) : first_(self), second_(self) {
@@ -394,7 +393,7 @@ class TwoCommunicators {
     second_.stream = new_stream();
   }
 
-  /// Calls `call` for both communicators. Rank 1 begins with the second communicator.
+  /// Calls `call` for both communicators; on rank 1, for the second communicator first.
   template <class Call>
   void in_any_order(const Call& call) const {
     const bool reversed = first_.rank == 1;
@@ -461,7 +460,7 @@ TEST(FakeNccl, RankOutsideOfASplitGetsNoneAndAnEndedCommunicatorIsRefused) {
   });
 }
 
-/// Expects that an all-reduce that never ends blocks the stream, but not the host.
+/// Expects that a lost all-reduce blocks its stream until an abort, but does not block the host.
 void expect_no_end(const Rank& self, std::size_t count) {
   int* const values = on_device<int>({1, 1, 1, 1});
   expect_nccl(

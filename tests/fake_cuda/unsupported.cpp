@@ -1,7 +1,7 @@
-// Functions of CUDA, cuBLAS and NCCL that some version of libtorch links, but the fake does not
-// support. Each function counts a violation and returns an error. Without this file, the real
-// libraries would get the calls, with invalid handles. Parameters are not used, so the functions
-// declare none.
+// Functions of CUDA, cuBLAS and NCCL that libtorch links to, but that the fake does not support.
+// Each function counts a violation and returns an error. If a function were missing here, the real
+// library's function would be called with the fake's handles. Parameters are unused and therefore
+// not declared.
 #include <string>
 
 #include "record/record.h"

@@ -17,7 +17,7 @@
 
 namespace tessera::testing {
 
-/// A change of a file or folder by a successful system call.
+/// A successful system call that changed a file or a folder.
 struct Change {
   enum Kind {
     kMakeFolder,
@@ -36,7 +36,7 @@ struct Change {
   std::string bytes = {};
 };
 
-/// Records this process's changes below `folder`. Only one object may exist at a time.
+/// While an object exists, records this process's changes below `folder`. At most one may exist.
 class Changes {
  public:
   explicit Changes(const std::filesystem::path& folder);
@@ -47,7 +47,7 @@ class Changes {
   const std::vector<Change>& list() const { return list_; }
 
   void add(Change change);
-  /// Records a change of an open file or folder.
+  /// Records a change of the file or folder that is open as `fd`.
   void add(int fd, Change change);
 
  private:
@@ -55,7 +55,7 @@ class Changes {
   std::vector<Change> list_;
 };
 
-/// Holds the active recorder; nullptr if no recorder exists.
+/// Holds the Changes object of the process; nullptr if there is none.
 struct ChangesSlot {
   std::mutex mutex;
   std::atomic<Changes*> changes = nullptr;
@@ -65,7 +65,7 @@ ChangesSlot& changes_slot();
 std::uint64_t file_of(int fd);
 bool path_of(int fd, std::array<char, PATH_MAX>& path);
 
-/// Makes a system call. After a success, calls `note(result, changes)` to record the change.
+/// Makes a system call. If the call succeeds, `note(result, changes)` records the change.
 template <class Call, class Note>
 auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   ChangesSlot& slot = changes_slot();
@@ -88,19 +88,19 @@ enum class Lost {
   kBytes  ///< kBytes: file contents only
 };
 
-/// Simulates a disk that keeps only synced data: fsync() of a file saves the file's contents,
-/// fsync() of a folder saves the names in the folder.
+/// A simulated disk. A power failure loses contents of a file since the file's last fsync(), and
+/// names in a folder since the folder's last fsync().
 class Disk {
  public:
   /// At construction, all contents of `folder` count as synced.
   explicit Disk(const std::filesystem::path& folder);
 
   void apply(const Change& change);
-  /// Writes to `out` what `folder` contains after a power failure.
+  /// Writes the contents of `folder` after a power failure to the folder `out`.
   void write_after_power_cut(const std::filesystem::path& out, Lost lost) const;
 
  private:
-  /// A number that identifies a file; 0 for a folder.
+  /// Identifies a file, even if the inode is used again; 0 means a folder.
   using FileId = std::uint64_t;
   using Names = std::map<std::string, FileId>;
   struct View {
@@ -115,7 +115,7 @@ class Disk {
 
   std::string root_;
   View now_, durable_;
-  std::map<std::uint64_t, FileId> id_of_;  ///< key: inode, which may be reused
+  std::map<std::uint64_t, FileId> id_of_;  ///< key: inode, which can be used again
   FileId last_ = 0;
 };
 

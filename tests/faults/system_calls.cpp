@@ -94,7 +94,7 @@ bool is(const Action& action, const char* name) {
   return std::strcmp(action.name, name) == 0;
 }
 
-/// Counts a call of kCalls[number] on the file `path`. Returns the Action for the call, or nullptr.
+/// Counts a call of kCalls[number] on file `path`. Returns the call's Action; nullptr: no fault.
 const Action* fault_at(std::size_t number, const char* path) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
@@ -124,7 +124,7 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-/// Makes the system call as `action` demands. The action may change `count`, the number of bytes.
+/// Makes a system call in the way of `action`, which may reduce the number of bytes `count`.
 template <class Call>
 auto act(const Action* action, std::size_t& count, const Call& call) -> decltype(call()) {
   if (action != nullptr && is(*action, "kill")) {

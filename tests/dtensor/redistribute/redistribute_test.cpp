@@ -210,7 +210,7 @@ class LoggedCommunicator final : public testing::ForwardingCommunicator {
   bool on_device_;
 };
 
-/// A 2 x 2 mesh whose process groups write to `log`. `on_device`: groups simulate a device.
+/// A 2 x 2 mesh whose groups write to `log`. `on_device`: groups keep call order, as on GPUs.
 DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
   const int row = rank.rank() / 2, column = rank.rank() % 2;
   const auto dp = rank.world()->group({column, column + 2}, "logged dp");

@@ -98,7 +98,7 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{30};
 
-/// Implements the fault init:K: the call that makes the K-th communicator never returns.
+/// The fault init:K: the call that makes the K-th communicator never returns.
 void hang_on_demand() {
   static std::atomic<std::int64_t> begun = 0;
   const std::int64_t number = ++begun;
@@ -107,7 +107,7 @@ void hang_on_demand() {
   }
 }
 
-/// Implements the fault slow-end:K: the end of the K-th communicator takes one more second.
+/// The fault slow-end:K: the end of the K-th communicator takes one second longer.
 void end_slowly_on_demand() {
   static std::atomic<std::int64_t> ended = 0;
   if (settings().fault("slow-end") == ++ended) {
@@ -129,7 +129,7 @@ ncclResult_t make(ncclComm_t* out, const std::string& id, int rank, int ranks,
   return ncclSuccess;
 }
 
-/// Gathers the value `own` of each rank, in rank order. The result is empty if a rank is missing.
+/// All-gathers `own`. Returns each rank's value, in rank order; empty if a rank did not call.
 template <class T>
 std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
   std::vector<T> all(static_cast<std::size_t>(communicator->ranks()));
@@ -145,7 +145,7 @@ std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
   return run_on_host(operation) ? all : std::vector<T>{};
 }
 
-/// Waits until all ranks of the communicator end the communicator, as NCCL may do.
+/// As NCCL may do, waits until all ranks have called the end of the communicator.
 void meet_at_end(const CommunicatorPtr& communicator) {
   if (gather(communicator, std::int8_t{0}).empty()) {
     count_violation("communicator " + communicator->id() +
@@ -181,7 +181,7 @@ ncclResult_t check_places(const CommunicatorPtr& communicator) {
   return places.empty() ? ncclRemoteError : ncclSuccess;
 }
 
-/// Gets a number from a communicator; 0 and an error if the communicator does not exist.
+/// Sets `out` to a property of the communicator; to 0 if the handle is invalid.
 ncclResult_t query(ncclComm_t handle, int* out, int (Communicator::*number)() const) {
   const CommunicatorPtr communicator = find(handle);
   *out = communicator == nullptr ? 0 : ((*communicator).*number)();
@@ -194,7 +194,7 @@ struct Wish {
   int rank;
 };
 
-/// Returns the ranks that called ncclCommSplit() with this color, ordered by key, then by rank.
+/// Returns the ranks with this color, in the order of ncclCommSplit(): by key, then by rank.
 std::vector<Wish> members(std::vector<Wish> wishes, int color) {
   std::erase_if(wishes, [color](const Wish& wish) { return wish.color != color; });
   std::stable_sort(wishes.begin(), wishes.end(),

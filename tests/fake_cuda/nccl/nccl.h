@@ -16,8 +16,6 @@
 
 #include "runtime/runtime.h"
 
-// Computes NCCL's reductions on the host, for NCCL's element types.
-
 namespace fake_cuda {
 
 std::size_t bytes_of(ncclDataType_t type);
@@ -26,11 +24,11 @@ std::string name_of(ncclDataType_t type);
 /// Whether reduce() supports a reduction of a type.
 bool can_reduce(ncclDataType_t type, ncclRedOp_t op);
 
-/// Sets output[i] to the reduction of inputs[r][i] over r, in rank order. `output` can be an input.
+/// Sets each output[i] to the reduction of all inputs[r][i]. `output` can be one of the inputs.
 void reduce(void* output, const std::vector<const void*>& inputs, std::size_t count,
             ncclDataType_t type, ncclRedOp_t op);
 
-// The following classes move bytes between ranks, which are processes or threads on one host.
+// Classes that move bytes between ranks. The ranks are processes or threads on one host.
 
 /// A byte queue for each pair of ranks, in shared memory.
 class Mailbox {
@@ -43,10 +41,10 @@ class Mailbox {
   Mailbox& operator=(const Mailbox&) = delete;
   ~Mailbox();
 
-  /// Sends bytes to `rank` by a queue. Returns the number of bytes for which the queue had room.
+  /// Puts bytes into the queue to `rank`. Returns how many bytes fitted into the queue.
   std::size_t push(int rank, const std::byte* data, std::size_t bytes);
 
-  /// Receives bytes that `rank` has sent, and stores them in `data`. Returns the number of bytes.
+  /// Takes bytes from the queue from `rank`. Returns how many bytes were in the queue.
   std::size_t pull(int rank, std::byte* data, std::size_t bytes);
 
  private:
@@ -61,7 +59,7 @@ class Mailbox {
   const int ranks_;
 };
 
-/// For loops that wait for another rank: pause() first yields the CPU core, and later sleeps.
+/// Pauses a loop that waits for another rank: short waits yield the CPU core, long waits sleep.
 class Backoff {
  public:
   void pause();
@@ -84,24 +82,24 @@ class Communicator {
   int device() const { return device_; }
   Mailbox& mailbox() const { return *mailbox_; }
 
-  /// Returns the number of the next operation. The caller must lock issue_mutex().
+  /// Takes the index of the next operation. The caller must lock issue_mutex().
   std::uint64_t take_turn() { return issued_++; }
-  /// Whether all operations before number `turn` have ended.
+  /// Whether all operations with an index below `turn` have ended.
   bool has_turn(std::uint64_t turn) const { return ended_ == turn; }
   void end_turn() { ++ended_; }
 
-  /// Makes all operations end, but move no data.
+  /// Makes running and later operations end. These operations move no more data.
   void abort() { aborted_ = true; }
   bool aborted() const { return aborted_; }
 
-  /// After this call, no operation of this rank starts, so that other ranks wait forever.
+  /// Simulates a lost rank: this rank's later operations never start, and other ranks hang.
   void lose() { lost_ = true; }
   bool lost() const { return lost_; }
 
   void fail(ncclResult_t error) { error_ = error; }
   ncclResult_t error() const { return error_; }
 
-  /// Returns the id, equal on all ranks, of a communicator that is made from this communicator.
+  /// Returns an id for a communicator that is made from this communicator. All ranks get equal ids.
   std::string child_id(const std::string& kind) {
     return id_ + "." + kind + std::to_string(children_++);
   }
@@ -127,8 +125,8 @@ class Communicator {
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
-/// A NCCL group locks this mutex while the group takes an operation number (turn) in each of its
-/// communicators. Groups then have the same order in all communicators and cannot deadlock.
+/// Locked while a NCCL group takes an index (turn) in each of its communicators. All communicators
+/// then run two groups in the same order, so groups cannot deadlock.
 std::mutex& issue_mutex();
 
 /// Returns the communicator of `handle`. After forget(), counts a violation and returns null.
@@ -157,18 +155,16 @@ struct Operation {
   std::size_t count;
   ncclDataType_t type;
   ncclRedOp_t op;
-  int root;  ///< `root`: root rank, or peer of a send or receive
+  int root;  ///< `root`: root, or other rank of a send or receive
   CommunicatorPtr communicator;
   Stream* stream;
 
   bool reduces() const {
     return collective == Collective::kReduceScatter || collective == Collective::kAllReduce;
   }
-  /// Returns the bytes of this rank's input, counted as comm::Communicator counts traffic.
+  /// Returns the input size in bytes, by the rules of comm::Communicator's traffic counters.
   std::size_t input_bytes() const;
 };
-
-// The following functions put NCCL calls on streams.
 
 /// Runs an operation in the calling thread, after all earlier operations. Returns false if the
 /// peers do not call within 10 s, or if the communicator is aborted.

@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 
 // Transfers of bytes between ranks.
 
-/// The properties of a transfer that must be equal on the sending and the receiving rank.
+/// What the sender and the receiver of a transfer must agree on.
 struct Header {
   std::int32_t collective;
   std::int32_t type;
@@ -38,7 +38,7 @@ struct Header {
   bool operator==(const Header&) const = default;
 };
 
-/// Sends and receives that run concurrently. Transfers from one rank to another keep their order.
+/// Sends and receives that run at the same time. Transfers between two ranks run in call order.
 class Transfers {
  public:
   void send(Communicator& communicator, int peer, const Header& header, const void* data) {
@@ -72,7 +72,7 @@ class Transfers {
     Header header;
     std::byte* data;
     Header header_of_peer{};
-    std::size_t moved = 0;  ///< `moved`: bytes of header and data moved so far
+    std::size_t moved = 0;  ///< `moved`: bytes of header and data sent or received so far
 
     bool ended() const { return moved == sizeof(Header) + header.bytes; }
 
@@ -115,7 +115,7 @@ class Transfers {
                        [](const auto& lane) { return std::get<0>(lane.first)->aborted(); });
   }
 
-  /// Moves bytes of all transfers that can proceed. Returns whether any bytes were moved.
+  /// Moves as many bytes as possible without waiting. Returns whether any bytes were moved.
   bool advance() {
     bool moved = false;
     for (auto lane = lanes_.begin(); lane != lanes_.end();) {
@@ -134,7 +134,7 @@ class Transfers {
   std::map<Lane, std::deque<Transfer>> lanes_;
 };
 
-/// Returns `operation` with each buffer address replaced by view_of(address).
+/// Returns `operation` with the buffer addresses at which the fake can access the buffers.
 Operation viewed(Operation operation) {
   operation.send = view_of(operation.send);
   operation.receive = view_of(operation.receive);
@@ -145,7 +145,7 @@ std::byte* block(const void* buffer, std::size_t index, std::size_t bytes) {
   return static_cast<std::byte*>(const_cast<void*>(buffer)) + index * bytes;
 }
 
-/// A running operation: its transfers, and the reduction after the transfers.
+/// The execution of an operation: transfers, then the reduction if the operation has one.
 class Run {
  public:
   explicit Run(Operation operation)
@@ -169,7 +169,7 @@ class Run {
   }
   /// Returns the block of the input that is sent to `peer`; nullopt if nothing is sent to `peer`.
   std::optional<const void*> part_for(std::size_t peer) const;
-  /// Returns where the data of `peer` is stored; nullopt if nothing is received from `peer`.
+  /// Returns the address for the data from `peer`; nullopt if `peer` sends no data.
   std::optional<void*> place_for(std::size_t peer);
 
   Operation operation_;
@@ -181,7 +181,7 @@ class Run {
 };
 
 Header Run::header() const {
-  // A send and the matching receive must have equal headers.
+  // The headers of a send and its receive must be equal, so both have kind kSend and root 0.
   const bool pair =
       operation_.collective == Collective::kSend || operation_.collective == Collective::kReceive;
   return {.collective = static_cast<std::int32_t>(pair ? Collective::kSend : operation_.collective),
@@ -282,8 +282,8 @@ std::size_t Operation::input_bytes() const {
 
 namespace {
 
-/// Moves the data of operations that NCCL runs as one group: at the same time, in any order.
-/// Returns false if a communicator was aborted or `deadline` has passed.
+/// Executes operations of one NCCL group at the same time. Returns false if a communicator was
+/// aborted or `deadline` has passed.
 bool execute(std::vector<Operation> operations, std::optional<Clock::time_point> deadline) {
   Transfers transfers;
   std::list<Run> runs;
@@ -299,9 +299,7 @@ bool execute(std::vector<Operation> operations, std::optional<Clock::time_point>
   return true;
 }
 
-// Checks for buffers that NCCL cannot use.
-
-/// NCCL moves 16 bytes at once if the buffer addresses are multiples of 16.
+/// NCCL moves 16 bytes at a time if buffers begin at multiples of 16.
 constexpr std::size_t kUnit = 16;
 
 struct Buffer {
@@ -344,8 +342,7 @@ bool in_place(const Operation& operation, const Buffer& input, const Buffer& out
   }
 }
 
-/// Returns the reason why NCCL can't use the buffer, or "". Accepts an empty buffer or a null
-/// pointer.
+/// Returns why NCCL cannot use the buffer; "" if NCCL can. Empty and null buffers are allowed.
 std::string fault_of(const Buffer& buffer, std::size_t element) {
   if (buffer.data == nullptr || buffer.bytes == 0) {
     return "";
@@ -378,13 +375,13 @@ bool check_buffers(const Operation& operation) {
   return fault.empty();
 }
 
-/// Whether NCCL can move 16 bytes at a time. Moving single bytes is many times slower.
+/// Whether buffers begin at multiples of 16 bytes. Otherwise NCCL moves single bytes and is slow.
 bool is_aligned(const Operation& operation) {
   return input_of(operation).aligned_to(kUnit) && output_of(operation).aligned_to(kUnit);
 }
 
-/// Returns the bytes in the part of a single rank if NCCL must move single bytes, because the
-/// number of bytes is not a multiple of 16. Otherwise returns 0.
+/// In all-gathers, reduce-scatters and all-to-alls, each rank's part should be a multiple of 16
+/// bytes. If it is not, returns the part's bytes; otherwise 0.
 std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   const bool in_parts = operation.collective == Collective::kAllGather ||
                         operation.collective == Collective::kReduceScatter ||
@@ -393,15 +390,13 @@ std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   return in_parts && operation.communicator->ranks() > 1 && part % kUnit != 0 ? part : 0;
 }
 
-// The following functions run NCCL calls on streams.
-
 thread_local int group_depth = 0;
 thread_local std::vector<Operation> group;
 
-/// Maps each communicator of a NCCL group to the operation number (turn) of the group.
+/// For each communicator of a NCCL group, the operation index (turn) that the group took.
 using Turns = std::map<CommunicatorPtr, std::uint64_t>;
 
-/// Takes the next operation number of each communicator. The caller must lock issue_mutex().
+/// Takes the next operation index in each communicator. The caller must lock issue_mutex().
 Turns take_turns(const std::vector<Operation>& operations) {
   Turns turns;
   for (const Operation& operation : operations) {
@@ -412,7 +407,7 @@ Turns take_turns(const std::vector<Operation>& operations) {
   return turns;
 }
 
-/// Waits for the operation numbers `turns`. Returns false after an abort or after `deadline`.
+/// Waits until each communicator reaches its turn. Returns false after an abort or `deadline`.
 bool wait_for(const Turns& turns, std::optional<Clock::time_point> deadline) {
   Backoff backoff;
   for (const auto& [communicator, turn] : turns) {
@@ -463,7 +458,7 @@ void launch(const std::vector<Operation>& operations) {
     first.wait_for(other->mark());
   }
   {
-    // The lock makes the order of work on the stream equal to the order of the operation numbers.
+    // The lock keeps the order of the stream's work equal to the order of the operation indices.
     const std::lock_guard lock(issue_mutex());
     first.submit_waiting([operations, turns = take_turns(operations)] { run(operations, turns); });
   }
@@ -472,7 +467,7 @@ void launch(const std::vector<Operation>& operations) {
   }
 }
 
-/// Applies the faults of TESSERA_FAKE_CUDA_FAULT. A lost operation blocks its communicator.
+/// Applies the faults "nccl", "async" and "lost" of TESSERA_FAKE_CUDA_FAULT to a NCCL call.
 ncclResult_t fail_on_demand(Communicator& communicator) {
   static std::atomic<std::int64_t> calls = 0;
   const std::int64_t number = ++calls;

@@ -91,7 +91,6 @@ void count_violation(const std::string& what) {
   ++record().violations[{what, std::move(stack)}];
 }
 
-// The report that a process writes when it exits.
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -120,7 +119,7 @@ Json streams_json() {
 Json launches_json() {
   Json launches = Json::object();
   for (const auto& [name, count] : record().launches) {
-    // If several libraries contain the same kernel, their counts are added.
+    // Two libraries can contain the same kernel: the launches of both are added.
     const std::string readable = demangle(name);
     launches[readable] = launches.value(readable, std::int64_t{0}) + count;
   }

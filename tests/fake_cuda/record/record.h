@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-// Call stacks, which are cheap to record and slow to print.
-
 namespace fake_cuda {
 
 /// Return addresses, innermost frame first. Frames of the fake library are left out.
@@ -16,7 +14,7 @@ using CallStack = std::vector<void*>;
 
 CallStack take_stack();
 
-/// Returns a line for each frame: the demangled function or, if there is no name, library+offset.
+/// Returns a line for each frame: the demangled function name, else library+offset.
 std::vector<std::string> describe(const CallStack& stack);
 
 /// Returns the demangled name, or `name` if it is not mangled.
@@ -24,7 +22,6 @@ std::string demangle(const char* name);
 
 // Counts of all CUDA, cuBLAS and NCCL calls of the process, for its report.
 
-/// The use of one kind of memory: device memory or pinned host memory.
 struct MemoryUse {
   std::int64_t active = 0;
   std::int64_t allocations = 0;
@@ -43,10 +40,10 @@ struct CommunicatorUse {
   std::string made_by;  ///< "init" or "split"
   bool finalized = false;
   std::string ended_by;     ///< "destroy" or "abort"; empty while the communicator exists
-  std::int64_t ended = -1;  ///< index among the ended communicators; -1: not ended
+  std::int64_t ended = -1;  ///< order of the ends: 0, 1, ...; -1: not ended
 };
 
-/// Collectives that differ only in size have the same key, and are counted together.
+/// Collectives with equal keys are counted together, whatever their sizes.
 struct CollectiveKey {
   std::string communicator;
   std::string name;
@@ -60,11 +57,11 @@ struct CollectiveKey {
 struct CollectiveUse {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;
-  std::int64_t unaligned = 0;  ///< `unaligned`: calls with buffers not aligned to 16 bytes
+  std::int64_t unaligned = 0;  ///< `unaligned`: calls with a buffer address not divisible by 16
   std::int64_t unaligned_part = 0;
 };
 
-/// Everything that the process records. `mutex` guards every member.
+/// What the process's report contains. `mutex` guards all other members.
 struct Record {
   std::mutex mutex;
   std::map<std::string, std::int64_t> calls;
@@ -72,7 +69,7 @@ struct Record {
   std::map<std::string, std::int64_t> gemms;
   std::map<std::pair<std::string, CallStack>, std::int64_t> host_syncs;
   std::map<std::pair<std::string, CallStack>, std::int64_t> violations;
-  std::map<int, CallStack> contexts;  ///< key: device; value: call stack that made the context
+  std::map<int, CallStack> contexts;  ///< key: device; value: who created the CUDA context
   MemoryUse device_memory;
   MemoryUse pinned_memory;
   std::map<std::int64_t, StreamUse> streams;
@@ -99,8 +96,8 @@ constexpr std::int64_t kDeviceBytes = std::int64_t{140} << 30;
 
 // The environment variables of the fake library. They are read once, at the first call.
 
-/// The faults of TESSERA_FAKE_CUDA_FAULT, a comma-separated list of KIND:NUMBER or KIND:NUMBER@RANK
-/// (README.md): for each kind, the number of the call that fails. The first call has number 1.
+/// From TESSERA_FAKE_CUDA_FAULT=KIND:INDEX[@RANK],... (README.md). Key: kind of a fault. Value:
+/// index, from 1, of the call that fails.
 using Faults = std::map<std::string, std::int64_t>;
 
 struct Settings {
@@ -109,7 +106,7 @@ struct Settings {
   int devices;         ///< TESSERA_FAKE_CUDA_DEVICES: number of devices
   Faults faults;
 
-  /// Returns the number of the call that fails by this kind of fault; nullopt if there is none.
+  /// Returns the index, from 1, of the call that must fail by this kind of fault; nullopt: no call.
   std::optional<std::int64_t> fault(const std::string& kind) const;
 };
 

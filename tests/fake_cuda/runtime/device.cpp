@@ -226,7 +226,7 @@ cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 
-// cudaGetLastError() returns only errors of launches. Other calls return their errors directly.
+// cudaGetLastError() reports only launch errors, because all other calls return their errors.
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_launch_error();
   clear_launch_error();
@@ -260,7 +260,7 @@ const char* cudaGetErrorName(cudaError_t error) {
   return cudaGetErrorString(error);
 }
 
-// Finds no function, because the fake does not support the newer driver interface.
+// Finds no function: the fake lacks the driver interface of newer CUDA versions.
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {

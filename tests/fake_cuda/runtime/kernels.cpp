@@ -38,12 +38,12 @@ std::function<void()> drop(void** arguments) {
       };
 }
 
-/// A host version of a kernel: copies the launch arguments, and returns a function that computes
-/// the kernel. Null if the fake does not compute the kernel.
+/// A host version of a kernel. Copies the launch arguments, and returns a function that computes
+/// the kernel. nullptr: the fake counts launches of the kernel but computes nothing.
 using HostForm = std::function<void()> (*)(void** arguments);
 using Forms = std::map<std::string, HostForm>;
 
-/// Returns the host versions of kernels for an element type, by a part of the kernel's name.
+/// Maps parts of kernel names to the kernels' host versions, for an element type.
 template <class T, class Compute>
 Forms forms_of(const std::string& type, const std::string& compute) {
   const auto fill_kernel = [&](const std::string& draw) {
@@ -64,7 +64,7 @@ Forms all_forms() {
   return forms;
 }
 
-/// Returns the host version of the kernel with this mangled name; null if there is none.
+/// Returns the host version of the kernel with this mangled name, or nullptr.
 HostForm host_form_of(const std::string& kernel) {
   // Skips foreign kernels by their mangled names: demangling thousands of names would be slow.
   if (kernel.find("7tessera") == std::string::npos) {
@@ -77,8 +77,8 @@ HostForm host_form_of(const std::string& kernel) {
   return found == forms.end() ? nullptr : found->second;
 }
 
-// Kernels are registered when libraries are loaded. The fake counts all launches, and runs the host
-// version (HostForm) of kernels that have a host version.
+// Libraries register their kernels when they are loaded. The fake counts all launches. Kernels with
+// a host version (HostForm) are also computed.
 
 struct Kernel {
   const char* name;

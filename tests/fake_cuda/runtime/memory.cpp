@@ -23,8 +23,8 @@ struct Block {
   std::size_t bytes;
   MemoryKind kind;
   int device;
-  bool mapped;           ///< whether the fake allocated the memory; false if registered
-  void* view = nullptr;  ///< `view`: the address at which the fake accesses device memory
+  bool mapped;           ///< false: only registered (cudaHostRegister)
+  void* view = nullptr;  ///< `view`: where the fake accesses device memory
 };
 
 struct Blocks {
@@ -94,8 +94,8 @@ void* map(std::size_t bytes, int protection, int flags, int file) {
 
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
-/// Maps device memory twice: at `pointer`, which the host must not access, and at `view`. The
-/// memory is zero; pages are allocated at the first write.
+/// Maps device memory at two addresses. The host may not access `pointer`, which the program gets.
+/// The fake uses `view`. The memory is zero.
 void map_device(std::size_t bytes, void** pointer, void** view) {
   const int file = memfd_create("fake_cuda", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) {
@@ -120,10 +120,10 @@ struct sigaction previous {};
 
 constexpr char kWhat[] = "the host touches memory of a device";
 
-/// Handles SIGSEGV. Locks a mutex, which is generally unsafe in a signal handler. Here the lock is
-/// safe, because the fake never accesses device memory while the mutex is locked.
+/// Handles SIGSEGV. kind_of() locks a mutex here. A deadlock is impossible, because the fake never
+/// accesses device memory while this mutex is locked.
 void on_fault(int signal, siginfo_t* info, void*) {
-  // After on_fault(), the faulting instruction runs again, and the previous handler is called.
+  // After the handler, the faulting instruction runs again and the previous handler gets the fault.
   sigaction(signal, &previous, nullptr);
   if (kind_of(info->si_addr) != MemoryKind::kDevice) {
     return;
@@ -135,8 +135,7 @@ void on_fault(int signal, siginfo_t* info, void*) {
   write_reports();
 }
 
-/// After this call, a host access to device memory ends the process. The report and standard error
-/// say why.
+/// Installs a handler that reports host accesses to device memory, which end the process.
 void watch_host_access() {
   static const int once = [] {
     struct sigaction action {};
@@ -292,7 +291,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 
 }  // extern "C"
 
-// The cudaMemcpy* and cudaMemset* functions. Copies are real, in the order of their streams.
+// The cudaMemcpy* and cudaMemset* functions, which really move data, in stream order.
 
 namespace fake_cuda {
 namespace {

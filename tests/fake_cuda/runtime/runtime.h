@@ -16,11 +16,9 @@
 #include <thread>
 #include <vector>
 
-// Limits of kernel launches on an H200.
-
 namespace fake_cuda {
 
-/// Limit of a block's dynamic shared memory: by default, and with the kernel's attribute set.
+/// Limits of a block's dynamic shared memory: the default, and the maximum on request.
 constexpr std::size_t kSharedBytes = std::size_t{48} << 10;
 constexpr std::size_t kSharedBytesOptIn = std::size_t{227} << 10;
 
@@ -44,11 +42,11 @@ enum class MemoryKind { kPageable, kPinned, kDevice };
 
 MemoryKind kind_of(const void* address);
 
-/// Returns the number of bytes from `address` to the end of its allocation; 0 for pageable memory.
+/// Returns the number of bytes from `address` to the end of the allocation; 0 for pageable memory.
 std::size_t bytes_from(const void* address);
 
-/// Returns the address at which the fake accesses the memory that the program knows as `address`.
-/// The addresses differ for device memory, which the host must not access at the program's address.
+/// Returns the address at which the fake can access memory. For device memory, this address differs
+/// from `address`, which the host must not access.
 void* view_of(const void* address);
 template <class T>
 T* view_of(T* address) {
@@ -57,15 +55,13 @@ T* view_of(T* address) {
 
 int device_of(const void* address);
 
-// Streams run their work in order, while the host continues.
-
-/// A point in a stream's queue. The point is finished when all earlier work of the queue is done.
+/// A mark in a stream's queue. The stream finishes the mark after all work before the mark.
 class Completion {
  public:
   void finish();
   bool finished() const { return finished_; }
   void wait() const { finished_.wait(false); }
-  /// The time at which all work before the point was done.
+  /// When the stream finished the mark.
   std::chrono::steady_clock::time_point time() const { return time_; }
 
  private:
@@ -85,16 +81,16 @@ class Stream {
   int device() const { return device_; }
   int priority() const { return priority_; }
 
-  /// Submits work that never waits for another stream or rank. If the stream is idle, the calling
-  /// thread runs the work at once.
+  /// Adds work that never waits for another stream or rank. If the stream is idle, the work runs at
+  /// once, on the calling thread.
   void submit(Work work) { add(std::move(work), /*may_wait=*/false); }
 
-  /// Submits work that can wait. A thread of the stream runs the work, while the host continues.
+  /// Adds work that may wait. The stream's own thread runs this work.
   void submit_waiting(Work work) { add(std::move(work), /*may_wait=*/true); }
 
   CompletionPtr mark();
 
-  /// Makes the stream's later work wait for the Completion.
+  /// Work that is added later waits until `point` is finished.
   void wait_for(const CompletionPtr& point);
 
  private:
@@ -111,7 +107,7 @@ class Stream {
   bool has_thread_ = false;
 };
 
-/// Returns the stream of a handle: the default stream for a null handle, null for an ended stream.
+/// Returns the stream of a handle. A null handle means the default stream. Null: no such stream.
 Stream* find_stream(cudaStream_t handle);
 
 /// Returns all existing streams, for calls that wait for a device.
@@ -123,11 +119,11 @@ bool end_stream(cudaStream_t handle);
 /// Blocks the calling thread until all streams are idle.
 void wait_for_all_streams();
 
-// The fake's devices, which look like H200s.
+// The fake's devices have the properties of H200 GPUs.
 
 int current_device();
 
-/// Creates a context on the calling thread's device. A context takes some hundred MiB.
+/// Creates a CUDA context for the current device. On a real GPU, a context takes some hundred MiB.
 void use_device();
 bool has_context(int device);
 

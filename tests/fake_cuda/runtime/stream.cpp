@@ -59,7 +59,7 @@ Stream::Stream(int device, int priority)
 void Stream::add(Work work, bool may_wait) {
   std::unique_lock lock(mutex_);
   if (!may_wait && !busy_ && queue_.empty()) {
-    // The mutex is unlocked during the work, so that other threads can submit further work.
+    // The mutex is unlocked while the work runs, so that other threads can add work.
     busy_ = true;
     lock.unlock();
     work();
