@@ -62,8 +62,8 @@ at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
 
-/// Factors for the gradient of the logits of each row: a factor of the softmax, a factor of the
-/// one-hot target, and a term for every column. Sizes: (rows).
+/// The gradient of a row of logits is softmax * (softmax of the row) + target * (one-hot target) +
+/// all. The three tensors have the sizes (rows).
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
@@ -204,8 +204,8 @@ Logits call_of(const LossRows& rows, const at::Tensor& targets) {
           .z_loss = static_cast<float>(rows.options.z_loss)};
 }
 
-/// Calls body(kernels, element, value, row) for each row of logits, on several threads. Only the
-/// types of `element` and `value` matter: the row kernels' and libtorch's type of a logit.
+/// Calls body(kernels, element, value, row) for each row of logits, on several threads. `element`
+/// and `value` only tell the types of a logit: the row kernels' type and libtorch's type.
 template <class Body>
 void for_rows(const at::Tensor& logits, Body&& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (logits.size(1) + 1));
@@ -367,8 +367,8 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
   run(CrossEntropyBackward{.logits = call_of(rows, targets),
                            .log_sum_exp = in<double>(sums),
                            .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
-                           // In the gradient of a sum all rows share one number: `of_row` then has
-                           // stride 0, and is not copied.
+                           // The gradient of a sum of losses is equal for all rows: `of_row` then
+                           // has stride 0, and is not copied.
                            .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
                            .gradient = gradient.mutable_data_ptr(),
                            .gradient_stride = gradient.stride(0)},

@@ -1,6 +1,6 @@
-// fp8 matrix products with torchao's "rowwise" scaling: e4m3 for all matrices, and scales that are
-// powers of two. Such a scale only changes the bits of subnormal values. All other values have the
-// same bits whether the scale comes from a whole row or from a rank's shard of the row.
+// fp8 matrix products with torchao's "rowwise" scaling: all matrices are e4m3, and all scales are
+// powers of two. The scale affects only the rounding of subnormal fp8 values. All other values are
+// equal, whether the scale comes from a whole row or from one rank's shard of the row.
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/detail/fused.h"
 

@@ -24,8 +24,8 @@ std::atomic<const CudaKernels*> registered = nullptr;
 
 constexpr std::int64_t kGrain = 4096;
 
-/// Calls run(box, first) on several threads. A call processes the elements of a part of `local`,
-/// from index `first` to box.numel.
+/// Calls run(box, first) on several threads, for ranges of elements of `local`. A call processes
+/// the elements from index `first` up to, not including, box.numel.
 template <class Run>
 void for_each_range(const at::Tensor& local, const GlobalPlace& place, const Run& run) {
   for (const Box& box : place.boxes) {

@@ -31,8 +31,8 @@ namespace {
 // depend on the number of threads, so that the gradient always has the same bits.
 constexpr std::int64_t kBlocks = 16;
 
-/// The rows of a tensor: their size and number, and the minimum number of rows for each thread,
-/// which have about 16384 elements.
+/// The rows of a tensor: the size of a row, the number of rows, and the minimum number of rows that
+/// a thread processes, about 16384 elements.
 struct Rows {
   explicit Rows(const at::Tensor& x)
       : dim(x.size(-1)),
@@ -207,7 +207,7 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   const at::Tensor scale = float_weight(weight);
   const Rows rows(x);
   const at::Tensor x_grad = at::empty_like(x);
-  // A block of rows has a row of `terms`, so threads never add to the same address.
+  // Each block of rows adds to its own row of `terms`, so threads never add to the same address.
   const at::Tensor terms =
       weight.defined() ? at::zeros({kBlocks, rows.dim}, rstd.options()) : at::Tensor();
   const std::int64_t block = (rows.count + kBlocks - 1) / kBlocks;
@@ -259,8 +259,8 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
                              : backward_by_rows(g, x.contiguous(), weight, rstd, sum_g);
 }
 
-// silu(gate) * up, the gate of SwiGLU. The operation is elementwise: threads divide the elements.
-// Inputs have rows, because gate and up can be column ranges of one matrix product.
+// silu(gate) * up, the gate of SwiGLU, elementwise: threads divide the elements. `gate` and `up`
+// can be column ranges of one matrix product, so their rows need not be adjacent.
 
 namespace {
 

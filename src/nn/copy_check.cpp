@@ -59,7 +59,7 @@ Sketch sketch_of(const CopiedTensor& tensor) {
 }
 
 struct Entry {
-  std::int64_t place = 0;  ///< place_of() of the tensor: equal for tensors that must be copies
+  std::int64_t place = 0;  ///< result of place_of(), which is equal for copies of one tensor
   std::int64_t hash = 0;   ///< hash of the values; 0 if this rank has none
   Sketch sketch;
   std::string name;
@@ -335,7 +335,7 @@ class Comparison {
   const std::vector<CopiedTensor>& tensors_;
   const CopyCheck& check_;
   std::vector<Entry> entries_;
-  /// The compared tensors, in the order of entries_.
+  /// The tensor of each element of entries_.
   std::vector<const CopiedTensor*> sources_;
 };
 

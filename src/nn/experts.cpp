@@ -44,7 +44,8 @@ struct ExchangedCounts {
   Counts sent, received;
 };
 
-/// Sends n numbers of `counts`, (ranks * n), to each rank. On a GPU, the CPU waits for the result.
+/// Sends each rank the n counts that are for this rank: `counts` is (ranks * n). On a GPU, the CPU
+/// waits.
 ExchangedCounts exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
   const at::Tensor received = at::empty_like(counts);
   const Counts each(static_cast<std::size_t>(mesh.size()), counts.numel() / mesh.size());
@@ -90,7 +91,7 @@ GroupedLinear::GroupedLinear(std::int64_t experts, std::int64_t in_features,
 at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
                                   bool rows_are_split) {
   at::Tensor own = weight;
-  comm::WorldPtr ranks;  // ranks with different rows, if the experts are split
+  comm::WorldPtr ranks;  // ranks with different rows; nullptr if the weight is plain
   if (tessera::is_distributed(own)) {
     const DistributedTensor distributed(own);
     ranks = distributed.mesh().world();
@@ -438,7 +439,7 @@ namespace {
 struct RouterSums {
   at::Tensor probabilities;        ///< sums of probabilities, (experts)
   at::Tensor z;                    ///< squared log-sum-exp, ()
-  std::vector<at::Tensor> counts;  ///< choices of each mixture, then the number of tokens
+  std::vector<at::Tensor> counts;  ///< tokens per expert, for each mixture; last: `tokens`
   std::int64_t tokens = 0;         ///< number of tokens, summed over the mixtures
   DeviceMesh token_mesh;
 };

@@ -198,7 +198,7 @@ at::Tensor detail::causal_mask(std::int64_t tokens, std::int64_t window, c10::De
 
 namespace {
 
-/// Copies `numbers` to a device. Copies to a GPU are asynchronous, from pinned memory.
+/// Copies `numbers` to a device as int32. A copy to a GPU is asynchronous, from pinned memory.
 at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device device) {
   const at::Tensor host =
       at::empty({std::ssize(numbers)}, at::dtype(at::kInt).pinned_memory(device.is_cuda()));
@@ -494,8 +494,8 @@ at::Tensor sent(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Calls `start(group)`, which starts a collective, and waits for the collective. Does nothing for
-/// empty tensors. A collective of meta tensors is only counted.
+/// Calls `start(group)`, which starts a collective, and waits for the collective. Skips the
+/// collective for empty tensors, and for meta tensors unless `group` accepts meta tensors.
 template <class Start>
 void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
   comm::Communicator& group = sequence.mesh.group();

@@ -78,7 +78,7 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
 }
 
 /// Whether a product of a and b can be added to `sum`: all types are equal or, on CUDA, `sum` is
-/// fp32 and a and b have 16 bits.
+/// fp32 and a and b are bf16 or fp16.
 bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
          (sum.scalar_type() == a.scalar_type() ||

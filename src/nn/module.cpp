@@ -107,8 +107,8 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 
 namespace {
 
-/// The end of an error message: forward has used a meta tensor. The outermost call has checked all
-/// parameters and buffers, so the meta tensor is neither a parameter nor a buffer.
+/// The end of an error message about a meta tensor that forward has used. The outermost call has
+/// checked all parameters and buffers, so the meta tensor is neither a parameter nor a buffer.
 constexpr const char* kKeptFromConstructor =
     "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
     "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
@@ -126,15 +126,15 @@ NamedTensors buffers_of(const ModuleBase& root) {
   return buffers;
 }
 
-/// Whether the module `module` owns `buffer`, or is below the owner. Both arguments are FQNs.
+/// Whether `module` is the owner of `buffer` or a module below the owner. Both arguments are FQNs.
 bool is_around(const std::string& buffer, const std::string& module) {
   const std::size_t dot = buffer.rfind('.');
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
-/// Returns advice for an error that libtorch threw in the module `fqn` below `root`: about a tensor
-/// on the meta device, or about a buffer whose floating-point type differs from the parameters',
-/// because mixed precision does not cast buffers. Returns "" for other errors.
+/// Returns advice for an error that libtorch threw in the module `fqn` below `root`; "" if there is
+/// none. The advice is about a meta tensor, or about a buffer with another floating-point type than
+/// the parameters: mixed precision does not cast buffers.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
   if (error.msg().find("meta") != std::string::npos) {
     return kKeptFromConstructor;
@@ -474,8 +474,8 @@ void ModuleBase::rethrow_named() const {
   try {
     throw;
   } catch (c10::Error& error) {
-    // An error message names only the innermost module, because a second context would make the
-    // message several lines long.
+    // An error message names only the innermost module, because the names of all outer modules
+    // would make the message several lines long.
     if (error.context().empty()) {
       error.add_context(context() + hint_for(error, *call_of_thread->outermost, fqn_.value_or("")));
     }

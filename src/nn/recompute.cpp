@@ -145,7 +145,7 @@ class RestoredThread : tessera::detail::NoCopy {
   // The previous state of this thread. The members are restored in reverse order of their
   // declarations.
   c10::AutoGradMode grad_mode_{true};
-  tessera::detail::RestoreKeys keys_;  // dispatch keys, which include whether autocast is on
+  tessera::detail::RestoreKeys keys_;  // dispatch keys, including those of autocast
   StrictScope strict_;
   ReplicationScope replication_;
   tessera::detail::RandomRegionScope region_;

@@ -42,9 +42,9 @@ struct AttentionOptions {
   std::int64_t window = 0;
   /// Dropout probability of the attention weights, in training only (docs/random.md).
   double dropout = 0;
-  /// Weights are initialised from normal(0, init_std), the output projection's weight from
-  /// normal(0, output_init_std); if output_init_std is 0, the output projection uses init_std.
-  /// Biases are initialised to zero, norms to one.
+  /// Weights are drawn from normal(0, init_std). The weight of the output projection is drawn from
+  /// normal(0, output_init_std), unless output_init_std is 0. Initial biases are 0, and initial
+  /// weights of norms are 1.
   double init_std = 0.02, output_init_std = 0;
   AttentionNames names{};
 };
@@ -90,7 +90,7 @@ class Attention : public Module<Attention> {
   const AttentionOptions& options() const { return options_; }
 
  protected:
-  /// Computes softmax(q k^T) v. q, k, v: (batch, heads, tokens, head_dim); returns the sizes of q.
+  /// Returns softmax(q k^T) v, which has the sizes of q. q, k, v: (batch, heads, tokens, head_dim).
   /// A derived class may override attend() to cache keys and values. `inputs` is the object that
   /// was passed to forward; its class may be derived from AttentionInputs.
   virtual at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -129,9 +129,8 @@ struct MlpOptions {
   std::int64_t hidden = 0;  ///< number of features of the input and of the result
   std::int64_t inner = 0;   ///< number of hidden features (out_features of up)
   bool bias = false;
-  /// Weights are initialised from normal(0, init_std), the weight of `down` from normal(0,
-  /// output_init_std); if output_init_std is 0, `down` uses init_std. Biases are initialised to
-  /// zero.
+  /// Weights are drawn from normal(0, init_std). The weight of `down` is drawn from normal(0,
+  /// output_init_std), unless output_init_std is 0. Initial biases are 0.
   double init_std = 0.02, output_init_std = 0;
   MlpNames names{};
 };

@@ -28,7 +28,7 @@ struct RowCounts {
 /// Sends sent[r] rows of x to rank r of the 1-D `mesh`, and returns the rows that the ranks sent to
 /// this rank, in rank order: (sum of sent, ...) -> (sum of received, ...). The ranks exchange the
 /// counts first; a count may be 0. The gradient is exchanged in the other direction; differentiable
-/// once. Collective: two all-to-alls. Throws Error unless the counts sum to the rows of x.
+/// once. Collective: two all-to-alls. Throws Error unless x has (sum of sent) rows.
 std::pair<at::Tensor, RowCounts> all_to_all_uneven(const at::Tensor& x,
                                                    const std::vector<std::int64_t>& sent,
                                                    const DeviceMesh& mesh);
@@ -75,14 +75,14 @@ struct ExpertsOptions {
   std::int64_t top_k = 2;    ///< number of experts that compute each token (num_experts_per_tok)
   RouterScores scores = RouterScores::kSoftmax;
   bool normalize = true;  ///< whether a token's weights are divided by their sum (norm_topk_prob)
-  double scaling = 1;     ///< factor of the experts' weights (routed_scaling_factor)
+  double scaling = 1;     ///< the experts' weights are multiplied by this (routed_scaling_factor)
   /// Whether a bias, which has no gradient, is added to the scores for the choice of experts only
   /// (DeepSeek-V3, "auxiliary-loss-free load balancing"); see update_selection_bias().
   bool selection_bias = false;
   /// Number of hidden features of the shared expert, which gets all tokens; 0: no shared expert.
   std::int64_t shared_inner = 0;
-  /// Weights are initialised from normal(0, init_std), the weights of `down` from normal(0,
-  /// output_init_std); if output_init_std is 0, `down` uses init_std.
+  /// Weights are drawn from normal(0, init_std). The weights of `down` are drawn from normal(0,
+  /// output_init_std), unless output_init_std is 0.
   double init_std = 0.02, output_init_std = 0;
   ExpertNames names{};
 };
@@ -137,7 +137,7 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
   /// already distributed. Not collective.
   void set_expert_parallel(const DeviceMesh& mesh);
   /// For memory plans, in which the router has no values: expert 0 gets `largest_over_mean` times
-  /// the mean number of tokens of an expert. With 1 (default) all experts get equal numbers.
+  /// the mean number of tokens of an expert. With 1 (default) all experts get equally many tokens.
   void set_planned_load(double largest_over_mean) { planned_load_ = largest_over_mean; }
 
   /// Returns the state that take_router_losses() and update_selection_bias() need.
@@ -172,9 +172,9 @@ std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh);
 
 /// Auxiliary losses of the mixtures of a model, and how evenly tokens are divided.
 struct RouterLosses {
-  /// Load-balancing loss (Fedus et al. 2022), as `transformers` computes it: experts * sum over
-  /// experts of (share of the tokens that chose the expert) * (mean probability of the expert),
-  /// over the tokens of all layers together. With equal numbers the loss is top_k.
+  /// Load-balancing loss (Fedus et al. 2022), as in `transformers`: experts * sum over experts of
+  /// (share of the tokens that chose the expert) * (mean probability of the expert), over the
+  /// tokens of all layers together. The loss is top_k if all experts get equally many tokens.
   at::Tensor load_balancing;
   at::Tensor z;  ///< mean squared log-sum-exp of the router's logits (Zoph et al. 2022)
   /// For each mixture, the largest number of tokens of an expert divided by the mean number.

@@ -83,9 +83,9 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 using tessera::detail::allow_math_attention;
 
 /// Returns the name of the kernel that attention() uses in training, for logs: "flash", "efficient,
-/// key-value heads repeated". `options`: device and type. `heads`, `kv_heads`: of one rank.
-/// `masked`: whether a mask tensor replaces the causal flag. `packed`: whether there are documents
-/// or a window. Allocates no memory.
+/// key-value heads repeated". `options`: device and type. `heads`, `kv_heads`: numbers of heads of
+/// one rank. `masked`: whether a mask tensor replaces the causal flag. `packed`: whether attention
+/// has documents or a window. Allocates no memory.
 std::string attention_kernel(const at::TensorOptions& options, std::int64_t heads,
                              std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
                              bool masked = false, bool packed = false);
@@ -214,9 +214,9 @@ class ContextParallel {
   /// Returns this rank's shard of `whole`, which is split along `dim`. Not collective. Backward
   /// writes the gradient of this shard only. Like PyTorch's _context_parallel_shard.
   at::Tensor shard(const at::Tensor& whole, std::int64_t dim) const;
-  /// Gathers the whole tensor, in the order of positions, from the equal shards along `dim` of all
-  /// ranks. Collective. Gradient: the gradient of the whole tensor, summed over all ranks;
-  /// differentiable once. Like PyTorch's context_parallel_unshard.
+  /// Gathers the shards of all ranks, which have equal sizes along `dim`, and returns the whole
+  /// tensor in the order of positions. Collective. Backward sums the gradient of the whole tensor
+  /// over all ranks; differentiable once. Like PyTorch's context_parallel_unshard.
   at::Tensor unshard(const at::Tensor& part, std::int64_t dim) const;
 
   /// Computes attention of this rank's queries with the keys and values of the whole sequence. q:

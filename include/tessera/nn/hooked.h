@@ -88,8 +88,8 @@ class Hooked : public Module<Hooked<Holder>>,
 
  public:
   /// Constructs the wrapped module from `args`. Throws Error for a parameter that neither
-  /// kSlotMembers nor a libtorch class declares, and in a MetaDevice scope also for such a buffer.
-  /// Not collective.
+  /// kSlotMembers nor a libtorch class declares; in a MetaDevice scope also for an undeclared
+  /// buffer. Not collective.
   template <class... Args>
   explicit Hooked(Args&&... args)
       : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}

@@ -91,9 +91,9 @@ void init_weights(ModuleBase& module, std::uint64_t seed);
 /// Like init_weights(), but fills only the parameters and persistent buffers that have no values
 /// yet, for example the adapters (apply_lora) of a loaded model.
 void init_unfilled(ModuleBase& module, std::uint64_t seed);
-/// Computes buffers like init_weights(). For a model whose parameters were loaded: does not change
-/// parameters, persistent buffers with values, and the key and the call counter of an nn::Dropout.
-/// Not collective.
+/// Computes buffers like init_weights(), for a model whose parameters were loaded. Changes neither
+/// parameters, nor persistent buffers that have values, nor the key and call counter of an
+/// nn::Dropout. Not collective.
 void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
 
 }  // namespace tessera::nn

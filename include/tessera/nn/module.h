@@ -119,7 +119,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// Returns the buffers of this module and of modules below it, each once, with the first FQN.
   NamedSlots named_buffer_slots() const;
   /// Returns the longest FQN of this module that named_slots() or an outermost module call has
-  /// found. nullopt if neither has run on this module or a module above it.
+  /// found. Returns nullopt if neither has run on this module or on a module above this module.
   const std::optional<std::string>& fqn() const { return fqn_; }
   /// Returns the ParameterSlot of this module's own parameter `name`. Throws Error, with a list of
   /// the names, if there is no such parameter.
@@ -168,8 +168,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
     std::vector<Hook> after;
     std::vector<std::function<void()>> always;
   };
-  /// Returns the hooks outside of the activation-checkpointed region. `checkpointed_hooks()`
-  /// returns the hooks inside the region.
+  /// Returns the hooks that run outside of the activation-checkpointed region.
+  /// `checkpointed_hooks()` returns the hooks that run inside the region.
   Hooks& hooks() { return hooks_; }
   /// Returns the hooks for calls of every method (HookedCalls::kEveryMethod).
   Hooks& method_hooks() { return method_hooks_; }
@@ -186,10 +186,10 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// the meta device: forward then has used a meta tensor that the constructor saved.
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
-  /// Exists during a module call. A thread's outermost call throws Error if the module, or a module
-  /// below it, has a parameter without a ParameterSlot, or a parameter or buffer without values. An
-  /// inner call throws Error for a module with trainable parameters that was never registered by
-  /// register_module.
+  /// An object that exists during a module call. A thread's outermost call throws Error if the
+  /// module, or a module below it, has a parameter without a ParameterSlot, or a parameter or
+  /// buffer without values. An inner call throws Error for a module with trainable parameters that
+  /// register_module has never registered.
   class CallScope : tessera::detail::NoCopy {
    public:
     explicit CallScope(ModuleBase& module);

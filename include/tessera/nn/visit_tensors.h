@@ -18,8 +18,8 @@ namespace tessera::nn {
 
 namespace detail::user {
 
-// The declaration hides other functions named visit_tensors. The compiler then finds only the
-// overloads in the namespace of the visited type.
+// This declaration hides all other functions with the name visit_tensors. The compiler then finds
+// only the overloads in the namespace of the visited type.
 void visit_tensors() = delete;
 
 template <class T, class Visit>

@@ -7,8 +7,8 @@
 
 namespace tessera::kernels {
 
-/// A piece of a parameter shard: `rows` rows of `size` elements, contiguous in the local tensor. In
-/// the whole tensor, `stride` elements lie between the beginnings of two rows.
+/// A part of a parameter shard: `rows` rows of `size` elements, contiguous in the local tensor. In
+/// the whole tensor, the beginnings of consecutive rows are `stride` elements apart.
 struct AdamWPiece {
   float* parameter = nullptr;
   const float* gradient = nullptr;
@@ -36,15 +36,15 @@ struct AdamW {
   std::uint64_t seed = 0;
 };
 
-/// Numbers that are equal for all elements of a piece of a parameter shard.
+/// The factors of an AdamW update, which are equal for all elements of an AdamWPiece.
 struct AdamWFactors {
-  bool skips;  ///< whether no element is updated, because the gradient factor is not finite
+  bool skips;  ///< whether the update is skipped, because the gradient factor is not finite
   float gradient;
   float decay;         ///< factor by which the parameter is multiplied (weight decay)
-  float beta1, rest1;  ///< decay rate of the first moment, and 1 - decay rate
+  float beta1, rest1;  ///< beta1 of AdamW, and 1 - beta1
   float beta2, rest2;
-  float rate;  ///< learning rate with the bias correction of the first moment
-  float root;  ///< factor of the second moment's root: its bias correction
+  float rate;  ///< learning rate times the bias correction of the first moment
+  float root;  ///< bias correction by which sqrt(second moment) is multiplied
   float eps;
   PhiloxKey key;
 };
@@ -162,7 +162,7 @@ TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors&
 }
 
 /// Updates the vectors first, first + step, first + 2 step, ... of a chunk of `p`. A vector does
-/// not cross the end of a row, because the next row is elsewhere in the whole tensor.
+/// not cross the end of a row, because rows are not adjacent in the whole tensor.
 template <class M>
 TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,
                                      std::int64_t first, std::int64_t step) {

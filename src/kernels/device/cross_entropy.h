@@ -240,7 +240,7 @@ TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
   return {high, rest == rest ? rest : 0.0F};
 }
 
-/// Numbers for the gradient of a row of logits: `softmax` is the factor of the softmax; `target` is
+/// Terms of the gradient of a row of logits: the softmax is multiplied by `softmax`; `target` is
 /// subtracted at the target's column, and `all` at every column.
 struct RowScales {
   float softmax, target, all;

@@ -22,10 +22,10 @@ struct Embedding {
 };
 
 /// Arguments of the embedding gradient kernels. The sorted indices are divided into tiles of
-/// kTileSlots indices. A tile adds the gradients of equal indices in the order of `positions`. If
-/// equal indices are in several tiles, each tile writes its sum to `partial`, and a second launch
-/// adds these sums. No block therefore works long on a frequent index, and the bits are always
-/// equal.
+/// kTileSlots indices. For each tile, the gradients of equal indices are added in the order of
+/// `positions`. If equal indices are in several tiles, the sum of each tile is written to
+/// `partial`, and a second launch adds these sums. So no thread block has to add all gradients of a
+/// frequent index, and the bits are always equal.
 struct EmbeddingBackward {
   const void* grad = nullptr;             ///< (count, size): gradient of the looked-up rows
   const std::int64_t* indices = nullptr;  ///< the indices in sorted order
@@ -36,8 +36,8 @@ struct EmbeddingBackward {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   void* weight_grad = nullptr;  ///< (rows, size): gradient of the table; zeros before the launch
-  /// (tiles, 2, size): each tile's sum for an index that continues from the previous tile, and its
-  /// sum for an index that begins in the tile and continues in the next tile.
+  /// (tiles, 2, size): the sum of a tile for an index that continues from the previous tile, and
+  /// the sum for an index that begins in the tile and continues in the next tile.
   float* partial = nullptr;
 
   TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
@@ -57,7 +57,7 @@ struct CheckIndices {
   const std::int64_t* indices = nullptr;
   std::int64_t count = 0;
   std::int64_t size = 0;
-  std::int64_t ignored = 0;  ///< an index that is valid even outside of [0, size)
+  std::int64_t ignored = 0;  ///< this index is valid, even if outside of [0, size)
 
   TESSERA_HOST_DEVICE bool is_right(std::int64_t i) const {
     return (indices[i] >= 0 && indices[i] < size) || indices[i] == ignored;
@@ -105,7 +105,7 @@ TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot
   }
 }
 
-/// Adds the elements [i, i + N) of the gradients of equal indices, for all indices of a tile.
+/// Adds elements [i, i + N) of the gradient rows with equal indices, for all indices of a tile.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std::int64_t tile,
                                                  std::int64_t i) {

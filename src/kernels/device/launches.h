@@ -37,7 +37,7 @@ void launch(const QuantizeFp8& call, Element type, cudaStream_t stream);
 
 #ifdef __CUDACC__
 
-constexpr int kThreads = 256;  // number of threads in the block
+constexpr int kThreads = 256;  // number of threads of a block
 
 constexpr int kWarp = 32;
 

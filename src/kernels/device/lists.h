@@ -133,14 +133,14 @@ struct SquareSums {
   double* sums = nullptr;  ///< one sum of squares for each chunk
 };
 
-/// Adds the sums of squares of chunks for three kinds of gradients, in this order: gradients that
-/// this rank counts, plain tensors, and copies of gradients that another rank counts.
+/// Adds the sums of squares of chunks. The chunks are in this order: gradients that only this rank
+/// adds to the norm, plain tensors, and copies of gradients that another rank adds to the norm.
 struct SumKinds {
   const double* sums = nullptr;
-  std::int64_t ends[3] = {};  ///< index after the last sum of each kind in `sums`
-  /// out[0]: the sum of squares of the gradients that this rank counts; ranks then add these sums.
-  /// out[1]: the sum of squares of the plain tensors. A non-finite value in a plain tensor or a
-  /// copy makes out[0] non-finite, so that all ranks see the failure.
+  std::int64_t ends[3] = {};  ///< ends of the three ranges of `sums`
+  /// out[0]: the sum of squares of the gradients that only this rank adds; the caller adds out[0]
+  /// of all ranks. out[1]: the sum of squares of the plain tensors. A non-finite value in a plain
+  /// tensor or a copy makes out[0] non-finite, so that all ranks see the failure.
   double* out = nullptr;
 };
 
@@ -148,7 +148,7 @@ struct SumKinds {
 struct ClipNorm {
   const double* sums = nullptr;
   double max_norm = 0;
-  /// Three numbers: norm, clip factor, and the clip factor again, but NaN for a non-finite norm.
+  /// Three results: the norm; the clip factor; the clip factor, or NaN if the norm is not finite.
   double* norm_and_factor = nullptr;
   float* norm = nullptr;
 };

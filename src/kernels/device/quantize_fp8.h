@@ -47,8 +47,8 @@ TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
 #endif
 }
 
-/// Multiplies N elements by `factor` and stores the first n products as fp8, with a single memory
-/// access if the address is aligned and the vector is whole.
+/// Multiplies N elements by `factor` and stores the first n products as fp8. Makes a single memory
+/// access if the address is aligned and n >= N.
 template <int N>
 TESSERA_HOST_DEVICE void store_fp8(std::uint8_t* to, const Floats<N>& v, float factor,
                                    std::int64_t n) {

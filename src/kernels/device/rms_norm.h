@@ -25,7 +25,7 @@ struct RmsNorm {
 };
 
 struct RmsNormBackward {
-  RmsNorm forward;  ///< forward inputs; x is the normalised tensor (x + residual, if any)
+  RmsNorm forward;  ///< arguments of forward; `x` is the norm's input, with the residual added
   const void* grad = nullptr;
   /// A gradient that is added to the rounded gradient of x; nullptr if nothing is added.
   const void* sum_grad = nullptr;

@@ -56,7 +56,7 @@ TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, floa
 }
 
 /// N elements of the cos and sin tables at one position, for the first half of a head (cos1, sin1)
-/// and for the second half (cos2, sin2). The sines have the signs of the rotation formula.
+/// and for the second half (cos2, sin2). sin1 and sin2 include the signs of the rotation formula.
 template <int N>
 struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;
@@ -92,8 +92,8 @@ TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
   return result;
 }
 
-/// The vectors and heads of a position that one thread rotates: the first vector and head, and the
-/// steps to the next ones.
+/// The vectors and the heads of a position that one thread rotates. Vectors begin at first_vector,
+/// with distance vector_step; heads begin at first_head, with distance head_step.
 struct RotaryShare {
   int first_vector = 0;
   int vector_step = 1;

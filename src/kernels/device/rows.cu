@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kMostRows = 65535;  // CUDA's limit for a grid's second dimension
 
-/// Returns the number of thread blocks that process `items` items; at most 2^30.
+/// Returns the number of blocks for `items` items, with `of_block` items per block; at most 2^30.
 unsigned blocks_for(std::int64_t items, std::int64_t of_block) {
   return static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, of_block), 1 << 30));
 }
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
 
 constexpr int kTermRows = 8;
 
-/// Sums the rows of `terms`. Each thread sums every eighth row, for one element of the rows.
+/// Sums the rows of `terms`. A thread adds the elements of one column in every eighth row.
 template <class W>
 __global__ void __launch_bounds__(kWarp* kTermRows)
     rms_norm_weight_kernel(W* weight_grad, const float* terms, std::int64_t rows,

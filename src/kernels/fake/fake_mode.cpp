@@ -107,7 +107,7 @@ std::vector<at::Tensor> convolution(Arguments arguments) {
                     input.options())};
 }
 
-/// Makes the result with index `number` of a backward; undefined if the result's flag is false.
+/// Makes result `number` of a backward operator, or an undefined tensor if mask[number] is false.
 at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tensor& like,
                      at::IntArrayRef sizes) {
   return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
@@ -141,8 +141,8 @@ std::vector<at::Tensor> batch_norm_backward(Arguments arguments) {
 }
 
 /// Makes the results of native_group_norm. Arguments: input, weight, bias, batch, channels,
-/// elements, groups, ... A rule is needed, because on the meta device newer libtorch versions
-/// compose the operator of operators that have no meta kernel.
+/// elements, groups, ... A rule is needed, because newer libtorch versions compute the operator on
+/// the meta device by other operators, which have no meta kernel.
 std::vector<at::Tensor> group_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const Sizes groups{arguments[3].toInt(), arguments[6].toInt()};
@@ -282,7 +282,7 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// Whether the operator changes or reads only a tensor's metadata, and not the tensor's values.
+/// Whether the operator reads or changes a tensor's metadata, such as sizes, but not its values.
 bool is_about_sizes(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   const auto returns_view = [](const c10::Argument& result) {
@@ -303,10 +303,10 @@ bool has(const c10::OperatorHandle& op, c10::DispatchKey key) {
 /// What a FakeMode does with an operator on floating-point tensors, which have no values.
 enum class FakeKind : std::uint8_t {
   kThrough,  ///< the operator runs as usual, because it is composite or reads only sizes
-  kInPlace,  ///< the operator does not run: all results are its arguments, which keep their sizes
+  kInPlace,  ///< the operator does not run, and returns the arguments that it would write
   kOut,      ///< the operator does not run; its out= arguments are resized
   kMeta,     ///< the operator runs on the meta device, which gives the results' sizes
-  kOwnRule,  ///< the operator does not run; make_fake_results() has a rule for its results
+  kOwnRule,  ///< the operator does not run; a rule of make_fake_results() makes its results
   kItem,     ///< the operator returns the value of a one-element tensor; the result is 1
   kUnknown,
 };
@@ -357,8 +357,7 @@ void run_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   make_fake_results(op, *stack);
 }
 
-/// Elementwise out= variants that libtorch calls to compute other operators, such as abs and
-/// logical_or_.
+/// Variants of elementwise operators with out=. libtorch calls these variants in other operators.
 constexpr std::array<std::string_view, 6> kOutOfElements{
     "aten::abs.out",        "aten::logical_and.out", "aten::logical_not.out",
     "aten::logical_or.out", "aten::logical_xor.out", "aten::where.self_out"};
@@ -387,7 +386,7 @@ void implement_if_missing(torch::Library& library, std::string_view name,
   }
 }
 
-/// Registers the rules of this file as meta kernels of operators that have no meta kernel.
+/// Registers the rules of this file as meta kernels, for operators that have no other meta kernel.
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   for (const Named& each : kRules) {
     implement_if_missing(library, each.name,
@@ -419,7 +418,7 @@ std::vector<at::Tensor> tensors_of(std::span<const c10::IValue> values) {
   return tensors;
 }
 
-/// Whether a call needs the values of floating-point CPU tensors, which do not exist in a FakeMode.
+/// Whether a FakeMode computes no values: some tensor is floating-point, and all are on the CPU.
 bool is_fake(std::span<const c10::IValue> arguments) {
   bool floating = false;
   bool elsewhere = false;

@@ -24,8 +24,8 @@ struct RowKernels {
   /// x + residual, and writes x + residual to `sum`.
   void (*rms_norm)(const T* x, const T* residual, const float* weight, T* sum, T* out, float* rstd,
                    std::int64_t rows, std::int64_t dim, float eps);
-  /// Computes the gradients of RMSNorm. Adds to the `dim` elements of weight_grad. Rounds x_grad
-  /// before adding sum_grad. weight_grad and sum_grad may be nullptr.
+  /// Computes the gradients of RMSNorm. Adds the weight's gradient to `weight_grad`, which has
+  /// `dim` elements. Rounds x_grad before adding sum_grad. weight_grad and sum_grad may be nullptr.
   void (*rms_norm_backward)(const T* grad, const T* sum_grad, const T* x, const float* weight,
                             const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
                             std::int64_t dim);

@@ -42,7 +42,7 @@ RowLosses empty_losses(const at::Tensor& logits);
 /// What this rank's columns contribute to the losses, if the vocabulary is split between ranks.
 struct RowTerms {
   at::Tensor maximum;      ///< each row's largest logit in this rank's columns, (rows)
-  at::Tensor all_maximum;  ///< `maximum`, which the caller all-reduces by maximum
+  at::Tensor all_maximum;  ///< copy of `maximum`; the caller all-reduces the copy (max)
   /// Terms that the caller sums over the ranks: (2 or 3, rows). The rows of `terms` are the sum of
   /// exponentials, the target's logit, and with label smoothing the sum of the logits.
   at::Tensor terms;
@@ -56,8 +56,8 @@ at::ScalarType loss_type(const at::Tensor& logits);
 void row_losses(const LossRows& rows, const RowLosses& into);
 
 /// Functions for a vocabulary that is split between ranks. row_terms() computes the terms. The
-/// caller all-reduces all_maximum by maximum; make_relative() makes the terms relative to that
-/// maximum, in place. The caller all-reduces `terms` by sum; losses_of_terms() computes the losses.
+/// caller all-reduces `all_maximum` (max), and make_relative() converts the terms to this maximum,
+/// in place. The caller all-reduces `terms` (sum), and losses_of_terms() computes the losses.
 RowTerms row_terms(const LossRows& rows);
 void make_relative(const LossRows& rows, const RowTerms& terms);
 void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosses& into);
@@ -67,8 +67,8 @@ void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosse
 void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                      const at::Tensor& gradient);
 
-/// Returns `tensor` times `factor`, rounded once to `type`. The type of `tensor` is `type` or that
-/// of `factor`. `factor` has one element of loss_type() on the device of `tensor`.
+/// Returns `tensor` times `factor`, rounded once to `type`. `tensor` has the type `type` or the
+/// type of `factor`. `factor` has one element of loss_type() on the device of `tensor`.
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type);
 
 /// On CUDA, asserts in a kernel, without synchronising the CPU with the device, that each of

@@ -51,8 +51,8 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// Returns the gradients of gate and up in silu_mul(gate, up).
 std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up);
-/// Recomputes silu_mul(gate, up), bit-equal, together with the gradients of gate and up, in one
-/// pass.
+/// Returns silu_mul(gate, up) and the gradients of gate and up, in one pass. The first result has
+/// the same bits as silu_mul(gate, up).
 std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at::Tensor& grad,
                                                                        const at::Tensor& gate,
                                                                        const at::Tensor& up);
@@ -72,9 +72,9 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows);
 /// Returns the gradient of a shard of an embedding table; the shard has `rows` rows. The gradients
-/// of one row's tokens are added in the order of `indices`, in fp32 (fp64 for fp64), so the bits do
-/// not depend on the number of threads. CUDA kernels add partial sums, whose terms depend only on
-/// the indices.
+/// of all tokens with equal indices are added in the order of `indices`, in fp32 (fp64 for fp64),
+/// so the bits do not depend on the number of threads. CUDA kernels add partial sums, whose terms
+/// depend only on the indices.
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 

@@ -14,9 +14,9 @@ TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// Copies each tensor of `from` into the tensor of `to` at the same index. Sizes must be equal,
-/// types can differ. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors that are
-/// equally spaced rows; other tensors are copied one by one. Not recorded by autograd; on CUDA,
-/// autograd's version counters do not increase.
+/// types can differ. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors if their rows
+/// are equally spaced in memory; other tensors are copied one by one. Autograd does not record the
+/// copies; on CUDA, the version counters of the tensors do not increase.
 void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from,
               bool non_blocking = false);
 
@@ -26,10 +26,10 @@ void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& 
 /// `device` is a GPU.
 bool has_norm_kernels(const std::vector<at::Tensor>& tensors, c10::Device device);
 
-/// Returns two fp64 sums of squares. The first sum is over `owned`, and is not finite if `plain` or
-/// `copies` has a non-finite value; the caller must add the first sums of all ranks. The second sum
-/// is over `plain`, the tensors that every rank has. The bits of the sums depend only on values and
-/// sizes. A hundred tensors of one type take two launches.
+/// Returns two fp64 sums of squares. The first sum is over `owned`; a non-finite value in `plain`
+/// or `copies` makes this sum non-finite. The caller must add the first sums of all ranks. The
+/// second sum is over `plain`, the tensors that every rank has. The bits of the sums depend only on
+/// values and sizes. A hundred tensors of one type take two launches.
 at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
                            const std::vector<at::Tensor>& plain,
                            const std::vector<at::Tensor>& copies, c10::Device device);
@@ -52,8 +52,8 @@ struct AdamWTensors {
   at::Tensor exp_avg;     ///< first moment of the gradient, fp32 or bf16
   at::Tensor exp_avg_sq;  ///< second moment, with the type of exp_avg
   at::Tensor step;        ///< the optimizer step's number, from 1: 0-d fp32
-  /// For bf16 moments: the index of each element in the whole tensor. With `stream`, the index
-  /// selects the random numbers for stochastic rounding.
+  /// For bf16 moments: the index of each element in the whole tensor. The index and `stream` select
+  /// the random numbers for stochastic rounding.
   GlobalPlace place = {};
   /// Sizes of this rank's shard of the whole tensor.
   std::vector<std::int64_t> local_sizes = {};

@@ -44,12 +44,12 @@ TESSERA_HOST_DEVICE inline double portable_log(double x) {
                       1.479819860511658591e-01};
   const double r = z * polynomial(c, z);
   const double half_square = 0.5 * f * f;
-  const double ln2_high = 6.93147180369123816490e-01;  // has 32 bits, so k * ln2_high is exact
+  const double ln2_high = 6.93147180369123816490e-01;  // 32 bits, so that k * ln2_high is exact
   const double ln2_low = 1.90821492927058770002e-10;
   return k * ln2_high - ((half_square - (s * (half_square + r) + k * ln2_low)) - f);
 }
 
-/// Returns normal_quantile(p) for p with is_central(p): the centre of the distribution.
+/// Returns normal_quantile(p) in the centre of the distribution, where is_central(p) is true.
 TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   const double a[] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
                       1.3731693765509461125e+4, 4.5921953931549871457e+4, 6.7265770927008700853e+4,
@@ -99,7 +99,7 @@ TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   return p < 0.5 ? -magnitude : magnitude;
 }
 
-/// Whether p is within 0.425 of 1/2, the range of central_quantile(), with 85 % of all draws.
+/// Whether p is within 0.425 of 1/2, where central_quantile() is used. 85 % of all draws are there.
 TESSERA_HOST_DEVICE inline bool is_central(double p) {
   return p - 0.5 >= -0.425 && p - 0.5 <= 0.425;
 }

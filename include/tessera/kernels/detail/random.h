@@ -14,9 +14,9 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-// Distributions as functions of one uniform number u in (0, 1), by inversion of the distribution
-// function. The functions give the same bits on a CPU and on a GPU. One random number makes one
-// value, so an element's value does not depend on earlier elements.
+// Distributions as functions of one uniform random number u in (0, 1), by inversion of the
+// distribution function. A CPU and a GPU compute the same bits. Each element uses exactly one
+// random number, so the value of an element does not depend on other elements.
 
 /// The uniform distribution on (from, from + width).
 struct Uniform {
@@ -71,9 +71,9 @@ struct GlobalPlace {
   static GlobalPlace whole(std::vector<std::int64_t> sizes, std::int64_t first_element = 0);
 };
 
-// Random fills, with the same bits on CPU and CUDA, not recorded by autograd. The functions throw
-// Error for types other than fp64, fp32, fp16 and bf16, and on CUDA if libtessera_cuda.so is not
-// loaded.
+// Functions that draw random numbers, with the same bits on CPU and CUDA, not recorded by autograd.
+// The functions throw Error for types other than fp64, fp32, fp16 and bf16, and on CUDA if
+// libtessera_cuda.so is not loaded.
 
 /// Fills `local`, which may have any strides. Each value is drawn in fp64 and rounded once.
 void fill_random(const at::Tensor& local, const GlobalPlace& place,

@@ -42,9 +42,9 @@ void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
 
 }  // namespace detail
 
-/// Stands for a libtorch module inside a module that nn::adopt or nn::Hooked wraps, and has the
-/// module's ParameterSlots. libtorch calls the inner module directly, so hooks on an AdoptedModule
-/// never run.
+/// Wraps a libtorch module that is inside an adopted model (nn::adopt, nn::Hooked), and has the
+/// ParameterSlots of the wrapped module. libtorch calls the wrapped module directly, so hooks on an
+/// AdoptedModule never run.
 class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
  public:
   class Maker;

@@ -73,8 +73,8 @@ struct CopiedTensor {
 /// Options of check_copies().
 struct CopyCheck {
   std::string what = {};  ///< the caller's name, for the message: "clip_grad_norm_"
-  /// Plain tensors are copies of each other if their ranks differ only along dimensions of `root`.
-  /// If `root` is undefined, plain tensors on all compared ranks are copies.
+  /// The mesh of the ranks on which plain tensors with equal names are copies of each other. If
+  /// undefined, plain tensors with equal names are copies on all compared ranks.
   DeviceMesh root = {};
 };
 

@@ -14,9 +14,9 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// How a fused parameter consists of parts. A part is the weight of a module that the fused module
-/// replaces. Weight files store each part as a tensor. The rows of the parameter are `groups`
-/// groups of equal size; each group has rows of every part, in order.
+/// The division of a fused parameter into parts. A part is the weight of a module that the fused
+/// module replaces. Weight files store each part as a tensor. The rows of the parameter are
+/// `groups` groups of equal size; each group has rows of every part, in order.
 struct StoredParts {
   /// A part of a fused parameter: the weight of a replaced module.
   struct Part {
@@ -73,15 +73,15 @@ class ModuleBase;
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
-/// Returns whether this thread has ever called a function that weights means by the ranks' numbers
-/// of batch rows. `note_weighing()` records such a call.
+/// Returns whether this thread has ever called a function that computes a mean weighted by each
+/// rank's number of batch rows. `note_weighing()` records such a call.
 bool weighs_ranks();
 void note_weighing();
 
-/// Selects the calls of a module for which a hook runs.
+/// The calls of a module around which a hook runs.
 enum class HookedCalls : std::uint8_t {
   kForward,
-  kEveryMethod,  ///< the hook runs around forward and around methods called by call_method()
+  kEveryMethod,  ///< forward and each method that call_method() calls
 };
 
 }  // namespace tessera::nn

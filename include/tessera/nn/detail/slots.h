@@ -53,12 +53,12 @@ PlaceholderGradient* placeholder(const at::Tensor& gradient);
 using tessera::detail::BackwardCall;
 using tessera::detail::RunBackward;
 
-/// The gradient node of an FSDP shard while forward uses the unsharded parameter. libtorch's own
-/// node of the shard is used if an autograd graph contains the shard itself.
+/// The autograd node that gets the gradient of an FSDP shard while forward uses the unsharded
+/// parameter. An autograd graph that contains the shard itself uses libtorch's own node.
 class StandInGradient : public tessera::detail::LeafNode {
  public:
   using tessera::detail::LeafNode::LeafNode;
-  /// Runs a backward call whose outputs include this node. `run` calls libtorch's engine.
+  /// Runs a backward call that has this node among its outputs. `run` calls libtorch's engine.
   virtual tessera::detail::variable_list execute(const BackwardCall& call,
                                                  const RunBackward& run) = 0;
 };
@@ -79,9 +79,9 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
 /// Like check_initialized(). `remedy`: advice in the message on how to give the parameters values.
 void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
 
-/// Throws Error for a buffer on the meta device that was registered with libtorch's
-/// register_buffer, because such a buffer cannot be replaced. `caller`: name of the calling
-/// function for the message.
+/// Throws Error if libtorch's register_buffer has registered a buffer that is on the meta device,
+/// because such a buffer cannot be replaced. `caller`: name of the calling function for the
+/// message.
 void refuse_meta_buffers(const ModuleBase& module, const std::string& caller);
 
 }  // namespace tessera::nn
