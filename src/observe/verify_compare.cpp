@@ -35,17 +35,17 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// ---- Comparison of two tensors.
-
 /// Converts a tensor to fp64, so that comparing adds no rounding.
 at::Tensor as_doubles(const at::Tensor& tensor) {
   return (tensor.is_complex() ? at::view_as_real(tensor) : tensor).to(at::kDouble);
 }
 
 /// The element in which two tensors of equal sizes differ most; the first such element if several
-/// elements differ equally.
+/// The element in which two tensors of equal sizes differ most. If several elements differ equally,
+/// the first of these elements.
 struct Farthest {
-  /// The difference of the two values; infinity if exactly one value is NaN or infinite.
+  /// The difference of the two tensors' values there; infinity if only one value is NaN or
+  /// infinite.
   double distance = 0;
   std::int64_t index = 0;  ///< position of the element, in row-major order
   double value = 0, expected = 0;
@@ -140,12 +140,10 @@ at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::
       copies, {}, [&](const at::Tensor& copy) { return farthest(copy, one_rank).distance; });
 }
 
-// ---- Pairs of tensors.
-
 /// A tensor's values in the run on the mesh and in the one-rank run. If a run lacks the tensor, its
 /// value is an undefined tensor.
 struct Pair {
-  SeenTensor of;  ///< name and module of the tensor; `of.value` is not used
+  SeenTensor of;  ///< the tensor's name and module; `of.value` is not used
   at::Tensor on_mesh, one_rank;
   double noise = 0;
   std::string layout{};   ///< layout of the tensor in the run on the mesh, for messages
@@ -175,8 +173,8 @@ std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const 
              : fmt::format("is {} on the mesh, and {} on one rank", times(here), times(there));
 }
 
-/// Pairs each tensor of the one-rank run with the same tensor on the mesh, in the order of the
-/// one-rank run. `noise` has a value for each tensor of the one-rank run.
+/// Pairs each tensor of the one-rank run with the same tensor of the run on the mesh. `noise`: for
+/// each tensor of the one-rank run, how much rounding changes the tensor.
 std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
                            const std::vector<SeenTensor>& one_rank,
                            const std::vector<double>& noise) {
@@ -244,8 +242,6 @@ bool has_other_sizes(const Pair& pair) {
          pair.on_mesh.sizes() != pair.one_rank.sizes();
 }
 
-// ---- Plain parts of several ranks.
-
 std::string to_bytes(const at::Tensor& tensor) {
   const std::vector<char> bytes =
       torch::pickle_save(tensor.defined() ? c10::IValue(tensor.cpu()) : c10::IValue());
@@ -257,7 +253,7 @@ at::Tensor from_bytes(const std::string& bytes) {
   return value.isNone() ? at::Tensor() : value.toTensor();
 }
 
-/// Concatenates the parts of a tensor along `dim`; returns nullopt if the parts' sizes do not fit.
+/// Concatenates the parts of a tensor along `dim`; nullopt if the other dimensions differ in size.
 std::optional<at::Tensor> joined(const std::vector<at::Tensor>& parts, std::int64_t dim) {
   std::vector<std::int64_t> like = parts.front().sizes().vec();
   for (const at::Tensor& part : parts) {
@@ -273,7 +269,8 @@ std::optional<at::Tensor> joined(const std::vector<at::Tensor>& parts, std::int6
   return at::cat(parts, dim);
 }
 
-/// The ranks of a mesh, divided into ranks with different samples and ranks with equal samples.
+/// The submeshes of a mesh: ranks that have different samples, and ranks that have the same
+/// samples.
 class PairingRanks {
  public:
   PairingRanks(const DeviceMesh& mesh, const std::vector<std::string>& batch_dims) : mesh_(mesh) {
@@ -302,7 +299,7 @@ class PairingRanks {
     }
   }
 
-  /// Returns the mean of a tensor over the ranks with different samples. Collective.
+  /// Returns the mean of `tensor` over the ranks that have different samples. Collective.
   at::Tensor mean_over_batches(const at::Tensor& tensor) const {
     if (!batches_ || batches_.size() == 1) {
       return tensor;
@@ -313,8 +310,8 @@ class PairingRanks {
   }
 
  private:
-  /// Throws Error unless all ranks have the same tensors. Making a tensor whole is collective, and
-  /// ranks with different tensors would wait for one another forever.
+  /// Throws Error unless all ranks have the same tensors. Gathering a distributed tensor is
+  /// collective, so ranks with different tensors would wait for one another forever.
   void agree(const DeviceMesh& among, const std::vector<Pair>& pairs) const {
     std::string own;
     for (const Pair& pair : pairs) {
@@ -342,8 +339,8 @@ class PairingRanks {
         among.ranks().front(), first, among.ranks()[other], second);
   }
 
-  /// Joins plain parts of several ranks. Joining is collective, so either all ranks join the parts
-  /// of a Pair, or no rank does.
+  /// Joins the plain parts of a tensor that several ranks have. Joining is collective, so either
+  /// all ranks join the parts of a Pair, or no rank does.
   void join_parts(std::vector<Pair>& pairs) const {
     std::vector<std::int64_t> own;
     for (const Pair& pair : pairs) {
@@ -361,7 +358,7 @@ class PairingRanks {
     }
   }
 
-  /// Joins the parts along that dimension in which the joined tensor differs least from the
+  /// Parts are joined along the dimension for which the joined tensor differs least from the
   /// one-rank tensor.
   void join(comm::Communicator& group, Pair& pair) const {
     std::vector<at::Tensor> parts;
@@ -389,15 +386,15 @@ class PairingRanks {
   }
 
   DeviceMesh mesh_;
-  DeviceMesh batches_;  ///< ranks with different samples; undefined if all samples are equal
-  DeviceMesh peers_;    ///< ranks with equal samples; undefined if all samples differ
+  DeviceMesh batches_;  ///< ranks with different samples; undefined: all have the same
+  DeviceMesh peers_;    ///< ranks with the same samples; undefined: all have different samples
 };
 
 // ---- The findings of each rank, and of all ranks together.
 
-/// How one tensor of this rank on the mesh differs from the one-rank tensor.
+/// The comparison of one tensor on this rank: the value on the mesh against the one-rank value.
 struct Finding {
-  std::string name, fqn, caller;  ///< name of the tensor and its modules, as in SeenTensor
+  std::string name, fqn, caller;  ///< as in SeenTensor
   int call = 0, parent = 0;
   bool is_input = false;
   std::string layout;               ///< layout on the mesh, or why the tensor cannot be compared
@@ -405,28 +402,29 @@ struct Finding {
   std::string value{}, expected{};  ///< the element's value on the mesh and on one rank
   double distance = 0;  ///< the largest difference; infinity if the tensors can't be compared
   double largest = 0;   ///< largest absolute value in the one-rank tensor
-  double epsilon = 0;   ///< rounding unit of the less precise of both types
-  double noise = 0;     ///< how much rounding alone changes the one-rank tensor
+  double epsilon = 0;   ///< the larger rounding unit of the two types
+  double noise = 0;     ///< how much rounding changes the one-rank tensor
 };
 
-/// The combined findings of all ranks: on the tensors of module calls, or on the gradients.
+/// The findings of all ranks about the tensors of module calls, or about the gradients.
 struct Together {
-  std::vector<VerifyDifference> differences;  ///< differences in the order of rank 0's tensors
-  double largest = 0;   ///< the largest difference that passes, divided by the largest value
+  std::vector<VerifyDifference> differences;  ///< in the order of rank 0's tensors
+  double largest =
+      0;  ///< the largest allowed difference that was found, relative to the largest value
   std::string cause{};  ///< where to look for the cause of the first difference
 };
 
-/// The allowed ratio of a difference to the measured rounding noise. A mesh sums in another order
+/// A difference may be this many times the measured rounding noise. A mesh sums in another order
 /// than one rank, so rounding changes a tensor differently, but at most a few times as much.
 constexpr double kNoises = 8;
-/// A difference of this many rounding units of the largest value is also allowed, because perturbed
-/// weights do not show the rounding noise of all sums.
+/// A difference may also be this many rounding units of the tensor's largest value, because
+/// perturbed weights do not show the rounding noise of all sums.
 constexpr double kRoundings = 8;
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_input, layout, at,
                                    value, expected, distance, largest, epsilon, noise)
 
-/// The findings of all ranks on one tensor.
+/// What all ranks have found about one tensor.
 struct OfRanks {
   std::vector<std::pair<int, Finding>> findings;  ///< pairs of a world rank and its finding
 
@@ -440,7 +438,7 @@ struct OfRanks {
   }
 };
 
-/// Gathers the findings of all ranks, in rank 0's order; tensors that rank 0 lacks come last.
+/// Gathers the findings of all ranks in the order of rank 0. Tensors that rank 0 lacks come last.
 std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   // Findings are sent as CBOR, because JSON text cannot represent infinity.
   std::string text;
@@ -497,8 +495,8 @@ std::string quoted(const std::string& fqn) {
   return fqn.empty() ? "the model" : "'" + fqn + "'";
 }
 
-/// Returns advice on the cause of the first output that differs, `tensors[first]`. `differs[i]` is
-/// true if `tensors[i]` differs.
+/// Returns advice on why the output tensors[first] differs. No earlier output differs.
+/// `differs[i]`: whether tensors[i] differs.
 std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool>& differs,
                      std::size_t first) {
   const Finding& output = tensors[first].first();
@@ -510,7 +508,7 @@ std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool
     return "all outputs before are equal, so look at the forward of " + quoted(output.caller) +
            ", which calls it";
   }
-  // Looks for the first input that differs in the module call, then in the calls that enclose it.
+  // Looks for the first differing input: in the module call, then in the calls around it.
   std::set<int> calls{output.call};
   std::map<int, int> parents;
   for (const OfRanks& tensor : tensors) {
@@ -551,8 +549,8 @@ Together put_together(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   std::size_t first = tensors.size();
   for (const OfRanks& tensor : tensors) {
     const double epsilon = tensor.largest(&Finding::epsilon);
-    // The last term of the tolerance allows small differences from 0 in a tensor of zeros. The term
-    // is relative to the largest value in all tensors that are not inputs.
+    // The last term allows small differences from 0 in a tensor of zeros. The term is relative to
+    // the largest value in all tensors that are not inputs.
     const double allowed = kNoises * tensor.largest(&Finding::noise) +
                            kRoundings * epsilon * tensor.largest(&Finding::largest) +
                            epsilon * of_kind;

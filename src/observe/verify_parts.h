@@ -13,8 +13,8 @@
 
 namespace tessera::observe {
 
-/// A tensor of a run on this rank, detached from autograd: a distributed or a plain tensor, as the
-/// model computed the tensor.
+/// A tensor that this rank has seen in a run, detached from autograd. Distributed and plain tensors
+/// are stored as the model has computed them.
 struct SeenTensor {
   std::string name;  ///< the tensor's name, equal in each run: "output of 'layers.0.norm', call 2"
   std::string fqn;   ///< FQN of the module that was called, or of the parameter
@@ -33,15 +33,15 @@ struct SeenRun {
   std::vector<SeenTensor> tensors;
   std::vector<SeenTensor> gradients;  ///< gradients in backward's order; empty if no backward ran
   std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
-  std::int64_t rows = 0;              ///< size of dimension 0 of the root module's first input
+  std::int64_t rows = 0;  ///< the first dimension's size of the root module's first input
 };
 
-/// For each tensor of SeenRun: how much rounding changes the tensor in a one-rank run.
+/// How much rounding changes each tensor of a one-rank SeenRun.
 struct Noise {
   std::vector<double> tensors, gradients;
 };
-/// Raises `noise` to at least the differences between `run` and `other`, two runs of the same step.
-/// Sets infinity for a tensor that one run lacks or that has different sizes in both runs.
+/// Raises `noise` to at least the differences between `run` and `other`, two runs of one step. Sets
+/// infinity for a tensor that one run lacks or that has other sizes in the other run.
 void raise_noise(Noise& noise, const SeenRun& run, const SeenRun& other);
 
 /// Returns the names of the dimensions of `mesh` that are not in `dims`.

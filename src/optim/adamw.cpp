@@ -40,15 +40,15 @@ bool is_narrow(const at::Tensor& moments) {
   return moments.scalar_type() == c10::ScalarType::BFloat16;
 }
 
-/// Whether kernels::adamw() updates the batch. libtorch's kernels do not support narrow moments
-/// (running means). On a CPU, all other batches use libtorch's kernel, which gives the same bits as
-/// earlier versions of this library.
+/// Whether kernels::adamw() updates the batch. libtorch's kernels do not support moments (running
+/// means) in bf16. On a CPU, libtorch's kernel updates all other batches, so that the bits are the
+/// same as in earlier versions of this library.
 bool is_for_kernel(const Batch& batch) {
   return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
 }
 
-/// The random stream for rounding a parameter's moments (running means). A parameter without an FQN
-/// is identified by its index in the optimizer.
+/// Returns the random stream that rounds a parameter's moments (running means). The stream depends
+/// on the FQN or, if the parameter has none, on its index in the optimizer.
 std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
   const std::string name = slot.fqn().empty() ? std::to_string(index) : slot.fqn();
   return stream_of(("optim::AdamW " + name).c_str());
@@ -74,7 +74,7 @@ c10::ScalarType AdamW::state_dtype(std::size_t group, c10::ScalarType parameter)
   return wide == c10::ScalarType::Float ? options(group).moment_dtype : wide;
 }
 
-/// If moments are rounded, each parameter needs its own random numbers: shards are not joined.
+/// Shards are not joined if moments are rounded: each parameter has its own random numbers.
 bool AdamW::joins_shards(std::size_t group) const {
   return !rounds(options(group));
 }
@@ -143,8 +143,8 @@ at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
 
 namespace {
 
-/// Names of the optimizer's state tensors. All groups have state or none, so that all batches have
-/// the same number of state lists.
+/// Returns the names of the state tensors. If a group has momentum, all groups have momentum
+/// buffers, so that all batches have the same number of state lists.
 std::vector<std::string> state_names(const std::vector<Group<SgdOptions>>& groups) {
   const bool momentum = std::ranges::any_of(
       groups, [](const Group<SgdOptions>& group) { return group.options.momentum != 0.0; });

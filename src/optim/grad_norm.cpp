@@ -35,14 +35,13 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
          std::ranges::all_of(part.ranks(), [&](int rank) { return contains(mesh, rank); });
 }
 
-/// Decides which rank counts a local gradient. If parallel submeshes have copies of a parameter
-/// (data parallelism over a TP submesh), one copy is counted. If parallel submeshes have different
-/// parameters (experts, pipeline stages), all are counted.
+/// Decides which rank adds a local gradient to the norm. If parallel submeshes have copies of a
+/// parameter (data parallelism over a TP submesh), one copy is added. If parallel submeshes have
+/// different parameters (experts, pipeline stages), all are added.
 class Counting {
  public:
-  /// Whether this rank counts its local tensor. The rank must be the first along each mesh
-  /// dimension that replicates the tensor, and the tensor's submesh must be the first submesh that
-  /// has a copy.
+  /// Whether this rank adds its local gradient to the norm. The rank must be the first along each
+  /// mesh dimension that replicates the gradient, on the first submesh that has a copy.
   bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
     const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
     if (coordinate.empty()) {
@@ -77,13 +76,13 @@ class Counting {
     for (std::size_t d = 0; d < own.size(); ++d) {
       skipped[d] = skipped[d] && !own[d];
     }
-    // first_rank() may be outside of `mesh` if `mesh` has only some coordinates along a dimension
-    // of `base`. contains(distinct, front) is for this case.
+    // If `mesh` has only some coordinates along a dimension of `base`, first_rank() can be outside
+    // of `mesh`. Then contains(distinct, front) decides.
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
-  /// Returns the rank of `base` that has this rank's coordinates along the `skipped` dimensions,
-  /// and 0 along all others. Ranks of a mesh are in row-major order.
+  /// Returns a rank of `base`: the rank with this rank's coordinates along the dimensions in
+  /// `skipped`, and 0 along all other dimensions. Ranks of a mesh are in row-major order.
   static int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) {
     std::size_t index = 0;
     for (int d = 0; d < base.ndim(); ++d) {
@@ -115,7 +114,7 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 
 }  // namespace
 
-/// First every rank, even a rank without gradients, determines the joint mesh of the parameters.
+/// First, every rank determines the joint mesh of the parameters, even a rank without gradients.
 /// Then each rank collects its gradients, and reduces Partial gradients.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
@@ -124,7 +123,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
   Counting counting;
   GradTerms terms;
   terms.joint = options.over;
-  // A rank without gradients also takes part in the reductions of pending sums.
+  // A rank without gradients also takes part in the reductions of Partial gradients.
   for (const nn::SlotPtr& slot : parameters) {
     const at::Tensor& parameter = slot->persistent();
     if (!terms.device) {
@@ -201,8 +200,8 @@ void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   flush_pending_transfers(mesh.group_of_all_ranks()).all_reduce(values, op)->wait();
 }
 
-/// Returns the maximum of `value` over all ranks. The maximum of some communication back ends
-/// ignores NaN, so a second number marks NaNs.
+/// Returns the maximum of `value` over all ranks. Some communication back ends ignore NaN in a
+/// maximum, so a second number says whether a rank has NaN.
 at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   const at::Tensor nan = value.isnan();
   const at::Tensor pair = at::stack({value.masked_fill(nan, 0.0), nan.to(kDouble)});
@@ -267,7 +266,7 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
   kernels::NormAndFactor total{
       .norm = norm, .factor = {}, .of_step = {}, .rounded = norm.to(c10::ScalarType::Float)};
   if (max_norm) {
-    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // 1e-6 as in PyTorch
+    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // the constant 1e-6 as in PyTorch
     total.of_step = total.factor + (norm - norm);
   }
   return total;
@@ -319,7 +318,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-/// Returns the names in `own` of all ranks as a text; "" if `own` is empty on all ranks.
+/// Collects the names in `own` from all ranks. Returns them as a text; "" if no rank has a name.
 std::string listed(const DeviceMesh& joint, const Names& own, const char* before,
                    const char* between) {
   std::string list;

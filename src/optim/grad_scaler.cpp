@@ -23,12 +23,12 @@
 namespace tessera::optim {
 namespace {
 
-/// Throws Error if the optimizer updates a parameter that has a gradient and is not in
-/// `parameters`. An overflow of this gradient would be missed, and the factor was computed for
-/// other gradients.
+/// Throws Error if the optimizer updates a parameter that is not in `parameters` and has a
+/// gradient. This gradient was not checked for overflow, and is not included in the clipping
+/// factor.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
-    return;  // the same parameters in the same order
+    return;  // `parameters` are the optimizer's own list
   }
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
   for (const nn::SlotPtr& slot : optimizer.parameters()) {
@@ -58,14 +58,14 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return enabled() ? loss * state_.scale : loss;
 }
 
-/// Throws Error if gradients are unscaled twice in a step: they would become too small.
+/// Throws Error if the gradients of one step are unscaled twice, which would make them too small.
 void GradScaler::check_once() const {
   TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step were unscaled before; call ",
                 "clip_grad_norm_ or unscale_ once, then step");
 }
 
-/// The gradients stay unchanged: step() later applies a factor that clips and unscales them. The
-/// constant 1e-6 is from torch.nn.utils.
+/// clip_grad_norm_() does not change the gradients: step() later multiplies by one factor that
+/// unscales and clips. The constant 1e-6 is from torch.nn.utils.
 at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                                        const NormOptions& options) {
   RECORD_USER_SCOPE("clip_grad_norm_");
@@ -126,8 +126,8 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     }
     checked_ = {std::isfinite(norm), 1.0 / state_.scale, optimizer.parameters()};
   }
-  // checked_ is cleared before the step: if the step throws, the next step must not use the old
-  // value.
+  // checked_ is cleared before the step. If the step throws, the next step must not use these
+  // checks.
   const Checked checked = *std::exchange(checked_, std::nullopt);
   check_covers(checked.parameters, optimizer);
   if (checked.finite) {

@@ -18,15 +18,14 @@
 namespace tessera::optim {
 namespace {
 
-/// The sizes, device and type of a tensor that zeros() creates.
 struct Piece {
   c10::IntArrayRef sizes;
   c10::Device device;
   c10::ScalarType dtype;
 };
 
-/// A buffer for several tensors of one type on one device. `numel` is the required number of
-/// elements in the first pass, the used number in the second pass.
+/// A buffer for several tensors of one type on one device. `numel` is the size of the buffer in the
+/// first pass of zeros(), and the part in use in the second pass.
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;
@@ -38,8 +37,8 @@ struct Buffer {
 /// have sizes that are multiples of this alignment, so their states stay adjacent.
 constexpr std::int64_t kStateAlignment = 16;
 
-/// Makes zero tensors with one allocation for each type and device. The first pass adds up sizes,
-/// the second makes views. Each tensor begins at a multiple of `alignment` bytes.
+/// Makes tensors of zeros, with one allocation for each type and device. The first pass adds up
+/// sizes; the second pass makes views. Each view begins at a multiple of `alignment` bytes.
 std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t alignment) {
   std::vector<Buffer> buffers;
   const auto buffer_of = [&](const Piece& piece) -> Buffer& {
@@ -95,7 +94,7 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   if (!tessera::is_distributed(grad) || sharding_spec(grad) == sharding_spec(parameter)) {
     return grad;
   }
-  // Gradients are not recorded: a gradient with autograd history would keep the graph alive.
+  // The redistributed gradient must not have a grad_fn, which would keep the graph in memory.
   const c10::AutoGradMode no_grad(false);
   at::Tensor aligned =
       DistributedTensor(grad).redistribute(sharding_spec(parameter).layout).tensor();
@@ -103,15 +102,15 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   return aligned;
 }
 
-/// Compares storage and offset, not addresses: two separate allocations can happen to be adjacent,
-/// but must not be joined.
+/// Compares storage and offset, not addresses: two allocations can be adjacent by chance, but must
+/// not be joined.
 bool adjoins(const at::Tensor& first, const at::Tensor& next) {
   return first.storage().is_alias_of(next.storage()) && first.scalar_type() == next.scalar_type() &&
          first.is_contiguous() && next.is_contiguous() &&
          next.storage_offset() == first.storage_offset() + first.numel();
 }
 
-/// The view is made below autograd, because autograd rejects writes to a view of a leaf.
+/// Autograd is bypassed, because autograd rejects writes to a view of a leaf.
 at::Tensor flat_view(const at::Tensor& first, std::int64_t numel) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::as_strided(first, {numel}, {1}, first.storage_offset());
@@ -131,7 +130,7 @@ std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors) 
   return runs;
 }
 
-/// The factor stays a tensor, because the host would have to wait to read its value.
+/// `factor` is passed as a tensor, because the host would have to wait for its value.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
   // A list kernel needs tensors of one type on one device.
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;

@@ -58,13 +58,13 @@ std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
 /// counters are laid out in memory like the results of zeros_beside().
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors);
 
-/// `state` has the sizes of the local tensor of `parameter`. Returns a tensor with the parameter's
-/// layout.
+/// Makes optimizer state of the local tensor `state`, which has the sizes of `parameter`'s local
+/// tensor. Returns a tensor with the parameter's layout.
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state);
 
 struct ShardUpdate {
   std::size_t index;     ///< index of the shard's parameter in Optimizer::parameters()
-  std::size_t group;     ///< index of the parameter's group in the optimizer
+  std::size_t group;     ///< index of the optimizer's group that has the parameter
   at::Tensor parameter;  ///< the parameter's local tensor, without autograd
   at::Tensor gradient;   ///< the local gradient; undefined if there is no gradient
 };

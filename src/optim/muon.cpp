@@ -55,7 +55,7 @@ class MatrixExchange {
     std::vector<std::int64_t> sizes;
     std::vector<Box> boxes;
     std::int64_t numel = 0;
-    bool sent = false;  ///< whether this rank sends its copy to the matrix's owner
+    bool sent = false;  ///< whether the rank sends this shard to the matrix's owner
   };
   bool sends(std::size_t matrix, std::int64_t rank) const;
   RankShard part(std::size_t matrix, std::int64_t rank) const;
@@ -116,7 +116,7 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
       self_(mesh.shape().index(mesh.coordinate())) {
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
     sends_.push_back(sends(i, self_));
-    // A rank needs other ranks' shards only of the matrices that it owns.
+    // A rank needs the shards of other ranks only for the matrices that this rank owns.
     if (owners_[i] != self_) {
       continue;
     }
@@ -155,8 +155,8 @@ bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
 at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& to_ranks,
                                     const std::vector<std::int64_t>& from_ranks,
                                     const at::Tensor& like) const {
-  // cat() rejects an empty list, and a rank may have nothing to send. So the list begins with an
-  // empty tensor.
+  // The list begins with an empty tensor, because cat() rejects an empty list and a rank can have
+  // nothing to send.
   std::vector<at::Tensor> pieces{at::empty({0}, like.options())};
   std::vector<std::int64_t> counts;
   for (const std::vector<at::Tensor>& tensors : to_ranks) {
@@ -373,8 +373,8 @@ class Muon::Exchange {
   bool empty() const { return shards_.empty(); }
 
  private:
-  /// Removes the matrices that have a gradient on no rank. A single process would not update such a
-  /// matrix either. Collective.
+  /// Removes the matrices that have no gradient on any rank, as a single process would not update
+  /// them either. Collective.
   void drop_unused() {
     std::vector<std::uint8_t> used;
     for (const ShardUpdate& shard : shards_) {
@@ -457,7 +457,7 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
   const double factor = gradient_factor.number;
   for (Exchange& exchange : exchanges_) {
-    exchange.clear();  // removes the shards of a step that threw
+    exchange.clear();  // clear() removes the shards that a failed step has left
   }
   for (const ShardUpdate& shard : shards) {
     const at::Tensor& parameter = parameters()[shard.index]->persistent();
@@ -478,7 +478,8 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// A model does not say which layers are hidden. So a matrix's sizes, module class and name decide.
+/// A model does not say which layers are hidden. So the matrix's sizes, the class of its module and
+/// its name decide.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest) {
   const auto named = nn::detail::matched_slots(module, rest, "split_for_muon");
   MuonSplit split;

@@ -25,8 +25,8 @@
 namespace tessera::optim {
 namespace {
 
-/// The parameter lists whose gradients the ranks have already compared. A list is identified by its
-/// length and its first parameter. The object is attached to that parameter's module.
+/// Says which lists of parameters the ranks have compared. A list is identified by its length and
+/// its first parameter. The Compared object is attached to the module of that parameter.
 struct Compared {
   std::set<std::size_t> lengths;
 };
@@ -350,8 +350,8 @@ std::int64_t requested_decay(const LrScheduleOptions& o) {
   return std::llround(o.decay_ratio * static_cast<double>(o.steps));
 }
 
-/// The number of steps in which the learning rate falls, at most the number of steps after the
-/// warm-up: a longer decay would begin with a jump to less than the full rate.
+/// Returns the number of steps in which the learning rate falls: at most the steps after warm-up. A
+/// longer decay would begin below the full rate, so the rate would jump.
 std::int64_t decay_steps(const LrScheduleOptions& o) {
   return std::min(requested_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
 }
@@ -392,7 +392,7 @@ double LrSchedule::factor(std::int64_t step) const {
   return o.min_factor + (1 - o.min_factor) * factor;
 }
 
-/// The factor after the warm-up, before min_factor is applied: falls from 1 to 0.
+/// The factor between warm-up and end, from 1 down to 0. min_factor is not applied yet.
 double LrSchedule::falling(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   if (o.schedule == Schedule::kWsd) {

@@ -47,8 +47,8 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
   states_.resize(parameters_.size());
 }
 
-/// Throws Error if the optimizer cannot update a parameter. A step calls this for all parameters
-/// before it changes any, so a failed step leaves all parameters unchanged.
+/// Throws Error if the optimizer cannot update a parameter. A step checks all parameters before any
+/// parameter is changed, so a failed check changes nothing.
 void SlotOptimizer::check_parameter(std::size_t index) const {
   const nn::ParameterSlot& slot = *parameters_[index];
   TESSERA_CHECK(slot.initialized(), "an optimizer was to update ", nn::describe(slot),
@@ -104,8 +104,9 @@ c10::ScalarType SlotOptimizer::state_dtype(std::size_t /*group*/, c10::ScalarTyp
   return update_type(parameter);
 }
 
-/// Multiplies the gradients by the factor `given`, and skips the step if this factor is not finite.
-/// On a CPU the host reads the factor. On a GPU the kernels do, so that the host does not wait.
+/// Updates the shards with the gradients times `given`, and skips the step if `given` is not
+/// finite. On a CPU the host reads the factor. On a GPU the kernels do, so that the host does not
+/// wait.
 void SlotOptimizer::update(const GradientFactor& given) {
   GradientFactor factor = given;
   const comm::CallerScope caller("optimizer step");
@@ -311,9 +312,9 @@ void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
   update_batch(batch, group);
 }
 
-/// If the gradient factor is on a device, a step is counted only if the factor is finite, and the
-/// host does not know the count. So `history` is a hash of the calls of step() since the host last
-/// read the counter, not a count.
+/// If the gradient factor is on a device, a step counts only if the factor is finite. The host then
+/// does not know the number of steps. So `history` is no count, but a hash of the calls of step()
+/// since the host last read the counter.
 void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   if (!counts_steps_) {
     return;
@@ -322,7 +323,8 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   for (const ShardUpdate& shard : shards) {
     State& state = state_of(shard.index);
     counters.push_back(state.step);
-    state.history = (state.history + calls_) * 0x9E3779B97F4A7C15ULL;  // mixes the bits of the hash
+    state.history =
+        (state.history + calls_) * 0x9E3779B97F4A7C15ULL;  // changes all bits of the hash
   }
   const std::vector<at::Tensor> runs = merge_adjoining(counters);
   if (!factor.tensor.defined()) {
@@ -356,7 +358,7 @@ bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdat
   return true;
 }
 
-/// Divides the shards into runs: consecutive shards in `shards` that can be updated as one tensor.
+/// Divides `shards` into runs. A run consists of consecutive shards that one tensor can replace.
 std::vector<SlotOptimizer::Run> SlotOptimizer::runs_of(
     const std::vector<ShardUpdate>& shards) const {
   std::vector<Run> runs;
@@ -392,7 +394,7 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
   batch.shards.push_back(run.front().index);
 }
 
-/// Updates shards of a narrow type (bf16) in an fp32 copy, which is freed at the end.
+/// Updates shards of a type narrower than fp32 in an fp32 copy, which is freed at the end.
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
