@@ -81,8 +81,8 @@ struct StateDict {
 
 /// Options of save() and async_save().
 struct SaveOptions {
-  /// The id of the training run. Each save of the run stores the id until the save is complete.
-  /// Runs that share a folder need different ids; a restarted run must use its earlier id.
+  /// The id of the training run, for example from new_run_id(). Steps and unfinished saves store
+  /// the id. Runs that share a folder need different ids; a restarted run must use its earlier id.
   std::string run_id = {};
   /// How many saved steps of this run stay on disk: the newest steps, including the step that is
   /// being saved. At least 2, or 0 to keep all steps.
@@ -99,9 +99,9 @@ struct SaveOptions {
 /// and the model is unchanged. A failure on one rank is the same Error on all ranks. Throws Error,
 /// before anything is written, for:
 /// - parameters without values, and parameters for which set_distinct_along() was called;
-/// - copies of a parameter or of its optimizer state that differ between ranks (over the mesh
-///   dimensions that the tensor's mesh lacks; for plain parameters, over all ranks);
-/// - optimizer step counters that differ between ranks with shards of one parameter;
+/// - copies of a parameter or of its optimizer state that differ between ranks (for plain
+///   parameters between any ranks, else along mesh dimensions that the parameter's mesh lacks);
+/// - step counters of the optimizer that differ between ranks with shards of one parameter;
 /// - models, steps, folders or options that differ between ranks;
 /// - a step that already exists.
 void save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
@@ -156,8 +156,8 @@ class BackgroundSave;
 
 /// The handle of a background save, pending or finished. Copies of a SaveFuture refer to the same
 /// save. The destructor of the last copy waits for the save, and warns if the save failed and no
-/// call has thrown its error. Call wait() before World::shutdown(). Not thread safe: use all copies
-/// from one thread at a time.
+/// call has thrown the save's error. Call wait() before World::shutdown(). Not thread safe: use all
+/// copies from one thread at a time.
 class SaveFuture {
  public:
   /// Constructs a SaveFuture without a save: done() returns true.

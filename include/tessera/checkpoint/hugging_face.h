@@ -84,7 +84,7 @@ std::map<std::string, std::filesystem::path> other_files(const std::filesystem::
 /// Copies the results of other_files() into `folder`. Each file appears completely or not at all.
 /// To be called on one rank before the weights are exported, so that an exported model always has
 /// its tokenizer. Files with equal bytes are left unchanged. Throws Error, before anything is
-/// written, if the folder has different or additional files of this kind, because such files could
+/// written, if other_files(folder) has other files or other contents than `files`: such files could
 /// not be replaced together with the weights.
 void copy_other_files(const std::map<std::string, std::filesystem::path>& files,
                       const std::filesystem::path& folder);

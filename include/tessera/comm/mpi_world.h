@@ -1,8 +1,8 @@
 #pragma once
 
 /// @file
-/// A world of the ranks of an MPI communicator. Only this header needs MPI, so tessera.hpp does not
-/// include it, and the program that includes it links MPI.
+/// A world of the ranks of an MPI communicator. tessera.hpp does not include this header, because a
+/// program that includes this header must link MPI.
 
 #include <mpi.h>
 
@@ -15,11 +15,11 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Makes a World of the processes of `ranks`, with the same rank numbers, for example
-/// MPI_COMM_WORLD or a result of MPI_Comm_split. MPI sends one message, by MPI_Bcast from rank 0;
-/// the world's collectives do not use MPI, and the world can outlive the communicator. On each
-/// machine the ranks use the GPUs in rank order. Collective over `ranks`; see world_from_broadcast.
-/// Throws Error if MPI is not initialised, for MPI_COMM_NULL, and if MPI returns an error.
+/// Makes a World of the processes of `ranks`, for example MPI_COMM_WORLD or a result of
+/// MPI_Comm_split. A process has the same rank in the World as in `ranks`. The only MPI message is
+/// an MPI_Bcast from rank 0; the World can outlive the communicator. On each machine the ranks use
+/// the GPUs in rank order. Collective over `ranks`; see world_from_broadcast. Throws Error if MPI
+/// is not initialised, for MPI_COMM_NULL, and if MPI returns an error.
 ///   MPI_Init(&argc, &argv);
 ///   const comm::WorldScope scope(comm::world_from_mpi(MPI_COMM_WORLD));
 inline WorldPtr world_from_mpi(MPI_Comm ranks, const WorldOptions& options = {}) {

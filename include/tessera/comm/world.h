@@ -34,9 +34,9 @@ struct WorldOptions {
 class World {
  public:
   virtual ~World() = default;
-  virtual int rank() const = 0;  ///< this rank's number in the world, from 0
+  virtual int rank() const = 0;  ///< index of this rank in the world, from 0
   virtual int size() const = 0;
-  virtual int local_rank() const = 0;  ///< this rank's number on its machine, from 0
+  virtual int local_rank() const = 0;  ///< index of this rank on its machine, from 0
   virtual const WorldOptions& options() const = 0;
   /// The counter of all collectives of this rank.
   virtual TrafficCounter& traffic() = 0;
@@ -111,8 +111,8 @@ WorldPtr world_from_broadcast(int rank, int size,
 /// Makes the Worlds of `size` ranks in this process; element r is for the thread that is rank r.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});
 
-/// Makes a World whose other ranks do not exist: collectives return at once. Results have the right
-/// sizes; the data of every rank is this rank's data. For planning and counting traffic.
+/// Makes a World whose other ranks do not exist: a collective returns at once, with the result for
+/// other ranks that pass the same data as this rank. For planning and counting traffic.
 WorldPtr fake_world(int rank, int size);
 
 /// The main function of one rank: runs `body` and returns 0. If `body` throws, prints one line on

@@ -20,7 +20,7 @@
 TESSERA_API_BEGIN
 namespace tessera::data {
 
-/// Training data: numbered samples of S = sequence() tokens. Immutable: threads may share a source.
+/// Samples of S = sequence() tokens, by index. Immutable: threads may share a source.
 class SampleSource {
  public:
   virtual ~SampleSource() = default;
@@ -92,7 +92,7 @@ struct WeightedSamples {
 /// Options of BatchLoader.
 struct BatchOptions {
   std::int64_t batch = 1;  ///< number of sequences per step, over all ranks
-  /// Seed of the shuffle, which differs between passes over a source. Without a seed: no shuffle.
+  /// Seed of the shuffle; nullopt: no shuffle. Each pass over a source has another order.
   std::optional<std::uint64_t> shuffle = std::nullopt;
   /// The token that ends a document. Positions restart after this token. The token's target would
   /// belong to the next document, and is therefore -100, which the loss ignores.

@@ -47,8 +47,8 @@ std::vector<std::string> tokenizer_files(const std::string& path);
 bool is_tokenizer_json(const std::string& path);
 
 /// Decodes tokens one at a time. The texts that push() and finish() return, concatenated, equal the
-/// text of all tokens. No text of push() ends inside a character. push() decodes only the tokens of
-/// the last returned text and later tokens. Not thread safe.
+/// text of all tokens. No text of push() ends inside a character. Each push() decodes only the
+/// latest tokens. Not thread safe.
 class StreamDecoder {
  public:
   /// `before`: the tokens that precede the first push(). push() does not return their text.
@@ -63,8 +63,8 @@ class StreamDecoder {
   std::string finish();
 
  private:
-  /// Returns the part of `text` that was not returned before, and removes tokens from window_ that
-  /// are no longer needed.
+  /// Returns the part of `text` that push() has not returned yet, and removes old tokens from
+  /// window_.
   std::string take_new(const std::string& text);
 
   TokenizerPtr tokenizer_;

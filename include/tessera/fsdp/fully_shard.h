@@ -80,13 +80,13 @@ DeviceMesh world_mesh(const comm::WorldPtr& world);
 /// Makes a method of a unit's module callable from outside, like FSDP2's
 /// register_fsdp_forward_method:
 ///   const auto encode = fsdp::register_forward_method(*model, &Model::encode);
-/// const at::Tensor code = encode(x); A call through the returned object behaves like forward, with
-/// copies of the arguments: the parameters are unsharded during the call, and their gradients are
-/// reduced in the backward of the call. Such a call is collective and differentiable. A call of the
-/// method itself, without the object, does not gather. Under a plan of
+///   const at::Tensor code = encode(x);
+/// A call of `encode` copies its arguments and behaves like forward: parameters are unsharded
+/// during the call, and their gradients are reduced in the backward. A call is collective and
+/// differentiable. A direct call of the method does not gather. Under a plan of
 /// tensor_parallel::parallelize_module the method also runs in the plan's scope, as forward does.
-/// For a module that has neither a unit nor a plan, the object only calls the method. The module
-/// must outlive the object. Throws Error for a null method.
+/// For a module without unit and plan, `encode` only calls the method. The module must outlive
+/// `encode`. Throws Error for a null method.
 template <class M, class Method>
 [[nodiscard]] auto register_forward_method(M& module, Method method) {
   static_assert(std::derived_from<M, nn::ModuleBase>,

@@ -76,18 +76,17 @@ struct Options {
   std::int64_t post_forward_mesh_size = 1;
   PlacementFunction shard_placement{};
   /// Chooses a mesh for single parameters, which are then gathered and reduced over this mesh. If
-  /// the mesh is a part of the unit's mesh, other parts of the unit's mesh have other parameters,
-  /// and gradient norms include all of them. The sums of gradients are divided by the number of
+  /// this mesh is a part of the unit's mesh, ranks outside of this part have other parameters, and
+  /// gradient norms include these parameters too. Summed gradients are divided by the number of
   /// ranks of the root's mesh, because the loss is the mean over these ranks.
   MeshFunction parameter_mesh{};
   /// Parameters and buffers that FSDP leaves unchanged: not moved, sharded, gathered, cast or
   /// reduced. Must list each trainable parameter of the model that is intentionally in no unit.
   std::unordered_set<nn::SlotPtr> ignored{};
   /// For replicate, and for HSDP with one rank in the shard dimension: gradients are all-reduced in
-  /// buckets (DDP's bucket_cap_mb). A bucket takes parameters, beginning with the last, until the
-  /// bucket has bucket_cap_mb MiB; the first bucket takes parameters until it has 1 MiB. A bucket
-  /// is reduced while backward still computes the gradients of earlier parameters, if the whole
-  /// model is one unit without parameter hooks and no other FSDP model takes part in the same
+  /// buckets of bucket_cap_mb MiB (as in DDP). The first bucket has 1 MiB and the last parameters.
+  /// A bucket is reduced while backward still computes the gradients of earlier parameters, if the
+  /// whole model is one unit without parameter hooks and no other FSDP model takes part in the same
   /// backward. The program must then not call collectives of the same process group in backward.
   std::int64_t bucket_cap_mb = 25;
 };

@@ -48,7 +48,7 @@ struct LlamaConfig {
   /// Coefficient of the load-balancing loss in training; 0 unless config.json has
   /// "output_router_logits", as in `transformers`.
   double router_aux_loss_coef = 0;
-  std::vector<std::int64_t> dense_layers{};  ///< layers that have one MLP instead of experts
+  std::vector<std::int64_t> dense_layers{};  ///< indices of layers without experts
   bool mixtral_names = false;    ///< whether the experts have Mixtral's names in weight files
   bool norm_over_heads = false;  ///< whether query_key_norm is over all heads together (OLMoE)
 

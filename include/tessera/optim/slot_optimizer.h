@@ -30,7 +30,7 @@ struct ShardUpdate;
 struct Batch {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::vector<at::Tensor>> states;  ///< one list of state tensors for each state name
-  std::vector<at::Tensor> steps;                ///< each tensor's step number, from 1; or empty
+  std::vector<at::Tensor> steps;                ///< step of each tensor, from 1; or empty list
   /// For each tensor, the index of its parameter in Optimizer::parameters(). If a tensor joins the
   /// shards of several parameters, this is the index of the first parameter.
   std::vector<std::size_t> shards = {};
@@ -101,7 +101,7 @@ class SlotOptimizer : public Optimizer {
     /// A hash of the counter's value when the host last read it, and of all steps since. States
     /// with equal `history` have equal counters.
     std::uint64_t history = 0;
-    std::uint32_t writes = 0;  ///< version of `step` when `history` was set
+    std::uint32_t writes = 0;  ///< version counter of `step` when `history` was set
   };
   /// Returns the state of a parameter. An earlier step must have updated the parameter.
   State& state_of(std::size_t parameter) { return states_[parameter]; }

@@ -49,10 +49,10 @@ struct PlanOptions {
   /// A function that returns advice on how to reduce memory of a kind, for a plan that does not
   /// fit. If the function is empty, the plan has general advice.
   std::function<std::string(observe::MemoryKind)> remedy{};
-  /// Returns sizes other than shard sizes in which the rank at `coordinate` can differ, for example
-  /// its number of samples, or the length of its part of each sequence. If the function is empty,
-  /// plan_run() also plans the last rank of each kind, and throws Error if that rank differs from
-  /// the first rank.
+  /// Returns the sizes, other than shard sizes, in which the rank at `coordinate` can differ from
+  /// other ranks, for example its number of samples, or the length of its part of a sequence. If
+  /// the function is empty, plan_run() also plans the last rank of each RankKind, and throws Error
+  /// if the plans of the first and the last rank differ.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
   /// Results of operators whose output sizes depend on values, by operator name. For experts that
   /// get equal numbers of tokens:
@@ -64,7 +64,7 @@ struct PlanOptions {
   std::function<std::unique_ptr<optim::Optimizer>(const nn::ModuleBase& model)> optimizer{};
 };
 
-/// The memory and time of a training step on one rank, equal for all ranks of the same kind.
+/// The memory and time of a training step on one rank, equal for all ranks of the same RankKind.
 struct RankPlan {
   RankKind kind{};
   std::vector<std::int64_t> coordinate{};  ///< mesh coordinate of the first rank of the RankKind

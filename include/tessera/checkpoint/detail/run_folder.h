@@ -25,8 +25,8 @@ std::string step_folder_name(std::int64_t step);
 /// reads the folder and broadcasts the result. Collective over `world`.
 std::optional<std::string> unfinished_run(comm::World& world, const std::filesystem::path& dir);
 
-/// Returns the highest step in `dir`, complete or damaged, or nullopt if there is none. Unfinished
-/// saves do not count. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
+/// Returns the last step in `dir`, complete or damaged; nullopt if there is none. Unfinished saves
+/// do not count. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
 std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
 
 /// Returns the steps in `dir` with numbers above `after`, including damaged steps. A run that

@@ -18,8 +18,8 @@ namespace tessera::comm {
 
 // All functions of this header are collective over `group`, wait for their result, and return the
 // same value on every rank. `device` is the device of the group's tensors. Pass
-// flush_pending_transfers(group) as `group` if this rank can have asynchronous redistributions.
-// Ranks are numbered as in the group. All functions throw PeerError.
+// flush_pending_transfers(group) as `group` if asynchronous redistributions can be unfinished on
+// this rank. Ranks are numbered as in the group. All functions throw PeerError.
 
 /// Returns each rank's values. All ranks must pass equally many values. Costs one all-gather.
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,

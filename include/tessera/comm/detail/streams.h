@@ -29,7 +29,7 @@ const char* to_string(Lane lane);
 class Streams {
  public:
   virtual ~Streams() = default;
-  /// Returns an event that is reached after all work that was issued to `lane` so far.
+  /// Returns an event that `lane` reaches after all work that has been issued to `lane` so far.
   virtual StreamEventPtr record(Lane lane) = 0;
   /// Makes work that is issued to `lane` from now on start after `event`. Does not block the
   /// caller.

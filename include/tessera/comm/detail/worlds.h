@@ -21,12 +21,12 @@ struct FakeCollective {
   std::string collective;
   std::int64_t bytes = 0;  ///< bytes of this rank's input
 };
-/// A function that returns the Work of a collective in a fake world. The result nullptr means that
-/// the collective is complete at once.
+/// A function that returns the Work of a collective in a fake world; nullptr if the collective is
+/// already complete.
 using FakeStart = std::function<WorkPtr(const FakeCollective&)>;
 
-/// Makes a fake world like fake_world(), but `start` decides when a collective ends. `start` is not
-/// called for groups of one rank.
+/// Makes a fake world like fake_world(), but `start` returns the Work of each collective. `start`
+/// is not called for groups of one rank.
 WorldPtr fake_world(int rank, int size, FakeStart start);
 
 /// Makes a fake world like fake_world(), but with the device "meta": tensors have sizes and no
@@ -39,10 +39,10 @@ inline std::vector<int> ranks_of_world(int size) {
   return ranks;
 }
 
-/// Prints libtorch's warnings on this thread as on the main thread: in one line, and each text once
-/// for the whole job. libtorch's warning handler is per thread, so each thread of the library that
-/// can warn calls this function first. Does nothing before world_from_environment(), or if the
-/// thread has its own handler.
+/// Makes this thread print libtorch's warnings as the main thread does: each in one line, and each
+/// text once for the whole job. libtorch's warning handler is per thread, so each thread of the
+/// library that can warn calls this function first. Does nothing before world_from_environment(),
+/// or if the thread has its own handler.
 void take_warnings_of_thread();
 
 }  // namespace tessera::comm

@@ -22,8 +22,8 @@ namespace tessera::detail {
 //
 // Canary: RunningBackwardCanary, a test of libtorch itself.
 
-/// Returns a number that identifies the backward that runs on this thread, different for each
-/// backward of the process; -1 outside of a backward.
+/// Returns an id of the backward that runs on this thread, different for each backward of the
+/// process; -1 outside of a backward.
 int backward_id();
 /// Whether the backward that runs on this thread has retain_graph, so that its graph is kept.
 bool keeps_graph();
@@ -31,8 +31,8 @@ bool keeps_graph();
 /// Returns the name of the autograd node that runs on this thread ("MmBackward0"), or "T" for a
 /// torch::autograd::Function T. Returns "" if no node runs.
 std::string running_node();
-/// Returns the thread whose forward made the autograd node that runs on this thread, as a number of
-/// at::RecordFunction::currentThreadId(). nullopt if no node runs.
+/// Returns the id of the thread whose forward made the autograd node that runs on this thread
+/// (at::RecordFunction::currentThreadId()); nullopt if no node runs.
 std::optional<std::uint64_t> origin_of_running_node();
 
 /// Whether the backward that runs on this thread executes the given autograd node.
@@ -70,7 +70,7 @@ bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 enum class BackwardCode : std::uint8_t {
   kNone,              ///< this thread runs no backward
   kFormula,           ///< a gradient formula of libtorch or of this library
-  kFormulaOrProgram,  ///< a node or hook, possibly of the program
+  kFormulaOrProgram,  ///< a node of the program, or a node that has hooks of the program
 };
 
 /// Returns which kind of code the backward on this thread runs now.

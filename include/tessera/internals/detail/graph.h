@@ -212,7 +212,7 @@ struct EngineAnswers {
   /// Returns the saved-tensor hooks for the next tensor that autograd saves on this thread, or
   /// nullptr to save the tensor without hooks.
   std::unique_ptr<SavedVariableHooks> (*hooks)();
-  /// Runs a BackwardCall that has `outputs`. The function may call `run`, libtorch's engine,
+  /// Runs a backward for which `call.outputs` is not empty. May call `run`, libtorch's engine,
   /// several times.
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
 };

@@ -65,9 +65,9 @@ class TensorWrapper : public c10::TensorImpl {
   /// A faster constructor for an `inner` that has memory and is not an inference tensor. The
   /// wrapper shares the version counter of `inner`.
   ///
-  /// The constructor of TensorImpl that this constructor calls keeps the given dispatch keys. The
-  /// keys lack autograd's keys, so no version counter is allocated, which would be replaced anyway.
-  /// TensorImpl only reads the device of `storage`, so `storage` is borrowed.
+  /// TensorImpl's constructor would allocate a version counter if the dispatch keys included
+  /// autograd's keys; this constructor adds these keys later. TensorImpl only reads the device of
+  /// `storage`, so `storage` is borrowed.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
       : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
                    inner.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,

@@ -94,8 +94,8 @@ struct StepMemory {
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
   std::string peak_moment;  ///< the moment of the peak: "the backward of unit 'model.layers.3'"
-  /// The moments of the step, in the order of their memory maxima in time; empty unless
-  /// begin_step() requests moments.
+  /// The moments of the step, sorted by the time at which each moment used the most memory; empty
+  /// unless begin_step() requests moments.
   std::vector<MomentMemory> moments;
 };
 

@@ -43,8 +43,8 @@ struct SearchSpace {
   std::int64_t batch = 1;     ///< number of samples per step, over all ranks
   std::int64_t sequence = 0;  ///< number of tokens per sample; 0: samples are not sequences
   std::int64_t blocks = 0;    ///< number of equal blocks; 0: a layout checkpoints all or none
-  TrainingLayout first{};     ///< the fixed values, and the first cp and accumulate to try
-  /// The names of fields of `first` that no layout changes: "dp", "tp", "cp", "ac", "zero",
+  TrainingLayout first{};     ///< values of the fixed fields; first values of cp and accumulate
+  /// The fields of `first` that no layout changes, by name: "dp", "tp", "cp", "ac", "zero",
   /// "accumulate".
   std::set<std::string> fixed{};
   /// Whether the model can be split over `tp` ranks. If the function is empty, any number of ranks
