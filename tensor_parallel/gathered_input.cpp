@@ -42,16 +42,16 @@ void check_first_order() {
                 "without create_graph, or set .regather = false in the styles");
 }
 
-/// Returns `gradient` as a distributed tensor on `mesh`. A plain gradient is the same on all ranks,
-/// so it becomes a replicated tensor.
+/// Returns `gradient` as a distributed tensor on `mesh`. A plain gradient becomes a replicated
+/// tensor, because it is the same on all ranks.
 DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient) {
   return tessera::is_distributed(gradient)
              ? DistributedTensor(gradient)
              : DistributedTensor::from_local(gradient, mesh, {Replicate{}});
 }
 
-/// The matrix products of a Linear, in one implementation (aten::linear or fp8). `bias` can be
-/// undefined.
+/// The functions that compute a Linear's matrix products, for aten::linear or for fp8. `bias` can
+/// be undefined.
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   nn::detail::SharedInputNode::AddTerm add_of_input;
@@ -75,9 +75,9 @@ constexpr Products kFp8Products{
     }};
 
 /// The input x of column-wise Linears, gathered by one all-gather. GatheredInput saves the shard of
-/// x for backward, and has the gathered x while backward computes the weights' gradients. Under
-/// activation checkpointing GatheredInput saves the gathered x, because the recomputation gathers x
-/// anyway.
+/// x for backward, and gathers x again for the time in which backward computes the weights'
+/// gradients. Under activation checkpointing GatheredInput saves the gathered x, because the
+/// recomputation gathers x anyway.
 class GatheredInput {
  public:
   GatheredInput(const DistributedTensor& shard, const at::Tensor& whole)
@@ -189,7 +189,7 @@ struct ProductBackward final : Node {
   ShardingSpec output;
 };
 
-/// Whether `bias` is sharded like the rows of `weight`.
+/// Whether `bias` and the rows of `weight` have the same sharding.
 bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
   if (!tessera::is_distributed(bias)) {
     return false;
@@ -250,8 +250,8 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
   return product;
 }
 
-/// Computes matrix products that share one gathered input x. If x was not gathered, `others`
-/// computes the products; without `others`, each product is computed separately.
+/// Computes matrix products that share one gathered input x. If x was not gathered, calls `others`;
+/// if there is no `others`, computes each product separately.
 class RegatheredProducts final : public nn::detail::LinearProducts {
  public:
   explicit RegatheredProducts(const Products& products,
@@ -273,7 +273,8 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  /// The node for the gradient of the input of the most recent matrix product.
+  /// The node that sums the gradient of x over all products of x. Replaced when add() gets another
+  /// x.
   tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;
 };
 
@@ -298,8 +299,8 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
     whole = shard.redistribute(everywhere).tensor();
   }
   const std::uint64_t late_number = tessera::detail::take_sequence_number();
-  // GatheredInput gets `whole` before `whole` has an autograd node: otherwise the node would own
-  // itself through `whole`.
+  // GatheredInput gets `whole` before `whole` gets the node: otherwise the node would own itself
+  // through `whole`.
   const auto node = tessera::detail::make_node<GatherBackward>(
       std::make_shared<GatheredInput>(shard, whole), shard, late_number);
   tessera::detail::set_inputs(*node, shard.tensor());

@@ -38,7 +38,7 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   /// already added.
   bool add(nn::ModuleBase& module, const std::string& fqn);
   /// Adds hooks that compare the root module's plain inputs between ranks. The hooks of the root's
-  /// styles run earlier: an input that these hooks make a shard may differ between ranks.
+  /// own styles run earlier. An input that such a hook distributes may differ between ranks.
   void watch_root(nn::ModuleBase& root);
 
   /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all
@@ -50,8 +50,8 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
  private:
   bool is_replicated(const nn::ParameterSlot& slot) const;
   std::vector<tessera::detail::Replica> replicas(bool gradients) const;
-  /// Compares the parameters and `inputs` between ranks. `inputs`: the arguments of the root
-  /// module; empty if another module is called.
+  /// Compares the parameters and `inputs` between ranks. `inputs`: the root module's inputs; empty
+  /// if the program called another module.
   void compare_before_forward(nn::TensorList inputs);
   void compare_origins() const;
   void compare(const std::vector<tessera::detail::Replica>& replicas,

@@ -39,8 +39,9 @@ namespace {
 /// How the tokens (rows of the logits) are sharded over a mesh; nullopt for plain logits.
 using TokenSharding = std::optional<ShardingSpec>;
 
-/// Throws Error if targets are ignored and several data-parallel ranks share the batch: each rank
-/// can ignore another number of targets, but FSDP gives all ranks' gradients equal weights.
+/// Throws Error if targets are ignored and several data-parallel ranks share the batch. FSDP gives
+/// the gradients of all ranks equal weights, but the ranks can have different numbers of ignored
+/// targets.
 void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   const std::int64_t ranks = nn::batch_ranks();
   if (ranks == 1 || count.is_meta()) {
@@ -64,7 +65,7 @@ at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
-/// Returns the number of targets, on all ranks, that are not ignored, as a plain tensor.
+/// Returns the number of targets on all ranks that are not ignored, as a plain tensor.
 at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index) {
   return whole(targets.ne(ignore_index).sum());
 }
@@ -81,7 +82,6 @@ at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   return sum.clamp_min(1).div_(flat.size());
 }
 
-/// Returns the options that define the loss of a single token.
 tessera::detail::RowLossOptions row_options(const CrossEntropyOptions& options) {
   return {options.ignore_index, options.label_smoothing, options.z_loss};
 }
@@ -144,7 +144,7 @@ void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, i
   }
 }
 
-/// The losses for reduction None; a plain tensor if each rank has all tokens.
+/// Returns the losses for reduction None; a plain tensor if each rank has all tokens.
 at::Tensor losses_of_rows(const at::Tensor& losses) {
   return are_split(token_sharding(losses)) ? losses : whole(losses);
 }
@@ -351,15 +351,15 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
                 "; pass both plain, or both on one mesh");
 }
 
-/// Makes the losses of this rank's tokens a shard of the losses of all tokens. Returns `losses`
-/// unchanged if this rank has all tokens.
+/// Returns the losses of all tokens, sharded by tokens. `losses`: the losses of this rank's tokens.
+/// If this rank has all tokens, returns `losses` itself.
 at::Tensor distributed_losses(const at::Tensor& losses, const TokenSharding& rows,
                               std::int64_t tokens) {
   return are_split(rows) ? DistributedTensor::from_local(losses, *rows, {tokens}).tensor() : losses;
 }
 
-/// Makes the sum of the losses of this rank's tokens a Partial tensor. Returns `sum` unchanged if
-/// this rank has all tokens.
+/// Returns the sum over all tokens, as a Partial tensor. `sum`: the sum over this rank's tokens. If
+/// this rank has all tokens, returns `sum` itself.
 at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   if (!are_split(rows)) {
     return sum;
@@ -383,7 +383,7 @@ std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shar
   const std::int64_t columns = std::max<std::int64_t>(1, detail::ceil_div(shard.vocabulary, ranks));
   const auto bytes = columns * static_cast<std::int64_t>(hidden.element_size());
   const std::int64_t most = std::max<std::int64_t>(1, options.chunk_bytes / bytes);
-  // Rounds the number down to a multiple of the tile size of GPU matrix products.
+  // A multiple of the tile size suits the matrix products of GPUs.
   for (const std::int64_t tiles : {1024, 128}) {
     if (most >= tiles) {
       return most / tiles * tiles;

@@ -37,8 +37,8 @@ bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh) {
 
 namespace {
 
-// Before any module changes, check_plan() checks which modules the patterns match, whether the
-// styles are applicable to these modules, and which placement each parameter gets.
+// check_plan() runs before any module changes. It finds the modules that each pattern matches,
+// checks that the styles are applicable to these modules, and finds each parameter's placement.
 
 /// A module and its FQN relative to the root of the plan ("" for the root).
 struct NamedModule {
@@ -46,24 +46,25 @@ struct NamedModule {
   nn::ModuleBase* module = nullptr;
 };
 
-/// A plan entry, applied to one of the modules that its pattern matches.
+/// A plan entry applied to one module.
 struct Application {
   NamedModule target;
   StylePtr style;
-  /// The placements of the style, except for parameters that the entry of an inner module places.
+  /// Placements from the style. Parameters that the plan entry of an inner module places are left
+  /// out.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 
 struct CheckedPlan {
   std::vector<Application> applications;
-  /// Each parameter that the plan names, once, with its placement, in the order of the plan.
+  /// The parameters that the plan places, each once, in the order of the plan.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
   /// Parameters that no plan entry names; they become replicated. Parameters that are already
   /// distributed, or that differ on each rank, are excluded.
   nn::NamedSlots unnamed;
 };
 
-// A libtorch module without hooks can be a Match too, so that error messages can name it.
+// A Match can be a libtorch module without hooks, so that error messages can name the module.
 
 struct Match {
   std::string fqn;
@@ -96,8 +97,8 @@ std::string without_last_segment(const std::string& pattern) {
   return dot == std::string::npos ? "" : pattern.substr(0, dot);
 }
 
-/// Throws the error for a pattern that matches no module. Lists the children of the module that the
-/// longest matching beginning of the pattern names.
+/// Throws the error for a pattern that matches no module. Removes segments from the pattern's end
+/// until a module matches, and lists the children of this module.
 [[noreturn]] void fail_unmatched(nn::ModuleBase& root, const std::string& pattern) {
   std::string reached = pattern;
   std::vector<Match> parents;
@@ -124,8 +125,8 @@ std::type_index class_of(const Match& place) {
   return typeid(module);
 }
 
-/// Throws Error if some modules that match `prefix` contain a match of `pattern`, but other modules
-/// of the same class do not. `prefix`: the beginning of `pattern`. `places`: the matches of
+/// Throws Error if, of two modules of one class that match `prefix`, one contains a match of
+/// `pattern` and the other does not. `prefix`: the beginning of `pattern`. `places`: the matches of
 /// `prefix`. `matches`: the matches of `pattern`.
 void check_all_match(const std::string& pattern, const std::string& prefix,
                      const std::vector<Match>& places, const std::vector<Match>& matches) {
@@ -157,7 +158,8 @@ void check_all_match(const std::string& pattern, const std::string& prefix,
        below, "' for every match");
 }
 
-/// Whether the segment has wildcards, other than "**" for any number of segments.
+/// Whether the segment has wildcards. "**", which stands for any number of segments, does not
+/// count.
 bool is_wildcard(std::string_view segment) {
   return segment != "**" && segment.find_first_of("*?[") != std::string_view::npos;
 }
@@ -200,7 +202,8 @@ std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& 
   return modules;
 }
 
-/// Throws Error for a style with hooks on a module inside an nn::Hooked: its hooks never run.
+/// Throws Error if the style needs hooks but the module runs none, because it is inside an
+/// nn::Hooked.
 void check_is_called(const NamedModule& target, const ParallelStyle& style) {
   TESSERA_CHECK(
       !style.adds_hooks() || dynamic_cast<const nn::AdoptedModule*>(target.module) == nullptr,
@@ -218,7 +221,7 @@ void check_gradients_are_dense(const nn::ModuleBase& module) {
                 "module with sparse(false)");
 }
 
-/// Applies the style's checks. Adds the module's FQN to an Error of the style.
+/// Runs the style's checks, and adds the module's FQN to their error messages.
 Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
   try {
     check_is_called(target, *style);
@@ -280,7 +283,6 @@ class PlacementTable {
     }
   }
 
-  /// Returns the placements in the order of the plan, which is equal on every rank.
   std::vector<std::pair<nn::SlotPtr, Placement>> take() { return std::move(placed_); }
 
  private:
@@ -340,7 +342,8 @@ nn::NamedSlots unnamed_parameters(const nn::ModuleBase& module, const DeviceMesh
   return unnamed;
 }
 
-/// Changes no module and does not communicate. Throws the Errors of parallelize_module().
+/// Checks a plan. Changes no module and does not communicate. Throws the Errors of
+/// parallelize_module().
 CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
                        const ParallelizePlan& plan) {
   TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
@@ -381,11 +384,11 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
   }
 }
 
-/// Adds hooks to `module`. During its forward and its other hooked methods, plain tensors count as
-/// the same on every rank of `mesh`.
+/// Adds hooks to `module`: in its forward and its other hooked methods, plain tensors count as the
+/// same on every rank of `mesh`.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // A module can call itself, so `scopes` has an entry for each running call: nullptr if the call
-  // is within the forward of another parallel module.
+  // One entry for each running call, because a module can call itself. nullptr for a call within
+  // the forward of another parallel module on `mesh`.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
       [scopes, mesh](auto&, nn::TensorList) {
@@ -423,7 +426,7 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
     if (replicas->add(target, application.target.fqn) && &target != &module) {
       add_parallel_forward(target, mesh);
     }
-    // A module inside an nn::Hooked gets no hooks, because the module would not run them.
+    // A module inside an nn::Hooked gets no hooks, because such hooks would never run.
     if (dynamic_cast<const nn::AdoptedModule*>(&target) == nullptr) {
       application.style->apply(target, mesh);
     }
@@ -460,7 +463,7 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// Returns the plan entry that makes a block's input distributed for all projections. The
+/// Returns the plan entry that distributes a block's input once, for all projections. The
 /// projections then share one gather of the input (with sequence parallelism), or one all-reduce of
 /// the input's gradient.
 std::pair<std::string, StylePtr> shared_input(const std::string& fqn,
@@ -500,8 +503,8 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
     plan.emplace_back(below(names.value), kv_heads);
   }
   if (o.qk_norm) {
-    // A norm of each head gets (batch, tokens, heads, head_dim) and runs on sharded heads. A norm
-    // over all heads gathers the heads.
+    // A q_norm or k_norm of single heads runs on sharded heads (batch, tokens, heads, head_dim). A
+    // norm over all heads gathers the heads.
     const StylePtr norm =
         o.qk_norm_over_heads ? replicate_parallel() : sequence_parallel({.sequence_dim = 2});
     plan.emplace_back(below("q_norm"), norm);

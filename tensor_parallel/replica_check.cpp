@@ -54,8 +54,8 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   return found;
 }
 
-/// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is assumed
-/// to have this rank's coordinates in a parallel submesh, and so the same shard.
+/// Whether `rank` has the same shard as this rank. True for a rank outside of the tensor's mesh,
+/// which is assumed to have this rank's coordinates in a parallel submesh.
 bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
@@ -83,7 +83,7 @@ bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   return std::ranges::all_of(mesh.ranks(), [&](int rank) { return has_same_shard(spec, rank); });
 }
 
-/// Returns the gradient of a parameter; undefined if FSDP has not reduced it yet.
+/// Returns a parameter's gradient; undefined if FSDP has not reduced the gradient yet.
 at::Tensor gradient_of(const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   return gradient.defined() && nn::placeholder(gradient) == nullptr ? gradient : at::Tensor();
@@ -105,8 +105,8 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
 
 /// Adds the module's name to error messages of operators in the module's forward.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // The number of running calls of the module. It is 0 in the second hook if another hook threw
-  // before the first hook ran.
+  // The number of running calls of the module. The second hook finds 0 if another hook threw before
+  // the first hook ran.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;

@@ -18,13 +18,13 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-// Hooks of the styles use these functions to convert inputs and outputs of a module.
+// Functions for the styles' hooks, which convert inputs and outputs of a module.
 
 at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& desired,
                            bool regather = false) {
   const ShardingSpec& spec = tensor.spec();
   const LayoutPtr layout = to_layout(spec.layout->mesh_sizes(), {desired}, tensor.tensor().sizes());
-  // Redistribution would only add an autograd node that does nothing.
+  // tensor.redistribute() would only add an autograd node that does nothing.
   if (spec.layout == layout) {
     return tensor.tensor();
   }
@@ -57,7 +57,8 @@ DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& ten
   return DistributedTensor::from_local(tensor, mesh, {layout}, std::move(sizes));
 }
 
-/// Whether `module` is an nn::Hooked around an M, or stands for an M inside an nn::Hooked.
+/// Whether `module` is an nn::Hooked around an M, or the AdoptedModule of an M inside an
+/// nn::Hooked.
 template <class M>
 bool wraps(const nn::ModuleBase& module) {
   const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
@@ -109,8 +110,8 @@ void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t fe
   fail(style.name(), " is for ", fits, ", but the module is a ", module.name());
 }
 
-/// Adds a hook that replicates the first argument of each call of `module`. `plain`: the placement
-/// of an argument that is a plain tensor.
+/// Adds a hook that makes the first argument of each call of `module` replicated. `plain`: the
+/// placement that a plain argument has.
 void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
                         bool regather) {
   module.add_forward_pre_hook([mesh, plain, regather](auto& self, nn::TensorList inputs) {
@@ -160,8 +161,8 @@ class Colwise final : public ParallelStyle {
     set_regathered_product(module, options_.regather);
     add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      // A plain output stays unchanged: the module has computed, for example, a loss from the
-      // output features.
+      // A plain output stays unchanged: the module has already computed a result, such as a loss,
+      // from its output features.
       if (tessera::is_distributed(*outputs[0])) {
         *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
       }
@@ -202,8 +203,8 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// Returns the placement of a tensor whose dimension `dim` has the output features. A FusedLinear
-  /// with groups() > 1 is split contiguously.
+  /// Returns the placement of a tensor whose dimension `dim` is the output features. For a
+  /// FusedLinear with groups() > 1 this is a contiguous shard.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
     return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};
@@ -244,8 +245,8 @@ class FusedColwise final : public ParallelStyle {
   FusedColwiseOptions options_;
 };
 
-/// Returns a tensor with Shard(0): each rank has the rows of one head of the replicated
-/// `parameter`, which has `heads` heads. The gradient of `parameter` is Partial.
+/// Returns the rows of this rank's head, as a tensor with Shard(0). The replicated `parameter` has
+/// `heads` heads, which are fewer than the ranks. The gradient of `parameter` is Partial.
 at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mesh,
                               std::int64_t heads) {
   const DistributedTensor replicated(parameter);
@@ -346,7 +347,7 @@ class Rowwise final : public ParallelStyle {
   explicit Rowwise(RowwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "rowwise_parallel"; }
-  /// With default options the next operator sums the outputs, so no hooks are needed.
+  /// With default options the next operator reduces the Partial output, so no hooks are needed.
   bool adds_hooks() const override {
     return options_.input_layouts || !is_replicate(options_.output_layouts) ||
            options_.use_local_output;
@@ -405,8 +406,7 @@ class Rowwise final : public ParallelStyle {
     });
   }
 
-  /// Each rank looks up the indices of its shard of the embedding table; the result for other
-  /// indices is 0.
+  /// Each rank looks up all indices in its shard of the table; an index of another shard gives 0.
   void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
     add_gathering_hook(embedding, mesh, placement_of_plain(options_), /*regather=*/false);
     embedding.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
@@ -534,7 +534,7 @@ class Prepare final : public ParallelStyle {
   }
 
  private:
-  /// Converts the first tensors, as many as `layouts_` has placements.
+  /// Converts the first tensors: one tensor for each element of `layouts_`.
   void convert(const nn::ModuleBase& module, nn::TensorList tensors, const DeviceMesh& mesh) const {
     TESSERA_CHECK(tensors.size() >= layouts_.size(), name(), " has placements for ",
                   layouts_.size(), " tensors, but the call has ", tensors.size(),

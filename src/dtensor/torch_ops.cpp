@@ -1,5 +1,5 @@
-// Operators of torch.ops.tessera, for Python. A mesh is an integer. Environment variables configure
-// the process group, as for torchrun.
+// Operators of torch.ops.tessera, for Python. A mesh is passed as an integer id. Environment
+// variables configure the process group, as for torchrun.
 
 #include <torch/library.h>
 
@@ -116,7 +116,7 @@ TORCH_LIBRARY(tessera, library) {
   library.def("to_local(Tensor tensor) -> Tensor",
               [](const at::Tensor& tensor) { return DistributedTensor(tensor).to_local(); });
   library.def("placements(Tensor tensor) -> str[]", &placements);
-  // Sets whether this rank is strict without a StrictScope; returns the previous value.
+  // Sets whether this rank is strict outside of every StrictScope; returns the previous value.
   library.def("set_strict(bool strict) -> bool",
               [](bool strict) { return detail::RankState::here()->strict.exchange(strict); });
   library.def("set_replication(bool replicate) -> bool", &set_replication);

@@ -55,7 +55,7 @@ class OperatorTraits {
   RandomFill fill_ = nullptr;
 };
 
-/// A row of the table of traits: a trait and the operators that have it.
+/// A trait and the operators that have it: one row of the table in operator_info.cpp.
 struct TraitRow {
   Trait trait;
   /// Operator names without "aten::", separated by blanks. "mul_.Tensor" is one overload; "mul_.*"
@@ -94,11 +94,11 @@ struct OperatorInfo {
   std::vector<Return> returns;
   std::vector<int> written;  ///< indices of the arguments that the operator writes to
   int viewed = -1;           ///< index of the argument that the results are views of, or -1
-  // Indices of the arguments `device` and `generator`, or -1 if the operator has none.
+  // indices of the arguments `device` and `generator`; -1 if the operator has no such argument
   int device = -1;
   int generator = -1;
   int stride = -1;  ///< index of the argument `stride` that follows `size`, or -1
-  /// Index of the argument storage_offset, or -1; set only for Trait::kViewsMemory.
+  /// index of the argument `storage_offset` for Trait::kViewsMemory; otherwise -1
   int storage_offset = -1;
   bool takes_tensors = false;
   /// Whether the operator is composed of other operators. True for CompositeImplicitAutograd, and

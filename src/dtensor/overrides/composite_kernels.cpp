@@ -66,7 +66,7 @@ void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensor
   compare_plain(mesh, name, tensors);
 }
 
-/// Whether at least one of `tensors` is distributed, and all plain ones have at most one element.
+/// Whether at least one of `tensors` is distributed, and each plain tensor has at most one element.
 /// The caller decides whether such plain tensors count as replicated.
 bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
   const auto fits = [](const at::Tensor& tensor) {
@@ -172,9 +172,9 @@ void compose_gathered(const c10::OperatorHandle& op, c10::DispatchKeySet,
   distribute_results(mesh_of(tensors), info.returns.size(), *stack);
 }
 
-/// The kernel of operators with a last argument `out` that libtorch writes through _unsafe_view or
-/// set_; the dispatcher does not know these as views. For a distributed `out`, runs the overload
-/// without `out` and copies its result to `out`. Throws Error if the sizes differ.
+/// The kernel of operators whose last argument is `out`, for which libtorch's composition writes
+/// `out` through _unsafe_view or set_. For a distributed `out`, runs the overload without `out` and
+/// copies the result to `out`. Throws Error if the sizes differ.
 void copy_result_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet,
                         torch::jit::Stack* stack) {
   const auto& info = operator_info(op);
@@ -235,9 +235,9 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   library.impl("reshape", &reshape);
 }
 
-// Kernels for Bernoulli operators with one probability per element, or with a new result, for which
-// libtorch's kernels draw numbers one after another. For distributed tensors, these kernels draw by
-// global index. plain_random.cpp does the same for plain tensors.
+// Kernels for Bernoulli operators that take a probability for each element, or that return a new
+// tensor. libtorch's kernels draw the numbers one after another. For distributed tensors, these
+// kernels draw by global index; plain_random.cpp does the same for plain tensors.
 
 using torch::jit::Stack;
 
@@ -279,8 +279,8 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_boxed<bernoulli_of_number>(library, "bernoulli.p");
 }
 
-// Kernels for operators that do not use the fallback. They read only the object of a distributed
-// tensor, not its values, so they need no call plan.
+// Kernels for operators that need no call plan, because they do not read the values of a
+// distributed tensor.
 
 at::Tensor detach(const at::Tensor& self) {
   const auto* impl = as_distributed(self);

@@ -1,8 +1,8 @@
 // Random operators of at:: on plain tensors in a RandomRegion. The kernels have their own dispatch
 // key above autograd, where a tensor still has its autograd history. Operators that fill a tensor
-// draw each number by its element's global index. Operators composed of fills (dropout) store their
-// input for the fills and run as usual. All other random operators draw their numbers one after
-// another, which is allowed only for whole tensors.
+// draw each number by its element's global index. Operators composed of fills (dropout) run as
+// usual, in a RandomSourceScope of their input. All other random operators draw their numbers one
+// after another, which is allowed only for whole tensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -51,8 +51,8 @@ Arguments arguments_of(const OperatorInfo& info, const Stack& stack) {
   return Arguments(stack).last(info.arguments.size());
 }
 
-/// Fills a plain tensor with random numbers. If autograd records the tensor, fills a new tensor and
-/// copies its values to the plain tensor, because autograd can record a copy.
+/// Fills a plain tensor with random numbers. If `self` requires a gradient, fills a new tensor and
+/// copies the numbers to `self`, because autograd can record a copy.
 void fill_plain(const at::Tensor& self, const RandomPlace& place, const OperatorInfo& info,
                 Arguments arguments, RandomKey key) {
   const bool recorded = self.requires_grad() && c10::GradMode::is_enabled();
@@ -156,8 +156,8 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// Called for an operator that does not draw for an empty tensor. All ranks must take a key and
-/// compare their rows, so a rank with an empty tensor does both here.
+/// Called for an operator that draws nothing for an empty tensor. All ranks must take a random key
+/// and compare their rows, so a rank with an empty tensor does both here.
 void count_if_empty(const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     return;
@@ -185,7 +185,8 @@ void multinomial(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   if (arguments[1].toInt() > 1 && arguments[2].toBool()) {
     return draw_in_order(op, keys, stack);
   }
-  // A distributed tensor is gathered, and its kernel takes the random key.
+  // Distributed tensors are not counted here: the kernel for gathered tensors takes their random
+  // key.
   if (!outside() && !tessera::is_distributed(arguments[0].toTensor())) {
     count_if_empty(arguments[0].toTensor());
   }

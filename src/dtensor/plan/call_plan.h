@@ -23,10 +23,10 @@ namespace tessera::detail {
 
 /// How an operator is run. plan_call() chooses the kind of a call.
 enum class CallKind : std::uint8_t {
-  kPlain,          ///< a call without distributed tensors, run by libtorch's kernel
-  kDecomposed,     ///< the operators that compose the operator are dispatched one by one
+  kPlain,          ///< libtorch's kernel runs; no argument is distributed
+  kDecomposed,     ///< the operators of which the operator is composed are dispatched one by one
   kDirect,         ///< the operator runs on the local tensors, and its results are wrapped
-  kLocal,          ///< like kDirect; arguments are changed, or written values are copied back
+  kLocal,          ///< like kDirect, but run_local changes arguments or copies values back
   kFailTogether,   ///< like kLocal, but all ranks throw if the operator throws on one rank
   kLowering,       ///< a lowering runs: an implementation of the operator that sends less data
   kRandomInplace,  ///< each random number is drawn by the global index of its element
@@ -39,11 +39,11 @@ enum class CallKind : std::uint8_t {
 struct CallPlan {
   /// How one tensor argument is redistributed and written. Undefined tensors have no Input.
   struct Input {
-    TensorSpecPtr spec;  ///< the tensor's spec; replicated for a plain tensor
+    TensorSpecPtr spec;  ///< the tensor's spec; a replicated spec for a plain tensor
     /// The layout to which the tensor is redistributed; nullptr: the tensor keeps its layout.
     LayoutPtr target = nullptr;
-    RedistributionPlanPtr plan;  ///< the steps of the redistribution to `target`
-    /// The layout of a written tensor's new value if the value must be copied back; else nullptr.
+    RedistributionPlanPtr plan;  ///< how to redistribute the tensor to `target`
+    /// The layout of the value that is copied back to a written tensor; nullptr: no copy is needed.
     LayoutPtr written = nullptr;
     bool updated = false;   ///< whether the operator updates the tensor as a running statistic
     bool detached = false;  ///< whether the tensor is a DetachedView (distributed_impl.h)
@@ -54,18 +54,18 @@ struct CallPlan {
   struct Output {
     LayoutPtr layout = nullptr;
     std::vector<std::int64_t> sizes;                   ///< global sizes; negative if not yet known
-    std::optional<std::vector<std::int64_t>> strides;  ///< global strides of a view
+    std::optional<std::vector<std::int64_t>> strides;  ///< global strides, for a view
     TensorSpecPtr spec;       ///< spec of the result, set by the first call
     bool contiguous = false;  ///< whether run_local makes the result contiguous
   };
-  /// A call of another operator, which replaces the called operator on the local tensors.
+  /// The operator that run_local calls on the local tensors in place of the called operator.
   struct LocalCall {
     c10::OperatorHandle op;
     std::vector<Argument> arguments;
-    double scale = 1.0;  ///< factor for the results of `op`
+    double scale = 1.0;  ///< run_local multiplies the results of `op` by `scale`
   };
 
-  /// The local value of an argument with global sizes, such as the argument `size` of view().
+  /// The local value for an argument that contains global sizes, such as `size` of view().
   struct Rewritten {
     int argument;
     c10::IValue value;
@@ -77,8 +77,8 @@ struct CallPlan {
   ShardingSpec replicated;  ///< the mesh, and the layout of results if there is no sharding rule
   bool has_rule = false;
   bool seeded = false;  ///< whether the call draws from a generator that all ranks seed equally
-  bool moves = false;   ///< whether the call moves data although the caller did not request it
-  /// Whether the caller requested the moved data, as item() does.
+  bool moves = false;   ///< whether the call moves data that the caller did not request
+  /// Whether the call moves data because the caller requested a value, as in item().
   bool asked_for = false;
   bool takes_plain = false;  ///< whether an argument is a plain tensor, not a number literal
   bool mixes_plain = false;  ///< whether an argument is a plain tensor with more than one element

@@ -40,7 +40,7 @@ namespace {
 
 using Values = std::span<const c10::IValue>;
 
-/// The global strides of each result of a view operator; nullopt if unknown.
+/// The global strides of each result of a view operator; nullopt if the strides are unknown.
 using GlobalStrides = std::optional<std::vector<std::vector<std::int64_t>>>;
 
 bool is_complex_number(const c10::IValue& value) {
@@ -124,13 +124,12 @@ void set_offsets(CallPlan& plan, const ShardingRule& rule) {
     const auto indices =
         global_indices(*taken.layout(), dim, size, plan.replicated.mesh.coordinate());
     plan.local_call->arguments[static_cast<std::size_t>(argument)] =
-        // A rank without elements passes the index 0, which is not read.
+        // A rank without elements passes the index 0, which the operator does not use.
         indices.empty() ? std::int64_t{0} : indices.front();
   }
 }
 
-/// Sets the arguments that tell which elements of an input this rank has. `value` is for the stack,
-/// `sizes` for kernels with unboxed arguments.
+/// Sets the arguments that tell the operator which elements of the global tensor this rank has.
 void set_places(CallPlan& plan, const ShardingRule& rule) {
   for (const auto& [argument, input] : rule.place_arguments) {
     const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
@@ -145,8 +144,8 @@ void set_places(CallPlan& plan, const ShardingRule& rule) {
   }
 }
 
-/// Replaces global sizes in arguments by local sizes. If the rule has a local call, its sizes are
-/// replaced, and nothing is replaced if the plan does not use the local call.
+/// Replaces global sizes by local sizes: in the arguments of the local call or, if the rule has no
+/// local call, in the arguments of the called operator.
 void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                    Values arguments) {
   if (rule.local_call && !plan.local_call) {
@@ -167,7 +166,6 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
       plan.rewritten.push_back({argument, std::get<std::int64_t>(value), std::nullopt});
       continue;
     }
-    // The first value is for the stack, the second value for kernels with unboxed arguments.
     plan.rewritten.push_back({argument, sizes, sizes});
     // Strides must fit the local sizes: global strides would describe memory with gaps.
     if (info.stride == argument + 1) {
@@ -189,8 +187,8 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether the output with index `o` is a new tensor. The outputs after the operator's results are
-/// written arguments.
+/// Whether output `o` is a new tensor. The outputs after the operator's results describe the
+/// arguments that the operator writes.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
@@ -202,7 +200,6 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
   };
-  // Whether all inputs have the same order of dimensions in memory on all ranks.
   std::optional<bool> inputs_tell;
   for (std::size_t o = 0; o < plan.outputs.size(); ++o) {
     CallPlan::Output& output = plan.outputs[o];
@@ -243,8 +240,8 @@ std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCa
   return rule;
 }
 
-/// Sets the layout `target` for an input, and the redistribution steps to this layout if any are
-/// needed. Does nothing if `target` is nullptr.
+/// Plans the redistribution of an input to the layout `target`. Does nothing if `target` is
+/// nullptr.
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   if (target == nullptr || target == input.spec->sharding.layout) {
     return;
@@ -261,8 +258,8 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   input.plan = std::move(steps);
 }
 
-/// Finds the written tensors whose new value must be copied to the caller's tensor, and sets the
-/// layout of this value. An operator that changes shapes needs no copy: its result replaces the
+/// Finds the written tensors whose new values must be copied to the caller's tensors, and sets the
+/// layouts of these values. An operator that changes shapes needs no copy: the result replaces the
 /// caller's local tensor.
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace) {
@@ -285,15 +282,14 @@ void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
         left = plan.outputs[static_cast<std::size_t>(pair.output)].layout;
       }
     }
-    // An operator without a sharding rule may resize the tensor that it writes, so its new value is
-    // always copied back.
+    // An operator without a sharding rule may resize the tensor that it writes, so the tensor's new
+    // value is always copied back.
     if (input.plan || left != input.spec->sharding.layout || !plan.has_rule) {
       input.written = left;
     }
   }
 }
 
-/// Makes the plan of a call by its sharding rule.
 void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                   const BoundCall& bound, Values arguments, GlobalStrides view_strides) {
   std::vector<LayoutPtr> layouts;
@@ -327,7 +323,6 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
 // does not communicate, and reads no tensor values except wrapped numbers (the 2.0 in at::mul(x,
 // 2.0)), so all ranks make the same plan.
 
-/// Whether an argument is a distributed tensor, or a list that contains a distributed tensor.
 bool holds_distributed(const c10::IValue& value) {
   if (value.isTensor()) {
     return tessera::is_distributed(value.toTensor());
@@ -384,8 +379,8 @@ CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicate
           .plan = nullptr};
 }
 
-/// Sets the plan's mesh and inputs. A plain tensor with one element is accepted as a number that is
-/// equal on all ranks; check_policy compares such numbers between ranks.
+/// Sets the plan's mesh and inputs. A plain tensor with one element counts as a number that is
+/// equal on all ranks; check_policy() compares such numbers between ranks.
 void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   const DeviceMesh& mesh = common_mesh(info, bound.tensors);
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
@@ -430,7 +425,7 @@ void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound)
   }
 }
 
-/// Whether the operator runs on a copy of the caller's tensor.
+/// Whether the operator runs on a copy of the caller's local tensor.
 bool is_copied(const CallPlan::Input& input) {
   return input.plan || input.written != nullptr || input.detached;
 }
@@ -439,8 +434,8 @@ bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
 
-/// Whether a call needs no other steps than UnboxedKernel::run has: run the operator on the local
-/// tensors and wrap the results.
+/// Whether UnboxedKernel::run suffices: the call only runs the operator on the local tensors and
+/// wraps the results.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.compares_plain || plan.local_call || info.changes_shape) {
     return false;
@@ -524,7 +519,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_by_element(plan, *kind);
     return plan;
   }
-  // This call comes before rule_of_call(), because libtorch throws here for wrong sizes.
+  // Before rule_of_call(), because view_strides() throws libtorch's own errors for wrong sizes.
   GlobalStrides strides;
   if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
     strides = view_strides(op, arguments);

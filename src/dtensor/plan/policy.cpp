@@ -72,7 +72,7 @@ std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-/// Whether a plain tensor has one element and requires grad, such as a rank's own loss.
+/// Whether a plain tensor has one element and requires a gradient, such as a rank's own loss.
 bool is_trained_number(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
@@ -123,8 +123,8 @@ void warn_once(const std::string& name) {
              "the result is kept replicated (a StrictScope makes this an error)");
 }
 
-/// Advice for the error message of a call that moves data. Tells where a Partial sum comes from:
-/// from a row-wise matrix product, which may be far from the call.
+/// Advice for the error message of a call that moves data. For a Partial input, names the usual
+/// origin: a Linear with sharded input features, which may be far from the call.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute them explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {
@@ -168,7 +168,7 @@ bool mixes_more_than_numbers(const PlannedCall& call) {
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
 }
 
-/// Returns the plain tensors that a call reads. The values of an argument `out` are not read.
+/// Returns the plain tensors whose values a call reads, so not an argument `out`.
 std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   const auto arguments = call.arguments();
   std::vector<c10::IValue> read(arguments.begin(), arguments.end());
@@ -181,8 +181,8 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   return bind_call(call.info, read).tensors;
 }
 
-/// Throws Error for plain tensors that no scope declares replicated. In a backward the forward's
-/// scopes do not apply to the program's own code, so the ranks compare the plain tensors instead.
+/// Throws Error for plain tensors that no scope declares replicated. But in hooks and functions
+/// that the program adds to a backward, no scope applies, and the ranks compare the plain tensors.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);

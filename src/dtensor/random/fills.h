@@ -16,9 +16,9 @@
 
 namespace tessera::detail {
 
-/// What a random operator of at:: fills: a local tensor, by the random key.
+/// The local tensor that a random operator of at:: fills, and the random key of the numbers.
 struct RandomTarget {
-  const at::Tensor& local;  ///< the tensor to fill; a plain tensor, not on the meta device
+  const at::Tensor& local;  ///< a plain tensor, not on the meta device
   const RandomPlace& place;
   RandomKey key;
 };
@@ -30,8 +30,7 @@ using RandomFill = void (*)(const RandomTarget& target, std::span<const c10::IVa
 /// "uniform_"; nullptr for any other operator.
 RandomFill random_fill(std::string_view name);
 
-/// The end of the error message for an operator that draws its numbers one after another. The
-/// message begins with the operator's name.
+/// The end of the error message of an operator that draws its numbers one after another.
 inline constexpr const char* kDrawsInOrder =
     " draws its numbers one after another, so that ranks with different parts of one tensor can't "
     "draw what one rank does; draw before forward, or uniform, normal, exponential or Bernoulli "

@@ -30,7 +30,8 @@ namespace tessera {
 
 namespace {
 
-/// Returns the elements of `whole` in the rows of one part. Index 0 is the part's first element.
+/// Returns the elements of `whole` that are in the rows of `part`, as indices in a tensor of only
+/// these rows.
 detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRows& part) {
   detail::RandomPlace place = whole;
   place.elements.sizes[0] = part.run * part.groups;
@@ -62,7 +63,7 @@ void fill(const at::Tensor& tensor, const kernels::Distribution& distribution, R
 }  // namespace
 
 std::uint64_t stream_of(const char* name) {
-  // The 64-bit FNV-1a hash: offset basis and FNV prime.
+  // The FNV-1a hash: the 64-bit offset basis here, the 64-bit FNV prime in the loop.
   std::uint64_t hash = 14695981039346656037ULL;
   for (; *name != '\0'; ++name) {
     hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ULL;
@@ -103,8 +104,8 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
 
 namespace {
 
-/// Protects the default generators of the process, which ranks share if they are threads. A rank
-/// holds the lock for one operator on local tensors, so no rank waits for another rank's
+/// Protects the default generators of the process. Ranks that are threads share these generators. A
+/// rank holds the lock for one operator on local tensors, so no rank waits for another rank's
 /// collective.
 std::mutex& turns() {
   static std::mutex mutex;
@@ -130,8 +131,7 @@ void set_random_state(RandomState state) {
 namespace detail {
 
 RandomKey next_random_key() {
-  // The stream "at::" does not collide with the streams of a program, which are named after the
-  // program's parameters.
+  // The stream "at::" differs from the streams of parameters, which are derived from FQNs.
   const auto rank = RankState::here();
   const std::lock_guard lock(rank->mutex);
   return {rank->random.seed, substream(stream_of("at::"), rank->random.calls++)};
@@ -148,7 +148,7 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
 }
 
 SeededGenerator::~SeededGenerator() {
-  // Restores the state of the generator for draws of the program.
+  // Restores the state that the program's own draws continue from.
   generator_.set_state(outer_);
 }
 
@@ -217,8 +217,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
     return values;
   }
   settled_ = true;
-  // Ranks that are neighbours on the innermost mesh dimension have consecutive rows of the batch,
-  // so the loop begins at the innermost dimension.
+  // Along the innermost mesh dimension, neighbouring ranks have consecutive rows of the batch. So
+  // the loop begins at the innermost dimension.
   std::int64_t rows = sizes_ ? sizes_->front() : 0;
   values.push_back(rows == 1 ? 1 : 0);
   for (auto dim = dims_.rbegin(); dim != dims_.rend(); ++dim) {
@@ -244,8 +244,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
   return values;
 }
 
-/// Whether a tensor of `sizes` has a row for each row of the forward's input. Its first dimension
-/// is then the first dimension of the input, or a product of the input's first dimensions.
+/// Whether a tensor of `sizes` has one row for each row of the forward's input. The first dimension
+/// of such a tensor is the input's first dimension, or a product of the input's first dimensions.
 bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
   const std::int64_t rows = sizes_->front();
   const auto refuse = [&](const char* why) {
@@ -258,8 +258,8 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   if (sizes.empty() || is_parameter(call.source)) {
     return false;
   }
-  // A first dimension of size 1 is ambiguous: one row of the batch, or no batch dimension. All
-  // ranks throw here, so that no rank waits for a collective.
+  // A first dimension of size 1 can be one row of the batch, or no batch dimension. All ranks throw
+  // here, because a rank that throws alone would make other ranks wait in a collective.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
     refuse("a rank has just one, on which no size shows whether this is drawn for rows");
@@ -269,7 +269,8 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   }
   const bool divides = sizes[0] % rows == 0;
   if (!divides) {
-    // A tensor computed from the input has a multiple of the input's rows, or one row for all.
+    // The rows of a tensor computed from the input are a multiple of the input's rows, or one row
+    // for the whole batch.
     if (call.source.defined() && sizes[0] != 1) {
       refuse("its first dimension is not a multiple of that");
     }
@@ -309,7 +310,7 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
       "this rank has is not known; pass the batch to forward, or say so with a BatchPart");
   settle();
   if (begins_with_rows(call, sizes)) {
-    // The number of elements in the rows of earlier ranks.
+    // The number of elements that belong to the batch rows of earlier ranks.
     place.elements.first_element = before_ * (numel / sizes_->front());
     place.is_part = true;
   }
@@ -347,7 +348,7 @@ RandomPlace RandomRegion::place_of(const RandomCall& call) {
     }
   }
   RandomPlace place = find_place(call);
-  if (c10::GradMode::is_enabled()) {  // saved for the recomputation of this forward
+  if (c10::GradMode::is_enabled()) {  // for a recomputation of this forward
     places.insert_or_assign(key, place);
   }
   return place;
@@ -409,7 +410,7 @@ namespace {
 
 using Arguments = std::span<const c10::IValue>;
 
-/// Draws random numbers in fp64, from which other distributions are computed.
+/// Draws fp64 random numbers, from which the numbers of another distribution are computed.
 at::Tensor numbers(const RandomTarget& target, const kernels::Distribution& distribution,
                    RandomKey key) {
   auto values = at::empty(target.local.sizes(), target.local.options().dtype(at::kDouble));
@@ -421,7 +422,7 @@ at::Tensor uniform_numbers(const RandomTarget& target) {
   return numbers(target, kernels::Uniform{0, 1}, target.key);
 }
 
-/// Whether `value` is in the range of the type; rounding is permitted.
+/// Whether `value` is in the range of `type`. `type` need not represent `value` exactly.
 bool holds(c10::ScalarType type, double value) {
   return AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, type, "holds", [&] {
     using Limits = std::numeric_limits<scalar_t>;
@@ -430,9 +431,9 @@ bool holds(c10::ScalarType type, double value) {
   });
 }
 
-// Functions that fill a tensor, for each random operator of at::. Kernels draw uniform, normal and
-// Bernoulli numbers, bit-equal on CPU and CUDA. The numbers of other distributions are computed by
-// libtorch from uniform numbers.
+// The RandomFill functions of the random operators of at::. Kernels draw uniform, normal and
+// Bernoulli numbers, bit-equal on CPU and CUDA. For other distributions, libtorch computes the
+// numbers from uniform numbers.
 
 void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();

@@ -17,8 +17,8 @@
 
 namespace tessera::detail {
 
-// Finds the rank for which a thread works. An autograd node stores a number of the thread that made
-// the node, so an autograd thread finds the rank by the node that it runs.
+// Finds the rank for which a thread works. libtorch stores in each autograd node the id of the
+// thread that made the node, so an autograd thread finds its rank by the node that it runs.
 
 namespace {
 
@@ -27,7 +27,7 @@ struct Ranks {
   std::unordered_map<std::uint64_t, std::shared_ptr<RankState>> by_thread;
 };
 
-/// The table of threads is never destroyed, because threads can end while the process ends.
+/// Never destroyed, because threads can end while the process ends.
 Ranks& ranks() {
   static auto& all = *new Ranks;
   return all;
@@ -80,7 +80,7 @@ std::shared_ptr<RankState> RankState::here() {
     return own.rank;
   }
   const std::lock_guard lock(ranks().mutex);
-  // If the thread that ran the forward has ended, this thread's own rank is used.
+  // If the thread that ran the forward has ended, uses this thread's own rank.
   const auto found = ranks().by_thread.find(*thread);
   return found == ranks().by_thread.end() ? own.rank : found->second;
 }
@@ -108,7 +108,7 @@ void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
 }
 
 /// Removes and returns the oldest transfer with a number lower than `number`. Skips transfers that
-/// no longer exist. Returns nullptr if there is none.
+/// were destroyed. Returns nullptr if there is none.
 std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Transfer> transfer;

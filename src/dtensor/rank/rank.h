@@ -64,10 +64,11 @@ class TransferQueue {
   std::uint64_t next_number();
   void add(std::uint64_t number, const comm::Communicator* group,
            const std::shared_ptr<Transfer>& transfer);
-  /// Finishes all transfers with a lower number than `number`. Does not throw: a failed transfer
-  /// throws when its result is used.
+  /// Finishes all transfers whose sequence number is below `number`. Does not throw: a failed
+  /// transfer throws when its result is used.
   void finish_before(std::uint64_t number);
-  /// Returns the number of the last transfer on `group`, plus one; 0 if `group` has no transfer.
+  /// Returns the last sequence number on `group`, plus one; 0 if `group` has no unfinished
+  /// transfer.
   std::uint64_t end_of(const comm::Communicator& group);
 
  private:
@@ -90,11 +91,12 @@ struct TESSERA_API RankState;
 /// order in which it uses results, ranks could deadlock.
 class Transfer : NoCopy {
  public:
-  /// Adds a transfer to the queue of this rank. Without a `group`, the device keeps collectives in
-  /// order, and the transfer is not added to the queue.
+  /// Starts a transfer. With a `group`, adds the transfer to this rank's queue. Without a `group`,
+  /// the device keeps collectives in order, and no queue is needed.
   static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
   Transfer(Started started, bool in_order);
-  /// Finishes an unused transfer, because other ranks wait for its collective. Ignores failures.
+  /// If the result was never used, waits for the collective, because other ranks wait for it too.
+  /// Ignores failures.
   ~Transfer();
 
   /// Waits for the transfer and returns its result. After a failure, every call throws the
@@ -154,14 +156,14 @@ struct RankThread : private NoCopy {
   RankThread();
   ~RankThread();
 
-  const std::uint64_t thread;  ///< the thread's number in autograd nodes
+  const std::uint64_t thread;  ///< id of the thread, as libtorch stores it in autograd nodes
   const std::shared_ptr<RankState> rank;
   /// The rank whose end-of-backward callback runs on this thread; nullptr if there is none.
   std::shared_ptr<RankState> rank_of_callback;
 
   bool replicates = false;  ///< value of the innermost ReplicationScope
   bool makes_meta = false;  ///< whether this thread is inside a MetaFactoryGuard
-  const bool checks_calls;  ///< TESSERA_DEBUG at the thread's start, because each read is slow
+  const bool checks_calls;  ///< TESSERA_DEBUG at the start of the thread; each read is slow
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running
   at::Tensor random_source;          ///< `source` of the innermost RandomSourceScope
 };

@@ -43,8 +43,8 @@ namespace tessera::detail {
 
 namespace {
 
-/// Returns this rank's number of positions after mesh dimensions have split `extent` positions one
-/// after another: each mesh dimension splits the chunk from the mesh dimension before.
+/// Returns this rank's number of positions after mesh dimensions have split `extent` positions in
+/// turn: each mesh dimension splits the chunk that the previous mesh dimension left.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -62,7 +62,7 @@ std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int6
   }
   std::vector<std::int64_t> extents;
   for (const auto& digit : layout.digits(dim)) {
-    // The extent 0 stands for `size`: the Digit is the whole tensor dimension.
+    // An extent of 0 means that the Digit is the whole tensor dimension.
     extents.push_back(local_extent(digit.extent == 0 ? size : digit.extent, mesh, digit.mesh_dims));
   }
   return extents;
@@ -103,15 +103,15 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // The Digits (factors of dimension sizes) of a step may have different layouts: an all-to-all
-    // gathers a Digit of the old layout and splits a Digit of the new layout. The sizes in a
-    // dimension with such a Digit are sizes of the Digit's own layout.
+    // An all-to-all gathers a Digit of the old layout and splits a Digit of the new layout. A
+    // dimension with one of these Digits (factors of dimension sizes) has the sizes of the Digit's
+    // layout.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
     for (const auto& [i, extent] : ranges::views::enumerate(extents)) {
       if (has_digit && next->digit == i) {
-        products.push_back(1);  // the size of the Digit itself is left out
+        products.push_back(1);  // 1 in place of the Digit's own size
       } else {
         products.back() *= extent;
       }
@@ -136,7 +136,7 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   std::vector<Chunk> chunks{{0, extent}};
   for (const int dim : mesh_dims) {
     const auto count = mesh.size(dim);
-    // In the list, the coordinate on the last mesh dimension varies fastest, as in a process group.
+    // The last mesh dimension varies fastest in the list, as in a process group.
     std::vector<Chunk> finer;
     for (const auto& [chunk, i] :
          ranges::views::cartesian_product(chunks, ranges::views::iota(std::int64_t{0}, count))) {
@@ -148,8 +148,8 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   return chunks;
 }
 
-/// Whether each non-empty chunk begins at its index times the size of the first chunk. Chunks that
-/// are padded to this size then follow one another in order.
+/// Whether all non-empty chunks have the offsets that chunks of the first chunk's size would have.
+/// A buffer of chunks padded to this size is then the tensor itself, followed by padding.
 bool only_last_are_short(const std::vector<Chunk>& chunks) {
   const auto full = chunks.front().size;
   for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
@@ -178,7 +178,7 @@ at::Tensor flat(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
 }
 
-/// Returns a view as real numbers, because collectives do not support complex numbers.
+/// Returns a complex tensor as a view of real numbers, because collectives lack complex types.
 at::Tensor reals(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
 }
@@ -187,7 +187,7 @@ Started without_collective(const at::Tensor& tensor) {
   return {nullptr, [tensor] { return tensor; }};
 }
 
-/// Throws Error for a type that cannot be reduced. The user's requests were checked before, by
+/// Throws Error for a type that cannot be reduced. The program's requests were checked before, by
 /// check_partials. The planner does not know types, so an error here is a bug of the library.
 void check_reducible(const Step& step, const at::Tensor& tensor) {
   TESSERA_CHECK(is_reducible(tensor.scalar_type(), step.op), "internal: a tensor of ",
@@ -211,12 +211,12 @@ struct ChunkedView {
   const Chunk& own_chunk(const Step& step, const DeviceMesh& mesh) const {
     return chunks[group_rank(mesh, step.mesh_dims)];
   }
-  /// Whether the ranks' chunks follow one another in memory, as collectives require.
+  /// Whether the chunks of all ranks follow one another in memory, as collectives require.
   bool is_in_order() const { return before == 1 && only_last_are_short(chunks); }
 };
 
-/// `sharded`: the layout before or after the step that shards the tensor dimension `step.dim` over
-/// the mesh dimensions `step.mesh_dims`.
+/// Returns the local tensor as a view around the chunks of `step`. `sharded`: the layout in which
+/// the tensor dimension `step.dim` is sharded over `step.mesh_dims`, before or after the step.
 ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
                          c10::IntArrayRef sizes) {
   const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());
@@ -273,22 +273,22 @@ class AllToAll {
     to_ = chunks_of(scattered_, mesh, step.mesh_dims);
   }
 
-  /// Whether no rank has anything to send. Computed from global sizes, so that all ranks of the
-  /// process group get the same result.
+  /// Whether no rank sends anything. Computed from global sizes, so that all ranks of the process
+  /// group decide alike.
   bool is_empty() const {
     return rest() * scattered_ * (from_.back().offset + from_.back().size) == 0;
   }
   std::int64_t own_gathered_extent() const { return from_[me_].size; }
   std::int64_t scattered_extent() const { return scattered_; }
 
-  /// The five sizes of the view if its two Digits (factors) have the given sizes.
+  /// Returns the five sizes of the view for the given sizes of the two Digits (factors).
   std::vector<std::int64_t> shape(std::int64_t gathered, std::int64_t scattered) const {
     return {around_[0], gather_first_ ? gathered : scattered, around_[1],
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
-  /// Copies the elements into one buffer, ordered by receiving rank. If the dimension that is split
-  /// comes first, the elements are in this order already, and nothing is copied.
+  /// Copies the elements into one buffer, ordered by receiving rank. Copies nothing if the elements
+  /// are in this order already: the dimension that is split is the outermost.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
       return local.view({-1});
@@ -300,7 +300,7 @@ class AllToAll {
     return at::cat(blocks);
   }
 
-  /// Joins the elements from all ranks along the dimension that is gathered.
+  /// Joins the elements that all ranks sent, along the dimension that is gathered.
   at::Tensor unpack(const at::Tensor& received) const {
     if (gather_dim() == 1 && around_[0] == 1) {
       return received;
@@ -315,8 +315,8 @@ class AllToAll {
     return at::cat(blocks, gather_dim()).view({-1});
   }
 
-  /// Numbers that this rank sends to each rank, or receives from each rank. `reals_each`: 2 for
-  /// complex elements, otherwise 1.
+  /// Returns how many real numbers this rank sends to each rank. `reals_each`: 2 for complex
+  /// elements, otherwise 1.
   std::vector<std::int64_t> send_counts(std::int64_t reals_each) const {
     return counts(to_, from_[me_].size * rest() * reals_each);
   }
@@ -343,12 +343,13 @@ class AllToAll {
   std::size_t me_;
   std::int64_t scattered_ = 0;
   std::vector<std::int64_t> around_;
-  // The ranks' chunks: `from_` of the dimension that is gathered, `to_` of the one that is split.
+  // The chunk of each rank: `from_` in the gathered dimension, `to_` in the dimension that is
+  // split.
   std::vector<Chunk> from_, to_;
 };
 
 comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
-  // The first use makes the process group, which is collective over its ranks, like the step.
+  // Collective at the first use, which makes the process group.
   return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
                                     : mesh.group(step.mesh_dims);
 }
@@ -454,13 +455,13 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 
 }  // namespace
 
-// Runs redistribution plans (tessera/core/detail/redistribute_plan.h) on local tensors, for
-// redistributions by the program and for arguments of operators. A plan is cached.
+// Runs redistribution plans (tessera/core/detail/redistribute_plan.h) on local tensors. The program
+// requests redistributions, and operators need them for their arguments. Plans are cached.
 
 namespace {
 
-/// The number of plans at which the cache is emptied. Plans are made for sizes, so a program whose
-/// sizes keep changing would otherwise fill the memory with plans.
+/// When the cache has so many plans, the cache is emptied. A plan is made for certain sizes, so
+/// without a limit a program with changing sizes would fill the memory.
 constexpr std::size_t kCachedPlans = 2048;
 
 /// The cache key of a redistribution plan. The key owns the interned spec and layout, so their
@@ -477,14 +478,14 @@ struct RedistributionKeyHash {
   }
 };
 
-/// A cache per thread: plans refer to a rank's mesh, and ranks may be threads of one process.
+/// Each thread has its own cache: plans refer to a rank's mesh, and ranks may be threads.
 auto& plans() {
   thread_local std::unordered_map<RedistributionKey, RedistributionPlanPtr, RedistributionKeyHash>
       plans;
   return plans;
 }
 
-/// With TESSERA_DEBUG=1, gives the process group a text about the step, which ranks compare.
+/// With TESSERA_DEBUG=1, describes the step to the process group, whose ranks compare the text.
 std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& local,
                                            const DeviceMesh& mesh, c10::IntArrayRef sizes) {
   if (!checks_calls()) [[likely]] {
@@ -523,8 +524,8 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
     case StepKind::kRelabel:
       return local;
     default:
-      // This step is waited for at once, so older asynchronous redistributions must finish first
-      // (Transfer tells why).
+      // finish() waits at once, so older asynchronous redistributions must finish first (see
+      // Transfer).
       if (!group_of(step, mesh).keeps_order_on_device()) {
         finish_transfers();
       }
@@ -539,7 +540,7 @@ bool only_shapes(const Step& step, const at::Tensor& local, const DeviceMesh& me
 at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const DeviceMesh& mesh,
                      c10::IntArrayRef sizes) {
   for (const auto& step : steps) {
-    // A step returns the right order of elements. The layout after the step gives the shape.
+    // The result of a step has the right order of elements, but needs the shape of the new layout.
     const auto shape = local_sizes(ShardingSpec{mesh, step.to}, sizes);
     local = only_shapes(step, local, mesh) ? at::empty(shape, local.options())
                                            : local_step(step, local, mesh, sizes).reshape(shape);
@@ -590,8 +591,8 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
   BelowAutograd guard;
   const auto& step = steps[last - 1];
   local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
-  // With NCCL, the stream keeps collectives in order. All other process groups need the queue of
-  // transfers (Transfer), also for GPU tensors that are sent through CPU memory.
+  // With NCCL, the device keeps collectives in order. For other process groups, the transfer joins
+  // the queue, also for GPU tensors that are sent through CPU memory.
   comm::Communicator* group = &group_of(step, mesh);
   if (group->keeps_order_on_device()) {
     group = nullptr;
@@ -599,8 +600,8 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
     finish_transfers_on(*group);
   }
   auto started = start_step(step, local, mesh, sizes);
-  // The function owns `plan`, because the plan cache may drop the plan, and `steps` refers to it.
-  // The steps after the last collective do not communicate.
+  // The lambda owns `plan`, because `steps` refers to the plan, which may leave the cache. The
+  // steps after the last collective do not communicate.
   started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
                   sizes = sizes.vec()] {
     const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);
@@ -668,12 +669,12 @@ void DeferredSums::forget(const void* owner) {
 }
 
 void DeferredSums::run() {
-  // `buckets_` is emptied first: a callback may call add(), and failed sums must not be sent again.
+  // Emptied first: a callback may call add(), and sums that failed must not be sent again.
   const std::vector<Bucket> buckets = std::exchange(buckets_, {});
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// All values of the bucket use one all-reduce, so all ranks must call add() in the same order.
+/// One all-reduce sums all values of the bucket, so all ranks must call add() in the same order.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {

@@ -36,8 +36,8 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 
 /// Scatters `tensor` of one rank and returns this rank's shard for `target`. `source`: the index of
-/// this rank in the mesh; the tensors of all other ranks give only sizes and type. Collective: a
-/// broadcast of the whole tensor. Runs below autograd.
+/// the sending rank in the mesh; only sizes and type of the other ranks' tensors are used.
+/// Collective: a broadcast of the whole tensor. Runs below autograd.
 at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target);
 
 }  // namespace tessera::detail

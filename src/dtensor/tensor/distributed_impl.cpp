@@ -43,14 +43,14 @@ std::string name_of(DistributedTensorImpl& impl) {
   return name.empty() ? "a parameter " : "parameter '" + name + "' ";
 }
 
-/// Text for messages, such as " in the backward of Square" if a torch::autograd::Function named
-/// Square runs its backward; empty in a forward.
+/// Returns a text for messages, such as " in the backward of Square" while a
+/// torch::autograd::Function named Square runs its backward. Returns an empty text in a forward.
 std::string running_backward() {
   const std::string node = running_node();
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// The message of the error of data_ptr(), with advice for the program.
+/// Returns the error message of data_ptr(), with advice for the program.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was asked for", running_backward(),
@@ -82,9 +82,8 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
   transfer_ = std::move(transfer);
 }
 
-/// Stores the result of the transfer as the local tensor. The local tensor takes the version
-/// counter of this tensor. If finish() throws, transfer_ stays set, so that each later use throws
-/// as well.
+/// Sets local_ to the transfer's result, which then shares this tensor's version counter. If
+/// finish() throws, transfer_ stays set, so that each later use throws as well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
   give_count_to(local_);
@@ -113,7 +112,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
-  // Optimizers and FSDP need a parameter to keep its layout.
+  // Optimizers and FSDP rely on the layout of a parameter, so set_data must not change this layout.
   TESSERA_CHECK(!requires_grad() || (from->sizes_default() == sizes_default() &&
                                      from->spec_->sharding == spec_->sharding),
                 "set_data of ", name_of(*this), "of sizes ", sizes_default(), " and laid out as ",
@@ -151,7 +150,7 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
-  replay_views();  // at each call, because guards of libtorch reset this thread-local setting
+  replay_views();  // for each tensor, because guards of libtorch reset this thread-local setting
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
     return at::Tensor(
@@ -160,8 +159,8 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
 }
 
-// The constructor of TensorImpl needs a tensor's dispatch keys and device, so it gets an empty
-// tensor in place of the pending local tensor.
+// The constructor of TensorImpl needs dispatch keys and a device. An empty tensor provides both,
+// because the local tensor does not exist yet.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec) {
   BelowAutograd guard;
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(
@@ -315,8 +314,8 @@ class SpecTable {
   }
 
  private:
-  // An entry is identified by `address`: `reference` may have expired, and an equal spec may have
-  // been added since then.
+  // `address` identifies an entry: `reference` may have expired, and an equal spec may have been
+  // added since then.
   struct Entry {
     const TensorSpec* address;
     std::weak_ptr<const TensorSpec> reference;
@@ -338,7 +337,7 @@ class SpecTable {
   std::unordered_multimap<std::size_t, Entry> specs_;
 };
 
-/// Returns the local sizes that ranks can have for a Digit (factor of a dimension).
+/// Returns all sizes that the Digit (factor of a tensor dimension's size) has on some rank.
 std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std::int64_t size) {
   std::set<std::int64_t> parts{digit.extent == 0 ? size : digit.extent};
   for (const int mesh_dim : digit.mesh_dims) {
@@ -380,7 +379,7 @@ std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArra
   return tessera::local_sizes(*sharding.layout, sizes, coordinate);
 }
 
-// The sort is stable, so that all ranks get the same order of dimensions with equal strides.
+// A stable sort, so that all ranks get the same order of dimensions with equal strides.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -397,8 +396,8 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
   return strides;
 }
 
-// Ranks agree if, along each sharded dimension, all shards are equal or all have two positions or
-// more.
+// A dimension of local size 0 or 1 can have any stride. So ranks agree if, along each sharded
+// dimension, all shards have one size or at least two positions.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto index = static_cast<int>(dim);

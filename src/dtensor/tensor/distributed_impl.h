@@ -34,8 +34,8 @@ struct DetachedView {
     std::optional<std::vector<std::int64_t>> strides;
   };
 
-  /// The base's version when a view was made or last written. The results of one split() share a
-  /// Seen: they do not overlap, so a write to one result leaves the other results valid.
+  /// The base's version when a view was made or last written. The results of one split() do not
+  /// overlap, so a write to one result leaves the other results valid: all results share a Seen.
   struct Seen {
     /// The version; nullopt if the base is an inference tensor, which has no version counter and
     /// must not be written.
@@ -46,7 +46,7 @@ struct DetachedView {
 
   at::Tensor base;
   std::shared_ptr<Seen> seen;
-  /// nullptr if `base` is a detached view too, and the view shares its memory.
+  /// nullptr if the view shares the memory of `base`, which is then a detached view too.
   std::shared_ptr<Replay> replay{};
 
   bool is_stale() const;
@@ -55,7 +55,6 @@ struct DetachedView {
 };
 using DetachedViewPtr = std::shared_ptr<DetachedView>;
 
-/// Makes the DetachedView of a new view of the distributed tensor `base`.
 DetachedViewPtr detached_view_of(const at::Tensor& base);
 
 class DistributedTensorImpl;

@@ -14,9 +14,9 @@
 
 namespace tessera::detail {
 
-/// Properties of a spec's sizes and strides, computed once for each spec.
+/// Properties that follow from a spec's sizes and strides, computed once for each spec.
 struct Geometry : ShapeGeometry {
-  /// All objects compare equal, so that the comparison of two specs ignores this member.
+  /// Always equal, so that a comparison of two specs ignores their Geometry.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
 };
 
@@ -64,11 +64,11 @@ LayoutPtr gradient_layout(LayoutPtr layout);
 /// average. Complex numbers have only sum and average (of real and imaginary parts separately).
 bool is_reducible(c10::ScalarType type, ReduceOp op);
 
-/// Throws Error unless `type` supports all reductions of `layout`. `asked`: name of the operation,
+/// Throws Error unless `type` supports all reductions of `layout`. `asked`: the operation's name
 /// for the message.
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
-/// Formats the placements of `layout` for messages, or the layout if placements can't express it.
+/// Formats the placements of `layout` for messages; without equivalent placements, the layout.
 std::string describe(const Layout& layout, c10::IntArrayRef sizes);
 /// Formats a spec for messages: "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]".
 std::string describe(const TensorSpec& spec);

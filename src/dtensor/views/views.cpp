@@ -89,14 +89,15 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
 
 namespace {
 
-/// Returns the tensor with index `number` among all results, where lists are flattened.
+/// Returns the tensor with index `number` among the tensors in `results`; tensors in lists count
+/// one by one.
 at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
   std::vector<at::Tensor> tensors;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors[number];
 }
 
-/// Returns a copy with `strides`: an operator without a sharding rule must get the same strides as
+/// Returns a copy with `strides`. An operator without a sharding rule must get the same strides as
 /// in a run on a single rank.
 at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
   auto result = at::empty_strided(tensor.sizes(), strides, tensor.options());
@@ -104,8 +105,8 @@ at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
   return result;
 }
 
-/// Writes `value` to the base of a detached view: gathers the base, makes the view of the gathered
-/// base, writes to this view, and redistributes the gathered base to its old layout.
+/// Writes `value` to a view of `base`: gathers the base, makes the view of the gathered base,
+/// writes the view, and redistributes the gathered base to its old layout.
 void replay_write(const DetachedView::Replay& replay, const DistributedTensorImpl& base,
                   const at::Tensor& value) {
   auto gathered = redistribute_local(base.local(), base.spec(), replay.layout);
@@ -114,7 +115,7 @@ void replay_write(const DetachedView::Replay& replay, const DistributedTensorImp
   torch::jit::Stack stack = replay.arguments;
   stack[replay.base] = gathered;
   replay.op.callBoxed(stack);
-  // The result is a view of `gathered`, so this write changes `gathered`.
+  // The write also changes `gathered`, because this result is a view of `gathered`.
   copy_to_stride_zero(nth_tensor(stack, replay.result), value);
   auto spec = *base.spec();
   spec.sharding.layout = replay.layout;

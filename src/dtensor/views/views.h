@@ -24,12 +24,12 @@ void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
-/// Returns `local`, or a contiguous copy if `local` cannot be viewed with `sizes`. For
-/// _unsafe_view, which may copy: composite operators call _unsafe_view on results of kernels, and a
-/// kernel may use another memory order if a local dimension has size 1.
+/// Returns `local`, or a contiguous copy if `local` cannot be viewed with `sizes`. _unsafe_view
+/// needs this: composite operators call _unsafe_view on results of kernels, and a kernel may use
+/// another memory order if a local dimension has size 1.
 at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes);
 
-// Functions for tensors with stride 0 (expanded): positions along the dimension are one element.
+// Functions for expanded tensors: along a dimension of stride 0, all positions share one element.
 
 /// Whether a dimension of size 2 or more has stride 0.
 bool has_stride_zero(const at::Tensor& tensor);
@@ -38,7 +38,7 @@ bool has_stride_zero(const at::Tensor& tensor);
 at::Tensor expand_stride_zero(const at::Tensor& tensor, at::IntArrayRef strides);
 /// Selects the first position in each dimension where `strides` has a 0.
 at::Tensor narrow_stride_zero(at::Tensor tensor, at::IntArrayRef strides);
-/// Copies `value` to `to`. Positions of `to` with the same memory must get equal values.
+/// Copies `value` to `to`. `value` must be equal at positions that share one element in `to`.
 void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value);
 
 /// Throws Error if `impl` is a detached view (own copy of elements) that must not be written.
