@@ -40,12 +40,10 @@ at::Tensor as_doubles(const at::Tensor& tensor) {
   return (tensor.is_complex() ? at::view_as_real(tensor) : tensor).to(at::kDouble);
 }
 
-/// The element in which two tensors of equal sizes differ most; the first such element if several
 /// The element in which two tensors of equal sizes differ most. If several elements differ equally,
 /// the first of these elements.
 struct Farthest {
-  /// The difference of the two tensors' values there; infinity if only one value is NaN or
-  /// infinite.
+  /// The difference of the two values; infinity if exactly one value is NaN or infinite.
   double distance = 0;
   std::int64_t index = 0;  ///< position of the element, in row-major order
   double value = 0, expected = 0;
@@ -173,8 +171,8 @@ std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const 
              : fmt::format("is {} on the mesh, and {} on one rank", times(here), times(there));
 }
 
-/// Pairs each tensor of the one-rank run with the same tensor of the run on the mesh. `noise`: for
-/// each tensor of the one-rank run, how much rounding changes the tensor.
+/// Pairs the tensors of the one-rank run, in their order, with the same tensors of the run on the
+/// mesh. `noise`: for each tensor of the one-rank run, how much rounding changes the tensor.
 std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
                            const std::vector<SeenTensor>& one_rank,
                            const std::vector<double>& noise) {
@@ -269,8 +267,7 @@ std::optional<at::Tensor> joined(const std::vector<at::Tensor>& parts, std::int6
   return at::cat(parts, dim);
 }
 
-/// The submeshes of a mesh: ranks that have different samples, and ranks that have the same
-/// samples.
+/// Two submeshes: the ranks that have different samples, and the ranks that have equal samples.
 class PairingRanks {
  public:
   PairingRanks(const DeviceMesh& mesh, const std::vector<std::string>& batch_dims) : mesh_(mesh) {
@@ -386,8 +383,8 @@ class PairingRanks {
   }
 
   DeviceMesh mesh_;
-  DeviceMesh batches_;  ///< ranks with different samples; undefined: all have the same
-  DeviceMesh peers_;    ///< ranks with the same samples; undefined: all have different samples
+  DeviceMesh batches_;  ///< ranks with different samples; undefined: all have equal samples
+  DeviceMesh peers_;    ///< ranks with equal samples; undefined: all have different samples
 };
 
 // ---- The findings of each rank, and of all ranks together.
@@ -409,8 +406,7 @@ struct Finding {
 /// The findings of all ranks about the tensors of module calls, or about the gradients.
 struct Together {
   std::vector<VerifyDifference> differences;  ///< in the order of rank 0's tensors
-  double largest =
-      0;  ///< the largest allowed difference that was found, relative to the largest value
+  double largest = 0;   ///< the largest difference that passes, relative to the largest value
   std::string cause{};  ///< where to look for the cause of the first difference
 };
 

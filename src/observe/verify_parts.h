@@ -33,7 +33,7 @@ struct SeenRun {
   std::vector<SeenTensor> tensors;
   std::vector<SeenTensor> gradients;  ///< gradients in backward's order; empty if no backward ran
   std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
-  std::int64_t rows = 0;  ///< the first dimension's size of the root module's first input
+  std::int64_t rows = 0;              ///< number of rows in the root module's first input
 };
 
 /// How much rounding changes each tensor of a one-rank SeenRun.

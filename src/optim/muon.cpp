@@ -478,8 +478,7 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// A model does not say which layers are hidden. So the matrix's sizes, the class of its module and
-/// its name decide.
+/// A model does not say which layers are hidden, so a matrix's sizes, module class and name decide.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest) {
   const auto named = nn::detail::matched_slots(module, rest, "split_for_muon");
   MuonSplit split;

@@ -104,9 +104,8 @@ c10::ScalarType SlotOptimizer::state_dtype(std::size_t /*group*/, c10::ScalarTyp
   return update_type(parameter);
 }
 
-/// Updates the shards with the gradients times `given`, and skips the step if `given` is not
-/// finite. On a CPU the host reads the factor. On a GPU the kernels do, so that the host does not
-/// wait.
+/// Multiplies the gradients by the factor `given`; skips the step if the factor is not finite. On a
+/// CPU the host reads the factor. On a GPU only kernels read the factor: the host does not wait.
 void SlotOptimizer::update(const GradientFactor& given) {
   GradientFactor factor = given;
   const comm::CallerScope caller("optimizer step");
@@ -323,8 +322,7 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   for (const ShardUpdate& shard : shards) {
     State& state = state_of(shard.index);
     counters.push_back(state.step);
-    state.history =
-        (state.history + calls_) * 0x9E3779B97F4A7C15ULL;  // changes all bits of the hash
+    state.history = (state.history + calls_) * 0x9E3779B97F4A7C15ULL;  // mixes the hash's bits
   }
   const std::vector<at::Tensor> runs = merge_adjoining(counters);
   if (!factor.tensor.defined()) {
