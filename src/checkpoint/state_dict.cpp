@@ -255,8 +255,8 @@ std::vector<Source> compare_state(const std::vector<StateItem>& items, const Ten
   return sources;
 }
 
-/// `piece`: the block of the whole tensor that begins at `offset`. Copies the part of `piece` that
-/// this rank stores to `tensor`.
+/// `piece`: the block of the whole tensor that begins at `offset`. Copies into `tensor` the
+/// elements of `piece` that this rank stores.
 void fill_piece(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                 const at::Tensor& piece) {
   const at::Tensor local = local_tensor(tensor).detach();

@@ -59,17 +59,17 @@ class LoopbackCommunicator final : public Communicator {
     return started("reduce_scatter", inputs);
   }
 
-  // With a FakeMode (planning), the process group reports NCCL's property: averages cost no more
-  // than sums.
+  // In a plan (FakeMode), the process group stands for an NCCL group, for which averages cost no
+  // more than sums.
   bool averages_while_reducing() const override {
     return size() > 1 && detail::is_included(detail::kFakeModeKey);
   }
-  // Without other ranks, tensors need not be packed and calls need not be compared.
+  // There are no other ranks, so no tensors are packed and no calls are compared.
   bool moves_groups_in_place() const override { return true; }
   bool compares_calls() const override { return true; }
 
-  // Every other rank is assumed to send this rank the data that this rank sends to itself. If the
-  // output is longer than these data, the remaining elements are zero.
+  // Each other rank is assumed to send the data that this rank sends to itself. If a rank's part of
+  // the output is longer than these data, the rest of the part is filled with zeros.
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {

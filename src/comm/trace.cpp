@@ -37,7 +37,6 @@ void TrafficCounter::record(const std::string& group, const char* collective, st
   Traffic& entry = table_[{group, collective}];
   ++entry.calls;
   entry.bytes += bytes;
-  // Without a CallRecorder, no CollectiveCall is made.
   if (!lists_.empty()) {
     const CollectiveCall call{group, collective, bytes, purpose_of_call(purpose)};
     for (auto* list : lists_) {
@@ -63,7 +62,7 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
   return now;
 }
 
-/// TrafficCounter keeps a pointer to `calls_`, which ~CallRecorder() removes under the same lock.
+/// TrafficCounter has a pointer to `calls_`; ~CallRecorder() removes the pointer under the lock.
 CallRecorder::CallRecorder(TrafficCounter& counter) : counter_(counter) {
   const std::lock_guard lock(counter_.mutex_);
   counter_.lists_.push_back(&calls_);

@@ -102,7 +102,7 @@ struct Opened : Node {
   static std::mutex& mutex_of(Node& node) { return node.*(&Opened::mutex_); }
 };
 
-/// Whether this thread's backward, without create_graph, adds gradients to `.grad` of all leaves.
+/// Whether this thread's backward adds gradients to `.grad` of all leaves, without create_graph.
 bool accumulates_all() {
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
   return asked != nullptr && asked->empty() && !c10::GradMode::is_enabled();

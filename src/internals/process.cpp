@@ -37,7 +37,7 @@ void set_autocast_state(const AutocastState& state) {
 }
 
 bool autocasts(c10::DeviceType device) {
-  // libtorch throws for a device without autocast, such as meta, so this case is checked first.
+  // `device` is checked first, because libtorch throws for a device without autocast (meta).
   return std::ranges::find(kCastDevices, device) != kCastDevices.end() &&
          at::autocast::is_autocast_enabled(device);
 }
@@ -45,7 +45,7 @@ bool autocasts(c10::DeviceType device) {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
 
 c10::DebugInfoKind kind_of(Carried what) {
-  constexpr int kFirst = 128;  // larger than every DebugInfoKind of libtorch
+  constexpr int kFirst = 128;  // first unused value: larger than every DebugInfoKind of libtorch
   return static_cast<c10::DebugInfoKind>(kFirst + static_cast<int>(what));
 }
 

@@ -17,7 +17,7 @@
 namespace tessera::detail {
 namespace {
 
-/// Makes a tensor without memory and without a backend's key.
+/// A tensor with sizes and strides only: without memory, and without a backend's dispatch key.
 class ShapeOnly final : public c10::TensorImpl {
  public:
   ShapeOnly(c10::IntArrayRef sizes, c10::IntArrayRef strides)
@@ -45,14 +45,14 @@ void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t by
 }
 
 void free_memory(const c10::Storage& storage) {
-  // Keeps the storage's device, because tensors of this storage report this device as theirs.
+  // The device of the storage stays the same, because tensors take their device from their storage.
   set_memory(storage, at::DataPtr(nullptr, storage.device()), 0);
 }
 
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // libtorch forbids a change of the storage for tensors from detach(), so the change is permitted
-  // first.
+  // libtorch forbids to change the storage of a tensor that detach() returned, unless the change is
+  // permitted explicitly.
   impl.set_allow_tensor_metadata_change(true);
   impl.set_storage_keep_dtype(storage);
   impl.set_storage_offset(offset);

@@ -91,9 +91,9 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t hea
   return {angle.cos() * factor, angle.sin() * factor};
 }
 
-// KvCache stores the key and value of position p at index p mod slots_. Without a window every
-// position has its own index; with a window the memory is a ring buffer. Attention does not depend
-// on the order of the keys, because rotary embedding is already applied to the keys.
+// KvCache stores the key and the value of position p at index p mod slots_. Without a window, every
+// position has its own index. With a window, the memory is a ring buffer. The order of the keys
+// does not change attention, because rotary embedding is already applied to the keys.
 
 KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding)
     : positions_(positions),
@@ -134,8 +134,8 @@ KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   return kept;
 }
 
-/// Stores `values`, the keys or values of the next positions. If `values` has more than slots_
-/// positions, only the last slots_ positions are stored.
+/// Stores `values`, the keys or values of the next positions. If there are more than slots_
+/// positions, stores only the last slots_ positions.
 void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
   const std::int64_t count = std::min(values.size(2), slots_);
   const std::int64_t skipped = values.size(2) - count;
@@ -150,7 +150,7 @@ void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
 
 at::Tensor KvCache::mask(c10::Device device) const {
   const std::int64_t filled = std::min(tokens_ + 1, slots_);
-  // `filled` positions are cached after the next token; the oldest is position tokens_ + 1 -
+  // After the next token, the cache has `filled` positions, the oldest of which is tokens_ + 1 -
   // filled.
   if (*std::ranges::max_element(padding_) <= tokens_ + 1 - filled) {
     return {};

@@ -58,7 +58,7 @@ class ConfigReader {
     return positive_or(key, 0);
   }
 
-  /// Sizes in config.json must be below 2^31, so that the product of two sizes fits into 64 bits.
+  /// A size must be below 2^31, so that the product of two sizes fits into 64 bits.
   std::int64_t positive_or(const char* key, std::int64_t otherwise) const {
     if (!has(key)) {
       return otherwise;
@@ -99,7 +99,7 @@ class ConfigReader {
     return value.get<bool>();
   }
 
-  /// Reads the token or tokens of a key of config.json: a number, or an array of numbers.
+  /// Reads token ids from config.json: the value of `key` is one id or an array of ids.
   std::vector<std::int64_t> tokens(const char* key, std::int64_t vocabulary) const {
     if (!has(key)) {
       return {};
@@ -151,7 +151,7 @@ struct Architecture {
   const char* class_name;
   bool query_key_value_bias;  ///< whether q, k, v have biases for every config.json
   bool query_key_norm;
-  bool begins_texts;    ///< whether the tokenizer puts bos_token_id before a text
+  bool begins_texts;    ///< whether the tokenizer puts the token bos_token_id before a text
   const char* experts;  ///< config.json's key of the number of experts; nullptr: no experts
   bool has_attention_bias, has_mlp_bias;  ///< whether config.json can enable attention/MLP biases
 };
@@ -232,13 +232,13 @@ RopeScaling::Kind scaling_kind(const ConfigReader& rope, const char* key) {
 }
 
 /// Returns the factor by which YaRN multiplies cos and sin if the context is `scale` times the
-/// original context (equation 22).
+/// original context (equation 22 of Peng et al. 2023).
 double yarn_scale(double scale) {
   return scale <= 1 ? 1 : 0.1 * std::log(scale) + 1;
 }
 
-/// Throws Error unless the model and the rope scaling have the same number of original positions,
-/// because versions of `transformers` differ in which of these numbers they use.
+/// Throws Error unless config.json and its rope scaling give the same original number of positions,
+/// because versions of `transformers` differ in which of the two numbers they use.
 void check_original_positions(const ConfigReader& file, const RopeScaling& scaling) {
   constexpr const char* kKey = "original_max_position_embeddings";
   const bool takes = scaling.original_positions > 0;
@@ -312,7 +312,7 @@ Rope read_rope_object(const ConfigReader& reader, const char* key, double defaul
   return rope;
 }
 
-/// Older config.json files have rope_theta and rope_scaling; newer ones have rope_parameters.
+/// Older config.json files have rope_theta and rope_scaling; newer files have rope_parameters.
 Rope read_rope(const ConfigReader& reader, double default_theta) {
   const bool older = reader.has("rope_scaling"), newer = reader.has("rope_parameters");
   if (!older && !newer) {
@@ -396,8 +396,8 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   TESSERA_CHECK(c.num_hidden_layers <= kMaxLayers, origin, ": num_hidden_layers is ",
                 c.num_hidden_layers, "; models have at most ", kMaxLayers);
   c.num_attention_heads = reader.positive("num_attention_heads");
-  // A "num_key_value_heads" of null means num_attention_heads. A missing key means the same for a
-  // Llama, but is an error for other model types, whose default in `transformers` is different.
+  // If "num_key_value_heads" is null, it equals "num_attention_heads". A Llama may omit the key. In
+  // other model types a missing key is an error: their default in `transformers` is different.
   const bool by_heads =
       architecture.type == std::string_view("llama") || reader.names("num_key_value_heads");
   c.num_key_value_heads = by_heads
@@ -484,8 +484,8 @@ std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp
                                        " tensor-parallel ranks, each on ", copies, " of them");
 }
 
-/// The parameters are counted by the sizes in config.json, because no rank needs to have the whole
-/// model.
+/// Computes the number of parameters from the sizes in config.json, because no rank needs to have
+/// the whole model.
 ParameterCount count_parameters(const LlamaConfig& c) {
   const std::int64_t embedding = c.vocab_size * c.hidden_size;
   const std::int64_t heads = c.num_attention_heads + c.num_key_value_heads;

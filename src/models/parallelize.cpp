@@ -21,14 +21,14 @@ bool has_dim(const DeviceMesh& mesh, const std::string& name) {
   return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
 }
 
-/// Returns the names of `dims` that are dimensions of the mesh.
+/// Returns those of the names `dims` that name a dimension of the mesh.
 std::vector<std::string> present(const DeviceMesh& mesh, std::vector<std::string> dims) {
   std::erase_if(dims, [&](const std::string& name) { return !has_dim(mesh, name); });
   return dims;
 }
 
-/// Returns the mesh for FSDP: `dims`, flattened to one dimension over which parameters are sharded.
-/// HSDP needs a 2-D mesh, whose first dimension replicates the parameters.
+/// Returns the mesh for FSDP. The dimensions `dims` are flattened to one dimension, over which
+/// parameters are sharded. With HSDP, a first dimension replicates the parameters.
 DeviceMesh with_replicas(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
   const DeviceMesh shard = mesh.slice(present(mesh, dims));
   const DeviceMesh flat = shard.ndim() == 1 ? shard : shard.flatten();
@@ -59,8 +59,8 @@ fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
       return is_expert ? std::optional(own) : std::nullopt;
     };
   }
-  // FSDP shards 3-D weights by experts if all ranks then get equally many experts. Otherwise FSDP
-  // shards the features of each expert, so that no rank is without a part.
+  // FSDP shards 3-D weights by experts if each rank then gets equally many experts. Otherwise FSDP
+  // shards the features of each expert, so that every rank gets a shard.
   options.shard_placement = [=, chosen_by = options.shard_placement](const std::string& name,
                                                                      const at::Tensor& parameter) {
     const auto chosen = chosen_by ? chosen_by(name, parameter) : std::nullopt;
@@ -71,8 +71,8 @@ fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
   return options;
 }
 
-/// A checkpointing policy: saves the results of attention and of every other matrix product, as
-/// torchtitan does. In a Llama block, saves the products of the queries, the values and the gate.
+/// The checkpointing policy of torchtitan: saves the results of attention and of each first, third,
+/// ... matrix product (in a Llama block: the products for queries, values and gate).
 bool keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear" ||
@@ -97,9 +97,9 @@ void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOpti
   nn::apply_activation_checkpointing(model, is_recomputed, checkpoint);
 }
 
-/// The number of FSDP units, counted from the first, that are resharded after forward. By default
-/// the last block and later units stay gathered: backward begins right after forward, and needs
-/// these units first.
+/// Returns the number of FSDP units that are resharded after forward: the first units. By default
+/// the last block and later units stay gathered, because backward begins right after forward and
+/// needs these units first.
 std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules& blocks,
                                const ParallelOptions& options) {
   if (!options.fsdp.reshard_after_forward.value_or(true)) {

@@ -53,8 +53,8 @@ std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
   return result;
 }
 
-/// Sets `output`, of size (n), to the sum (or another `reduce`) of the rows of `parts`, of size
-/// (ranks, n). The rows are added in the order of the ranks, so that all ranks get equal bits.
+/// Sets `output`, of size (n), to the reduction of `parts`, of size (ranks, n), over the rows. The
+/// rows are reduced in the order of the ranks, so that all ranks get equal bits.
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceFunction reduce) {
   std::vector<const std::byte*> rows;
   for (std::int64_t row = 0; row < parts.size(0); ++row) {

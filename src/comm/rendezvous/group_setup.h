@@ -17,7 +17,7 @@ namespace tessera::comm {
 
 /// What a rank knows about its job after all ranks have met in the store.
 struct JobInfo {
-  detail::StorePtr store;  ///< the part of the store that only the ranks of this job use
+  detail::StorePtr store;  ///< the part of the store that belongs to this job
   int rank = 0;
   int size = 1;
   int local_rank = 0;
@@ -30,12 +30,11 @@ struct JobInfo {
 };
 using JobPtr = std::shared_ptr<const JobInfo>;
 
-/// Returns a part of the job's store for one purpose `use` of process group `info`.
+/// Returns the part of the job's store that belongs to the process group `info` and to `use`.
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
-/// Returns `info` with the flight record in which this rank writes the calls of the group, and with
-/// the number of ranks on this host. `use`: a prefix of the group's name, to distinguish several
-/// groups of the same ranks.
+/// Returns `info` with its members `watch` and `ranks_here` set. `use`: a prefix of the group's
+/// name in the flight record, for ranks that make several groups of the same name.
 GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {});
 
 /// Makes the back end of a process group for CPU tensors. Collective. `use`: see watched().

@@ -70,8 +70,8 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
   const int number = next_world_number();
   std::vector<RecordPtr> records;
   for (int rank = 0; rank < size; ++rank) {
-    // The empty path makes a flight record in memory and not in a file: files of several processes
-    // would have equal names, because each process of a job can call thread_worlds().
+    // Without a path, the flight record is in memory. Files of several processes would have equal
+    // names, because each process of a job can call thread_worlds().
     records.push_back(make_record(watch_settings(rank, number, options), size, ""));
   }
   std::vector<WorldPtr> worlds;

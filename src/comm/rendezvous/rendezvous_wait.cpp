@@ -43,8 +43,8 @@ class Arrivals {
                detail::concat(job.size, '\n', own_host(), '\n', handle_of_file(own->fd)));
   }
 
-  /// Reads from the store which ranks have announced themselves and have opened the flight records
-  /// of other ranks. Returns the ranks that are missing.
+  /// Reads the store. Returns the ranks that have not announced themselves or have not opened the
+  /// flight records of the other ranks.
   const std::vector<int>& look() {
     std::string fault;
     try {
@@ -67,7 +67,7 @@ class Arrivals {
     for (const Arrival& arrival : arrivals_) {
       if (arrival.record != nullptr) {
         const flight::Record& record = *arrival.record;
-        // If no rank is missing any more, `arrival` may have left the rendezvous and ended.
+        // If no rank is missing, a rank can have left the rendezvous and ended without an error.
         if (!is_alive({record.pid, record.start_time}) && !look().empty()) {
           wait_for_first_failure();
           throw PeerError(detail::concat(
@@ -132,7 +132,7 @@ class Arrivals {
   detail::Store& store_;
   const JobVariables& job_;
   std::vector<Arrival> arrivals_;
-  /// Keys in the store. Rank r sets key r after rank r has opened the records of the other ranks.
+  /// Keys in the store. Rank r sets key r when rank r has opened the records of all other ranks.
   std::vector<std::string> opened_keys_;
   /// The first rank that has not opened the records. Each poll asks for this rank first, to send
   /// few questions to the store, which serves all ranks of the job.

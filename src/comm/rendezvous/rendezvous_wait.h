@@ -25,8 +25,8 @@ std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& j
                                      const WorldOptions& options, const RecordPtr& own);
 
 /// Prints once, on the first rank of each machine and after at most 3 s: "tessera: rank 0 waits for
-/// ranks 2-3 of 4 at HOST:PORT, as RANK and WORLD_SIZE of tessera-run or torchrun say". If
-/// `missing` is empty, the text says "for the store". `said`: whether the text was printed.
+/// ranks 2-3 of 4 at HOST:PORT, as RANK and WORLD_SIZE of tessera-run or torchrun say"; without
+/// missing ranks, "for the store". Sets `said` to true when the line is printed.
 void say_wait(const JobVariables& job, const WorldOptions& options,
               std::chrono::milliseconds waited, const std::vector<int>& missing, bool& said);
 

@@ -49,8 +49,8 @@ class StoreWorld final : public World {
   }
   StoreWorld(const StoreWorld&) = delete;
   StoreWorld& operator=(const StoreWorld&) = delete;
-  /// Process groups for CPU tensors stay usable after the World. After an exception, NCCL groups
-  /// are aborted, because the other ranks do not call shutdown() at the same time.
+  /// Process groups for CPU tensors can be used after the World is destroyed. After an exception,
+  /// NCCL groups are aborted, because the other ranks do not call shutdown() at the same time.
   ~StoreWorld() override {
     if (options_.backend != "nccl") {
       return;
@@ -264,8 +264,7 @@ class StoreWorld final : public World {
   std::vector<CommunicatorPtr> in_order_;  ///< all process groups, the oldest first
   /// The NCCL group of all ranks, from which NCCL groups are split; nullptr before its first use.
   CommunicatorPtr nccl_of_all_;
-  /// The number of NCCL groups of each name that this rank has made. Ranks can have different
-  /// numbers.
+  /// How many NCCL groups with each name this rank has made. The counts can differ between ranks.
   std::map<std::string, int> times_named_;
   // Process groups are cached for the life of the World, because several meshes share groups.
   Groups groups_, host_groups_;

@@ -15,12 +15,12 @@ namespace tessera::comm {
 /// Throws Error for an unknown device or back end, or a combination that is not supported.
 void check_options(const WorldOptions& options);
 
-/// Returns the name, the ranks and this rank's index of a process group. Throws Error if `ranks`
-/// contains ranks that are not in the world or does not contain this rank.
+/// Returns a description of the process group of `ranks`. Throws Error if `ranks` contains a rank
+/// that is not in the world, or does not contain this rank.
 GroupInfo info_of_group(const World& world, const std::vector<int>& ranks, const std::string& name);
 
-/// Returns the number of the next World of this process. The number names the World's flight record
-/// (log of calls). Ranks that make the same Worlds in the same order get the same numbers.
+/// Returns the index of the next World of this process, which names the World's flight record (log
+/// of calls). Ranks that make the same Worlds in the same order get equal indices.
 int next_world_number();
 WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 

@@ -124,8 +124,8 @@ bool serves_store(const JobVariables& job) {
   return job.rank == 0 && !job.agent_store;
 }
 
-/// Returns the settings of the TCP store. Not the store but await_all_ranks() waits for other
-/// ranks, because await_all_ranks() can name missing ranks.
+/// Returns the settings of the TCP store. The store does not wait for other ranks:
+/// await_all_ranks() waits for the ranks, and can name missing ranks.
 detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) {
   detail::TcpStore store{.address = job.address,
                          .port = job.port,
@@ -146,7 +146,7 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
 /// its own copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
                          const WorldOptions& options) {
-  // libtorch times out earlier than this function, by kGrace, because libtorch's message is better.
+  // How much later than libtorch this function times out. libtorch's message is better.
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
   std::packaged_task<StorePtr()> task([where] { return detail::connect_store(where); });
@@ -184,8 +184,8 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   }
 }
 
-/// Returns a connection to the store that lives as long as the process. Other ranks can use the
-/// store after rank 0's World has ended, and a second World must not bind the port again.
+/// Returns a connection to the store. The connection is never closed, because other ranks can use
+/// the store after rank 0's World has ended, and a second World must not bind the port again.
 StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   static std::mutex mutex;
   static auto* const stores = new std::map<std::string, StorePtr>();
@@ -216,7 +216,7 @@ WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> r
 /// `store`. `own`: this rank's flight record (log of its calls).
 JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& own,
              const WatchSettings& settings, const WorldOptions& options) {
-  // c10d waits at most for the store's time-out when a process group is made.
+  // When a process group is made, c10d waits for other ranks at most for the store's time-out.
   store->setTimeout(options.timeout);
   JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
   std::vector<RecordPtr> records;

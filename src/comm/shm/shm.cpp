@@ -101,7 +101,7 @@ std::string arguments_of(const ShmCall& call) {
     case ShmKind::kBroadcast:
       return detail::concat(elements, ", root ", call.root);
     case ShmKind::kAllToAll:
-      return type;  // the ranks of an all-to-all have different sizes
+      return type;  // not compared: sizes differ between the ranks of an all-to-all
     case ShmKind::kBarrier:
       return "";
     case ShmKind::kAllGather:
@@ -173,9 +173,8 @@ class ShmGroup {
 
  private:
   void publish(const ShmOperation& operation) {
-    // The call is stored for the round that produce() is about to begin. The stored call stays
-    // valid until the round after the next; no rank begins that round before all ranks have read
-    // the call.
+    // The call is stored for the round that produce() is about to begin. The round after the next
+    // overwrites the call; by then all ranks have read the call.
     ShmCall& call = segment_->call(group_.rank, round_ + 1);
     call = {++sequence_,
             operation.elements,
@@ -260,7 +259,7 @@ class ShmGroup {
 /// two. For small tensors, waiting for other ranks costs more than the additions.
 constexpr std::int64_t kOneRoundBytes = 32 << 10;
 
-/// Describes each tensor `whole[i]`, divided into equal parts, with `own[i]` as this rank's part.
+/// `whole`: tensors that are divided into equal parts. `own[i]`: this rank's part of `whole[i]`.
 SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
                            const std::vector<at::Tensor>& own) {
   SplitBuffers buffers;
@@ -371,8 +370,8 @@ class ShmCommunicator final : public Communicator {
     auto operation = std::make_shared<ShmOperation>();
     operation->kind = kind;
     for (const at::Tensor& tensor : tensors) {
-      // The ranks compare only the sum of the tensors' sizes, because different lists of tensors
-      // rarely have the same sum.
+      // The ranks compare only the total number of elements of all tensors: different lists of
+      // tensors rarely have the same total.
       operation->elements += tensor.numel();
     }
     operation->dtype = static_cast<std::int32_t>(tensors.front().scalar_type());

@@ -16,8 +16,8 @@
 namespace tessera::comm {
 namespace {
 
-/// The size of a cache line. The size is a multiple of the size of every element type, so that
-/// rounding a size up to whole cache lines divides no element.
+/// The size of a cache line in bytes. Every element type's size divides the size of a cache line,
+/// so a position that is a multiple of the cache line never splits an element.
 constexpr std::int64_t kLine = 64;
 
 std::size_t index(int rank) {
@@ -58,7 +58,7 @@ void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity,
                    Visit&& visit) {
   const std::int64_t begin = round * capacity;
   std::int64_t start = 0;
-  // A rank receives its parts of all buffers, one part after another.
+  // The bytes of a rank are the rank's parts of all buffers, one part after another.
   for (const SplitBuffer& buffer : buffers) {
     const std::int64_t end = start + buffer.parts.bytes(rank);
     const std::int64_t first = std::max(begin, start);
@@ -185,8 +185,8 @@ std::int64_t ExchangeRounds::count() const {
 void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   if (round == 0) {
     auto* table = reinterpret_cast<std::int64_t*>(slot);
-    // Writes the counts of sent and of expected elements into the slot, so that every rank can
-    // compare these counts for all pairs of ranks.
+    // The slot begins with the numbers of elements that this rank sends to and expects from each
+    // rank, so that every rank can check the numbers of all pairs of ranks.
     std::ranges::copy(output_counts_, std::ranges::copy(input_counts_, table).out);
   }
   const std::byte* part = input_;
@@ -260,8 +260,8 @@ template <>
 struct Accumulator<c10::BFloat16> {
   using type = float;
 };
-// Sums of integers are computed in unsigned types, which wrap around, because overflow of a signed
-// integer is undefined behaviour. C++ multiplies two numbers of type uint16_t as signed integers.
+// Integers are reduced in unsigned types, because overflow of a signed integer is undefined. For
+// uint16_t the type is uint32_t, because C++ multiplies two uint16_t as signed integers.
 template <>
 struct Accumulator<std::uint16_t> {
   using type = std::uint32_t;

@@ -35,7 +35,7 @@ void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
 /// Returns the number of rounds that send `bytes` bytes, `capacity` bytes in a round; at least 1.
 std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity);
 
-/// Round `round` of a transfer of `total` bytes sends `bytes` bytes, from `offset` on. Each round
+/// The bytes of a transfer that round `round` sends: `bytes` bytes from `offset` on. Each round
 /// except the last sends `capacity` bytes.
 struct Piece {
   Piece(std::int64_t total, std::int64_t capacity, std::int64_t round)
@@ -121,8 +121,8 @@ class ExchangeRounds {
   std::byte* output_;
   std::vector<std::int64_t> input_counts_;
   std::vector<std::int64_t> output_counts_;
-  /// The size of the counts at the beginning of a slot (buffer): the elements for each rank, then
-  /// the elements expected from each rank.
+  /// The size of the table at the beginning of a slot (buffer): the number of elements that the
+  /// slot's rank sends to each rank, and the number that the slot's rank expects from each rank.
   std::int64_t table_bytes_;
   std::int64_t capacity_;
 };

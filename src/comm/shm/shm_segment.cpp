@@ -85,8 +85,8 @@ struct ShmSegment::Header {
   Counter sleepers{0};
 };
 
-/// The state of one rank, which only that rank writes and all ranks read. Successive rounds
-/// alternate between the two elements of `calls`.
+/// The state of one rank. Only that rank writes the state; all ranks read the state. Successive
+/// rounds alternate between the two elements of `calls`.
 struct alignas(kCacheLine) ShmSegment::RankState {
   Counter round{0};  ///< the last round for which this rank called arrive()
   std::array<ShmCall, 2> calls;

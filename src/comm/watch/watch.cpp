@@ -32,7 +32,7 @@ using flight::RankState;
 using flight::Record;
 using std::chrono::milliseconds;
 
-/// The topic of an announcement that a rank has ended. The topic of a wait is the group's id.
+/// The topic of announcements that a rank has ended. Announcements of waits have a group's id.
 constexpr auto kEnd = "end";
 constexpr auto kAnnouncements = "announcements";
 
@@ -79,7 +79,7 @@ RecordPtr open_record(const std::string& handle) {
              : nullptr;
 }
 
-/// Records how this rank ends. Later calls change nothing, because the first failure is the cause.
+/// Records how this rank ends. Only the first call has an effect: the first failure is the cause.
 void WorldWatch::note_end(RankState state) {
   auto running = RankState::kRunning;
   std::int64_t never = 0;
@@ -111,7 +111,7 @@ void WorldWatch::note(const BegunCall& call, bool waits) {
   const std::lock_guard lock(writes_);
   flight::GroupSlot* const slot = flight::find_group(own(), call.group);
   const bool is_last = slot != nullptr && slot->begun != 0 && slot->number == call.number;
-  // The end of a call is not recorded if the group's record already describes a later call.
+  // If the group's record already describes a later call, the end of this call is not recorded.
   if (slot == nullptr || (is_last ? slot->waits == waits : !waits)) {
     return;
   }
@@ -144,7 +144,7 @@ std::vector<int> WorldWatch::not_in(const BegunCall& call) {
     if (record != nullptr && !flight::has_begun(*record, call.group, call.number)) {
       return false;
     }
-    // A rank that began the collective and later ended without an error has done the collective.
+    // A rank that began the collective and ended without an error has completed the collective.
     return !has_ended(rank) || (record != nullptr && record->state == RankState::kEnded);
   });
   return ranks;
@@ -153,7 +153,7 @@ std::vector<int> WorldWatch::not_in(const BegunCall& call) {
 std::optional<int> WorldWatch::first_to_end(std::vector<int> ranks) {
   read_announcements();
   std::erase_if(ranks, [this](int rank) { return !has_ended(rank); });
-  // A killed process has `ended` == 0 and counts as the first, because no rank has caused its end.
+  // A killed process has `ended` == 0 and comes first: its end is not a reaction to another rank.
   const auto first = std::ranges::min_element(ranks, {}, [this](int rank) {
     const RecordPtr& record = record_of(rank);
     return record == nullptr ? std::numeric_limits<std::int64_t>::max() : record->ended.load();
@@ -187,7 +187,7 @@ void WorldWatch::announce(int rank, const std::string& topic, const std::string&
   ask(store_, [bytes = std::vector<std::uint8_t>(line.c_str(), line.c_str() + line.size() + 1)](
                   detail::Store& store) {
     store.append(kAnnouncements, bytes);
-    return store.check({kAnnouncements});  // answers only after the store has received the bytes
+    return store.check({kAnnouncements});  // waits until the store has received `bytes`
   }).wait_for(kPatience);
 }
 
@@ -205,8 +205,8 @@ void WorldWatch::read_announcements() {
         announced_[{rank, topic}] = text;
       }
     } catch (const std::exception&) {
-      // The store does not answer, because the process that serves the store has ended. The other
-      // ranks find this out without an announcement.
+      // The process that serves the store has ended. The other ranks notice this without an
+      // announcement.
     }
   }
   const auto now = std::chrono::steady_clock::now();
@@ -243,8 +243,8 @@ BegunCall GroupWatch::begin(std::string collective, std::string_view purpose) {
 
 namespace {
 
-/// The first words of an error message: the collective, and the function of the program that called
-/// the collective.
+/// Returns the beginning of an error message: the collective and, if known, the function of the
+/// program that has called the collective.
 std::string beginning(const GroupInfo& group, const std::string& collective) {
   const std::string_view caller = CallerScope::outermost();
   return describe(group, collective.c_str()) + ": " +
@@ -290,7 +290,7 @@ void PeerWait::check(std::optional<std::vector<int>> missing) {
   }
 }
 
-/// Describes the ranks that did not arrive and what these ranks do.
+/// Returns a text with the ranks that did not arrive, and with what some of these ranks do.
 std::string PeerWait::lateness(const std::vector<int>& missing) const {
   constexpr std::size_t kMost = 4;
   const std::chrono::duration<double> waited = Clock::now() - begun_;
@@ -306,8 +306,8 @@ std::string PeerWait::lateness(const std::vector<int>& missing) const {
 
 void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
-  // A dying process closes its sockets slightly before ranks on the same machine can see its end,
-  // and about a second before ranks on other machines can see its end.
+  // When a process ends, its sockets close slightly before ranks on the same machine see the end of
+  // the process, and about a second before ranks on other machines see the end.
   constexpr milliseconds kNap{20};
   const milliseconds dying{group.watch->world().away(group.ranks).empty() ? 600 : 2500};
   std::vector<int> peers = group.ranks;
@@ -330,7 +330,7 @@ void WorldWatch::end() {
   if (device_thread_.joinable()) {
     device_thread_.join();
   }
-  // The calls are destroyed without the lock, because destroying a call can destroy a World.
+  // No lock is held while the calls are destroyed, because destroying a call can destroy a World.
   added_.clear();
   calls_.clear();
   // After an exception the state is kGaveUp, so that the messages of other ranks refer to this
@@ -383,14 +383,14 @@ void WorldWatch::look_at_device() {
       // that call.
       wait_.reset();
     }
-    // A rank whose state is not kRunning has already reported an error.
+    // If the state is not kRunning, this rank has already reported an error.
     if (!calls_.empty() && own().state == RankState::kRunning) {
       const BegunCall& call = calls_.front().call;
       note(call, true);
       if (!wait_) {
         wait_.emplace(*this, call, settings_.timeout, call.text + self);
       }
-      beginning.clear();  // errors of check() name the collective
+      beginning.clear();  // a message of check() already begins with the collective
       wait_->check();
     }
   } catch (const std::exception& error) {

@@ -35,7 +35,7 @@ using RecordPtr = std::shared_ptr<flight::Record>;
 
 struct WatchSettings {
   int rank = 0;
-  int world = 0;                      ///< number of the World in its process, in order of creation
+  int world = 0;                      ///< index of the World in its process, in order of creation
   std::chrono::milliseconds limit{};  ///< time after which a waiting rank prints a line; 0: never
   std::chrono::milliseconds timeout{};
 };
@@ -58,17 +58,17 @@ class WorldWatch;
 /// A wait for the other ranks of a process group.
 class PeerWait {
  public:
-  /// `collective`: the call's name in messages. `number`: the call's index in the group; nullopt
-  /// stands for the last call of the group.
+  /// `collective`: the name of the call in messages. `number`: the index of the call in the group;
+  /// nullopt means the last call of the group.
   PeerWait(const GroupInfo& group, const std::string& collective,
            std::optional<std::uint64_t> number = std::nullopt);
   /// `beginning`: the first words of each message.
   PeerWait(WorldWatch& world, BegunCall call, std::chrono::milliseconds timeout,
            std::string beginning);
 
-  /// The caller calls check() repeatedly. Throws PeerError at the time-out, or if a missing rank
-  /// has ended and the call cannot complete. At the watchdog's limit, prints a line about the wait.
-  /// `missing`: the ranks that have not arrived; by default the ranks of WorldWatch::not_in().
+  /// To be called repeatedly. Throws PeerError at the time-out, or if a missing rank has ended and
+  /// the call cannot complete. At the watchdog's limit, prints a line about the wait. `missing`:
+  /// ranks that have not arrived; by default those of WorldWatch::not_in().
   void check(std::optional<std::vector<int>> missing = std::nullopt);
 
  private:
@@ -83,7 +83,7 @@ class PeerWait {
   Clock::time_point begun_ = Clock::now();
   /// The time at which check() first found that a missing rank has ended.
   std::optional<Clock::time_point> lost_since_;
-  bool announced_ = false;  ///< whether other machines know about this wait
+  bool announced_ = false;  ///< whether this rank has announced the wait to other machines
   bool reported_ = false;
 };
 
@@ -108,12 +108,12 @@ class WorldWatch : tessera::detail::NoCopy {
 
   /// Adds a process group to the flight record and returns the group's id.
   std::uint64_t add_group(const std::string& name, const std::vector<int>& ranks);
-  /// Records that a thread or the device waits for the end of `call`, or no longer waits.
+  /// Records that a wait for the end of `call` begins (`waits` is true) or is over.
   void note(const BegunCall& call, bool waits);
 
   std::vector<int> away(std::vector<int> ranks) const;
-  /// The ranks of the call's group that are known not to take part in `call`: ranks on this machine
-  /// that have not begun the call or have failed, and ranks on other machines that have ended.
+  /// Returns ranks of the call's group that do not take part in `call`. On this machine: ranks that
+  /// have not begun the call or have failed. On other machines: ranks that have ended.
   std::vector<int> not_in(const BegunCall& call);
   /// Returns the rank in `ranks` that ended first; nullopt if none has ended.
   std::optional<int> first_to_end(std::vector<int> ranks);
@@ -121,11 +121,11 @@ class WorldWatch : tessera::detail::NoCopy {
   /// says what the user can do.
   std::string what_it_does(int rank);
 
-  /// Tells other machines the state `text` of a rank of this machine. `topic`: one word, the
-  /// subject of `text`.
+  /// Tells other machines, in `text`, what `rank` does. `rank` is on this machine. `topic`: one
+  /// word, the subject of `text`.
   void announce(int rank, const std::string& topic, const std::string& text);
-  /// The ranks of the call's group on other machines that may be late for `call`. According to the
-  /// store, such a rank has neither ended nor announced that it waits in `call` or in a later call.
+  /// Returns the ranks of the call's group that are on other machines and may be late for `call`:
+  /// ranks that have neither ended nor announced that they wait in `call` or in a later call.
   std::vector<int> not_waiting(const BegunCall& call);
 
   /// Watches a collective on the GPU until `is_done` returns true. The program does not wait for
@@ -154,7 +154,7 @@ class WorldWatch : tessera::detail::NoCopy {
 
   detail::StorePtr store_;
   std::mutex mutex_;                ///< protects the members from here to `announced_`
-  std::future<std::string> asked_;  ///< the store's answer, still awaited: all announcements
+  std::future<std::string> asked_;  ///< the pending read of all announcements from the store
   std::chrono::steady_clock::time_point next_question_;
   std::map<std::pair<int, std::string>, std::string> announced_;
 
@@ -196,8 +196,8 @@ class GroupWatch {
   std::atomic<std::uint64_t> begun_ = 0;
 };
 
-/// Throws PeerError for a transfer that failed with `reason`. If another rank ends at this moment,
-/// the message names that rank as the cause.
+/// Throws PeerError because a transfer has failed with `reason`. If another rank ends within the
+/// next seconds, the message names that rank as the cause.
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
                                      const std::string& reason);
 
@@ -216,7 +216,7 @@ auto ask(detail::StorePtr store, Question question) {
   if (in_memory) {
     task();
   } else {
-    // The future becomes ready after the thread's task, and all that the task owns, are destroyed.
+    // The future becomes ready only after the task and everything that the task owns are destroyed.
     std::thread([task = std::move(task)]() mutable { task.make_ready_at_thread_exit(); }).detach();
   }
   return answer;
@@ -230,10 +230,10 @@ auto ask(detail::StorePtr store, Question question) {
 /// time-out.
 void meet(const detail::StorePtr& store, const GroupInfo& group);
 
-/// Whether every rank of the World calls this function within 2 s, each rank for one group. All
-/// ranks get the same answer. `world`: the store of all ranks. `own`: a store that only this group
-/// uses, and only for this call. `meeting`: the prefix of the keys in `world`; only the prefix of a
-/// group's first rank is used.
+/// Whether every rank of the World calls this function within 2 s, each rank for one of its groups.
+/// All ranks get the same answer. `world`: the store of all ranks. `own`: a store that only this
+/// group uses, and only for this call. `meeting`: the prefix of the keys in `world`; only the first
+/// rank of a group uses `meeting`.
 bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
                       const GroupInfo& group, int world_size, const std::string& meeting);
 
