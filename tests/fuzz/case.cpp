@@ -8,7 +8,7 @@
 namespace tessera::fuzz {
 namespace {
 
-/// Hashes the seed and the name, by FNV-1a and the mixing function of splitmix64.
+/// Hashes a seed and the name of a decision (FNV-1a, then the mixing function of splitmix64).
 std::uint64_t hash_of(std::uint64_t seed, const std::string& name) {
   std::uint64_t hash = 0xcbf29ce484222325 ^ (seed * 0x9e3779b97f4a7c15);
   for (const unsigned char c : name) {
@@ -80,8 +80,8 @@ std::string to_string(const Choices::Labels& labels, const char* separator) {
   return text;
 }
 
-// Sizes are small, and some are no multiples of the mesh sizes. Unusual options are drawn rarely:
-// if the library refuses one option, the case tests nothing else.
+// Draws the parts of a case. Sizes are small and often not divisible by the mesh sizes. Options
+// that the library may refuse are rare, because a refused case tests nothing else.
 namespace {
 
 NormKind draw_norm(Choices& choices, const std::string& name, int none) {
@@ -141,7 +141,7 @@ MlpSpec draw_mlp(Choices& choices) {
   spec.adapter = choices.chance("mlp.adapter", 12);
   spec.calls_forward = choices.chance("mlp.calls_forward", 2);
   spec.checkpoint_call = choices.chance("mlp.checkpoint_call", 8);
-  // Ranks with different experts exchange tokens, so no rank may skip the experts.
+  // No rank may skip the experts, because ranks with different experts exchange tokens.
   spec.skips_empty = spec.kind != MlpKind::kExperts && choices.chance("mlp.skips_empty", 8);
   return spec;
 }
@@ -253,21 +253,21 @@ TrainSpec draw_train(Choices& choices, const FsdpSpec& fsdp) {
   return spec;
 }
 
-// Draws tensor-parallel plans. The correct plan is Megatron's: in attention and MLP, the first
-// projections are column-wise and the last ones row-wise. Activations between modules are
-// replicated or sharded along the sequence. An entry may get a mistake, such as a wrong layout: the
-// library must then redistribute, and results must stay equal.
+// Draws tensor-parallel plans. The correct plan is Megatron's: column-wise first projections and
+// row-wise last projections. Activations between modules are replicated or sharded along the
+// sequence. A plan entry may get a mistake, such as a wrong layout; the library must then
+// redistribute.
 enum class Between { kWhole, kReplicated, kSequence };
 
-/// The kind of a module. A kind supports only some styles.
+/// Which styles a module supports.
 enum class Fits { kLinear, kTokenwise, kHooksOnly };
 
-/// A module name for a plan, and the correct style; nullopt if the module needs no plan entry.
+/// A possible plan entry: a module name and the correct style; nullopt if no style is needed.
 struct Candidate {
   std::string pattern;
   std::optional<StyleSpec> style;
   Fits fits = Fits::kLinear;
-  /// Whether the style declares a local input or output. Such a style is drawn without mistakes.
+  /// Whether the style's input or output is a local tensor. Such a style never gets a mistake.
   bool agreed = false;
 };
 
@@ -279,14 +279,14 @@ StyleSpec rowwise(Placement output, bool local = false) {
   return {.kind = StyleKind::kRowwise, .output = output, .local = local};
 }
 
-/// Whether every rank computes the whole output. A sharded output cannot be a plain tensor.
+/// Whether every rank has the whole output. Otherwise the output cannot be a plain tensor.
 bool is_whole(const StyleSpec& style) {
   return style.kind != StyleKind::kSequence && style.kind != StyleKind::kFusedColwise &&
          std::holds_alternative<Replicate>(style.output);
 }
 
 Between draw_between(Choices& choices) {
-  // "plain": as PyTorch's styles do by default, modules return replicated results as plain tensors.
+  // "plain": modules return replicated results as plain tensors, the default of PyTorch's styles.
   return choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
 }
 
@@ -327,8 +327,8 @@ class PlanDraft {
     candidates_.push_back({std::move(pattern), style, fits});
   }
 
-  /// Adds a module that processes each token separately. Its entry has a style only if the
-  /// activations between modules are distributed.
+  /// Adds a module that treats each token separately. Plans with plain tensors between modules need
+  /// no style for such a module.
   void add_tokenwise(const std::string& pattern) {
     if (between_ == Between::kWhole) {
       add_other(pattern, Fits::kTokenwise);
@@ -370,7 +370,7 @@ class PlanDraft {
     }
   }
 
-  /// Adds the first projection of attention or MLP. Its LoRA adapter needs no plan entries.
+  /// Adds the first projection of attention or of the MLP, with the layers of its LoRA adapter.
   void add_into(const std::string& pattern, bool local, bool adapter) {
     add(pattern + (adapter ? ".base" : ""), colwise(Shard{-1}, local), local);
     if (adapter) {
@@ -381,8 +381,8 @@ class PlanDraft {
     }
   }
 
-  /// Adds a fused weight of `parts` equal parts. With the style kColwise, a shard can contain rows
-  /// of two parts; splitting the weight into its parts then gathers the weight.
+  /// Adds a fused weight of `parts` equal parts. If the style is kColwise, a rank can have rows of
+  /// two parts, and using the parts separately gathers the weight.
   void add_fused(const std::string& pattern, std::int64_t parts, bool local) {
     const bool cut = parts > 0 && choices_.chance("plan.fused_colwise", 50);
     add(pattern,
@@ -403,7 +403,7 @@ class PlanDraft {
     }
   }
 
-  /// Whether attention is correct if its projections return plain tensors with this rank's heads.
+  /// Whether attention stays correct if the projections return local tensors (this rank's heads).
   bool runs_on_heads() const {
     const AttentionSpec& spec = model_.attend;
     const std::int64_t kv = spec.key_value_heads;
@@ -435,7 +435,7 @@ class PlanDraft {
     }
   }
 
-  /// Adds a norm over the features of a head. The norm's input has the heads in dimension 2.
+  /// Adds a norm over each head's features. The norm's input is (batch, sequence, heads, features).
   void add_query_key_norm(const std::string& pattern) {
     const auto kind =
         choices_.pick("plan.query_key_norm", {{"heads", 50}, {"none", 25}, {"replicate", 25}});
@@ -445,7 +445,7 @@ class PlanDraft {
     add_other(pattern, Fits::kTokenwise, styles[kind]);
   }
 
-  /// Whether the MLP is correct if its first projection returns a plain tensor of local features.
+  /// Whether the MLP stays correct if the first projection returns a local tensor of features.
   bool runs_on_features() const {
     const MlpSpec& spec = model_.feed;
     return spec.activation != Activation::kCentred &&
@@ -483,7 +483,7 @@ class PlanDraft {
 
   void add_projections(const std::string& name) {
     const MlpSpec& spec = model_.feed;
-    // Without the library's own Linear, fused_colwise_parallel() would not know the weight's parts.
+    // fused_colwise_parallel() finds a weight's parts only in the library's own Linear.
     const bool knows_parts = spec.linear == LinearKind::kOwn;
     const bool local = runs_on_features() && (knows_parts || spec.kind != MlpKind::kFusedWeight) &&
                        choices_.chance("plan.mlp_local", 35);
@@ -584,9 +584,9 @@ std::vector<std::string> patterns_of(const std::string& pattern, std::int64_t de
   return patterns;
 }
 
-/// Draws the correct plan, or a plan with missing entries, wrong styles or wrong options. The
-/// library must then give the correct result or an error. Declarations about local tensors are
-/// always correct, because the library cannot find mistakes in these declarations.
+/// Draws a correct plan, or a plan with missing entries, wrong styles or wrong options. With
+/// mistakes, the library must give the correct result or an Error. Styles with local tensors get no
+/// mistakes, because the library cannot detect these.
 std::vector<PlanEntry> draw_plan(const Case& c, Choices& choices) {
   if (choices.chance("plan.none", 4)) {
     return {};

@@ -11,15 +11,15 @@
 
 namespace tessera::fuzz {
 
-/// Draws the decisions that make a case. A decision depends only on the seed and the decision's
-/// name, so fixing a decision (a label in `fixed`) does not change other decisions.
+/// Draws the options of a case by a seed. Each decision depends only on the seed and the decision's
+/// name, so setting one decision in `fixed` leaves all other decisions unchanged.
 class Choices {
  public:
-  /// Decision name to label. The label "" is the simplest option. The name kOthers stands for all
-  /// decisions without an entry.
+  /// Maps names of decisions to option labels. The label "" means the simplest option. The name
+  /// kOthers means all decisions that the map lacks.
   using Labels = std::map<std::string, std::string>;
   static constexpr const char* kOthers = "*";
-  /// An option of a decision. Its probability is proportional to `weight`.
+  /// An option of a decision, drawn with a probability proportional to `weight`.
   struct Option {
     std::string label;
     int weight = 1;
@@ -27,10 +27,10 @@ class Choices {
 
   explicit Choices(std::uint64_t seed, Labels fixed = {});
 
-  /// Draws an option, of which the first must be the simplest, and returns its index. Throws Error
-  /// if the decision is fixed to a label that no option has.
+  /// Draws an option and returns its index. The first option must be the simplest. Throws Error if
+  /// `fixed` has an unknown label for the decision.
   std::size_t pick(const std::string& name, const std::vector<Option>& options);
-  /// Like pick(), but converts the index to the enum E.
+  /// Like pick(), but returns the option with this index in the enum E.
   template <class E>
   E pick_as(const std::string& name, const std::vector<Option>& options) {
     return static_cast<E>(pick(name, options));
@@ -39,7 +39,7 @@ class Choices {
   std::int64_t number(const std::string& name, const std::vector<std::int64_t>& values);
   bool chance(const std::string& name, int percent);
 
-  /// The drawn options that are not the simplest. The seed and these options determine the case.
+  /// The decisions whose option is not the simplest. The seed and these labels reproduce the case.
   const Labels& made() const { return made_; }
 
  private:
@@ -71,10 +71,10 @@ enum class Mask {
 
 struct AttentionSpec {
   std::int64_t key_value_heads = 0;
-  bool fused = false;  ///< `fused`: one projection computes queries, keys and values
+  bool fused = false;  ///< `fused`: one projection for queries, keys and values
   bool bias = false;
   bool causal = false;
-  bool by_hand = false;  ///< `by_hand`: softmax, not scaled_dot_product_attention
+  bool by_hand = false;  ///< `by_hand`: without scaled_dot_product_attention
   bool gain = false;     ///< `gain`: multiplies each head by a parameter
   bool adapter = false;  ///< `adapter`: LoRA of the query projection
   NormKind query_key_norm = NormKind::kNone;
@@ -91,7 +91,7 @@ enum class MlpKind {
   kExperts,  ///< an nn::MixtureOfExperts
 };
 
-/// An operator along the features, which tensor parallelism may shard.
+/// An operator along the MLP's inner features, which tensor parallelism may shard.
 enum class Along { kNone, kSoftmax, kCumsum, kExchangedHalves };
 
 struct ExpertsSpec {
@@ -110,12 +110,12 @@ struct MlpSpec {
   LinearKind linear = LinearKind::kOwn;
   Activation activation = Activation::kGelu;
   Along along = Along::kNone;
-  bool inner_bias = false;  ///< `inner_bias`: adds a parameter of the MLP itself
+  bool inner_bias = false;  ///< `inner_bias`: a parameter of the MLP, not of a child
   bool auxiliary_loss = false;
   NormKind middle_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
   bool adapter = false;          ///< `adapter`: LoRA of the last projection
-  bool calls_forward = false;    ///< `calls_forward`: calls module->forward(x)
+  bool calls_forward = false;    ///< `calls_forward`: calls module->forward(x), not module(x)
   bool checkpoint_call = false;  ///< `checkpoint_call`: nn::checkpoint calls the MLP
   bool skips_empty = false;      ///< `skips_empty`: a rank without tokens skips the MLP
 };
@@ -154,9 +154,9 @@ struct StyleSpec {
   StyleKind kind = StyleKind::kColwise;
   Placement output = Replicate{};
   bool local = false;
-  bool takes_part = false;  ///< kRowwise: plain inputs are shards of the features
-  std::int64_t dim = 1;     ///< kSequence: the tensor dimension that is sharded
-  std::int64_t parts = 1;   ///< kFusedColwise: the parts of the fused weight
+  bool takes_part = false;  ///< kRowwise: a plain input is this rank's shard
+  std::int64_t dim = 1;     ///< kSequence: the tensor dimension to shard
+  std::int64_t parts = 1;   ///< kFusedColwise: number of equal parts
 };
 
 struct PlanEntry {
@@ -211,7 +211,7 @@ struct TrainSpec {
 /// An error that a test of the fuzzer sets. Never drawn.
 enum class Planted { kNone, kWrongGradient };
 
-/// A training run. On one rank, only `model` and `train` apply.
+/// A model and its training. Runs on one rank use only `model` and `train`.
 struct Case {
   std::uint64_t seed = 0;
   ModelSpec model;
@@ -224,13 +224,13 @@ struct Case {
 
 Case draw_case(std::uint64_t seed, Choices& choices);
 
-/// kEqual, kRefused (an error in the first step) and kNotComparable are no faults. kNoOracle: the
-/// generated model fails on one rank. The other results are faults of the library.
+/// The library is correct if the verdict is kEqual, kRefused (error in the first step) or
+/// kNotComparable. kNoOracle: the model failed on one rank. Other verdicts are faults.
 enum class Verdict {
   kEqual,
   kRefused,
-  /// the run on one rank diverges, or amplifies rounding errors: flipping last bits of the initial
-  /// weights changes its results as much as the mesh does
+  /// training on one rank diverges, or changes as much by flipped last bits of the initial weights
+  /// as by the mesh
   kNotComparable,
   kRefusedLate,
   kDifferent,
@@ -250,9 +250,9 @@ struct Outcome {
   std::string what;  ///< `what`: the error or the first differences
 };
 
-/// Trains the case's model in fp64 on the case's ranks, which are threads, and on one rank, and
-/// compares losses, gradient norms and parameters. A collective that takes longer than `timeout` is
-/// a hang. The process ends if the ranks run for more than three times `timeout`.
+/// Trains a case in fp64 on its mesh (ranks are threads) and on one rank. Compares losses, gradient
+/// norms and parameters. A collective that takes longer than `timeout` is a hang. If the ranks take
+/// longer than three times `timeout`, the process ends.
 Outcome run_case(const Case& c, std::chrono::seconds timeout);
 
 }  // namespace tessera::fuzz

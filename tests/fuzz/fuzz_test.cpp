@@ -32,14 +32,14 @@
 namespace tessera::fuzz {
 namespace {
 
-/// A seed and an index determine a case, also in later runs of the program.
+/// A search over cases. The seed and an index determine a case, also in later runs.
 struct SearchOptions {
   std::uint64_t seed = 1;
   std::int64_t first = 0;
   std::int64_t cases = 100;
   int processes = 2;
   double seconds = 0;       ///< `seconds`: time limit after which no chunk begins; 0: none
-  Choices::Labels fixed{};  ///< `fixed`: decisions that are not drawn
+  Choices::Labels fixed{};  ///< `fixed`: decisions with a fixed option
   /// Seconds until a collective counts as a hang. A whole case takes less than one second.
   int timeout = 20;
 };
@@ -52,8 +52,8 @@ struct Result {
 
 using std::chrono::steady_clock;
 
-// The number of cases in one process (a chunk). Starting a process takes as long as ten cases,
-// because it loads libtorch.
+// The number of cases that a process runs. Starting a process takes as long as ten cases, because
+// libtorch is loaded.
 constexpr std::int64_t kChunk = 25;
 
 std::uint64_t seed_of(const SearchOptions& options, std::int64_t index) {
@@ -149,7 +149,7 @@ class WorkerLines {
     return false;
   }
 
-  /// Returns the case that ended its process (crash or hang); nullopt if all cases have ended.
+  /// The case in which the process crashed or hung; nullopt if the process finished its cases.
   std::optional<Result> cut_off() const {
     if (!running_) {
       return std::nullopt;
@@ -160,11 +160,11 @@ class WorkerLines {
  private:
   std::vector<Result>& results_;
   std::optional<std::int64_t> running_;
-  std::string rest_;  ///< the last line that begins with neither @begin nor @end
+  std::string rest_;  ///< the last line of other output
   bool hung_ = false;
 };
 
-/// Begins with the command-line arguments that run the case again.
+/// Returns a line about a result. The line begins with the arguments that repeat the case.
 std::string line_of(const SearchOptions& options, const Result& result) {
   return fmt::format("--seed {} --only {}: {}: {} [{}]\n", options.seed, result.index,
                      to_string(result.outcome.verdict), result.outcome.what,
@@ -177,7 +177,7 @@ void announce(const SearchOptions& options, const Result& result) {
   }
 }
 
-/// Runs cases [first, end) in a child process. If a case ends the process, a new process continues.
+/// Runs cases [first, end) in a child process; after a crash or a hang, in another child process.
 std::vector<Result> run_chunk(const SearchOptions& options, std::int64_t first, std::int64_t end) {
   std::vector<Result> results;
   while (first < end) {
@@ -207,8 +207,8 @@ Result run_one(const SearchOptions& options, std::int64_t index) {
   return {index, run_case(drawn.what, std::chrono::seconds(options.timeout)), drawn.made};
 }
 
-/// Runs the cases from options.first on in this process, and prints a line before and after each
-/// case for the parent process.
+/// Runs the cases from options.first on. Prints a line before and after each case, which
+/// WorkerLines parses.
 void run_as_worker(const SearchOptions& options) {
   for (std::int64_t i = options.first; i < options.first + options.cases; ++i) {
     std::cout << "@begin " << i << std::endl;
@@ -288,7 +288,7 @@ int run_program(Arguments arguments) {
 }
 
 TEST(Fuzz, FindsNoSilentDifference) {
-  // All machines run the same cases, but slow machines run fewer in the time limit.
+  // The cases are the same on all machines. A slow machine runs fewer cases within the time limit.
   const SearchOptions options{.seed = 1, .cases = 600, .seconds = 25};
   const std::vector<Result> results = search(options);
   const auto count = [&](Verdict verdict) {
@@ -296,7 +296,7 @@ TEST(Fuzz, FindsNoSilentDifference) {
   };
   const auto faulty = [](const Result& r) { return is_fault(r.outcome.verdict); };
   EXPECT_TRUE(std::ranges::none_of(results, faulty)) << report(options, results);
-  // Otherwise the search would test too little: refused cases compare nothing.
+  // At least three quarters of the cases must be compared: refused cases test too little.
   EXPECT_GT(4 * count(Verdict::kEqual), 3 * std::ssize(results)) << report(options, results);
 }
 
@@ -314,8 +314,8 @@ TEST(Fuzz, FindsAGradientThatIsSlightlyWrong) {
   EXPECT_CONTAINS(result.outcome.what, "loss 1 is", "of rank 0 differs by");
 }
 
-// In this case, torch::optim::AdamW amplifies rounding errors: two runs on one rank, with initial
-// weights that differ in their last bits, differ by more than the tolerance.
+// torch::optim::AdamW amplifies rounding errors in this case. On one rank, flipped last bits of the
+// initial weights change the results by more than the tolerance.
 TEST(Fuzz, TellsRoundingThatGrowsFromAWrongGradient) {
   SearchOptions options{.seed = 52};
   constexpr std::int64_t kIllConditioned = 4153;

@@ -44,7 +44,7 @@ Layer added(nn::ModuleBase& parent, const char* name, Layer made) {
   return made;
 }
 
-/// Multiplies by a parameter directly, with broadcasting, as users write norms.
+/// Multiplies by a parameter that has an element per feature, as users write norms by hand.
 class Scale : public nn::Module<Scale> {
  public:
   explicit Scale(std::int64_t size) { weight_ = register_slot("weight", {size}); }
@@ -129,7 +129,7 @@ Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, 
 
 // This attention is written for one rank: no mesh, and the sizes of the whole model.
 
-/// Returns element (i, j) = i - j: the position of query i minus the position of key j.
+/// Returns the matrix of i - j, the distance of key j before query i.
 at::Tensor distances(std::int64_t positions) {
   const at::Tensor steps = at::arange(positions, c10::kDouble);
   return steps.unsqueeze(1) - steps;

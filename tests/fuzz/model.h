@@ -32,8 +32,8 @@ Layer layer(std::shared_ptr<M> module) {
   return {module, [module](const at::Tensor& x) { return (*module)(x); }};
 }
 
-/// The sizes of this data-parallel rank's input. With ModelSpec::folded, a module's input does not
-/// show the sizes.
+/// The batch size and the sequence length of this rank's input. The activations of a folded model,
+/// (batch * sequence, features), do not tell these sizes.
 struct TokenSizes {
   std::int64_t batch = 0, sequence = 0;
 };
@@ -45,7 +45,7 @@ class Attention : public nn::Module<Attention> {
 
  private:
   std::vector<at::Tensor> project(const at::Tensor& x);
-  /// Returns the attention mask, (positions, positions) or (heads, positions, positions).
+  /// Returns a mask with sizes (positions, positions) or (heads, positions, positions).
   at::Tensor mask(std::int64_t positions) const;
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
   at::Tensor attend_by_hand(const at::Tensor& q, at::Tensor k, at::Tensor v);
@@ -60,8 +60,8 @@ class Attention : public nn::Module<Attention> {
 class Mlp : public nn::Module<Mlp> {
  public:
   explicit Mlp(const ModelSpec& spec);
-  /// Returns the result and, with MlpSpec::auxiliary_loss, the auxiliary loss, summed over the
-  /// tokens.
+  /// Returns the output. With MlpSpec::auxiliary_loss, also returns the auxiliary loss, summed over
+  /// all tokens.
   std::vector<at::Tensor> forward(const at::Tensor& x);
 
  private:
@@ -78,10 +78,10 @@ class Mlp : public nn::Module<Mlp> {
 class Block : public nn::Module<Block> {
  public:
   explicit Block(const ModelSpec& spec);
-  /// Returns the result and, with MlpSpec::auxiliary_loss, the auxiliary loss of the MLP.
+  /// Returns the output and, if the MLP has one, the MLP's auxiliary loss.
   std::vector<at::Tensor> forward(const at::Tensor& x, const TokenSizes& sizes);
 
-  /// The attention module and the MLP module; a block can lack one of the two.
+  /// Returns the attention module and the MLP module, of which a block can lack one.
   std::vector<nn::ModuleBase*> halves() const;
 
  private:
@@ -95,9 +95,9 @@ class Block : public nn::Module<Block> {
   nn::Parameter scale_;
 };
 
-/// A decoder as a user writes it for one rank. Maps token ids (batch, sequence) to logits and the
-/// auxiliary loss (undefined if there is none). The logits are (batch, sequence, vocabulary), or
-/// (tokens, vocabulary) if ModelSpec::folded. With `targets` (tokens), returns the sum of losses.
+/// A decoder, written for one rank. Maps token ids (batch, sequence) to logits and the auxiliary
+/// loss (undefined if none). Logits are (batch, sequence, vocabulary) or, if ModelSpec::folded,
+/// (tokens, vocabulary). If `targets` (tokens) is given, returns the sum of losses.
 class Net : public nn::Module<Net> {
  public:
   Net(const ModelSpec& spec, Loss loss);

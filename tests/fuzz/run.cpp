@@ -75,7 +75,7 @@ DeviceMesh make_mesh(const MeshSpec& spec, const testing::Rank& rank) {
   return rank.mesh(sizes, names);
 }
 
-/// Returns the mesh over which FSDP shards the experts (`experts`) or all other parameters.
+/// Returns the mesh that FSDP uses for experts (if `experts`) or for all other parameters.
 DeviceMesh data_mesh(const MeshSpec& spec, const DeviceMesh& mesh, bool experts = false) {
   const DeviceMesh data = experts || spec.experts == 1 ? mesh["dp"] : mesh[{"dp", "ep"}].flatten();
   return spec.replicas > 1 ? DeviceMesh::concatenate({mesh["replicas"], data}) : data;
@@ -103,18 +103,18 @@ fsdp::Options fsdp_options(const FsdpSpec& spec) {
 }
 
 constexpr int kSteps = 2;
-// A large eps suppresses updates by gradients that are only rounding errors, such as the gradient
-// of the keys' bias.
+// A large eps keeps parameters unchanged if their gradients are only rounding errors. For example,
+// the gradient of the keys' bias is 0 without rounding.
 constexpr double kAdamEps = 1e-4;
 
 struct Trace {
-  std::vector<double> losses;  ///< of this rank's rows, for each step and evaluation
+  std::vector<double> losses;  ///< losses of this rank's rows, in each step and evaluation
   std::vector<double> grad_norms;
   std::map<std::string, at::Tensor> parameters;
   int steps = 0;  ///< `steps`: number of completed steps
 };
 
-/// Which part of a batch a rank uses: the part with the index `index` of `count` parts.
+/// The part of a batch that a rank trains on: part `index` of `count` parts.
 struct Part {
   std::int64_t index = 0, count = 1;
 };
@@ -151,7 +151,7 @@ bool freezes(Frozen frozen, const std::string& name) {
 class Training {
  public:
   explicit Training(const Case& c, std::uint64_t flips = 0) : case_(c), flips_(flips) {}
-  /// Trains the model; without `mesh`, on one rank.
+  /// Trains the model on `mesh`, or on one rank if `mesh` is nullopt.
   void run(const std::optional<DeviceMesh>& mesh, Trace& trace) {
     build(mesh);
     make_optimizer();
@@ -216,7 +216,7 @@ class Training {
     }
   }
 
-  /// Planted::kWrongGradient: multiplies the gradient of the weight of a final RMSNorm by 1.001.
+  /// Planted::kWrongGradient: multiplies the gradient of the final RMSNorm's weight by 1.001.
   void plant() {
     if (case_.planted == Planted::kWrongGradient && case_.model.final_norm == NormKind::kRms) {
       net_->named_slots().back().second->persistent().mutable_grad().mul_(1.001);
@@ -260,7 +260,7 @@ class Training {
   void split_experts(const DeviceMesh& mesh) {
     const MeshSpec& spec = case_.mesh;
     if (spec.experts > 1 || spec.experts_on_tensor) {
-      // The last mesh dimension for experts must be tp, over which their input is distributed.
+      // tp must be the last mesh dimension, because tp distributes the input of the experts.
       const DeviceMesh tp = mesh["tp"], ep = mesh["ep"];
       nn::apply_expert_parallel(*net_, spec.experts == 1        ? tp
                                        : spec.experts_on_tensor ? DeviceMesh::concatenate({ep, tp})
@@ -366,7 +366,7 @@ class Training {
     return sum;
   }
 
-  /// Tells FSDP whether the next micro-batch is the last before the optimizer step.
+  /// Tells FSDP whether the next micro-batch is the last of its step.
   void announce(bool last) {
     if (!wrapped_ || case_.train.micro_batches == 1) {
       return;
@@ -393,8 +393,8 @@ class Training {
     return loss;
   }
 
-  /// Returns the sum of the losses of this rank's part of `all`, times the number of parts (FSDP
-  /// averages over the parts), divided by the number of tokens in `all`.
+  /// Returns the loss of this rank's rows: the sum of the token losses, divided by the number of
+  /// tokens in `all`, times the number of parts, because FSDP averages over parts.
   at::Tensor loss_of(int step, const Rows& all) {
     const Rows rows = part_of(all, parts_);
     const std::int64_t sequence = case_.train.sequence, vocabulary = case_.model.vocabulary;
@@ -404,8 +404,8 @@ class Training {
                                .square()
                                .remainder(vocabulary)
                                .narrow(0, rows.first, rows.count);
-    // On sharded tensors, random operators draw by the element's global index. On one rank,
-    // BatchPart gives plain tensors the same random numbers.
+    // Random operators draw numbers by an element's index in the global tensor. BatchPart makes
+    // random operators on plain tensors draw the same numbers.
     std::optional<BatchPart> all_rows;
     if (!sharded_) {
       all_rows.emplace(0, 1);
@@ -453,14 +453,14 @@ class Training {
   std::uint64_t flips_;
   std::shared_ptr<Net> net_;
   Part parts_;
-  DeviceMesh data_;       ///< `data_`: data-parallel ranks; undefined on one rank
+  DeviceMesh data_;       ///< `data_`: mesh of data-parallel ranks; undefined on one rank
   bool wrapped_ = false;  ///< `wrapped_`: whether FSDP is applied
   bool sharded_ = false;  ///< `sharded_`: whether FSDP or tensor parallelism is applied
   std::function<void()> step_, zero_grad_;
 };
 
-/// Trains on one rank with the whole batch. `flips`: the seed that selects half of the initial
-/// weights, whose last bits are flipped; 0: none.
+/// Trains on one rank with the whole batch. If `flips` is not 0, flips the last bits of half of the
+/// initial weights, selected by the seed `flips`.
 void train_alone(const Case& c, Trace& trace, std::uint64_t flips = 0) {
   tessera::manual_seed(c.seed);
   Training(c, flips).run(std::nullopt, trace);
@@ -520,7 +520,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   return runs;
 }
 
-/// Prefers a rank that failed by itself, not because another rank had failed.
+/// Returns a rank that has failed by itself; only if there is none, a rank that failed by a peer.
 std::size_t first_to_fail(const std::vector<Ended>& ends) {
   const auto own = std::ranges::find_if(ends, [](const Ended& e) { return !e.well && !e.by_peer; });
   const auto any = std::ranges::find_if(ends, [](const Ended& e) { return !e.well; });
@@ -537,12 +537,11 @@ Outcome refusal(const Runs& runs) {
   return {late ? Verdict::kRefusedLate : Verdict::kRefused, text};
 }
 
-/// Compares the results of all ranks with the results on one rank, and describes the first
-/// differences in a text.
+/// Compares the ranks' results with the results of one rank. Describes the first differences.
 class Comparison {
  public:
   Comparison(const Case& c, const Trace& oracle)
-      // clip_grad_norm_() computes its factor in fp32, so the tolerance is larger.
+      // With clipping, the tolerance is larger: clip_grad_norm_() computes the factor in fp32.
       : oracle_(oracle), tolerance_(c.train.clip ? 1e-5 : 1e-9) {
     for (const double norm : oracle.grad_norms) {
       largest_gradient_ = std::max(largest_gradient_, norm);
@@ -558,11 +557,11 @@ class Comparison {
     return text_.empty() ? Outcome{} : Outcome{Verdict::kDifferent, text_};
   }
 
-  /// The largest quotient of a difference and its tolerance.
+  /// The largest difference, as a multiple of its tolerance.
   double worst() const { return worst_; }
 
  private:
-  /// Whether a difference exceeds the tolerance, or is NaN.
+  /// Whether `difference` is above `allowed`, or NaN.
   bool exceeds(double difference, double allowed) {
     const double multiple = difference / allowed;
     worst_ = std::isnan(multiple) ? HUGE_VAL : std::max(worst_, multiple);
@@ -580,7 +579,7 @@ class Comparison {
     }
   }
 
-  /// Compares the mean loss of all ranks with the loss on one rank.
+  /// The mean of all ranks' losses must equal the loss on one rank.
   void compare_losses(const std::vector<Trace>& traces) {
     for (std::size_t i = 0; i < oracle_.losses.size(); ++i) {
       double sum = 0;
@@ -608,7 +607,7 @@ class Comparison {
       const at::Tensor& found = trace.parameters.at(name);
       const double difference = (found - expected).abs().max().item<double>();
       const double largest = expected.abs().max().item<double>();
-      // A gradient near 0 has errors in proportion to the largest gradient, not to its own size.
+      // Gradients near 0 have rounding errors in proportion to the largest gradient.
       if (exceeds(difference, tolerance_ * std::max({1.0, largest, largest_gradient_}))) {
         note("{} of rank {} differs by {:.3g} of {:.3g}, with gradients of {:.3g}", name, rank,
              difference, largest, largest_gradient_);
@@ -643,15 +642,15 @@ void seed_libtorch(std::uint64_t seed) {
   generator.set_current_seed(seed);
 }
 
-/// Whether the run on one rank diverges: rounding errors would then decide the results.
+/// Whether training on one rank diverges, so that rounding errors would decide the results.
 bool explodes(const Trace& oracle) {
   constexpr double kMost = 1e6;
   return !std::ranges::all_of(oracle.losses, [](double x) { return std::isfinite(x); }) ||
          !std::ranges::all_of(oracle.grad_norms, [](double x) { return x < kMost; });
 }
 
-/// Returns how far rounding errors alone change results: Comparison::worst() of one-rank runs that
-/// start from weights with flipped last bits.
+/// Trains on one rank with flipped last bits of the initial weights, several times. Returns the
+/// largest Comparison::worst(), which only rounding errors cause.
 double worst_of_rounding(const Case& c, const Trace& oracle) {
   constexpr std::uint64_t kRuns = 16;
   double worst = 0;
@@ -666,9 +665,9 @@ double worst_of_rounding(const Case& c, const Trace& oracle) {
   return worst;
 }
 
-/// If a mesh exceeds the tolerance, trains on one rank with flipped last bits of the initial
-/// weights. If the flipped bits change results at least half as much as the mesh does, training
-/// amplifies rounding errors, and the case is kNotComparable.
+/// If a mesh's results differ, repeats the training on one rank with flipped last bits of the
+/// initial weights. If this changes the results at least half as much as the mesh, rounding errors
+/// are amplified, and the verdict is kNotComparable.
 Outcome compared(const Case& c, const Trace& oracle, const std::vector<Trace>& traces) {
   Comparison comparison(c, oracle);
   Outcome outcome = comparison.outcome(traces);

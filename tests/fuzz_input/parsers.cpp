@@ -1,6 +1,6 @@
-// The fuzz target. TESSERA_FUZZ_PARSER names the parser that gets the fuzzer's bytes; there is a
-// parser for each kind of input file. A parser must accept the bytes or throw an Error with a
-// one-line message. Anything else ends the process, and is a bug.
+// The fuzz target. TESSERA_FUZZ_PARSER names the parser to test; there is one for each kind of
+// input file. A parser must accept the fuzzer's bytes, or throw an Error whose message is one line.
+// Otherwise the parser has a bug, and the process ends.
 
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>

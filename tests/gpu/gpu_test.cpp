@@ -156,8 +156,8 @@ INSTANTIATE_TEST_SUITE_P(
                    const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
                    return normed + sum;
                  }},
-        // For rows of these sizes, threads read 16 bytes at a time: one warp per row, or one block
-        // of threads per row. Some rows end with fewer bytes.
+        // Rows so long that threads read 16 bytes at a time. A warp or a block of threads computes
+        // a row. Some rows end with less than 16 bytes.
         Function{"rms_norm_of_a_warp",
                  {{300, 2048}, {2048}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
@@ -219,7 +219,7 @@ INSTANTIATE_TEST_SUITE_P(
                  }}),
     [](const auto& info) { return info.param.name; });
 
-/// Backward must add the fp32 product of bf16 factors to an fp32 .grad: no rounding to bf16.
+/// Backward must add the product in fp32 to an fp32 .grad, without rounding the product to bf16.
 TEST(LinearProduct, AddsToAnFp32GradientOfABf16Weight) {
   const auto on_gpu = at::TensorOptions(at::Device(at::kCUDA, 0)).dtype(at::kBFloat16);
   at::manual_seed(4);
@@ -339,8 +339,8 @@ TEST(AdamWOnGpu, HasTheCpusBitsForBothTypesOfMoments) {
   }
 }
 
-/// Takes AdamW steps. Step i adds added[i] to an element of the gradient. Returns the parameter and
-/// the optimizer state.
+/// Makes AdamW steps, with added[i] added to one gradient element in step i. Returns the parameter
+/// and the optimizer state.
 std::vector<at::Tensor> after_steps(const std::vector<double>& added, c10::ScalarType type,
                                     c10::ScalarType moments) {
   const at::Tensor value = numbers({777}, 6).to(at::kCUDA, type).requires_grad_();
@@ -388,7 +388,7 @@ TEST(RmsNormOnGpu, TreatsHugeAndTinyRowsAsTheCpu) {
   }
 }
 
-/// The test itself reduces the results of three vocabulary shards, in place of all-reduces.
+/// The test itself combines three vocabulary shards on one GPU, in place of all-reduces.
 TEST(SplitCrossEntropyOnGpu, IsThatOfTheWholeVocabulary) {
   constexpr std::int64_t kRows = 33, kVocabulary = 5003;
   const RowLossOptions options{.label_smoothing = 0.1, .z_loss = 0.01};
