@@ -12,9 +12,9 @@
 namespace tessera::planning {
 namespace {
 
-/// A model's estimate is extrapolated from plans with 4 and 6 layers. The first and last layers
-/// differ from the middle layers, because FSDP prefetches, and keeps the last unit gathered. The
-/// plans differ by two layers, because two kinds of layers can alternate.
+/// A model's memory and time are extrapolated from plans with 4 and 6 layers. The first and last
+/// layers differ from the middle layers, because FSDP prefetches, and does not free the last unit.
+/// The plans differ by two layers, because two types of layers can alternate.
 constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
 
 /// Replaces the layer index n in a name such as "model.layers.3" by the result of number(n).
@@ -33,9 +33,9 @@ std::string renumbered(const std::string& name, const std::string& container,
   return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
 }
 
-/// Returns the bytes of each moment (MomentMemory) in a plan, by name. The names count layers of
-/// the second half from the end (-1 is the last layer), so that the names do not depend on
-/// `layers`.
+/// Returns the memory of each part of a step (MomentMemory), by the part's name. In names, layers
+/// of the second half are counted from the end (-1 is the last layer), so that plans with different
+/// `layers` have equal names.
 std::map<std::string, double> bytes_by_moment(const RankPlan& plan, const std::string& container,
                                               std::int64_t layers) {
   std::map<std::string, double> bytes;
@@ -65,7 +65,7 @@ Estimate of_whole(const RankPlan& plan, std::int64_t ranks, const PlanOptions& o
   return estimate;
 }
 
-/// Extrapolates from plans with 4 and 6 layers to all `layers` layers of the model.
+/// Extrapolates the estimate for `layers` layers from plans with 4 and 6 layers.
 Estimate of_layers(const RankPlan& few, const RankPlan& more, std::int64_t layers,
                    const std::string& container, std::int64_t ranks, const PlanOptions& options) {
   const auto grown = [&](double with_few, double with_more) {

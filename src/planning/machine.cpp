@@ -80,7 +80,7 @@ constexpr std::array kFields{
     Field{"fp8_share", &Machine::fp8_share},
     Field{"multiprocessors", &Machine::multiprocessors},
     Field{"collective_multiprocessors", &Machine::collective_multiprocessors}};
-/// The fields of Machine in which 0 is allowed, besides all latencies.
+/// The fields of Machine that may be 0, in addition to all latencies.
 constexpr std::array<std::string_view, 5> kMayBeZero{
     "reserved_bytes", "flops_fp8", "fp8_share", "multiprocessors", "collective_multiprocessors"};
 

@@ -31,7 +31,7 @@ namespace {
 
 using Coordinate = std::vector<std::int64_t>;
 
-/// Maps a rank's coordinate in the root mesh to the rank's coordinate in the submesh `mesh`. A
+/// Converts a rank's coordinate in the root mesh to the rank's coordinate in the submesh `mesh`. A
 /// flattened dimension of `mesh` consists of several dimensions of the root mesh.
 class Submesh {
  public:
@@ -62,21 +62,21 @@ class Submesh {
   }
 
  private:
-  /// For each dimension of the root mesh: how the submesh coordinate changes from the first rank to
-  /// the next rank along this dimension. Empty if the next rank is outside of the submesh.
+  /// For each dimension of the root mesh: by how much the submesh coordinate changes from the first
+  /// rank to the next rank in this dimension; empty if the next rank is outside of the submesh.
   std::vector<Coordinate> steps_;
   std::size_t ndim_;
 };
 
-/// The layout and sizes of a parameter, and the submesh to which the layout refers.
+/// A parameter's layout and sizes, and the submesh of the layout.
 struct Place {
   const ShardingSpec* spec;
   Coordinate sizes;
   Submesh submesh;
 };
 
-/// Returns one Place for each distinct layout and size, because parameters with equal layout and
-/// size have equal shard sizes on every rank.
+/// Returns one Place for all parameters of equal layout and sizes, because their shards have equal
+/// sizes on every rank.
 std::vector<Place> places_of(const Run& run) {
   std::vector<Place> places;
   std::set<std::tuple<const void*, const void*, Coordinate>> seen;
@@ -93,8 +93,8 @@ std::vector<Place> places_of(const Run& run) {
   return places;
 }
 
-/// Groups ranks by the sizes of their shards and by PlanOptions::sizes. The kinds of ranks are
-/// sorted by their first rank.
+/// Puts ranks with equal shard sizes and equal PlanOptions::sizes into one group (RankKind). The
+/// groups are sorted by their first rank.
 std::vector<RankKind> kinds_of(const Run& run, const PlanOptions& options) {
   std::map<std::vector<std::int64_t>, RankKind> by_sizes;
   const MeshShape& root = run.mesh.shape();
@@ -210,8 +210,8 @@ RankPlan detail::plan_rank(const MakeRun& make, std::int64_t ranks, int rank,
 
 namespace {
 
-/// Throws Error unless the first and last rank of a kind have equal memory peaks and traffic. The
-/// two ranks differ, for example, if the batch is not evenly divisible.
+/// Throws Error unless the first and the last rank of a RankKind have the same memory peak and
+/// traffic. They differ, for example, if a batch cannot be divided evenly.
 void check_kind(const RankPlan& plan, const RankPlan& last) {
   const auto traffic = [](const RankPlan& rank) { return comm::total(rank.metrics.comm); };
   const auto text = [&](const RankPlan& rank) {

@@ -171,7 +171,7 @@ Json json_of(const StepTime& time) {
   return rows;
 }
 
-/// Returns the memory peak in each part of a step (MomentMemory) as JSON, in the order of the step.
+/// Returns the memory peak of each part of a step (MomentMemory) as JSON, in the order of parts.
 Json json_of_moments(const observe::StepMemory& memory) {
   Json moments = Json::array();
   for (const observe::MomentMemory& moment : memory.moments) {
@@ -186,7 +186,7 @@ Json json_of_moments(const observe::StepMemory& memory) {
   return moments;
 }
 
-/// Returns the intervals of a step as JSON, by row of the time chart: [what, begin, end].
+/// Returns a step's time chart as JSON: for each row, a list of [what, begin, end].
 Json json_of_spans(const StepTime& time) {
   Json rows = Json::object();
   for (const Span& span : time.spans) {
@@ -323,7 +323,7 @@ std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
          sources_text(machine);
 }
 
-/// Returns advice on how to reduce a kind of memory: the program's own advice or general advice.
+/// Returns advice on how to reduce a kind of memory; the program can replace the general advice.
 std::string remedy(const RunPlan& plan, MemoryKind kind) {
   if (plan.options.remedy) {
     return plan.options.remedy(kind);
@@ -344,8 +344,8 @@ std::string remedy(const RunPlan& plan, MemoryKind kind) {
   }
 }
 
-/// Returns a line for each large part of the memory peak, the largest part first, with advice on
-/// how to reduce the part.
+/// Returns a line for each large part of the memory peak, largest part first. Each line has advice
+/// on how to reduce the part.
 std::vector<std::string> advice(const RunPlan& plan) {
   std::vector<std::pair<std::int64_t, MemoryKind>> parts;
   const observe::StepMemory& memory = plan.largest().memory;

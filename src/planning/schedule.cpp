@@ -30,7 +30,7 @@ double attention_flops(const at::Tensor& query, const at::Tensor& key, bool mask
          size_of(key, 2) * size_of(query, 3);
 }
 
-/// Returns the FLOPs of a convolution. `small`: the result or, for a transposed convolution, the
+/// Returns the FLOPs of a convolution. `small` is the result or, for a transposed convolution, the
 /// input. Each element of `small` takes weight.numel() / weight.size(0) multiplications.
 double convolution_flops(const at::Tensor& small, const at::Tensor& weight) {
   return 2.0 * static_cast<double>(small.numel()) * static_cast<double>(weight.numel()) /
@@ -81,7 +81,7 @@ std::int64_t ranks_beside(const std::vector<int>& ranks, std::int64_t per_node) 
   return std::ranges::count_if(ranks, [&](int rank) { return rank / per_node == node; });
 }
 
-/// Returns the bytes that a rank sends in a ring of `n` ranks, divided by the bytes of its input.
+/// Returns the bytes that a rank sends around a ring of `n` ranks, per byte of the rank's input.
 double ring_share(std::string_view collective, double n) {
   if (collective == "all_gather") {
     return n - 1;
@@ -96,8 +96,8 @@ bool adds_product(std::string_view name) {
   return name == "aten::addmm" || name == "aten::addmm_";
 }
 
-/// Returns the first matrix of a matrix product or of attention. The matrix's element type decides
-/// the FLOP/s. addmm adds its first input to the product, so the second input is returned.
+/// Returns the matrix whose type decides the FLOP/s: the first input of a matrix product or of
+/// attention. addmm adds its first input to the product, so its second input is returned.
 const at::Tensor& first_factor(const FakeCall& call) {
   return call.inputs[adds_product(call.name) ? 1 : 0];
 }
@@ -202,11 +202,11 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
   now += seconds;
 }
 
-/// Returns by how many seconds collectives that run at the same time slow down an operator. Erases
-/// the collectives that ended before `begin`, because later operators begin later.
+/// Returns how many seconds longer an operator takes, because collectives run at the same time.
+/// Erases collectives that ended before `begin`, because later operators begin later.
 double Schedule::lost_to_collectives(double begin, double seconds) {
   const double taken = machine_->collective_multiprocessors;
-  if (machine_->multiprocessors <= taken) {  // 0 means an unknown number of multiprocessors
+  if (machine_->multiprocessors <= taken) {  // 0: the number of multiprocessors is unknown
     return 0;
   }
   std::erase_if(transfers_, [&](const auto& transfer) { return transfer.second <= begin; });
@@ -223,8 +223,8 @@ double Schedule::duration(const FakeCollective& call) const {
   const auto n = static_cast<double>(call.ranks.size());
   const std::int64_t beside = ranks_beside(call.ranks, machine_->ranks_per_node);
   const bool within_node = beside == std::ssize(call.ranks);
-  // A collective over several machines uses one ring for each of the group's ranks on a machine,
-  // because each rank has a network card.
+  // Across machines, a collective uses as many rings as the group has ranks on one machine, because
+  // each rank has a network card.
   const double network = machine_->network_bandwidth * static_cast<double>(beside);
   const double rate =
       within_node ? machine_->link_bandwidth : std::min(network, machine_->link_bandwidth);
@@ -247,7 +247,7 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   }
   const Moment end{network, call.group};
   if (!has_lanes_) {
-    wait(current_, end);  // a CPU has one stream, which waits for the transfer
+    wait(current_, end);  // a CPU has only one stream, so the stream waits for the transfer
   }
   return std::make_shared<Transfer>(*this, end);
 }

@@ -1,6 +1,6 @@
-// Simulates when the operators and collectives of a training step run. Each stream of a device and
-// the network of each process group have a clock. Work issued to a stream or network advances its
-// clock.
+// Simulates when the operators and collectives of a training step run. There is a clock for each
+// stream of a device, and for the network of each process group. An operator or a collective
+// advances the clock of its stream or network.
 
 #pragma once
 
@@ -29,8 +29,8 @@ namespace tessera::planning {
 /// time.
 class Schedule final : public comm::Streams {
  public:
-  /// Without a machine, no times are computed. `lanes`: whether the device has several streams.
-  /// Without streams, as on a CPU, operators and collectives run in the order of issue.
+  /// Computes no times if `machine` is nullopt. `lanes`: whether the device has several streams.
+  /// Without streams, as on a CPU, operators and collectives run one after another.
   Schedule(const std::optional<Machine>& machine, bool lanes)
       : machine_(machine), has_lanes_(lanes) {}
 
@@ -48,8 +48,8 @@ class Schedule final : public comm::Streams {
   }
 
  private:
-  /// A point in time. `cause` is the mesh dimension of the collective on which the stream last
-  /// waited.
+  /// The time that a stream's clock shows. `cause`: the mesh dimension of the last collective for
+  /// which the stream has waited.
   struct Moment {
     double time = 0;
     std::string cause;
@@ -71,7 +71,7 @@ class Schedule final : public comm::Streams {
   bool has_lanes_;
   comm::Lane current_ = comm::Lane::kCompute;
   std::array<Moment, 4> lanes_{};
-  std::map<std::string, double> networks_;  ///< when the network of each process group becomes idle
+  std::map<std::string, double> networks_;  ///< when each process group's network becomes idle
   /// Begin and end times of collectives that can overlap with later operators, sorted by begin.
   std::multimap<double, double> transfers_;
   double began_ = 0;

@@ -17,10 +17,10 @@
 namespace tessera::planning {
 namespace {
 
-/// Kinds of activation checkpointing, and ZeRO stages (kZero), sorted by memory, least first.
+/// The types of activation checkpointing, and the ZeRO stages (kZero): least memory first.
 constexpr std::array kActivations{"full", "selective", "none"};
 constexpr std::array kZero{3, 2};
-/// The context-parallel degrees to try for long sequences, or if no other layout fits.
+/// The degrees of context parallelism to try: for long sequences, or if no other layout fits.
 constexpr std::array<std::int64_t, 3> kSplits{2, 4, 8};
 constexpr std::int64_t kLongSequence = 16384;
 
@@ -28,8 +28,8 @@ std::int64_t most_tp(const SearchSpace& s) {
   return s.fixed.contains("tp") ? s.first.tp : std::min(s.ranks, s.machine.ranks_per_node);
 }
 
-/// Returns the possible layouts (dp and tp) for `cp` context-parallel ranks and `accumulate`
-/// micro-batches. `accumulate` must divide each rank's samples or equal s.first.accumulate.
+/// Returns the possible meshes for `cp` context-parallel ranks and `accumulate` micro-batches. Each
+/// rank's samples must be divisible by `accumulate`, unless the caller has chosen `accumulate`.
 std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
   std::vector<TrainingLayout> meshes;
   for (std::int64_t tp = s.fixed.contains("tp") ? s.first.tp : 1; tp <= most_tp(s); ++tp) {
@@ -51,10 +51,10 @@ std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::i
   return meshes;
 }
 
-/// Layouts that need too much memory: pairs of an index into kActivations and an index into kZero.
+/// Layouts that do not fit into memory, as pairs of indices in kActivations and kZero.
 using TooLarge = std::vector<std::pair<std::size_t, std::size_t>>;
 
-/// Tries all layouts that use one mesh. Layouts that need less memory are tried first.
+/// Tries all layouts of one mesh, in the order of their memory, least memory first.
 class MeshSearch {
  public:
   /// `too_large`: layouts that are known not to fit into the machine's memory.
@@ -110,8 +110,8 @@ class MeshSearch {
     }
   }
 
-  /// Whether to estimate the layout without activation checkpointing although this layout does not
-  /// fit. Layouts that checkpoint only some blocks are interpolated from the estimate.
+  /// Whether to estimate a layout without activation checkpointing although it cannot fit.
+  /// Estimates of layouts that checkpoint only some blocks are interpolated from this estimate.
   bool may_fit_in_part(std::size_t ac, std::size_t zero) const {
     const auto fits = [&](const FoundLayout& all) {
       return all.fits && all.layout.zero == kZero[zero];
@@ -162,7 +162,7 @@ class MeshSearch {
   Search& search_;
   TrainingLayout mesh_;
   TooLarge too_large_;
-  std::ptrdiff_t first_ = 0;  ///< index of the mesh's first layout in Search::found
+  std::ptrdiff_t first_ = 0;  ///< index in Search::found of this mesh's first layout
 };
 
 std::int64_t least_peak(const Search& search) {
@@ -170,8 +170,8 @@ std::int64_t least_peak(const Search& search) {
   return peak(*std::ranges::min_element(search.found, {}, peak));
 }
 
-/// Sets FoundLayout::frontier. `found` is sorted by time, so a layout that fits is on the frontier
-/// if the layout takes less memory than all faster layouts.
+/// Sets FoundLayout::frontier. `found` must be sorted by time: a layout is on the frontier if it
+/// fits and takes less memory than all faster layouts that fit.
 void mark_frontier(std::vector<FoundLayout>& found) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   for (FoundLayout& each : found) {
@@ -243,15 +243,15 @@ class LayoutSearch {
     }
   }
 
-  /// Doubles the number of micro-batches until a layout fits or further doubling cannot help.
+  /// Doubles the number of micro-batches until a layout fits, or until doubling cannot help.
   void try_micro_batches() {
     const SearchSpace& s = search_.space;
     std::int64_t floor = 0;
     for (std::int64_t n = 2; n <= s.batch && !fits() && floor <= s.machine.room(); n *= 2) {
       const std::int64_t before = least_peak(search_);
       try_meshes(s.first.cp, n);
-      // Doubling the number of micro-batches halves the memory of a micro-batch, so each doubling
-      // saves at most as much memory as the doubling before.
+      // Each doubling halves the memory of a micro-batch. So the next doubling saves at most as
+      // much memory as the last doubling.
       floor = least_peak(search_) - (before - least_peak(search_));
     }
   }
@@ -269,9 +269,9 @@ class LayoutSearch {
 
   Search search_;
   bool is_laid_out_ = false;
-  // For each tp: the layouts that do not fit into the memory. Context parallelism cannot make these
-  // layouts fit: a rank keeps the same number of tokens, and masks and other ranks' keys and values
-  // take additional memory.
+  // For each tp: the layouts that do not fit into memory. Context parallelism does not make them
+  // fit: a rank has as many tokens as before, and also needs memory for masks and for keys and
+  // values of other ranks.
   std::map<std::int64_t, TooLarge> too_large_;
 };
 

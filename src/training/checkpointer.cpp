@@ -95,7 +95,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
       });
       find_source();
     } catch (...) {
-      unlock(lock_);  // the destructor does not run if the constructor throws
+      unlock(lock_);  // if a constructor throws, no destructor runs
       throw;
     }
   }
@@ -124,8 +124,8 @@ void Checkpointer::find_source() {
   resumes_ = newest && options_.resume != Resume::kNever;
   if (options_.resume_step >= 0) {
     resumes_ = true;
-    // Steps in the folder after --resume-step are an error. The run would save steps with the same
-    // numbers, and until then the old steps would count as the newest steps.
+    // Steps in the folder after --resume-step are an error: the run will save steps with the same
+    // numbers. Until then, the old steps would count as the newest steps.
     TESSERA_CHECK(options_.steps == options_.resume_step || last <= options_.resume_step,
                   option("resume-step"), " ", options_.resume_step, ": '", dir,
                   "' has later steps, up to ", last.value_or(0), "; move them away first");
@@ -156,8 +156,8 @@ void Checkpointer::begin_run() {
   checkpoint::detail::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
-/// Sets the step from which the run continues. Marks later saved steps as unfinished: otherwise the
-/// run could not save steps with the same numbers.
+/// Sets the step from which the run continues. Later saved steps are listed in damaged_, which the
+/// next save marks as unfinished: otherwise the run could not save steps with these numbers.
 void Checkpointer::go_on_from(std::int64_t step) {
   newest_ = step;
   source_ = folder(step);
@@ -181,8 +181,7 @@ void Checkpointer::make_folder() {
   lock_folder();
 }
 
-/// Locks the checkpoint folder until the process ends. On file systems without locks, lock_folder()
-/// has no effect.
+/// Locks the checkpoint folder until the process ends. Does nothing on file systems without locks.
 void Checkpointer::lock_folder() {
   if (lock_ >= 0) {
     return;
@@ -206,7 +205,7 @@ void Checkpointer::warn(const std::string& text) const {
   }
 }
 
-/// A run loads its own steps completely: parts are excluded only for the step of `initial_load`.
+/// Parts are excluded only from a load of `initial_load`. A run loads its own steps completely.
 bool Checkpointer::excludes(const char* part) const {
   if (resumes_ && !options_.initial_load.empty()) {
     return false;
@@ -269,7 +268,7 @@ void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
 void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state) {
   const Json& entries = report.entries;
   loaded_ = report.step;
-  // A run with 0 steps reads no data, so the position in the data is not restored.
+  // A run of 0 steps reads no data, so the load does not restore the position in the data.
   if (!excludes("data") && options_.steps > 0) {
     state.samples = entries.at("samples");
   }
@@ -292,8 +291,8 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
   state.step = saved_ = report.step;
 }
 
-/// Marks damaged saved steps as unfinished. Called just before a save, so that a damaged step is
-/// discarded only when the run saves a new step.
+/// Marks the saved steps in damaged_ as unfinished. Called just before a save, so that a run that
+/// saves nothing discards nothing.
 void Checkpointer::withdraw_damaged() {
   for (const std::int64_t step : std::exchange(damaged_, {})) {
     if (world_->rank() == 0) {

@@ -91,7 +91,7 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
                 "can't write ", option, " ", file.string(),
                 ", which is no regular file; give another name");
   try {
-    // AtomicFile creates and removes a temporary file, to find out whether the folder is writable.
+    // An AtomicFile is made and removed to find out whether the folder is writable.
     const files::AtomicFile probe(file);
   } catch (const Error& unwritable) {
     fail("can't write ", option, " ", file.string(), ": ", unwritable.what());
@@ -108,8 +108,8 @@ Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
   }
 }
 
-/// Sets which steps are profiled. An earlier part of the run has already made the first `done`
-/// steps.
+/// Sets which steps are profiled. `done`: the number of steps that were made before a restart of
+/// the run.
 void Recording::choose_steps(std::int64_t done, bool is_main) {
   std::tie(first_, last_) = options_.profile_steps;
   if (first_ == 0) {

@@ -60,8 +60,8 @@ void check(const TrainState& state, const StepOptions& options, const LossFuncti
                 ": the loss function is empty; pass one that returns a micro-batch's loss");
 }
 
-/// Whether the gradient of a parameter is reduced over ranks of `data_mesh`, that is, whether the
-/// parameter's mesh contains at least two of these ranks.
+/// Whether the gradient of a parameter is reduced over ranks of `data_mesh`: whether at least two
+/// of these ranks are in the parameter's mesh.
 bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   if (!is_distributed(parameter)) {
     return false;
@@ -71,14 +71,14 @@ bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   for (const int rank : data_mesh.ranks()) {
     shared += std::ranges::find(ranks, rank) == ranks.end() ? 0 : 1;
     if (shared > 1) {
-      return true;  // two shared ranks are enough, and a mesh can have thousands of ranks
+      return true;  // two common ranks suffice; a mesh can have thousands of ranks
     }
   }
   return false;
 }
 
-/// Throws Error if no parameter's gradient is reduced over `data_mesh`, because each rank would
-/// then train its own model. The result is the same on every rank, without communication.
+/// Throws Error if no gradient is reduced over `data_mesh`: each rank would then train its own
+/// model. The result is the same on every rank, without communication.
 void check_gradients_are_summed(const TrainState& state, const DeviceMesh& data_mesh,
                                 const std::vector<nn::SlotPtr>& parameters) {
   if (data_mesh.size() == 1) {
@@ -165,8 +165,8 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        "; ", found, "; ", options.advice_not_finite);
 }
 
-/// Converts a libtorch exception to an Error that names the step, the FSDP unit and the rank, and
-/// that omits the stack trace.
+/// Converts a libtorch exception to an Error. The Error names the step, the FSDP unit and the rank,
+/// and has no stack trace.
 [[noreturn]] void fail_in_step(const c10::Error& error, const TrainState& state, int rank,
                                const StepOptions& options) {
   const std::string unit = fsdp::current_unit(state.model);
