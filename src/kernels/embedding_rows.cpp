@@ -74,7 +74,7 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
                             .total_rows = total_rows,
                             .size = weight.size(1),
                             .out = result.mutable_data_ptr()},
-                  // In a memory plan, `result` stands for the table as the input, because the
+                  // A memory plan counts `result` as the input instead of the table, because the
                   // kernel reads only the looked-up rows, which have as many bytes as `result`.
                   "tessera::embedding", {result, flat}, {result});
   return result;

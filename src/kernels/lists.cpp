@@ -103,7 +103,7 @@ void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& 
   }
 }
 
-// The 2-norm of lists of tensors, which are split into launches of the kernels of device/lists.h.
+// The 2-norm of lists of tensors. A launch of the kernels of device/lists.h gets a part of a list.
 
 namespace {
 
@@ -282,7 +282,7 @@ struct AdamWLaunch {
   std::vector<at::Tensor> read;
   std::vector<at::Tensor> written;
 
-  /// Records the tensors of a parameter, unless the parameter's previous piece recorded them.
+  /// Records the tensors of a parameter, unless an earlier piece of the parameter recorded them.
   void note(const AdamWTensors& each) {
     if (written.empty() || !written.back().is_same(each.exp_avg_sq)) {
       read.insert(read.end(), {each.gradient, each.parameter, each.exp_avg, each.exp_avg_sq});

@@ -80,7 +80,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
   if (local.is_cuda()) {
     return cuda_kernels().fill_random(local, place, distribution, key);
   }
-  // Throws for devices other than CPU and CUDA, mainly for meta parameters without memory.
+  // Throws Error for devices other than CPU and CUDA, for example for a meta parameter.
   TESSERA_CHECK(local.is_cpu(), "random numbers for a tensor on ", local.device(),
                 " were asked for; call nn::to_empty, or put it on cpu or cuda");
   if (in_fake_mode()) {

@@ -365,7 +365,7 @@ void on_host(const RowKernels<T>& kernels, const SiluMulBackward& p) {
 std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at::Tensor& gate,
                                                const at::Tensor& up, const at::Tensor& product,
                                                const char* name) {
-  // Converts the gradient to the type of `gate`, which can differ under autocast.
+  // Under autocast the gradient can have another type than `gate`, and must be converted.
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
   const GateRows rows(gate, up);
   // The gradients of `gate` and `up` are allocated alike: both inputs have the same type and sizes.

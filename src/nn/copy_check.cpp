@@ -234,8 +234,8 @@ class Comparison {
     return false;
   }
 
-  /// Returns the first difference between copies; all ranks get the same result. The order of the
-  /// tensors is that of the first rank that has them. If several ranks have a different copy,
+  /// Returns the first difference between copies; all ranks get the same result. Tensors are
+  /// compared in the order of the first rank that has them. If several ranks have a different copy,
   /// prefers a rank that is a neighbour along a mesh dimension.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {

@@ -39,13 +39,13 @@ Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
   return sums;
 }
 
-/// Numbers of rows that this rank sends and receives: (ranks * experts of a rank).
+/// Row counts that this rank sends and receives, by rank and expert: (ranks * experts of a rank).
 struct ExchangedCounts {
   Counts sent, received;
 };
 
-/// Sends each rank the n counts that are for this rank: `counts` is (ranks * n). On a GPU, the CPU
-/// waits.
+/// Sends to each rank its n values of `counts`, (ranks * n). On a GPU, the CPU waits for the
+/// result.
 ExchangedCounts exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
   const at::Tensor received = at::empty_like(counts);
   const Counts each(static_cast<std::size_t>(mesh.size()), counts.numel() / mesh.size());
@@ -243,8 +243,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
 
 namespace {
 
-/// Chooses experts, (tokens, top_k), for a memory plan, which has no router scores. The experts are
-/// chosen in turn. If `load` is not 1, expert 0 gets `load` times the mean number of tokens.
+/// Chooses experts, (tokens, top_k), for a memory plan, which has no router scores: each expert in
+/// turn. If `load` is not 1, expert 0 gets `load` times the mean number of tokens per expert.
 at::Tensor planned_choice(const ExpertsOptions& options, std::int64_t tokens, double load) {
   const std::int64_t k = options.top_k, experts = options.experts;
   const bool even = load == 1 || k == experts;
@@ -439,7 +439,7 @@ namespace {
 struct RouterSums {
   at::Tensor probabilities;        ///< sums of probabilities, (experts)
   at::Tensor z;                    ///< squared log-sum-exp, ()
-  std::vector<at::Tensor> counts;  ///< tokens per expert, for each mixture; last: `tokens`
+  std::vector<at::Tensor> counts;  ///< each mixture's tokens per expert; the last is `tokens`
   std::int64_t tokens = 0;         ///< number of tokens, summed over the mixtures
   DeviceMesh token_mesh;
 };

@@ -555,8 +555,7 @@ class Replay final : public CheckpointedRegion {
   }
 
  private:
-  /// Stores a tensor that autograd saves in the recomputation. Backward never uses the graph of the
-  /// recomputation.
+  /// Stores a tensor that autograd saves in the recomputation.
   class Kept final : public tessera::detail::SavedVariableHooks {
    public:
     explicit Kept(Replay& replay) : replay_(replay) {}

@@ -86,7 +86,7 @@ class Attention : public Module<Attention> {
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;
 
-  /// Returns the options; a kv_heads or head_dim of 0 is replaced by the number that 0 stands for.
+  /// Returns the options with the actual kv_heads and head_dim, even if these were given as 0.
   const AttentionOptions& options() const { return options_; }
 
  protected:

@@ -32,7 +32,7 @@ struct OperatorCall {
 /// returns true, the results of the call are saved; otherwise the recomputation runs the operator
 /// again. The function is called for operators that make new tensors, plain or distributed, not for
 /// views and in-place operators. A redistribution is one call of "tessera::redistribute". The
-/// result must be the same on every rank.
+/// function must return the same value on every rank.
 using OperatorPolicy = std::function<bool(const OperatorCall& call)>;
 
 /// Returns a policy that saves only the results of the operators in `names`.

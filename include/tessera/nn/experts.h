@@ -103,23 +103,23 @@ struct RouterRecord {
 /// since the last update of the selection bias.
 struct RouterState {
   RouterRecord record;
-  at::Tensor load;  ///< tokens of all ranks that chose each expert, (experts) int64
+  at::Tensor load;  ///< number of tokens of all ranks that chose each expert, (experts) int64
 };
 
 class Experts;
 
 }  // namespace detail
 
-/// A mixture of SwiGLU experts (Shazeer et al. 2017; Fedus et al. 2022): a router chooses top_k
-/// experts for each token, and the result is the weighted sum of the results of these experts, in
-/// the order of their weights, plus the result of the shared expert. No token is dropped. (...,
-/// hidden) -> (..., hidden).
+/// A mixture of SwiGLU experts (Shazeer et al. 2017; Fedus et al. 2022). A router chooses top_k
+/// experts for each token. The result is the sum of the results of these experts times the router's
+/// weights, added in the order of the weights, plus the result of the shared expert. No token is
+/// dropped. (..., hidden) -> (..., hidden).
 ///
 /// With expert parallelism (apply_expert_parallel), a rank has the weights of some experts and
 /// sends each token's features to the ranks of the token's experts. forward is then collective over
-/// the ranks of the mesh: one exchange of counts and two all-to-alls of features; backward two
-/// all-to-alls. A rank without tokens or experts takes part. On a GPU the CPU waits for the counts.
-/// The results of a token do not depend on the other tokens.
+/// the ranks of the mesh: one exchange of counts and two all-to-alls of features. backward makes
+/// two all-to-alls. A rank without tokens or experts also takes part. On a GPU the CPU waits for
+/// the counts. The results of a token do not depend on the other tokens.
 ///
 /// Child modules: gate (a Linear), experts.gate_proj, experts.up_proj and experts.down_proj
 /// (GroupedLinear), and shared_experts (a SwiGlu). A distributed input (tensor parallelism) is
@@ -177,15 +177,15 @@ struct RouterLosses {
   /// tokens of all layers together. The loss is top_k if all experts get equally many tokens.
   at::Tensor load_balancing;
   at::Tensor z;  ///< mean squared log-sum-exp of the router's logits (Zoph et al. 2022)
-  /// For each mixture, the largest number of tokens of an expert divided by the mean number.
+  /// For each mixture: the largest number of tokens of an expert, divided by the mean number.
   std::vector<double> largest_over_mean;
 };
 /// Returns the auxiliary losses of the last forwards, in training, of the mixtures below `module`,
-/// and removes their records. Add the losses, times a coefficient, to the loss before backward.
-/// `mesh`: the ranks that have different rows of the batch. The mean of each loss over these ranks
-/// is the loss of the whole batch, so that FSDP's mean of gradients is right. Collective: one
-/// all-reduce of the numbers of tokens over `mesh`, and two over tensor-parallel ranks, which split
-/// the tokens. Throws Error if no forward was recorded.
+/// and removes the records of these forwards. Add the losses, times a coefficient, to the loss
+/// before backward. `mesh`: the ranks that have different rows of the batch. The mean of each loss
+/// over these ranks is the loss of the whole batch, so that FSDP's mean of gradients is right.
+/// Collective: one all-reduce of the numbers of tokens over `mesh`, and two over tensor-parallel
+/// ranks, which split the tokens. Throws Error if no forward was recorded.
 RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh = {});
 
 /// For mixtures with ExpertsOptions::selection_bias: adds `rate` to the bias of each expert that

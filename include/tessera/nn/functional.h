@@ -65,7 +65,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 
 // Attention by a libtorch kernel. Arguments are plain tensors, or distributed tensors that are
-// sharded by batch or by heads. No function communicates.
+// sharded by batch or by heads. The functions do not communicate.
 
 /// Computes softmax(q k^T / sqrt(width)) v with libtorch's kernels, causal or not. q: (batch,
 /// heads, tokens, width). k, v: like q, with as many heads or with fewer heads. If k and v have
@@ -151,11 +151,11 @@ struct CausalAttentionOptions {
 /// q. The result has the sizes of q. Tensors are plain, or distributed and sharded by heads only.
 ///
 /// On a GPU documents use variable-length attention: the flash kernel (Dao 2023), or in fp32 the
-/// memory-efficient kernel. A window is an option of the flash kernel. On a CPU each document is
-/// one call, and with a window each block of queries is one call with the keys in its window; a
-/// window in fp32 on a GPU is computed block by block too. All other combinations use a mask.
-/// Throws Error if the sizes of keys, values or documents do not match q, and for a negative
-/// window.
+/// memory-efficient kernel. A window is an option of the flash kernel. On a CPU each document takes
+/// one kernel call. With a window, each block of queries takes one kernel call, which gets only the
+/// keys in the window of the block; a GPU computes a window in fp32 in the same way. All other
+/// combinations use a mask. Throws Error if the sizes of keys, values or documents do not match q,
+/// and for a negative window.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const CausalAttentionOptions& options = {});
 

@@ -49,9 +49,9 @@ Initializer trunc_normal(double mean, double std, double low = -2.0, double high
 
 }  // namespace init
 
-/// The argument of reset_parameters(), which fills parameters by InitContext::fill(). Each
-/// parameter is filled once. The random numbers of a parameter depend on the parameter's FQN, and
-/// depend neither on the mesh nor on the order of the calls. The parts of a FusedLinear get the
+/// The argument of reset_parameters(). reset_parameters() fills parameters by InitContext::fill().
+/// Each parameter is filled once. The random numbers of a parameter depend on the parameter's FQN,
+/// and depend neither on the mesh nor on the order of the calls. The parts of a FusedLinear get the
 /// same values as separate parameters.
 class InitContext {
  public:

@@ -60,9 +60,9 @@ class Linear : public Module<Linear>,
 };
 
 /// Calls each of `linears` with x, in order. Backward adds the Linears' gradients of x in place,
-/// unless a module has an adapter, is checkpointed, computes in fp8 or has a set_product() without
-/// `together`. Throws the same exceptions as single calls, and makes the same collectives. The
-/// gradients differ from those of single calls only by the order of additions.
+/// unless a module has an adapter, is checkpointed, computes in fp8, or got a product from
+/// set_product() without `together`. Throws the same exceptions as single calls, and makes the same
+/// collectives. The gradients differ from those of single calls only by the order of additions.
 std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<std::reference_wrapper<Linear>>& linears);
 

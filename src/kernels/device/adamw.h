@@ -89,8 +89,8 @@ TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t
                        high(key.seed));
 }
 
-/// Rounds x to bfloat16 stochastically, with 16 random bits: up with the probability (x - lower
-/// neighbour) / (distance of the neighbours). Infinities and NaN are unchanged.
+/// Rounds x to bfloat16 stochastically, with 16 random bits. The probability of rounding up is (x -
+/// lower neighbour) / (distance of the neighbours). Infinities and NaN are unchanged.
 TESSERA_HOST_DEVICE inline float rounded_at_random(float x, std::uint32_t random) {
   std::uint32_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);

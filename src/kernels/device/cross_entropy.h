@@ -258,7 +258,7 @@ TESSERA_HOST_DEVICE inline RowScales scales_of_row(const CrossEntropyBackward& p
 /// Writes the gradient of a row of logits: g * ((1 + 2 z lse) softmax - (1 - e) target - e / V),
 /// where g is of_row (the gradient of the row's loss), z is z_loss, e is label_smoothing and V is
 /// vocabulary. Ignored rows are not read. A thread reads a vector of logits before it writes the
-/// gradient, which may share its memory.
+/// gradient, because logits and gradient may share memory.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& p, std::int64_t row,
                                                     const Team& team) {

@@ -31,7 +31,7 @@ struct LossRows {
 
 /// The results of a cross entropy for each row: tensors of size (rows).
 struct RowLosses {
-  at::Tensor losses;  ///< the loss of each row, in loss_type(); 0 if the target is ignored
+  at::Tensor losses;  ///< the loss of each row, of type loss_type(); 0 if the target is ignored
   /// The log-sum-exp of each row over the whole vocabulary: (rows). The type is fp64, because its
   /// difference to a large logit must be precise.
   at::Tensor log_sum_exp;
@@ -63,7 +63,7 @@ void make_relative(const LossRows& rows, const RowTerms& terms);
 void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosses& into);
 
 /// Writes the gradient of the logits to `gradient`, which can be the same tensor as the logits.
-/// `of_row`: the gradient of each row's loss, (rows) in loss_type(), or undefined for ones.
+/// `of_row`: the gradient of each row's loss, (rows) in loss_type(); undefined stands for ones.
 void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                      const at::Tensor& gradient);
 

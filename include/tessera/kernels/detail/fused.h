@@ -13,8 +13,8 @@
 /// rounding. The order of operations depends neither on the instruction set nor on the number of
 /// threads, so results have the same bits on every CPU. CUDA kernels exist for fp32, bf16 and fp16,
 /// and give the same bits in every run. An operation takes one kernel launch, or two for the
-/// gradient of a norm's weight or of an embedding table. In other cases ATen operators compute the
-/// same formulas.
+/// gradient of a norm's weight or of an embedding table. For other types and devices, ATen
+/// operators compute the same formulas.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
@@ -106,12 +106,12 @@ Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 /// fp32 (fp64 for fp64) and round once. The functions throw Error for fp16, whose range is too
 /// small for the scales.
 
-/// Computes x weight^T: (..., in), (out, in) -> (..., out). The rows of x and weight have scales.
+/// Computes x * weight^T: (..., in), (out, in) -> (..., out). The rows of x and weight have scales.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
-/// Computes grad weight: (..., out), (out, in) -> (..., in). The weight is quantised as by
-/// fp8_linear(). The product of grad and the weight's scales is quantised by rows.
+/// Computes grad * weight (matrices): (..., out), (out, in) -> (..., in). The weight is quantised
+/// as by fp8_linear(). The product of grad and the weight's scales is quantised by rows.
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
-/// Computes grad^T x: (..., out), (..., in) -> (out, in). Quantises grad and x to FP8 with a
+/// Computes grad^T * x: (..., out), (..., in) -> (out, in). Quantises grad and x to FP8 with a
 /// scale for each column, computed from the rows of this rank only.
 at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x);
 

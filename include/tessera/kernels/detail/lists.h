@@ -51,7 +51,7 @@ struct AdamWTensors {
   at::Tensor gradient;    ///< the gradient, fp32; not changed
   at::Tensor exp_avg;     ///< first moment of the gradient, fp32 or bf16
   at::Tensor exp_avg_sq;  ///< second moment, with the type of exp_avg
-  at::Tensor step;        ///< the optimizer step's number, from 1: 0-d fp32
+  at::Tensor step;        ///< the index of the optimizer step, from 1: 0-d fp32
   /// For bf16 moments: the index of each element in the whole tensor. The index and `stream` select
   /// the random numbers for stochastic rounding.
   GlobalPlace place = {};

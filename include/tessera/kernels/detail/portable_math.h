@@ -99,7 +99,7 @@ TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   return p < 0.5 ? -magnitude : magnitude;
 }
 
-/// Whether p is within 0.425 of 1/2, where central_quantile() is used. 85 % of all draws are there.
+/// Whether p is within 0.425 of 1/2 (85 % of all draws); central_quantile() then has the result.
 TESSERA_HOST_DEVICE inline bool is_central(double p) {
   return p - 0.5 >= -0.425 && p - 0.5 <= 0.425;
 }

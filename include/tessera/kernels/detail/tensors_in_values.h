@@ -13,7 +13,7 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// Calls `visit` with each defined tensor in `values`, including those in lists.
+/// Calls `visit` with each defined tensor in `values`, including the tensors in lists.
 template <class Visit>
 void visit_tensors(std::span<const c10::IValue> values, Visit&& visit) {
   const auto visit_one = [&visit](const at::Tensor& tensor) {

@@ -67,15 +67,15 @@ class ReplaceableProduct {
   MakeLinearProducts together_ = make_linear_products;
 };
 
-/// Computes aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is
-/// saved for the weight's gradient.
+/// Computes aten::linear. x: (..., in); weight: (out, in); bias: (out) or undefined. x is saved for
+/// the weight's gradient.
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 /// Computes linear_product() in fp8 (convert_to_fp8), with the gradients of fp8_linear().
 at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// Returns sum + a b for matrices. The result is written in the memory of `sum` if there is no
-/// communication and no backward is recorded. `sum` can be undefined.
+/// Returns `sum` plus the matrix product of a and b. The result is written in the memory of `sum`
+/// if there is no communication and no backward is recorded. `sum` can be undefined.
 at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
 /// Autograd node for the gradient of an input of several matrix products. The node receives the

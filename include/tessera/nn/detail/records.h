@@ -58,8 +58,8 @@ struct CheckpointCounts {
   std::atomic<std::int64_t> recomputations = 0;  ///< number of regions that backward recomputed
   // With an operator policy only: number of operator calls in forward whose results were saved.
   std::atomic<std::int64_t> kept_operators = 0;
-  /// With an operator policy only: number of operator calls in a recomputation that returned saved
-  /// results.
+  /// With an operator policy only: number of operator calls in recomputations that were not run,
+  /// because forward had saved the results.
   std::atomic<std::int64_t> replayed_operators = 0;
   /// With an operator policy only: number of operator calls that recomputations repeated.
   std::atomic<std::int64_t> recomputed_operators = 0;
@@ -90,7 +90,7 @@ namespace tessera::nn::detail {
 
 /// Properties of a parameter that FSDP, tensor parallelism and modules set (ParameterSlot::role).
 struct SlotRole {
-  /// Whether FSDP has gathered the parameter, so that its values are in memory a second time,
+  /// Whether FSDP has gathered the parameter. The values are then in memory a second time,
   /// unsharded.
   bool gathered = false;
   /// For tensor parallelism: whether the parameter is replicated because no tensor-parallel plan
