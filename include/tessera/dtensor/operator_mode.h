@@ -16,7 +16,7 @@ namespace tessera {
 /// An OperatorMode intercepts operators between autograd and their kernels, on one thread and in
 /// the backwards of that thread. Only operators that make new tensors from tensors are intercepted.
 /// An operator that writes to an argument, returns a view, has no tensor argument, or is composed
-/// of other operators is not intercepted. Like PyTorch's TorchDispatchMode.
+/// of other operators, is not intercepted. Like PyTorch's TorchDispatchMode.
 class OperatorMode {
  public:
   /// An intercepted operator.

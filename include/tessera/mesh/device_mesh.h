@@ -23,9 +23,9 @@ namespace tessera {
 /// Only a rank that is a member of the mesh can communicate on the mesh. On other ranks
 /// coordinate() is empty, and groups, slices and tensors on the mesh throw Error.
 ///
-/// Dimensions are numbered from 0 or, as in PyTorch, backwards from -1. A `name` is the name of a
-/// dimension, or a name that was given to flatten(). Other numbers and names throw Error. Thread
-/// safe.
+/// The index of a dimension counts from 0 or, as in PyTorch, backwards from -1. A `name` is the
+/// name of a dimension, or a name that was given to flatten(). Any other index or name throws
+/// Error. Thread safe.
 class DeviceMesh {
  public:
   /// Constructs a DeviceMesh without ranks, which can only be assigned to and compared.

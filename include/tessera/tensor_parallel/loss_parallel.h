@@ -40,16 +40,17 @@ struct CrossEntropyOptions {
 /// `logits`: (tokens, vocabulary), plain or distributed on a mesh of any dimensions. The vocabulary
 /// may be sharded over some mesh dimensions and the tokens over others, even unevenly. `targets`:
 /// (tokens) int64, plain and the same on every rank of the mesh, or distributed on the mesh.
-/// Targets with another layout than the rows of the logits are redistributed. Returns a plain
-/// scalar over all tokens, equal on every rank of the mesh (0 if all targets are ignored).
-/// Reduction None returns the losses, (tokens), distributed like sharded tokens, otherwise plain.
+/// Targets with another layout than the rows of the logits are redistributed. Returns the loss over
+/// all tokens, a plain scalar that is equal on every rank of the mesh (0 if all targets are
+/// ignored). Reduction None returns the losses, (tokens), distributed like sharded tokens,
+/// otherwise plain.
 ///
 /// A sharded vocabulary costs two small all-reduces in forward: the maximum of each row, and its
 /// sum of exponentials with the logit of its target. Sharded tokens cost an all-reduce of the sum
-/// of losses and, if the targets are sharded too, of the count. Backward does not communicate.
-/// Collective over the mesh if anything is sharded. Differentiable by `logits`; the gradient has
-/// the layout and type of the logits. The operator tessera::cross_entropy computes the losses of
-/// the rows.
+/// of losses and, if the targets are sharded too, of the number of targets. Backward does not
+/// communicate. Collective over the mesh if anything is sharded. Differentiable by `logits`; the
+/// gradient has the layout and type of the logits. The operator tessera::cross_entropy computes the
+/// losses of the rows.
 ///
 /// Throws Error for other shapes and types, for logits that are Partial or strided, and for a
 /// target outside of the vocabulary. After a training forward of a model with fully_shard or
@@ -61,7 +62,8 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 /// Returns the number of targets that are not ignored, averaged over the ranks of `mesh`, the
 /// data-parallel dimensions: one fp64 number above 0, for CrossEntropyOptions::tokens.
 /// fully_shard's mean of the gradients is then the mean over all tokens. For micro-batches pass the
-/// targets of all micro-batches, and add the losses. Collective over `mesh`. Not differentiable.
+/// targets of all micro-batches, and add the losses of the micro-batches. Collective over `mesh`.
+/// Not differentiable.
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index = -100);
 

@@ -23,9 +23,9 @@ namespace tessera::tensor_parallel {
 /// style may place the module's parameters.
 ///
 /// In the forward of `module` a tensor is either distributed, or plain and the same on every rank
-/// of `mesh`. An operator with both kinds treats the plain tensors as replicated. The gradient of a
-/// plain tensor is plain and complete. The gradient of a parameter has the placement of the
-/// parameter. Hooks and autograd::grad get complete gradients.
+/// of `mesh`. An operator that combines plain and distributed tensors treats the plain tensors as
+/// replicated. The gradient of a plain tensor is plain and complete. The gradient of a parameter
+/// has the placement of the parameter. Hooks and autograd::grad get complete gradients.
 ///
 /// Not collective: every rank must have the complete parameters, of which it stores only its shard.
 /// In the first forward the ranks compare the parameters that are not split, and the plain inputs.
@@ -114,7 +114,7 @@ ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names 
 /// Returns the tensor-parallel plan of an nn::MixtureOfExperts with the options `block`: each rank
 /// computes the router and the experts for a part of the tokens, and the shared expert is split
 /// like an nn::SwiGlu. The experts' weights get their layout from nn::apply_expert_parallel(), with
-/// a mesh whose last dimension is the tensor-parallel one.
+/// a mesh whose last dimension is the tensor-parallel dimension.
 ParallelizePlan experts_plan(const std::string& fqn, const nn::ExpertsOptions& block,
                              const BlockPlanOptions& options = {});
 /// Joins the entries of all `plans`, in order, into one plan.

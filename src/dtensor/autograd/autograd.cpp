@@ -16,9 +16,9 @@
 
 namespace tessera::detail {
 
-// Differentiable from_local, to_local and redistribute. Each records a single autograd node,
-// because their inner operators run on local tensors, below autograd. A node's backward calls the
-// inverse function, which records a node as well, so gradients of gradients work.
+// from_local, to_local and redistribute, which are differentiable. Each call records one autograd
+// node; the operators in the call run on local tensors, below autograd. The backward of a node
+// calls the inverse function, which records a node as well, so gradients of gradients work.
 
 namespace {
 
@@ -50,8 +50,8 @@ struct FromLocalBackward final : Node {
   ShardingSpec sharding;
 };
 
-/// The autograd node of to_local. Backward gets a plain tensor: this rank's local tensor of a
-/// gradient with the layout and global sizes in `spec`.
+/// The autograd node of to_local. Backward makes a distributed tensor from the plain gradient, with
+/// the layout and global sizes in `spec`.
 struct ToLocalBackward final : Node {
   explicit ToLocalBackward(TensorSpecPtr s) : spec(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override;
@@ -160,8 +160,8 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
                                    ShardingSpec{sharding.mesh, gradient});
 }
 
-/// Also installs the hook that redistributes a leaf's gradient to the leaf's layout, if `tensor` is
-/// a leaf that is used for the first time.
+/// If `tensor` is a leaf that is used for the first time, also installs the hook that redistributes
+/// the leaf's gradient to the leaf's layout.
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
   auto& impl = *as_distributed(tensor);
   check_readable(impl, "to_local()");

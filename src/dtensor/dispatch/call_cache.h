@@ -26,11 +26,11 @@
 namespace tessera::detail {
 
 /// The cache key of an operator call: a list of 64-bit words with everything that the call plan
-/// depends on. These are the operator, the interned spec of each distributed tensor, the sizes,
-/// strides and type of each plain tensor, and the arguments that sharding rules read. Each thread
-/// reuses one CallKey, so that building a key allocates nothing. A call has the same key with boxed
-/// and with unboxed arguments, because the functions add() for both kinds of arguments add the same
-/// words.
+/// depends on. The words describe the operator, the interned spec of each distributed tensor, the
+/// sizes, strides and type of each plain tensor, and the arguments that sharding rules read. Each
+/// thread reuses one CallKey, so that building a key allocates nothing. A call has the same key
+/// with boxed and with unboxed arguments, because the functions add() for both kinds of arguments
+/// add the same words.
 class CallKey {
  public:
   using Kind = OperatorInfo::ArgumentKind;
@@ -43,7 +43,7 @@ class CallKey {
   void build(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
   /// Adds a tensor to the cache key. A distributed tensor is one word: the address of its interned
-  /// spec. The low bits tell whether the tensor is a meta tensor or a detached view.
+  /// spec. The low bits of the word tell whether the tensor is a meta tensor or a detached view.
   void add(Kind, const at::Tensor& tensor) {
     const auto* impl = tensor.defined() ? as_distributed(tensor) : nullptr;
     if (impl != nullptr) [[likely]] {
@@ -204,9 +204,10 @@ class CallCache {
   void clear();
 
  private:
-  // A call plan is stored in the hash table at its key's hash or in one of the next few positions:
-  // in the first empty position, or in place of the plan that was used least recently. Plans are
-  // never removed without replacement, so look_up() stops at the first empty position.
+  // A call plan is stored at the position of its key's hash or in one of the next few positions.
+  // insert() uses the first empty position or, if there is none, replaces the least recently used
+  // plan. Plans are never removed without replacement, so look_up() stops at the first empty
+  // position.
   static constexpr std::size_t kSlots = 8192;
   static constexpr std::size_t kNeighbourhood = 8;
 

@@ -164,7 +164,8 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup) {
-  // Operators that the call runs can remove lookup.plan from the cache: do not read it later.
+  // Operators that the call runs can remove lookup.plan from the cache: do not read `lookup.plan`
+  // later.
   if (lookup.plan != nullptr) {
     PlannedCall call(op, info, *lookup.plan, stack);
     return execute(call, call.plan.kind);
@@ -236,7 +237,7 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
     case Kind::kNumberList:
       value.isNone() ? add_none(kind) : add_boxed_list(Kind::kScalar, value);
       break;
-    case Kind::kGenerator:  // only whether a generator is passed
+    case Kind::kGenerator:  // key: whether a generator is passed
       add_type(value.isNone() ? NumberType::kNone : NumberType::kOther);
       break;
     case Kind::kScalar:
@@ -354,7 +355,7 @@ void CallCache::make_here() {
   here_ = &own.cache;
 }
 
-/// Slow, because it scans the whole hash table; for tests and diagnosis.
+/// Slow, because statistics() scans the whole hash table; for tests and diagnosis.
 DispatchCacheStatistics CallCache::statistics() const {
   const auto plans =
       std::ranges::count_if(slots_, [](const Slot& slot) { return slot.entry != nullptr; });

@@ -223,9 +223,9 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return wrap(std::move(result), intern_spec(std::move(other)));
   }
 
-  /// Makes `view` share the version counter of `base`, as autograd requires, and returns `view`.
-  /// The call has already passed libtorch's ADInplaceOrView key, which would do this. Inference
-  /// tensors have no counter.
+  /// Makes `view` share the version counter of `base`, as autograd requires, and returns `view`. In
+  /// ordinary calls, the ADInplaceOrView key does so, but this call has already passed that key.
+  /// Inference tensors have no version counter.
   template <class Base>
   static void share_version(const at::Tensor& view, const Base& base) {
     if constexpr (std::is_same_v<Base, at::Tensor>) {

@@ -295,8 +295,8 @@ class ResultWrapper {
     value = std::move(original);
   }
 
-  /// The spec is made before contiguous() copies `local`: it must have the strides that the call
-  /// plan or the operator determined, not the strides of the copy.
+  /// The spec is made before contiguous() copies `local`, because the spec needs the strides that
+  /// the call plan or the operator determined, not the strides of the copy.
   at::Tensor wrap_tensor(at::Tensor local) {
     TensorSpecPtr spec = spec_of(local);
     if (plan_.has_rule && plan_.outputs[output_].contiguous) {

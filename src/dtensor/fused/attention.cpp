@@ -37,8 +37,8 @@
 
 namespace tessera::detail {
 
-// Calls the kernels of libtorch's attention directly, because scaled_dot_product_attention does not
-// return the log-sum-exp. A backward kernel needs the log-sum-exp as its forward kernel wrote it.
+// These functions call the kernels of libtorch's attention directly: scaled_dot_product_attention
+// does not return the log-sum-exp, which a backward kernel needs as its forward kernel wrote it.
 
 namespace {
 

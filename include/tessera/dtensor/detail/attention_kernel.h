@@ -9,7 +9,7 @@
 
 #include "tessera/export.h"
 
-/// Selects the kernel of tessera::attention; nn/functional.h documents the public functions.
+/// Functions that select the kernel of tessera::attention; nn/functional.h documents the operator.
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
@@ -23,7 +23,7 @@ struct AttentionKernel {
 };
 
 /// Repeats the heads of `kv`: (batch, kv heads, keys, width) -> (batch, heads, keys, width). Head i
-/// of the result is head i / group of `kv`, where group = heads / kv heads.
+/// of the result is a copy of kv head floor(i * kv heads / heads).
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
 /// A sliding window over `keys` keys for `queries` queries. Query i has position `own` + i among
@@ -38,7 +38,7 @@ at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
 /// A function that returns the attention back end that libtorch selects for (q, k, v).
 using AskBackend =
     std::function<at::SDPBackend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
-/// Returns a function that calls libtorch's choice of a back end with the given options.
+/// Returns an AskBackend that asks libtorch with the given options.
 AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask = {}, double dropout = 0);
 
 /// Chooses the kernel for (q, k, v). `ask` returns the attention back end that libtorch selects.
@@ -57,8 +57,8 @@ void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::T
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask, double dropout);
 
-// Functions for attention to a part of the keys, on local tensors, not recorded by autograd.
-// Results for several parts of the keys are merged by the log-sum-exp of their scores.
+// Functions for attention to a part of the keys, on local tensors. Autograd does not record these
+// functions. merge() combines the results for several parts by the log-sum-exp of their scores.
 
 /// The keys that a query sees.
 struct SeenKeys {

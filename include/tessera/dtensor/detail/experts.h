@@ -7,8 +7,8 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/export.h"
 
-/// Functions that call the operators of a mixture of experts (src/dtensor/fused/experts.cpp), which
-/// are differentiable once.
+/// Functions that call the operators of a mixture of experts (src/dtensor/fused/experts.cpp). The
+/// operators are differentiable once.
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
@@ -16,9 +16,10 @@ namespace tessera::detail {
 at::Tensor all_to_all_uneven(const at::Tensor& x, c10::IntArrayRef output_counts,
                              c10::IntArrayRef input_counts, comm::Communicator& group);
 
-/// Returns a tensor (rows * repeats, ...) whose row i is row order[i] / repeats of x. `order` is a
-/// permutation of 0 ... rows * repeats - 1, and `inverse` the inverse permutation (both int64). The
-/// gradient of a row of x is the sum of the gradients of its copies, in the order of the copies.
+/// Returns a tensor (rows * repeats, ...): row i is row floor(order[i] / repeats) of x. `order` is
+/// a permutation of 0 ... rows * repeats - 1, and `inverse` is its inverse (both int64). The
+/// gradient of a row of x is the sum of the gradients of the row's copies, in the order of the
+/// copies.
 at::Tensor permute_rows(const at::Tensor& x, const at::Tensor& order, const at::Tensor& inverse,
                         std::int64_t repeats = 1);
 

@@ -38,10 +38,10 @@ at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at
 std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
                                                    const at::Tensor& cos, const at::Tensor& sin);
 /// Returns the cross entropy of each row of the logits, as a tensor (tokens), sharded like the
-/// rows. Collective if the vocabulary is sharded: two all-reduces (row_losses).
+/// rows. Collective if the vocabulary is sharded: two all-reduces, as in row_losses().
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const RowLossOptions& options = {});
-/// Causal attention of the queries of several chunks to the keys of the whole sequence, without a
+/// Causal attention of the queries of several chunks to the keys of the whole sequence. Needs no
 /// mask of chunk * keys elements. q: (batch, heads, tokens, width), with chunks of equal length one
 /// after another. `firsts`: the position of each chunk's first token. k, v: (batch, kv heads,
 /// sequence, width). `window`: the number of positions that a query sees, including its own; 0:

@@ -10,7 +10,7 @@ namespace tessera {
 
 /// Rows of a fused parameter that get the same random numbers as a separate tensor of these rows.
 struct RandomPart {
-  std::uint64_t stream = 0;  ///< the random stream of a separate tensor of the rows
+  std::uint64_t stream = 0;  ///< random stream that a separate tensor of these rows would have
   PartRows rows;
 };
 
@@ -20,7 +20,7 @@ struct RandomState {
   std::uint64_t calls = 0;  ///< number of random operator calls since the seed was set
 };
 
-/// Returns a stable stream number for a name (FNV-1a), for example a parameter's FQN.
+/// Returns a stream for a name, such as a parameter's FQN; equal in every process (FNV-1a).
 std::uint64_t stream_of(const char* name);
 
 /// Derives a stream from `stream` and `index`. For example, each call of an operator has its own

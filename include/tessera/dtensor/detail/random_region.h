@@ -20,7 +20,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Describes which global elements a local tensor contains, for drawing random numbers.
+/// Which global elements a local tensor contains. Random numbers are drawn for these elements.
 struct RandomPlace {
   kernels::GlobalPlace elements;
   /// If `elements` splits dimensions of the local tensor: the sizes with these dimensions split, to

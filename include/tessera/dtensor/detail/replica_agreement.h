@@ -1,4 +1,4 @@
-// Functions that compare values between ranks, and decisions that ranks make together.
+// Functions that compare values between ranks, or make one decision for all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -86,8 +86,8 @@ void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Eq
 std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
                                        const DeviceMesh& mesh, const Placements& placements);
 
-/// Whether ranks compare sizes, type and placements of each new distributed tensor: TESSERA_DEBUG,
-/// if set, decides; otherwise only builds without NDEBUG compare.
+/// Whether ranks compare sizes, type and placements of each new distributed tensor. If
+/// TESSERA_DEBUG is set, its value decides; otherwise only builds without NDEBUG compare.
 bool checks_agreement();
 
 /// Whether TESSERA_DEBUG enables checks that need collectives in the middle of a step. Each thread

@@ -42,8 +42,8 @@ void clear_dispatch_cache();
 
 namespace tessera::detail {
 
-/// Statistics of dispatch caches. A cache stores call plans: how operator calls are run. Every
-/// thread has a cache, including autograd's threads.
+/// Statistics of dispatch caches. A cache stores call plans, which say how operator calls are run.
+/// Every thread has a cache, including autograd's threads.
 struct DispatchCacheStatistics {
   std::size_t plans = 0;     ///< number of call plans that are in the cache now
   std::size_t capacity = 0;  ///< maximum number of call plans in the cache
