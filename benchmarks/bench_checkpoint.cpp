@@ -6,7 +6,7 @@
 // Files are read from the page cache, where checksums have the highest relative cost, and from
 // disk. Figures are medians of five interleaved repetitions; a plain write or read uses one thread.
 // On a machine with other load, the checksums' share of processor time is more reliable than their
-// share of elapsed time. The four ranks are threads.
+// share of elapsed time. A last test saves from four ranks, which are threads.
 
 #include <ATen/ops/rand.h>
 #include <fcntl.h>
@@ -224,8 +224,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   report_reading("disk", mib, medians(reading, [&] { drop_from_page_cache(dir / "unchecked"); }));
 }
 
-/// Measures saving and loading checkpoints on a 2 x 2 mesh, with half of the matrices replicated
-/// along the first dimension.
+/// Saves on a 2 x 2 mesh, with half of the matrices replicated along the first dimension. Prints
+/// how evenly the bytes are divided among the files' writers.
 void four_ranks(const fs::path& dir, std::int64_t mib) {
   const auto worlds = comm::thread_worlds(4);
   std::vector<std::thread> ranks;

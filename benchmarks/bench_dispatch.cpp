@@ -1,6 +1,6 @@
 // Measures the overhead that a distributed tensor adds to an operator call: the same call runs on a
-// plain tensor and on a distributed tensor of one rank, so that only the dispatch differs. Sizes
-// are small, so that the kernels take little time.
+// plain tensor and on a distributed tensor of one rank, so that only the dispatch differs. The
+// tensors are small, so that the kernels take little time.
 //
 //   bench_dispatch [--benchmark_filter=REGEX]
 //

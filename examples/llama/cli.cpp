@@ -178,7 +178,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a write above the file-size limit then returns an error
+  std::signal(SIGXFSZ, SIG_IGN);  // so that a write above the size limit returns an error
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
     tessera::files::flush_output();

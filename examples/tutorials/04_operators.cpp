@@ -1,5 +1,5 @@
-// Two custom operators on distributed tensors: one with a sharding rule, one written on the local
-// parts.
+// Two custom operators on distributed tensors: one with a sharding rule, one that computes on local
+// tensors.
 //   tessera-run --nproc 4 -- build/bin/tutorial_04_operators
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -70,10 +70,9 @@ TORCH_LIBRARY_IMPL(tutorial, Autograd, library) {
 }
 // [autograd]
 
-// [rule]
-/// The sharding rule. The rows of a, the columns of b, and the inner dimension of both get a label,
-/// as in einsum. On a mesh dimension, the matrix product may be split over each of the labels. The
-/// inner dimension is summed over, so that the result is then Partial.
+// [rule] The sharding rule. The rows of a, the columns of b, and the inner dimension of both get a
+// label, as in einsum. A mesh dimension may split the matrix product along any one of the labels.
+// The inner dimension is summed over, so that the result is then Partial.
 std::optional<ShardingRule> rule_of_scaled_product(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int rows = rules::add_factor(rule, call.tensor(0).size(0));

@@ -242,8 +242,8 @@ struct Options {
   double lr = 1e-3;
   bool plan = false, json = false;
 
-  /// Flags whose values must be equal on all ranks. The value of a folder: whether the flag is
-  /// given.
+  /// The flags and values that must be equal on all ranks. For a folder, the value says only
+  /// whether the flag is given.
   std::map<std::string, std::string> shared() const {
     return {{"--config", nlohmann::json(config).dump()},
             {"--steps", std::to_string(checkpoints.steps)},

@@ -246,7 +246,7 @@ class Job {
     if (const char* threads = getenv("OMP_NUM_THREADS"); threads == nullptr || *threads == '\0') {
       set("OMP_NUM_THREADS", std::max(1, count / nproc_));
     }
-    unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // torchrun may have set both of these variables
+    unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // torchrun may have set this variable
     unsetenv("TORCHELASTIC_RESTART_COUNT");
     set("TESSERA_STORE_FD", rank == 0 ? std::to_string(store) : "");
     if (rank == 0) {

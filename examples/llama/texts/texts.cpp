@@ -172,8 +172,8 @@ std::size_t cut_of(std::string_view text) {
   if (line_end > 0) {
     return line_end;
   }
-  // Without a line end, the text is cut where its last UTF-8 character begins, if this character
-  // begins in the last 3 bytes.
+  // The text has no line end. The cut is before a UTF-8 character that begins in the last 3 bytes,
+  // because this character can be incomplete.
   for (std::size_t i = text.size() - 1; i > 0 && i + 4 > text.size(); --i) {
     if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) {
       return i;

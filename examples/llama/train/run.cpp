@@ -318,8 +318,8 @@ std::int64_t first_trained(const Llama& model) {
   return first;
 }
 
-/// Whether the matrix products of a stage compute the gradient of their input. Assumed for all
-/// products of the first layer with a trained weight, although some come before this weight.
+/// Whether the matrix products of a stage compute the gradient of their input. True for all
+/// products of the first trained layer, even those before the first trained weight.
 bool has_input_gradient(std::int64_t stage, std::int64_t first, const Config& config) {
   return stage > first || (stage == first && stage <= config.num_hidden_layers);
 }
@@ -577,8 +577,8 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
     }
     if (o.cp > 1) {
       // The mesh dimension "cp" comes just before "tp", the last dimension. The first and the last
-      // rank along "cp" make fewer calls than the ranks between them, and the first rank adds the
-      // most gradients. With a sliding window, each rank along "cp" differs from the others.
+      // rank along "cp" make fewer calls than the ranks between them, and the first rank adds more
+      // gradients than others. With a sliding window, each rank along "cp" differs from the others.
       const std::int64_t rank = coordinate[coordinate.size() - 2];
       const bool differs = window > 0 || rank == 0;
       sizes.push_back(differs ? rank : rank == o.cp - 1 ? 2 : 1);

@@ -30,10 +30,10 @@ std::string describe_step(const std::filesystem::path& step);
 /// invalid manifest.
 std::vector<std::string> verify_step(const std::filesystem::path& step);
 
-/// Lists the differences between the tensors of two steps, one line each: names, sizes, types, and
-/// the largest absolute and relative difference. Reads both steps, at most 8 MiB at a time. Steps
-/// that were saved on different meshes can be compared. Throws Error for an invalid step, and for
-/// bytes that do not match their checksum.
+/// Compares the names, sizes, types and values of the tensors of two steps. Returns one line per
+/// difference; for values, the line has the largest absolute and relative difference. Reads both
+/// steps, at most 8 MiB at a time. Steps that were saved on different meshes can be compared.
+/// Throws Error for an invalid step, and for bytes that do not match their checksum.
 std::vector<std::string> compare_steps(const std::filesystem::path& step,
                                        const std::filesystem::path& other);
 

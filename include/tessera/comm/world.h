@@ -28,9 +28,9 @@ struct WorldOptions {
   std::chrono::milliseconds watchdog = std::chrono::seconds(30);
 };
 
-/// The ranks of a job and their process groups, for one of the ranks. All communication starts from
-/// a World and not from process-wide state, so that one process can contain several ranks. World is
-/// thread safe; its communicators are not.
+/// One rank's access to the ranks of a job and to process groups of these ranks. All communication
+/// starts from a World and not from process-wide state, so that one process can contain several
+/// ranks. World is thread safe; its communicators are not.
 class World {
  public:
   virtual ~World() = default;

@@ -64,10 +64,11 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// throws Error for a bucket_cap_mb that is not positive.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
-/// Returns the weight rows * ranks / (rows of all ranks) for this rank's loss, the mean over its
-/// `rows` rows of the batch. FSDP's average over the ranks is then the gradient of the mean over
-/// all rows. `mesh`: the root module's mesh, with any number of dimensions. A rank without rows has
-/// no mean (libtorch returns NaN); set the loss to zero, such as y.sum() of a result without rows.
+/// Returns rows * ranks / (rows of all ranks). A rank multiplies its loss, the mean over its `rows`
+/// rows of the batch, by this weight. FSDP's average over the ranks is then the gradient of the
+/// mean over all rows. `mesh`: the root module's mesh, with any number of dimensions. A rank
+/// without rows has no mean (libtorch returns NaN); set the loss to zero, such as y.sum() of a
+/// result without rows.
 ///   (at::mse_loss(model(x), target) * fsdp::mean_weight(x.size(0), mesh)).backward();
 /// Collective; the ranks exchange CPU values only. Throws Error on all ranks if a number of rows is
 /// negative or if no rank has rows.

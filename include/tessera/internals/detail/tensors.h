@@ -55,8 +55,8 @@ inline at::Tensor alias_tensor(const at::TensorBase& tensor) {
   return alias_tensor(*tensor.unsafeGetTensorImpl());
 }
 
-/// Whether tensor.set_data(other) is permitted, which libtorch allows only between tensors of the
-/// same kind (dense, sparse).
+/// Whether libtorch permits tensor.set_data(other): if both tensors are dense, or both have the
+/// same sparse layout.
 inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase& other) {
   return tensor.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(other.key_set());
 }
@@ -151,7 +151,7 @@ void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64
 at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::IntArrayRef sizes,
                        c10::ScalarType dtype);
 
-/// Undoes a change of sizes and strides by an operator. The memory must be large enough.
+/// Sets sizes and strides again that an operator has changed. The memory must be large enough.
 void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 // The fields of c10::TensorImpl that follow from sizes and strides. Tessera computes the fields
