@@ -101,8 +101,8 @@ void keep_freed_memory() {
   if (chosen_by_user()) {
     return;
   }
-  // The two limits make glibc keep free memory at the end of the heap, and allocate large blocks in
-  // the heap. Setting one limit ends glibc's automatic adjustment of both limits.
+  // With these limits, glibc keeps free memory at the end of the heap, and allocates blocks up to 1
+  // GiB in the heap. Setting one limit ends glibc's automatic adjustment of both limits.
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
 #endif

@@ -350,9 +350,9 @@ class Mixture {
     return {at.first, n};
   }
 
-  /// Returns the maximum number of samples of one source among `samples` consecutive samples. If a
-  /// node in the tree of sources gets the fraction p of its parent's samples, the node gets at most
-  /// ceil(m p) of m consecutive samples of its parent.
+  /// Returns the maximum number of samples that one source has among `samples` consecutive samples.
+  /// In the tree of sources, a child with the fraction p of its parent's samples has at most ceil(m
+  /// p) of m consecutive samples of its parent.
   std::int64_t most(std::size_t source, std::int64_t samples) const {
     Node at = root();
     while (at.last - at.first > 1) {

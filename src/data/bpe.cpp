@@ -158,8 +158,8 @@ class Bpe {
     find_inner_borders();
   }
 
-  /// Appends the tokens of a word to `ids`. The word is not empty, and is valid UTF-8 unless tokens
-  /// are bytes.
+  /// Appends the tokens of a non-empty word to `ids`. Unless the model's tokens are bytes, the word
+  /// must be valid UTF-8.
   void encode(std::string_view word, std::vector<std::int64_t>& ids, Workspace& workspace) const {
     while (!word.empty()) {
       const std::size_t end = divisible_ ? next_border(word) : word.size();
@@ -183,8 +183,8 @@ class Bpe {
  private:
   /// Finds borders at which a word can be cut. Without a pre-tokenizer the whole text is one word.
   /// A text can be cut between two characters that are adjacent in no token, because no merge joins
-  /// these characters. Words are cut only before space symbols, because words between spaces
-  /// repeat, so that the cache is useful.
+  /// these characters. A text is cut only before space symbols, so that its parts are usual words,
+  /// for which the cache is useful.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {

@@ -96,9 +96,8 @@ std::string layout_of(const at::Tensor& tensor) {
   return fmt::format("{} on {} as {}", sizes, to_string(spec.mesh.shape()), placements);
 }
 
-// ---- Copies of attention heads. Some tensor-parallel styles compute each key-value head on
-// several ranks. The copies are consecutive along the head dimension, and each rank's shard is one
-// head.
+// Some tensor-parallel styles compute each key-value head on several ranks. The copies of a head
+// are consecutive along the head dimension, and each rank's shard is one head.
 
 /// Returns the only dimension in which two lists of sizes differ; -1 if the lists are equal or
 /// differ in several dimensions.
@@ -386,8 +385,6 @@ class PairingRanks {
   DeviceMesh batches_;  ///< ranks with different samples; undefined: all have equal samples
   DeviceMesh peers_;    ///< ranks with equal samples; undefined: all have different samples
 };
-
-// ---- The findings of each rank, and of all ranks together.
 
 /// The comparison of one tensor on this rank: the value on the mesh against the one-rank value.
 struct Finding {

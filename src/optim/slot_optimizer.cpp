@@ -407,7 +407,7 @@ void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFac
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
   if (factor.number != 1.0) {
-    // mul() and not mul_(): to() can return the gradient itself, which must not change.
+    // mul() is used, not mul_(), because to() can return the gradient itself, which must not change
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   if (factor.tensor.defined() && takes_gradient_factor(batch, group)) {

@@ -165,8 +165,8 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
     if (chunk.size == 0) {
       return {};
     }
-    // If the rank has all positions of every inner Digit (sub-dimension), its positions of `digit`
-    // are one range. Otherwise each position of `digit` repeats the ranges of the inner Digits.
+    // If the rank has all positions of every inner Digit (sub-dimension), the rank has one range of
+    // `digit`. Otherwise the ranges of the inner Digits repeat for each position of `digit`.
     if (local_stride == global_stride) {
       out = {{chunk.offset * global_stride, 0, chunk.size * local_stride}};
     } else {

@@ -474,9 +474,9 @@ double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layo
          received * static_cast<double>(problem.itemsize) / model.bytes_per_us;
 }
 
-// The functions slice() to all_gather() add the useful next steps from a layout, one function for
-// each kind of step. The search chooses among these steps by cost. Each function documents which
-// steps it omits; omitted steps are never planned.
+// The functions from slice() to all_gather() each add the useful next steps of one StepKind. The
+// search chooses among these steps by cost. Each function documents which steps it omits; omitted
+// steps are never planned.
 
 /// Proposes to shard a replicated tensor as in the target, by a local slice. Other slices are
 /// omitted, because their shards would have to be gathered again.
@@ -502,8 +502,8 @@ void slice(const SearchState& state, std::vector<Step>& out) {
 void make_partial(const SearchState& state, std::vector<Step>& out) {
   const auto& now = state.layout()->partial();
   for (const auto& wanted : state.problem().to->partial()) {
-    // Inner mesh dimensions are reduced first (see Layout). An inner reduction that does not
-    // commute with `wanted.op` would change the identity values on the outer mesh dimension.
+    // Inner mesh dimensions are reduced first (see Layout). If an inner reduction does not commute
+    // with `wanted.op`, the inner reduction would change the identity values of the other ranks.
     const bool survives = std::all_of(now.begin(), now.end(), [&](const PartialDim& p) {
       return p.mesh_dim < wanted.mesh_dim || commute(p.op, wanted.op);
     });
@@ -564,8 +564,8 @@ void all_to_all(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Proposes all-gathers. Every mesh dimension that does not shard as in the target yet can be
-/// gathered, so the search reaches every target.
+/// Proposes all-gathers. A mesh dimension can always be gathered unless it already shards as in the
+/// target, so the search reaches every target.
 void all_gather(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     out.push_back({.kind = StepKind::kAllGather,

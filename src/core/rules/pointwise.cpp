@@ -50,8 +50,8 @@ std::optional<ShardingRule> new_strided_rule(const OpCall& call) {
   return rule;
 }
 
-/// Returns the rule of an operator whose tensors broadcast. `linear`: terms in the notation of
-/// add_linear_terms().
+/// Returns the rule of an operator whose tensors broadcast. `linear` says which Partial tensors
+/// give a Partial result, in the notation of add_linear_terms().
 std::optional<ShardingRule> pointwise_rule(const OpCall& call, std::string_view linear,
                                            std::size_t outputs) {
   const std::vector<int> tensors = tensor_arguments(call);

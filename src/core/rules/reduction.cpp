@@ -19,7 +19,7 @@ struct Arguments {
   int dtype = -1;
 };
 
-/// The kind of a reduction. kCount: a sum that is not linear in its input (counts, norms).
+/// What a reduction computes. kCount: a sum that is not linear in its input (counts, norms).
 /// kUnsharded: the shards' results cannot be combined, so reduced dimensions stay unsharded.
 enum class Kind { kSum, kCount, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
 
@@ -200,7 +200,7 @@ enum class Linearity {
 };
 
 struct Along {
-  int dim = 1;  ///< index of the argument with the dimensions (none: all dimensions)
+  int dim = 1;  ///< index of the argument that lists dimensions; None: all dimensions
   std::size_t outputs = 1;
   Linearity linearity = Linearity::kNone;
 };

@@ -122,10 +122,10 @@ inline LayoutPtr Layout::ptr() const {
 }
 
 /// Converts PyTorch's `placements`, one for each mesh dimension, to the layout of a tensor of
-/// global `sizes` on a mesh of `mesh_sizes`. Later mesh dimensions divide the earlier chunks; a
-/// StridedShard becomes another order of mesh dimensions. Negative Shard dimensions count from the
-/// end. Not collective. Throws Error for a dimension out of range, a list of the wrong length, or a
-/// StridedShard whose chunks do not align with the other shards of its dimension.
+/// global `sizes` on a mesh of `mesh_sizes`. A mesh dimension divides the chunks of the mesh
+/// dimensions before it; a StridedShard changes this order. Negative Shard dimensions count from
+/// the end. Not collective. Throws Error for a dimension out of range, a list of the wrong length,
+/// or a StridedShard whose chunks do not align with the other shards of its dimension.
 LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes);
 /// Converts `layout` of a tensor of global `sizes` to PyTorch's placements. A tensor dimension that

@@ -111,8 +111,8 @@ struct LocalExecution {
   std::vector<PlaceArgument> place_arguments;
 
   /// States that output `output` is written into input `input` (in-place and out= variants). If the
-  /// two would have different layouts, the output is replicated, sliced to the layout of the input
-  /// and copied into the local tensor of the input, without a collective.
+  /// output cannot have the input's layout, the operator computes a replicated output. Each rank
+  /// then copies its slice to the local tensor of the input, without a collective.
   struct Inplace {
     int input = 0;
     int output = 0;

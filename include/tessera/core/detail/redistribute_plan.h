@@ -31,9 +31,9 @@ enum class StepKind : std::uint8_t {
 struct Step {
   StepKind kind;
   /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims), in the
-  /// order of division of tensor dimension `dim`. If there are several mesh dimensions, the product
-  /// of their sizes divides the number of positions, and the group shards `dim` like one mesh
-  /// dimension of that size. Ascending for kAllReduce. No dimension has size 1. Empty for kRelabel.
+  /// order in which they divide tensor dimension `dim` (kAllReduce: ascending). Several mesh
+  /// dimensions divide `dim` evenly, so the group divides `dim` like a single mesh dimension. No
+  /// mesh dimension has size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
   int dim = -1;     ///< tensor dimension that is sharded before or after the step; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused
