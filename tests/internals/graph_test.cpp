@@ -66,7 +66,7 @@ TEST(LeafNodeCanary, AddsToAGradientThatItFinds) {
   (*leaf_node(x))({at::Tensor()});
   EXPECT_TRUE(x.grad().is_same(sum));
   EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
-  // With create_graph, backward makes a new .grad: `sum`, the old one, stays unchanged.
+  // With create_graph, backward makes a new .grad and leaves the old tensor `sum` unchanged.
   (x * 2).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
   EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 9.0)));

@@ -22,7 +22,7 @@ at::Tensor number(double value, at::ScalarType type = at::kDouble) {
   return at::full({}, value, type);
 }
 
-/// Tensors of odd sizes begin at element 1 of a larger tensor, and are thus unaligned.
+/// If `size` is odd, the tensors are unaligned: they begin at element 1 of a larger tensor.
 AdamWTensors update_of(std::int64_t size, at::ScalarType moments) {
   const auto part = [size](const at::Tensor& x) { return x.narrow(0, size % 2, size); };
   return {.parameter = part(at::randn({size + 1})),
@@ -58,7 +58,7 @@ AdamWNumbers numbers_of(double factor = 0.25, std::uint64_t seed = 5) {
           .gradient_factor = number(factor)};
 }
 
-/// Expects |found - exact| <= relative * |terms|, element by element.
+/// Expects |found - exact| <= relative * |terms| in each element.
 void expect_near(const at::Tensor& found, const at::Tensor& exact, const at::Tensor& terms,
                  double relative) {
   const at::Tensor difference = (found.to(at::kDouble) - exact).abs();
@@ -80,7 +80,7 @@ void expect_updated(const AdamWTensors& before, const AdamWTensors& after) {
     expect_near(after.exp_avg, mean, old_mean.abs() + gradient.abs(), 1e-6);
     expect_near(after.exp_avg_sq, square, square, 1e-6);
   } else {
-    // Moments in bf16 are rounded stochastically. The error is below one unit in the last place.
+    // Moments in bf16 are rounded stochastically. Each error is below one unit in the last place.
     expect_near(after.exp_avg, mean, mean.abs() + 1e-5, 1.01 * 0x1p-7);
     expect_near(after.exp_avg_sq, square, square, 1.01 * 0x1p-7);
   }
@@ -128,7 +128,7 @@ TEST_P(AdamWUpdate, KeepsNaNAndInfinities) {
   EXPECT_TRUE(update.exp_avg_sq[8].isinf().item<bool>());
 }
 
-/// A step with gradients that are not finite has NaN or infinity as its gradient factor.
+/// Gradients that are not finite give a gradient factor of NaN or infinity: nothing may change.
 TEST_P(AdamWUpdate, ChangesNothingByAFactorThatIsNotFinite) {
   for (const double factor : {std::nan(""), HUGE_VAL}) {
     AdamWTensors update = update_of(1000, type());
@@ -147,8 +147,8 @@ TEST_P(AdamWUpdate, LeavesZeros) {
   expect_equal(update, copied(update, [](const at::Tensor& x) { return at::zeros_like(x); }));
 }
 
-/// An element's random number depends on the element's place in the whole tensor, not on the shard.
-/// The update of two unaligned row shards, or of a column shard, must give equal elements.
+/// The random number of an element depends on its index in the whole tensor. So updates of two
+/// unaligned row shards or of a column shard must equal the update of the whole tensor.
 TEST_P(AdamWUpdate, RoundsByTheElementAlone) {
   const AdamWTensors before = update_of(60, type());
   const auto rows = [&](std::int64_t begin, std::int64_t size) {
@@ -175,7 +175,7 @@ TEST_P(AdamWUpdate, RoundsByTheElementAlone) {
 TEST(AdamWRounding, DiffersByStepStreamAndSeed) {
   at::manual_seed(0);
   const AdamWTensors before = update_of(4096, at::kBFloat16);
-  // With equal gradients, only the random numbers of rounding can change exp_avg_sq.
+  // Gradients are equal in all calls. Only the random numbers of rounding change exp_avg_sq.
   const auto squares = [&](double step, std::uint64_t stream, std::uint64_t seed) {
     AdamWTensors update = copied(before);
     update.step = number(step, at::kFloat);

@@ -1,5 +1,5 @@
-// Compares the cross entropy of rows with libtorch's loss and autograd in fp64. CPU kernels, CUDA
-// kernels and ATen operators compute the cross entropy.
+// Tests cross entropy by CPU kernels, by CUDA kernels and by ATen operators: losses and gradients
+// must equal those of libtorch in fp64.
 #include "tessera/kernels/detail/cross_entropy.h"
 
 #include <ATen/ATen.h>
@@ -44,7 +44,7 @@ Result of_kernels(const LossRows& rows, const at::Tensor& of_row) {
   return {own.losses, own.log_sum_exp, gradient};
 }
 
-/// Splits the vocabulary into shards that begin at `first_columns`, as on several ranks.
+/// Computes the losses from shards of the vocabulary. Shard i begins at column first_columns[i].
 Result of_parts(const LossRows& rows, const at::Tensor& of_row,
                 const std::vector<std::int64_t>& first_columns) {
   std::vector<LossRows> parts;

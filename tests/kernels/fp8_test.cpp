@@ -16,7 +16,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// Decodes an fp8 code (0 to 126): four exponent bits with bias 7, three fraction bits.
+/// Returns the value of an fp8 code (0 to 126): four exponent bits (bias 7), three fraction bits.
 double value_of_code(int code) {
   const int exponent = code >> 3;
   const double fraction = (code & 7) / 8.0;
@@ -43,7 +43,7 @@ double least_scale(const at::Tensor& row) {
   return scale;
 }
 
-/// Quantizes finite x row by row in fp64.
+/// Returns x, quantized row by row and dequantized, computed in fp64. x must be finite.
 at::Tensor expected_values(const at::Tensor& x) {
   at::Tensor result = x.to(at::kDouble).clone();
   for (std::int64_t row = 0; row < x.size(0); ++row) {
@@ -59,7 +59,7 @@ at::Tensor in_fp64(const Fp8Rows& rows) {
   return rows.values.to(at::kDouble) * rows.scales.to(at::kDouble);
 }
 
-/// Rows have very different magnitudes, and elements of a row differ by up to a factor of 2^24.
+/// Returns random values. Rows differ by large factors, elements of a row by factors up to 2^24.
 at::Tensor wide_values(std::int64_t rows, std::int64_t columns) {
   const at::Tensor exponents =
       uniform_values({rows, columns}, 3, 12.0) + uniform_values({rows, 1}, 4, 60.0);
@@ -160,7 +160,7 @@ class Fp8Products : public ::testing::TestWithParam<Sizes> {
   at::Tensor grad = normal_values({GetParam().rows, GetParam().out}, 3) * 1e-6;
 };
 
-/// Expects y = a b, within the rounding error of fp32 sums of `terms` products.
+/// Expects y = a b. The tolerance is the rounding error of fp32 sums with `terms` terms.
 void expect_exact(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   std::int64_t terms) {
   const at::Tensor bound =
@@ -171,11 +171,11 @@ void expect_exact(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
 TEST_P(Fp8Products, SumTheQuantisedValues) {
   const Fp8Rows w = quantize_fp8(weight);
   expect_exact(fp8_linear(x, weight), in_fp64(quantize_fp8(x)), in_fp64(w).t(), x.size(1));
-  // For the gradient of x, the weight's quantization from forward is reused. Its scales are
-  // multiplied into the gradient of the result, which is then quantized.
+  // The input gradient reuses the fp8 weight of forward: `grad` is multiplied by the weight's
+  // scales, and the product is quantized.
   expect_exact(fp8_linear_input_grad(grad, weight), in_fp64(quantize_fp8(grad * w.scales.t())),
                w.values.to(at::kDouble), grad.size(1));
-  // For the gradient of the weight, gradient and x are quantized again, by columns.
+  // The weight gradient needs `grad` and x quantized by columns.
   expect_exact(fp8_linear_weight_grad(grad, x), in_fp64(quantize_fp8(grad.t())),
                in_fp64(quantize_fp8(x.t())).t(), x.size(0));
 }
@@ -201,7 +201,7 @@ TEST(Fp8Linear, KeepsLeadingDimensions) {
   EXPECT_TRUE(fp8_linear(x[0][0], weight).equal(y[0][0]));
 }
 
-/// On a GPU, libtorch's scaled products compute fp8_linear, for multiples of 16 terms only.
+/// On a GPU, fp8_linear calls libtorch's _scaled_mm, which needs inner sizes divisible by 16.
 TEST(Fp8Linear, CallsScaledProductsOnAGpu) {
   std::vector<std::vector<std::int64_t>> factors;
   const at::Tensor x = at::zeros({5, 32}, at::kBFloat16),

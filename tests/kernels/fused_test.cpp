@@ -25,7 +25,7 @@ at::Tensor leaf(const at::Tensor& x) {
   return x.to(at::kDouble).detach().requires_grad_();
 }
 
-/// The rounding error of a value of a type: `relative` * |value|, but at least `least`.
+/// Bound of a type's rounding error: `relative` * |value|, but at least `least`.
 struct Rounding {
   double relative, least;
 };
@@ -36,7 +36,7 @@ Rounding rounding_of(at::ScalarType type) {
                                : Rounding{0, 0};
 }
 
-/// Expects that |a - b| is at most rounding_of(type) plus `arithmetic` * max |b|.
+/// Expects |a - b| <= the rounding error of the type + `arithmetic` * max |b|.
 void expect_close(const at::Tensor& a, const at::Tensor& b, double arithmetic = 0) {
   ASSERT_EQ(a.sizes(), b.sizes());
   if (b.numel() == 0) {
@@ -113,7 +113,7 @@ TEST_P(Fused, RmsNormKeepsNaNAndInfinityInTheirRow) {
   }
 }
 
-/// Expects equal bits, except in fp64, where ATen's rounding depends on an element's position.
+/// Expects equal bits. fp64 may differ, because ATen's rounding depends on an element's position.
 void expect_same(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_TRUE(a.scalar_type() == at::kDouble ? a.allclose(b, 1e-14, 1e-15) : a.equal(b));
 }
@@ -282,7 +282,7 @@ TEST(Embedding, NamesAnIndexOutOfRange) {
                "index -1 at position 0 is not a row of a table of 4 rows");
 }
 
-// The row kernels for this machine must give the bits of the baseline kernels.
+// The row kernels of this machine must give the same bits as the baseline row kernels.
 TEST(RowKernels, AgreeBetweenInstructionSets) {
   const at::Tensor gate = at::randn({1003}) * 5, up = at::randn({1003});
   const auto* x = gate.const_data_ptr<float>();

@@ -1,5 +1,5 @@
-// Runs the bodies of the CUDA kernels on the host. Loops replace the kernel launches. If several
-// threads of a kernel share a row, the host computes with three threads in turn.
+// Runs CUDA kernel bodies on the host: a loop takes the place of a launch. Where several threads of
+// a kernel work on one row, the host computes for three threads, one after another.
 #include "kernels/host_kernels.h"
 
 #include <c10/util/Exception.h>
@@ -258,7 +258,7 @@ KernelsOnHost::KernelsOnHost() {
                            .device = runs_of(decltype(CudaKernels::device)())});
     return true;
   }();
-  // A FakeMode in any thread makes the whole library treat CPU tensors as CUDA tensors.
+  // While any thread has a FakeMode, the library treats CPU tensors in all threads as CUDA tensors.
   std::promise<void> begun;
   thread_ = std::thread([this, &begun] {
     const FakeMode mode(c10::DeviceType::CUDA);

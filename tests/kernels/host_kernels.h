@@ -11,8 +11,8 @@
 
 namespace tessera::kernels {
 
-/// While a KernelsOnHost exists, operators on CPU tensors run the bodies of the CUDA kernels on the
-/// host. For tests with one thread.
+/// While a KernelsOnHost exists, operators on CPU tensors run CUDA kernel bodies on the host. Tests
+/// with a KernelsOnHost must use one thread.
 class KernelsOnHost {
  public:
   KernelsOnHost();
@@ -25,13 +25,13 @@ class KernelsOnHost {
   std::thread thread_;
 };
 
-/// The element type, and whether the bodies of the CUDA kernels run on the host.
+/// A test parameter: the element type, and whether CUDA kernel bodies run (on the host).
 struct KernelForm {
   at::ScalarType type = at::kFloat;
   bool on_device = false;
 };
 
-/// Base class of tests with a KernelForm as parameter. CUDA has no fp64 kernels.
+/// The base class of tests that run for each KernelForm. CUDA has no fp64 kernels.
 class EachForm : public ::testing::TestWithParam<KernelForm> {
  protected:
   static at::ScalarType type() { return GetParam().type; }

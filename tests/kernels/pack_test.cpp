@@ -16,7 +16,7 @@
 namespace tessera::kernels {
 namespace {
 
-/// The body of the CUDA kernel must round fp32 to bf16 as libtorch does.
+/// pack_piece() and the CUDA kernel's body must both round fp32 to bf16 as libtorch does.
 void expect_copied(const at::Tensor& from, const at::Tensor& to) {
   EXPECT_TRUE(pack_piece(from, to));
   {
@@ -38,14 +38,14 @@ TEST(PackPiece, IsOneRowOfDenseTensors) {
   expect_copied(at::randn({}), buffer({}));
 }
 
-/// A row of FSDP's buffer holds what one rank gets. A piece is a tensor's part of one row.
+/// Each row of FSDP's buffer is for one rank. A piece is the part of a tensor in one row.
 TEST(PackPiece, IsRowsOfABufferOfRanks) {
   const at::Tensor from = at::randn({8, 6, 5});
   const at::Tensor packed = buffer({4, 200});
   expect_copied(from.unflatten(0, {4, 2}), packed.narrow(1, 30, 60).unflatten(1, {2, 6, 5}));
   EXPECT_TRUE(packed.narrow(1, 0, 30).eq(7).all().item<bool>());
   EXPECT_TRUE(packed.narrow(1, 90, 110).eq(7).all().item<bool>());
-  // Column shards give blocks of columns; a fused weight gives rows of each fused part.
+  // The pieces are blocks of columns (column shards), then rows of two fused parts (fused weight).
   expect_copied(from.narrow(1, 2, 3), packed.select(0, 1).narrow(0, 7, 120).view({8, 3, 5}));
   expect_copied(from.view({2, 4, 30}).narrow(1, 1, 2),
                 packed.select(0, 2).narrow(0, 0, 120).view({2, 2, 30}));

@@ -16,7 +16,7 @@ namespace libtorch = tessera::detail::libtorch_cpu;
 
 [[maybe_unused]] const bool kAskedFor = (use_fast_products(), true);
 
-// Sizes of matrix products (rows, inner) x (inner, columns). For the last three, oneDNN is faster.
+// Sizes of products (rows, inner) x (inner, columns). oneDNN is faster for the last three sizes.
 struct ProductSizes {
   std::int64_t rows, inner, columns;
 };
@@ -32,14 +32,14 @@ at::Tensor in_double(const at::Tensor& a, const at::Tensor& b) {
   return a.to(at::kDouble).mm(b.to(at::kDouble));
 }
 
-/// The tolerance is the fp32 rounding error of sums of `inner` terms near 1.
+/// Compares with a tolerance for fp32 sums of `inner` terms of magnitude 1.
 void expect_near(const at::Tensor& found, const at::Tensor& expected, std::int64_t inner) {
   ASSERT_EQ(found.sizes(), expected.sizes());
   EXPECT_EQ(found.scalar_type(), at::kFloat);
   EXPECT_TRUE(at::allclose(found.to(at::kDouble), expected, 1e-5, 1e-6 * double(inner + 1)));
 }
 
-/// Returns a random matrix. If `transposed`, its columns are contiguous, as in gradients.
+/// Returns a random matrix; if `transposed`, in column-major order, as in gradients.
 at::Tensor matrix(std::int64_t rows, std::int64_t columns, bool transposed) {
   return transposed ? at::randn({columns, rows}).t() : at::randn({rows, columns});
 }

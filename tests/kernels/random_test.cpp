@@ -36,14 +36,14 @@ std::uint64_t hash(const at::Tensor& tensor) {
   return h;
 }
 
-/// The statistic of the Kolmogorov-Smirnov test: how far u is from a uniform distribution.
+/// Returns the Kolmogorov-Smirnov statistic: the distance of u's distribution from a uniform one.
 double kolmogorov_smirnov(const at::Tensor& u) {
   const at::Tensor sorted = std::get<0>(u.flatten().sort());
   const at::Tensor steps = at::arange(sorted.numel(), at::kDouble) / sorted.numel();
   return (sorted - steps).abs().max().item<double>();
 }
 
-// Equal seeds must give equal numbers in all versions, on all machines, with all compilers.
+// A seed must give the same numbers in every version, on every machine and with every compiler.
 TEST(FillRandom, KeepsItsGoldenValues) {
   EXPECT_EQ(hash(filled({1000}, Uniform{0.0, 1.0})), 7441446161175867775ULL);
   EXPECT_EQ(hash(filled({1000}, Normal{0.0, 1.0})), 12025635758652365889ULL);
@@ -54,7 +54,7 @@ TEST(FillRandom, KeepsItsGoldenValues) {
 }
 
 TEST(FillRandom, PassesKolmogorovSmirnov) {
-  const double bound = 1.95 / std::sqrt(200'000.0);  // 0.1 % of all random samples exceed the bound
+  const double bound = 1.95 / std::sqrt(200'000.0);  // exceeded by 0.1 % of random samples
   EXPECT_LT(kolmogorov_smirnov(filled({200'000}, Uniform{0.0, 1.0})), bound);
   EXPECT_LT(kolmogorov_smirnov(at::special_ndtr((filled({200'000}, Normal{3.0, 2.0}) - 3.0) / 2.0)),
             bound);
@@ -87,7 +87,7 @@ TEST(FillRandom, StreamsAndSeedsAreIndependent) {
   EXPECT_LT(std::fabs((a * c).mean().item<double>()), 4 / std::sqrt(50'000.0));
 }
 
-// Values of narrow types must be fp64 values, rounded to nearest once.
+// Random numbers of a narrower type must be the fp64 random numbers, rounded to nearest once.
 TEST(FillRandom, RoundsOnceToNarrowTypes) {
   const at::Tensor exact = filled({100'000}, Normal{0.0, 1.0});
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -106,7 +106,7 @@ TEST(FillRandom, PartsGetTheirElementsOfTheWhole) {
   const at::Tensor part = at::empty({4, 2, 3}, at::kDouble);
   fill_random(part, {{Box{{2, 3, 0}, {0, 0, 0}, {4, 2, 3}}}, {7, 5, 3}, 0}, Normal{0, 1}, kKey);
   EXPECT_TRUE(part.equal(whole.slice(0, 2, 6).slice(1, 3, 5)));
-  // The local tensor consists of two boxes (blocks) of the global tensor.
+  // The local tensor `some` consists of two Boxes, which are blocks of the global tensor.
   const at::Tensor rows = filled({8, 3}, Normal{0, 1}), some = at::empty({4, 3}, at::kDouble);
   const GlobalPlace place{{Box{{6, 0}, {2, 0}, {2, 3}}, Box{{1, 0}, {0, 0}, {2, 3}}}, {8, 3}, 0};
   fill_random(some, place, Normal{0, 1}, kKey);
@@ -189,7 +189,7 @@ TEST(NormalCdf, AgreesWithErfc) {
   }
 }
 
-// The reference is long double's erfc. For large x, a relative error e of x changes p by x^2 e.
+// Compares with erfc in long double. If x is large, a relative error e of x changes p by x^2 e.
 TEST(NormalQuantile, InvertsErfcAndIsOdd) {
   for (double p = 1e-300; p < 0.5; p *= 1.21) {
     const long double x = normal_quantile(p);
@@ -204,7 +204,7 @@ TEST(NormalQuantile, InvertsErfcAndIsOdd) {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// Returns arguments of several schema types: tensors with the values 1 to 4, a number, None.
+/// Returns arguments of several schema types: tensors with the values 1 to 4, number 7, None.
 std::vector<c10::IValue> values() {
   const auto tensor = [](int value) { return at::full({}, value); };
   return {tensor(1), 7, at::Tensor(), c10::List<at::Tensor>({tensor(2), at::Tensor(), tensor(3)}),

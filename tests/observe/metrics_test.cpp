@@ -287,7 +287,7 @@ TEST(TensorMemory, ReservesMoreThanAnyMachineHas) {
   count_tensor_memory();
 }
 
-// The means are 0, 10 and 20 on three ranks, with the weights 1, 2 and 3.
+// The mean over three ranks with the values 0, 10 and 20 and the weights 1, 2 and 3.
 constexpr double kMeanOfAll = 80.0 / 6;
 
 TEST(MeanMetric, HasTheValuesOfAllRanksBetweenSyncAndUnsync) {
@@ -340,7 +340,7 @@ TEST(MeanMetric, IsSavedUnsynchronisedAndLoadedOnAnyNumberOfRanks) {
   }
 }
 
-// Only the Python tests read these files with TensorBoard's own reader.
+// These tests read the event files by a parser of their own. Python tests use TensorBoard's reader.
 
 using Scalars = std::vector<std::pair<std::string, double>>;
 

@@ -22,9 +22,9 @@ namespace {
 
 using namespace testing;
 
-// A small GPT, in which tests plant mistakes of users that verify() must find.
+// A small GPT. Tests plant typical mistakes of users in this GPT, and verify() must find them.
 
-/// What a Tap module computes. The default is the identity; tests plant mistakes here.
+/// What a Tap module computes: by default, the identity. Tests pass functions with mistakes.
 using TapFunction = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& gain)>;
 
 at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
@@ -114,7 +114,7 @@ struct Gpt : nn::Module<Gpt> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// Only makes the parameter `gain` of a Tap a replicated distributed tensor.
+/// Makes the parameter `gain` of a Tap a replicated distributed tensor, and changes nothing else.
 class TapStyle final : public tensor_parallel::ParallelStyle {
  public:
   std::string name() const override { return "tap"; }
@@ -147,13 +147,13 @@ tensor_parallel::ParallelizePlan gpt_plan(bool sequence_parallel) {
         {"head", colwise_parallel({.input_layouts = between, .use_local_output = false})}}});
 }
 
-/// A GPT on a (dp, tp) mesh. verify() compares this GPT with a GPT with equal options on one rank.
+/// A GPT on a (dp, tp) mesh. verify() compares this GPT with the same GPT on one rank.
 struct GptRun {
   GptOptions options{};
   bool sequence_parallel = false;
-  /// Plants a mistake into the parallelized model, after its parameters have got values.
+  /// Called after the parameters have been initialized. Tests plant a mistake here.
   std::function<void(Gpt&, const DeviceMesh&)> plant = [](Gpt&, const DeviceMesh&) {};
-  /// What verify() runs on the mesh and on one rank; nullptr: a function that computes the loss.
+  /// The function that verify() runs on the mesh and on one rank; nullptr: computes the loss.
   std::function<at::Tensor(Gpt&, const at::Tensor& tokens)> step{};
 };
 
@@ -402,7 +402,7 @@ TEST(Verify, NamesTheModuleInWhichTheStepThrowsOnTheMesh) {
 
 using LocalFunction = std::function<at::Tensor(const at::Tensor& local)>;
 
-/// Applies `function` to the local tensor only: a typical mistake of users.
+/// A typical mistake of users: applies `function` to the local tensor, not to the global tensor.
 at::Tensor by_hand(const at::Tensor& x, const LocalFunction& function) {
   if (!tessera::is_distributed(x)) {
     return function(x);
@@ -422,7 +422,7 @@ std::int64_t tp_rank_of(const at::Tensor& x) {
   return tessera::is_distributed(x) ? sharding_spec(x).mesh.local_rank() : 0;
 }
 
-/// Expects equal reports of verify() on two tensor-parallel ranks.
+/// Returns verify()'s report. The two tensor-parallel ranks must have equal reports.
 VerifyReport found(const GptRun& run) {
   VerifyReport report;
   RunRanks(2, [&](Rank& rank) {
@@ -478,7 +478,7 @@ TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
   }
 }
 
-/// Computes x * gain. Mistake: backward does not sum gain's gradient over the shards of x.
+/// Computes x * gain. Planted mistake: backward does not add up gain's gradient over the ranks.
 struct GainFunction : torch::autograd::Function<GainFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& gain) {
@@ -525,7 +525,7 @@ TEST_ON_MESH(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward, {1
       "give every rank the same values");
 }
 
-/// Returns 0 on data-parallel rank 0. Otherwise, the value differs between tensor-parallel ranks.
+/// Returns 0 on data-parallel rank 0. On other ranks, tensor-parallel ranks get different values.
 double rank_value(const DeviceMesh& mesh) {
   const auto part = static_cast<double>(mesh.local_rank("dp"));
   return part * static_cast<double>(10 + mesh.local_rank("tp"));
@@ -541,7 +541,7 @@ TEST_ON_RANKS(VerifyFaults, ABufferOfOneRank, 4) {
       "2 and 11 on rank 3");
 }
 
-/// Adds a hook on tensor-parallel rank 1 only. The hook halves the gradient.
+/// On tensor-parallel rank 1 only, adds a hook that halves a gradient.
 void plant_hook(Gpt& model, const DeviceMesh& mesh) {
   if (mesh.local_rank("tp") == 1) {
     model.blocks[1]->mlp->up->add_forward_pre_hook([](nn::ModuleBase& self, nn::TensorList) {
@@ -687,7 +687,7 @@ at::Tensor full_tensor_of(const at::Tensor& y) {
   return tessera::is_distributed(y) ? DistributedTensor(y).full_tensor() : y;
 }
 
-/// `losses_of`: the mesh of take_router_losses(); nullptr: the loss has no auxiliary losses.
+/// `losses_of`: the mesh for take_router_losses(); nullptr: auxiliary losses are not used.
 VerifyReport verify_experts(ExpertsNet& model, const DeviceMesh& mesh,
                             const DeviceMesh* losses_of = nullptr) {
   constexpr std::int64_t kTokens = 6;

@@ -23,7 +23,7 @@ using planning::TrainingLayout;
 
 constexpr std::int64_t kRanks = 4, kDepth = 9, kBatch = 8192;
 
-/// Returns a run that trains a Net with `layers` layers; 0: kDepth layers.
+/// Returns a function that trains a Net with `layers` layers; with kDepth layers if `layers` is 0.
 planning::MakeRun run_of(const TrainingLayout& layout, std::int64_t layers) {
   return [=](const comm::WorldPtr& world) -> planning::Run {
     const DeviceMesh mesh = init_device_mesh(world, {layout.dp, layout.tp}, {"dp", "tp"});
@@ -57,7 +57,7 @@ TEST(Exposed, IsAllThatIsSentWhereComputingTakesNoTime) {
   links.link_bandwidth = links.network_bandwidth = kBandwidth;
   const planning::RankPlan plan =
       plan_first({.dp = 1, .tp = 2}, {.machine = links, .device = "cuda"});
-  // In a ring all-reduce of two ranks, a rank sends the size of the tensor.
+  // In a ring all-reduce of two ranks, each rank sends as many bytes as the tensor has.
   double bytes = 0;
   for (const auto& [key, traffic] : plan.metrics.comm) {
     ASSERT_EQ(key.second, "all_reduce");
@@ -96,17 +96,17 @@ TEST(Estimate, IsThatOfTheWholeModelFromPlansOfFewLayers) {
     const planning::Estimate found =
         planning::estimate_by_plans(run_of, kDepth, "layers", kRanks, on_h100s())(layout);
     const auto peak = static_cast<double>(whole.memory.peak_bytes);
-    // Memory blocks are rounded to 512 bytes, so the estimate can differ from the plan.
+    // Memory blocks are rounded up to 512 bytes, so estimate and plan can differ by some blocks.
     EXPECT_NEAR(static_cast<double>(found.peak_bytes), peak, 4 * 512);
     EXPECT_EQ(found.peak_moment, whole.memory.peak_moment);
-    // The number of kernel launches is not linear in the number of layers: times differ by 0.1 %.
+    // Times differ by 0.1 %, because the number of launches is not linear in the number of layers.
     EXPECT_NEAR(found.metrics.step_time_s / whole.time->total, 1, 1e-3);
     EXPECT_NEAR(found.exposed_s / sum_of(whole.time->exposed), 1, 1e-3);
     EXPECT_NEAR(*found.metrics.mfu / *whole.metrics.mfu, 1, 1e-3);
   }
 }
 
-/// All layouts of four ranks. An estimate comes from plans of models with few layers.
+/// Returns a search over all layouts of four ranks, with estimates from plans of shallow models.
 planning::SearchSpace space_of(const planning::Machine& machine) {
   planning::PlanOptions options = on_h100s();
   options.machine = machine;

@@ -41,7 +41,7 @@ struct Layer : nn::Module<Layer> {
   nn::Child<nn::Linear> up, down;
 };
 
-/// Except for the batch, no size is a multiple of the number of ranks.
+/// No size except the batch size is divisible by the number of ranks.
 struct Net : nn::Module<Net> {
   static constexpr std::int64_t kChannels = 5, kSize = 7, kHidden = 333;
   static constexpr std::int64_t kFeatures = kChannels * kSize * kSize;
@@ -62,8 +62,8 @@ struct Net : nn::Module<Net> {
   nn::Child<nn::Linear> down{*this, "down", kHidden, 3};
 };
 
-/// Makes a Net on the meta device, with `depth` layers between the norm and the last MLP. Applies
-/// tensor parallelism over "tp" and FSDP over "dp".
+/// Makes a Net with `depth` layers on the meta device. Applies tensor parallelism over mesh
+/// dimension "tp" and FSDP over "dp".
 inline std::shared_ptr<Net> make_deep_net(const DeviceMesh& mesh, std::int64_t depth,
                                           const fsdp::Options& options = {}) {
   const auto net = testing::made_on_meta<Net>(depth);
@@ -84,7 +84,7 @@ inline std::shared_ptr<Net> make_net(const DeviceMesh& mesh) {
   return make_deep_net(mesh, /*depth=*/0);
 }
 
-/// Returns a machine on which only matrix products take time, at 1e9 operations per second.
+/// Returns a machine with 1e9 FLOPs per second for matrix products. All else takes no time.
 inline planning::Machine products_alone() {
   return {.name = "m",
           .memory_bytes = 1e15,
@@ -100,7 +100,7 @@ inline planning::Machine products_alone() {
           .network_latency_s = 0};
 }
 
-/// Trains one step on this rank's `samples` samples, which are equal on the ranks of a tp group.
+/// Trains a step with `samples` samples. Ranks of a tp group get equal samples.
 inline void train_on(Net& net, optim::Optimizer& optimizer, const DeviceMesh& mesh,
                      std::int64_t samples) {
   const double value = 0.1 * static_cast<double>(1 + mesh.local_rank("dp"));
@@ -111,7 +111,6 @@ inline void train_on(Net& net, optim::Optimizer& optimizer, const DeviceMesh& me
   optimizer.zero_grad();
 }
 
-/// How many samples train_net() gives to each rank.
 inline constexpr std::int64_t kSamples = 16;
 
 inline void train_net(Net& net, optim::Optimizer& optimizer, const DeviceMesh& mesh) {

@@ -36,8 +36,8 @@ planning::RunPlan plan_net(const planning::PlanOptions& options = {}) {
   return planning::plan(make_net, train_net, two_by_two(), options);
 }
 
-/// Trains two real steps, and calls `second` between the steps. Returns the traffic of the second
-/// step.
+/// Trains two real steps. Calls `second` before the second step, and returns the second step's
+/// traffic.
 template <class Make, class Train>
 comm::TrafficTable second_step(
     const comm::WorldPtr& world, const Make& make, const Train& train,
@@ -54,7 +54,7 @@ comm::TrafficTable second_step(
   return world->traffic().since(before);
 }
 
-/// For each mesh dimension and collective: the number of calls, and the bytes sent.
+/// Key: mesh dimension and collective. Value: number of calls and bytes sent.
 using CallsAndBytes =
     std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
 
@@ -108,7 +108,7 @@ TEST(Plan, SendsWhatARunOfAnAdoptedEncoderSends) {
   expect_sends_as_planned(make, train);
 }
 
-/// Each of the four ranks is a process, because tensor memory is counted per process.
+/// Tensor memory is counted per process, so each of the four ranks is a process.
 TEST(DISABLED_Plan, PeakOfARank) {
   const comm::WorldPtr world = comm::world_from_environment();
   observe::count_tensor_memory();
@@ -172,7 +172,7 @@ TEST(Plan, CopiesThatStandInForOtherRanksAreNoOperators) {
   const std::vector<std::int64_t> counts{1, 1, 1};
   group.all_to_all(three, at::empty({3}), counts, counts)->wait();
   EXPECT_EQ(copies, 0);
-  // Plans compute the values of integer tensors only, so all_gather must copy these values.
+  // all_gather copies integers, because plans compute the values of integer tensors only.
   const at::Tensor numbers = at::zeros({3}, at::kLong);
   group.all_gather(numbers, at::full({1}, 7, at::kLong))->wait();
   EXPECT_EQ(numbers.sum().item<std::int64_t>(), 21);
@@ -185,7 +185,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
   const double features = Net::kChannels * Net::kSize * Net::kSize;
   const double linear = 2.0 * testing::kSamples * Net::kHidden * (features + 3);
   const double convolution = 2.0 * testing::kSamples * features * 3 * 3 * 3;
-  // Forward has one product for each layer. Backward has two, but one for the convolution.
+  // Each layer has one product in forward and two in backward; the convolution has only one.
   const double flops = 3 * linear + 2 * convolution;
   ASSERT_TRUE(plan.ranks.front().time);
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);
@@ -193,7 +193,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
   EXPECT_NEAR(*plan.ranks.front().metrics.mfu, 100, 1e-3);
 }
 
-/// A product of bf16 matrices with an fp32 result has the FLOP rate of bf16.
+/// The FLOP rate depends on the type of the factors (bf16), not on the type of the result (fp32).
 TEST(Plan, ProductsTakeTheRateOfTheirFactors) {
   const auto step = [](Net&, optim::Optimizer&, const DeviceMesh&) {
     const at::Tensor a = at::empty({8, 4}, at::kBFloat16), b = at::empty({4, 16}, at::kBFloat16);
@@ -221,7 +221,7 @@ TEST(Plan, OperatorsReadAndWriteTheMemoryOfTheirTensors) {
                                                 {.machine = planning::machine_of("h100")});
   const planning::OperatorUse use = plan.ranks.front().time->operators.at("aten::hypot");
   EXPECT_EQ(use.calls, 2);
-  // expand() makes a tensor from one row, which takes the memory of this row only.
+  // expand() repeats one row, so only the bytes of one row count.
   EXPECT_EQ(use.bytes, 4 * (5 * kRows * kColumns + kColumns));
   EXPECT_EQ(use.flops, 0);
 }
@@ -295,7 +295,7 @@ TEST(Plan, AnUnevenBatchIsRefusedUnlessItsSizesAreGiven) {
   EXPECT_GT(plan.ranks[0].memory.peak_bytes, plan.ranks[1].memory.peak_bytes);
 }
 
-/// Doubles the rows with a positive sum. Without values, a plan cannot count these rows.
+/// Doubles rows with a positive sum. Plans do not know values, so they cannot count these rows.
 void train_chosen_rows(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh&) {
   const at::Tensor x = linear(at::full({8, 4}, 0.5));
   const at::Tensor rows = x.sum(1).nonzero().squeeze(1);

@@ -59,7 +59,7 @@ TEST(Machine, HasTheRatesOfItsTypesAndHeads) {
   EXPECT_EQ(machine.attention_flops(c10::kBFloat16, 128), 0.5 * 989e12);
 }
 
-/// In these estimates, tp, activation checkpointing and ZeRO-3 save memory and cost time.
+/// Returns a made-up estimate: tp, activation checkpointing and ZeRO-3 save memory and cost time.
 planning::Estimate estimate(const TrainingLayout& layout) {
   planning::Estimate estimate;
   const std::int64_t ac = layout.ac == "none" ? 4 : layout.ac == "selective" ? 2 : 1;
@@ -105,7 +105,7 @@ TEST(Search, OnlyAsManyBlocksAsNeededAreCheckpointed) {
   asked.fixed = {"tp"};
   asked.blocks = 10;
   const planning::Search found = planning::search(asked);
-  // Peaks in bytes: 4000 (ac none) or 2000 (ac selective) with ZeRO-3, 100 more with ZeRO-2.
+  // Peaks with ZeRO-3: 4000 bytes (ac none), 2000 bytes (ac selective). ZeRO-2: 100 bytes more.
   EXPECT_EQ(planning::detail::name_of(found.best().layout), "dp 8 × tp 1, ac selective:5, ZeRO-2");
   EXPECT_EQ(found.best().estimate.peak_bytes, 3100);
   EXPECT_EQ(planning::checkpointed_blocks(4000, 2000, 3001, 10), 5);
@@ -119,7 +119,7 @@ TEST(Search, OfLayoutsThatTakeAsLongTheSmallestIsFirst) {
   asked.estimate = [](const TrainingLayout& layout) {
     planning::Estimate estimate;
     estimate.peak_bytes = layout.zero == 3 ? 100 : 200;
-    estimate.metrics.step_time_s = layout.zero == 3 ? 0.1 + 1e-16 : 0.1;  // a rounding error
+    estimate.metrics.step_time_s = layout.zero == 3 ? 0.1 + 1e-16 : 0.1;  // differs by rounding
     return estimate;
   };
   const planning::Search found = planning::search(asked);

@@ -16,12 +16,12 @@
 
 namespace tessera::race {
 
-/// A wait in the code, named by the function that calls wait() or order() and by the streams, for
-/// example "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
+/// Names a wait of one stream for another: the function that calls wait() or order(), and both
+/// streams, as in "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
 using Site = std::string;
 
-/// Streams that execute nothing and only report to a RaceChecker. Waits named `left_out` are not
-/// reported, as if the code did not call them.
+/// Streams that only report events and waits to a RaceChecker. The wait with the name `left_out` is
+/// not reported, as if the library did not wait.
 class CheckedStreams final : public comm::Streams {
  public:
   explicit CheckedStreams(RaceChecker& checker, Site left_out = {})
@@ -44,7 +44,7 @@ class CheckedStreams final : public comm::Streams {
   std::set<Site> sites_;
 };
 
-/// Checks the memory accesses of a rank. A CheckedRank must exist before all models and meshes.
+/// A rank whose memory accesses are checked. Construct a CheckedRank before models and meshes.
 class CheckedRank {
  public:
   explicit CheckedRank(const Rank& rank, Site left_out = {});
@@ -54,7 +54,7 @@ class CheckedRank {
 
   const Rank& rank() const { return rank_; }
   DeviceMesh mesh(std::vector<std::int64_t> sizes, std::vector<std::string> names) const;
-  /// Makes the FSDP unit of `root`, and all units that its first forward finds, use CheckedStreams.
+  /// Makes the FSDP units of `root` and of the modules below `root` use CheckedStreams.
   void watch(const nn::ModuleBase& root);
 
   RaceChecker& checker() { return *checker_; }
@@ -69,8 +69,8 @@ class CheckedRank {
   testing::AllocationScope allocations_;
 };
 
-/// Returns a world whose collectives report their memory accesses to `checker`, from their start
-/// until their wait. The checker must outlive the world.
+/// Wraps a world. Each collective is reported to `checker`, with its memory accesses from its start
+/// to its wait. `checker` must outlive the returned world.
 comm::WorldPtr checked_world(const comm::WorldPtr& world, RaceChecker& checker);
 
 }  // namespace tessera::race

@@ -9,12 +9,12 @@
 namespace tessera::race {
 namespace {
 
-/// Adjacent tensors can be copied as one tensor, including the gaps between the tensors. FSDP pads
-/// to 64 bytes, so its gaps are smaller than this maximum.
+/// The largest gap between two tensors that an operator may copy together with the tensors. FSDP
+/// pads tensors to 64 bytes, so gaps in its buffers are smaller.
 constexpr std::uintptr_t kLargestGap = 256;
 
-/// Whether all bits are still 1, as after allocation. If not, a kernel has written the memory
-/// through a raw pointer, and the checker has not seen the write.
+/// Whether the memory still has the bytes of poison(). If not, a kernel has written through a raw
+/// pointer, and the checker has not seen the write.
 bool is_untouched(Range range) {
   const auto* begin = reinterpret_cast<const unsigned char*>(range.begin);
   return std::all_of(begin, begin + (range.end - range.begin),
@@ -139,7 +139,7 @@ MemoryMap::Faults MemoryMap::write(Range range, const Action& action, const Vect
 
 namespace {
 
-/// A queue's index: streams come first, then the host, then the process groups.
+/// The order of the queues: the streams of comm::Lane, the host, the process groups.
 constexpr std::size_t kHost = 4;
 constexpr std::size_t kFirstGroup = kHost + 1;
 
@@ -152,7 +152,7 @@ Range range_of(const void* data, std::size_t bytes) {
   return {begin, begin + bytes};
 }
 
-/// Bytes of 0xFF are NaN in all floating-point types.
+/// Fills memory with bytes 0xFF, which are NaN in all floating-point types.
 void poison(void* data, std::size_t bytes) {
   std::memset(data, 0xFF, bytes);
 }
@@ -209,7 +209,7 @@ void RaceChecker::run(const std::string& name, const std::vector<Range>& reads,
                       const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t queue = queue_of_lane(lane_);
-  // If the host has waited for work, all work that the host issues later runs after this work.
+  // The current stream runs after all work that the host has waited for.
   clock(queue).join(clock(kHost));
   access(queue, place(name, std::string("lane ") + comm::to_string(lane_)), reads, writes);
 }
@@ -219,7 +219,7 @@ Point RaceChecker::collective(const std::string& group, const std::string& name,
                               const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t lane = queue_of_lane(lane_);
-  // A process group runs its collectives in order only if they were issued on one stream.
+  // A group's collectives are ordered only if one stream issues them: one queue for each stream.
   const std::size_t queue = queue_of(group + " of " + comm::to_string(lane_));
   const VectorClock begin = clock(lane);
   clock(queue).join(begin);

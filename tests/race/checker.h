@@ -16,13 +16,13 @@
 
 namespace tessera::race {
 
-/// The index of an operator in a queue of work, counted from 1.
+/// Identifies an operator: the index of its queue, and its index (from 1) in this queue.
 struct Epoch {
   std::size_t queue = 0;
   std::uint64_t time = 0;
 };
 
-/// For each queue, how many of its operators are done (vector clock: Mattern 1989; Fidge 1988).
+/// A vector clock (Mattern 1989; Fidge 1988): for each queue, the number of completed operators.
 class VectorClock {
  public:
   void join(const VectorClock& other) {
@@ -48,22 +48,22 @@ struct Range {
   std::uintptr_t end = 0;
 };
 
-/// An operator in a queue. `place`: text such as "aten::mm in lane compute (unshard unit 'a')".
+/// An operator, and a text for messages, such as "aten::mm in lane compute (unshard unit 'a')".
 struct Action {
   Epoch epoch;
   std::string place;
 };
 
-/// Stores which operator last read and last wrote each piece of memory. allocate(), read() and
-/// write() return descriptions of races with earlier accesses.
+/// For each piece of memory, the operators that last read and wrote the piece. allocate(), read()
+/// and write() return descriptions of the races that they find.
 class MemoryMap {
  public:
   using Faults = std::vector<std::string>;
 
-  /// Assigns the memory to the queue of `action`. A fault is an earlier use of the memory that
-  /// `clock` does not contain.
+  /// Records an allocation by the queue of `action`. A race: `clock` does not contain an earlier
+  /// use of the memory.
   Faults allocate(Range range, const Action& action, const VectorClock& clock);
-  /// Works also for memory whose allocation was not recorded.
+  /// The memory's allocation need not have been recorded.
   void free(Range range);
   Faults read(Range range, const Action& action, const VectorClock& clock);
   Faults write(Range range, const Action& action, const VectorClock& clock);
@@ -73,15 +73,15 @@ class MemoryMap {
     std::uintptr_t end = 0;
     bool written = true;
     std::optional<Action> writer;
-    std::vector<Action> readers;  ///< for each queue, the last operator that read the memory
+    std::vector<Action> readers;  ///< for each queue, the last operator that read the piece
   };
-  /// An allocated block: its end, the queue that allocated the block, and where in the code.
+  /// An allocated block of memory: its end, the allocating queue and the allocating operator.
   struct Block {
     std::uintptr_t end = 0;
     std::size_t owner = 0;
     std::string place;
   };
-  /// The last operator that used a block of memory before the block was freed.
+  /// The last use of a block of memory that was freed.
   struct Use {
     Action user;
     std::string memory;
@@ -97,32 +97,31 @@ class MemoryMap {
   std::map<std::size_t, std::vector<Use>> freed_;  ///< key: index of the allocating queue
 };
 
-/// The state of all queues at an event, or at the end of a collective.
+/// What is completed in all queues: at an event, or at the end of a collective.
 using Point = VectorClock;
 
-/// Checks the memory accesses of one rank. Operators run immediately, as on a CPU, but the checker
-/// assumes a device with concurrent queues of work: the streams (comm::Lane), the host, and the
-/// collectives of each process group. Only events order the queues.  Faults: two accesses to the
-/// same memory that no event orders; freed memory that a stream can allocate again before all
-/// earlier uses have ended; and reads of memory that was not written since its allocation. Freed
-/// memory is filled with NaN.
+/// Finds races in one rank's memory accesses. Operators run at once on the CPU. The checker treats
+/// them as on a device, where several queues run at the same time: the streams (comm::Lane), the
+/// host, and the collectives of each process group. Only events order work of different queues.
+/// Races are unordered accesses to the same memory, allocations of freed memory before its last use
+/// has ended, and reads of memory that was never written. Freed memory is filled with NaN.
 class RaceChecker final : public testing::AllocationWatcher {
  public:
-  /// Sets the current stream, in which later operators run.
+  /// Makes `lane` the current stream. Later operators run in the current stream.
   void enter(comm::Lane lane) { lane_ = lane; }
   void note(const std::string& what) { note_ = what; }
   comm::Lane lane() const { return lane_; }
 
   Point record(comm::Lane lane) const;
   void wait(comm::Lane lane, const Point& point);
-  /// Makes the host, and thus all work that the host issues later, wait for the point.
+  /// Makes the host wait for `point`. Work that the host issues later then comes after `point`.
   void synchronize(const Point& point);
 
-  /// Reports an operator of the current stream.
+  /// Records an operator that runs in the current stream.
   void run(const std::string& name, const std::vector<Range>& reads,
            const std::vector<Range>& writes);
-  /// Reports a collective, which starts after the current work of the current stream. Returns the
-  /// end of the collective, for join().
+  /// Records a collective that starts after the current stream's earlier work. Returns the end of
+  /// the collective.
   Point collective(const std::string& group, const std::string& name, const std::string& purpose,
                    const std::vector<Range>& reads, const std::vector<Range>& writes);
   /// Makes the current stream wait for the end of a collective.
@@ -133,7 +132,7 @@ class RaceChecker final : public testing::AllocationWatcher {
   /// Ignores all later allocations and frees.
   void stop() { stopped_ = true; }
 
-  /// Returns the faults in the order in which they were found, without repetitions.
+  /// Returns descriptions of the races in the order of discovery. Equal descriptions occur once.
   const std::vector<std::string>& faults() const { return faults_; }
 
  private:

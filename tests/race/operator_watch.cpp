@@ -13,7 +13,7 @@ namespace {
 
 thread_local RaceChecker* watching = nullptr;
 
-/// Whether the operator's name contains one of `parts`: schemas lack some properties.
+/// Whether the name contains one of `parts`. Used for properties that schemas lack.
 bool any_in(std::string_view name, std::initializer_list<std::string_view> parts) {
   return std::ranges::any_of(
       parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
@@ -24,12 +24,12 @@ bool reads_nothing(std::string_view name) {
                        "requires_grad", "detach_", "set_", "_version", "retain_grad"});
 }
 
-/// Such operators only allocate memory, or change a tensor's storage or flags.
+/// Whether an operator only allocates memory, or changes a tensor's storage or flags.
 bool writes_nothing(std::string_view name) {
   return any_in(name, {"empty", "resize_", "requires_grad", "detach_", "set_", "retain_grad"});
 }
 
-/// Such operators write their argument, but do not read its old values.
+/// Whether an operator overwrites its argument without reading the old values.
 bool overwrites(std::string_view name) {
   return any_in(name, {"copy_", "zero_", "fill_", "uniform_", "normal_", "random_"});
 }
@@ -65,7 +65,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
     if (changes && !writes_nothing(name)) {
       written.insert(written.end(), tensors.begin(), tensors.end());
     }
-    // Views read nothing: their input has alias_info and no write. out= is only written.
+    // Views read nothing; their argument has alias_info, but is not written. out= is only written.
     const bool reads =
         changes ? !argument.is_out() && !overwrites(name) : argument.alias_info() == nullptr;
     if (reads && !reads_nothing(name)) {
@@ -76,7 +76,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
   call.writes = memory_of(written);
 }
 
-/// Adds results with new memory to the writes, not arguments and views of arguments.
+/// Records writes to results with new memory. Results that alias arguments have alias_info.
 void look_at_outputs(const at::RecordFunction& function, Call& call) {
   const auto schema = function.operator_schema();
   std::vector<at::Tensor> results;
@@ -119,7 +119,7 @@ std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors) {
         tensor.storage().data() == nullptr) {
       continue;
     }
-    // libtorch stores a number argument in a CPU tensor, which needs no check.
+    // libtorch wraps a number argument in a CPU tensor. Such tensors cannot have races.
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       continue;
     }

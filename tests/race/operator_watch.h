@@ -9,11 +9,11 @@
 
 namespace tessera::race {
 
-/// Returns, for each tensor with storage, the memory from its first to its last element.
+/// Returns the memory from the first to the last element of each tensor that has a storage.
 std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors);
 
-/// While an OperatorWatch exists, the operators of this thread are reported to the checker. An
-/// operator's schema tells what the operator reads and writes. Views do neither.
+/// While an OperatorWatch exists, the checker records this thread's operators. Schemas tell which
+/// arguments are read and written. Views are neither reads nor writes.
 class OperatorWatch {
  public:
   explicit OperatorWatch(RaceChecker& checker);
@@ -25,8 +25,8 @@ class OperatorWatch {
   std::uint64_t callback_;
 };
 
-/// While an OperatorPause exists, operators are not reported. The collectives of a CPU back end
-/// call operators that a back end for GPUs does not call.
+/// While an OperatorPause exists, operators are not recorded. Used for CPU collectives, which call
+/// operators that GPU collectives do not call.
 class OperatorPause {
  public:
   OperatorPause();

@@ -21,11 +21,11 @@
 namespace tessera::race {
 namespace {
 
-/// FSDP's first steps differ: the first step has no recorded order for prefetching, and the second
-/// step is the first that waits for the optimizer.
+/// Step 1 has no recorded order for prefetching. Step 2 is the first step that waits for the
+/// optimizer. Step 3 is like all later steps.
 constexpr int kSteps = 3;
 
-/// A training run on `ranks` ranks, in which the checker must find no race between streams.
+/// A training program for `ranks` ranks. The checker must find no races.
 struct Scenario {
   std::string name;
   int ranks;
@@ -36,10 +36,10 @@ struct Scenario {
   *out << scenario.name;
 }
 
-/// What the checkers of all ranks have found in a training run.
+/// The results of a training program, from the checkers of all ranks.
 struct Findings {
   std::vector<std::string> faults;
-  std::set<Site> sites;  ///< `sites`: all waits in the run
+  std::set<Site> sites;  ///< `sites`: names of all waits
 };
 
 using fsdp::Options;
@@ -70,7 +70,7 @@ void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
   }
 }
 
-/// Returns a training run of a small model. `prepare` changes the model before training.
+/// Returns a Scenario with a small model. `prepare` changes the model before training.
 std::function<void(CheckedRank&)> training(std::vector<std::int64_t> sizes,
                                            const Options& options = {},
                                            const std::function<void(SmallModel&)>& prepare = {},
@@ -218,8 +218,8 @@ void split_sequences(CheckedRank& rank) {
   }
 }
 
-/// Training runs like those of llama_train: with tensor parallelism, recomputation, LoRA, Muon,
-/// loss scaling, and context parallelism.
+/// Training programs as in llama_train: tensor parallelism, recomputation, LoRA, Muon, loss
+/// scaling, and context parallelism.
 std::vector<Scenario> llama_scenarios() {
   const fsdp::Options offload{.offload_policy = fsdp::OffloadPolicy{}};
   return {{"TensorParallel", 4, llama_training({})},
@@ -275,7 +275,7 @@ const std::vector<Scenario>& scenarios() {
   return all;
 }
 
-/// Runs a scenario under the checker. Waits named `left_out` are not reported to the checker.
+/// Runs a Scenario under the checker. The wait with the name `left_out` is not reported.
 Findings check(const Scenario& scenario, const Site& left_out = {}) {
   Findings findings;
   std::mutex mutex;
@@ -300,11 +300,11 @@ TEST_P(CheckedTraining, HasNoRace) {
 INSTANTIATE_TEST_SUITE_P(Ways, CheckedTraining, ::testing::ValuesIn(scenarios()),
                          [](const auto& info) { return info.param.name; });
 
-// Removes one wait at a time. Without a wait, the checker must find a race.
+// Leaves out one wait at a time. The checker must then find a race.
 
-/// Waits that can be removed without a race in these tests, and the reason.
+/// Waits that the tests can leave out without a race, and why.
 const std::map<Site, std::string> kSurvivors{
-    // This wait is needed only after a copy to the host, which CPU tests lack. Its test is
+    // Only a copy to the host needs this wait, and CPU tests have none. Tested by
     // Offload.AddsGradientsAndCallsHooksOnceTheHostHasWaited.
     {"tessera::fsdp::CommContext::settle: the host after compute", "no copy to the host"}};
 
@@ -313,8 +313,8 @@ bool is_of_library(const Site& site) {
 }
 
 struct Mutation {
-  std::vector<const Scenario*> passes;  ///< `passes`: the scenarios that call the wait
-  std::string found;                    ///< `found`: the first race, and its scenario
+  std::vector<const Scenario*> passes;  ///< `passes`: scenarios with this wait
+  std::string found;                    ///< `found`: the first race, with its scenario
 };
 
 std::map<Site, Mutation> all_mutations() {
@@ -354,8 +354,8 @@ TEST(Mutations, AreAllFound) {
   EXPECT_TRUE(survivors.empty()) << fmt::format("{}", survivors.size()) << " survive";
 }
 
-// The following tests check kinds of faults that no training run has, for example reads of memory
-// that was never written.
+// The following tests check races that occur in no training program: reads of memory that was never
+// written, for example.
 
 using comm::Lane;
 using comm::LaneScope;

@@ -7,8 +7,8 @@
 
 namespace tessera::testing {
 
-/// While an AddedTerms exists, additions to 2-D plain tensors on this thread and in its backwards
-/// are counted. All threads share the counters.
+/// While an AddedTerms exists, counts in-place additions to 2-D plain tensors on this thread and in
+/// backwards that this thread starts. The counts are global.
 class AddedTerms {
  public:
   AddedTerms()
@@ -19,12 +19,12 @@ class AddedTerms {
   AddedTerms& operator=(const AddedTerms&) = delete;
 
   static void reset() { products() = additions() = 0; }
-  /// Matrix products that were added in place (addmm_).
+  /// Number of in-place additions of matrix products (addmm_).
   static std::atomic<int>& products() {
     static std::atomic<int> number = 0;
     return number;
   }
-  /// Tensors that were added in place (add_).
+  /// Number of in-place additions of tensors (add_).
   static std::atomic<int>& additions() {
     static std::atomic<int> number = 0;
     return number;

@@ -1,5 +1,5 @@
-// Makes backward run as on CUDA: not on the calling thread, but on a thread that has only the state
-// that libtorch passes on. Each calling thread (for example, a rank) has a backward thread.
+// Runs backward as with CUDA: on another thread than the caller's, with only the thread-local state
+// that libtorch passes on. Each calling thread (for example, a rank) has one backward thread.
 
 #include <condition_variable>
 #include <exception>
@@ -19,7 +19,7 @@ using tessera::detail::AnsweringEngine;
 using tessera::detail::edge_list;
 using tessera::detail::variable_list;
 
-/// A thread that runs one backward after another, like autograd's device threads.
+/// A thread that runs backwards, one after another, like autograd's device threads.
 class BackwardThread {
  public:
   BackwardThread() = default;
@@ -82,7 +82,7 @@ class ThreadedEngine final : public AnsweringEngine {
       gradients = AnsweringEngine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
                                            outputs);
     };
-    // The backward is nested, and runs on the thread of the outer backward.
+    // A nested backward runs on the thread of the outer backward.
     if (tessera::detail::backward_id() != -1) {
       run();
       return gradients;

@@ -7,8 +7,8 @@
 
 namespace tessera::testing {
 
-/// Sets an environment variable, until the object is destroyed. The constructor and the destructor
-/// must not run while another thread reads the environment.
+/// Sets an environment variable until the object is destroyed. No other thread may read the
+/// environment during construction and destruction.
 class ScopedVariable {
  public:
   ScopedVariable(std::string name, const std::string& value) : name_(std::move(name)) {
@@ -32,13 +32,13 @@ class ScopedVariable {
   std::optional<std::string> outer_;
 };
 
-/// Sets TESSERA_DEBUG for ranks whose threads start while the object exists.
+/// Sets TESSERA_DEBUG. Only ranks that start while the object exists use the value.
 class DebugChecks : public ScopedVariable {
  public:
   explicit DebugChecks(const char* value) : ScopedVariable("TESSERA_DEBUG", value) {}
 };
 
-/// Sets TESSERA_SHM: whether Gloo groups on one host use shared memory. Applies to new groups.
+/// Sets TESSERA_SHM, which tells new Gloo groups on one host whether to use shared memory.
 class SharedMemory : public ScopedVariable {
  public:
   explicit SharedMemory(bool used) : ScopedVariable("TESSERA_SHM", used ? "1" : "0") {}

@@ -17,7 +17,7 @@
 
 namespace tessera::testing {
 
-/// Whether `text` contains all of `parts`; on failure with a message that names the missing part.
+/// Succeeds if `text` contains all `parts`. Otherwise the message names a missing part.
 inline ::testing::AssertionResult Contains(std::string_view text,
                                            const std::vector<std::string_view>& parts) {
   for (const std::string_view part : parts) {
@@ -28,7 +28,7 @@ inline ::testing::AssertionResult Contains(std::string_view text,
   return ::testing::AssertionSuccess();
 }
 
-/// Whether every text in `texts` contains all of `parts`.
+/// Succeeds if every text contains all `parts`.
 inline ::testing::AssertionResult Contains(const std::vector<std::string>& texts,
                                            const std::vector<std::string_view>& parts) {
   for (const std::string& text : texts) {
@@ -39,8 +39,8 @@ inline ::testing::AssertionResult Contains(const std::vector<std::string>& texts
   return ::testing::AssertionSuccess();
 }
 
-/// Whether `call` throws a `Thrown` with a message that contains all of `parts`. The message of a
-/// tessera::Error must be one line.
+/// Succeeds if `call` throws a Thrown whose message contains all `parts`. A tessera::Error must
+/// have a message of one line.
 template <class Thrown, class Call>
 ::testing::AssertionResult Throws(Call&& call, const std::vector<std::string_view>& parts) {
   try {
@@ -69,7 +69,7 @@ std::string message_of(Call&& call) {
   return "";
 }
 
-/// A call that must throw, and words that the error must contain.
+/// A call that must throw an Error whose message contains all `words`.
 struct Refusal {
   std::string name;
   std::function<void()> act;
@@ -84,7 +84,7 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
 
 }  // namespace tessera::testing
 
-// The switch makes an `else` after the macro a compile error.
+// The switch makes an `else` after the macro a compile error, not a part of the macro's `if`.
 #define TESSERA_EXPECT(outcome, what)                                   \
   switch (0)                                                            \
   case 0:                                                               \
@@ -93,12 +93,12 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
     } else                                                              \
       ADD_FAILURE() << what << ": " << tessera_outcome.failure_message()
 
-/// EXPECT_CONTAINS(text, parts...): expects all parts in `text`, which may be a vector of texts.
+/// EXPECT_CONTAINS(text, parts...): `text`, or each text of a vector, must contain all parts.
 #define EXPECT_CONTAINS(text, ...) \
   TESSERA_EXPECT(::tessera::testing::Contains(text, {__VA_ARGS__}), #text)
 
-/// EXPECT_THROWN(type, expression, parts...): expects an exception with all parts in its message.
-/// Choose parts that no other error of the call contains.
+/// EXPECT_THROWN(type, expression, parts...): the exception's message must contain all parts.
+/// Choose parts that no other error of the expression contains.
 #define EXPECT_THROWN(type, expression, ...)                                                   \
   TESSERA_EXPECT(::tessera::testing::Throws<type>([&] { (void)(expression); }, {__VA_ARGS__}), \
                  #expression)

@@ -14,8 +14,8 @@
 
 namespace tessera::testing {
 
-/// Forwards every call to another communicator. Tests derive from this class, and override
-/// functions to observe or disturb calls.
+/// Forwards every call to another communicator. Derived classes override functions to record calls
+/// or to make calls fail.
 class ForwardingCommunicator : public comm::Communicator {
  public:
   explicit ForwardingCommunicator(comm::CommunicatorPtr inner)
@@ -73,11 +73,11 @@ class ForwardingCommunicator : public comm::Communicator {
   comm::CommunicatorPtr inner_;
 };
 
-/// A world in which a wrapper replaces each process group, also under meshes of this world. For one
-/// thread at a time.
+/// A world whose process groups are replaced by wrappers, also in meshes of this world. Only one
+/// thread may use a WrappedWorld at a time.
 class WrappedWorld final : public comm::World {
  public:
-  /// Makes the wrapper of a process group.
+  /// Returns the wrapper for a process group.
   using Wrap =
       std::function<comm::CommunicatorPtr(comm::CommunicatorPtr group, const std::string& name)>;
 

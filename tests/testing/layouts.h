@@ -22,7 +22,7 @@ inline std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-/// Parses "R", "S0", "P", "Pmax" and similar texts.
+/// Parses a placement such as "R", "S0", "P" or "Pmax".
 inline Placement placement_of(const std::string& text) {
   if (text == "R") {
     return Replicate{};
@@ -42,7 +42,7 @@ inline Placement placement_of(const std::string& text) {
   return Shard{text[1] - '0'};
 }
 
-/// Returns the placements for a text such as "S0,R": one placement for each mesh dimension.
+/// Parses placements such as "S0,R": one for each mesh dimension.
 inline Placements placements_of(const std::string& text) {
   Placements placements;
   for (const auto& part : split(text, ',')) {
@@ -60,9 +60,9 @@ inline std::vector<std::int64_t> random_sizes(std::mt19937& engine, std::size_t 
   return sizes;
 }
 
-/// Draws a layout in which each mesh dimension is replicated, is partial with one of `ops`, or
-/// shards a tensor dimension. Shards are contiguous or interleaved blocks. The layout depends only
-/// on the state of `engine`, so ranks with equal engines draw equal layouts.
+/// Draws a layout. Each mesh dimension is replicated, Partial with a reduction of `ops`, or shards
+/// a tensor dimension into contiguous or interleaved blocks. Ranks with equal engines draw equal
+/// layouts.
 inline LayoutPtr random_layout(std::mt19937& engine, const std::vector<std::int64_t>& mesh,
                                const std::vector<std::int64_t>& sizes,
                                const std::vector<ReduceOp>& ops) {

@@ -16,13 +16,13 @@ std::shared_ptr<AllocationWatcher> watching() {
   return watcher == nullptr ? nullptr : *watcher;
 }
 
-/// Precedes each block of memory, which can be freed after its watcher's AllocationScope.
+/// Precedes each block. Owns the watcher: a block can outlive the watcher's AllocationScope.
 struct alignas(64) Header {
   std::shared_ptr<AllocationWatcher> watcher;
   std::size_t bytes;
 };
 
-/// `data` is the address of the memory behind the header.
+/// `data`: the address after the header
 void free_block(void* data) {
   auto* header = static_cast<Header*>(data) - 1;
   if (header->watcher != nullptr) {

@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// Is notified when host memory of tensors is allocated and freed. Any thread can free memory.
+/// Gets a call for each allocation and each free of tensor memory on the CPU, from any thread.
 class AllocationWatcher {
  public:
   virtual ~AllocationWatcher() = default;
@@ -20,9 +20,9 @@ class AllocationWatcher {
   virtual void freed(void* data, std::size_t bytes) = 0;
 };
 
-/// While an AllocationScope exists, `watcher` is notified of memory that this thread and its
-/// backwards allocate, and later of the memory's release. The first AllocationScope replaces the
-/// CPU allocator of the process. A thread has at most one AllocationScope at a time.
+/// While an AllocationScope exists, `watcher` gets calls for tensor memory that this thread and its
+/// backwards allocate, and for the free of this memory, even later. The first AllocationScope
+/// replaces the process's CPU allocator. Only one AllocationScope may exist on a thread.
 class AllocationScope {
  public:
   explicit AllocationScope(std::shared_ptr<AllocationWatcher> watcher);
@@ -34,14 +34,14 @@ class AllocationScope {
   Carried carried_;
 };
 
-/// Counts the host memory of tensors that this thread and its backwards allocate while the
-/// MemoryScope exists and that is not freed. A thread has at most one MemoryScope at a time.
+/// Counts bytes of CPU tensors that this thread and its backwards have allocated while the
+/// MemoryScope exists, and that are still allocated. Only one may exist on a thread.
 class MemoryScope {
  public:
   MemoryScope();
 
   std::int64_t bytes() const;
-  /// The maximum of bytes() since construction or the last reset_peak().
+  /// The maximum of bytes() since the construction or since the last reset_peak().
   std::int64_t peak() const;
   void reset_peak();
 
@@ -52,13 +52,13 @@ class MemoryScope {
   AllocationScope scope_;
 };
 
-/// Counts all CPU memory that this thread allocates and frees while the object exists, like
-/// libtorch's profiler: also the scratch memory of kernels.
+/// Counts CPU memory that this thread allocates and frees, as libtorch's profiler does: the scratch
+/// memory of kernels is included.
 class AllocatedBytes {
  public:
   AllocatedBytes() : guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
 
-  /// The bytes that were allocated and not freed since construction.
+  /// Allocated minus freed bytes since construction.
   std::int64_t now() const { return counter_->now; }
 
  private:

@@ -68,7 +68,7 @@ inline torch::nn::TransformerEncoder torch_encoder() {
   return torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 2));
 }
 
-/// Buffers: the running statistics of a batch norm, and `shift`.
+/// A model with buffers: batch norm's running statistics, and `shift`.
 struct TorchWithBuffers : torch::nn::Module {
   TorchWithBuffers() {
     norm = register_module("norm", torch::nn::BatchNorm1d(5));
@@ -81,7 +81,7 @@ struct TorchWithBuffers : torch::nn::Module {
   at::Tensor shift;
 };
 
-/// The forward of TorchScale reads a parameter of TorchScale itself, not of a child.
+/// A module whose forward reads the module's own parameter, not only child modules.
 struct TorchScale : torch::nn::Module {
   explicit TorchScale(std::int64_t size)
       : scale(register_parameter("scale", at::full({size}, 0.5))) {}
@@ -101,7 +101,7 @@ struct TorchScaled : torch::nn::Module {
 
 }  // namespace tessera::testing
 
-/// nn::adopt() needs this entry for TorchScale, whose forward reads a parameter directly.
+/// TorchScale's forward reads a parameter directly, so nn::adopt() needs this list of parameters.
 template <>
 inline constexpr std::array tessera::nn::kSlotMembers<tessera::testing::TorchScale>{
     tessera::nn::SlotMember<tessera::testing::TorchScale>{"scale",
@@ -109,7 +109,7 @@ inline constexpr std::array tessera::nn::kSlotMembers<tessera::testing::TorchSca
 
 namespace tessera::testing {
 
-/// Has a buffer. Child modules or a table in reset_parameters() initialize the parameters.
+/// A module with every type of layer and a buffer.
 struct LayersOfEachKind : nn::Module<LayersOfEachKind> {
   LayersOfEachKind() {
     for (int i = 0; i < 2; ++i) {

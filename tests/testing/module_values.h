@@ -19,8 +19,8 @@
 
 namespace tessera::testing {
 
-/// Fills parameters with values that depend on the parameter's index and sizes, but not on the
-/// layout. Collective if a parameter is distributed.
+/// Fills parameters with values that depend on a parameter's index and sizes, not on its layout.
+/// Collective if a parameter is distributed.
 inline void fill(nn::ModuleBase& module) {
   const c10::NoGradGuard no_grad;
   double seed = 0;
@@ -57,7 +57,7 @@ std::shared_ptr<M> made_on_meta(Arguments&&... arguments) {
   return std::make_shared<M>(std::forward<Arguments>(arguments)...);
 }
 
-/// Calls call(leaf) in each backward, after the gradient was added to leaf.grad().
+/// After each backward that adds to leaf.grad(), calls call(leaf).
 inline void after_accumulation(const at::Tensor& leaf,
                                std::function<void(const at::Tensor&)> call) {
   struct Hook final : torch::autograd::PostAccumulateGradHook {
@@ -85,7 +85,7 @@ inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
   return gradients;
 }
 
-/// Expects gradients of `factor` * `expected`. Collective if a gradient is distributed.
+/// Expects that gradient i is `factor` * expected[i]. Collective if a gradient is distributed.
 inline void expect_gradients(const nn::ModuleBase& model, const std::vector<at::Tensor>& expected,
                              double factor = 1, double relative = 1e-4, double absolute = 1e-6) {
   std::size_t i = 0;

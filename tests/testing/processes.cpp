@@ -132,7 +132,7 @@ void wait_for(std::vector<Child>& children, std::chrono::seconds deadline) {
 
 }  // namespace
 
-// Other tests' connections get ephemeral ports from the kernel, which are above 29999.
+// Draws ports below 30000, because the kernel gives connections of other tests higher ports.
 int free_port() {
   std::random_device random;
   std::uniform_int_distribution<int> ports(10000, 29999);

@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// Tells how a process ended.
+/// The end of a process, and the process's output.
 struct Ended {
   int exit_code = -1;  ///< -1 if a signal ended the process
   int signal = 0;
@@ -22,20 +22,20 @@ struct Ended {
 
 struct ProcessesOptions {
   std::map<std::string, std::string> environment;
-  /// SIGKILL ends all processes after this time, or once all remaining processes are stopped.
+  /// SIGKILL ends all processes after this time, or if all remaining processes are SIGSTOPped.
   std::chrono::seconds deadline{60};
 };
 
-/// Runs the test `body` ("DISABLED_Suite.Name") in `size` processes that can call
-/// world_from_environment(). For crashes and signals; for other tests, see RunRanks().
+/// Runs the test `body` ("DISABLED_Suite.Name") in `size` processes that call
+/// world_from_environment(). For tests of crashes and signals. Other tests use RunRanks().
 std::vector<Ended> RunProcesses(int size, const std::string& body,
                                 const ProcessesOptions& options = {});
 
 /// Returns a TCP port that is not in use now on 127.0.0.1.
 int free_port();
 
-/// Runs `work` in a forked process, which exits with the result of `work` as its exit code. Returns
-/// the status that waitpid() gives.
+/// Runs `work` in a forked process. The exit code is the result of `work`. Returns the status from
+/// waitpid().
 template <class Work>
 int status_of_process(const Work& work) {
   const pid_t child = fork();
@@ -47,7 +47,7 @@ int status_of_process(const Work& work) {
   return status;
 }
 
-/// Whether a separate process returns from `work`, and is not ended by a signal.
+/// Runs `work` in a forked process. Returns false if a signal ends the process.
 template <class Work>
 bool survives(const Work& work) {
   const int status = status_of_process([&] {

@@ -13,7 +13,7 @@
 namespace tessera::testing {
 namespace {
 
-// Tests count traffic, so the checks of TESSERA_DEBUG are off, unless the variable is set.
+// Tests count traffic, to which TESSERA_DEBUG would add, so the default here is TESSERA_DEBUG=0.
 [[maybe_unused]] const int kNoChecks = setenv("TESSERA_DEBUG", "0", /*overwrite=*/0);
 
 struct Failure {
@@ -34,7 +34,7 @@ class RankThreads {
     }
   }
 
-  /// In the order of time.
+  /// Returns the failures, the earliest first.
   const std::vector<Failure>& failures() const { return failures_; }
 
  private:
@@ -121,7 +121,7 @@ void RunRanks(int size, const Body& body, const RanksOptions& options) {
       std::rethrow_exception(failure.error);
     }
   }
-  // After a failed ASSERT, errors of other ranks only follow from the failure.
+  // After a failed ASSERT on one rank, the errors of other ranks are only consequences.
   if (!ranks.failures().empty() && !::testing::Test::HasFatalFailure()) {
     std::rethrow_exception(ranks.failures().front().error);
   }

@@ -33,7 +33,7 @@ using Body = std::function<void(Rank&)>;
 
 struct RanksOptions {
   comm::WorldOptions world{.timeout = std::chrono::seconds(30)};
-  /// After this time, prints which collectives the ranks are calling, and aborts the process.
+  /// After this time, prints each rank's current collective and aborts the process.
   std::chrono::seconds deadline{60};
   std::function<std::vector<comm::WorldPtr>(int size, const comm::WorldOptions&)> make_worlds =
       comm::thread_worlds;
@@ -47,11 +47,11 @@ inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
   return static_cast<int>(ranks);
 }
 
-/// Runs `body` on `size` threads, one thread for each rank. Rethrows the first error, preferably
-/// one that is no PeerError. An error or a failed ASSERT ends the other ranks with errors.
+/// Runs `body` on `size` threads, one for each rank. If a rank throws or fails an ASSERT, the other
+/// ranks get errors. Rethrows the first error; PeerErrors only if there is no other error.
 void RunRanks(int size, const Body& body, const RanksOptions& options = {});
 
-/// Like RunRanks(), with a mesh of the given sizes and names as an argument of `body`.
+/// Like RunRanks(). `body` also gets a mesh with the given sizes and names.
 void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
                const std::function<void(Rank&, const DeviceMesh&)>& body);
 void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
@@ -61,7 +61,7 @@ void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::st
 std::vector<std::string> ErrorsOfRanks(int size, const Body& body,
                                        const RanksOptions& options = {});
 
-/// Counts what a rank has sent since the object was constructed.
+/// Counts the collectives and bytes of a rank since construction.
 class Sent {
  public:
   explicit Sent(const Rank& rank) : world_(rank.world()), before_(world_->traffic().table()) {}

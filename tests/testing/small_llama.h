@@ -20,7 +20,7 @@ struct SmallLlamaConfig {
   std::int64_t vocabulary = 13, dim = 8, inner = 30, hidden = 10;
   int depth = 2;
   bool bias = false;
-  bool together = true;  ///< `together`: uses linear_products()
+  bool together = true;  ///< `together`: one call of linear_products()
 };
 
 inline std::vector<at::Tensor> products_of(
@@ -36,7 +36,7 @@ inline std::vector<at::Tensor> products_of(
   return results;
 }
 
-/// Stands in for attention: the same four projections, but no attention and no communication.
+/// A module in place of attention: the same projections, but no attention and no communication.
 struct Mixer : nn::Module<Mixer> {
   explicit Mixer(const SmallLlamaConfig& c) : config(c) {
     const nn::LinearOptions options{.bias = c.bias};
@@ -106,7 +106,7 @@ struct SmallLlama : nn::Module<SmallLlama> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// Returns the tensor-parallel plan. `regather`: backward gathers inputs instead of saving them.
+/// Returns the tensor-parallel plan. `regather`: backward gathers inputs again, so none are saved.
 inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parallel,
                                                             bool regather = true) {
   using namespace tensor_parallel;
@@ -135,7 +135,7 @@ inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parall
                                      .regather = regather})}};
 }
 
-/// Returns the plan of a single block, with sequence parallelism.
+/// Returns the tensor-parallel plan of one block, with sequence parallelism.
 inline tensor_parallel::ParallelizePlan plan_of_block(bool regather) {
   const std::string blocks = "block*.";
   tensor_parallel::ParallelizePlan plan;

@@ -27,14 +27,14 @@ namespace tessera::testing {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Values depend only on the sizes and the seed, and are thus equal on all ranks.
+// The values depend only on sizes and seed, so that they are equal on all ranks.
 
 /// Returns the values 0, 1, 2, ... in the order of the elements.
 inline at::Tensor counting_values(at::IntArrayRef sizes, at::ScalarType type = at::kDouble) {
   return at::arange(c10::multiply_integers(sizes), type).view(sizes);
 }
 
-/// Returns doubles in (-1, 1) without symmetries: element i is sin(1.7 i + seed).
+/// Returns doubles in (-1, 1): element i is sin(1.7 i + seed).
 inline at::Tensor values(at::IntArrayRef sizes, double seed = 0) {
   return at::sin(counting_values(sizes).mul(1.7).add(seed));
 }
@@ -49,7 +49,7 @@ inline at::Tensor normal_values(at::IntArrayRef sizes, std::uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed));
 }
 
-/// Returns token positions: row i consists of documents with lengths[i] tokens.
+/// Returns token positions. Row i has documents of lengths[i] tokens; each starts at position 0.
 inline at::Tensor document_positions(const std::vector<std::vector<std::int64_t>>& lengths) {
   std::vector<at::Tensor> rows;
   for (const std::vector<std::int64_t>& of_row : lengths) {
@@ -62,8 +62,8 @@ inline at::Tensor document_positions(const std::vector<std::vector<std::int64_t>
   return at::stack(rows);
 }
 
-/// Returns the global tensor, detached; undefined for an undefined tensor. Collective if `tensor`
-/// is distributed.
+/// Returns the global tensor without autograd history; undefined if `tensor` is. Collective if
+/// `tensor` is distributed.
 inline at::Tensor full_tensor(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return tensor;
@@ -73,8 +73,8 @@ inline at::Tensor full_tensor(const at::Tensor& tensor) {
                                          : tensor.detach();
 }
 
-/// Returns a rank's local tensor (rank i of n) for a Partial tensor with the global value `value`.
-/// Ranks differ, and their reduction is exact if `value` has few binary digits.
+/// Returns the local tensor of rank i of n for a Partial tensor. The local tensors differ, and
+/// their reduction is exactly `value` if `value` has few binary digits.
 inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std::int64_t n) {
   const bool last = i == n - 1;
   const auto step = static_cast<double>(i + 1);
@@ -91,7 +91,7 @@ inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std
   }
 }
 
-/// Returns this rank's local tensor, computed from global indices: a shard, or a term() if Partial.
+/// Returns this rank's local tensor, selected by global indices. If Partial, returns a term().
 inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, const Layout& layout) {
   at::Tensor part = full;
   for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
@@ -129,7 +129,7 @@ inline ::testing::AssertionResult Close(const at::Tensor& found, const at::Tenso
   return ::testing::AssertionFailure() << a << "\nexpected\n" << b << "\n";
 }
 
-/// Compares tensor by tensor, by Equal(), or by Close() if tolerances are given. Two undefined
+/// Compares the tensors of two lists by Equal() or, with tolerances, by Close(). Two undefined
 /// tensors are equal.
 template <class... Tolerances>
 ::testing::AssertionResult EachPair(const std::vector<at::Tensor>& found,
@@ -162,7 +162,7 @@ using testing::normal_values;
 using testing::uniform_values;
 }  // namespace tessera
 
-// A message can follow each of these macros: EXPECT_EQUAL(a, b) << "text".
+// To add a message to a macro: EXPECT_EQUAL(a, b) << "text".
 #define EXPECT_EQUAL(...) EXPECT_TRUE(::tessera::testing::Equal(__VA_ARGS__))
 #define EXPECT_CLOSE(...) EXPECT_TRUE(::tessera::testing::Close(__VA_ARGS__))
 #define EXPECT_EACH(...) EXPECT_TRUE(::tessera::testing::EachPair(__VA_ARGS__))

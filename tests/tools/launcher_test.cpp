@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kLongestRun = 60s;
 
-/// The exit and the output of tessera-run.
+/// How a run of tessera-run ended, and what the run printed.
 struct Result {
   int code = -1;   ///< `code`: exit code; -1 after a signal
   int signal = 0;  ///< `signal`: the signal that ended the launcher, or 0
@@ -79,8 +79,8 @@ bool is_zombie(const std::string& process) {
   return paren == std::string::npos || status.compare(paren, 3, ") Z") == 0;
 }
 
-/// Runs tessera-run in a child process. All descendants inherit a variable with a mark, by which
-/// the test finds descendants that did not end.
+/// A run of tessera-run. All processes of the run inherit an environment variable with a unique
+/// value, by which left_over() finds processes that did not end.
 class Launcher {
  public:
   using Variables = std::map<std::string, std::string>;
@@ -151,7 +151,7 @@ class Launcher {
     result.took = Clock::now() - start_;
     return result;
   }
-  /// Makes later writes of the launcher fail: the test no longer reads the pipes.
+  /// Closes the test's ends of the pipes, so that later writes of the launcher fail.
   void stop_reading() {
     for (int* fd : {&out_, &err_}) {
       if (*fd >= 0) {
@@ -159,7 +159,7 @@ class Launcher {
       }
     }
   }
-  /// Returns the job's processes that have not ended after `grace`.
+  /// Waits for the job's processes for at most `grace`, and returns those that still run.
   std::vector<pid_t> left_over(std::chrono::milliseconds grace = 2s) const {
     const auto end = Clock::now() + grace;
     auto pids = marked();
@@ -201,7 +201,7 @@ Result RunShell(int ranks, const std::string& script, const Launcher::Variables&
   return Launcher(Shell(ranks, script), variables).wait();
 }
 
-/// Runs a shell script. The script calls tessera-run as $RUN.
+/// Runs a shell script in which $RUN is tessera-run.
 Result RunAround(const std::string& script) {
   return Launcher({"sh", "-c", script}, {{"RUN", TESSERA_RUN}}).wait();
 }
@@ -327,7 +327,7 @@ struct End {
   int ranks;
   const char* script;
   int code;
-  const char* word;  ///< `word`: is in standard error
+  const char* word;  ///< `word`: expected in standard error
 };
 
 class LauncherEnd : public ::testing::TestWithParam<End> {};
@@ -448,7 +448,7 @@ TEST_F(LauncherSignal, KillsAtTheSecondSignal) {
   EXPECT_TRUE(launcher.left_over().empty());
 }
 
-// A rank without a handler for SIGUSR1 would die, so the launcher must wait for the handler.
+// A rank would die of SIGUSR1 without a handler, so the launcher must first wait for the handler.
 TEST_F(LauncherSignal, PassesUserSignalsOnOnceTheRankHandlesThem) {
   Launcher launcher(Job(2, std::string("sleep 0.5; trap 'echo noted; exit 0' USR1; ") + kLoop));
   WaitForRanks(2);
@@ -471,7 +471,7 @@ TEST_F(LauncherSignal, DoesNotWaitForAReaderThatStalls) {
                         "[ $RANK = 0 ] || { sleep 0.5; exit 6; }; "
                         "while :; do echo 0123456789012345678901234567890123456789 >&2; done"));
   WaitForRanks(2);
-  // Waits until the ranks have ended. The launcher still runs: nobody reads its output yet.
+  // Waits until both ranks have ended. The launcher still runs, because nobody reads its output.
   while (launcher.left_over(std::chrono::milliseconds(0)).size() > 1) {
     usleep(5'000);
   }
@@ -487,7 +487,7 @@ TEST_F(LauncherSignal, OutlivesItsReader) {
   EXPECT_EQ(launcher.wait().code, 0);
 }
 
-// Only rank 0 writes to the terminal. Ctrl-C ends the whole job.
+// Rank 0 has the terminal; other ranks have none. Ctrl-C must end the whole job.
 TEST(LauncherTerminal, IsRankZerosAndTakesCtrlC) {
   int terminal = -1;
   const pid_t pid = forkpty(&terminal, nullptr, nullptr, nullptr);

@@ -1,6 +1,6 @@
-// Compares training steps on meshes with a loop of libtorch calls on one rank. Tests evaluation,
-// the meter, recordings, and errors of Checkpointer. Other tests of Checkpointer are in
-// tests/examples/checkpoint.
+// Compares training::step() on meshes with libtorch's calls on one rank. Tests evaluation, the
+// meter, recordings and errors of Checkpointer. tests/examples/checkpoint tests Checkpointer
+// further.
 
 #include <nlohmann/json.hpp>
 
@@ -27,7 +27,7 @@
 
 namespace tessera::testing {
 
-// A small model, its data and its training. No mesh divides the sizes of the model.
+// A small model with sizes that are not divisible by any mesh size, its data and its training.
 
 struct Mlp : nn::Module<Mlp> {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
@@ -36,7 +36,7 @@ struct Mlp : nn::Module<Mlp> {
   nn::Child<nn::Linear> up{*this, "up", 7, 11}, down{*this, "down", 11, 3};
 };
 
-/// Rows in a step, on all ranks together.
+/// Number of rows in a step, over all ranks.
 constexpr std::int64_t kBatch = 12;
 
 /// Returns the rows [first, first + count) of a step's data: inputs x and targets y.
@@ -47,7 +47,7 @@ inline std::pair<at::Tensor, at::Tensor> rows_of(std::int64_t step, std::int64_t
   return {x.slice(0, first, first + count), y.slice(0, first, first + count)};
 }
 
-/// An Mlp with FSDP and tensor parallelism ("dp", "tp"), or with HSDP (`hybrid`).
+/// A training of an Mlp with FSDP and tensor parallelism or, if `hybrid`, with HSDP.
 class MlpRun {
  public:
   MlpRun(const Rank& rank, std::int64_t dp, std::int64_t tp, const fsdp::Options& options = {},
@@ -216,7 +216,7 @@ TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
         return at::cat(all);
       };
       const at::Tensor before = values();
-      // With a GradScaler, only the loss of rank 1 is NaN. The gradients stay finite.
+      // With a GradScaler, rank 1's loss is NaN, but its gradients stay finite.
       const double added = rank.rank() == 1 ? std::nan("") : 0;
       EXPECT_ERROR(training::step(*run.state, run.mesh["dp"], {},
                                   [&](std::int64_t i) {
@@ -245,7 +245,7 @@ TEST_ON_RANKS(StepTest, LeavesNoGradientsOfOthers, 1) {
   EXPECT_EQ(norm(), norm());
 }
 
-/// The loss function throws at one micro-batch. The next step must be as if nothing had happened.
+/// Throws in the loss of micro-batch 1. The next step must be as if the failed step never began.
 void expect_nothing_left(const StepOptions& options, const fsdp::Options& units) {
   RunRanks(2, [&](Rank& rank) {
     MlpRun run(rank, 2, 1, units), expected(rank, 2, 1, units);
