@@ -217,7 +217,7 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
   if (distributed) {
     rows = DistributedTensor(rows).redistribute(Placements{Shard{0}});
   }
-  // If a plan shards the router's weight, the layout of the logits differs from that of the rows.
+  // If a plan shards the router's weight, the logits and the rows have different layouts.
   const auto local = [distributed](const at::Tensor& tensor) {
     const Placement rows_of = distributed ? Placement(Shard{0}) : Replicate{};
     return tessera::is_distributed(tensor)

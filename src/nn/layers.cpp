@@ -443,7 +443,7 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
         "it to register_module");
     key_ = RandomKey{0, stream_of(fqn()->c_str())};
   }
-  // A recomputation uses the same number of earlier calls as forward, and so the same dropout mask.
+  // A recomputation gets forward's number of earlier calls, and so repeats the dropout mask.
   return nn::dropout(x, p_, {key_->seed, substream(key_->stream, replayed_count(calls_))});
 }
 

@@ -380,7 +380,7 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
 
 namespace {
 
-/// Attached to a distributed module. Distributing the module a second time throws Error.
+/// Marks a distributed module: distributing the module a second time throws Error.
 struct Distributed {
   DeviceMesh mesh;
 };

@@ -75,7 +75,7 @@ struct ExpertsOptions {
   std::int64_t top_k = 2;    ///< number of experts that compute each token (num_experts_per_tok)
   RouterScores scores = RouterScores::kSoftmax;
   bool normalize = true;  ///< whether a token's weights are divided by their sum (norm_topk_prob)
-  double scaling = 1;     ///< the experts' weights are multiplied by this (routed_scaling_factor)
+  double scaling = 1;     ///< multiplies the experts' weights (routed_scaling_factor)
   /// Whether a bias, which has no gradient, is added to the scores for the choice of experts only
   /// (DeepSeek-V3, "auxiliary-loss-free load balancing"); see update_selection_bias().
   bool selection_bias = false;

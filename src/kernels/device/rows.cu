@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(Embedding call) {
   }
 }
 
-/// Grid: the x dimension has a block for each tile of sorted indices.
+/// The x dimension of the launch grid has a block for each tile of sorted indices.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) embedding_backward_kernel(EmbeddingBackward call) {
   const std::int64_t vector = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;

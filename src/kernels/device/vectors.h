@@ -41,7 +41,7 @@ struct Access {
   using Words = kernels::Words<kBytes>;
 };
 
-/// Writes `words` by one memory access, even where nvcc would make several accesses.
+/// Writes `value` by one memory access, even where nvcc would make several accesses.
 template <int kBytes>
 TESSERA_HOST_DEVICE inline void write_global(const Words<kBytes>& value, Words<kBytes>* to) {
 #ifdef __CUDA_ARCH__

@@ -446,8 +446,8 @@ void replace_tensors(std::span<c10::IValue> values, at::Tensor (*replacement)(co
   }
 }
 
-/// Allocates a CPU tensor with the properties of the tensor `meta`. Integers are set to zero, a
-/// valid index.
+/// Allocates a CPU tensor with the properties of the tensor `meta`. Integers are set to zero,
+/// because zero is a valid index.
 at::Tensor allocated(const at::Tensor& meta) {
   at::Tensor tensor =
       at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(c10::kCPU));

@@ -58,8 +58,8 @@ struct CheckpointCounts {
   std::atomic<std::int64_t> recomputations = 0;  ///< number of regions that backward recomputed
   // With an operator policy only: number of operator calls in forward whose results were saved.
   std::atomic<std::int64_t> kept_operators = 0;
-  /// With an operator policy only: number of operator calls in recomputations that were not run,
-  /// because forward had saved the results.
+  /// With an operator policy only: number of operator calls that recomputations skipped, because
+  /// forward had saved the results.
   std::atomic<std::int64_t> replayed_operators = 0;
   /// With an operator policy only: number of operator calls that recomputations repeated.
   std::atomic<std::int64_t> recomputed_operators = 0;

@@ -76,7 +76,7 @@ void ask_stand_ins();
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 
-/// Like check_initialized(). `remedy`: advice in the message on how to give the parameters values.
+/// Like check_initialized(). `remedy`: the advice at the end of the message.
 void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
 
 /// Throws Error if libtorch's register_buffer has registered a buffer that is on the meta device,
