@@ -47,8 +47,8 @@ at::Tensor loss_of(nn::Linear& model, const Views& rows, const DeviceMesh& mesh)
   // Every rank computes the whole contrastive loss of the gathered features.
   const at::Tensor matched =
       contrastive(of_all_ranks(views[0], mesh), of_all_ranks(views[1], mesh));
-  // A mean over all rows with uneven ranks: each rank divides its sum by the average number of rows
-  // per rank, and FSDP takes the mean over the ranks.
+  // The mean over all rows if ranks have different numbers of rows: each rank divides its sum by
+  // the average number of rows per rank, and FSDP takes the mean over the ranks.
   const double rows_per_rank = static_cast<double>(kRows) / static_cast<double>(mesh.size());
   const at::Tensor size = views[0].square().sum(1).sum() / rows_per_rank;
   // Outside of forward, parameters are distributed tensors. The loss is plain, so the penalty is

@@ -23,7 +23,7 @@ class Sampler {
  public:
   explicit Sampler(SamplingOptions options) : options_(options) {}
   /// Returns one token per text from logits (texts, vocabulary): the most likely token at
-  /// temperature 0, else a random draw. The random number of a text in the n-th call depends only
+  /// temperature 0, otherwise a random token. The random choice for a text in the n-th call depends
   /// on the seed, on n, and on the text's index in the batch.
   Tokens next(const at::Tensor& logits);
 

@@ -1,4 +1,4 @@
-// Creates the parts of a run (meshes, model, optimizer), and has the training step and its FLOPs.
+// The parts of a run: the meshes, the model, the optimizer, the training step and its FLOPs.
 
 #include "examples/llama/train/run.h"
 

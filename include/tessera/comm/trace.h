@@ -13,7 +13,7 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// How often one kind of collective was called in one process group, and for how many bytes.
+/// The calls of one collective (all_gather, for example) in one process group.
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;  ///< bytes of this rank's inputs

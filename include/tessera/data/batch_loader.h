@@ -56,8 +56,8 @@ struct PromptOptions {
   bool truncate = false;
 };
 
-/// A function that returns the next line of a JSON Lines file, and the file and line number for
-/// messages; nullopt after the last line. The function must skip blank lines.
+/// A function that returns the next line of a JSON Lines file that is not blank, with the file's
+/// name and the line's number for messages. Returns nullopt after the last line.
 using JsonLines = std::function<std::optional<std::pair<std::string, std::string>>()>;
 
 /// Makes one sample from each object in JSON Lines. A sample is the tokens of `begin`, the prompt,
@@ -111,7 +111,7 @@ std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batche
                                    std::int64_t rank, std::int64_t ranks);
 
 /// Loads batches of samples. Row i of step s is sample n = s * batch + i of the global order. With
-/// one source, n is taken modulo the source's number of samples. With several sources, each source
+/// one source, sample n is the source's sample n modulo size(). With several sources, each source
 /// supplies its weight's fraction of the first N samples, with an error of at most log2(sources)
 /// samples; each source supplies its samples in order and repeats. With a shuffle, each pass over a
 /// source is a new permutation, which is the same on every mesh. Every rank creates the same loader
@@ -145,8 +145,8 @@ class BatchLoader {
   Batch load(std::int64_t step, const std::vector<RowRange>& ranges, bool pinned = false) const;
   /// Returns the number of distinct samples over all sources.
   std::int64_t samples() const;
-  /// Whether targets can be -100, which the loss ignores. If so, the number of targets with a loss
-  /// differs between ranks.
+  /// Whether targets can be -100, which the loss ignores. If so, ranks can have different numbers
+  /// of targets with a loss.
   bool ignores_targets() const;
 
  private:

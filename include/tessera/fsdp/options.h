@@ -84,10 +84,11 @@ struct Options {
   /// reduced. Must list each trainable parameter of the model that is intentionally in no unit.
   std::unordered_set<nn::SlotPtr> ignored{};
   /// For replicate, and for HSDP with one rank in the shard dimension: gradients are all-reduced in
-  /// buckets of bucket_cap_mb MiB (as in DDP). The first bucket has 1 MiB and the last parameters.
-  /// A bucket is reduced while backward still computes the gradients of earlier parameters, if the
-  /// whole model is one unit without parameter hooks and no other FSDP model takes part in the same
-  /// backward. The program must then not call collectives of the same process group in backward.
+  /// buckets of about bucket_cap_mb MiB (as in DDP). The first bucket has 1 MiB, of the last
+  /// parameters. A bucket is reduced while backward still computes the gradients of earlier
+  /// parameters, if the whole model is one unit without parameter hooks and no other FSDP model
+  /// takes part in the same backward. The program must then not call collectives of the same
+  /// process group in backward.
   std::int64_t bucket_cap_mb = 25;
 };
 

@@ -14,7 +14,7 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// A factor of the learning rate that depends on a matrix's number of rows A and columns B.
+/// How a matrix's number of rows A and number of columns B change its learning rate.
 enum class MuonRate : std::uint8_t {
   kOriginal,  ///< the factor sqrt(max(1, A / B)), by Keller Jordan
   /// The factor 0.2 sqrt(max(A, B)), by Moonshot AI. Use with a learning rate and a weight decay

@@ -46,8 +46,8 @@ struct PlanOptions {
   /// The model's FLOPs per token, for model FLOPs utilization (MFU). If zero, MFU uses the FLOPs of
   /// the step's matrix products, including recomputation.
   observe::ModelFlops flops{};
-  /// A function that returns advice on how to reduce memory of a kind, for a plan that does not
-  /// fit. If the function is empty, the plan has general advice.
+  /// A function that returns advice on how to reduce memory of a MemoryKind, for a run that does
+  /// not fit. If the function is empty, the advice is general.
   std::function<std::string(observe::MemoryKind)> remedy{};
   /// Returns the sizes, other than shard sizes, in which the rank at `coordinate` can differ from
   /// other ranks, for example its number of samples, or the length of its part of a sequence. If

@@ -30,7 +30,7 @@ struct CachedMemory {
   std::int64_t peak_reserved = 0;
   std::int64_t peak_active = 0;  ///< the maximum number of bytes in use by tensors
 };
-/// Returns the maximum memory use since the last call of this function.
+/// Returns the maximum memory use since the last call.
 CachedMemory take_cached_memory(c10::Device device);
 /// Returns the total memory of the device in bytes.
 std::int64_t memory_capacity(c10::Device device);

@@ -20,12 +20,12 @@ namespace tessera::detail {
 // libtorch's ThreadLocalState copies libtorch's values and its debug info, to which any library can
 // add values. There is no other public way to copy values.
 //
-// Up to libtorch 2.12 the kinds of debug info are an enum, whose values beyond libtorch's are
-// unused; from 2.13 a kind is the address of its name.
+// Up to libtorch 2.12, DebugInfoKind is an enum, in which Tessera uses values beyond those of
+// libtorch. From 2.13, a DebugInfoKind is the address of a name.
 //
 // Canary: CarriedSlotCanary, a test of libtorch itself.
 
-/// Thread-local values that a backward copies to its threads, each as a kind of debug info.
+/// Thread-local values that a backward copies to its threads. Each has its own DebugInfoKind.
 enum class Carried : std::uint8_t {
   kStrict,
   kOperatorMode,

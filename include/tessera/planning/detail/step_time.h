@@ -1,4 +1,4 @@
-// The parts of a RankPlan: the estimated time of a step, and the kind of rank that the RankPlan
+// The parts of a RankPlan: the estimated time of a step, and the RankKind that the RankPlan
 // describes.
 #pragma once
 
