@@ -358,8 +358,8 @@ at::Tensor distributed_losses(const at::Tensor& losses, const TokenSharding& row
   return are_split(rows) ? DistributedTensor::from_local(losses, *rows, {tokens}).tensor() : losses;
 }
 
-/// Returns the sum over all tokens, as a Partial tensor. `sum`: the sum over this rank's tokens. If
-/// this rank has all tokens, returns `sum` itself.
+/// Returns the sum of the losses of all tokens, as a Partial tensor. `sum`: the sum for this rank's
+/// tokens. If this rank has all tokens, returns `sum` itself.
 at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   if (!are_split(rows)) {
     return sum;

@@ -402,7 +402,7 @@ void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
       nn::HookedCalls::kEveryMethod);
   module.add_always_hook(
       [scopes] {
-        // The stack is empty if another hook threw before the pre-hook ran.
+        // `scopes` is empty if another hook threw before the pre-hook ran.
         if (!scopes->empty()) {
           scopes->pop_back();
         }

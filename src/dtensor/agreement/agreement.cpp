@@ -335,8 +335,8 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
   return split;
 }
 
-/// Whether the rank at `coordinate` counts in the sum of local sizes: of several ranks with copies
-/// of a shard, only one rank counts.
+/// Whether the rank at `coordinate` counts in the sum of local sizes. If several ranks have copies
+/// of a shard, only one of these ranks counts.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {

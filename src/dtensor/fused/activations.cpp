@@ -115,9 +115,9 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
 namespace {
 
 /// The dropout operator. `seed` and `stream` are the bits of a RandomKey. `first_element` is the
-/// index of the first element of x in the global tensor. The values of these Scalars are not in a
-/// cache key, because every call has another stream. `place`: flat_place() of `x`, the global
-/// indices of a shard; empty if `x` is the whole tensor.
+/// index of the first element of x in the global tensor. The values of these three Scalars are not
+/// in cache keys: `stream` differs in each call. `place`: flat_place() of `x`, the global indices
+/// of a shard; empty if `x` is the whole tensor.
 struct Dropout : FusedOperator<Dropout, at::Tensor(const at::Tensor&, double, const at::Scalar&,
                                                    const at::Scalar&, const at::Scalar&,
                                                    c10::SymIntArrayRef)> {

@@ -271,7 +271,7 @@ at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return tensor;
   }
-  // Only sizes and strides of the result count. Attention kernels need a contiguous last dimension.
+  // libtorch reads only sizes and strides of the result, and needs a contiguous last dimension.
   const at::Tensor row = at::empty({tensor.size(-1)}, local_tensor(tensor).options());
   return row.requires_grad_(tensor.requires_grad()).expand(tensor.sizes());
 }
@@ -449,8 +449,7 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
     if (window <= chunk.length) {
       return {{{first, end - first}, Block::kMasked}};
     }
-    // attention_part() needs a visible key for every query: the chunk's last query sees key `full`
-    // - 1.
+    // Every query must see a key: the chunk's last query sees key `full` - 1.
     full = end - window + 1;
     blocks.push_back({{first, full - first}, Block::kMasked});
   }

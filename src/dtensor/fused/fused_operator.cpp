@@ -16,7 +16,7 @@ namespace tessera::detail {
 // Code that all fused operators share: FusedNode, RecomputableNode, and the sharding rule of
 // elementwise operators.
 
-/// Computes the inputs' gradients. Throws Error with create_graph: differentiable only once.
+/// Computes the inputs' gradients. Throws Error with create_graph (see FusedNode).
 variable_list FusedNode::apply(variable_list&& gradients) {
   TESSERA_CHECK(!c10::GradMode::is_enabled(), op_,
                 " is differentiable once; a gradient of its gradient was asked for "

@@ -100,8 +100,7 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
   }
   const auto& spec = *self->spec();
   const std::int64_t classes = spec.sizes.size() > 1 ? 1 : 0;
-  // All class scores of a sample must be on one rank, because the loss reads the score of one
-  // class.
+  // All class scores of a sample must be on one rank: the loss reads one of these scores.
   if (!sharding_mesh_dims(spec.sharding.layout, {classes}).empty()) {
     return std::nullopt;
   }

@@ -37,9 +37,9 @@ bool is_number(const c10::Type& type) {
          is_or_is_optional(type, c10::TypeKind::FloatType);
 }
 
-/// Returns the kind of an argument, which decides what cache keys contain of the argument. A number
-/// that no sharding rule reads, such as a learning rate, can change at each step. Its value is not
-/// in the cache key; otherwise each step would need new call plans.
+/// Returns the kind of an argument, which decides how much of the argument is in cache keys. A
+/// number that no sharding rule reads, such as a learning rate, can change at each step. Its value
+/// is not in the cache key; otherwise each step would need new call plans.
 Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   if (is_tensor(type)) {
     return Kind::kTensor;

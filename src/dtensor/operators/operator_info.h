@@ -84,7 +84,7 @@ struct OperatorInfo {
   };
   struct Return {
     bool is_tensor = false;  ///< whether the result is a tensor or a list of tensors
-    int written = -1;        ///< index of the argument that this result is (in-place, out=), or -1
+    int written = -1;        ///< index of the argument that is returned (in-place, out=), or -1
   };
 
   explicit OperatorInfo(const c10::OperatorHandle& op);

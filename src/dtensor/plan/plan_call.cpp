@@ -214,9 +214,9 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   }
 }
 
-/// Returns the sharding rule of a call, or nullopt. Removes Partial sums whose terms must not be
-/// rounded or scaled by infinity, and reductions that a type does not support. Depends only on the
-/// cache key.
+/// Returns the sharding rule of a call, or nullopt. The result lacks Partial sums whose terms must
+/// not be rounded or scaled by infinity, and reductions that a type does not support. Depends only
+/// on the cache key.
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          Values arguments) {
   const bool unreadable =

@@ -161,8 +161,9 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
 }
 
-/// Whether a call has a plain argument with several elements, or a plain number that requires grad.
-/// All other plain numbers are compared between ranks: libtorch's composed operators make them.
+/// Whether a call has a plain argument with several elements, or a plain number that requires a
+/// gradient. All other plain numbers may come from libtorch's composite operators; ranks compare
+/// such numbers.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);

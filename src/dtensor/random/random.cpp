@@ -269,8 +269,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   }
   const bool divides = sizes[0] % rows == 0;
   if (!divides) {
-    // The rows of a tensor computed from the input are a multiple of the input's rows, or one row
-    // for the whole batch.
+    // A tensor computed from the input has a multiple of the input's rows, or a single row.
     if (call.source.defined() && sizes[0] != 1) {
       refuse("its first dimension is not a multiple of that");
     }

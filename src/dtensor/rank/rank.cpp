@@ -107,8 +107,8 @@ void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
   entries_.push_back({number, group, transfer});
 }
 
-/// Removes and returns the oldest transfer with a number lower than `number`. Skips transfers that
-/// were destroyed. Returns nullptr if there is none.
+/// Removes and returns the oldest transfer whose sequence number is below `number`. Skips transfers
+/// that were destroyed. Returns nullptr if there is none.
 std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Transfer> transfer;
@@ -241,7 +241,7 @@ std::int64_t implicit_redistributions() {
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}
 
-// While the scope exists, no OperatorMode is active; calls on plain tensors run as usual.
+// While an OperatorModePause exists, no OperatorMode is active, and plain calls run as usual.
 OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 
 OperatorMode* active_operator_mode() {

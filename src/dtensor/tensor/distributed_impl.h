@@ -72,7 +72,7 @@ void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 class DistributedTensorImpl final : public TensorWrapper {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
-  /// For a local tensor with `storage` that is not an inference tensor; cheaper.
+  /// A cheaper constructor, for a `local` that has `storage` and is not an inference tensor.
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
   /// Constructs a distributed tensor whose local tensor is pending. `stand_in` is an empty tensor
   /// of the same type and device.

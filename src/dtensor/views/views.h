@@ -18,14 +18,14 @@ namespace tessera::detail {
 /// Adds to libtorch's message that sizes are global: programs often pass local sizes by mistake.
 void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
-/// Returns the global strides of a view operator's results, for each tensor. Runs the operator on
-/// meta tensors, because local strides are ambiguous for dimensions of local size 1. Throws the
-/// operator's exceptions, on every rank. nullopt if the operator has no meta kernel.
+/// Returns the global strides of each result of a view operator. Runs the operator on meta tensors,
+/// because local strides are ambiguous for dimensions of local size 1. Throws the operator's
+/// exceptions, on every rank. nullopt if the operator has no meta kernel.
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
-/// Returns `local`, or a contiguous copy if `local` cannot be viewed with `sizes`. _unsafe_view
-/// needs this: composite operators call _unsafe_view on results of kernels, and a kernel may use
+/// Returns `local`, or a contiguous copy if `local` cannot be viewed with `sizes`. Used for
+/// _unsafe_view: composite operators call _unsafe_view on results of kernels, and a kernel may use
 /// another memory order if a local dimension has size 1.
 at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes);
 
