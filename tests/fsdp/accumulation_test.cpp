@@ -1,5 +1,5 @@
-// Tests gradient accumulation in which only the last micro-batch reduces gradients. Before the
-// reduction, a program can drop gradients, and FSDP can add matrix products to gradients in place.
+// Tests gradient accumulation in which only the last micro-batch reduces gradients: gradients that
+// the program drops, and matrix products that FSDP adds to gradients in place.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
@@ -83,7 +83,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
             8);
 }
 
-/// A model whose backward multiplies by the weight of `second`, but not by the weight of `first`.
+/// Backward needs the weight of `second`, but not the weight of `first`: x needs no gradient.
 struct Scaled : nn::Module<Scaled> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
   nn::Child<nn::Linear> first{*this, "first", 3, 5}, second{*this, "second", 5, 5};
@@ -188,7 +188,6 @@ TEST(DroppedGradients, DoNotComeBack) {
   }
 }
 
-/// The reduction of the head's gradient is still running when backward returns.
 TEST_SHARDED(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction, 2) {
   const at::Tensor& head = model.head->slot("weight")->persistent();
   set_is_last_backward(model, false);
@@ -226,13 +225,13 @@ TEST_ON_MESH(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain, {2}, {
   EXPECT_TRUE(model.b->slot("weight")->persistent().grad().defined());
 }
 
-// In the second and third micro-batch, backward adds matrix products to gradients in place.
+// In the following tests, micro-batches 2 and 3 add matrix products to gradients in place.
 
 using testing::AddedTerms;
 
 constexpr int kWeights = 7;
 
-/// AddedTerms counts additions to 2-D tensors: with a 3-D input, only gradients of weights are 2-D.
+/// AddedTerms counts 2-D additions. The input is 3-D, so only gradients of weights are 2-D.
 at::Tensor loss_of_rows(SmallModel& model, const Rank& rank, int step) {
   const std::int64_t rows = kRows / rank.size();
   const at::Tensor x = batch(kDim, step).narrow(0, rank.rank() * rows, rows);

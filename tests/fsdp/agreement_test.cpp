@@ -95,7 +95,7 @@ TEST(Origins, OfDifferentSeedsAreRefused) {
 
 // With TESSERA_DEBUG=1, ranks compare the parameters of a unit before the unit's first gather.
 
-// The head has 3 rows on rank 0 and 4 on rank 1. Its shards are padded to 2 rows on both ranks.
+// The head has 3 rows on rank 0 and 4 rows on rank 1. Both ranks' shards are padded to 2 rows.
 TEST(ParameterAgreement, NamesTheParameterThatDiffers) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
@@ -118,7 +118,7 @@ TEST(ParameterAgreement, ComparesTheNumberOfParameters) {
   EXPECT_CONTAINS(errors, "rank 0 has 2 parameters, rank 1 has 1");
 }
 
-// Ranks 0 and 1 must have heads of equal sizes, and so must ranks 2 and 3. Rank 1's size is wrong.
+// Ranks 0 and 1 share a head, and so do ranks 2 and 3. The head of rank 1 has a wrong size.
 TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {

@@ -123,7 +123,7 @@ TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
     EXPECT_EQ(p.pool.idle_bytes(), 400);
     const BufferPool::Buffer buffer = p.pool.acquire(numel, at::kFloat, Lane::kAllGather);
     EXPECT_EQ(p.pool.idle_bytes(), 0);
-    // Before the pool frees the idle buffer, its stream waits for the event given to release().
+    // Before the pool frees the idle buffer, the buffer's stream waits for the event of release().
     EXPECT_EQ(p.streams->log(), (Log{"compute: record 1", "all_gather: wait 1"}));
   }
 }

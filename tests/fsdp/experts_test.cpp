@@ -1,5 +1,5 @@
-// Tests mixtures of experts: operators and training on one rank against libtorch's operators, and
-// on meshes with a dimension "ep" against one rank. Also tests traffic and refused calls.
+// Tests mixtures of experts. On one rank, libtorch's operators are the reference. On meshes with a
+// dimension "ep", one rank is the reference. Also tests traffic and refused calls.
 
 #include "tessera/nn/experts.h"
 
@@ -43,9 +43,9 @@ struct Case {
   std::optional<nn::CheckpointOptions> recompute{};
   std::int64_t lora = 0;    ///< rank of the experts' adapters
   double bias_of_3 = 0;     ///< selection bias of expert 3
-  bool first_idle = false;  ///< with several ranks, rank 0 gets no rows
-  double dropout = 0;       ///< of the network's activations; with `lora`, of adapters' inputs
-  bool ema = false;         ///< compares averages of the weights (EMA)
+  bool first_idle = false;  ///< on several ranks, whether rank 0 gets no rows
+  double dropout = 0;       ///< probability for activations or, with `lora`, for inputs of adapters
+  bool ema = false;         ///< whether to compare averages of the weights (EMA)
   std::vector<std::vector<std::int64_t>> meshes{{2, 2}};  ///< sizes (dp, ep) or (replicas, dp, ep)
 };
 
@@ -55,13 +55,13 @@ nn::ExpertsOptions options_of(const Case& test) {
   return options;
 }
 
-/// The results of a training run. They are equal on every rank.
+/// The results of a training run, equal on every rank.
 struct Curve {
   std::vector<double> numbers;
   std::vector<at::Tensor> weights;
 };
 
-/// The mesh for the parameters of experts, and the mesh for all other parameters.
+/// The meshes for expert parameters, for all other parameters, and for expert parallelism (ep).
 struct Meshes {
   explicit Meshes(const DeviceMesh& mesh)
       : experts(mesh["dp"]), all(mesh[{"dp", "ep"}].flatten("all")), ep(mesh["ep"]) {
@@ -247,7 +247,7 @@ INSTANTIATE_TEST_SUITE_P(
              .meshes = {{1, 4}}}),
     testing::name_of_case<Case>);
 
-/// Computes the result of a mixture with libtorch's operators: every expert for every row.
+/// The result of a mixture, computed by libtorch's operators: every expert computes every row.
 struct Expected {
   Expected(nn::MixtureOfExperts& mixture, const at::Tensor& x) {
     const nn::ExpertsOptions& o = mixture.options();

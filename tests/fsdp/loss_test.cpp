@@ -143,7 +143,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
   }
 }
 
-// A warning is expected only for `head`: its ranks have unequal rows, and nothing weighs the loss.
+// Only `head` must cause a warning: its loss is not weighted, and the ranks have unequal rows.
 TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Warnings warnings("differently many rows");

@@ -9,7 +9,7 @@
 
 namespace tessera::fsdp::precision {
 
-/// Returns expected gradients: a one-rank copy of the model in bf16 computes forward and backward.
+/// Returns the gradients that a copy of the model in bf16 computes on one rank.
 std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
   Filled<SmallModel> compute(5, 7, 3);
   compute.to(at::kBFloat16);
@@ -179,7 +179,7 @@ TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
   }
 }
 
-/// Runs a backward that gives each rank the gradient `value`. Returns its reduction in fp16.
+/// Runs a backward in which each rank's gradient is `value`. Returns the gradient reduced in fp16.
 at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(nn::Linear&)>& set) {
   Filled<nn::Linear> linear(3, 4, {.bias = false});
   fully_shard(linear, rank.mesh({rank.size()}, {"dp"}), {.mp_policy = {.reduce_dtype = at::kHalf}});

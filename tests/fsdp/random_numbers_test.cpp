@@ -42,8 +42,8 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
   RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(at::equal(run(rank), expected)); });
 }
 
-// A rank without rows may skip random operators, but not the collectives that compare draws. Ranks
-// stop these collectives after two forwards without random operators.
+// A rank without rows may skip random operators, but not the collectives that compare the ranks'
+// draws. After two forwards without random operators, ranks stop calling these collectives.
 TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
   Draws operators = drawing::everywhere(), modules = kModules;
   for (Draws* draws : {&operators, &modules}) {
@@ -197,8 +197,8 @@ TEST(RandomRefusals, AreNoneForALocalPartInAScopeAndOnOneRank) {
   EXPECT_EQ(errors_of(dropout, 2, true, 1), std::vector<std::string>{""});
 }
 
-// A random tensor of sizes {1, 1} is ambiguous on a rank with one row: for this row, or for all
-// rows. All ranks must throw, and none may wait for another rank.
+// On a rank with one row, a random tensor of sizes {1, 1} can be for this row or for all rows. All
+// ranks must throw, and no rank may wait for another rank.
 TEST(RandomRefusals, DrawsBySizeFailOnAllRanksIfOneHasASingleRow) {
   for (const bool of_rows : {false, true}) {
     const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {

@@ -10,11 +10,11 @@
 
 namespace tessera::fsdp {
 
-/// Streams that only record the calls, in order. A lane is one stream, such as "compute":
-///   "all_gather unit 'a'"          a note
-///   "compute: record 3"            event 3 is the end of the work in the compute lane so far
-///   "all_gather: wait 3"
-///   "enter all_gather", "leave"
+/// Streams that only record the calls. log() has one line for each call, for example:
+///   "all_gather unit 'a'"          a call of note()
+///   "compute: record 3"            event 3 follows all earlier work in the stream "compute"
+///   "all_gather: wait 3"           the stream "all_gather" waits for event 3
+///   "enter all_gather", "leave"    "all_gather" becomes the current stream, then no longer is
 class RecordingStreams final : public comm::Streams {
  public:
   struct Event final : comm::StreamEvent {

@@ -10,7 +10,7 @@ struct Either : nn::Module<Either> {
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
-// PyTorch's FSDP2 gives wrong gradients: it adds buffers with gradients of different parameters.
+// PyTorch's FSDP2 gives wrong gradients here: FSDP2 adds up gradients of different parameters.
 TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   const at::Tensor x = uniform_values({8, 3}, 3);
   Filled<Either> alone;
@@ -123,8 +123,8 @@ at::Tensor rows_from(std::int64_t first, std::int64_t count) {
   return uniform_values({4, kWide}, 3).narrow(0, first, count);
 }
 
-/// Compares the gradients of two ranks, after `prepare`, with those of one rank. `early`: the
-/// number of buckets that are reduced when backward reaches the first layer.
+/// Compares the gradients of two ranks, whose models `prepare` changes, with the gradients of one
+/// rank. `early`: the number of buckets that are reduced when backward reaches the first layer.
 void expect_early_buckets(std::int64_t early, const std::function<void(Chain&)>& prepare) {
   Filled<Chain> alone;
   alone(rows_from(0, 4), -1).square().mean().backward();
@@ -145,7 +145,7 @@ TEST(Buckets, AreReducedWhileBackwardComputes) {
   expect_early_buckets(kLayers - 2, [](Chain&) {});
 }
 
-// A parameter hook could write the parameter, which backward still reads, so reductions wait.
+// A hook could write its parameter while backward reads the parameter, so reductions wait.
 TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
   expect_early_buckets(0, [](Chain& model) {
     model.layers[3]->slot("weight")->persistent().register_hook(

@@ -99,7 +99,7 @@ void fail_in_forward(ShardedModel& model) {
   earlier.backward();
 }
 
-/// The next backward throws when it reaches block 1.
+/// Runs a backward that throws when it reaches block 1.
 void fail_in_backward(ShardedModel& model) {
   const auto fails = std::make_shared<bool>(true);
   model.blocks[1]->add_forward_hook([fails](nn::ModuleBase&, nn::TensorList outputs) {
@@ -291,7 +291,7 @@ TEST(Frozen, MayChangeBetweenSteps) {
         const Sent sent(rank);
         local_loss(model, rank).backward();
         EXPECT_EQ(model.blocks[0]->up->slot("weight")->persistent().grad().defined(), !frozen);
-        // Shards on two ranks are 5 of 10 rows, 4 of 7 rows, and 2 of 3 rows.
+        // On two ranks, rank 0 has 5 of 10 rows, 4 of 7 rows, and 2 of 3 rows.
         const std::int64_t block = packed_numel({frozen ? 0 : 5 * 7, 5, 4 * 10, 4});
         const std::int64_t head = packed_numel({2 * 7, 2});
         EXPECT_EQ(sent.of("dp", "reduce_scatter").bytes, 2 * 4 * (3 * block + head));

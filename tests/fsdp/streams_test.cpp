@@ -20,8 +20,8 @@ std::string number_of(const comm::StreamEventPtr& event) {
   return std::to_string(static_cast<const RecordingStreams::Event&>(*event).number);
 }
 
-/// Expands notes of units: "+1" is the gather of block 1, "=1" the unshard, "-1" the reshard, and
-/// "r1" the reduction of the block's gradients. "." in place of a number is the root.
+/// Expands abbreviated notes: "+1" is the gather of block 1, "=1" the unshard, "-1" the reshard,
+/// and "r1" the reduction of the block's gradients. "." in place of the block's index is the root.
 Log notes(const Log& words) {
   Log lines;
   for (const std::string& word : words) {
@@ -38,7 +38,7 @@ Log notes(const Log& words) {
   return lines;
 }
 
-/// Trains a model of three blocks on two ranks. Returns what the last step passed to note().
+/// Trains a model of three blocks on two ranks. Returns the notes of the last step.
 Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options& options = {},
                   int steps = 1) {
   Log notes;
@@ -105,12 +105,12 @@ TEST_ON_RANKS(Streams, LetTheNextGathersWaitForTheUpdateAlone, 2) {
   const std::string wait = "all_gather: wait " + number_of(update);
   set_post_optim_event(linear, update);
   EXPECT_EQ(waits_of_step(), Log{wait});
-  // set_post_optim_event() was for one step. In the next step, gathers wait for the compute stream.
+  // set_post_optim_event() applies to one step. The next gathers wait for the compute stream.
   const Log next = waits_of_step();
   ASSERT_EQ(next.size(), 2u);
   EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
   EXPECT_NE(next[1], wait);
-  set_post_optim_event(linear, nullptr);  // nullptr: gathers do not wait
+  set_post_optim_event(linear, nullptr);  // nullptr: gathers wait for nothing
   EXPECT_EQ(waits_of_step(), Log{});
 }
 
@@ -123,7 +123,7 @@ TEST_SHARDED(Streams, StayInTheComputeLaneOnOneRank, 1) {
   }
 }
 
-// The gather must wait for the compute stream, where a program can have changed parameters.
+// The gather must wait for the compute stream, on which a program can have written parameters.
 TEST(ExplicitGather, WaitsForTheComputeLane) {
   for (const auto gather :
        {+[](nn::ModuleBase& module) { unshard(module); },

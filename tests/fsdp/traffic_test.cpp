@@ -20,7 +20,7 @@ std::int64_t head_shard(std::int64_t ranks) {
   return padded(kClasses, ranks) * (kDim + 1);
 }
 
-/// Returns the elements that one rank contributes to the packed gradient buffers of all units.
+/// Returns the number of elements of one rank's shards in the packed gradient buffers of all units.
 std::int64_t packed_units(std::int64_t ranks) {
   const std::int64_t up = padded(kHidden, ranks), down = padded(kDim, ranks);
   const std::int64_t head = padded(kClasses, ranks);
@@ -36,8 +36,8 @@ comm::TrafficTable traffic_of_step(Rank& rank, const Options& options = {}) {
   return sent.table();
 }
 
-/// Returns the bytes of a block's parameters, resharded over `pieces` ranks after forward. Each
-/// parameter begins at a multiple of 64 bytes.
+/// Returns the size in bytes of a block's gathered memory, rounded up so that `pieces` ranks can
+/// each cache an equal part. Each parameter begins at a multiple of 64 bytes.
 std::int64_t kept_block(std::int64_t ranks, std::int64_t pieces) {
   const auto round_up = [](std::int64_t bytes, std::int64_t unit) {
     return padded(bytes, unit) * unit;
@@ -72,8 +72,8 @@ TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
   RunRanks(1, [](Rank& rank) { EXPECT_TRUE(traffic_of_step(rank).empty()); });
 }
 
-/// Expected traffic. `bytes`: what a rank sends in a step for each element, with ring collectives
-/// and with sizes that the ranks divide.
+/// Expected traffic of 4 ranks. `bytes`: how many bytes a rank sends in a step for each element of
+/// the model. Collectives are rings, and the number of ranks divides all sizes.
 struct Formula {
   const char* name;
   int micro_batches;

@@ -110,7 +110,7 @@ TEST_ON_MESH(PendingSums, DoNotDependOnTheUsesOfOtherRanks, {2, 2}, {"dp", "tp"}
     for (const Use second : kUses) {
       ScaleOfTokens model(mesh["tp"]);
       fully_shard(model, mesh["dp"]);
-      // The first step decides the layout of the reduced gradient. Later steps differ from it.
+      // In the first step the ranks agree on the gradient's layout. Later steps need other layouts.
       for (const Uses& uses :
            {Uses{first, second}, {second, first}, {Use::kWhole, Use::kSequence}}) {
         run(model, uses, mesh.local_rank("dp"));
@@ -200,7 +200,7 @@ TEST(MethodUnderAPlan, RunsInThePlansScope) {
   }
 }
 
-// A program can write a distributed tensor into a plain tensor, whose gradient is then not sharded.
+// A program can write a distributed tensor into a plain tensor. The gradient is then plain too.
 TEST(DistributedResultWrittenIntoAPlainTensor, HasTheGradientsOfOneRank) {
   const at::Tensor x = uniform_values({4, 8}, 1);
   const std::vector<Write> writes{

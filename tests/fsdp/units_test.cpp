@@ -45,7 +45,7 @@ TEST(UnitCalls, MayBeOfABlockAlone) {
   });
 }
 
-/// Makes block 1 fail, in a call of the root or, if `of_root` is false, in a call of block 1.
+/// Makes block 1 throw. Calls the root if `of_root` is true; otherwise calls block 1 alone.
 void fail_in_block(ShardedModel& model, const Rank& rank, bool in_backward, bool of_root) {
   auto fails = std::make_shared<bool>(true);
   model.blocks[1]->add_forward_pre_hook([=](auto&, nn::TensorList inputs) {
@@ -351,7 +351,7 @@ struct Changing : nn::Module<Changing> {
   Act act_;
 };
 
-/// Computes h + unit(h) for h = first(x). `act_later`: first changes h and unit(h) in place.
+/// Computes h + unit(h) for h = first(x). `act_later`: changes h and unit(h) before the addition.
 struct Net : nn::Module<Net> {
   explicit Net(Act act, bool act_later = false) : unit(*this, "unit", act), act_later_(act_later) {
     testing::fill(*this);

@@ -50,7 +50,7 @@ TEST(Unused, UnitOfSomeRanksIsNamedWithTheRemedy) {
   })) << errors[0];
 }
 
-/// Trains one branch for each element of `go_left`. Returns which branches have a gradient.
+/// Runs one backward for each element of `go_left`. Returns which branches have a gradient.
 std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<bool>& go_left,
                           bool overlap = false) {
   Branches model;

@@ -224,7 +224,7 @@ TEST(ParseConfig, ReadsExperts) {
             (std::vector<std::int64_t>{0, 2}));
   EXPECT_EQ(Parse(WithExperts("qwen3_moe", "decoder_sparse_step", 4)).num_experts, 0);
   // Embedding and head: 2 * 100 * 48; 3 blocks: 2 * 48 * 9 * 10 + 2 * 48, router: 48 * 8; last
-  // norm: 48. Qwen 3 MoE also has norms of 2 * 10 and a dense layer, OLMoE has norms of 9 * 10.
+  // norm: 48. QK-norms: 2 * 10 (Qwen 3 MoE) or 9 * 10 (OLMoE). One Qwen 3 MoE block is dense.
   const std::int64_t shared = 9600 + 3 * (8640 + 96) + 48;
   const ParameterCount of_mixtral = count_parameters(mixtral);
   EXPECT_EQ(of_mixtral.total, shared + 3 * (384 + 8 * 3 * 48 * 64));

@@ -22,7 +22,7 @@ struct Kind {
   const char *type, *settings;
   std::vector<std::int64_t> saving;
 };
-// 6 or 8 experts are split unevenly on 4 or 3 ranks, respectively.
+// 4 ranks split 6 experts unevenly, and 3 ranks split 8 experts unevenly.
 const Kind kKinds[] = {
     {"mixtral",
      R"("num_local_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 2)",
@@ -62,7 +62,7 @@ std::ostream& operator<<(std::ostream& out, const Mesh& mesh) {
 }
 
 /// Runs forward and backward of the rows of this rank, with the load-balancing loss. Returns the
-/// loss of all ranks.
+/// mean of the losses of all ranks.
 double backward(Llama& model, const DeviceMesh& mesh, std::int64_t step) {
   const DeviceMesh batches = mesh ? batch_mesh(mesh).flatten() : DeviceMesh();
   const DeviceMesh data = mesh ? data_mesh(mesh).flatten() : DeviceMesh();
@@ -96,7 +96,7 @@ struct Training {
     const optim::AdamWOptions adamw{.lr = 0.01, .eps = 1e-3};
     optimizer = std::make_unique<optim::AdamW>(*model, adamw);
   }
-  /// Returns whole(), and the losses and gradient norms of all steps. Collective.
+  /// Trains, then returns whole() and the losses and gradient norms of all steps. Collective.
   Tensors train(int steps) {
     std::vector<double> numbers;
     for (int step = 0; step < steps; ++step) {
@@ -110,7 +110,7 @@ struct Training {
     return result;
   }
   auto state() const { return optim::named_state(*optimizer, *model); }
-  /// Returns the weights and the optimizer's state, not sharded. Collective.
+  /// Returns the whole weights and the whole optimizer state. Collective.
   Tensors whole() const {
     Tensors tensors;
     for (const auto& [name, slot] : model->named_slots()) {

@@ -29,7 +29,7 @@ std::int64_t local_bytes(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(local_tensor(tensor).nbytes());
 }
 
-/// After a step, this rank's gradients and moments of AdamW, in bytes.
+/// Returns the bytes of this rank's gradients and AdamW moments after a step.
 std::int64_t bytes_of_step(Llama& model, const Part& part) {
   const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
   optim::AdamW optimizer(slots, {});
@@ -63,7 +63,7 @@ TEST_ON_RANKS(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas, 4) {
   EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));
 }
 
-/// A model with two thirds of its parameters in the embedding and the head.
+/// Two thirds of this model's parameters are in the embedding and the head.
 constexpr Shape kWideShape{
     R"({"vocab_size": 1009, "hidden_size": 60, "intermediate_size": 120, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",

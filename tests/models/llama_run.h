@@ -18,7 +18,7 @@ struct Shape {
   int steps = 3;
 };
 
-/// Most sizes of this model are not multiples of 3 or more ranks.
+/// Most sizes of this model are not divisible by the number of ranks (3 or more).
 inline constexpr Shape kOddShape{
     R"({"vocab_size": 61, "hidden_size": 60, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
@@ -26,7 +26,7 @@ inline constexpr Shape kOddShape{
 
 /// The results of a training run. The tensors are not distributed.
 struct Outcome {
-  std::vector<double> losses;  ///< mean losses of this rank's rows, for each step
+  std::vector<double> losses;  ///< for each step, the mean loss of this rank's rows
   std::vector<double> norms;
   std::vector<at::Tensor> gradients;  ///< gradients of the first step
   std::vector<at::Tensor> parameters;
@@ -44,7 +44,7 @@ inline std::shared_ptr<Llama> make_llama(const Shape& shape) {
   return model;
 }
 
-/// Returns tokens of rows [first, last): inputs and targets overlap in (rows, sequence + 1).
+/// Returns the tokens of rows [first, last), (rows, sequence + 1): inputs and next-token targets.
 inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::int64_t step,
                             std::int64_t first, std::int64_t last) {
   const std::int64_t width = shape.sequence + 1;

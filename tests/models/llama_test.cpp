@@ -109,7 +109,7 @@ TEST(LlamaMakesNoMask, ForAWindowOrDocuments) {
   }
 }
 
-// Context parallelism splits 24 tokens into chunks of 6, 4 or 3 tokens. tp divides few sizes.
+// Context parallelism splits 24 tokens into chunks of 6, 4 or 3. Few sizes are divisible by tp.
 constexpr Shape kSplitShape{
     R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
@@ -205,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitMesh{1, 1, 2, 4, true, ActivationMemory::kInputs, 0, true},
                       SplitMesh{2, 1, 2, 1, true, ActivationMemory::kAll, 0, false, true},
                       SplitMesh{1, 3, 2, 1, true, ActivationMemory::kAll, 9, true},
-                      // Some tp ranks share a key-value head: there are 2 such heads.
+                      // 4 or 8 tp ranks share the 2 key-value heads.
                       SplitMesh{1, 1, 1, 4}, SplitMesh{1, 1, 1, 8, false},
                       SplitMesh{1, 2, 1, 4, true, ActivationMemory::kInputs}));
 

@@ -280,7 +280,7 @@ TEST(Adopt, FillsAttentionAndTransformersAsLibtorchDoes) {
     return torch::nn::Transformer(torch::nn::TransformerOptions(8, 2, 1, 1).dim_feedforward(40))
         .ptr();
   });
-  // libtorch's Transformer draws its matrices Xavier-uniform. nn::Linear has other values.
+  // libtorch's Transformer draws its matrices Xavier-uniform, unlike nn::Linear.
   expect_bound(transformer, "encoder.layers.0.linear1.weight", std::sqrt(6.0 / 48), 0.9);
 }
 

@@ -24,7 +24,7 @@ at::Tensor on_meta(std::int64_t heads) {
   return at::empty({2, heads, 5, 8}, at::device(at::kMeta));
 }
 
-/// Accepts equal numbers of heads only, as libtorch's efficient attention does in fp32 on a GPU.
+/// Accepts only equal numbers of query and key heads, as libtorch does in fp32 on a GPU.
 SDPBackend equal_heads_only(const at::Tensor& q, const at::Tensor& k, const at::Tensor&) {
   return q.sizes() == k.sizes() ? SDPBackend::efficient_attention : SDPBackend::math;
 }
@@ -60,7 +60,7 @@ TEST(MathAttention, IsRefusedUnlessItIsAllowed) {
 
 using at::Tensor;
 
-/// For each sequence, the numbers of tokens of its documents.
+/// For each sequence, the number of tokens of each document.
 using Lengths = std::vector<std::vector<std::int64_t>>;
 
 struct Packing {
@@ -147,7 +147,7 @@ TEST_P(CausalAttention, SaysTheSameByTheMaskOfItsDocuments) {
   EXPECT_EQUAL(documents_of(packing)->mask(packing.window), mask_of(packing));
 }
 
-/// The heads are sharded: each rank has two of the four, and attention needs no communication.
+/// The heads are sharded: each rank has two of four heads. Attention needs no communication.
 TEST_P(CausalAttention, EqualsThatWithAMaskOnSplitHeads) {
   const Packing& packing = GetParam();
   const std::vector<Tensor> expected = by_mask(packing);
@@ -453,7 +453,7 @@ TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
           split_over(rank)->positions(kTokens, at::kCPU);
     });
     for (const at::Tensor& own : positions) {
-      // The causal query at position p has p + 1 keys. Ranks must have equal sums of p + 1.
+      // The query at position p attends to p + 1 keys. The sum of p + 1 must be equal on all ranks.
       EXPECT_EQ((own + 1).sum().item<std::int64_t>() * ranks, kTokens * (kTokens + 1) / 2);
     }
     EXPECT_EQUAL(std::get<0>(at::cat(positions).sort()), at::arange(kTokens));
@@ -484,7 +484,7 @@ struct SplitAttention {
   Lengths documents{};  ///< empty: each sequence is one document
 };
 
-/// Returns which keys each query sees (tokens, tokens); `mask` if SplitAttention::masked.
+/// Returns the mask (tokens, tokens) of the keys that each query sees: `mask` itself if c.masked.
 at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64_t tokens) {
   if (c.masked) {
     return mask;
@@ -539,7 +539,7 @@ TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
   }
 }
 
-// Some windows are longer, some are shorter than a chunk (12, 6, 4 or 3 tokens).
+// Some windows are longer than a chunk (12, 6, 4 or 3 tokens), and some windows are shorter.
 INSTANTIATE_TEST_SUITE_P(
     , AttentionOfSplitSequences,
     ::testing::Values(SplitAttention{6}, SplitAttention{2}, SplitAttention{3, {.window = 2}},
@@ -554,7 +554,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitAttention{2, {}, false, 1, 24, at::kBFloat16},
                       SplitAttention{3, {.window = 9}, false, 1, 16, at::kBFloat16}));
 
-// Documents end inside, at the end of and after a chunk. One document has a single token.
+// Documents end inside a chunk or with a chunk; some span several chunks. One has one token.
 INSTANTIATE_TEST_SUITE_P(
     OfDocuments, AttentionOfSplitSequences,
     ::testing::Values(

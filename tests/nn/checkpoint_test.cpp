@@ -205,7 +205,7 @@ TEST(Checkpoint, ServesAGradientOfAGradient) {
   EXPECT_CLOSE(x.grad(), x.cos() * 2 - x * x.sin());
 }
 
-/// Unpacks the saved tensor twice in backward.
+/// Its backward unpacks the saved tensor twice.
 struct AsksTwice : torch::autograd::Function<AsksTwice> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});
@@ -259,7 +259,7 @@ TEST(Checkpoint, KeepsLess) {
     const at::Tensor y = checkpointed ? checkpoint(fn, x, weight) : fn(x, weight);
     return bytes.now();
   };
-  // In two layers, autograd saves the results of mm and tanh, without checkpointing.
+  // Without checkpointing, autograd saves the results of mm and tanh in both layers.
   const std::int64_t tensor = 64 * 32 * 4;
   EXPECT_EQ(kept(false), 4 * tensor);
   EXPECT_LT(kept(true), tensor + 512);
@@ -337,7 +337,7 @@ std::vector<at::Tensor> drawn(Run run) {
   at::manual_seed(5);
   const at::Tensor x = leaf({40}, 1);
   const at::Tensor y = run(x);
-  at::rand({3});  // must not change the numbers of the recomputation
+  at::rand({3});  // must not change the recomputation's random numbers
   y.sum().backward();
   return {x.grad(), at::rand({2})};
 }

@@ -18,7 +18,7 @@ struct Precision {
 };
 const Precision kPrecisions[] = {{at::kFloat, 1e-5}, {at::kDouble, 1e-12}};
 
-/// `oracle` computes the same function by at:: operators. Compares values and gradients.
+/// Compares values and gradients of `function` with `oracle`, which calls at:: operators.
 template <class Function, class Oracle>
 void expect_same(const Tensors& inputs, const Function& function, const Oracle& oracle,
                  const Precision& precision) {

@@ -211,7 +211,7 @@ struct HalfIn : Module<HalfIn> {
   at::Tensor stray;
 };
 
-/// The parameter stays undefined, like the bias of a libtorch module without bias.
+/// `bias` stays undefined, like the bias of a libtorch module without bias.
 struct WithoutBias : Module<WithoutBias> {
   WithoutBias() {
     weight = register_slot("weight", at::ones({2}));
@@ -221,7 +221,7 @@ struct WithoutBias : Module<WithoutBias> {
   Parameter weight;
 };
 
-/// A module with a libtorch child, whose parameters have no storage under MetaDevice.
+/// Under MetaDevice, the parameters of the libtorch child `fc` have no storage.
 struct HoldsStock : Module<HoldsStock> {
   HoldsStock() : fc(register_module("fc", torch::nn::Linear(2, 2))) {}
   at::Tensor forward(const at::Tensor& x) { return fc(x); }

@@ -120,7 +120,7 @@ Tensors results_of(Model& model, const at::Tensor& input, bool together) {
   return results;
 }
 
-/// linear_products() and separate calls must be equal bit for bit, except x.grad: within `bound`.
+/// Compares linear_products() with separate calls: bit for bit, but x.grad within `bound`.
 void expect_that_of_calls(Model& model, const at::Tensor& input, double bound = 1e-5) {
   const Tensors together = results_of(model, input, true);
   const Tensors apart = results_of(model, input, false);
@@ -499,7 +499,7 @@ INSTANTIATE_TEST_SUITE_P(Placements, AddedDistributedGradient,
                          ::testing::Values(Spread{Shard{0}, Replicate{}, Shard{1}},
                                            Spread{Shard{1}, Shard{1}, Replicate{}},
                                            Spread{Replicate{}, Replicate{}, Replicate{}},
-                                           // The product is Partial here: reduced, then added.
+                                           // The Partial product is reduced, then added.
                                            Spread{Replicate{}, Shard{0}, Shard{0}}));
 
 using Names = std::vector<std::string>;

@@ -74,7 +74,7 @@ TEST(RecomputedInput, HasTheBitsOfAKeptOne) {
   }
 }
 
-/// Returns the bytes of the tensors that the graph saves, except its inputs and result.
+/// Returns the bytes of the tensors that autograd saves, except the function's inputs and result.
 std::int64_t kept_bytes(const Function& function, const Tensors& values) {
   const Tensors inputs = leaves_of(values);
   function(inputs);  // warm-up: the first call allocates more.
@@ -174,7 +174,7 @@ TEST(RecomputedInput, IsRefusedWhereWhatMadeItWasWrittenTo) {
                 "modified by an inplace operation");
 }
 
-/// Backward of the product must not read the norm's weight: under FSDP, the weight is not gathered.
+/// Backward of the product must not read the norm's weight: FSDP may have freed the weight.
 TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
   const Tensors values = values_for_norm();
   const Tensors expected = results_of(with_kept_norm, values);
@@ -235,7 +235,7 @@ TEST(RecomputedInput, OfSiluMulComesWithTheGradientsOfItsInputs) {
             std::vector<std::string>{"tessera::silu_mul_backward"});
 }
 
-/// The gradient of silu_mul's result is not the product's if a hook or a second use changes it.
+/// A hook or a second use of silu_mul's result changes the gradient that the product computed.
 TEST(RecomputedInput, OfSiluMulHasOtherGradientsWhereItsOwnIsAnother) {
   const auto hooked = [](auto product, const std::function<at::Tensor(at::Tensor)>& hook) {
     return [=](const Tensors& v) {

@@ -79,7 +79,7 @@ TEST_ON_MESH(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes, {3, 2}, {"dp",
                     slot_of(at::zeros({2, 2}))});
 }
 
-// One of the two meshes has only some of the ranks.
+// The mesh `pair` has only some of the ranks.
 TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
   RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& all) {
     const DeviceMesh square = rank.mesh({2, 2}, {"a", "b"});
@@ -114,7 +114,7 @@ TEST_ON_MESH(GradNorm, OverAMeshThatNoParameterNames, {4}, {"world"}) {
   EXPECT_FLOAT_EQ(grad_norm({slot}, both).item<float>(), 5.0F);
 }
 
-/// Returns the norm of a parameter of one element, replicated over `mesh`. Its gradient is 2^rank.
+/// Returns the gradient norm of one element, replicated over `mesh`. The gradient is 2^rank.
 double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& distinct = {}) {
   const nn::SlotPtr slot = slot_of(at::zeros({1}), mesh, {Replicate{}});
   slot->set_distinct_along(distinct);
@@ -122,7 +122,7 @@ double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& disti
   return grad_norm({slot}, {.norm_type = 1.0}).item<double>();
 }
 
-// Rank 4 pp + 2 dp + tp. Along the mesh dimension `distinct`, ranks have different parameters.
+// A rank's index is 4 pp + 2 dp + tp. Along `distinct`, ranks have different parameters.
 TEST_ON_MESH(GradNorm, CountsSlicesThatDifferAlongAMeshDimension, {2, 2, 2}, {"pp", "dp", "tp"}) {
   EXPECT_EQ(norm_on(rank, mesh["dp"]), 1.0);
   EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["pp"]), 1.0 + 16.0);
@@ -146,7 +146,7 @@ TEST_ON_RANKS(GradNorm, RefusesMeshesThatDoNotContainEachOther, 3) {
   EXPECT_ERROR(grad_norm(slots), "contains all ranks of the other");
 }
 
-// A single element is infinite or NaN, on one rank: of a sharded, replicated or plain gradient.
+// On one rank, one element of a sharded, replicated or plain gradient is infinite or NaN.
 TEST_ON_MESH(GradNorm, IsNonFiniteEverywhereIfOneElementIs, {2, 2}, {"dp", "tp"}) {
   const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({4}), mesh, {Shard{0}, Shard{0}}),
                                        slot_of(at::zeros({2}), mesh["dp"], {Shard{0}}),

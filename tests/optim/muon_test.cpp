@@ -19,7 +19,7 @@ void run(Muon& optimizer) {
   }
 }
 
-/// Returns the slot of matrix i, in the layout of a test case. Updates must not depend on it.
+/// Returns the slot of matrix i in a test case's layout. Updates must not depend on the layout.
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 const std::vector<std::vector<std::int64_t>> kMatrixSizes{{7, 5}, {8, 2}, {1, 6},
                                                           {5, 9}, {4, 4}, {3, 7}};
@@ -155,7 +155,7 @@ TEST(Muon, UpdatesNarrowMatricesInFp32) {
   EXPECT_EQ(optimizer.state()[0].tensor.scalar_type(), at::kFloat);
 }
 
-// Rank 1's parameter is marked as never filled. Rank 1's error says so, and all ranks must end.
+// Rank 1's parameter is marked as never filled. Rank 1's error must say so; all ranks must end.
 TEST(Muon, AFailureOnOneRankEndsAll) {
   const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
     const nn::SlotPtr slot = slot_of(normal_values({6, 3}, 0), rank.mesh({3}, {"dp"}), {Shard{0}});

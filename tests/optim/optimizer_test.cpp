@@ -61,7 +61,7 @@ at::Tensor trained(MakeOptimizer make, const std::vector<nn::SlotPtr>& slots, st
   return at::cat(all);
 }
 
-// A parameter's update must not depend on the parameters that are adjacent in memory.
+// A parameter's update must not depend on which parameters are adjacent in memory.
 TEST(Optimizer, UpdatesAParameterToTheSameBitsBesideAnyOther) {
   const auto adamw = [](const std::vector<nn::SlotPtr>& slots) -> std::shared_ptr<Optimizer> {
     return std::make_shared<AdamW>(slots, AdamWOptions{.lr = 0.03, .weight_decay = 0.05});

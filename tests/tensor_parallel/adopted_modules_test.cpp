@@ -49,7 +49,7 @@ Expected of_libtorch(const std::shared_ptr<M>& module, const at::Tensor& x) {
   return expected;
 }
 
-/// Compares a module under a plan with libtorch on one rank. dp ranks share dimension `rows_dim`.
+/// Compares a module under a plan with libtorch on one rank. dp splits dimension `rows_dim`.
 template <class Make>
 void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows_dim,
                         const ParallelizePlan& plan) {
@@ -210,7 +210,7 @@ struct ScaledBlock : nn::Module<ScaledBlock> {
   nn::Parameter scale;
 };
 
-/// Maps (patches, dim) to a loss. Prepends a class token and two registers, and adds positions.
+/// Maps (patches, dim) to a loss. Prepends a class token and two register tokens; adds positions.
 struct Encoder : nn::Module<Encoder> {
   Encoder() {
     token = register_slot("token", {1, kDim});

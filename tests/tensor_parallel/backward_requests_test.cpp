@@ -51,7 +51,7 @@ struct Net : nn::Module<Net> {
 
   nn::Child<nn::RMSNorm> norm{*this, "norm", kDim};
   nn::Child<nn::Linear> up{*this, "up", kDim, kFeatures}, down{*this, "down", kFeatures, kDim};
-  nn::Parameter gain;  ///< is in no plan entry
+  nn::Parameter gain;  ///< no plan entry matches `gain`
   bool tiled = false;
   std::function<void(const at::Tensor& hidden)> watch;
 };
@@ -77,7 +77,7 @@ ParallelizePlan plan() {
           {"down", rowwise_parallel({.output_layouts = Shard{0}})}};
 }
 
-/// Draws and runs backward calls, on a mesh, or on one rank with the batches of all dp ranks.
+/// Runs randomly drawn backward calls: on a mesh, or on one rank with all dp ranks' batches.
 class Walk {
  public:
   Walk(Net& net, std::vector<int> batches, bool nests_anywhere)
@@ -88,7 +88,7 @@ class Walk {
     }
   }
 
-  /// Returns all gradients that were computed, in order. Undefined: there was no gradient.
+  /// Returns all computed gradients in order. An undefined tensor stands for a missing gradient.
   std::vector<at::Tensor> run(unsigned seed) {
     random_.seed(seed);
     add_hooks();
@@ -159,7 +159,7 @@ class Walk {
   }
 
   void backward(const at::Tensor& of, bool retain) {
-    // Parameters of a tiled MLP are not in the graph: `inputs` must not contain these.
+    // The parameters of a tiled MLP are not in the graph, so `inputs` must not contain them.
     switch (net_.tiled ? 0 : draw(3)) {
       case 0:
         return of.backward({}, retain);
@@ -175,7 +175,7 @@ class Walk {
 
   void request(int step) {
     switch (draw(4)) {
-      case 0: {  // nested: a backward in a backward
+      case 0: {  // a backward within a backward
         const at::Tensor inner = loss(step + 1);
         const auto done = std::make_shared<bool>(false);
         const auto nest_at = [inner, done](const at::Tensor& tensor) {
@@ -188,7 +188,7 @@ class Walk {
         };
         if (chance(2)) {
           const at::Tensor outer = loss(step);
-          nest_at(outer);  // before the backward of all units
+          nest_at(outer);  // the inner backward runs before the backward of all units
           return outer.backward();
         }
         net_.watch = nest_at;
@@ -213,7 +213,7 @@ class Walk {
   bool nests_anywhere_;
   std::mt19937 random_;
   variable_list parameters_;
-  variable_list seen_;  ///< for each parameter, the sum in its hook
+  variable_list seen_;  ///< for each parameter, the sum of the gradients of its hook
   std::vector<at::Tensor> found_;
 };
 

@@ -90,7 +90,7 @@ void parallelize_mixer(testing::Mixer& mixer, const DeviceMesh& mesh) {
                       {"o", rowwise_parallel()}});
 }
 
-/// Parameter: whether linear_products() computes q, k and v in a single autograd function.
+/// GetParam(): whether linear_products() computes q, k and v in a single autograd function.
 class GatheredInputOfSeveral : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Together, GatheredInputOfSeveral, ::testing::Bool());
 

@@ -72,7 +72,7 @@ at::Tensor mesh_targets() {
   return targets;
 }
 
-/// Computes the expected loss from undistributed logits. `of_row`: factors for Reduction::None.
+/// Computes the expected loss from plain logits. `of_row`: a factor per row, for Reduction::None.
 Expected loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& of_row) {
   const at::Tensor leaf = mesh_logits().requires_grad_();
   const at::Tensor targets = mesh_targets();
@@ -89,7 +89,7 @@ Expected loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& 
 
 struct MeshCase {
   std::vector<std::int64_t> mesh;
-  Placements logits, targets;  ///< targets: plain if empty
+  Placements logits, targets;  ///< empty `targets`: the targets are plain
 };
 
 void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
@@ -271,7 +271,7 @@ TEST(LinearCrossEntropy, InHalfRoundsNoMoreThanTheTypeDoes) {
   });
 }
 
-// Adding terms in bf16 would stop changing the sum at terms below half of the sum's last bit.
+// A sum in bf16 would stop changing at terms below half of the sum's last bit.
 TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
   const auto gradient_of = [](std::int64_t tokens, std::int64_t chunks) {
     const at::Tensor hidden = at::ones({tokens, 2}, at::kBFloat16);
@@ -311,7 +311,7 @@ TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
     EXPECT_EQ(weight.grad().scalar_type(), at::kBFloat16);
     return memory.peak();
   };
-  // At the peak, memory has the weight's gradient in fp32, and a chunk's logits or the bf16
+  // The memory peak is the weight's gradient in fp32, plus the logits of a chunk or the bf16
   // gradient. llama_train uses chunks of this size.
   const LinearCrossEntropyOptions parts{.chunk_bytes = std::int64_t{640} << 20};
   EXPECT_LT(peak([&] { return linear_cross_entropy(hidden, weight, targets, parts); }),

@@ -53,7 +53,7 @@ TEST(DeclaredPlan, NamesModulesFromTheRoot) {
   EXPECT_ERROR(parallelize_module(undeclared, mesh), "no plan", "DeclaresPlan");
 }
 
-// Gathers a sharded input, and shards the result, for a norm on whole tensors: 7 tokens, 3 ranks.
+// The style gathers a norm's sharded input and shards the norm's result: 7 tokens on 3 ranks.
 TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsItsResult) {
   testing::Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({7, 4}, 0.1);
@@ -85,7 +85,7 @@ struct BlockCase {
   bool gated = false;
 };
 
-/// A norm, attention, and an MLP whose width 2 or 3 ranks do not divide.
+/// A norm, attention, and an MLP. The MLP's width (13) is not divisible by 2 or 3 ranks.
 struct OneBlock final : nn::Module<OneBlock> {
   explicit OneBlock(const BlockCase& c) : options(c) {
     norm = register_module("norm", std::make_shared<nn::LayerNorm>(kHidden));
@@ -192,7 +192,7 @@ constexpr std::int64_t kLoraRows = 8;
 const nn::LoraOptions kAdapters{
     .rank = 3, .alpha = 6, .targets = {"gate_up", "down"}, .dropout = 0.25};
 
-/// Linears with LoRA adapters. The sizes of gate_up (10 + 10) and down (6) are not multiples of 4
+/// Linears with LoRA adapters. The sizes of gate_up (10 + 10) and down (6) are not divisible by 4
 /// ranks.
 struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   at::Tensor forward(const at::Tensor& x) {
@@ -221,7 +221,7 @@ void fill_adapters(nn::ModuleBase& model) {
   }
 }
 
-/// Takes two steps on one part of the rows. Returns the adapters' parameters, not distributed.
+/// Takes two steps on one part of the rows. Returns the adapters' whole parameters.
 std::vector<at::Tensor> train(AdaptedBlock& model, std::int64_t part, std::int64_t parts) {
   manual_seed(11);
   optim::Sgd optimizer(model, {.lr = 0.5});
@@ -254,7 +254,7 @@ std::shared_ptr<AdaptedBlock> adapted_on(const DeviceMesh& mesh) {
 TEST(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
   at::Tensor initial, merged;
   std::vector<at::Tensor> expected;
-  // With FSDP, also on one rank, dropout draws random numbers by an element's global index.
+  // Under FSDP, dropout draws random numbers by global index, also on one rank.
   RunRanks(1, [&](Rank& rank) {
     AdaptedBlock alone;
     nn::apply_lora(alone, kAdapters);
@@ -289,8 +289,8 @@ TEST_ON_MESH(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding
   const auto model = adapted_on(mesh);
   const Sent sent(rank);
   (*model)(uniform_values({2, 6}, 0.2)).sum().backward();
-  // Elements on one of 2 ranks: gate_up: A 2 x 6, B 10 x 3; down: A 2 x 10, B 3 x 3. Shards are
-  // padded to multiples of 16 elements (64 bytes).
+  // Numbers of elements on one of 2 ranks: gate_up: A 2 x 6, B 10 x 3; down: A 2 x 10, B 3 x 3.
+  // Shards are padded to multiples of 16 elements (64 bytes).
   EXPECT_EQ(sent.of("dp", "reduce_scatter").bytes, 4 * 2 * (16 + 32 + 32 + 16));
   EXPECT_ERROR(nn::apply_lora(*model, {.targets = {"head"}}), "'head'", "distributed already",
                "before parallelize_module");

@@ -41,7 +41,7 @@ DeviceMesh mesh_of(int ranks) {
   return init_device_mesh(comm::fake_world(0, ranks), {ranks}, {"tp"});
 }
 
-/// Records which modules the style is applied to. Changes no parameter.
+/// Records the modules that a plan entry matches. Changes no parameter.
 class Probe final : public ParallelStyle {
  public:
   std::string name() const override { return "probe"; }
@@ -214,7 +214,7 @@ TEST_ON_RANKS(Parallelize, NeedsNoCommunicationAndKeepsFrozenParametersFrozen, 2
   EXPECT_FALSE(tree.norm->weight->requires_grad());
   EXPECT_FALSE(tree.head->weight->requires_grad());
   EXPECT_TRUE(tree.embed->weight->requires_grad());
-  // A shard that were a view would keep the whole parameter in memory.
+  // The shard must not be a view: a view would keep the whole parameter in memory.
   EXPECT_EQ(local_tensor(tree.head->weight).storage().nbytes(), 5 * 4 * sizeof(float));
   const auto linear = testing::made_on_meta<nn::Linear>(4, 7);
   parallelize_module(*linear, mesh, {{"", colwise_parallel()}});

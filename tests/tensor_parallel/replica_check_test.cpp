@@ -59,7 +59,7 @@ at::Tensor tokens() {
   return uniform_values({5, 8}, 0.5);
 }
 
-/// A style for modules with a plain input: the rank's shard of the tokens.
+/// A style for modules whose plain input is this rank's shard of the tokens.
 StylePtr takes_parts() {
   return prepare_module_input({.input_layouts = {Shard{0}}, .desired_input_layouts = {Shard{0}}});
 }
@@ -133,7 +133,7 @@ struct MasksItsHeads : nn::Module<MasksItsHeads> {
   nn::Child<nn::Linear> q{*this, "q", 8, 8};
 };
 
-/// A wrong style: each rank multiplies the gradient of a replicated tensor by another factor.
+/// A wrong style that multiplies a replicated tensor's gradient by a rank-dependent factor.
 class ScalesGradients final : public ParallelStyle {
  public:
   std::string name() const override { return "scales_gradients"; }

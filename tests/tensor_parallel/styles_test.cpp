@@ -1,4 +1,4 @@
-// Tests that the ParallelStyles give the results and the gradients of one rank.
+// Compares each ParallelStyle on a mesh with the same module on one rank.
 
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/fsdp/fully_shard.h"
@@ -69,7 +69,7 @@ TEST(Styles, RefuseByName) {
 }
 
 TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
-  // 10 tokens are uneven on four ranks.
+  // Four ranks split 10 tokens unevenly.
   RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
     // The gradients of norms would need reductions, which this test does not count.

@@ -22,7 +22,7 @@ struct Peaks {
   std::int64_t init = 0, forward = 0, backward = 0, step = 0, zeroed = 0, deleted = 0;
 };
 
-/// `prepare` changes the sharded model. The peaks are those of rank 0 in the second step.
+/// Returns the memory peaks of rank 0 in the second step. `prepare`: a change of the model.
 Peaks peaks(const Options& options, const std::function<void(SmallModel&)>& prepare = {}) {
   Peaks peaks;
   RunRanks(kRanks, [&](Rank& rank) {
@@ -133,7 +133,7 @@ TEST(Offload, KeepsShardsAndGradientsOnTheHostInTheirOwnType) {
   }
 }
 
-/// Streams whose calls do nothing, except synchronize(), a wait of the host, which calls `waits`.
+/// Streams that do nothing, except that synchronize() (a wait of the host) calls `waits`.
 class HostWaits final : public comm::Streams {
  public:
   explicit HostWaits(std::function<void()> waits) : waits_(std::move(waits)) {}
@@ -148,7 +148,7 @@ class HostWaits final : public comm::Streams {
   std::function<void()> waits_;
 };
 
-/// Gradients are copied to the host asynchronously. The host must wait before it uses them.
+/// Gradients are copied to the host asynchronously. The host must wait before it uses gradients.
 TEST_ON_RANKS(Offload, AddsGradientsAndCallsHooksOnceTheHostHasWaited, 2) {
   ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
   const at::Tensor weight = model.head->slot("weight")->persistent();

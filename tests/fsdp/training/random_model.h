@@ -27,9 +27,9 @@ struct Draws {
   Draw residual = keep;
   Draw features = keep;  ///< `features` and `scores` get tensors sharded over tp
   Draw scores = keep;
-  bool modules = false;  ///< `modules`: calls nn::Dropout modules instead
+  bool modules = false;  ///< `modules`: calls nn::Dropout modules instead of functions
   bool skips_empty = false;
-  int quiet_forwards = 0;  ///< initial forwards without random numbers
+  int quiet_forwards = 0;  ///< number of first forwards without random numbers
 };
 
 struct DrawingBlock : nn::Module<DrawingBlock> {

@@ -41,7 +41,7 @@ struct Block : nn::Module<Block> {
   nn::Child<nn::Linear> up, down;
 };
 
-/// A model of `depth` blocks and a head, which maps (rows, dim) to (rows, classes).
+/// A model of `depth` blocks and a head. Maps (rows, dim) to (rows, classes).
 struct SmallModel : nn::Module<SmallModel> {
   SmallModel(std::int64_t dim, std::int64_t hidden, std::int64_t classes, int depth = 3) {
     for (int i = 0; i < depth; ++i) {
@@ -114,7 +114,6 @@ inline void shard(SmallModel& model, const DeviceMesh& mesh, const Options& opti
   fully_shard(model, mesh, root);
 }
 
-/// A SmallModel that is filled with values and sharded over `mesh`.
 struct ShardedModel : SmallModel {
   explicit ShardedModel(const DeviceMesh& mesh, const Options& options = {},
                         const Sizes& sizes = {})
@@ -184,7 +183,7 @@ inline void RunHybrid(const ShardedBody& body) {
   RunHybrid(Options{}, body);
 }
 
-/// Returns the gradients of the summed losses of `steps` on one rank.
+/// Runs backward of the loss of each of `steps` on one rank. Returns the summed gradients.
 inline std::vector<at::Tensor> gradients_alone(const Sizes& sizes = {},
                                                const std::vector<int>& steps = {0}) {
   Filled<SmallModel> alone(sizes.dim, sizes.hidden, sizes.classes);
@@ -204,7 +203,7 @@ inline void drop_gradients(const nn::ModuleBase& model) {
   }
 }
 
-/// Returns the gradients, not sharded, and clears them. Collective.
+/// Returns the whole gradients and removes the gradients from the model. Collective.
 inline std::vector<at::Tensor> take_gradients(const nn::ModuleBase& model) {
   std::vector<at::Tensor> gradients;
   for (const auto& [name, slot] : model.named_slots()) {
@@ -267,8 +266,8 @@ class Warnings final : public c10::WarningHandler {
                            ::testing::ValuesIn(::tessera::fsdp::arrangements({__VA_ARGS__})), \
                            ::tessera::testing::name_of_case<::tessera::fsdp::Arrangement>)
 
-/// A test whose body runs on every rank with a sharded model. The arguments are those of
-/// RunSharded(): TEST_SHARDED(Suite, Name, 2) { ... rank, model ... }.
+/// A test whose body runs on every rank with a sharded model. The test's name is followed by the
+/// arguments of RunSharded(): TEST_SHARDED(Suite, Name, 2) { ... rank, model ... }.
 #define TEST_SHARDED(suite, name, ...)                                                  \
   static void suite##_##name##_sharded(::tessera::testing::Rank& rank,                  \
                                        ::tessera::fsdp::ShardedModel& model);           \
