@@ -191,8 +191,8 @@ class HostMemory {
   std::int64_t taken_ = 0;
 };
 
-/// Replaces each block of the state by a copy in host memory, page-locked for a block on a GPU.
-/// When the function returns, the program can change the model and the optimizer.
+/// Replaces each block of the state by a copy in host memory. The copy of a block on a GPU is in
+/// page-locked memory. Afterwards the program can change the model and the optimizer.
 void copy_to_host(std::vector<ShardFile>& files) {
   HostMemory memory(files);
   std::optional<c10::Device> device;

@@ -169,7 +169,7 @@ namespace {
 struct Difference {
   bool found = false;
   double absolute = 0;
-  double relative = 0;  ///< the absolute difference divided by the larger value
+  double relative = 0;  ///< the absolute difference divided by the larger absolute value
 
   /// Compares two blocks and updates the largest differences. A NaN in only one of the blocks, and
   /// unequal infinities, count as an infinite difference.

@@ -125,8 +125,8 @@ void load_object(const std::string& name, const std::function<void()>& load) {
 }
 
 /// Loads this rank's state into `object`. `of_ranks`: the object's states on all ranks that saved
-/// the step. If the number of ranks has changed, rank 0 merges the states and the other ranks
-/// reset.
+/// the step. If the number of ranks has changed, rank 0 loads the merged states, and the other
+/// ranks reset `object`.
 void load_rank_state(RankState& object, const json& of_ranks, int rank, int world_size) {
   if (of_ranks.size() == static_cast<std::size_t>(world_size)) {
     object.load_state_dict(of_ranks.at(static_cast<std::size_t>(rank)));

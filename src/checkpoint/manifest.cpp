@@ -46,8 +46,8 @@ std::size_t widest_dim(const ManifestTensor& tensor) {
 }
 
 /// Throws Error unless the chunks (stored blocks) cover each element of the tensor exactly once.
-/// All chunks must be inside the tensor. Chunks are sorted by their offsets along one dimension. A
-/// chunk can overlap only later chunks that begin before the chunk ends. Chunks without overlaps
+/// All chunks must be inside the tensor. Chunks are sorted by their offsets along one dimension, so
+/// a chunk is compared only with the chunks that begin before its end. Chunks without overlaps
 /// cover the tensor exactly if they have as many elements as the tensor.
 void check_tiling(const ManifestTensor& tensor) {
   tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // tensor_bytes() throws on overflow

@@ -26,7 +26,7 @@ inline constexpr const char* kManifestFile = "manifest.json";
 struct FileRecord {
   std::string name;
   std::uint64_t bytes = 0;
-  std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB; empty if PyTorch wrote the file
+  std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB of the file; empty if PyTorch wrote it
 };
 
 struct ManifestChunk {

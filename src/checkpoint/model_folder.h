@@ -87,7 +87,7 @@ class ExportFolder {
   std::filesystem::path folder_;
   std::string config_json_;
   std::vector<std::string> names_;
-  std::vector<SafetensorsWriter> writers_;  ///< the writers of `names_`, in the same order
+  std::vector<SafetensorsWriter> writers_;  ///< the writer of each file in `names_`
   std::map<std::string, std::size_t> shard_of_;
   std::int64_t total_bytes_ = 0;
 };

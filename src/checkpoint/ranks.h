@@ -19,8 +19,8 @@ class World;
 
 namespace tessera::checkpoint {
 
-/// Returns the process group of all ranks, which connects each rank that saves or loads with rank
-/// 0, even if the world is larger than the meshes of the model. The first call is collective.
+/// Returns the process group of all ranks. Saves and loads reach rank 0 through this group, even
+/// from ranks whose meshes do not contain rank 0. The first call is collective.
 comm::CommunicatorPtr all_ranks(comm::World& world);
 
 /// Returns a CPU process group of all ranks, used only by sharded saves: a background save uses

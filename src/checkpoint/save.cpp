@@ -319,8 +319,8 @@ std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<State
   return files;
 }
 
-/// Limits of an object's JSON state. 29 levels of nesting, because a manifest, which contains the
-/// state, may have 32 levels.
+/// Limits of an object's JSON state. The state may have 29 levels of nesting, because a manifest,
+/// which contains the state, may have 32 levels.
 constexpr JsonLimits kStateLimits{.depth = 29};
 
 std::string text_of(const json& state) {

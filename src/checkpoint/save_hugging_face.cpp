@@ -309,7 +309,7 @@ std::vector<SentParameter> sent_adapters(const nn::ModuleBase& module) {
 /// configuration for PEFT.
 std::string checked_config(const nn::ModuleBase& module, const std::filesystem::path& folder,
                            const std::string& base_model) {
-  std::error_code missing;  // set by equivalent() if `base_model` is no folder
+  std::error_code missing;  // equivalent() sets `missing` if `base_model` is no folder
   TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing),
                 "the adapters were to be "
                 "saved to '",

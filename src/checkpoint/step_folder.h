@@ -1,6 +1,6 @@
 // The folders of saved steps, on the rank that creates and removes the folders. A step exists if
-// its manifest exists; until then its folder has a marker file. Folders are never renamed, and no
-// file records the newest step, because some network file systems replace neither atomically.
+// its manifest exists; until then its folder has a marker file. No folder is renamed, and no file
+// records the newest step, because some network file systems cannot rename or replace atomically.
 
 #pragma once
 

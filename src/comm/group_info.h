@@ -19,7 +19,7 @@ class GroupWatch;
 /// The name, ranks and time-out of a process group, from which a back end makes a Communicator.
 struct GroupInfo {
   std::string name;
-  std::vector<int> ranks;  ///< world ranks, in the order of the group
+  std::vector<int> ranks;  ///< the group's ranks as world ranks, in order
   int rank = 0;            ///< this rank's index in the group
   std::chrono::milliseconds timeout{};
   /// Records the calls of the process group; nullptr for one rank or in a fake world.

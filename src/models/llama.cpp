@@ -26,9 +26,9 @@
 namespace tessera::models {
 namespace {
 
-/// Divides by s.factor the rotary frequencies that make fewer than low_freq_factor rotations in the
-/// original context. Frequencies with more than high_freq_factor rotations stay unchanged.
-/// Frequencies between these two limits are interpolated.
+/// Divides rotary frequencies with fewer than low_freq_factor rotations in the original context by
+/// s.factor. Frequencies with more than high_freq_factor rotations stay unchanged. Frequencies
+/// between these two limits are interpolated.
 at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   const at::Tensor turns =
       plain * (static_cast<double>(s.original_positions) / (2 * std::numbers::pi));

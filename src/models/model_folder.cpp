@@ -149,7 +149,7 @@ constexpr std::int64_t kMaxLayers = 10'000;
 struct Architecture {
   const char* type;
   const char* class_name;
-  bool query_key_value_bias;  ///< whether q, k, v have biases for every config.json
+  bool query_key_value_bias;  ///< whether q, k, v always have biases, whatever config.json says
   bool query_key_norm;
   bool begins_texts;    ///< whether the tokenizer puts the token bos_token_id before a text
   const char* experts;  ///< config.json's key of the number of experts; nullptr: no experts

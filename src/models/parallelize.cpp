@@ -36,8 +36,8 @@ DeviceMesh with_replicas(const DeviceMesh& mesh, const std::vector<std::string>&
                                        : flat;
 }
 
-/// Returns the mesh of the experts' weights: "tp" or, with several ranks in "ep", "ep" and "tp".
-/// The first dimension splits the experts; ranks along a second dimension have different tokens.
+/// Returns the mesh of the experts' weights: "tp", or "ep" and "tp" if "ep" has several ranks. The
+/// first dimension splits the experts; ranks along a second dimension have different tokens.
 DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   if (!has_dim(mesh, "ep") || mesh.size("ep") == 1) {
     return mesh["tp"];
@@ -71,8 +71,8 @@ fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
   return options;
 }
 
-/// The checkpointing policy of torchtitan: saves the results of attention and of each first, third,
-/// ... matrix product (in a Llama block: the products for queries, values and gate).
+/// The checkpointing policy of torchtitan: saves the results of attention and of the first, third,
+/// fifth, ... matrix product (in a Llama block: the products for queries, values and gate).
 bool keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear" ||

@@ -91,8 +91,8 @@ const Launcher* find_launcher(const Variables& variables) {
   return nullptr;
 }
 
-/// Reads this process's rank, world size and local rank. If a launcher sets no local rank,
-/// local_rank_among() in world_from_environment.cpp counts the lower ranks on this machine.
+/// Reads this process's rank, world size and local rank. If the launcher sets no local rank,
+/// local_rank_among() in world_from_environment.cpp computes the local rank later.
 void read_ranks(const Variables& variables, const Launcher& launcher, JobVariables& job) {
   job.launcher = detail::concat(launcher.rank, " and ", launcher.size, " of ", launcher.name);
   job.rank = *integer(variables, launcher.rank, 0, kAny);
@@ -250,7 +250,7 @@ AddressList look_up(const std::string& host, int& error) {
   return {error == 0 ? first : nullptr, &freeaddrinfo};
 }
 
-/// Returns the local address from which the kernel would send to `peer`. Found with a UDP socket.
+/// Asks the kernel, through a UDP socket, from which local address it would send to `peer`.
 std::string source_address_towards(const std::string& peer) {
   int error = 0;
   const AddressList list = look_up(peer, error);

@@ -30,7 +30,7 @@ struct JobInfo {
 };
 using JobPtr = std::shared_ptr<const JobInfo>;
 
-/// Returns the part of the job's store that belongs to the process group `info` and to `use`.
+/// Returns a part of the job's store, for `info` alone. Each `use` of a group has its own part.
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
 /// Returns `info` with its members `watch` and `ranks_here` set. `use`: a prefix of the group's

@@ -135,7 +135,7 @@ class Arrivals {
   /// Keys in the store. Rank r sets key r when rank r has opened the records of all other ranks.
   std::vector<std::string> opened_keys_;
   /// The first rank that has not opened the records. Each poll asks for this rank first, to send
-  /// few questions to the store, which serves all ranks of the job.
+  /// few requests to the store, which serves all ranks of the job.
   int next_to_open_ = 0;
   /// The ranks that this rank waits for; at first all other ranks.
   std::vector<int> missing_;

@@ -1,6 +1,6 @@
 // A World of processes or threads. Chooses the back end of each process group: NCCL if the options
-// say so, else a back end for CPU tensors (group_setup.cpp). For CUDA tensors, the latter copies
-// through CPU memory.
+// say so, else a back end for CPU tensors (group_setup.cpp), which copies CUDA tensors through CPU
+// memory.
 
 #include "rendezvous/store_world.h"
 

@@ -121,8 +121,8 @@ class ExchangeRounds {
   std::byte* output_;
   std::vector<std::int64_t> input_counts_;
   std::vector<std::int64_t> output_counts_;
-  /// The size of the table at the beginning of a slot (buffer): the number of elements that the
-  /// slot's rank sends to each rank, and the number that the slot's rank expects from each rank.
+  /// The size in bytes of the table at the beginning of a slot (buffer): the number of elements
+  /// that the slot's rank sends to each rank, and the number that it expects from each rank.
   std::int64_t table_bytes_;
   std::int64_t capacity_;
 };

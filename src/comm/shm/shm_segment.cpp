@@ -36,7 +36,7 @@ constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
 /// The interval at which a sleeping rank checks whether the other ranks are alive.
 constexpr milliseconds kPeerCheck{100};
-/// The number of checks before a waiting rank sleeps. These checks take about 20 us, like a sleep.
+/// The number of checks before a waiting rank sleeps. The checks cost about 20 us, like a sleep.
 constexpr int kSpins = 500;
 
 using Counter = std::atomic<std::uint32_t>;

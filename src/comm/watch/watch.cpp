@@ -187,7 +187,7 @@ void WorldWatch::announce(int rank, const std::string& topic, const std::string&
   ask(store_, [bytes = std::vector<std::uint8_t>(line.c_str(), line.c_str() + line.size() + 1)](
                   detail::Store& store) {
     store.append(kAnnouncements, bytes);
-    return store.check({kAnnouncements});  // waits until the store has received `bytes`
+    return store.check({kAnnouncements});  // check() returns after the store has got `bytes`
   }).wait_for(kPatience);
 }
 
@@ -405,7 +405,7 @@ void WorldWatch::look_at_device() {
 
 namespace {
 
-/// Calls `question`, a function of the store, repeatedly until the result has a value.
+/// Calls `question(store)` repeatedly until the result has a value.
 template <class Question>
 auto answer_of(const detail::StorePtr& store, const GroupInfo& group, const Question& question) {
   constexpr std::chrono::microseconds kLongestNap{100'000};

@@ -44,7 +44,7 @@ struct WatchSettings {
 /// is not deleted later, or, if `folder` is "", anonymous memory (memfd). Throws Error if the file
 /// cannot be made.
 RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
-/// Maps another rank's flight record by handle_of_file(Record::fd); nullptr on failure.
+/// Maps another rank's flight record; nullptr on failure. `handle`: see handle_of_file().
 RecordPtr open_record(const std::string& handle);
 
 struct BegunCall {
@@ -201,10 +201,10 @@ class GroupWatch {
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
                                      const std::string& reason);
 
-/// Starts `question`, a function of the store, and returns its future result. The process that
-/// serves the store can be stopped, and most calls of a store have no time-out. So a detached
-/// thread calls a store of another process. The thread can outlive the caller, so `question` must
-/// own everything that it uses.
+/// Calls `question(store)` and returns the future result. The process that serves a store can be
+/// stopped, and most functions of a store have no time-out. So a detached thread calls `question`
+/// if another process serves the store. The thread can outlive the caller, so `question` must own
+/// everything that it uses.
 template <class Question>
 auto ask(detail::StorePtr store, Question question) {
   const bool in_memory = detail::is_in_memory(store);
