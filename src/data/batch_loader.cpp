@@ -25,8 +25,8 @@ namespace {
 /// The value of a target that cross_entropy ignores: the default of its ignore_index.
 constexpr std::int64_t kIgnoredTarget = -100;
 
-/// The number of tokens that are compared with the vocabulary size before the first step, which
-/// takes less than a second. Later tokens are compared when a sample with these tokens is read.
+/// The number of tokens that are compared with the vocabulary size before the first step (in less
+/// than a second). A later token is compared when a sample with the token is read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
 /// The number of tokens in one read and check, small enough for the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
@@ -321,7 +321,7 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 /// samples of a source.
 class Mixture {
  public:
-  /// All `weights` must be > 0. They are stored as integers, so that all machines round equally.
+  /// All `weights` must be > 0. Shares are stored as integers, so that all machines round equally.
   explicit Mixture(const std::vector<double>& weights) : sums_{0} {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (const double weight : weights) {
@@ -481,7 +481,7 @@ void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) c
   }
 }
 
-/// Returns the source of sample `n`, and the sample's index there. An exhausted source repeats.
+/// Returns the source of sample `n`, and the sample's index in this source. Sources repeat.
 BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   const Mixture::Place at = (*mixture_)(n);
   const SampleSource* source = sources_[at.source].samples.get();

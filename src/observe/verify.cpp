@@ -419,8 +419,8 @@ constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 /// change very little.
 constexpr std::uint64_t kDraws = 2;
 
-/// Returns a scope object that tells random operators which samples of the whole batch this rank
-/// has, as long as the object exists.
+/// Returns a scope object. While the object exists, random operators know which samples of the
+/// whole batch this rank has.
 BatchPart part_of_batch(const DeviceMesh& mesh, const VerifyOptions& options) {
   if (options.batch_dims.empty()) {
     return {0, 1};

@@ -71,9 +71,9 @@ std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t ali
 
 }  // namespace
 
-/// Redistributes a gradient that is a pending sum; backward computes such a gradient for a
-/// replicated parameter if inputs are sharded. The result replaces `.grad`, so that clipping and
-/// the step reduce the gradient only once.
+/// Redistributes a Partial gradient. (Backward computes a Partial gradient for a replicated
+/// parameter if inputs are sharded.) The result replaces `.grad`, so that clipping and the step
+/// reduce the gradient only once.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   const at::Tensor& parameter = slot.persistent();
   const at::Tensor& grad = parameter.grad();

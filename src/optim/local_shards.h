@@ -18,7 +18,7 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::optim {
 
 /// Returns the gradient of a slot's persistent parameter; undefined if there is none. A gradient of
-/// another layout than the parameter's (a pending sum) is redistributed and stored in `.grad`,
+/// another layout than the parameter's, such as Partial, is redistributed and stored in `.grad`,
 /// which is collective.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot);
 
@@ -87,9 +87,9 @@ struct GradTerms {
   std::optional<c10::Device> device;
 };
 
-/// Collects the gradients of `parameters`. Reduces gradients that are pending sums, which is
-/// collective over their meshes. The joint mesh (GradTerms::joint) is options.over, by default the
-/// largest root mesh. Throws Error if the joint mesh does not contain the other meshes.
+/// Collects the gradients of `parameters`. Reduces Partial gradients, which is collective over
+/// their meshes. The joint mesh (GradTerms::joint) is options.over, by default the largest root
+/// mesh. Throws Error if the joint mesh does not contain the other meshes.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
 
 /// Returns the p-norm of all gradients, and the factor that clips the gradients to `max_norm`

@@ -141,8 +141,8 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   std::vector<ShardUpdate> shards;
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // The reduction of a gradient that is a pending sum is collective. So gradients are visited in
-    // the order of the parameters, which is the same on every rank.
+    // The reduction of a Partial gradient is collective. So gradients are visited in the order of
+    // the parameters, which is the same on every rank.
     const at::Tensor grad = slot_gradient(*parameters_[i]);
     const at::Tensor& parameter = parameters_[i]->persistent();
     if (!grad.defined() && !updates_without_gradient(parameter)) {

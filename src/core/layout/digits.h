@@ -1,6 +1,6 @@
-// Functions on digits (factors of a tensor dimension, divided over mesh dimensions) that layouts
-// and the redistribution planner share: sizes over a mesh, and the canonical form.
-// tessera/core/detail/layout.h defines digits.
+// Functions on Digits (sub-dimensions of a tensor dimension) that layouts and the redistribution
+// planner share: sizes over a mesh, and the canonical form. tessera/core/detail/layout.h defines
+// Digit.
 #pragma once
 
 #include <cstdint>

@@ -298,9 +298,9 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   return out;
 }
 
-/// Returns the split factor of `mesh_dim` (NOTE [Orders and strided shards]): the product of a
-/// rank's positions of each preceding Digit (sub-dimension) when PyTorch divides over `mesh_dim`,
-/// and of the sizes of the later mesh dimensions that divide the same Digit first.
+/// Returns the split factor of `mesh_dim` (NOTE [Orders and strided shards]): the number of chunks
+/// that PyTorch shards over `mesh_dim`. There is a chunk for each position that a rank has of the
+/// preceding Digits (sub-dimensions), times the ranks of later mesh dimensions that divide first.
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {

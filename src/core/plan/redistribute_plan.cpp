@@ -399,9 +399,9 @@ struct Shares {
   double present = 1;
 };
 
-/// Estimates the Shares of a rank, as if all divisions were even and independent. If a mesh
-/// dimension shards different tensor dimensions now and in the target, the target shard of a rank
-/// contains only some of the rank's current elements.
+/// Estimates Shares::needed and Shares::present of a rank, as if all divisions were even and
+/// independent. If a mesh dimension shards different tensor dimensions now and in the target, the
+/// target shard of a rank contains only some of the rank's current elements.
 Shares shares(const SearchState& state) {
   const auto& problem = state.problem();
   Shares out;

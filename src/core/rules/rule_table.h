@@ -53,8 +53,8 @@ std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
 std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& call,
                                            const std::vector<int>& tensors);
 
-/// Declares that the operator commutes with every reduction of the tensors `inputs`. This holds for
-/// operators that move elements without changing them.
+/// Declares that the operator commutes with every reduction of the tensors `inputs`, as operators
+/// do that move elements without changing them.
 void add_any_linear(ShardingRule& rule, const std::vector<int>& inputs);
 
 /// Returns `dim` as an index from 0. Throws Error if `dim` is out of range; a 0-d tensor counts as

@@ -24,7 +24,7 @@ bool commute(ReduceOp a, ReduceOp b);
 /// divides the chunk of the previous mesh dimension, as torch.chunk does. `extent` need not be
 /// divisible. A Digit without mesh dimensions is not sharded.
 struct Digit {
-  std::int64_t extent = 0;  ///< number of positions; 0: those of the whole tensor dimension
+  std::int64_t extent = 0;  ///< number of positions; 0: size of the whole tensor dimension
   std::vector<int> mesh_dims;
   friend auto operator<=>(const Digit&, const Digit&) = default;
 };

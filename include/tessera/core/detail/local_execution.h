@@ -80,13 +80,13 @@ struct LocalExecution {
     int arg = 0;
     int output = 0;
     int dim = -1;  ///< dimension whose size the argument contains; -1: all sizes of the output
-    std::int64_t times = 1;  ///< the argument's value divided by the dimension's size
+    std::int64_t times = 1;  ///< the argument is the dimension's size multiplied by this number
   };
   std::vector<SizeArgument> size_arguments;
 
   /// Inputs of which the operator reads only sizes and type (the argument of zeros_like, the target
-  /// of copy_). Such inputs are never reduced. A redistribution is needed only if local sizes of
-  /// the result differ from local sizes of the input.
+  /// of copy_). Such inputs are never reduced, and are redistributed only if the local sizes of the
+  /// result differ from the input's local sizes.
   std::vector<int> unread;
 
   /// Whether the operator draws random numbers. Such an operator cannot run unchanged on local
