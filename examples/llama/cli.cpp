@@ -139,7 +139,7 @@ CLI::Validator number_of_at_least_0() {
   return number_check("of at least 0", [](double value) { return value >= 0; });
 }
 
-/// Returns a check that rejects numbers <= 0, and subnormal numbers.
+/// Returns a check that accepts numbers above 0, except subnormal numbers.
 CLI::Validator number_above_0() {
   return number_check("above 0",
                       [](double value) { return value >= std::numeric_limits<double>::min(); });

@@ -43,12 +43,12 @@ std::string number_text(double value);
 /// "--sp,!--no-sp". Unlike CLI11's add_flag(), add_switch() lets a program read the default.
 CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on, const std::string& help);
 
-/// Returns a check that an option's number is finite and within the bounds, inclusive. Unlike
-/// CLI11's checks, this check rejects NaN and prints the bounds with few digits.
+/// Returns a check that accepts finite numbers within the bounds, inclusive. Unlike CLI11's checks,
+/// this check rejects NaN and prints the bounds with few digits.
 CLI::Validator number_between(double least, double most);
 CLI::Validator number_of_at_least_0();
 CLI::Validator number_above_0();
-/// Returns a check that a number is above 0 and at most `most`.
+/// Returns a check that accepts numbers above 0 and at most `most`.
 CLI::Validator number_above_0_to(double most);
 
 using tessera::nearest;

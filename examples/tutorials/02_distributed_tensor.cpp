@@ -14,7 +14,7 @@
 using namespace tessera;
 
 /// All-reduces the global rank over "tp": ranks that differ only in their "tp" coordinate get the
-/// same sum. Communicators work on plain tensors; they do not know DTensor.
+/// same sum. Communicators accept only plain tensors.
 double sum_of_ranks(const DeviceMesh& mesh) {
   const at::Tensor sum = at::full({1}, static_cast<double>(mesh.world()->rank()));
   mesh.group("tp").all_reduce(sum, ReduceOp::kSum)->wait();
@@ -45,7 +45,7 @@ void run_rank() {
   at::Tensor a = distribute_tensor(whole_a, mesh["tp"], {Shard{1}});
   const at::Tensor b = distribute_tensor(whole_b, mesh["tp"], {Shard{0}});
   // requires_grad_() is called after the distribution, so that the distributed tensor is the leaf.
-  // Its gradient has the same placements.
+  // The leaf's gradient has the same placements as the leaf.
   a.requires_grad_();
   const DistributedTensor product(at::mm(a, b));
 

@@ -1,5 +1,5 @@
-// A mixture of experts: the experts are split over one mesh dimension, all other layers are on
-// every rank.
+// A mixture of experts. The experts are split over one mesh dimension. Every rank has all other
+// layers.
 //   tessera-run --nproc 4 -- build/bin/tutorial_11_experts [EXPERTS EP]
 
 #include <ATen/CPUGeneratorImpl.h>

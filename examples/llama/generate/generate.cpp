@@ -23,7 +23,7 @@ namespace {
 
 constexpr double kRefused = -std::numeric_limits<double>::infinity();
 
-/// Sets the score of each token to -inf that is less likely than the k-th most likely token.
+/// If a token is less likely than the k-th most likely token, sets the token's score to -inf.
 at::Tensor keep_top_k(const at::Tensor& scores, std::int64_t k) {
   if (k == 0 || k >= scores.size(-1)) {
     return scores;

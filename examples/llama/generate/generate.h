@@ -36,7 +36,7 @@ class Sampler {
 
 struct PromptText {
   std::string text;
-  bool is_whole = false;  ///< whether `text` contains the begin tokens (chat template)
+  bool is_whole = false;  ///< whether `text` already has begin tokens, from a chat template
 };
 
 /// Returns the prompts of the command line or of the files of --prompts. A text file has one prompt

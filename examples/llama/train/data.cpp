@@ -40,7 +40,7 @@ std::vector<std::string> shards_of(const char* flag, const std::vector<std::stri
   return files;
 }
 
-/// Returns the shard files of each source of tokens. Without --weights there is one source.
+/// Returns the shard files of each source of tokens. Without --weights, all shards are one source.
 std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   if (options.weights.empty()) {
     return {shards_of("--tokens", options.tokens)};

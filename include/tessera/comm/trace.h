@@ -39,7 +39,7 @@ class CallRecorder;
 /// groups of one rank. Thread safe.
 class TrafficCounter {
  public:
-  /// `purpose`: the purpose of the process group.
+  /// Counts a collective. `purpose`: the text for CollectiveCall::purpose.
   void record(const std::string& group, const char* collective, std::int64_t bytes,
               const std::string& purpose);
   TrafficTable table() const;

@@ -115,8 +115,8 @@ std::string current_unit(const nn::ModuleBase& module);
 
 class Unit;
 
-/// A gather that start_unshard has started. If the handle is destroyed without wait(), the next
-/// forward or unshard waits.
+/// The handle of a gather that start_unshard has started. If the handle is destroyed without
+/// wait(), the next forward or unshard waits for the gather.
 class UnshardHandle {
  public:
   /// Waits until the parameters are unsharded. Collective. A second call does nothing, and so does
@@ -221,12 +221,12 @@ void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurs
 /// Throws Error for a module that is not a unit, and for a unit that ran below another root.
 void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 
-/// Sets the units whose gathers start when forward reaches the unit of `module`. By default this is
-/// only the unit that ran next in the root's last forward. Throws Error for a module that is not a
-/// unit.
+/// Sets the units whose gathers start when forward reaches the unit of `module`. Default: only the
+/// unit that ran after the unit of `module` in the root's last forward. Throws Error for a module
+/// that is not a unit.
 void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
-/// Sets the units whose gathers start when backward reaches the unit of `module`. By default this
-/// is only the unit that ran just before in forward.
+/// Sets the units whose gathers start when backward reaches the unit of `module`. Default: only the
+/// unit that ran in forward immediately before the unit of `module`.
 void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
 
 }  // namespace tessera::fsdp

@@ -22,8 +22,8 @@ struct GradScalerOptions {
   /// and nothing is checked.
   bool enabled = true;
   double init_scale = 65536.0;
-  double growth_factor = 2.0;           ///< growth of the scale after growth_interval steps
-  double backoff_factor = 0.5;          ///< factor by which the scale falls after an overflow
+  double growth_factor = 2.0;           ///< multiplies the scale after growth_interval steps
+  double backoff_factor = 0.5;          ///< multiplies the scale after an overflow
   std::int64_t growth_interval = 2000;  ///< number of steps without overflow before growth
 };
 

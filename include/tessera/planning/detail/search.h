@@ -27,7 +27,7 @@ struct Estimate {
 /// How a training run is split over ranks.
 struct TrainingLayout {
   std::int64_t dp = 1;          ///< number of data-parallel ranks that shard parameters
-  std::int64_t tp = 1, cp = 1;  ///< numbers of ranks of tensor and context parallelism
+  std::int64_t tp = 1, cp = 1;  ///< numbers of tensor- and context-parallel ranks
   /// Activation checkpointing: "none", "selective" or "full"; "selective:12" is "selective" for the
   /// first 12 blocks only.
   std::string ac{};
