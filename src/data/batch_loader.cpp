@@ -28,7 +28,7 @@ constexpr std::int64_t kIgnoredTarget = -100;
 /// The number of tokens that are compared with the vocabulary size before the first step (in less
 /// than a second). A later token is compared when a sample with the token is read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
-/// The number of tokens in one read and check, small enough for the CPU's cache.
+/// The number of tokens that are read and checked together, small enough for the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
 
 class TokenWindows final : public SampleSource {
@@ -388,8 +388,8 @@ std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
   return weights;
 }
 
-/// Sets the position of each token of a row in the token's document. The target at the end token of
-/// a document would belong to the next document, so this target is set to -100.
+/// Sets for each token of a row the token's position in its document. The target at the end token
+/// of a document would belong to the next document, so this target is set to -100.
 void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions) {
   std::int64_t position = 0;

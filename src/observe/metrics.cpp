@@ -44,7 +44,7 @@ std::string records_up_to(const std::filesystem::path& path, std::int64_t last) 
   for (std::string line; std::getline(in, line) && !in.eof();) {
     try {
       if (json::parse(line).at("step").get<std::int64_t>() > last) {
-        break;  // the resumed run writes these steps again
+        break;  // the resumed run repeats the steps after `last`
       }
     } catch (const json::exception& error) {
       fail("the metrics file '", path.string(), "' has a line that is no record (", error.what(),

@@ -312,8 +312,8 @@ void check_reference(const nn::ModuleBase& module, const nn::ModuleBase& referen
   check_slots(module.named_buffer_slots(), reference.named_buffer_slots());
 }
 
-/// Copies the values and modes of `module` to `reference`, allocating memory for `reference` if it
-/// is on the meta device. Collective over the meshes of the module's parameters.
+/// Copies the values and modes of `module` to `reference`. If `reference` is on the meta device,
+/// allocates its memory first. Collective over the meshes of the module's parameters.
 void copy_to_reference(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh) {
   if (has_no_memory(reference.named_slots()) || has_no_memory(reference.named_buffer_slots())) {
     nn::to_empty(reference, mesh.device());

@@ -392,7 +392,7 @@ double LrSchedule::factor(std::int64_t step) const {
   return o.min_factor + (1 - o.min_factor) * factor;
 }
 
-/// The factor between warm-up and end, from 1 down to 0. min_factor is not applied yet.
+/// The factor of the learning rate after the warm-up, without min_factor: falls from 1 to 0.
 double LrSchedule::falling(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   if (o.schedule == Schedule::kWsd) {

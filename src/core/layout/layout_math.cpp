@@ -180,7 +180,7 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
 
 }  // namespace
 
-/// If positions are fewer than chunks, the last chunks have size 0. torch.chunk omits such chunks.
+/// If there are fewer positions than chunks, the last chunks have size 0, unlike in torch.chunk.
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index) {
   const auto full = detail::ceil_div(size, chunks);
   return std::clamp(size - index * full, std::int64_t{0}, full);

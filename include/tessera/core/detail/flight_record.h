@@ -102,8 +102,8 @@ std::string record_name(int world, int rank);
 /// Returns a list of ranks as text: "rank 1" or "ranks 0, 2-7".
 std::string name_ranks(const std::vector<int>& ranks);
 
-/// Explains a hang by the flight records in `folder`. The text has one line for each rank: the
-/// rank's last collective, and which ranks have not begun it. Throws Error if there are no records.
+/// Explains a hang by the flight records in `folder`. Returns a line for each rank: its last
+/// collective, and the ranks that have not begun this collective. Throws Error without records.
 std::vector<std::string> explain_records(const std::string& folder);
 
 }  // namespace tessera::flight
