@@ -47,9 +47,9 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
 /// or parallelize_module (docs/random.md). Not collective, but every rank must set the same seed
 /// and make the same calls: then the ranks get shards of the same global tensors, on every mesh.
 /// The common operators draw by global element, without communication and bit-equal on CPU and
-/// CUDA. All other random operators gather their tensors, and are bit-equal on devices of one kind.
-/// A generator that the caller passes to an operator has precedence; every rank must pass an equal
-/// generator. libtorch's own generators are not changed.
+/// CUDA. All other random operators gather their tensors, and are bit-equal on devices of the same
+/// model. A generator that the caller passes to an operator has precedence; every rank must pass an
+/// equal generator. libtorch's own generators are not changed.
 void manual_seed(std::uint64_t seed);
 
 /// Returns this rank's position in its sequence of random operators. set_random_state() with the

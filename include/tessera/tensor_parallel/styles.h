@@ -166,7 +166,7 @@ StylePtr replicate_parallel(ReplicateOptions options = {});
 /// without own parameters. Like PyTorch's distribute_module with partition_fn.
 StylePtr place_parameters(std::vector<std::pair<std::string, Placement>> placements = {});
 
-/// Options of prepare_module_input(), for any module. The i-th entries are for the i-th tensor
+/// Options of prepare_module_input(), for any module. Entry i of each list is for the i-th tensor
 /// among the arguments of forward: `input_layouts` is the placement of a plain tensor,
 /// `desired_input_layouts` the placement after redistribution. With nullopt the tensor stays
 /// unchanged.
@@ -180,8 +180,8 @@ struct PrepareModuleInputOptions {
 /// PyTorch's PrepareModuleInput.
 StylePtr prepare_module_input(PrepareModuleInputOptions options);
 
-/// Options of prepare_module_output(), for any module. The i-th entries are for the i-th tensor in
-/// the result of forward: `output_layouts` is the placement of a plain tensor,
+/// Options of prepare_module_output(), for any module. Entry i of each list is for the i-th tensor
+/// in the result of forward: `output_layouts` is the placement of a plain tensor,
 /// `desired_output_layouts` the placement after redistribution. With nullopt the tensor stays
 /// unchanged.
 struct PrepareModuleOutputOptions {

@@ -237,7 +237,7 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
     case Kind::kNumberList:
       value.isNone() ? add_none(kind) : add_boxed_list(Kind::kScalar, value);
       break;
-    case Kind::kGenerator:  // key: whether a generator is passed
+    case Kind::kGenerator:  // the cache key tells only whether a generator is passed
       add_type(value.isNone() ? NumberType::kNone : NumberType::kOther);
       break;
     case Kind::kScalar:

@@ -134,7 +134,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     const auto localized = [&](auto& argument) -> decltype(auto) {
       return local(plan, i++, argument);
     };
-    // In braces, the arguments are evaluated from left to right.
+    // Braces make the compiler evaluate the arguments from left to right.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
     if constexpr (kInPlace) {
       run_kernel(locals);

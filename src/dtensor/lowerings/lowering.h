@@ -1,4 +1,4 @@
-// Lowerings: alternative implementations of an operator, used instead of its sharding rule.
+// Lowerings are alternative implementations of operators, used in place of sharding rules.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -69,7 +69,7 @@ std::vector<std::string> names_in(std::string_view text);
 /// row of the table.
 bool covers(std::string_view pattern, std::string_view name);
 
-/// The properties of an operator that dispatch needs: its schema, read once, its traits, and its
+/// The properties of an operator that dispatch needs: its schema (read once), its traits and its
 /// sharding rule.
 struct OperatorInfo {
   enum class ArgumentKind : std::uint8_t {

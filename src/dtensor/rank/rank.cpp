@@ -234,9 +234,9 @@ std::int64_t implicit_redistributions() {
   return detail::RankState::here()->implicit_redistributions;
 }
 
-// OperatorModeScope and MetaDevice, the scopes that include kDistributedKey on a thread, so that
-// operators on plain tensors also reach the fallback. Outside of these scopes plain calls never
-// reach the fallback and have no overhead.
+// OperatorModeScope and MetaDevice include kDistributedKey on a thread, so that operators on plain
+// tensors also reach the fallback. Outside of these scopes plain calls never reach the fallback and
+// have no overhead.
 
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}

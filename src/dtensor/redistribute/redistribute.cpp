@@ -448,7 +448,7 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
     case ReduceOp::kAvg:
     case ReduceOp::kMax:
     case ReduceOp::kMin:
-      return value;  // the average, maximum or minimum of equal terms
+      return value;  // the reduction of equal terms gives `value`
   }
   fail("internal: unknown reduction");
 }

@@ -283,8 +283,8 @@ std::size_t hash_of(const TensorSpec& spec) {
   return hash;
 }
 
-/// All interned specs of the process; ranks may be threads. A spec is freed when no tensor and no
-/// call plan uses the spec.
+/// All interned specs of the process; ranks that are threads share the specs. A spec is freed when
+/// no tensor and no call plan uses the spec.
 class SpecTable {
  public:
   static SpecTable& instance() {

@@ -31,8 +31,8 @@ at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 struct KeyWindow {
   std::int64_t queries, keys, own, length;
 };
-/// Returns the mask of a sliding window: a tensor (queries, keys) in the type of `q`, which is
-/// added to the scores. For a bool mask, libtorch would convert the mask in each call.
+/// Returns the mask of a sliding window: a tensor (queries, keys) that is added to the scores. The
+/// mask has the type of `q`, because libtorch would convert a bool mask in each call.
 at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
 
 /// A function that returns the attention back end that libtorch selects for (q, k, v).

@@ -21,8 +21,8 @@ using kernels::RowLosses;
 using kernels::RowLossOptions;
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
-/// Returns dropout of x, with a mask that depends on indices in a global tensor. `first_element`:
-/// the index of x's first element in the global tensor.
+/// Returns dropout of x. Whether an element is dropped depends on the element's index in a global
+/// tensor. `first_element`: the index of x's first element in the global tensor.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t first_element = 0);
 /// Returns RMSNorm of x. An undefined `weight` stands for ones.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);

@@ -117,8 +117,8 @@ class RandomRegion {
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
   /// The global elements that each random operator filled in the outermost region's forward. A
-  /// recomputation looks the elements up here, because it cannot find them: the inputs of a
-  /// recomputed function are leaves, as parameters are.
+  /// recomputation reads this map, because its inputs do not show which elements an operator fills:
+  /// all inputs of a recomputed function are leaves, like parameters.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
