@@ -21,8 +21,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// A block of a tensor consists of contiguous ranges of equal length. Returns the number of leading
-/// dimensions of the block: a loop over the indices of these dimensions visits each range once.
+/// Returns the number of leading dimensions over which a loop visits each contiguous range of a
+/// block exactly once. All ranges of a block are equally long.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {
@@ -114,7 +114,6 @@ std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const std::vector<std::int64_t> zeros(sizes.size(), 0);
   if (!tessera::is_distributed(tensor)) {
-    // A tensor that is not distributed is complete on every rank.
     return {Box{zeros, zeros, sizes.vec()}};
   }
   const auto& spec = sharding_spec(tensor);

@@ -193,8 +193,8 @@ struct Difference {
   }
 };
 
-/// Returns the type in which values are compared. libtorch does not compare a type of 8 bits with
-/// another floating-point type.
+/// Returns the type in which values are compared: fp32 for 8-bit floating-point types, which
+/// libtorch cannot compare with other floating-point types.
 c10::ScalarType compared_type(const std::string& dtype) {
   const c10::ScalarType type = find_dtype(dtype)->scalar_type;
   return c10::isFloat8Type(type) ? c10::kFloat : type;

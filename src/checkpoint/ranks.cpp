@@ -20,7 +20,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Why reading the files of a saved step has failed: a file is damaged, or a file is missing.
+/// The reason why a read of a saved step failed, if a file of the step is damaged or missing.
 struct Proof {
   bool damaged = false;
   std::string missing;  ///< the path of the missing file
@@ -70,7 +70,6 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
     for (int dim = 0; dim < shape.ndim(); ++dim) {
       replica |= spec.layout->sharded_dim(dim) < 0 && coordinate[static_cast<std::size_t>(dim)] > 0;
     }
-    // This rank is not listed, because an earlier rank in the list has the same shard.
     if (replica) {
       continue;
     }

@@ -107,7 +107,6 @@ class CheckedFile {
   mutable std::map<std::thread::id, CachedGranule> cache_;
 };
 
-/// The parsed header of a safetensors file.
 struct SafetensorsHeader {
   /// The tensors by name. Offsets are relative to the start of the data, after the header.
   std::map<std::string, TensorEntry> tensors;

@@ -296,7 +296,7 @@ void fill(comm::World& world, const Source& source, const StateDictOptions& opti
   }
 }
 
-/// Fills the tensors of `items_of` from a state dict. `fills_slots`: whether they are parameters.
+/// Fills the tensors of `items_of` from a state dict. `fills_slots`: false for optimizer state.
 IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
                                 const StateDictOptions& options, const Items& items_of,
                                 bool fills_slots) {

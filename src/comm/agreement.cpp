@@ -184,8 +184,8 @@ std::optional<Failure> first_failure(Communicator& group, c10::Device device,
   // `work` is called before autograd is excluded, so that `work` has the caller's dispatch state.
   const std::string own = message_of(work);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  // A rank without a failure sends a number greater than any rank, so the minimum is the first rank
-  // that failed.
+  // A rank on which `work` did not throw sends the number of ranks, so the minimum over all ranks
+  // is the first rank that failed.
   const int first =
       reduce(group, device, own.empty() ? group.size() : group.rank(), ReduceOp::kMin);
   if (first == group.size()) {

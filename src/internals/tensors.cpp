@@ -51,8 +51,8 @@ void free_memory(const c10::Storage& storage) {
 
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // libtorch forbids to change the storage of a tensor that detach() returned, unless the change is
-  // permitted explicitly.
+  // A tensor from detach() keeps its storage by default: without this permission, libtorch throws
+  // when the storage is changed.
   impl.set_allow_tensor_metadata_change(true);
   impl.set_storage_keep_dtype(storage);
   impl.set_storage_offset(offset);

@@ -119,8 +119,8 @@ KvCache::Layer KvCache::append(std::size_t layer, const at::Tensor& keys,
   return {kept.keys.narrow(2, 0, filled), kept.values.narrow(2, 0, filled)};
 }
 
-/// Allocates a layer's cache of keys and values at the first call, which determines the number of
-/// heads on this rank and the type of the cache.
+/// Returns a layer's cache of keys and values. The first call allocates the cache, with the number
+/// of heads on this rank and the type of `keys`.
 KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   if (layer >= layers_.size()) {
     layers_.resize(layer + 1);

@@ -152,7 +152,7 @@ struct Architecture {
   bool query_key_value_bias;  ///< whether q, k, v always have biases, whatever config.json says
   bool query_key_norm;
   bool begins_texts;    ///< whether the tokenizer puts the token bos_token_id before a text
-  const char* experts;  ///< config.json's key of the number of experts; nullptr: no experts
+  const char* experts;  ///< key in config.json of the number of experts; nullptr: none
   bool has_attention_bias, has_mlp_bias;  ///< whether config.json can enable attention/MLP biases
 };
 constexpr std::array<Architecture, 7> kArchitectures{{
@@ -396,7 +396,7 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   TESSERA_CHECK(c.num_hidden_layers <= kMaxLayers, origin, ": num_hidden_layers is ",
                 c.num_hidden_layers, "; models have at most ", kMaxLayers);
   c.num_attention_heads = reader.positive("num_attention_heads");
-  // If "num_key_value_heads" is null, it equals "num_attention_heads". A Llama may omit the key. In
+  // A null "num_key_value_heads" stands for num_attention_heads. A Llama may omit the key. For
   // other model types a missing key is an error: their default in `transformers` is different.
   const bool by_heads =
       architecture.type == std::string_view("llama") || reader.names("num_key_value_heads");

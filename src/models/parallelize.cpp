@@ -21,7 +21,6 @@ bool has_dim(const DeviceMesh& mesh, const std::string& name) {
   return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
 }
 
-/// Returns those of the names `dims` that name a dimension of the mesh.
 std::vector<std::string> present(const DeviceMesh& mesh, std::vector<std::string> dims) {
   std::erase_if(dims, [&](const std::string& name) { return !has_dim(mesh, name); });
   return dims;

@@ -71,7 +71,7 @@ Calls calls_of(const std::string& text) {
   Calls calls;
   std::istringstream parts(text);
   std::string part;
-  std::getline(parts, part, '\0');  // skips the hash
+  std::getline(parts, part, '\0');  // the first part is the hash
   while (std::getline(parts, part, '\0')) {
     calls.push_back(part);
   }
@@ -100,9 +100,9 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? " on rank " : " on ranks ") + join(ranks);
 }
 
-/// Compares the histories of all ranks of `group`. `ranks`: the rank numbers for messages. Returns
-/// "" if the histories are equal; otherwise a text such as "call 3 is all_gather for unit 'b' on
-/// this rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
+/// Compares the histories of all ranks of `group`. `ranks`: the group's world ranks, for messages.
+/// Returns "" if the histories are equal; otherwise a text such as "call 3 is all_gather for unit
+/// 'b' on this rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks) {
   std::vector<Calls> calls;

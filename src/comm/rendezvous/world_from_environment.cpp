@@ -197,7 +197,7 @@ StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   return store;
 }
 
-/// Returns how many ranks below `rank` are on the same machine as `rank`: its local rank.
+/// Returns the local rank of `rank`: the number of lower ranks on the same machine.
 int local_rank_among(const std::vector<std::string>& hosts, int rank) {
   return static_cast<int>(
       std::count(hosts.begin(), hosts.begin() + rank, hosts[static_cast<std::size_t>(rank)]));

@@ -153,7 +153,7 @@ std::vector<int> WorldWatch::not_in(const BegunCall& call) {
 std::optional<int> WorldWatch::first_to_end(std::vector<int> ranks) {
   read_announcements();
   std::erase_if(ranks, [this](int rank) { return !has_ended(rank); });
-  // A killed process has `ended` == 0 and comes first: its end is not a reaction to another rank.
+  // `ended` == 0 means a killed process, which comes first: no end of another rank caused its end.
   const auto first = std::ranges::min_element(ranks, {}, [this](int rank) {
     const RecordPtr& record = record_of(rank);
     return record == nullptr ? std::numeric_limits<std::int64_t>::max() : record->ended.load();
@@ -290,7 +290,6 @@ void PeerWait::check(std::optional<std::vector<int>> missing) {
   }
 }
 
-/// Returns a text with the ranks that did not arrive, and with what some of these ranks do.
 std::string PeerWait::lateness(const std::vector<int>& missing) const {
   constexpr std::size_t kMost = 4;
   const std::chrono::duration<double> waited = Clock::now() - begun_;
