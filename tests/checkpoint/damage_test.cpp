@@ -410,7 +410,7 @@ Ending save_third_with(const fs::path& dir, const std::string& fault) {
   });
 }
 
-/// Returns a text like "pwrite:3:EIO" for each system call of save_third() and each error action.
+/// Combines each system call of save_third() and each action into a text such as "pwrite:3:EIO".
 std::vector<std::string> all_faults() {
   const TemporaryFolder dir;
   save_two(dir.path());

@@ -1,4 +1,4 @@
-// Tests loading of Hugging Face folders: values, foreign names, indices and symbolic links.
+// Tests loading of Hugging Face folders: values, other programs' names, indices, symbolic links.
 
 #include "checkpoint/known_model.h"
 #include "checkpoint/model_folder.h"

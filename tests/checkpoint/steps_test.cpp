@@ -1,4 +1,4 @@
-// Tests the step folders of a run: which exist, which are removed, manifests, and user objects.
+// Tests the step folders of a run, the removal of old steps, manifests, and user objects.
 
 #include <fmt/format.h>
 #include <sys/resource.h>

@@ -49,8 +49,8 @@ TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
   });
 }
 
-/// Ranks 0 and 2 call all-gathers "b", "c", "e". Rank 1 calls `purposes` and reports `error`. The
-/// message names the first call that differs (by `number`, from 1) as each side called it.
+/// Ranks 0 and 2 call all-gathers "b", "c", "e"; rank 1 calls `purposes` and reports `error`. The
+/// message names the first difference: call `number` of ranks 0 and 2, and of rank 1.
 struct Difference {
   std::vector<std::string> purposes;
   std::string error, number, of_others, of_rank_1;

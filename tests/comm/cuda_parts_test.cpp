@@ -45,7 +45,7 @@ TEST(CudaLibrary, LoadedTooLateForLibtorchIsSaid) {
                   "make the world of device cuda first");
 }
 
-// Several tensors must be sent in place, without a buffer, because the host group can do so.
+// Like the host group, StagedCommunicator must send several tensors in place, without a buffer.
 TEST_ON_RANKS(StagedCommunicator, MovesGroupsInPlaceAsItsHostDoes, 2) {
   const CommunicatorPtr staged = make_staged_communicator(group_of_all(*rank.world()));
   EXPECT_TRUE(staged->moves_groups_in_place());

@@ -72,7 +72,7 @@ void expect_peer_error(Call&& call) {
   }
 }
 
-/// A fault of rank 1: rank 1 calls `act` where ranks 0 and 2 call the all-reduce of step 4.
+/// A fault of rank 1: rank 1 calls `act` while ranks 0 and 2 call the all-reduce of step 4.
 struct Fault {
   const char* name;
   enum When { kAtOnce, kAtTheTimeOut } when;
@@ -247,7 +247,7 @@ std::string report_of(const Ended& ended) {
 /// The longest time until a report: 1 s (the watchdog's limit) plus 2 s for slow processes.
 constexpr milliseconds kAfterTheLimit{3000};
 
-/// A time much shorter than the time-out. Sanitizers slow the processes down.
+/// A time limit much shorter than the time-out; longer with a sanitizer, which slows processes.
 #ifdef TESSERA_SANITIZED
 constexpr milliseconds kSoon{2000};
 #else

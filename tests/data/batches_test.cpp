@@ -47,7 +47,7 @@ TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
 }
 
-/// Returns the first token of each row from `first` to `last` - 1, counted from the first batch.
+/// Returns the first token of rows `first` to `last` - 1. Row indices count over all batches.
 std::vector<std::int64_t> FirstTokens(const BatchLoader& loader, std::int64_t batch,
                                       std::int64_t first, std::int64_t last) {
   std::vector<std::int64_t> tokens;
@@ -302,7 +302,7 @@ void expect(const char* line, const PromptOptions& options, const Tokens& inputs
 TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
   expect(R"({"prompt": "ab", "completion": "cd"})", {}, {'a', 'b', 'c', 'd', 0, 0},
          {kNone, 'c', 'd', 0, kNone, kNone});
-  // The end of "cd" (completion) and the start of "du" (prompt) are one token "dd": no target.
+  // The token "dd" belongs to the completion "cd" and to the prompt "du", so "dd" is no target.
   expect(R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})",
          {.begin = {1}, .truncate = true}, {'u', 'a', 'b', 'A', 'c', 'd' + 256},
          {kNone, kNone, kNone, 'c', kNone, kNone});

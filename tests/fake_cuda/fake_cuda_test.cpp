@@ -88,7 +88,7 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
 }
 
 /// The first stream changes a value from 1 to 0, but is blocked. The second stream (if `waits`,
-/// after the first stream) copies the value. Returns the copy before and after the block ends.
+/// after the first stream) copies the value. Returns the copy during and after the block.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();

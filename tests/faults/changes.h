@@ -36,7 +36,7 @@ struct Change {
   std::string bytes = {};
 };
 
-/// While an object exists, records this process's changes below `folder`. At most one may exist.
+/// While a Changes exists, records this process's changes below `folder`. At most one may exist.
 class Changes {
  public:
   explicit Changes(const std::filesystem::path& folder);

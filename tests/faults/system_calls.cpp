@@ -124,7 +124,7 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-/// Makes a system call in the way of `action`, which may reduce the number of bytes `count`.
+/// Makes a system call with the fault `action`, which may reduce the number of bytes `count`.
 template <class Call>
 auto act(const Action* action, std::size_t& count, const Call& call) -> decltype(call()) {
   if (action != nullptr && is(*action, "kill")) {

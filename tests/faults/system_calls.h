@@ -17,7 +17,7 @@ namespace tessera::testing {
 // call and each later call 0.2 s late), stall (1.5 s late), or an error that the call returns
 // without doing anything: EINTR, ENOSPC, EIO, EDQUOT, EPERM.
 
-/// While an object exists, one system call on a file below `folder` fails. Only one may exist.
+/// While a SystemCallFault exists, one system call below `folder` fails. At most one may exist.
 class SystemCallFault {
  public:
   SystemCallFault(const std::filesystem::path& folder, const std::string& fault);

@@ -208,7 +208,7 @@ struct TrainSpec {
   bool evaluate = false;  ///< `evaluate`: evaluates after each step
 };
 
-/// An error that a test of the fuzzer sets. Never drawn.
+/// An error that a test of the fuzzer plants. Random cases never have such an error.
 enum class Planted { kNone, kWrongGradient };
 
 /// A model and its training. Runs on one rank use only `model` and `train`.
@@ -229,8 +229,8 @@ Case draw_case(std::uint64_t seed, Choices& choices);
 enum class Verdict {
   kEqual,
   kRefused,
-  /// training on one rank diverges, or changes as much by flipped last bits of the initial weights
-  /// as by the mesh
+  /// training on one rank diverges, or depends on the last bits of the initial weights as much as
+  /// on the mesh
   kNotComparable,
   kRefusedLate,
   kDifferent,

@@ -38,7 +38,7 @@ struct SearchOptions {
   std::int64_t first = 0;
   std::int64_t cases = 100;
   int processes = 2;
-  double seconds = 0;       ///< `seconds`: time limit after which no chunk begins; 0: none
+  double seconds = 0;       ///< `seconds`: after this time, no chunk of cases begins; 0: no limit
   Choices::Labels fixed{};  ///< `fixed`: decisions with a fixed option
   /// Seconds until a collective counts as a hang. A whole case takes less than one second.
   int timeout = 20;
@@ -160,7 +160,7 @@ class WorkerLines {
  private:
   std::vector<Result>& results_;
   std::optional<std::int64_t> running_;
-  std::string rest_;  ///< the last line of other output
+  std::string rest_;  ///< the last line that is no @begin or @end line
   bool hung_ = false;
 };
 

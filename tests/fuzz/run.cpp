@@ -520,7 +520,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   return runs;
 }
 
-/// Returns a rank that has failed by itself; only if there is none, a rank that failed by a peer.
+/// Returns a failed rank: if possible, a rank whose failure was not caused by another rank.
 std::size_t first_to_fail(const std::vector<Ended>& ends) {
   const auto own = std::ranges::find_if(ends, [](const Ended& e) { return !e.well && !e.by_peer; });
   const auto any = std::ranges::find_if(ends, [](const Ended& e) { return !e.well; });
@@ -666,8 +666,8 @@ double worst_of_rounding(const Case& c, const Trace& oracle) {
 }
 
 /// If a mesh's results differ, repeats the training on one rank with flipped last bits of the
-/// initial weights. If this changes the results at least half as much as the mesh, rounding errors
-/// are amplified, and the verdict is kNotComparable.
+/// initial weights. If the flipped bits change the results at least half as much as the mesh,
+/// training amplifies rounding errors, and the verdict is kNotComparable.
 Outcome compared(const Case& c, const Trace& oracle, const std::vector<Trace>& traces) {
   Comparison comparison(c, oracle);
   Outcome outcome = comparison.outcome(traces);

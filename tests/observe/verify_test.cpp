@@ -33,8 +33,8 @@ at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
 
 struct GptOptions {
   double dropout = 0;
-  TapFunction embedded = pass_on;  ///< `embedded`: after the embedding: (batch, tokens, hidden)
-  TapFunction inner = pass_on;     ///< `inner`: in the MLP, where features are sharded
+  TapFunction embedded = pass_on;  ///< `embedded`: called after the embedding
+  TapFunction inner = pass_on;     ///< `inner`: called in the MLP, where features are sharded
   /// Called between the projections of the MLP.
   std::function<at::Tensor(const at::Tensor& x)> between = [](const at::Tensor& x) { return x; };
   std::function<bool(const at::Tensor& x)> skips_drop = [](const at::Tensor&) { return false; };

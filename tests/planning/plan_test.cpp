@@ -185,7 +185,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
   const double features = Net::kChannels * Net::kSize * Net::kSize;
   const double linear = 2.0 * testing::kSamples * Net::kHidden * (features + 3);
   const double convolution = 2.0 * testing::kSamples * features * 3 * 3 * 3;
-  // Each layer has one product in forward and two in backward; the convolution has only one.
+  // Each layer has one product in forward, and two in backward (one for the convolution).
   const double flops = 3 * linear + 2 * convolution;
   ASSERT_TRUE(plan.ranks.front().time);
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);

@@ -97,7 +97,7 @@ class MemoryMap {
   std::map<std::size_t, std::vector<Use>> freed_;  ///< key: index of the allocating queue
 };
 
-/// What is completed in all queues: at an event, or at the end of a collective.
+/// An event, or the end of a collective: tells which work is completed in each queue.
 using Point = VectorClock;
 
 /// Finds races in one rank's memory accesses. Operators run at once on the CPU. The checker treats

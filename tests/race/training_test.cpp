@@ -304,7 +304,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, CheckedTraining, ::testing::ValuesIn(scenarios())
 
 /// Waits that the tests can leave out without a race, and why.
 const std::map<Site, std::string> kSurvivors{
-    // Only a copy to the host needs this wait, and CPU tests have none. Tested by
+    // This wait is needed only for copies to the host, which CPU tests lack. Tested by
     // Offload.AddsGradientsAndCallsHooksOnceTheHostHasWaited.
     {"tessera::fsdp::CommContext::settle: the host after compute", "no copy to the host"}};
 

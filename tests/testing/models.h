@@ -109,7 +109,7 @@ inline constexpr std::array tessera::nn::kSlotMembers<tessera::testing::TorchSca
 
 namespace tessera::testing {
 
-/// A module with every type of layer and a buffer.
+/// A model with an embedding, a ModuleList of Linears, a norm, an output layer and a buffer.
 struct LayersOfEachKind : nn::Module<LayersOfEachKind> {
   LayersOfEachKind() {
     for (int i = 0; i < 2; ++i) {

@@ -22,7 +22,7 @@ struct Ended {
 
 struct ProcessesOptions {
   std::map<std::string, std::string> environment;
-  /// SIGKILL ends all processes after this time, or if all remaining processes are SIGSTOPped.
+  /// SIGKILL ends all processes after this time, or once only stopped processes remain.
   std::chrono::seconds deadline{60};
 };
 

@@ -20,7 +20,7 @@ struct SmallLlamaConfig {
   std::int64_t vocabulary = 13, dim = 8, inner = 30, hidden = 10;
   int depth = 2;
   bool bias = false;
-  bool together = true;  ///< `together`: one call of linear_products()
+  bool together = true;  ///< `together`: computes projections by linear_products()
 };
 
 inline std::vector<at::Tensor> products_of(

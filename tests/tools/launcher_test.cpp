@@ -192,7 +192,6 @@ class Launcher {
   std::chrono::steady_clock::time_point start_;
 };
 
-/// The arguments --nproc RANKS -- sh -c SCRIPT.
 std::vector<std::string> Shell(int ranks, const std::string& script) {
   return {"--nproc", std::to_string(ranks), "--", "sh", "-c", script};
 }

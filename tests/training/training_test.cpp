@@ -27,7 +27,7 @@
 
 namespace tessera::testing {
 
-// A small model with sizes that are not divisible by any mesh size, its data and its training.
+// A small model, its data and its training. The model's sizes are not divisible by mesh sizes.
 
 struct Mlp : nn::Module<Mlp> {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
@@ -47,7 +47,7 @@ inline std::pair<at::Tensor, at::Tensor> rows_of(std::int64_t step, std::int64_t
   return {x.slice(0, first, first + count), y.slice(0, first, first + count)};
 }
 
-/// A training of an Mlp with FSDP and tensor parallelism or, if `hybrid`, with HSDP.
+/// Trains an Mlp with FSDP and tensor parallelism or, if `hybrid`, with HSDP.
 class MlpRun {
  public:
   MlpRun(const Rank& rank, std::int64_t dp, std::int64_t tp, const fsdp::Options& options = {},

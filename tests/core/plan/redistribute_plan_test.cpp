@@ -152,7 +152,7 @@ std::vector<std::string> cells_of(const std::string& row) {
   return cells;
 }
 
-/// Returns a row of the table in docs/redistribution.md, with smaller bytes than PyTorch's in bold.
+/// Returns a row of the table in docs/redistribution.md. Bytes are bold if PyTorch sends more.
 std::string row_of(const std::vector<std::string>& cells) {
   const auto mesh = numbers_in(cells[0]);
   const auto from = placements_in(cells[1]), to = placements_in(cells[2]);

@@ -58,7 +58,7 @@ struct Cost {
   int storages = 0;
 };
 
-/// Counts the objects and storages of a fourth run of `call`. Three runs fill the caches first.
+/// Counts heap allocations and storages of the fourth run of `call`. Three runs fill the caches.
 Cost cost_of(const Call& call, const Tensors& inputs) {
   const auto counter = std::make_shared<StorageCounter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);

@@ -189,7 +189,7 @@ const OperatorInfo& info_of(const std::string& name) {
       detail::find_operator(whole ? name : std::string(kNamespace) + name));
 }
 
-/// Returns the libtorch operators that match `pattern`, a pattern of operator names.
+/// Returns the libtorch operators whose names match `pattern`.
 std::vector<std::string> covered_by(const std::string& pattern) {
   static const std::vector<std::string> all = all_operators();
   std::vector<std::string> covered;

@@ -186,7 +186,7 @@ TEST_ON_MESH(Policy, NamesThePlainTensors, {2}, {"tp"}) {
 
 using detail::CallKind;
 
-/// Returns a distributed tensor of rank 0 of 2. The fake world needs no second rank.
+/// Returns rank 0's distributed tensor in a world of two ranks. The fake world has no rank 1.
 at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
   static const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   return distribute_tensor(tensor, mesh, {placement}).tensor().detach();

@@ -58,8 +58,8 @@ void add_operation(std::string& text, const Operation& operation) {
   }
 }
 
-/// What one run of an operation gave. The gradient of an operand is undefined if autograd computes
-/// none.
+/// The results of running an operation. The gradient of an operand is undefined if autograd
+/// computes no gradient of this operand.
 struct Outcome {
   Tensors results, gradients;
   std::string layout_of_results, layout_of_gradients;

@@ -36,9 +36,9 @@ struct Operation {
   const char* name;
   std::vector<Operand> operands;
   std::function<Tensors(const Tensors&)> run;
-  std::vector<LayoutCase> layouts;  ///< commas in placements: a 2 x 2 mesh, else 4 ranks
+  std::vector<LayoutCase> layouts;  ///< on a 2 x 2 mesh if placements have commas, else on 4 ranks
   bool differentiable;
-  bool random = false;  ///< if true: equals the result of replicated operands
+  bool random = false;  ///< if true: the expected results are those of replicated operands
 };
 
 struct Family {

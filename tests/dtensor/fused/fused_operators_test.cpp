@@ -273,7 +273,7 @@ struct Calls {
   Offsets documents = {};
 };
 
-/// Counts the kernel calls of attention from two chunks of 3 queries to 12 keys. Expects `c`.
+/// Runs attention of 6 queries to 12 keys. Expects the numbers of kernel calls in `c`.
 void expect_calls(const Calls& c) {
   const at::Tensor q = values({c.batch, 2, 6, 8}).requires_grad_();
   const at::Tensor kv = values({c.batch, 2, 12, 8}, 1).requires_grad_();

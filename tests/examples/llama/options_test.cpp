@@ -1,4 +1,4 @@
-// Tests the flags of llama_train: values, files, refusals, and the page that lists them.
+// Tests the flags of llama_train: values, files, refused flags, and the page that lists the flags.
 
 #include "examples/llama/train/options.h"
 
@@ -247,7 +247,7 @@ TEST_P(ResolvedFlags, ComeBackFromTheirFile) {
   const TemporaryFolder folder;
   const std::string file = (folder / "run.toml").string();
   WriteFile(file, options.resolved);
-  // run.toml omits the paths that --output-dir decides.
+  // run.toml does not list paths that follow from --output-dir.
   Flags again{"--config-file", file};
   if (!options.output_dir.empty()) {
     again.insert(again.end(), {"--output-dir", options.output_dir});

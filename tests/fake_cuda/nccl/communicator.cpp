@@ -145,7 +145,7 @@ std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
   return run_on_host(operation) ? all : std::vector<T>{};
 }
 
-/// As NCCL may do, waits until all ranks have called the end of the communicator.
+/// Waits until all ranks have begun to end the communicator, as NCCL may do.
 void meet_at_end(const CommunicatorPtr& communicator) {
   if (gather(communicator, std::int8_t{0}).empty()) {
     count_violation("communicator " + communicator->id() +

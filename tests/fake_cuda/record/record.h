@@ -40,7 +40,7 @@ struct CommunicatorUse {
   std::string made_by;  ///< "init" or "split"
   bool finalized = false;
   std::string ended_by;     ///< "destroy" or "abort"; empty while the communicator exists
-  std::int64_t ended = -1;  ///< order of the ends: 0, 1, ...; -1: not ended
+  std::int64_t ended = -1;  ///< 0 if ended first, 1 if second, ...; -1: not ended
 };
 
 /// Collectives with equal keys are counted together, whatever their sizes.

@@ -23,7 +23,7 @@ struct Block {
   std::size_t bytes;
   MemoryKind kind;
   int device;
-  bool mapped;           ///< false: only registered (cudaHostRegister)
+  bool mapped;           ///< false: host memory that the program registered
   void* view = nullptr;  ///< `view`: where the fake accesses device memory
 };
 
