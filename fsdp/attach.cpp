@@ -135,8 +135,8 @@ class RequestScope {
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
-/// While an EmptyGradients exists, `.grad` of the leaves in `outputs` contains only gradients of
-/// backwards in its scope. The destructor restores the earlier gradients.
+/// While an EmptyGradients exists, `.grad` of each leaf in `outputs` contains only gradients that
+/// backward has added since the construction. The destructor restores the earlier gradients.
 class EmptyGradients {
  public:
   explicit EmptyGradients(const tessera::detail::edge_list& outputs) {
@@ -180,8 +180,8 @@ void check_returnable(const BackwardCall& call, const std::vector<RequestedParam
   }
 }
 
-/// Returns a copy of `call` that adds gradients to `.grad`. For each requested shard, the copy adds
-/// the gradient to `.grad` of the unsharded tensor.
+/// Returns a copy of the backward call `call`. The copy adds gradients to `.grad`, and also
+/// computes the gradients of the unsharded tensors of `requested` parameters.
 BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   BackwardCall adding = call;
   adding.accumulate = true;

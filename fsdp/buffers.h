@@ -123,9 +123,9 @@ struct Segment {
   std::int64_t gap = 0;     ///< number of padding elements between this segment and the next
 };
 
-/// Returns one Segment for each of the given shapes, one after another in a flat buffer. In a
-/// buffer of type `dtype`, each segment begins at a multiple of kTensorAlignment bytes, and so does
-/// each rank's row of a gathered buffer.
+/// Returns one Segment for each of `shapes`, one after another in a flat buffer. In a buffer of
+/// type `dtype`, each segment begins at a multiple of kTensorAlignment bytes, and the length of the
+/// buffer is a multiple of kTensorAlignment bytes.
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
 /// The number of elements in a flat buffer of `segments`, including padding between segments.

@@ -448,9 +448,9 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   }
   // CommContext::settle later computes the pending sums over tensor-parallel ranks: one all-reduce
   // sums the shards of many parameters. Each sum is stored in `output_`, next to the gradients of
-  // neighbouring parameters: an optimizer then merges the same gradients before and after the ranks
-  // have agreed on the process group (PartialGradGroup), also in a resumed run. Without `output_`
-  // the sum is cloned, because the user's hooks can reference autograd's tensor.
+  // neighbouring parameters, because an optimizer updates adjacent gradients together. The update
+  // is then the same before and after agree_on_use(), also in a resumed run. Without `output_` the
+  // sum is cloned, because the user's hooks can reference autograd's tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,

@@ -520,7 +520,7 @@ void Unit::refuse_outdated() {
 }
 
 /// In training, checks that all trainable parameters of the called module are in units. Checks
-/// again only if a parameter slot or a requires_grad has changed.
+/// again only if a parameter slot or the requires_grad of a parameter has changed.
 void Unit::check_all_in_units() {
   if (!c10::GradMode::is_enabled() || mesh_.ranks() == 1) {
     return;

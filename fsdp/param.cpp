@@ -272,7 +272,7 @@ UnreducedGradient* unreduced(const at::Tensor& gradient) {
 }
 
 // The tensors of ShardedParameter: the shard replaces the original tensor in the module; forward
-// and backward use the unsharded tensor. No function of this part is collective.
+// and backward use the unsharded tensor. The following functions are not collective.
 
 namespace {
 
@@ -638,7 +638,7 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   const c10::AutoGradMode no_grad(false);
   settle_unreduced();
   at::Tensor& sum = gradient_place();
-  // If there is no gradient, or the program has dropped the gradient, a new gradient starts.
+  // Without a gradient (also after the program has dropped the gradient), `used_` is reset.
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
@@ -704,8 +704,8 @@ bool ShardedParameter::has_hooks() const {
   return detail::has_hooks(sharded_);
 }
 
-/// Calls the hooks of the shard and returns their gradient. Autograd does not call these hooks,
-/// because autograd only knows the unsharded tensor.
+/// Calls the shard's hooks and returns the gradient that the hooks return. Autograd does not call
+/// these hooks, because autograd only knows the unsharded tensor.
 at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   at::Tensor shard = at_home(gradient);
   if (home_.pinned) {

@@ -31,8 +31,8 @@ struct ParameterSpec {
   ShardHome home;
 };
 
-/// Returns the number of equal blocks along `dim` if `tensor` is a fused weight, of which tensor
-/// parallelism has split each block separately; otherwise 1.
+/// Returns the number of equal blocks along `dim` if tensor parallelism has split each block of
+/// `tensor` (a fused weight) separately; otherwise 1.
 std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim);
 
 /// Returns the sharding spec of `tensor` after FSDP has split each of its blocks along `dim` over
@@ -98,8 +98,8 @@ class PartialGradGroup {
 /// Error.
 class UnreducedGradient final : public nn::PlaceholderGradient {
  public:
-  /// `earlier`: the gradient that was in `.grad`; undefined without a gradient. `name`: the
-  /// parameter's name in messages.
+  /// `earlier`: the gradient that was in `.grad`, possibly undefined. `name`: the parameter's name
+  /// in messages.
   UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier, std::string name);
 
   /// The unsharded gradient that waits for a later reduction; nullopt if none waits. `local` of
@@ -172,8 +172,8 @@ class ShardedParameter {
   std::uint64_t version() const;
   /// Whether nn::to_empty or a load has put another tensor into slot().
   bool is_replaced() const;
-  /// If a tensor was put into slot(), makes this tensor the new shard and returns true. Throws
-  /// Error if the new tensor, or new data of the old shard, has another layout than the shard.
+  /// If the program has put a tensor into slot(), makes this tensor the shard and returns true.
+  /// Throws Error if the new tensor, or new data of the old shard, has another layout.
   bool adopt();
   /// Makes the unsharded tensor, an autograd leaf whose local part is `local`.
   void set_unsharded(const at::Tensor& local);
@@ -238,8 +238,8 @@ class ShardedParameter {
 
   /// Adds an unsharded gradient, in type `dtype`, to the gradient that waits to be reduced.
   void add_unreduced(const UnshardedGradient& gradient, c10::ScalarType dtype);
-  /// Whether add_unreduced() has stored a gradient, even an undefined one, that the program has not
-  /// dropped since.
+  /// Whether add_unreduced() has stored a gradient (possibly undefined) and the program has not
+  /// dropped the gradient since.
   bool has_unreduced() const;
   UnshardedGradient take_unreduced();
   /// To be called when backward reaches the unit. Unless the next gradient can be a pending sum,

@@ -150,8 +150,8 @@ void ParameterGroupShards::check_types() const {
 // GatheredState gathers the shards of a parameter group into the unsharded parameters, and frees
 // the unsharded parameters again. start_unshard() and unshard() are separate, so that a gather
 // overlaps another unit's computation. Memory rule: a stream can reuse its own memory once the
-// stream has waited for the last user of the memory. This rule needs every wait() and record() in
-// GatheredState.
+// stream has waited for the last user of the memory. Each wait() and record() in GatheredState is
+// needed for this rule.
 
 namespace {
 
@@ -303,7 +303,7 @@ void GatheredState::install_unsharded() {
   if (installed_ || !unsharded()) {
     return;
   }
-  // Optimizers and checkpoints see the shards instead (nn::ParameterSlot::persistent).
+  // Optimizers and checkpoints still see the shards (nn::ParameterSlot::persistent).
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.install_unsharded();
   }
@@ -451,7 +451,7 @@ void GatheredState::discard(CommContext& context) {
     // reshard() puts the shards back into the model before it waits, because the wait can throw.
     reshard(context);
   } catch (const Error&) {
-    // A failed all-gather has already been discarded, and its error is reported elsewhere.
+    // A failed all-gather has already been discarded, and the caller throws an error anyway.
   }
 }
 
@@ -479,7 +479,7 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
 
 namespace {
 
-/// keep_sample() saves no gradient with more elements. A norm's weight or a bias usually has fewer.
+/// The most elements of a gradient that keep_sample() saves. Norm weights and biases have fewer.
 constexpr std::int64_t kSampleNumel = 8192;
 
 }  // namespace

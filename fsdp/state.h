@@ -14,9 +14,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
-// The phases of an iteration, of a unit, and of a parameter group's gather. The tables in state.cpp
-// have all legal transitions, docs/fsdp.md the reasons. After a failed forward or backward, or an
-// iteration without a backward, a unit returns to its idle phase by a transition of these tables.
+// The phases of an iteration, of a unit, and of a parameter group's gather. state.cpp has all legal
+// transitions; docs/fsdp.md gives the reasons. Legal transitions also return a unit to its idle
+// phase after a failed forward or backward, or after an iteration without a backward.
 
 /// Phases of a training iteration of a root FSDP unit and the units below the root.
 enum class IterationPhase : std::uint8_t {
@@ -99,9 +99,9 @@ struct Settings {
   /// The all-gathers of the next forward wait for this event. Without an event, these all-gathers
   /// wait for all earlier work on the compute stream.
   std::optional<comm::StreamEventPtr> post_optim_event;
-  /// Units to prefetch in forward; if empty, the unit that ran next in the last forward.
+  /// Units that forward prefetches; if empty: the unit that ran next in the last forward.
   std::vector<std::weak_ptr<Unit>> forward_prefetch;
-  /// Units to prefetch in backward; if empty, the unit that ran just before in forward.
+  /// Units that backward prefetches; if empty: the unit that ran just before in forward.
   std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
 

@@ -317,8 +317,8 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
   // Only a root's training forward exchanges the numbers of batch rows: replicas can evaluate
-  // independently, and a recomputation uses the random positions of its forward. If an error on
-  // this rank alone has abandoned an iteration, the other ranks call other collectives.
+  // independently, and a recomputation uses the random positions of its forward. After an iteration
+  // that this rank abandoned, nothing is exchanged, because other ranks may call other collectives.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -375,8 +375,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
 void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
   std::ranges::for_each(groups(), &ParameterGroup::begin_use);
-  // All all-gathers share one stream, and this unit is needed first, so the next unit's all-gather
-  // starts later.
+  // All all-gathers share one stream. This unit is needed first, so other units are prefetched
+  // after this unit's all-gather has started.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
   if (to_run_.empty()) {  // not empty if a backward ran between two modules

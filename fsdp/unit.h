@@ -176,15 +176,15 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// Expires when autograd drops the callback for the end of the running backward.
   std::weak_ptr<void> backward_;
   Phase<IterationPhase> phase_{IterationPhase::kIdle};
-  const comm::World* rank_;  ///< identifies this rank
+  const comm::World* rank_;  ///< the World identifies this rank
 };
 
 /// fully_shard makes a unit of one module, or of several modules that run one after another. A unit
-/// has the parameters of these modules, except parameters of inner units, and hooks that gather and
-/// reduce them. A unit usually has one parameter group, or several groups if its parameters differ
-/// in type or mesh (experts). Every operation visits the groups in the order of the parameters,
-/// which is the same on all ranks. docs/fsdp.md draws the phases of a unit (UnitPhase). Not
-/// thread-safe.
+/// has the parameters of these modules, except parameters of inner units. The unit's hooks gather
+/// the parameters and reduce the gradients. A unit usually has one parameter group, or several
+/// groups if its parameters differ in type or mesh (experts). Every operation visits the groups in
+/// the order of the parameters, which is the same on all ranks. docs/fsdp.md draws the phases of a
+/// unit (UnitPhase). Not thread-safe.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   /// Shards the parameters. Not collective.
@@ -241,8 +241,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool unsharded() const { return all(&GatheredState::unsharded); }
 
   /// To be called before a gather outside of a root's forward. Later gathers wait for the compute
-  /// stream. Frees gathered values if the shards were written since. Collective outside of forward
-  /// and backward.
+  /// stream. Frees gathered values if a rank has written the shards since the gather. Collective
+  /// outside of forward and backward.
   void await_compute();
   void start_unshard();
   void unshard();
@@ -263,7 +263,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// module has thrown.
   void end_call();
 
-  // IterationState calls the functions from here to end_backward(), for all units.
+  // IterationState calls the functions from here to end_backward() for each unit.
 
   /// Frees the parameters that are still gathered after an iteration without a backward. Also
   /// clears the state of a failed forward or backward.
