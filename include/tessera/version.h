@@ -1,4 +1,4 @@
-// The version of these headers. CMakeLists.txt reads it from this file.
+// The version of these headers. CMakeLists.txt reads the version from this file.
 #pragma once
 
 /// Semantic versioning: until 1.0 a new minor version can change the interface.

@@ -302,7 +302,7 @@ std::string to_text(const ExpertPlan& plan) {
       plan.most_rows, plan.all_to_all_bytes);
 }
 
-/// Returns the fields of the training layout that flags set. A search does not change them.
+/// Returns the fields of the training layout that flags set. A search keeps these fields.
 std::set<std::string> fixed_fields(const TrainOptions& o) {
   std::set<std::string> fixed;
   for (const std::string name : {"dp", "tp", "cp", "ac", "zero", "accumulate"}) {

@@ -47,8 +47,8 @@ inline constexpr std::size_t kLineBytes = std::size_t{32} << 20;
 
 /// Returns the offset, above 0, at which to cut a text that begins with `text`. The best cut is
 /// after the last line end between two non-whitespace characters, where byte-level tokenizers split
-/// anyway. If there is none, the cut is after the last line end. In a text without a line end, the
-/// cut is between two characters.
+/// anyway. If there is no such line end, the cut is after the last line end. In a text without a
+/// line end, the cut is between two characters.
 std::size_t cut_of(std::string_view text);
 
 /// Reads files in order. A text file is one document; in a JSONL file, each non-blank line is one

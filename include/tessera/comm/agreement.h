@@ -16,7 +16,7 @@ namespace tessera::comm {
 // `device` is the device of the group's tensors. Ranks are numbered as in the group. All functions
 // throw PeerError.
 
-/// Returns the text of each rank, which can contain any bytes. Costs two all-gathers: of the
+/// Returns the texts of all ranks. A text can contain any bytes. Costs two all-gathers: of the
 /// lengths, then of the texts, padded to the longest.
 std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
                                       const std::string& own);

@@ -41,7 +41,7 @@ class Work {
   virtual void wait() = 0;
   /// May be called only after wait(). Returns a function that tells whether the device has finished
   /// the collective. Returns an empty function if the device has finished already. The watchdog's
-  /// thread calls the returned function, which should not own tensors.
+  /// thread calls the returned function. The function should not own tensors.
   virtual std::function<bool()> device_progress() { return nullptr; }
 };
 /// A shared pointer to a running collective.

@@ -59,7 +59,7 @@ class StreamDecoder {
   /// vocabulary decodes to nothing, as in `transformers`, because a model's vocabulary can be
   /// padded. Throws Error for a negative id.
   std::string push(std::int64_t token);
-  /// Returns the text that push() has not returned yet, which can be invalid UTF-8.
+  /// Returns the text that push() has not returned yet. This text can be invalid UTF-8.
   std::string finish();
 
  private:

@@ -74,9 +74,9 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
 /// negative or if no rank has rows.
 double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 
-/// Returns a mesh of all ranks of `world` with one dimension, "dp", which is FSDP2's default. The
-/// world must be passed, because a process has no default world: its threads can be ranks of one or
-/// of several worlds. Throws Error for a null world.
+/// Returns FSDP2's default mesh: all ranks of `world` in one dimension, "dp". The world must be
+/// passed, because a process has no default world: its threads can be ranks of one or of several
+/// worlds. Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
 /// Makes a method of a unit's module callable from outside, like FSDP2's
 /// register_fsdp_forward_method:
@@ -130,11 +130,11 @@ class UnshardHandle {
 };
 
 /// All-gathers the parameters of the unit of `module`, not of units below. Collective. First waits
-/// for earlier work on the compute stream, which may write the shards. Does nothing if the
-/// parameters are already unsharded. If shards were written since the last gather on any rank (the
-/// ranks compare CPU flags), the next unshard, start_unshard, UnshardScope or forward gathers again
-/// on all ranks. Throws Error for a module that is not a unit, for parameters that are still on the
-/// meta device, and if ranks gather different units.
+/// for earlier work on the compute stream, because this work may write the shards. Does nothing if
+/// the parameters are already unsharded. If shards were written since the last gather on any rank
+/// (the ranks compare CPU flags), the next unshard, start_unshard, UnshardScope or forward gathers
+/// again on all ranks. Throws Error for a module that is not a unit, for parameters that are still
+/// on the meta device, and if ranks gather different units.
 void unshard(nn::ModuleBase& module);
 /// Frees the unsharded parameters of a unit. Not collective; does nothing if the parameters are not
 /// unsharded. Unsharded parameters are copies: if the program has written to an unsharded parameter

@@ -52,7 +52,7 @@ struct LlamaConfig {
   bool mixtral_names = false;    ///< whether the experts have Mixtral's names in weight files
   bool norm_over_heads = false;  ///< whether query_key_norm is over all heads together (OLMoE)
 
-  /// The text of config.json, which exports write next to the weights.
+  /// The text of config.json. Exports write this text next to the weights.
   std::string json;
 };
 

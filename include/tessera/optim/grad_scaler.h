@@ -75,12 +75,12 @@ class GradScaler {
   void unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
   /// Calls optimizer.step() unless a gradient overflowed, and sets the next scale. Returns whether
-  /// the optimizer stepped, which is the same on every rank. If neither clip_grad_norm_ nor
-  /// unscale_ was called before, step() calls grad_norm() with `options`, and is then collective
-  /// like grad_norm(). With pipeline stages, whose ranks must skip the same steps, set
-  /// NormOptions::over in the first call of each step. Throws Error, on every rank, if the scale
-  /// would fall below 1e-4; the scale is then unchanged. Throws Error if a parameter with a
-  /// gradient was not clipped or unscaled before.
+  /// the optimizer stepped: the same result on every rank. If neither clip_grad_norm_ nor unscale_
+  /// was called before, step() calls grad_norm() with `options`, and is then collective like
+  /// grad_norm(). With pipeline stages, whose ranks must skip the same steps, set NormOptions::over
+  /// in the first call of each step. Throws Error, on every rank, if the scale would fall below
+  /// 1e-4; the scale is then unchanged. Throws Error if a parameter with a gradient was not clipped
+  /// or unscaled before.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
   /// Clips the gradients and steps. If the scaler is not enabled, the optimizer multiplies the
   /// gradients while reading (optim::clip_factor), which saves a pass over the gradients. The

@@ -54,10 +54,10 @@ class SlotOptimizer : public Optimizer {
   std::vector<StateTensor> state() final;
 
  protected:
-  /// `groups`: the parameters of each group. `state_names`: names of state tensors, which have the
-  /// shard's sizes. `counts_steps`: whether the state also has a counter "step". Throws Error for a
-  /// parameter in two groups, for a null pointer, and if there are no parameters. Parameters that a
-  /// group has twice (tied weights) count once.
+  /// `groups`: the parameters of each group. `state_names`: names of the state tensors (with the
+  /// shard's sizes). `counts_steps`: whether the state also has a counter "step". Throws Error for
+  /// a parameter in two groups, for a null pointer, and if there are no parameters. Parameters that
+  /// a group has twice (tied weights) count once.
   SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups, std::vector<std::string> state_names,
                 bool counts_steps);
 
@@ -163,8 +163,8 @@ template <class Options, class = void>
 class GroupedOptimizer : public SlotOptimizer {
  public:
   std::size_t groups() const { return options_.size(); }
-  /// The options of a group, which the program can change between steps. A step throws Error for an
-  /// lr that is negative or not finite.
+  /// The options of a group. The program can change these options between steps. A step throws
+  /// Error for an lr that is negative or not finite.
   Options& options(std::size_t group = 0) {
     check_group(group);
     return options_[group];

@@ -53,7 +53,7 @@ struct StepOptions {
   std::string advice_out_of_memory = "take a smaller batch, activation checkpointing or more ranks";
 };
 
-/// The result of step(), which runs one optimizer step.
+/// The result of one call of step().
 struct StepResult {
   double loss = 0;       ///< the step's loss, averaged over the ranks of data_mesh
   double grad_norm = 0;  ///< gradient norm of the whole model, before clipping
@@ -86,8 +86,8 @@ StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOption
                 const LossFunction& loss);
 
 /// Returns the mean of a scalar over the ranks of a mesh, in fp32, without gradient. A distributed
-/// scalar is first gathered, which is collective over its own mesh. Collective over `mesh`. Throws
-/// Error for a tensor with more than one element.
+/// scalar is first gathered, by a collective over the scalar's own mesh. Collective over `mesh`.
+/// Throws Error for a tensor with more than one element.
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
 
 /// Measures the time, the communication and the memory of a step.

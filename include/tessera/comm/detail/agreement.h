@@ -31,8 +31,8 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own);
 
-/// Returns the text of rank `root`, which can contain any bytes; `own` is ignored on other ranks.
-/// Costs two broadcasts: of the length, then of the text.
+/// Returns the text `own` of rank `root` and ignores `own` of other ranks. A text can contain any
+/// bytes. Costs two broadcasts: of the length, then of the text.
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
                            const std::string& own);
 

@@ -53,7 +53,7 @@ class Streams {
 
   std::atomic<bool> in_scope_{false};
 };
-/// A shared pointer to the streams of a device, which several objects use.
+/// A shared pointer to the streams of a device. Several objects use the same streams.
 using StreamsPtr = std::shared_ptr<Streams>;
 
 /// Returns the streams of a device. On a CPU no wait is needed, because work is done when a call

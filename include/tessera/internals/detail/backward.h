@@ -60,7 +60,7 @@ enum class OwnHook : std::uint8_t {
   kNotice,     ///< a hook that observes a gradient and returns the gradient unchanged
 };
 
-/// Like Tensor::register_hook, but marks the hook as one of this library.
+/// Like Tensor::register_hook, but marks the hook as a hook of this library.
 void add_own_hook(const at::Tensor& tensor, OwnHook what,
                   std::function<at::Tensor(const at::Tensor&)> hook);
 

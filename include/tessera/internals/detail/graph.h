@@ -232,8 +232,8 @@ class AnsweringEngine : public torch::autograd::Engine {
 };
 
 /// Makes an AnsweringEngine with the given functions the engine of the process. Only the first call
-/// has an effect. Returns false if the process already has an engine that is neither libtorch's own
-/// nor an AnsweringEngine (for example Python's), which must not be replaced.
+/// has an effect. Returns false, and replaces nothing, if the process already has an engine that is
+/// neither libtorch's own nor an AnsweringEngine (for example Python's).
 bool install_engine(const EngineAnswers& answers);
 
 }  // namespace tessera::detail

@@ -160,13 +160,13 @@ inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
 }
 
 /// For a write to a view, makes autograd replay the view operators instead of using as_strided,
-/// which needs memory and so does not work for wrappers. The replay is a setting of the thread,
-/// which libtorch's guards reset.
+/// which needs memory and so does not work for wrappers. The replay is a thread-local setting.
+/// libtorch's guards reset this setting.
 void replay_views();
 
-// A placeholder tensor, which can be stored but not read. Every operator on it reaches Tessera's
-// fallback through a dispatch key that no other tensor has (dispatch_keys.h). No public function
-// makes a tensor without a backend's dispatch key.
+// A placeholder tensor, which can be stored but not read. Every operator on a placeholder reaches
+// Tessera's fallback through a dispatch key that no other tensor has (dispatch_keys.h). No public
+// function makes a tensor without a backend's dispatch key.
 //
 // Canary: PlaceholderTensorCanary, a test of libtorch itself.
 

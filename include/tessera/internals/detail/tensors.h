@@ -83,9 +83,9 @@ Impl* impl_cast(const at::TensorBase& tensor) {
   return dynamic_cast<Impl*>(tensor.unsafeGetTensorImpl());
 }
 
-// Autograd's metadata of a tensor: its name, whether it is a trainable leaf, and the base of a
-// view. Tensor::name() cannot set a name. is_leaf() and requires_grad() cost two virtual calls.
-// Tensor::_base() works only for differentiable views.
+// Autograd's metadata of a tensor: the name, whether the tensor is a trainable leaf, and the base
+// of a view. Tensor::name() cannot set a name. is_leaf() and requires_grad() cost two virtual
+// calls. Tensor::_base() works only for differentiable views.
 //
 // Canary: AutogradRecordCanary, a test of libtorch itself.
 

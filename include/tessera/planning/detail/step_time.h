@@ -21,7 +21,7 @@ struct Span {
   double begin = 0, end = 0;
 };
 
-/// Number, bytes, FLOPs and time of all calls of one operator in a step, on all streams.
+/// All calls of one operator in a step, on all streams: their number, bytes, FLOPs and time.
 struct OperatorUse {
   std::int64_t calls = 0;
   double bytes = 0;  ///< bytes that the operator's tensors read and write
