@@ -36,7 +36,7 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
   EXPECT_FALSE(batch.positions.defined());
   EXPECT_FALSE(loader.ignores_targets());
   EXPECT_EQ(loader.load(0, {{1, 1}}).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
-  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // sample 4 would lack a target
+  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // a 4th sample would need 13 tokens
   EXPECT_EQ(Loader(Positions(13), 1, 3, 100).samples(), 4);
 }
 

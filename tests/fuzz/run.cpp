@@ -650,7 +650,7 @@ bool explodes(const Trace& oracle) {
 }
 
 /// Trains on one rank with flipped last bits of the initial weights, several times. Returns the
-/// largest Comparison::worst(), which only rounding errors cause.
+/// largest Comparison::worst(), an estimate of the effect of rounding errors.
 double worst_of_rounding(const Case& c, const Trace& oracle) {
   constexpr std::uint64_t kRuns = 16;
   double worst = 0;

@@ -275,7 +275,7 @@ std::shared_ptr<nn::Linear> make_linear(const DeviceMesh& mesh) {
   return linear;
 }
 
-/// The two ranks train on 3 and 2 rows. Their parameter shards have equal sizes.
+/// The two ranks train on 3 and 2 rows. The parameter shards of both ranks have equal sizes.
 void train_uneven(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh& mesh) {
   linear(at::full({mesh.local_rank("dp") == 0 ? 3 : 2, 4}, 0.5)).square().mean().backward();
   optimizer.step();

@@ -61,7 +61,7 @@ void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::st
 std::vector<std::string> ErrorsOfRanks(int size, const Body& body,
                                        const RanksOptions& options = {});
 
-/// Counts the collectives and bytes of a rank since construction.
+/// Counts a rank's collectives, and the bytes that the rank sends, since construction.
 class Sent {
  public:
   explicit Sent(const Rank& rank) : world_(rank.world()), before_(world_->traffic().table()) {}

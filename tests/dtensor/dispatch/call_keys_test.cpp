@@ -76,7 +76,7 @@ TEST(CallKey, ClearingTheCacheReleasesTheMeshesOfRedistributions) {
 }
 
 // Operators usually get unboxed arguments. In an operator mode, operators get the arguments on a
-// stack. The dispatch cache must have the same key for both.
+// stack. Both forms of a call must have the same key in the dispatch cache.
 
 using Arguments = std::vector<c10::IValue>;
 

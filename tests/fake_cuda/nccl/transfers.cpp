@@ -27,7 +27,7 @@ struct Mailbox::Queue {
   alignas(64) std::array<std::byte, kCapacity> bytes;
 };
 
-/// The shared memory of all queues. The kernel zeroes the memory, which is the initial state.
+/// The shared memory of all queues. Linux zeroes the memory, so that all queues begin empty.
 struct Mailbox::Segment {
   alignas(64) std::atomic<int> present;
 
