@@ -63,7 +63,7 @@ TEST(LossMean, IsOverTheTokensOfAllRanksAndMicroBatches) {
   });
 }
 
-// 16 rows are split into 6, 6 and 4. The loss ignores the first `ignored` rows (target -100).
+// 3 ranks have 6, 6 and 4 of 16 rows. The loss ignores the first `ignored` rows (target -100).
 TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
   constexpr std::int64_t kUneven = 16;
   const at::Tensor x = inputs(kUneven);

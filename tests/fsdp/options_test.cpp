@@ -190,7 +190,7 @@ TEST_P(ExpertsWithoutRows, AreUpdatedAsOnOneRank) {
     optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
     optim::AdamW optimizer_alone(alone, {.lr = 0.1, .weight_decay = 0.5});
     const at::Tensor x = at::ones({3});
-    // The chosen expert: the rank's own (step 0), expert 0 (step 1), none (2), the last (3).
+    // The chosen expert by step: 0: the rank's own, 1: expert 0, 2: no expert, 3: the last expert.
     for (const int step : {0, 1, 2, 3}) {
       const std::int64_t own = rank.rank() % c.experts;
       const std::int64_t chosen[] = {own, 0, -1, c.experts - 1};

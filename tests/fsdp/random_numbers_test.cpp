@@ -154,7 +154,7 @@ TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 8); },
        {"[8, 4, 8]", "second dimension"},
        4},
-      // The batch could be any dimension of the random tensor.
+      // The first dimension, 4, is a multiple of the batch's 2 rows, but need not be the batch.
       {[](const at::Tensor& y) { return y + at::rand({4, 1}).sum(); },
        {"uniform_", "[4, 1]", "first dimension", "BatchPart(0, 1)"}},
       // Each random number of these operators depends on earlier numbers, not only on its index.

@@ -85,7 +85,7 @@ TEST_ON_MESH(Replicate, CombinesWithUnitsThatAreSharded, {4}, {"dp"}) {
 }
 
 constexpr std::int64_t kWide = 600;
-/// A bucket has at most 1 MiB. Each weight (1.4 MiB) is thus a separate bucket.
+/// A full bucket has 1 MiB, so each weight (1.4 MiB) is a separate bucket.
 const Options kBuckets{.bucket_cap_mb = 1};
 constexpr std::int64_t kLayers = 4;
 

@@ -1,6 +1,6 @@
 // Tests the phases of iterations, units and gathers. After calls in an unusual order, a model must
-// train correctly. Errors must name the unit. Tests frozen parameters and settings that change
-// between steps as well.
+// train correctly. Errors must name the unit. Also tests frozen parameters, and settings that
+// change between steps.
 
 #include <c10/core/InferenceMode.h>
 
@@ -205,7 +205,7 @@ TEST_SHARDED(PhaseWalk, AForwardWithinBackwardIsRefused, 2) {
   expect_correct_step(model);
 }
 
-// After a failed backward, a hook in another model's backward runs this model's next forward.
+// After a failed backward, this model's next forward runs in a hook of another model's backward.
 TEST_SHARDED(PhaseWalk, AFailedIterationRecoversWithinAnotherModelsBackward, 2) {
   fail_in_backward(model);
   const at::Tensor other = at::ones({1}).requires_grad_() * 2;
@@ -384,7 +384,7 @@ TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   }
 }
 
-// With one rank, fully_shard() must use the parameter's own memory. PyTorch 2.11's FSDP2 copies.
+// With one rank, fully_shard() must not copy the parameters. PyTorch 2.11's FSDP2 copies them.
 TEST_ON_RANKS(Iteration, OneRankCopiesNothing, 1) {
   Filled<nn::Linear> linear(3, 4);
   const void* memory = linear.weight->const_data_ptr();

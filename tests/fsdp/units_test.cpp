@@ -45,7 +45,7 @@ TEST(UnitCalls, MayBeOfABlockAlone) {
   });
 }
 
-/// Makes block 1 throw. Calls the root if `of_root` is true; otherwise calls block 1 alone.
+/// Makes block 1 throw once. Calls the root if `of_root` is true; otherwise calls block 1 alone.
 void fail_in_block(ShardedModel& model, const Rank& rank, bool in_backward, bool of_root) {
   auto fails = std::make_shared<bool>(true);
   model.blocks[1]->add_forward_pre_hook([=](auto&, nn::TensorList inputs) {

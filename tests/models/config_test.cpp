@@ -131,7 +131,7 @@ TEST(ParseConfig, CountsParameters) {
   EXPECT_EQ(count.total, 9600 + 3 * (9216 + 9216 + 96) + 48);
   EXPECT_EQ(count.embedding, 4800);
   EXPECT_EQ(count_parameters(Parse(With("tie_word_embeddings", true))).total, count.total - 4800);
-  // attention_bias adds the biases of q, k, v and o; mlp_bias those of gate, up and down.
+  // attention_bias adds biases to q, k, v and o. mlp_bias adds biases to gate, up and down.
   EXPECT_EQ(count_parameters(Parse(With("attention_bias", true))).total, count.total + 3 * 4 * 48);
   EXPECT_EQ(count_parameters(Parse(With("mlp_bias", true))).total, count.total + 3 * (2 * 64 + 48));
   Json json = With("model_type", "qwen3");

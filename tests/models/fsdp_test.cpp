@@ -59,7 +59,7 @@ TEST_ON_RANKS(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas, 4) {
   const std::int64_t sharded = bytes_on(rank, 1, 4);
   const ParameterCount count = count_parameters(detail::parse_config(kOddShape.config, "test"));
   EXPECT_EQ(replicated, count.total * 3 * 4);
-  // A quarter of the bytes, plus some padding: a shard can have one row more than another shard.
+  // A rank stores a quarter of the bytes, and up to one more row of each parameter.
   EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));
 }
 

@@ -82,7 +82,7 @@ TEST(Functions, AgreeWithCompositions) {
   }
 }
 
-/// Covers losses of the norm alone, of the sum alone, and of both results of add_rms_norm().
+/// Covers losses that use only the norm, only the sum, or both results of add_rms_norm().
 TEST(RmsNorm, OfASumAgreesWithComposition) {
   for (const Precision& precision : kPrecisions) {
     for (const auto& factors : {std::pair(1.0, 0.5), std::pair(1.0, 0.0), std::pair(0.0, 1.0)}) {

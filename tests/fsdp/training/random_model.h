@@ -177,7 +177,7 @@ inline void expect_same(const Result& found, const Result& expected) {
 
 inline void expect_as_alone(const RandomMesh& how, const Draws& draws, const Rows& rows) {
   const Result expected = train_alone(draws, rows);
-  // The loss without random numbers must differ, or the test would not notice wrong numbers.
+  // The loss must depend on the random numbers, or the test would not notice wrong numbers.
   EXPECT_GT(std::abs(train_alone({}, rows).loss / expected.loss - 1), 1e-4);
   RunRanks(testing::ranks_of(how.sizes),
            [&](Rank& rank) { expect_same(train(rank, how, draws, rows), expected); });

@@ -23,8 +23,8 @@ using testing::Filled;
 using testing::gradients_of;
 using testing::name_of_case;
 
-/// Returns the number of elements of a flat fp32 buffer. `shards` are the numbers of elements of
-/// the shards in the buffer; each shard begins at a multiple of 64 bytes.
+/// Returns the number of elements of a flat fp32 buffer. `shards`: the number of elements of each
+/// shard in the buffer. Each shard begins at a multiple of 64 bytes.
 constexpr std::int64_t packed_numel(std::initializer_list<std::int64_t> shards) {
   constexpr std::int64_t kUnit = 16;
   std::int64_t numel = 0;
@@ -91,7 +91,6 @@ inline at::Tensor rows_of_rank(const Rank& rank, std::int64_t dim = kDim) {
   return batch(dim, 0).narrow(0, rank.rank() * rows, rows);
 }
 
-/// Returns the loss of this rank's rows.
 inline at::Tensor local_loss(SmallModel& model, const Rank& rank, int step = 0) {
   const std::int64_t rows = kRows / rank.size();
   return loss_of(model, batch(model.head->in_features(), step), rank.rank() * rows, rows);
