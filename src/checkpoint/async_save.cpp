@@ -103,8 +103,8 @@ struct Mapping {
   std::size_t size = 0;
 };
 
-/// Memory mappings of earlier saves that no save uses now. The kernel can reclaim pages of these
-/// mappings (MADV_FREE). The next save reuses unreclaimed pages without clearing them.
+/// Unused memory mappings of earlier saves. The kernel can reclaim pages of these mappings
+/// (MADV_FREE). The next save reuses the other pages without clearing them.
 class KeptMappings {
  public:
   static KeptMappings& instance() {
@@ -169,7 +169,7 @@ class HostMemory {
         mapped, [size](void* memory) { KeptMappings::instance().keep({memory, size}); });
   }
 
-  /// Returns a contiguous, uninitialized tensor. The tensor keeps the mapping alive.
+  /// Returns an uninitialized, contiguous tensor in the mapping, which the tensor keeps alive.
   at::Tensor take(at::IntArrayRef sizes, c10::ScalarType dtype) {
     const std::int64_t size = bytes_of_copy(sizes, dtype);
     TESSERA_CHECK(taken_ + size <= bytes_, "a copy of ", size, " bytes was to be put behind ",

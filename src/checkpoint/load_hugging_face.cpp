@@ -139,7 +139,7 @@ void ModelFiles::open_index() {
                     "' does not list it: copy or write the model again");
     }
   }
-  // For each tensor in the index, entry() throws Error if the shard lacks the tensor.
+  // entry() throws Error for a tensor that the index lists and the shard lacks.
   for (const auto& [tensor, shard] : weight_map) {
     shards.at(shard)->entry(tensor);
     tensors_.emplace(tensor, shards.at(shard));

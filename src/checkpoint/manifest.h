@@ -61,7 +61,7 @@ struct Manifest {
 
 std::string to_text(const Manifest& manifest);
 
-/// Whether file checksums are required in a manifest. Shards that PyTorch wrote have no checksums.
+/// Whether a manifest must have checksums of the files. Shards of PyTorch have no checksums.
 enum class Checksums { kRequired, kOptional };
 
 /// Whether the checksum at the end of a manifest's text is correct.

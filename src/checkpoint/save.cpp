@@ -122,7 +122,7 @@ std::vector<Holders> holders_of(const at::Tensor& tensor) {
   const ShardingSpec& spec = sharding_spec(tensor);
   const auto positions = ranks_by_position(spec.mesh);
   // Ranks with equal coordinates in the mesh dimensions that shard the tensor have the same shard.
-  // The coordinates in the other mesh dimensions are set to 0.
+  // The other coordinates are set to 0, so that these ranks have the same key in `holders`.
   std::map<Coordinate, Holders> holders;
   for (std::size_t position = 0; position < positions.size(); ++position) {
     Coordinate coordinate = spec.mesh.shape().coordinate(static_cast<std::int64_t>(position));

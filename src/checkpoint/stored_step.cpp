@@ -47,7 +47,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
   }
 }
 
-/// The smallest number of bytes to read for which a further thread saves time.
+/// A further thread saves time only if each thread has at least this many bytes to read.
 constexpr std::int64_t kLeastBytesOfAThread = std::int64_t{4} << 20;
 
 void read_piece(const SafetensorsFile& file, const std::string& name,

@@ -79,7 +79,7 @@ class StoredStep {
     at::Tensor target;
   };
 
-  /// Returns the name under which the files store a tensor, for any name of a tied parameter.
+  /// Maps each name of a tied parameter to the name under which the files store the parameter.
   const std::string& stored_name(const std::string& name) const;
   SafetensorsFile open(std::size_t file, const std::vector<Wanted>& wanted) const;
 

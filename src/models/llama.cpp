@@ -466,14 +466,14 @@ KvCache Llama::new_cache(std::int64_t positions, std::vector<std::int64_t> paddi
 void Llama::reset_parameters(const nn::InitContext& init) {
   using nn::init::ones;
   using nn::init::zeros;
-  // The initial values' normal distribution is truncated at three standard deviations, because an
+  // Initial values have a normal distribution, truncated at three standard deviations, because an
   // outlier in a large matrix can disturb the first steps.
   const auto normal = [](double std) {
     return nn::init::trunc_normal(0.0, std, -3.0 * std, 3.0 * std);
   };
   const double std = config_.initializer_range;
-  // Output projections add to the residual stream 2 L times in L layers. The standard deviation of
-  // their initial values is scaled so that the stream's variance does not grow with depth (GPT-2).
+  // In L layers, 2 L output projections add to the residual stream. The standard deviation of their
+  // initial values is scaled so that the stream's variance does not grow with depth (GPT-2).
   const double output_std = std / std::sqrt(2.0 * static_cast<double>(config_.num_hidden_layers));
   nn::Initializers table{{"model.layers.*.self_attn.o_proj.weight", normal(output_std)},
                          {"model.layers.*.*layernorm.weight", ones()},

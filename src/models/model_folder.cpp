@@ -281,7 +281,7 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   if (s.kind == Kind::kYarn) {
     s.beta_fast = rope.number_or("beta_fast", s.beta_fast);
     s.beta_slow = rope.number_or("beta_slow", s.beta_slow);
-    // As in `transformers`, a "truncate" that is explicitly null means no truncation.
+    // As in `transformers`: a null "truncate" means no truncation, a missing key means truncation.
     s.truncate = rope.flag_or("truncate", !rope.names("truncate"));
     rope.only("mscale", {}, "mscale of YaRN is");
     rope.only("mscale_all_dim", {}, "mscale_all_dim of YaRN is");

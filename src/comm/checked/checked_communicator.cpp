@@ -27,9 +27,9 @@
 namespace tessera::comm {
 namespace {
 
-// Compares the calls of ranks for groups whose back end (Gloo, NCCL) does not compare calls: see
-// agree_on_calls(). The hash of all calls decides whether the calls differ. The texts of the first
-// calls are used only in the message.
+// CallHistory and first_difference() compare the calls of ranks if the back end (Gloo, NCCL) does
+// not: see agree_on_calls(). The hash of all calls decides whether the calls differ. The texts of
+// the first calls are used only in the message.
 
 using Calls = std::vector<std::string>;
 

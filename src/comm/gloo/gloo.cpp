@@ -103,8 +103,8 @@ class GlooGroup {
  public:
   GlooGroup(const detail::StorePtr& store, GroupInfo group, const std::string& address)
       : group_(std::move(group)) {
-    // Gloo's time-out is very long, because Gloo knows neither which rank is missing nor what that
-    // rank does.
+    // Gloo's time-out is very long, so that Tessera times out first: Gloo cannot say which rank is
+    // missing, nor what that rank does.
     process_group_ = detail::make_gloo_group(store, {.rank = group_.rank,
                                                      .size = group_.size(),
                                                      .timeout = group_.timeout + kGlooPatience,

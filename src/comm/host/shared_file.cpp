@@ -44,7 +44,7 @@ std::string handle_of_file(int fd) {
   const std::string link = detail::concat("/proc/", getpid(), "/fd/", fd);
   struct stat status {};
   std::error_code error;
-  // The handle contains the file's name if the file has one: names outlive this process.
+  // If the file has a name, the handle contains this name, which outlives the process.
   const bool has_name = fstat(fd, &status) == 0 && status.st_nlink > 0;
   const std::string path = has_name ? std::filesystem::read_symlink(link, error).string() : link;
   return detail::concat(identity_of(fd), ' ', path);

@@ -78,7 +78,7 @@ class ScatterRounds {
  private:
   int rank_;
   SplitBuffers buffers_;
-  /// The bytes for each rank in a slot (a rank's buffer): a multiple of the size of a cache line.
+  /// Number of bytes for each rank in a slot (a rank's buffer): a multiple of the cache-line size.
   std::int64_t capacity_;
   /// The reduction. The output can be one of the inputs, because an all-reduce reduces in place.
   ReduceFunction reduce_;

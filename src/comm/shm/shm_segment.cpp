@@ -81,7 +81,7 @@ struct ShmSegment::Header {
   std::int32_t ranks = 0;
   std::uint64_t slot_bytes = 0;
   alignas(kCacheLine) Counter arrivals{0};   ///< number of arrive() calls of all ranks together
-  alignas(kCacheLine) Counter completed{0};  ///< the last round with all slots filled; a futex
+  alignas(kCacheLine) Counter completed{0};  ///< last round that all ranks reached; a futex
   Counter sleepers{0};
 };
 

@@ -268,7 +268,7 @@ void PeerWait::check(std::optional<std::vector<int>> missing) {
   const auto now = Clock::now();
   const auto waited = now - begun_;
   const auto ended = world_.first_to_end(absent);
-  // Data that a rank sent before the rank ended can still arrive, so check() waits for kGrace.
+  // check() waits for kGrace before it throws: data of the ended rank can still arrive.
   lost_since_ = ended ? lost_since_.value_or(now) : std::optional<Clock::time_point>();
   if (ended && now - *lost_since_ >= kGrace) {
     const std::string why = world_.what_it_does(*ended);
