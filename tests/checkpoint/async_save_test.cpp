@@ -29,7 +29,7 @@ void change(const SavedState& state) {
   }
 }
 
-TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
+TEST(AsyncSave, SavesTheStateAtTheTimeOfTheCall) {
   const TemporaryFolder dir;
   RunRanks(4, [&](Rank& rank) {
     SavedState state(rank, {2, 2}, 3);
@@ -45,7 +45,7 @@ TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
   EXPECT_EQ(ExpectLoads(dir.path(), 3), 1);
 }
 
-TEST(AsyncSave, GoesBelowTheWorkingDirectoryOfTheCall) {
+TEST(AsyncSave, ResolvesRelativePathsAtTheTimeOfTheCall) {
   const TemporaryFolder dir, other;
   const auto before = std::filesystem::current_path();
   RunRanks(1, [&](Rank& rank) {
@@ -60,7 +60,7 @@ TEST(AsyncSave, GoesBelowTheWorkingDirectoryOfTheCall) {
   EXPECT_TRUE(other.files().empty());
 }
 
-TEST(AsyncSave, EachWaitsForTheOneBefore) {
+TEST(AsyncSave, WaitsForThePreviousSave) {
   const TemporaryFolder dir;
   RunRanks(2, [&](Rank& rank) {
     SaveFuture pending;
@@ -79,7 +79,7 @@ TEST(AsyncSave, EachWaitsForTheOneBefore) {
   EXPECT_FALSE(std::filesystem::exists(dir / "step-00000001"));
 }
 
-TEST(AsyncSave, ThrowsItsErrorFromTheNextSaveOnAllRanks) {
+TEST(AsyncSave, ErrorReachesTheNextSaveOnAllRanks) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
   const SystemCallFault fault(dir.path().string() + "/step-00000002/.shard-00003", "pwrite:1:EIO");
@@ -96,7 +96,7 @@ TEST(AsyncSave, ThrowsItsErrorFromTheNextSaveOnAllRanks) {
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
 }
 
-TEST(AsyncSave, ContinuesOnceEveryRankHasSeenTheError) {
+TEST(AsyncSave, WorksAgainAfterEveryRankHasReadTheError) {
   const TemporaryFolder dir;
   WriteFile(dir / "file", "");
   RunRanks(2, [&](Rank& rank) {
@@ -134,7 +134,7 @@ TEST(AsyncSave, CompletesOrFailsOnEachRankWhenTheWorldEnds) {
   }
 }
 
-TEST(AsyncSave, AnErrorThatIsNeverReadIsAWarning) {
+TEST(AsyncSave, WarnsOfAnErrorThatIsNeverRead) {
   const TemporaryFolder dir;
   WriteFile(dir / "file", "");
   HeardWarnings warnings;
@@ -154,7 +154,7 @@ void save_in_background(const std::filesystem::path& dir, std::int64_t step, int
   async_save(*rank.world(), dir, step, state.dict(), {.keep = 2}).wait();
 }
 
-TEST(AsyncSave, KilledAtAnyCallLeavesTheNewestCommittedStep) {
+TEST(AsyncSave, KeepsTheLastCommittedStepIfKilled) {
   int calls = 0;
   for (bool ended = false; !ended; calls += 5) {
     const TemporaryFolder dir;
@@ -180,7 +180,7 @@ TEST(DISABLED_AsyncSave, SaveWhereARankIsKilled) {
                 "the group failed earlier");
 }
 
-TEST(AsyncSave, ARankThatDiesEndsItOnTheOthersAndCostsNoOlderStep) {
+TEST(AsyncSave, FailsOnOtherRanksIfOneRankIsKilled) {
   const TemporaryFolder dir;
   const auto ended =
       testing::RunProcesses(2, "DISABLED_AsyncSave.SaveWhereARankIsKilled",
@@ -193,7 +193,7 @@ TEST(AsyncSave, ARankThatDiesEndsItOnTheOthersAndCostsNoOlderStep) {
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
 }
 
-TEST(SlowDisk, IsWrittenToInPieces) {
+TEST(LargeFile, IsWrittenAndSyncedInPieces) {
   const TemporaryFolder dir;
   const SystemCallFault count(dir.path(), "");
   WriteModel(dir / "file", {{"large", at::ones({9 << 10, 1 << 10})}});
@@ -202,7 +202,7 @@ TEST(SlowDisk, IsWrittenToInPieces) {
 }
 
 /// Tests checkpoints of the buffers of libtorch modules, such as BatchNorm1d's running statistics.
-TEST(AdoptedModel, HasBuffersUnderTheirNamesInLibtorch) {
+TEST(AdoptedModel, SavesBuffersUnderTheirLibtorchNames) {
   const auto make = [](Rank& rank) {
     auto model = nn::adopt(std::make_shared<testing::TorchWithBuffers>());
     testing::fill(*model);

@@ -99,20 +99,20 @@ void expect_of_programs(const Use& use) {
   }
 }
 
-TEST(Copies, AreComparedByTheFirstStep) {
+TEST(ReplicatedParameters, AreComparedByTheFirstStep) {
   expect_of_programs([](Rank&, Mlp&, optim::Optimizer& optimizer, const DeviceMesh&) {
     optimizer.step();
     optimizer.step();
   });
 }
 
-TEST(Copies, AreComparedByTheFirstClipping) {
+TEST(ReplicatedParameters, AreComparedByTheFirstClipping) {
   expect_of_programs([](Rank&, Mlp&, optim::Optimizer& optimizer, const DeviceMesh&) {
     optim::clip_grad_norm_(optimizer.parameters(), 1.0);
   });
 }
 
-TEST(Copies, AreComparedByEverySave) {
+TEST(ReplicatedParameters, AreComparedByEverySave) {
   expect_of_programs([](Rank& rank, Mlp& model, optim::Optimizer& optimizer, const DeviceMesh&) {
     const at::NoGradGuard no_grad;
     for (const nn::SlotPtr& slot : optimizer.parameters()) {
@@ -129,7 +129,7 @@ TEST(Copies, AreComparedByEverySave) {
 
 // In the first step all gradients are zero, so they are equal on all ranks. With TESSERA_DEBUG=1,
 // ranks compare the gradients of the second step as well.
-TEST(Copies, AreComparedByEachStepIfAskedTo) {
+TEST(ReplicatedParameters, AreComparedByEachStepInDebugMode) {
   const testing::DebugChecks debug("1");
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 1}, {"dp", "tp"});
@@ -148,7 +148,7 @@ TEST(Copies, AreComparedByEachStepIfAskedTo) {
 
 // Values that may differ between ranks without an error: buffers, frozen parameters, parameters
 // that are declared distinct, and parameters that other FSDP roots manage.
-TEST(Copies, MayDifferWhereTheyAreNone) {
+TEST(DistinctAndFrozenParameters, MayDifferBetweenRanks) {
   const TemporaryFolder dir;
   RunRanks(4, [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "ep"});
@@ -178,7 +178,7 @@ TEST(Copies, MayDifferWhereTheyAreNone) {
 }
 
 // If a rank has no rows for an expert, the expert's AdamW step count differs between ranks.
-TEST(Copies, OfStepCountsAreComparedByASave) {
+TEST(StepCounts, AreComparedBySave) {
   const TemporaryFolder dir;
   const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});

@@ -21,7 +21,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-TEST(DamagedStep, EveryByteOfTheManifestCounts) {
+TEST(DamagedStep, IsDetectedFromAnyByteOfTheManifest) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   const auto path = dir / "step-00000001/manifest.json";
@@ -45,7 +45,7 @@ std::shared_ptr<nn::Linear> ones(std::int64_t columns, std::int64_t rows, bool b
   return net;
 }
 
-TEST(DamagedStep, EveryByteOfAFileCounts) {
+TEST(DamagedStep, IsDetectedFromAnyByteOfAShard) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   const FileRecord file = read_manifest(dir / "step-00000001").files.front();
@@ -64,7 +64,7 @@ TEST(DamagedStep, EveryByteOfAFileCounts) {
   open();
 }
 
-TEST(DamagedStep, IsRefusedOnAllRanksBeforeAnythingChanges) {
+TEST(DamagedStep, IsRefusedOnAllRanksWithoutChangingTheModel) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
@@ -112,7 +112,7 @@ bool IsDamage(const Failure& error) {
   return ranks == 2;
 }
 
-TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
+TEST(DamagedStep, IsThrownForWrongContentNotForUnreadableFiles) {
   const TemporaryFolder dir;
   WriteFile(dir / "there", "");
   EXPECT_TRUE(IsDamage(Error("other bytes")));
@@ -137,7 +137,7 @@ TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
   }
 }
 
-TEST(DamagedStep, LeavesNoModelHalfLoaded) {
+TEST(DamagedStep, LeavesTheModelUninitialized) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
     const auto net = ones(1024, 1024);
@@ -149,7 +149,7 @@ TEST(DamagedStep, LeavesNoModelHalfLoaded) {
   });
 }
 
-TEST(DamagedStep, IsPassedOverByAllRanksAndSavedAgain) {
+TEST(DamagedStep, IsSkippedOnAllRanksAndSavedAgain) {
   const TemporaryFolder dir;
   const SaveOptions options{.run_id = "run", .keep = 2};
   SaveStep(dir.path(), 1, 1, options);
@@ -172,7 +172,7 @@ TEST(DamagedStep, IsPassedOverByAllRanksAndSavedAgain) {
   ExpectLoads(dir / "step-00000001", 1);
 }
 
-TEST(DamagedStep, LeavesTheParametersWhenTheOptimizerAloneIsLoaded) {
+TEST(DamagedStep, DoesNotAffectParametersExcludedFromTheLoad) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
     const auto net = ones(1024, 1024, /*bias=*/false);
@@ -191,7 +191,7 @@ TEST(DamagedStep, LeavesTheParametersWhenTheOptimizerAloneIsLoaded) {
 
 constexpr const char* kFirstFile = "shard-00000-model-00001-of-00002.safetensors";
 
-TEST(InspectedStep, IsTheNewestAndSaysWhatItHolds) {
+TEST(InspectStep, DescribesTheNewestStep) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   RunRanks(4, [&](Rank& rank) {
@@ -206,7 +206,7 @@ TEST(InspectedStep, IsTheNewestAndSaysWhatItHolds) {
                   R"({"note":"\u009b2J\u202e"})");
 }
 
-TEST(InspectedStep, IsVerifiedToTheTensorAndByte) {
+TEST(InspectStep, VerifyNamesDamagedTensorsAndBytes) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   const auto step = dir / "step-00000001";
@@ -221,7 +221,7 @@ TEST(InspectedStep, IsVerifiedToTheTensorAndByte) {
   EXPECT_CONTAINS(faults[2], "stray.safetensors' is not in the manifest");
 }
 
-TEST(InspectedStep, HasAManifestThatIsNoLink) {
+TEST(InspectStep, RefusesAManifestThatIsALink) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   const auto manifest = dir / "step-00000001/manifest.json";
@@ -236,7 +236,7 @@ class Counted : public nn::Module<Counted> {
   explicit Counted(const at::Tensor& count) { register_buffer("count", count.clone()); }
 };
 
-TEST(ComparedSteps, AreEqualWhateverTheMesh) {
+TEST(CompareSteps, FindsStepsOfDifferentMeshesEqual) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 3);
   RunRanks(3, [&](Rank& rank) {
@@ -247,7 +247,7 @@ TEST(ComparedSteps, AreEqualWhateverTheMesh) {
             std::vector<std::string>{});
 }
 
-TEST(ComparedSteps, DifferByNameSizeTypeAndValue) {
+TEST(CompareSteps, ReportsDifferentNamesSizesTypesAndValues) {
   const TemporaryFolder dir;
   const auto weight = [](const std::vector<float>& values) {
     return at::tensor(values).view({3, 2});
@@ -279,7 +279,7 @@ TEST(ComparedSteps, DifferByNameSizeTypeAndValue) {
   EXPECT_EQ(compare(1, 4), Lines{"weight: largest difference inf, relative inf"});
 }
 
-TEST(ComparedSteps, DifferByLargeIntegersImaginaryPartsAndTypesOf8Bits) {
+TEST(CompareSteps, HandlesLargeIntegersComplexNumbersAndFp8) {
   constexpr std::int64_t kLarge = std::int64_t{1} << 60;
   const auto numbers = at::ones({2});
   const auto line = [](const at::Tensor& a, const at::Tensor& b) {
@@ -316,7 +316,7 @@ void make_shards_of_others(const std::filesystem::path& step) {
 }
 
 /// If a folder has no manifest, load() accepts shards from PyTorch but refuses Tessera's shards.
-TEST(TorchHfShards, AreLoadedWithoutAManifestUnlikeOurs) {
+TEST(PyTorchShards, AreLoadedWithoutAManifest) {
   const TemporaryFolder dir;
   const auto step = dir / "step-00000001";
   const auto expect_refused = [&](const char* part, const char* advice) {
@@ -439,7 +439,7 @@ std::vector<std::size_t> spread(std::size_t count, std::size_t size) {
   return indices;
 }
 
-TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
+TEST(InterruptedSave, LeavesCompleteStepsAfterAnySystemCallFails) {
   const std::vector<std::string> faults = all_faults();
   const std::size_t count = every_fault() ? faults.size() : 20;
   for (const std::size_t i : spread(count, faults.size())) {
@@ -462,7 +462,7 @@ TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
 
 /// Simulates a power failure after each system call. A power failure loses data that were not
 /// synced, whereas killing a process loses no data.
-TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
+TEST(InterruptedSave, LeavesCompleteStepsAfterAPowerFailure) {
   const TemporaryFolder dir;
   save_two(dir.path());
   Disk disk(dir.path());
@@ -492,7 +492,7 @@ TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   EXPECT_GT(list.size(), 30U);
 }
 
-TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
+TEST(InterruptedSave, FailsOnAllRanksIfOneRankFails) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
   int failures = 0;
@@ -519,7 +519,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
 
 constexpr const char* kDirVariable = "TESSERA_TEST_DIR";
 
-/// The test EndsOnAllRanksWhenOneIsLost runs this test in four processes.
+/// The test FailsOnAllRanksIfOneRankIsKilled runs this test in four processes.
 TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
   const comm::WorldScope scope(comm::world_from_environment({.timeout = std::chrono::seconds(20)}));
   Rank rank(scope.world());
@@ -527,7 +527,7 @@ TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
   save(*rank.world(), std::getenv(kDirVariable), 2, state.dict());
 }
 
-TEST(InterruptedSave, EndsOnAllRanksWhenOneIsLost) {
+TEST(InterruptedSave, FailsOnAllRanksIfOneRankIsKilled) {
   std::vector<std::pair<std::string, std::string>> phases = {
       {"3", "pwrite:2:kill"},   // rank 3 is killed while it writes shards
       {"0", "rename:3:kill"}};  // rank 0 is killed while it renames the manifest

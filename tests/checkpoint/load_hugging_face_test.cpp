@@ -11,7 +11,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-TEST(LoadHuggingFace, FillsAPlainModuleAndAModelOfTheMetaDevice) {
+TEST(LoadHuggingFace, FillsPlainModulesAndModelsOnMeta) {
   TemporaryFolder folder;
   WriteModel(folder / "model.safetensors", Values());
   Net plain;
@@ -52,7 +52,7 @@ TEST(LoadHuggingFace, FillsEachRanksSlices) {
   });
 }
 
-TEST(LoadHuggingFace, FailsOnAllRanksWhereOneCannotRead) {
+TEST(LoadHuggingFace, FailsOnAllRanksIfOneRankCannotRead) {
   TemporaryFolder folder;
   WriteModel(folder / "model.safetensors", Values());
   int reads = 0;
@@ -99,7 +99,7 @@ TEST(LoadHuggingFace, ConvertsFloatingPointTypes) {
   }
 }
 
-TEST(LoadHuggingFace, NeedsOneNameOfTiedParameters) {
+TEST(LoadHuggingFace, AcceptsAnyNameOfTiedParameters) {
   TemporaryFolder folder;
   for (const std::string absent : {"head.weight", "embed.weight"}) {
     auto values = Values();
@@ -113,7 +113,7 @@ TEST(LoadHuggingFace, NeedsOneNameOfTiedParameters) {
   }
 }
 
-TEST(LoadHuggingFace, RefusesTwoValuesOfTiedParameters) {
+TEST(LoadHuggingFace, RefusesDifferentValuesOfTiedParameters) {
   TemporaryFolder folder;
   auto values = Values();
   const auto load = [&] {
@@ -144,7 +144,7 @@ void ExpectRefused(const std::filesystem::path& folder, const std::string& part)
   ExpectEqual(LocalValues(net), Zeros());
 }
 
-TEST(LoadHuggingFace, ListsTensorsThatAreMissingUnexpectedOrDifferent) {
+TEST(LoadHuggingFace, ListsMissingUnexpectedAndDifferentTensors) {
   TemporaryFolder folder;
   auto values = Values();
   values["extra"] = at::ones({1});
@@ -186,7 +186,7 @@ std::string name_in_net(const std::string& tensor) {
   return tensor == "visual.num_batches_tracked" ? "" : tensor;
 }
 
-TEST(LoadNames, FillsAModelFromFilesWithOtherNames) {
+TEST(LoadHuggingFaceNames, MapTensorNamesToParameters) {
   TemporaryFolder folder;
   Tensors foreign = ForeignValues();
   WriteModel(folder / "model.safetensors", foreign);
@@ -204,7 +204,7 @@ TEST(LoadNames, FillsAModelFromFilesWithOtherNames) {
   ExpectEqual(LocalValues(same), Values());
 }
 
-TEST(LoadNames, RefusesEqualAndUnknownNames) {
+TEST(LoadHuggingFaceNames, RefuseDuplicateAndUnknownNames) {
   TemporaryFolder folder;
   WriteModel(folder / "model.safetensors", ForeignValues());
   Net net;
@@ -219,7 +219,7 @@ TEST(LoadNames, RefusesEqualAndUnknownNames) {
                "missing: head.weight", "unexpected: top.weight (visual.head.weight there)");
 }
 
-TEST(LoadNames, NameTheConverterForATorchCheckpoint) {
+TEST(LoadHuggingFace, NamesTheConverterForTorchCheckpoints) {
   TemporaryFolder folder;
   WriteFile(folder / ".metadata", "pickle");
   WriteFile(folder / "__0_0.distcp", "pickle");
@@ -261,7 +261,7 @@ TEST_F(ModelFilesTest, OpensASingleFileOrTheShardsOfAnIndex) {
 }
 
 // Incomplete downloads leave links to missing files in Hugging Face's cache folder.
-TEST_F(ModelFilesTest, NamesALinkWhoseTargetIsMissing) {
+TEST_F(ModelFilesTest, NamesABrokenLink) {
   for (const std::string name : {kSingleFile, kIndexFile, "1.safetensors"}) {
     const TemporaryFolder folder;
     if (name == "1.safetensors") {
@@ -272,7 +272,7 @@ TEST_F(ModelFilesTest, NamesALinkWhoseTargetIsMissing) {
   }
 }
 
-TEST_F(ModelFilesTest, RefusesFoldersWithoutAModelOrWithAnotherKindOfFile) {
+TEST_F(ModelFilesTest, RefusesFoldersWithoutModelFiles) {
   EXPECT_ERROR(ModelFiles(folder_ / "missing"), "there is no model folder");
   Refuses("has neither model.safetensors nor model.safetensors.index.json");
   WriteFile(folder_ / kSingleFile, "version https://git-lfs.github.com/spec/v1\noid sha256:" +
@@ -283,7 +283,7 @@ TEST_F(ModelFilesTest, RefusesFoldersWithoutAModelOrWithAnotherKindOfFile) {
   Refuses("has adapter_config.json");
 }
 
-TEST_F(ModelFilesTest, RefusesShardsThatArePathsOrLinksAndNamesThatWouldBreakAMessage) {
+TEST_F(ModelFilesTest, RefusesInvalidShardNamesAndLinks) {
   for (const std::string bad : {"/etc/passwd", "..", ".", "", "a\\\\1.safetensors",
                                 "1\\n.safetensors", "1\\u202e.safetensors"}) {
     Index("\"a\":\"" + bad + "\"");
@@ -315,7 +315,7 @@ TEST_F(ModelFilesTest, FollowsLinksOfAHuggingFaceCache) {
   EXPECT_ERROR(ModelFiles(snapshot), "is a symbolic link");
 }
 
-TEST_F(ModelFilesTest, RefusesShardsThatDoNotAgreeWithTheIndex) {
+TEST_F(ModelFilesTest, RefusesShardsThatContradictTheIndex) {
   Shard("1.safetensors", "a");
   Index(two_);
   Refuses("2.safetensors': No such file");
@@ -326,7 +326,7 @@ TEST_F(ModelFilesTest, RefusesShardsThatDoNotAgreeWithTheIndex) {
   Refuses("does not list it");
 }
 
-TEST_F(ModelFilesTest, TakesATensorOfTwoShardsFromWhereTheIndexSays) {
+TEST_F(ModelFilesTest, ReadsADuplicateTensorFromTheIndexedShard) {
   Shard("1.safetensors", "a");
   WriteFile(folder_ / "2.safetensors",
             SafetensorsBytes("{" + Entry("\"U8\"", "[4]", "[0,4]", "a") + "," +

@@ -68,7 +68,7 @@ TEST(SafetensorsWriter, RoundTrips) {
   EXPECT_EQ(file.read("empty").sizes(), (Sizes{0, 4}));
 }
 
-TEST(SafetensorsWriter, ReplacesAnOlderFileAtTheEndOnly) {
+TEST(SafetensorsWriter, ReplacesTheOldFileOnPublish) {
   TemporaryFolder folder;
   WriteFile(folder / "m", "old");
   SafetensorsWriter writer(folder / "m", kOneItem);
@@ -82,7 +82,7 @@ TEST(SafetensorsWriter, ReplacesAnOlderFileAtTheEndOnly) {
   EXPECT_EQ(folder.files(), Names{"m"});
 }
 
-TEST(SafetensorsWriter, RefusesTensorsThatAreNotTheAnnouncedOnes) {
+TEST(SafetensorsWriter, RefusesUnannouncedTensors) {
   TemporaryFolder folder;
   SafetensorsWriter writer(folder / "m", kOneItem), partial(folder / "m", kOneItem);
   partial.write("w", Sizes{0, 0}, kOnes.narrow(1, 0, 2));
@@ -101,7 +101,7 @@ TEST(SafetensorsWriter, RefusesTensorsThatAreNotTheAnnouncedOnes) {
   EXPECT_FALSE(std::filesystem::exists(folder / "m"));
 }
 
-TEST(SafetensorsWriter, RefusesUnfitItemsAMissingFolderAndAFullDisk) {
+TEST(SafetensorsWriter, ConstructorRefusesInvalidItemsAndUnwritableFiles) {
   TemporaryFolder folder;
   const auto making = [&](const Items& items, const char* name = "m") {
     return [&folder, items, name] { SafetensorsWriter(folder / name, items); };
@@ -119,7 +119,7 @@ TEST(SafetensorsWriter, RefusesUnfitItemsAMissingFolderAndAFullDisk) {
   EXPECT_TRUE(folder.files().empty());
 }
 
-class SafetensorsReject : public ::testing::Test {
+class SafetensorsFileRefuses : public ::testing::Test {
  protected:
   void Refuses(const std::string& bytes, const std::string& part) {
     WriteFile(folder_ / "m.safetensors", bytes);
@@ -139,7 +139,7 @@ class SafetensorsReject : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(SafetensorsReject, FilesOfOtherForm) {
+TEST_F(SafetensorsFileRefuses, MalformedFiles) {
   for (const auto& [bytes, part] :
        Rows{{"", "only 0 bytes"},
             {"1234567", "only 7 bytes"},
@@ -155,7 +155,7 @@ TEST_F(SafetensorsReject, FilesOfOtherForm) {
   }
 }
 
-TEST_F(SafetensorsReject, HeadersOfOtherForm) {
+TEST_F(SafetensorsFileRefuses, MalformedHeaders) {
   const std::string good = Entry("\"U8\"", "[16]", "[0,16]");
   Rows rows{
       {"{\"a\":}", "bad JSON"},
@@ -193,7 +193,7 @@ TEST_F(SafetensorsReject, HeadersOfOtherForm) {
   }
 }
 
-TEST_F(SafetensorsReject, EntriesThatDoNotFit) {
+TEST_F(SafetensorsFileRefuses, InvalidHeaderEntries) {
   struct Row {
     std::string dtype, shape, offsets, part;
   };
@@ -220,7 +220,7 @@ TEST_F(SafetensorsReject, EntriesThatDoNotFit) {
   }
 }
 
-TEST_F(SafetensorsReject, TruncatedData) {
+TEST_F(SafetensorsFileRefuses, TruncatedFiles) {
   const std::string whole =
       SafetensorsBytes("{" + Entry("\"F32\"", "[4]", "[0,16]") + "}", std::string(16, 'x'));
   for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
@@ -232,7 +232,7 @@ TEST_F(SafetensorsReject, TruncatedData) {
   EXPECT_ERROR(file.read("w"), "became shorter");
 }
 
-TEST_F(SafetensorsReject, MillionsOfEntriesOrValuesAndManyDimensions) {
+TEST_F(SafetensorsFileRefuses, TooManyEntriesValuesOrDimensions) {
   std::string header = "{";
   for (int i = 0; i < 1'000'001; ++i) {
     header.append("\"").append(std::to_string(i)).append("\":1,");
@@ -254,7 +254,7 @@ TEST_F(SafetensorsReject, MillionsOfEntriesOrValuesAndManyDimensions) {
   RefusesEntry("\"U8\"", "[16" + repeated(",1", 64) + "]", "[0,16]", "65 dimensions");
 }
 
-TEST_F(SafetensorsReject, FilesThatAreNotRegular) {
+TEST_F(SafetensorsFileRefuses, DevicesMissingFilesAndLinks) {
   EXPECT_ERROR(SafetensorsFile("/dev/zero"), "not a regular file");
   EXPECT_ERROR(SafetensorsFile(folder_ / "missing"), "No such file");
   WriteFile(folder_ / "real", SafetensorsBytes("{}"));
@@ -263,7 +263,7 @@ TEST_F(SafetensorsReject, FilesThatAreNotRegular) {
   EXPECT_TRUE(SafetensorsFile(folder_ / "link").tensors().empty());
 }
 
-TEST_F(SafetensorsReject, NamesThatArePathsEmptyHugeOrHoldControlCharacters) {
+TEST_F(SafetensorsFileRefuses, InvalidTensorNames) {
   Rows rows = {{"", "name is empty"}, {std::string(1'000'000, 'w'), "more than 4096"}};
   for (const char* path : {"a/b", "..", "../w", "a\\\\b", "/etc/passwd"}) {
     rows.emplace_back(path, "looks like a path");
@@ -282,7 +282,7 @@ TEST_F(SafetensorsReject, NamesThatArePathsEmptyHugeOrHoldControlCharacters) {
   }
 }
 
-TEST_F(SafetensorsReject, BoolsOfOtherValuesAndBlocksOutsideTheTensor) {
+TEST_F(SafetensorsFileRefuses, InvalidBoolsAndOutOfRangeBlocks) {
   const auto file_of = [&](const std::string& entry, const std::string& data) {
     WriteFile(folder_ / "m", SafetensorsBytes("{" + entry + "}", data));
     return SafetensorsFile(folder_ / "m");
@@ -340,7 +340,7 @@ TEST(SafetensorsFile, ReadsEveryTypeBitByBit) {
   }
 }
 
-TEST(SafetensorsFile, ReadsScalarsEmptyTensorsAndAFileWithoutTensors) {
+TEST(SafetensorsFile, ReadsScalarsEmptyTensorsAndEmptyFiles) {
   TemporaryFolder folder;
   const auto value = at::full({}, 3.5, at::kFloat);
   WriteFile(folder / "m", SafetensorsBytes("{" + Entry("\"F32\"", "[0,5]", "[4,4]", "end") + "," +
@@ -388,7 +388,7 @@ std::vector<std::uint32_t> SumsOf(const std::string& bytes) {
   return sums.sums();
 }
 
-TEST(SafetensorsFile, ComparesPartsOfAMibWithItsChecksum) {
+TEST(SafetensorsFile, ReadsPartsOfChecksummedMibs) {
   TemporaryFolder folder;
   const std::string bytes = RangeBytes({700001});
   WriteFile(folder / "m", bytes);
@@ -405,7 +405,7 @@ TEST(SafetensorsFile, ComparesPartsOfAMibWithItsChecksum) {
   }
 }
 
-TEST(SafetensorsFile, RefusesAPartOfAMibOfWhichAByteIsDamaged) {
+TEST(SafetensorsFile, RefusesAnyReadOfADamagedMib) {
   TemporaryFolder folder;
   const std::string bytes = RangeBytes({600000});
   const auto sums = SumsOf(bytes);
@@ -421,7 +421,7 @@ TEST(SafetensorsFile, RefusesAPartOfAMibOfWhichAByteIsDamaged) {
   }
 }
 
-TEST(SafetensorsFile, ReadsRunsThatAreNearAndFarAndMoreThanASpanOfThem) {
+TEST(SafetensorsFile, ReadsRowsAcrossSmallAndLargeGaps) {
   TemporaryFolder folder;
   const auto expect_block = [&](const Sizes& sizes, const Sizes& begin, const Sizes& block) {
     WriteFile(folder / "m", RangeBytes(sizes));
@@ -445,7 +445,7 @@ std::int64_t BytesRead() {
   return bytes;
 }
 
-TEST(SafetensorsFile, FillsBlocksOfAnyTypeAndStrides) {
+TEST(SafetensorsFile, ReadsIntoTensorsOfAnyTypeAndStrides) {
   TemporaryFolder folder;
   WriteFile(folder / "m", RangeBytes({4, 6}));
   const SafetensorsFile file(folder / "m");
@@ -463,7 +463,7 @@ TEST(SafetensorsFile, FillsBlocksOfAnyTypeAndStrides) {
                "positions [3, 3 + 2) are outside of dimension 0, which has 4");
 }
 
-TEST(SafetensorsFile, ReadsTheBytesOfABlockOnly) {
+TEST(SafetensorsFile, ReadsOnlyTheBytesOfTheBlock) {
   TemporaryFolder folder;
   WriteFile(folder / "m", RangeBytes({16, 1 << 16}));
   const SafetensorsFile file(folder / "m");

@@ -47,7 +47,7 @@ TEST(SaveHuggingFace, WritesTheSameBytesOnEveryMesh) {
   }
 }
 
-TEST(SaveHuggingFace, WritesBf16AsFp32AndFp64AsItIs) {
+TEST(SaveHuggingFace, WritesBf16AsFp32AndKeepsFp64) {
   TemporaryFolder folder;
   export_from({2, 1}, folder / "bf16", Values(0, at::kBFloat16));
   for (const auto& [name, tensor] : ReadModel(folder / "bf16/model.safetensors")) {
@@ -60,7 +60,7 @@ TEST(SaveHuggingFace, WritesBf16AsFp32AndFp64AsItIs) {
   EXPECT_CONTAINS(ReadFile(folder / "fp64/config.json"), R"("torch_dtype": "float64")");
 }
 
-TEST(SaveHuggingFace, WritesTheRequestedTypeAndItsNameToTheConfiguration) {
+TEST(SaveHuggingFace, WritesTheRequestedTypeToWeightsAndConfig) {
   TemporaryFolder folder;
   const auto save_as = [&](const char* name, const std::string& config, c10::ScalarType dtype) {
     export_from({2, 2}, folder / name, Values(), config, dtype);
@@ -108,7 +108,7 @@ class FailingGather final : public testing::ForwardingCommunicator {
   }
 };
 
-TEST(SaveHuggingFace, EndsOnAllRanksWhereOneFailsWhileGathering) {
+TEST(SaveHuggingFace, FailsOnAllRanksIfOneGatherFails) {
   TemporaryFolder folder;
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     Net net;
@@ -136,7 +136,7 @@ TEST(SaveHuggingFace, SplitsIntoShardsWithAnIndex) {
   EXPECT_EQ(index["weight_map"]["middle.bias"], "model-00002-of-00003.safetensors");
 }
 
-TEST(SaveHuggingFace, FailsOnAllRanksIfOneRankOrTheFolderIsUnfit) {
+TEST(SaveHuggingFace, FailsOnAllRanksForUnfilledParametersAndBadFolders) {
   for (const auto& [out, word] : {std::pair{"file/out", "file is not a folder"},
                                   {"unfilled", "'middle.bias' was never filled"},
                                   {"taken", "cannot put in place"}}) {
@@ -187,7 +187,7 @@ TEST(SaveLora, WritesEachMatrixUnderPeftsName) {
   EXPECT_EQ(config.at("base_model_name_or_path"), "models/base");
 }
 
-TEST(SaveLora, RefusesWhatPeftCannotHold) {
+TEST(SaveLora, RefusesAdaptersThatPeftCannotStore) {
   TemporaryFolder folder;
   RunRanks(2, [&](Rank& rank) {
     const auto save = [&](nn::ModuleBase& model, const std::string& to = "out") {
@@ -213,7 +213,7 @@ TEST(SaveLora, RefusesWhatPeftCannotHold) {
 
 // PEFT has no fused linear layers, so the adapter of a fused layer is saved as one adapter for each
 // of its parts.
-TEST(SaveLora, WritesThoseOfAFusedLinearForItsParts) {
+TEST(SaveLora, SplitsTheAdapterOfAFusedLinear) {
   TemporaryFolder folder;
   RunRanks(3, [&](Rank& rank) {
     const auto qkv = std::make_shared<nn::FusedLinear>(
@@ -240,7 +240,7 @@ TEST(SaveLora, WritesThoseOfAFusedLinearForItsParts) {
   EXPECT_EQ(config.at("target_modules"), nlohmann::json({"k", "q"}));
 }
 
-TEST(SaveLora, IsNotPartOfTheModelsOwnFiles) {
+TEST(SaveLora, MatricesAreNotInTheModelFiles) {
   TemporaryFolder folder;
   RunRanks(1, [&](Rank& rank) {
     nn::Sequential plain = two_linears(), adapted = two_linears();
@@ -306,14 +306,14 @@ void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
   EXPECT_GT(calls, 10);
   EXPECT_GT(found_new, 1);
 }
-TEST(ExportFolder, HoldsTheOlderOrTheNewModelIfTheExportIsKilledAnywhere) {
+TEST(ExportFolder, HasTheOldOrNewModelAfterAKilledExport) {
   expect_older_or_newer(kOneFile, kOneFile);
   expect_older_or_newer(kThreeShards, kThreeShards);
   expect_older_or_newer(kOneFile, kTwoShards);
   expect_older_or_newer(kTwoShards, kOneFile);
 }
 
-TEST(ExportFolder, NeverTakesTheNameOfAnOlderShard) {
+TEST(ExportFolder, DoesNotReuseShardNames) {
   const TemporaryFolder folder;
   export_model(folder.path(), kThreeShards, 1);
   const ModelFiles older(folder.path());
@@ -323,7 +323,7 @@ TEST(ExportFolder, NeverTakesTheNameOfAnOlderShard) {
   EXPECT_EQ(added(ModelFiles(folder.path())), 2);
 }
 
-TEST(ExportFolder, RefusesAnotherConfigurationAndADiskWithoutRoom) {
+TEST(ExportFolder, RefusesADifferentConfigurationAndAFullDisk) {
   const TemporaryFolder folder;
   WriteFile(folder / "config.json", R"({"layers": 2, "hidden": 8})");
   check_export_folder(folder.path(), R"({ "hidden": 8, "layers": 2 })", 1);
@@ -333,7 +333,7 @@ TEST(ExportFolder, RefusesAnotherConfigurationAndADiskWithoutRoom) {
                "1152921504606846976 bytes");
 }
 
-TEST(ExportFolder, RefusesAnAdapterBesideAModelAndAModelBesideAnAdapter) {
+TEST(ExportFolder, RefusesToMixAdapterAndModelFiles) {
   const auto check = [](const char* file, const char* config_file) {
     const TemporaryFolder folder;
     WriteFile(folder / file, "{}");
@@ -351,7 +351,7 @@ TEST(ExportFolder, RefusesAnAdapterBesideAModelAndAModelBesideAnAdapter) {
   check(kAdapterConfig, kAdapterConfig);
 }
 
-TEST(ExportFolder, WritesTheTypeOfTheWeightsToTheConfiguration) {
+TEST(ExportFolder, WritesTheWeightTypeToTheConfiguration) {
   for (const char* same : {R"({"a": 1})", R"({"dtype":"float32"})"}) {
     EXPECT_EQ(config_of_weights(same, at::kFloat), same);
   }
@@ -359,7 +359,7 @@ TEST(ExportFolder, WritesTheTypeOfTheWeightsToTheConfiguration) {
             "{\n  \"b\": 1,\n  \"torch_dtype\": \"float32\"\n}\n");
 }
 
-TEST(ConfigChange, IsTheFirstKeyThatMayChangeTheComputation) {
+TEST(ConfigChange, ReturnsTheFirstKeyThatAffectsTheComputation) {
   const std::string plain = R"({"hidden_size": 64, "eos_token_id": 2, "rope_scaling": null})";
   EXPECT_EQ(config_change(plain, R"({"hidden_size": 64, "eos_token_id": [2, 3], "dtype": "x"})"),
             "");

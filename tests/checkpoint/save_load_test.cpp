@@ -33,7 +33,7 @@ TEST(ShardedCheckpoint, LoadsOnAnyMesh) {
   }
 }
 
-TEST(ShardedCheckpoint, NamesFilesByRankAndWritesNoEmptyOnes) {
+TEST(ShardedCheckpoint, NamesFilesByRankAndWritesNoEmptyFiles) {
   const TemporaryFolder dir;
   SaveStep(dir / "four", 1);
   RunRanks(4, [&](Rank& rank) {
@@ -57,7 +57,7 @@ TEST(ShardedCheckpoint, NamesFilesByRankAndWritesNoEmptyOnes) {
   expect_files("empty", 3, 1);
 }
 
-TEST(ShardedCheckpoint, FillsAModelOfTheMetaDevice) {
+TEST(ShardedCheckpoint, FillsAModelOnTheMetaDevice) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   RunRanks(1, [&](Rank& rank) {
@@ -71,7 +71,7 @@ TEST(ShardedCheckpoint, FillsAModelOfTheMetaDevice) {
   });
 }
 
-TEST(ShardedCheckpoint, HasTiedParametersOnceUnderAnyOfTheirNames) {
+TEST(ShardedCheckpoint, StoresTiedParametersOnce) {
   const TemporaryFolder dir;
   RunRanks(2, [&](Rank& rank) {
     SavedState tied(rank, {2, 1}, 0, /*tied=*/true);
@@ -93,7 +93,7 @@ TEST(ShardedCheckpoint, HasTiedParametersOnceUnderAnyOfTheirNames) {
   EXPECT_FALSE(manifest.tensors.contains("head.weight"));
 }
 
-TEST(ShardedCheckpoint, RefusesTwoTensorsOfOtherValuesForATiedParameter) {
+TEST(ShardedCheckpoint, RefusesDifferentValuesOfATiedParameter) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 3);
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
@@ -120,7 +120,7 @@ TEST(ShardedCheckpoint, RefusesTwoTensorsOfOtherValuesForATiedParameter) {
   });
 }
 
-TEST(ShardedCheckpoint, RefusesOptionsAndEntriesThatCannotBeSavedOrMatched) {
+TEST(ShardedCheckpoint, RefusesInvalidOptionsAndEntries) {
   const TemporaryFolder dir;
   nlohmann::json deep = nlohmann::json::object();
   for (int i = 0; i < 31; ++i) {
@@ -147,7 +147,7 @@ TEST(ShardedCheckpoint, RefusesOptionsAndEntriesThatCannotBeSavedOrMatched) {
   });
 }
 
-TEST(ShardedCheckpoint, WritesASecondBlockOfATensorToAFurtherFile) {
+TEST(ShardedCheckpoint, WritesASecondBlockToAnotherFile) {
   const TemporaryFolder dir;
   RunRanks(2, [&](Rank& rank) {
     const auto layout = Layout::intern({2, 1}, {{Digit{2, {}}, Digit{6, {0}}}, {}});
@@ -176,7 +176,7 @@ class EightTensors : public nn::Module<EightTensors> {
   }
 };
 
-TEST(ShardedCheckpoint, WritesCopiesOnceAndSpreadsThem) {
+TEST(ShardedCheckpoint, WritesReplicatedTensorsOnceSpreadOverTheRanks) {
   const TemporaryFolder dir;
   RunOnMesh({2, 2}, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     EightTensors model;
@@ -196,7 +196,7 @@ TEST(ShardedCheckpoint, WritesCopiesOnceAndSpreadsThem) {
   EXPECT_LT(most, all / 4 + all / 40);
 }
 
-TEST(ShardedCheckpoint, ReportsWhatAPartialLoadLeftOut) {
+TEST(ShardedCheckpoint, ReportsTensorsThatAPartialLoadOmits) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   RunRanks(1, [&](Rank& rank) {
@@ -214,7 +214,7 @@ TEST(ShardedCheckpoint, ReportsWhatAPartialLoadLeftOut) {
 }
 
 // The checkpoint has optimizer state of embed.weight, which the loading run has frozen.
-TEST(ShardedCheckpoint, LoadsNamesThatMayDifferPartially) {
+TEST(ShardedCheckpoint, PartialAcceptsUnexpectedTensors) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 3);
   const Names of_frozen{"optimizer.state.embed.weight.exp_avg",
@@ -250,7 +250,7 @@ class Wide : public nn::Module<Wide> {
   std::shared_ptr<nn::Linear> middle;
 };
 
-TEST(ShardedCheckpoint, ConvertsFloatsAndLeavesOtherSizes) {
+TEST(ShardedCheckpoint, ConvertsFloatsAndReportsReshapedTensors) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
     Wide saved(7);
@@ -268,7 +268,7 @@ TEST(ShardedCheckpoint, ConvertsFloatsAndLeavesOtherSizes) {
   });
 }
 
-TEST(ShardedCheckpoint, RefusesALoadThatDiffersBetweenRanksBeforeAnythingChanges) {
+TEST(ShardedCheckpoint, RefusesLoadsThatDifferBetweenRanks) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
   SaveStep(dir.path(), 2, 2);
@@ -287,7 +287,7 @@ TEST(ShardedCheckpoint, RefusesALoadThatDiffersBetweenRanksBeforeAnythingChanges
   }
 }
 
-TEST(ShardedCheckpoint, RefusesASaveThatDiffersBetweenRanks) {
+TEST(ShardedCheckpoint, RefusesSavesThatDifferBetweenRanks) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
   struct Call {
@@ -385,7 +385,7 @@ TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
   });
 }
 
-TEST(Buffers, GoThroughAHuggingFaceFolder) {
+TEST(Buffers, RoundTripThroughHuggingFaceFiles) {
   const TemporaryFolder dir;
   RunRanks(2, [&](Rank& rank) {
     WithBuffers model;
@@ -410,7 +410,7 @@ TEST(Buffers, GoThroughAHuggingFaceFolder) {
   nn::check_initialized(model);
 }
 
-TEST_ON_RANKS(Buffers, AreInStateDictsAlsoWithoutFrozenParameters, 2) {
+TEST_ON_RANKS(Buffers, AreInStateDictsThatOmitFrozenParameters, 2) {
   WithBuffers model;
   nn::init_weights(model, 1);
   count(model);
@@ -470,7 +470,7 @@ TEST(DropoutCalls, ContinueFromACheckpoint) {
   }
 }
 
-TEST(DropoutCalls, StayWhereTheCheckpointHasNoneOrTheyAreExcluded) {
+TEST(DropoutCalls, AreKeptIfExcludedOrNotSaved) {
   const TemporaryFolder dir;
   const auto step = dir / "step-00000001";
   RunRanks(1, [&](Rank& rank) {

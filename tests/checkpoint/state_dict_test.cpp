@@ -51,7 +51,7 @@ TEST(StateDicts, RoundTripOnEveryMesh) {
   }
 }
 
-TEST_ON_RANKS(StateDicts, HaveTiedParametersUnderEachNameAndTakeThemUnderAny, 2) {
+TEST_ON_RANKS(StateDicts, HaveTiedParametersUnderEachName, 2) {
   Net net(/*tied=*/true);
   Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Values());
   TensorDict full = get_model_state_dict(*rank.world(), net, kFull);
@@ -71,7 +71,7 @@ TEST_ON_RANKS(StateDicts, HaveTiedParametersUnderEachNameAndTakeThemUnderAny, 2)
   ExpectEqual(LocalValues(net), before);
 }
 
-TEST_ON_RANKS(StateDicts, HaveFusedParametersWhole, 3) {
+TEST_ON_RANKS(StateDicts, DoNotSplitFusedParameters, 3) {
   nn::FusedLinear fused(3, {{"q", 8}, {"k", 4}, {"v", 4}}, {.bias = false, .groups = 2});
   const at::Tensor values = at::arange(48, at::kFloat).view({16, 3});
   fused.slot("weight")->set(distribute_tensor(values, rank.mesh({3}, {"dp"}), {Shard{0}}));
@@ -82,7 +82,7 @@ TEST_ON_RANKS(StateDicts, HaveFusedParametersWhole, 3) {
   ExpectEqual(get_model_state_dict(*rank.world(), fused, kFull), {{"weight", values}});
 }
 
-TEST_ON_RANKS(StateDicts, LeaveFrozenParametersOut, 2) {
+TEST_ON_RANKS(StateDicts, CanOmitFrozenParameters, 2) {
   Net net;
   Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Values());
   for (const auto& [name, slot] : net.named_slots()) {
@@ -113,7 +113,7 @@ std::string error_of(const TensorDict& state, const StateDictOptions& options = 
   return errors[0];
 }
 
-TEST(StateDicts, ChangeNothingOnAnyRankWhenTheyDoNotFit) {
+TEST(StateDicts, ChangeNothingOnAnyRankAfterAMismatch) {
   const auto with_bias = [](const at::Tensor& bias) {
     Tensors values = Values();
     values["middle.bias"] = bias;
@@ -139,7 +139,7 @@ TEST(StateDicts, ChangeNothingOnAnyRankWhenTheyDoNotFit) {
   });
 }
 
-TEST_ON_RANKS(StateDicts, HaveNoValuesForUnfilledParameters, 1) {
+TEST_ON_RANKS(StateDicts, RefuseFullValuesOfUnfilledParameters, 1) {
   nn::Linear linear(2, 3);
   EXPECT_EQ(get_model_state_dict(*rank.world(), linear).size(), 2U);
   EXPECT_ERROR(get_model_state_dict(*rank.world(), linear, kFull),
@@ -167,7 +167,7 @@ struct Trained {
   optim::AdamW optimizer;
 };
 
-TEST(StateDicts, CarryAnOptimizerFromOneMeshToAnotherBeforeItsFirstStep) {
+TEST(StateDicts, MoveOptimizerStateToAnotherMesh) {
   TensorDict model, state, after;
   RunRanks(1, [&](Rank& rank) {
     Trained trained(nullptr);
@@ -246,7 +246,7 @@ void distribute(FusedNet& net, const DeviceMesh& mesh, LayoutPtr rows) {
   }
 }
 
-TEST(FusedWeights, AreLoadedFromAndSavedAsTheirParts) {
+TEST(FusedWeights, AreLoadedAndSavedInParts) {
   TemporaryFolder folder;
   WriteModel(folder / "model.safetensors", separate_values());
   RunOnMesh({2, 2}, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
@@ -266,7 +266,7 @@ TEST(FusedWeights, AreLoadedFromAndSavedAsTheirParts) {
   });
 }
 
-TEST(FusedWeights, AreRefusedWhereAPartIsMissingOrOfAnotherSize) {
+TEST(FusedWeights, RefuseMissingPartsAndWrongSizes) {
   TemporaryFolder folder;
   Tensors values = separate_values();
   values.erase("k.weight");
@@ -318,7 +318,7 @@ TEST(FusedCheckpoint, StoresParametersByTheirParts) {
   });
 }
 
-TEST(FusedCheckpoint, CountsAParameterAsFilledOnceAllPartsAre) {
+TEST(FusedCheckpoint, MarksAParameterFilledAfterAllPartsAreLoaded) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
     FusedNet saved(2, /*bias=*/false), loaded(2, /*bias=*/false);
@@ -360,8 +360,7 @@ const std::vector<Placements> kPlacements = {{Shard{0}, Shard{0}},    {Shard{0},
                                              {Shard{0}, Replicate{}}, {Replicate{}, Shard{0}},
                                              {Shard{1}, Replicate{}}, {Replicate{}, Replicate{}}};
 
-TEST_ON_MESH(GatherBlocks, GathersTheWholeTensorFromEveryPlacementInBoundedRounds, {2, 2},
-             {"dp", "tp"}) {
+TEST_ON_MESH(GatherBlocks, GathersEveryPlacementInBoundedRounds, {2, 2}, {"dp", "tp"}) {
   for (const auto& sizes : {Sizes{8, 4}, Sizes{13, 5}, Sizes{1, 3}, Sizes{3, 1, 2}, Sizes{0, 4}}) {
     for (const auto& placements : kPlacements) {
       for (const std::int64_t round_elements : {1, 40, 1 << 20}) {
@@ -372,8 +371,7 @@ TEST_ON_MESH(GatherBlocks, GathersTheWholeTensorFromEveryPlacementInBoundedRound
   }
 }
 
-TEST_ON_MESH(GatherBlocks, GathersFromFsdpOverTensorParallelAndFromOneOfSeveralSubmeshes, {2, 2},
-             {"dp", "tp"}) {
+TEST_ON_MESH(GatherBlocks, GathersFromStridedShardsAndSubmeshes, {2, 2}, {"dp", "tp"}) {
   const auto full = testing::counting_values({9, 3}, at::kFloat);
   // In this layout, tp splits the tensor first, and dp then splits each shard.
   const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
@@ -388,7 +386,7 @@ TEST_ON_MESH(GatherBlocks, GathersFromFsdpOverTensorParallelAndFromOneOfSeveralS
 }
 
 /// for_each_piece() must split a block into pieces of at most `most` elements, in element order.
-TEST(Pieces, CoverABlockInOrder) {
+TEST(PiecesOfABlock, CoverTheBlockInOrder) {
   const std::vector<std::vector<std::int64_t>> blocks = {{},     {7},       {5, 3},   {2, 11},
                                                          {0, 4}, {3, 0, 2}, {2, 3, 5}};
   for (const auto& block : blocks) {

@@ -23,7 +23,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-TEST(ShardedCheckpoint, LoadsTheNewestValidStepOrTheOneNamed) {
+TEST(ShardedCheckpoint, LoadsTheNewestValidStepOrAGivenStep) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 10);
   SaveStep(dir.path(), 2, 20);
@@ -39,7 +39,7 @@ TEST(ShardedCheckpoint, LoadsTheNewestValidStepOrTheOneNamed) {
   });
 }
 
-TEST(ShardedCheckpoint, TellsAFolderOfStepsFromTheRemainsOfASave) {
+TEST(ShardedCheckpoint, LastStepIgnoresUnfinishedSaves) {
   const TemporaryFolder dir;
   const auto has = [&dir](const std::string& folder) {
     std::atomic<bool> found = false;
@@ -62,7 +62,7 @@ TEST(ShardedCheckpoint, TellsAFolderOfStepsFromTheRemainsOfASave) {
   EXPECT_TRUE(has("killed"));
 }
 
-TEST(Runs, AreOneInAFolder) {
+TEST(RunOfStep, RefusesAFolderOfTwoRuns) {
   const TemporaryFolder dir;
   const auto run_of = [&dir](std::int64_t step) {
     RunRanks(2,
@@ -79,7 +79,7 @@ TEST(Runs, AreOneInAFolder) {
   EXPECT_ERROR(run_of(4), "no checkpoint in", "step-00000004");
 }
 
-TEST(Runs, AreKnownByWhatTheirUnfinishedSavesHaveLeft) {
+TEST(UnfinishedRun, IsReadFromTheIncompleteMarker) {
   const TemporaryFolder dir;
   const auto expect_left_by = [&dir](const std::optional<std::string>& run_id) {
     RunRanks(2, [&](Rank& rank) {
@@ -101,7 +101,7 @@ TEST(Runs, AreKnownByWhatTheirUnfinishedSavesHaveLeft) {
   EXPECT_ERROR(begin("other"), "step-00000002'", "another run", "run \"this\"");
 }
 
-TEST(ShardedCheckpoint, KeepsTheNewestStepsOfItsRunAndTheStepJustSaved) {
+TEST(ShardedCheckpoint, SaveRemovesOldStepsOfTheSameRun) {
   const TemporaryFolder dir, lower;
   SaveStep(dir.path(), 1, 1, {.run_id = "another"});
   for (int step = 2; step <= 5; ++step) {
@@ -115,7 +115,7 @@ TEST(ShardedCheckpoint, KeepsTheNewestStepsOfItsRunAndTheStepJustSaved) {
   EXPECT_EQ(lower.files(), (Names{"step-00000150", "step-00000300"}));
 }
 
-TEST(ShardedCheckpoint, LeavesAStepWithAFolderWholeAndWarns) {
+TEST(ShardedCheckpoint, SaveKeepsStepsThatContainFoldersAndWarns) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
   std::filesystem::create_directory(dir / "step-00000001/notes");
@@ -132,7 +132,7 @@ TEST(ShardedCheckpoint, LeavesAStepWithAFolderWholeAndWarns) {
   EXPECT_EQ(ExpectLoads(dir / "step-00000001", 1), 1);
 }
 
-TEST(ShardedCheckpoint, LeavesWhatALinkLeadsTo) {
+TEST(ShardedCheckpoint, DoesNotRemoveTheTargetOfALink) {
   const TemporaryFolder dir, archive;
   SaveStep(dir.path(), 1, 1);
   std::filesystem::copy(dir / "step-00000001", archive / "kept");
@@ -151,7 +151,7 @@ TEST(ShardedCheckpoint, LeavesWhatALinkLeadsTo) {
   EXPECT_EQ(FilesIn(archive / "kept").size(), files.size());
 }
 
-TEST(ShardedCheckpoint, LeavesMarkedStepsWhoseManifestIsThere) {
+TEST(ShardedCheckpoint, KeepsStepsMarkedIncompleteThatHaveAManifest) {
   const TemporaryFolder dir;
   for (int step = 1; step <= 2; ++step) {
     SaveStep(dir.path(), step);
@@ -163,7 +163,7 @@ TEST(ShardedCheckpoint, LeavesMarkedStepsWhoseManifestIsThere) {
   EXPECT_EQ(dir.files(), (Names{"step-00000001", "step-00000002", "step-00000003"}));
 }
 
-TEST(ShardedCheckpoint, RefusesAStepThatExistsAsAStepAFileOrAnUnfinishedSaveOfAnotherRun) {
+TEST(ShardedCheckpoint, SaveRefusesAStepThatExists) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   std::filesystem::create_directory(dir / "step-00000002");
@@ -180,7 +180,7 @@ TEST(ShardedCheckpoint, RefusesAStepThatExistsAsAStepAFileOrAnUnfinishedSaveOfAn
 }
 
 /// The step has more files than the process may have open at once, so a load opens files in turn.
-TEST(StoredStep, IsLoadedAFileAfterAnother) {
+TEST(StoredStep, LoadsWithFewOpenFiles) {
   const TemporaryFolder dir;
   RunRanks(10, [&](Rank& rank) {
     SavedState state(rank, {5, 2}, 6);
@@ -215,7 +215,7 @@ std::filesystem::path save_weight(const TemporaryFolder& dir, const at::Tensor& 
   return dir / "step-00000001";
 }
 
-TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
+TEST(StoredStep, ReadsWithBoundedMemory) {
   // A row of the tensor with sizes {2, 3 * kMebibyte} is longer than the constant piece_bytes.
   for (const auto& sizes : {std::vector<std::int64_t>{3072, 2048}, {2, 3 * kMebibyte}}) {
     const TemporaryFolder dir;
@@ -240,7 +240,7 @@ TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
 }
 
 /// Reads half of each row, so that each thread reads parts of many MiBs. Each MiB has a checksum.
-TEST(StoredStep, IsReadByItsThreadsAtOnce) {
+TEST(StoredStep, ThreadsReadInParallel) {
   const TemporaryFolder dir;
   const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view({3072, 2048});
   const std::filesystem::path folder = save_weight(dir, values);
@@ -257,7 +257,7 @@ TEST(StoredStep, IsReadByItsThreadsAtOnce) {
   EXPECT_TRUE(target.equal(values.narrow(1, 1024, 1024)));
 }
 
-TEST(StepFolder, IsWrittenWithinABoundOfMemory) {
+TEST(StepFolder, IsWrittenWithBoundedMemory) {
   const TemporaryFolder dir;
   // Tensors whose rows are not contiguous are copied before they are written.
   for (const at::Tensor& values :
@@ -271,7 +271,7 @@ TEST(StepFolder, IsWrittenWithinABoundOfMemory) {
   }
 }
 
-TEST(StepFolder, IsMadeByOneOfSeveralRunsThatBeginItAtOnce) {
+TEST(StepFolder, IsClaimedByOneOfSeveralConcurrentRuns) {
   for (int attempt = 0; attempt < 5; ++attempt) {
     const TemporaryFolder dir;
     std::vector<std::string> errors(4);
@@ -307,7 +307,7 @@ std::string Sealed(json root) {
   return text + fmt::format(",\"crc32c\":\"{:08x}\"}}\n", sum);
 }
 
-TEST(HostileManifest, IsRefusedByWhatItSays) {
+TEST(HostileManifest, IsRefusedForInvalidContent) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   const json valid = json::parse(ReadFile(dir / "step-00000001/manifest.json"));
@@ -347,7 +347,7 @@ TEST(HostileManifest, IsRefusedByWhatItSays) {
 
 /// The manifest has a chunk for each corner of a 13-dimensional cube. Any two chunks have common
 /// indices in some dimensions, but not in all.
-TEST(HostileManifest, IsRefusedSoonForTooManyAdjacentChunks) {
+TEST(HostileManifest, IsRefusedQuicklyForTooManyChunkComparisons) {
   constexpr int kDims = 13;
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
@@ -367,7 +367,7 @@ TEST(HostileManifest, IsRefusedSoonForTooManyAdjacentChunks) {
                "tensor 'head.weight': its 8192 chunks take more than 40000000 comparisons");
 }
 
-TEST(HostileShards, AreRefusedByTheirOffsets) {
+TEST(HostileShards, AreRefusedForInvalidOffsets) {
   for (const auto& [info, error] :
        {std::pair{R"({"w":{"saved_offsets":[-1]}})", "its saved_offsets holds -1"},
         {R"({"w":{"saved_offsets":[9223372036854775807]}})", "begins at 9223372036854775807"},
@@ -437,7 +437,7 @@ TEST(Objects, AreSavedByRank0AndLoadedOnAllRanks) {
   EXPECT_CONTAINS(describe_step(dir / "step-00000001"), R"(object "schedule" {"factor":0.25})");
 }
 
-TEST(Objects, ChangeNothingWhenMissingUnexpectedOrUnfit) {
+TEST(Objects, LoadChangesNothingIfAnObjectDoesNotMatch) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
     Schedule schedule(1);
@@ -471,7 +471,7 @@ TEST(Objects, ChangeNothingWhenMissingUnexpectedOrUnfit) {
   });
 }
 
-TEST(Objects, NeedUniqueNamesAndStatesThatJsonCanHold) {
+TEST(Objects, NeedUniqueNamesAndJsonStates) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
     const auto net = net_on(rank);
@@ -515,7 +515,7 @@ TEST(RankStates, AreLoadedOnTheirRanksOrMergedOnRank0) {
   }
 }
 
-TEST(RankStates, AreResetWhereNotSaved) {
+TEST(RankStates, AreResetIfNotSaved) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   EXPECT_FALSE(testing::Contains(ReadFile(dir / "step-00000001/manifest.json"), {"rank_states"}));
