@@ -388,7 +388,7 @@ class PairingRanks {
 
 /// The comparison of one tensor on this rank: the value on the mesh against the one-rank value.
 struct Finding {
-  std::string name, fqn, caller;  ///< names of the tensor and of its modules, as in SeenTensor
+  std::string name, fqn, caller;  ///< as in SeenTensor
   int call = 0, parent = 0;
   bool is_input = false;
   std::string layout;               ///< layout on the mesh, or why the tensor cannot be compared

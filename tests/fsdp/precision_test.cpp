@@ -285,8 +285,8 @@ std::vector<at::Tensor> gradients_in(const comm::WorldPtr& world, const Rank& ra
   return gradients;
 }
 
-/// Runs one backward, in which `expected` reduce-scatters must average. The gradients must equal
-/// those of a process group that only sums.
+/// Runs one backward. The number of reduce-scatters that average must be `expected`. The gradients
+/// must equal the gradients with a process group that only sums.
 void expect_averages(int ranks, int expected, const std::function<void(ShardedModel&)>& change) {
   RunRanks(ranks, [&](Rank& rank) {
     int averages = 0;

@@ -69,14 +69,14 @@ void find_members(torch::nn::Module& module, ModuleMembers& found) {
 
 }  // namespace detail
 
-/// Gives hooks and parameter slots to a torch::nn module, of libtorch or of your own, that is not
-/// an nn::Module:
+/// Gives hooks and parameter slots to a module class that is derived from torch::nn::Module but not
+/// from nn::Module: a class of libtorch or your own. Example:
 /// nn::Hooked<torch::nn::Linear> fc(torch::nn::LinearOptions(8, 4)); `Holder` is libtorch's module
 /// holder. nn::adopt does the same for an existing module or model (docs/torch_nn.md). Parameters
 /// and buffers keep their names. The parameters of inner modules (as in TransformerEncoderLayer)
 /// are sharded, initialised and saved in the same way. Inner modules have no hooks: the smallest
-/// FSDP unit is the whole module, but a tensor-parallel plan can shard inner parameters. With
-/// distributed parameters forward communicates as its operators do. init_weights initialises
+/// FSDP unit is the whole module, but a tensor-parallel plan can shard inner parameters. If
+/// parameters are distributed, the operators of forward communicate. init_weights initialises
 /// parameters of libtorch's classes from the same distribution as their reset_parameters.
 /// Parameters of other classes keep the values from their constructor, unless set_initializers()
 /// names them.

@@ -59,10 +59,10 @@ struct CrossEntropyOptions {
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const CrossEntropyOptions& options = {});
 
-/// Returns the number of targets that are not ignored, averaged over the ranks of `mesh`, the
-/// data-parallel dimensions: one fp64 number above 0, for CrossEntropyOptions::tokens.
-/// fully_shard's mean of the gradients is then the mean over all tokens. For micro-batches pass the
-/// targets of all micro-batches, and add the losses of the micro-batches. Collective over `mesh`.
+/// Returns the value for CrossEntropyOptions::tokens: the number of targets that are not ignored,
+/// averaged over the ranks of the data-parallel `mesh`. The result is one fp64 number above 0. With
+/// this value as `tokens`, fully_shard's mean of the gradients is the mean over all tokens. For
+/// micro-batches, pass the targets of all micro-batches and add the losses. Collective over `mesh`.
 /// Not differentiable.
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index = -100);

@@ -19,8 +19,9 @@
 namespace tessera {
 namespace {
 
-// A SearchState lists the possible next steps from a layout. A collective can append or remove only
-// the innermost mesh dimensions of a tensor dimension or of a Digit (sub-dimension; layout.h).
+// A SearchState lists the possible next steps from a layout. If several mesh dimensions split one
+// tensor dimension, or one Digit of it (layout.h), a collective can append or remove only the last
+// of these mesh dimensions.
 
 /// A redistribution to plan: a tensor of global sizes `sizes` must get layout `to`.
 struct Problem {

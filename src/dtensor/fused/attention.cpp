@@ -38,7 +38,7 @@
 namespace tessera::detail {
 
 // These functions call the kernels of libtorch's attention directly: scaled_dot_product_attention
-// does not return the log-sum-exp, which a backward kernel needs as its forward kernel wrote it.
+// does not return the log-sum-exp. A backward kernel needs the log-sum-exp of its forward kernel.
 
 namespace {
 

@@ -152,7 +152,8 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // If the equal indices began in an earlier tile, the thread of that tile adds the sums.
+  // If this tile also begins with the next tile's first index, an earlier tile's thread adds the
+  // gradient rows of this index.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }

@@ -62,11 +62,11 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
   using detail::Trait;
   static const std::map<Trait, const char*> texts{
       {Trait::kRandomInplace,
-       "each rank draws the random numbers of its elements by the elements' indices in the "
-       "global tensor, without a gather"},
+       "the random number of an element depends on the element's index in the global tensor, and "
+       "nothing is gathered"},
       {Trait::kNativeDropout,
-       "a `Partial` input is reduced first, and each rank then drops its elements by the "
-       "elements' indices in the global tensor"},
+       "a `Partial` input is reduced first; whether an element is dropped depends on the element's "
+       "index in the global tensor"},
       {Trait::kForeach,
        "the operator of single tensors is called for each position of the tensor lists"},
       {Trait::kOwnKernel,

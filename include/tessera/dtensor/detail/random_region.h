@@ -102,8 +102,9 @@ class RandomRegion {
   /// random operators on plain tensors throw, because a plain tensor may be a part of a global
   /// tensor.
   void note_part();
-  /// Finds the global elements that `call` fills; throws Error if the elements are unknown.
-  /// Collective at the first call if data-parallel ranks must compare their numbers of rows.
+  /// Finds the global elements that `call` fills; throws Error if this function cannot find the
+  /// elements. The first call of place_of is collective if data-parallel ranks must compare their
+  /// row counts.
   RandomPlace place_of(const RandomCall& call);
 
  private:
