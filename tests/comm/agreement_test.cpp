@@ -21,7 +21,7 @@ TEST_ON_RANKS(Agreement, GathersValuesByRank, 2) {
               ElementsAre(IsEmpty(), IsEmpty()));
 }
 
-TEST_ON_RANKS(Agreement, GathersValuesBetweenTheHostsWithoutTraffic, 3) {
+TEST_ON_RANKS(Agreement, GathersValuesOnHostsWithoutTraffic, 3) {
   const CommunicatorPtr group = group_of_all(*rank.world());
   const std::int64_t own = rank.rank() == 2 ? -1 : rank.rank();
   EXPECT_THAT(gather_on_hosts(*group, {own, 7}),
@@ -29,7 +29,7 @@ TEST_ON_RANKS(Agreement, GathersValuesBetweenTheHostsWithoutTraffic, 3) {
   EXPECT_TRUE(rank.world()->traffic().table().empty());
 }
 
-TEST(Agreement, AssumesThatSimulatedRanksEqualThisOne) {
+TEST(Agreement, AssumesEqualValuesOnSimulatedRanks) {
   const CommunicatorPtr group = group_of_all(*fake_world(1, 3));
   EXPECT_THAT(gather_on_hosts(*group, {5}),
               ElementsAre(ElementsAre(5), ElementsAre(5), ElementsAre(5)));
@@ -42,7 +42,7 @@ TEST_ON_RANKS(Agreement, GathersTextsOfAnyLength, 3) {
   EXPECT_THAT(gather_texts(*group_of_all(*rank.world()), c10::kCPU, ""), ElementsAre("", "", ""));
 }
 
-TEST_ON_RANKS(Agreement, SendsTextsOnlyWhereTheyDiffer, 3) {
+TEST_ON_RANKS(Agreement, SendsTextsOnlyIfTheyDiffer, 3) {
   const CommunicatorPtr group = group_of_all(*rank.world());
   EXPECT_THAT(texts_that_differ(*group, "alike"), IsEmpty());
   EXPECT_TRUE(rank.world()->traffic().table().empty());
@@ -50,7 +50,7 @@ TEST_ON_RANKS(Agreement, SendsTextsOnlyWhereTheyDiffer, 3) {
   EXPECT_THAT(texts_that_differ(*group, own), ElementsAre("alike", "", "alike"));
 }
 
-TEST_ON_RANKS(Agreement, NamesTheRanksThatDifferFromTheFirst, 4) {
+TEST_ON_RANKS(Agreement, NamesTheRanksThatDifferFromRank0, 4) {
   const std::int64_t own = rank.rank() % 2;
   EXPECT_THAT(ranks_that_differ(*group_of_all(*rank.world()), c10::kCPU, own), ElementsAre(1, 3));
   EXPECT_THAT(ranks_that_differ(*group_of_all(*rank.world()), c10::kCPU, 5), IsEmpty());

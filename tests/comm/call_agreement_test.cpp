@@ -35,7 +35,7 @@ class CallAgreement : public ::testing::Test {
   const testing::SharedMemory without_shared_memory_{false};
 };
 
-TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
+TEST_F(CallAgreement, AcceptsEqualCallsWithoutTraffic) {
   RunRanks(3, [](Rank& rank) {
     Communicator& group = *group_of_all(*rank.world());
     EXPECT_EQ(group.name(), "gloo");
@@ -56,7 +56,7 @@ struct Difference {
   std::string error, number, of_others, of_rank_1;
 };
 
-TEST_F(CallAgreement, NamesTheFirstCallsThatDifferAndLetsTheGroupContinue) {
+TEST_F(CallAgreement, NamesTheFirstDifferentCall) {
   const std::vector<Difference> rows{
       {{"b", "d", "e"}, "", "2", "all_gather for c", "all_gather for d"},
       {{"b", "c"}, "", "3", "all_gather for e", "nothing"},
@@ -84,7 +84,7 @@ TEST_F(CallAgreement, NamesTheFirstCallsThatDifferAndLetsTheGroupContinue) {
   }
 }
 
-TEST_F(CallAgreement, TellsTheCollectivesOfOnePurposeApart) {
+TEST_F(CallAgreement, DistinguishesCollectivesWithTheSamePurpose) {
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
     Communicator& group = *group_of_all(*rank.world());
     const PurposeScope scope(group, "unit 'a'");
@@ -101,7 +101,7 @@ TEST_F(CallAgreement, TellsTheCollectivesOfOnePurposeApart) {
                                  HasSubstr("all_gather for unit 'a'"))));
 }
 
-TEST_F(CallAgreement, LeavesOutCallsWithoutAPurposeAndIsEachGroupsOwn) {
+TEST_F(CallAgreement, IgnoresCallsWithoutPurposeAndCallsOfOtherGroups) {
   RunRanks(2, [](Rank& rank) {
     Communicator& all = *group_of_all(*rank.world());
     Communicator& again = *rank.world()->group({0, 1}, "again");
@@ -131,7 +131,7 @@ TEST_F(CallAgreement, ComparesAnyNumberOfCalls) {
   }
 }
 
-TEST_F(CallAgreement, EndsAtTheTimeOutWhereARankNeverComes) {
+TEST_F(CallAgreement, TimesOutIfARankIsMissing) {
   for (const bool met : {false, true}) {
     const auto errors = ErrorsOfRanks(3,
                                       [&](Rank& rank) {
@@ -154,7 +154,7 @@ TEST_F(CallAgreement, EndsAtTheTimeOutWhereARankNeverComes) {
 }
 
 // The time-out is ten minutes, so the test ends in time only if no rank waits for the time-out.
-TEST_F(CallAgreement, EndsSoonAfterARankHasFailed) {
+TEST_F(CallAgreement, FailsSoonAfterARankFails) {
   for (const bool met : {false, true}) {
     const auto errors = ErrorsOfRanks(3,
                                       [&](Rank& rank) {
@@ -178,7 +178,7 @@ TEST_F(CallAgreement, EndsSoonAfterARankHasFailed) {
   }
 }
 
-TEST(CallAgreementInSharedMemoryOrOnOneRank, DoesNotWaitForOtherRanks) {
+TEST(CallAgreementWithSharedMemoryOrOneRank, DoesNotWait) {
   for (const int ranks : {1, 2}) {
     RunRanks(ranks, [](Rank& rank) {
       Communicator& group = *group_of_all(*rank.world());

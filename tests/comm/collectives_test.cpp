@@ -18,7 +18,7 @@ namespace {
 
 class Collectives : public OnBackend {};
 
-TEST_P(Collectives, UseTheBackendAskedFor) {
+TEST_P(Collectives, UseTheRequestedBackend) {
   run([](Rank& rank) {
     EXPECT_EQ(group_of_all(*rank.world())->name(), rank.size() == 1 ? "solo" : GetParam().backend);
   });
@@ -38,7 +38,7 @@ TEST_P(Collectives, AllGatherConcatenatesInRankOrder) {
   });
 }
 
-TEST_P(Collectives, AllGatherMovesEveryTypeAlsoInPlace) {
+TEST_P(Collectives, AllGatherSupportsEveryTypeAndInPlaceOutput) {
   run([](Rank& rank) {
     for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
                             at::kShort, at::kInt, at::kLong, at::kBool, at::kComplexFloat}) {
@@ -199,7 +199,7 @@ TEST_P(Collectives, BroadcastFromEveryRoot) {
   });
 }
 
-TEST_P(Collectives, SeveralRunAtOnceAndADroppedWorkDoesNotBlockThem) {
+TEST_P(Collectives, RunConcurrentlyEvenIfAWorkIsDropped) {
   run([](Rank& rank) {
     std::vector<at::Tensor> tensors;
     std::vector<WorkPtr> works;
@@ -216,7 +216,7 @@ TEST_P(Collectives, SeveralRunAtOnceAndADroppedWorkDoesNotBlockThem) {
   });
 }
 
-TEST_P(Collectives, ManyInARowStayInStep) {
+TEST_P(Collectives, ManyCallsStaySynchronized) {
   run([](Rank& rank) {
     const CommunicatorPtr group = group_of_all(*rank.world());
     std::mt19937 random(7);
@@ -236,7 +236,7 @@ TEST_P(Collectives, ManyInARowStayInStep) {
   });
 }
 
-TEST_P(Collectives, BytesPutInAreCounted) {
+TEST_P(Collectives, CountTheirInputBytes) {
   run([](Rank& rank) {
     const int n = rank.size();
     group_of_all(*rank.world())->all_gather(at::empty({n * 3}), at::zeros({3}))->wait();
@@ -254,7 +254,7 @@ TEST_P(Collectives, BytesPutInAreCounted) {
   });
 }
 
-TEST_P(Collectives, BadArgumentsThrowBeforeAnythingMoves) {
+TEST_P(Collectives, RefuseInvalidArgumentsBeforeTheTransfer) {
   run([](Rank& rank) {
     const CommunicatorPtr group = group_of_all(*rank.world());
     const int n = rank.size();

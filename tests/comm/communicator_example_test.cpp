@@ -35,7 +35,7 @@ TEST(CommunicatorExample, GathersOnAMesh) {
   EXPECT_TRUE(output.equal(at::arange(3).repeat({2})));
 }
 
-TEST(CommunicatorExample, SaysWhatItLacks) {
+TEST(CommunicatorExample, NamesUnimplementedCollectives) {
   Echo group(2);
   EXPECT_ERROR(group.barrier(), "barrier is not implemented by the communicator 'echo'");
 }

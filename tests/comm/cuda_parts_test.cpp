@@ -16,7 +16,7 @@
 namespace tessera::comm {
 namespace {
 
-TEST(LibraryVersions, OfNcclMustFitAndAnOlderCudnnIsAWarning) {
+TEST(LibraryVersions, OfNcclMustMatchAndAnOlderCudnnWarns) {
   check_nccl({.nccl_header = 22809, .nccl_libtorch = 22809, .nccl_loaded = 22907});
   EXPECT_ERROR(check_nccl({.nccl_header = 22703, .nccl_libtorch = 22809, .nccl_loaded = 22809}),
                "built with the header of NCCL 2.27.3, libtorch with that of NCCL 2.28.9; build "
@@ -34,7 +34,7 @@ TEST(DISABLED_CudaParts, AfterLibtorchHasLookedForCuda) {
   std::cout << testing::message_of([] { thread_worlds(1, {.device = "cuda"}); }) << std::endl;
 }
 
-TEST(CudaLibrary, LoadedTooLateForLibtorchIsSaid) {
+TEST(CudaLibrary, RefusesToLoadAfterLibtorchLookedForCuda) {
   const testing::Ended ended =
       testing::RunProcesses(1, "DISABLED_CudaParts.AfterLibtorchHasLookedForCuda")[0];
   if (ended.output.find("cannot be loaded") != std::string::npos) {
@@ -46,7 +46,7 @@ TEST(CudaLibrary, LoadedTooLateForLibtorchIsSaid) {
 }
 
 // Like the host group, StagedCommunicator must send several tensors in place, without a buffer.
-TEST_ON_RANKS(StagedCommunicator, MovesGroupsInPlaceAsItsHostDoes, 2) {
+TEST_ON_RANKS(StagedCommunicator, SendsTensorGroupsInPlace, 2) {
   const CommunicatorPtr staged = make_staged_communicator(group_of_all(*rank.world()));
   EXPECT_TRUE(staged->moves_groups_in_place());
   EXPECT_FALSE(staged->keeps_order_on_device());
@@ -66,7 +66,7 @@ TEST_ON_RANKS(StagedCommunicator, MovesGroupsInPlaceAsItsHostDoes, 2) {
   EXPECT_EQ(reduced[1].item<float>(), 10.0F);
 }
 
-TEST(LaneScope, RefusesASecondOneOfItsStreams) {
+TEST(LaneScope, RefusesANestedScopeOfTheSameStreams) {
   const StreamsPtr streams = make_streams(at::kCPU);
   const char* const said =
       "a LaneScope of 'reduce_scatter' was begun within another one of the same streams";

@@ -107,7 +107,7 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
 
 /// The watchdog destroys a collective's Progress function, whose destructor calls the watchdog: no
 /// deadlock may occur. At the world's end, one collective has ended and another still runs.
-TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
+TEST(DISABLED_DeviceHangs, DestroyedCallCallsTheWatchdog) {
   WorldWatch* world = nullptr;
   bool done = true;
   int released = 0;
@@ -128,7 +128,7 @@ TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
 }
 
 /// One call waits for three device operations in turn. Each operation has its own time-out.
-TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
+TEST(DISABLED_DeviceHangs, CallWaitsForSeveralDeviceOperations) {
   constexpr milliseconds kTimeout{600};
   const TwoRanks ranks(never, milliseconds(0), kTimeout);
   GroupWatch watch(ranks.world, "tp", {0, 1});
@@ -154,7 +154,7 @@ struct Case {
 class DeviceHangs : public ::testing::TestWithParam<Case> {};
 
 // The tests in tests/examples/cuda cover a lost collective, NCCL errors and a hanging set-up.
-TEST_P(DeviceHangs, EndOnlyAProcessWhoseDeviceHangs) {
+TEST_P(DeviceHangs, EndTheProcessAfterTheTimeOut) {
   const testing::TemporaryFolder folder;
   const testing::Ended ended =
       testing::RunProcesses(1, std::string("DISABLED_DeviceHangs.") + GetParam().body,
@@ -176,8 +176,8 @@ INSTANTIATE_TEST_SUITE_P(
              "1 did not arrive for ",
              "error: all_reduce for unit 'head' (call 1 of group 'dp'), rank 0: rank(s) 1 did not "
              "arrive for 2."}},
-        Case{"TheDeviceIsBusy", 0, {}}, Case{"ACallReturnsToItsThread", 0, {}},
-        Case{"TheCallsHoldWhatAsksTheWatchdog", 0, {}}),
+        Case{"TheDeviceIsBusy", 0, {}}, Case{"CallWaitsForSeveralDeviceOperations", 0, {}},
+        Case{"DestroyedCallCallsTheWatchdog", 0, {}}),
     [](const auto& info) { return info.param.body; });
 
 }  // namespace

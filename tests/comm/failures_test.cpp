@@ -34,7 +34,7 @@ class Failures : public OnBackend {
   }
 };
 
-TEST_P(Failures, AnErrorOnOneRankEndsTheOthers) {
+TEST_P(Failures, OfOneRankEndTheOtherRanks) {
   const auto body = [](Rank& rank) {
     sum(rank);
     if (rank.rank() == 1) {
@@ -48,7 +48,7 @@ TEST_P(Failures, AnErrorOnOneRankEndsTheOthers) {
   EXPECT_THROWN(std::out_of_range, RunRanks(3, body, patient()), "the cause");
 }
 
-TEST_P(Failures, ARankThatDoesNotComeIsATimeOutAndTheGroupStaysFailed) {
+TEST_P(Failures, MissingRankFailsTheGroupAfterTheTimeOut) {
   const auto errors = ErrorsOfRanks(
       3,
       [](Rank& rank) {
@@ -63,7 +63,7 @@ TEST_P(Failures, ARankThatDoesNotComeIsATimeOutAndTheGroupStaysFailed) {
   EXPECT_THAT(errors, ElementsAre(HasSubstr("failed earlier"), "", HasSubstr("failed earlier")));
 }
 
-TEST_P(Failures, AGroupThatNotAllJoinIsATimeOut) {
+TEST_P(Failures, IncompleteGroupFailsAfterTheTimeOut) {
   const auto errors = ErrorsOfRanks(
       2,
       [](Rank& rank) {
@@ -90,7 +90,7 @@ std::vector<std::string> errors_when_rank_1_calls(const testing::Body& other) {
   });
 }
 
-TEST(Mismatch, IsNamedOnEveryRank) {
+TEST(Mismatch, IsReportedOnEveryRank) {
   const auto reduce = [](const at::Tensor& tensor, ReduceOp op) {
     return [=](Rank& rank) { group_of_all(*rank.world())->all_reduce(tensor, op)->wait(); };
   };
@@ -110,7 +110,7 @@ TEST(Mismatch, IsNamedOnEveryRank) {
   }
 }
 
-TEST(Mismatch, OfRootsAndCountsIsNamedOnEveryRank) {
+TEST(Mismatch, OfRootsOrCountsIsReportedOnEveryRank) {
   const auto roots = ErrorsOfRanks(3, [](Rank& rank) {
     group_of_all(*rank.world())->broadcast(at::zeros({4}), rank.rank() == 2 ? 1 : 0)->wait();
   });
@@ -125,7 +125,7 @@ TEST(Mismatch, OfRootsAndCountsIsNamedOnEveryRank) {
   EXPECT_CONTAINS(counts, "rank 2 sends 3 elements to rank 0, which expects 1");
 }
 
-TEST_ON_RANKS(World, RefusesBadGroupsAndMakesAGroupOnce, 2) {
+TEST_ON_RANKS(World, RefusesInvalidGroupsAndReturnsTheSameGroupAgain, 2) {
   comm::World& world = *rank.world();
   const std::string no_member = detail::concat("rank ", rank.rank(), " is not a member");
   for (const std::vector<int>& ranks : {std::vector<int>{0, 2}, {0, 0}}) {

@@ -16,12 +16,12 @@ namespace {
 
 using testing::ErrorsOfRanks;
 
-class Groups : public OnBackend {};
+class TensorGroups : public OnBackend {};
 
 // Numbers of elements. 700000 elements need several rounds of transfers through shared memory.
 const std::vector<std::int64_t> kCounts{3, 0, 1, 64, 700000};
 
-TEST_P(Groups, GatherEachTensor) {
+TEST_P(TensorGroups, GatherEachTensor) {
   run([](Rank& rank) {
     std::vector<at::Tensor> inputs, outputs;
     for (const std::int64_t count : kCounts) {
@@ -39,7 +39,7 @@ TEST_P(Groups, GatherEachTensor) {
   });
 }
 
-TEST_P(Groups, ReduceAndScatterEachTensor) {
+TEST_P(TensorGroups, ReduceAndScatterEachTensor) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     run([&](Rank& rank) {
       std::vector<at::Tensor> inputs, outputs;
@@ -56,7 +56,7 @@ TEST_P(Groups, ReduceAndScatterEachTensor) {
   }
 }
 
-TEST_P(Groups, CountAsOneCollective) {
+TEST_P(TensorGroups, CountAsOneCollective) {
   run([](Rank& rank) {
     const TrafficTable before = rank.world()->traffic().table();
     const std::vector<at::Tensor> inputs{numbers_from(0, 3), numbers_from(1, 5)};
@@ -69,7 +69,7 @@ TEST_P(Groups, CountAsOneCollective) {
   });
 }
 
-TEST_P(Groups, RefuseTensorsThatDoNotFit) {
+TEST_P(TensorGroups, RefuseWrongCountsSizesAndTypes) {
   run([](Rank& rank) {
     Communicator& group = *group_of_all(*rank.world());
     const at::Tensor three = numbers_from(0, 3), output = at::zeros({3 * rank.size()});
@@ -87,12 +87,12 @@ TEST_P(Groups, RefuseTensorsThatDoNotFit) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Groups,
+INSTANTIATE_TEST_SUITE_P(Backends, TensorGroups,
                          ::testing::Values(BackendCase{"shm", "aa"}, BackendCase{"shm", "aaaa"},
                                            BackendCase{"gloo", "aaa"}, BackendCase{"gloo", "abba"}),
                          [](const auto& info) { return info.param.name(); });
 
-TEST(Groups, ExistInASimulatedWorld) {
+TEST(SimulatedWorld, GathersAndReducesTensorGroups) {
   const WorldPtr world = fake_world(1, 3);
   Communicator& group = *world->group({0, 1, 2}, "all");
   EXPECT_TRUE(group.moves_groups_in_place());
@@ -107,7 +107,7 @@ TEST(Groups, ExistInASimulatedWorld) {
   EXPECT_EQ(part[0].item<float>(), 2.0F);
 }
 
-TEST_ON_RANKS(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic, 2) {
+TEST_ON_RANKS(HostGroup, WorksOnAnotherThreadAndCountsNoTraffic, 2) {
   const CommunicatorPtr group = group_of_all(*rank.world());
   const CommunicatorPtr hosts = rank.world()->host_group({0, 1}, "all");
   EXPECT_NE(hosts, group);
@@ -128,7 +128,7 @@ TEST_ON_RANKS(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic, 2) {
 
 // With shared memory, ranks always compare the purposes and sizes of calls; with Gloo, only if
 // TESSERA_DEBUG=1. Gloo itself ends the process if sizes differ.
-TEST(Purpose, IsComparedBetweenRanksLikeTheSize) {
+TEST(Purpose, AndSizeAreComparedBetweenRanks) {
   const testing::DebugChecks checks("1");
   for (const bool shared : {true, false}) {
     const testing::SharedMemory shared_memory(shared);

@@ -284,7 +284,7 @@ TEST_P(HangsOfRank1, NamesRank1) {
 INSTANTIATE_TEST_SUITE_P(Faults, HangsOfRank1, ::testing::ValuesIn(faults()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(Hangs, ASlowRankIsReportedAndTheJobContinues) {
+TEST(Hangs, SlowRankIsReportedAndTheJobContinues) {
   for_each_backend("Rank1IsSlow", [](const Job& job) {
     EXPECT_CONTAINS(report_of(job.ranks[0]), "rank(s) 1 did not arrive for",
                     "rank 1 is outside of collectives");
@@ -294,7 +294,7 @@ TEST(Hangs, ASlowRankIsReportedAndTheJobContinues) {
   });
 }
 
-TEST(Hangs, ARankThatDiesInSetUpIsNamedAtOnce) {
+TEST(Hangs, RankKilledDuringSetUpIsNamedImmediately) {
   for_each_backend("Rank1DiesInSetUp", [](const Job& job) {
     const auto [after, error] = error_of(job.ranks[2]);
     EXPECT_LT(after, kSoon);
@@ -303,7 +303,7 @@ TEST(Hangs, ARankThatDiesInSetUpIsNamedAtOnce) {
   });
 }
 
-TEST(Hangs, AGroupThatOneRankAloneMakesIsNamed) {
+TEST(Hangs, GroupCreatedByOnlyOneRankIsNamed) {
   for_each_backend("Rank0SavesAlone", [](const Job& job) {
     const auto [after, error] = error_of(job.ranks[0]);
     EXPECT_LT(after, soon(job));
@@ -314,7 +314,7 @@ TEST(Hangs, AGroupThatOneRankAloneMakesIsNamed) {
 
 // Ranks that are threads write no flight records to TESSERA_RUN_DIR: worlds of threads in several
 // processes of a job would use the same file names.
-TEST(FlightRecords, AreNoFilesWhereRanksAreThreads) {
+TEST(FlightRecords, AreNotWrittenToFilesByThreadWorlds) {
   const testing::TemporaryFolder folder;
   const testing::ScopedVariable variable("TESSERA_RUN_DIR", folder.path());
   const WorldPtr world = thread_worlds(1).front();
@@ -322,7 +322,7 @@ TEST(FlightRecords, AreNoFilesWhereRanksAreThreads) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-TEST(FlightRecords, AnEarlierJobsStayMappedWhenALaterJobUsesTheFolder) {
+TEST(FlightRecords, OfAnEarlierJobStayMappedAfterReplacement) {
   const testing::TemporaryFolder folder;
   const RecordPtr earlier = make_record({}, 1, folder.path());
   const RecordPtr later = make_record({}, 1, folder.path());

@@ -63,13 +63,13 @@ TEST(JobVariables, AreReadFromTorchrunSlurmAndOpenMpi) {
   EXPECT_EQ(mpi.address, "127.0.0.1");
 }
 
-TEST(JobVariables, ASlurmAllocationWithoutATaskIsAWorldOfOne) {
+TEST(JobVariables, SlurmAllocationWithoutATaskHasOneRank) {
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}}).size, 1);
   // A batch script also has SLURM_PROCID and SLURM_LOCALID. Only the tasks of srun are ranks.
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}).size, 1);
 }
 
-TEST(JobVariables, TheTokenAndTheRestartKeepJobsApart) {
+TEST(JobVariables, KeyPrefixDependsOnJobTokenAndRestartCount) {
   const auto prefix = [](const Map& more) { return read(with(kTorchrun, more)).key_prefix; };
   EXPECT_NE(prefix({{"TESSERA_JOB_TOKEN", "ab"}}), prefix({{"TESSERA_JOB_TOKEN", "cd"}}));
   EXPECT_NE(prefix({{"TORCHELASTIC_RESTART_COUNT", "1"}}), prefix({}));

@@ -64,13 +64,13 @@ TEST(ProcessGroupWorld, HasTheRanksOfAProcessGroup) {
       }});
 }
 
-TEST(BroadcastWorld, OfOneRankSendsNothing) {
+TEST(BroadcastWorld, OfOneRankDoesNotBroadcast) {
   const WorldPtr world = world_from_broadcast(0, 1, nullptr);
   EXPECT_EQ(world->size(), 1);
   EXPECT_EQ(world->rank(), 0);
 }
 
-TEST(BroadcastWorld, RefusesARankThatTheWorldLacks) {
+TEST(BroadcastWorld, RefusesInvalidRanksAndAnEmptyBroadcast) {
   EXPECT_ERROR(world_from_broadcast(2, 2, [](void*, std::size_t) {}), "rank 2 of 2 ranks");
   EXPECT_ERROR(world_from_broadcast(0, 2, nullptr), "broadcast is empty");
 }

@@ -99,7 +99,7 @@ TEST(Processes, MeetThroughTheEnvironment) {
   expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanksInTwoWorldsInTurn", gloo_by_name));
 }
 
-TEST(Processes, PeersOfARankKilledAnywhereFail) {
+TEST(Processes, DetectAKilledRank) {
   // The time-out is ten minutes, so the test ends in time only if the ranks detect the lost rank.
   for (ProcessesOptions options : {ProcessesOptions(), kGloo}) {
     for (const char* delay : {"100", "1000", "3000", "10000", "40000"}) {
@@ -122,7 +122,7 @@ std::vector<std::string> lines_with(const Ended& ended, const std::string& part)
   return found;
 }
 
-TEST(Processes, AMissingPeerIsNamed) {
+TEST(Processes, NameAMissingRank) {
   // The time-out of 5 s is enough for rank 1 to start on a busy machine with a sanitizer.
   const auto processes = RunProcesses(
       2, "DISABLED_Processes.Rendezvous",
@@ -132,7 +132,7 @@ TEST(Processes, AMissingPeerIsNamed) {
   EXPECT_CONTAINS(processes[1].output, "rank(s) 2 did not come");
 }
 
-TEST(Processes, ShowEachWarningOnOneRank) {
+TEST(Processes, PrintEachWarningOnOneRank) {
   using Lines = std::vector<std::string>;
   const auto processes = RunProcesses(3, "DISABLED_Processes.Warn");
   expect_all_well(processes);
@@ -147,7 +147,7 @@ TEST(Processes, ShowEachWarningOnOneRank) {
   EXPECT_CONTAINS(of_all[0], "tessera: warning: of all ranks [rank ");
 }
 
-TEST(Processes, ANodeThatIsNotStartedIsNamed) {
+TEST(Processes, NameTheRanksOfAMissingNode) {
   const std::string port = std::to_string(testing::free_port());
   const auto alone = RunProcesses(1, "DISABLED_Processes.Rendezvous",
                                   {.environment = {{"WORLD_SIZE", "2"},
@@ -161,7 +161,7 @@ TEST(Processes, ANodeThatIsNotStartedIsNamed) {
                   "which are those that RANK and WORLD_SIZE of tessera-run or torchrun say");
 }
 
-TEST(Processes, AnUnknownHostIsNamed) {
+TEST(Processes, NameAnUnknownHost) {
   const auto alone = RunProcesses(1, "DISABLED_Processes.Rendezvous",
                                   {.environment = {{"WORLD_SIZE", "2"},
                                                    {"MASTER_ADDR", "no-such-host.invalid"},
@@ -170,7 +170,7 @@ TEST(Processes, AnUnknownHostIsNamed) {
                   "this host is not known here: ");
 }
 
-TEST(Processes, APeerThatDiesAtTheRendezvousIsNamed) {
+TEST(Processes, NameARankKilledAtTheRendezvous) {
   const auto processes =
       RunProcesses(2, "DISABLED_Processes.Rank1IsKilledAtTheRendezvous",
                    {.environment = {{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}}});
@@ -210,7 +210,7 @@ TEST(Processes, MeetOnTheLaunchersSocket) {
       {.environment = {{"MASTER_PORT", listener.port()}, {"TESSERA_STORE_FD", listener.fd()}}}));
 }
 
-TEST(Processes, APortInUseIsNamed) {
+TEST(Processes, NameAPortInUse) {
   const InheritedListener listener;
   const auto processes =
       RunProcesses(2, "DISABLED_Processes.Rendezvous",

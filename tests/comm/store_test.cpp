@@ -40,7 +40,7 @@ JobVariables rank_of_job(int rank, int size) {
   return job;
 }
 
-TEST(Arrivals, BelongToNoRankWhenTheStoreIsLost) {
+TEST(Rendezvous, NamesTheLostStore) {
   const auto store = c10::make_intrusive<LostStore>();
   const JobVariables job = rank_of_job(1, 3);
   const RecordPtr own = make_record(WatchSettings{}, job.size, "");
@@ -50,7 +50,7 @@ TEST(Arrivals, BelongToNoRankWhenTheStoreIsLost) {
 }
 
 // If nodes start different numbers of ranks, two processes can claim the same rank.
-TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
+TEST(Rendezvous, RefusesDifferentWorldSizes) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto arrive = [&](int rank, int size) {
     const JobVariables job = rank_of_job(rank, size);
@@ -69,7 +69,7 @@ TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
 }
 
 // No rank may leave early: once its process has ended, other ranks cannot open its flight record.
-TEST(Arrivals, LeaveWhenAllHaveOpenedAllRecords) {
+TEST(Rendezvous, EndsAfterAllRanksHaveOpenedAllRecords) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto arrive = [&](int rank) {
     const JobVariables job = rank_of_job(rank, 2);
@@ -105,7 +105,7 @@ bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::
   return all_come_at_once(store, own, group, world_size, "tp/" + std::to_string(earlier));
 }
 
-TEST(AllComeAtOnce, HoldsWhereTheGroupsTogetherHoldAllRanks) {
+TEST(AllComeAtOnce, IsTrueIfTheGroupsTogetherContainAllRanks) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   RunRanks(4, [&](Rank& rank) {
     const int r = rank.rank();
@@ -116,7 +116,7 @@ TEST(AllComeAtOnce, HoldsWhereTheGroupsTogetherHoldAllRanks) {
 }
 
 // Ranks 1 and 2 make a group "tp": the second such group of rank 1, and the first of rank 2.
-TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
+TEST(AllComeAtOnce, IsFalseIfRanksMadeDifferentNumbersOfGroups) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   RunRanks(3, [&](Rank& rank) {
     const int r = rank.rank();
@@ -156,7 +156,7 @@ class SilentStore final : public c10d::HashStore {
   std::mutex mutex_;
 };
 
-TEST(Meet, ASilentStoreIsWaitedForUntilTheTimeOut) {
+TEST(UnresponsiveStore, IsATimeOut) {
   std::promise<void> end;
   const StorePtr store = c10::make_intrusive<SilentStore>(end.get_future().share());
   const std::vector<int> ranks{0, 1};
@@ -191,7 +191,7 @@ std::string error_of_wait(const GroupInfo& group) {
   }
 }
 
-TEST(RemoteRanks, AreNamedIfTheyDoNotComeInTime) {
+TEST(RemoteRanks, AreNamedAfterTheTimeOut) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const GroupInfo first = group_of_all(0, watch_of(0, 3, store));
   const GroupInfo second = group_of_all(1, watch_of(1, 3, store));
@@ -203,7 +203,7 @@ TEST(RemoteRanks, AreNamedIfTheyDoNotComeInTime) {
   EXPECT_CONTAINS(error_of_second, "rank 1: rank(s) 2 did not arrive for 2");
 }
 
-TEST(RemoteRanks, AreNamedOnceTheyGiveUp) {
+TEST(RemoteRanks, AreNamedSoonAfterGivingUp) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   GroupInfo group = group_of_all(0, watch_of(0, 3, store));
   group.timeout = std::chrono::seconds(60);
@@ -219,7 +219,7 @@ TEST(RemoteRanks, AreNamedOnceTheyGiveUp) {
   fails.join();
 }
 
-TEST(GroupWatch, ThreadsThatMakeGroupsAtOnceHaveASlotEach) {
+TEST(GroupWatch, GivesConcurrentThreadsSeparateSlots) {
   constexpr int kThreads = 4;
   constexpr int kEach = 12;
   for (int round = 0; round < 20; ++round) {

@@ -14,7 +14,7 @@ namespace {
 
 using testing::ErrorsOfRanks;
 
-TEST_ON_RANKS(WorldEnd, ShutdownEndsTheGroups, 2) {
+TEST_ON_RANKS(World, ShutdownEndsItsGroups, 2) {
   const CommunicatorPtr group = group_of_all(*rank.world());
   const at::Tensor value = at::zeros({4});
   group->all_reduce(value, ReduceOp::kSum)->wait();
@@ -29,7 +29,7 @@ TEST_ON_RANKS(WorldEnd, ShutdownEndsTheGroups, 2) {
   rank.world()->shutdown();
 }
 
-TEST(WorldEnd, AMeshOutlivesItsWorld) {
+TEST(DeviceMesh, OutlivesItsWorld) {
   DeviceMesh mesh;
   {
     const WorldScope scope(thread_worlds(1).front());
@@ -40,14 +40,14 @@ TEST(WorldEnd, AMeshOutlivesItsWorld) {
   EXPECT_ERROR(mesh.group().barrier(), "barrier in group 'dp'", "its world has ended");
 }
 
-TEST(WorldEnd, AHostGroupOutlivesAWorldThatIsNotEnded) {
+TEST(Communicator, WorksAfterItsWorldIsDestroyed) {
   const CommunicatorPtr group = group_of_all(*thread_worlds(1).front());
   at::Tensor value = at::ones({4});
   group->all_reduce(value, ReduceOp::kSum)->wait();
   EXPECT_TRUE(value.equal(at::ones({4})));
 }
 
-TEST(WorldEnd, AScopeThatAnExceptionLeavesAbortsTheWorld) {
+TEST(WorldScope, AbortsTheWorldOnAnException) {
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
     const CommunicatorPtr group = group_of_all(*rank.world());
     if (rank.rank() == 1) {
@@ -75,7 +75,7 @@ class Stubborn final : public World {
   WorldPtr inner_ = thread_worlds(1).front();
 };
 
-TEST(WorldEnd, WhatAbortThrowsDoesNotHideTheExceptionThatLeavesTheScope) {
+TEST(WorldScope, KeepsTheExceptionIfAbortThrows) {
   const auto leave = [] {
     const WorldScope scope(std::make_shared<Stubborn>());
     throw std::runtime_error("the data are damaged");
@@ -83,7 +83,7 @@ TEST(WorldEnd, WhatAbortThrowsDoesNotHideTheExceptionThatLeavesTheScope) {
   EXPECT_THROWN(std::runtime_error, leave(), "the data are damaged");
 }
 
-TEST(WorldEnd, AScopeInTheCleanUpAfterAnExceptionEndsWell) {
+TEST(WorldScope, EndsNormallyInsideADestructorDuringUnwinding) {
   const WorldPtr world = thread_worlds(1).front();
   struct CleanUp {
     WorldPtr world;
@@ -106,7 +106,7 @@ TEST(DISABLED_WorldEnd, RunsAProcessToItsEnd) {
   EXPECT_STREQ(std::getenv("TORCH_FR_BUFFER_SIZE"), "0");
 }
 
-TEST(FlightRecorderOfLibtorch, IsOffForRanksThatAreThreadsOnly) {
+TEST(LibtorchFlightRecorder, IsOffOnlyForThreadWorlds) {
   for (const testing::Ended& ended :
        testing::RunProcesses(2, "DISABLED_WorldEnd.RunsAProcessToItsEnd",
                              {.environment = {{"TORCH_FR_BUFFER_SIZE", "100"}}})) {
@@ -114,7 +114,7 @@ TEST(FlightRecorderOfLibtorch, IsOffForRanksThatAreThreadsOnly) {
   }
 }
 
-TEST(RunMainDeathTest, ReturnsZeroOrEndsWithOneLineAndWithoutLibtorchsStack) {
+TEST(RunMainDeathTest, ReturnsZeroOrPrintsAOneLineError) {
   bool ran = false;
   EXPECT_EQ(run_main([&] { ran = true; }), 0);
   EXPECT_TRUE(ran);

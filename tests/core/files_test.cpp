@@ -49,13 +49,13 @@ TEST(AtomicFile, ContinuesAfterInterruptedCallsAndShortWrites) {
   }
 }
 
-TEST(AtomicFile, RefusesAWriteThatWritesNothing) {
+TEST(AtomicFile, ThrowsIfAWriteReturnsZeroBytes) {
   const TemporaryFolder folder;
   const SystemCallFault fault(folder.path(), "pwrite:1:zero");
   EXPECT_ERROR(write_reserved(folder / "f", "text"), "cannot write", "Input/output error");
 }
 
-TEST(AtomicFile, LeavesTheOlderFileWhereACallFails) {
+TEST(AtomicFile, KeepsTheOldFileIfACallFails) {
   for (const char* fault :
        {"fallocate:1:ENOSPC", "pwrite:1:EDQUOT", "fsync:1:EIO", "rename:1:ENOSPC"}) {
     const TemporaryFolder folder;
@@ -67,7 +67,7 @@ TEST(AtomicFile, LeavesTheOlderFileWhereACallFails) {
   }
 }
 
-TEST(AtomicFile, IsTheOlderOrTheNewerWhereverItsWriterIsKilled) {
+TEST(AtomicFile, HasOldOrNewContentAfterTheWriterIsKilled) {
   const TemporaryFolder folder;
   const int calls = calls_of_one_file(folder.path());
   ASSERT_GT(calls, 5);
@@ -89,14 +89,14 @@ TEST(AtomicFile, IsTheOlderOrTheNewerWhereverItsWriterIsKilled) {
   EXPECT_LT(newer, calls);
 }
 
-TEST(AtomicFile, LeavesWhatAWriterOfAnotherHostHasOpen) {
+TEST(AtomicFile, KeepsTemporaryFilesOfOtherHosts) {
   const TemporaryFolder folder;
   WriteFile(folder / ".f.tmp-another-host-17-0", "half");
   write_reserved(folder / "f", "text");
   EXPECT_EQ(ReadFile(folder / ".f.tmp-another-host-17-0"), "half");
 }
 
-TEST(AtomicFile, AnExistingFileIsNotReplacedByANewOneAlsoWithoutHardLinks) {
+TEST(AtomicFile, PublishNewDoesNotReplaceAnExistingFile) {
   for (const char* fault : {"", "link:1:EPERM"}) {
     const TemporaryFolder folder;
     {
@@ -109,7 +109,7 @@ TEST(AtomicFile, AnExistingFileIsNotReplacedByANewOneAlsoWithoutHardLinks) {
   }
 }
 
-TEST(AtomicFile, DoesNotTakeThePlaceOfAPipe) {
+TEST(AtomicFile, DoesNotReplaceAPipe) {
   const TemporaryFolder folder;
   const auto pipe = folder / "pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
@@ -130,7 +130,7 @@ TEST(InputFile, IsReadWholeThroughInterruptedAndShortReads) {
   }
 }
 
-TEST(InputFile, RefusesFilesThatShrinkAreIrregularOrTooLarge) {
+TEST(InputFile, RefusesShrunkenIrregularAndTooLargeFiles) {
   const TemporaryFolder folder;
   WriteFile(folder / "f", "some text");
   const InputFile file(folder / "f", "a text");
@@ -155,7 +155,7 @@ std::uint32_t SumOf(const Crc32cWay& way, const std::string& text) {
   return way.sum(std::as_bytes(std::span(text)), 0);
 }
 
-TEST(Crc32c, IsThatOfTheStandard) {
+TEST(Crc32c, MatchesTheValuesOfTheStandard) {
   std::string rising;
   for (char c = 0; c < 32; ++c) {
     rising.push_back(c);
@@ -200,7 +200,7 @@ class Crc32cOfText : public ::testing::Test {
   std::string text_;
 };
 
-TEST_F(Crc32cOfText, IsThatOfTheDefinitionForEverySizeAndPlaceInMemory) {
+TEST_F(Crc32cOfText, MatchesTheDefinitionForEverySizeAndAlignment) {
   const auto expected = SumsByDefinition(bytes(), 7);
   for (const Crc32cWay& way : crc32c_ways()) {
     SCOPED_TRACE(way.name);
@@ -214,7 +214,7 @@ TEST_F(Crc32cOfText, IsThatOfTheDefinitionForEverySizeAndPlaceInMemory) {
   }
 }
 
-TEST_F(Crc32cOfText, IsTheSameForEveryCut) {
+TEST_F(Crc32cOfText, CanBeComputedInTwoParts) {
   const std::uint32_t expected = SumsByDefinition(bytes(), 0).back();
   for (const Crc32cWay& way : crc32c_ways()) {
     SCOPED_TRACE(way.name);
@@ -226,7 +226,7 @@ TEST_F(Crc32cOfText, IsTheSameForEveryCut) {
   }
 }
 
-TEST(Crc32c, UsesTheFastestWay) {
+TEST(Crc32c, UsesTheFastestMethod) {
   EXPECT_EQ(std::string(crc32c_ways().back().name), "table");
   const std::string text(5000, 'x');
   EXPECT_EQ(crc32c(std::as_bytes(std::span(text))), SumOf(crc32c_ways().front(), text));

@@ -18,7 +18,7 @@ class EnvironmentSwitch : public ::testing::Test {
   void TearDown() override { unsetenv(kName); }
 };
 
-TEST_F(EnvironmentSwitch, IsReadOneWay) {
+TEST_F(EnvironmentSwitch, AcceptsOnOffValuesAndRefusesOtherText) {
   EXPECT_EQ(environment_switch(kName), std::nullopt);
   const auto value_of = [](const char* text) {
     setenv(kName, text, 1);
@@ -55,7 +55,7 @@ constexpr std::size_t kBytes = std::size_t{64} << 20;
   return after.ru_minflt - before.ru_minflt;
 }
 
-TEST(KeepFreedMemory, HasTheNextAllocationFindIt) {
+TEST(KeepFreedMemory, LetsTheNextAllocationReuseFreedMemory) {
 #if !defined(__GLIBC__) || defined(TESSERA_SANITIZED)
   GTEST_SKIP() << "memory is not glibc's";
 #else
@@ -65,9 +65,9 @@ TEST(KeepFreedMemory, HasTheNextAllocationFindIt) {
 #endif
 }
 
-class StopSignalsOf : public ::testing::TestWithParam<int> {};
+class StopSignalsTest : public ::testing::TestWithParam<int> {};
 
-TEST_P(StopSignalsOf, AreNotedOnceInsteadOfEndingTheProcess) {
+TEST_P(StopSignalsTest, RecordsTheSignalUntilDestroyed) {
   {
     const StopSignals signals;
     EXPECT_FALSE(signals.received());
@@ -78,7 +78,7 @@ TEST_P(StopSignalsOf, AreNotedOnceInsteadOfEndingTheProcess) {
   EXPECT_EXIT(raise(GetParam()), ::testing::KilledBySignal(GetParam()), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StopSignalsOf, ::testing::Values(SIGTERM, SIGUSR1));
+INSTANTIATE_TEST_SUITE_P(All, StopSignalsTest, ::testing::Values(SIGTERM, SIGUSR1));
 
 }  // namespace
 }  // namespace tessera

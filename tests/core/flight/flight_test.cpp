@@ -53,7 +53,7 @@ TEST(NameRanks, JoinsRunsOfThreeAndMore) {
   }
 }
 
-TEST(Explain, NamesTheRankThatIsMissingInACall) {
+TEST(ExplainRecords, NamesTheRankMissingFromACall) {
   const testing::TemporaryFolder folder;
   for (const int rank : {0, 1, 2}) {
     const RankRecord record(rank);
@@ -70,7 +70,7 @@ TEST(Explain, NamesTheRankThatIsMissingInACall) {
   EXPECT_CONTAINS(lines[1], "rank 1 of 3 is outside of collectives, after set-up, since ");
 }
 
-TEST(Explain, NamesARankWithoutARecord) {
+TEST(ExplainRecords, NamesARankWithoutARecord) {
   const testing::TemporaryFolder folder;
   for (const int rank : {0, 1}) {
     const RankRecord record(rank);
@@ -84,7 +84,7 @@ TEST(Explain, NamesARankWithoutARecord) {
   EXPECT_CONTAINS(lines[1], "rank 1 of 3 waits in barrier", "no record here: rank 2");
 }
 
-TEST(Record, SaysWhatTheRankDoes) {
+TEST(FlightRecord, DescribesTheStateOfTheRank) {
   const RankRecord record(0);
   EXPECT_EQ(what_it_does(*record), "is outside of collectives, before its first collective");
   record.call("all_gather", true);
@@ -102,7 +102,7 @@ TEST(Record, SaysWhatTheRankDoes) {
   EXPECT_EQ(what_it_does(*record), "ended in barrier, after step 20");
 }
 
-TEST(Records, AreNamedWhenUnreadable) {
+TEST(ExplainRecords, NamesUnreadableRecords) {
   const testing::TemporaryFolder folder;
   EXPECT_ERROR(explain_records(folder.path() / "none"), "none cannot be read");
   EXPECT_ERROR(explain_records(folder.path()), "holds no flight records");

@@ -80,7 +80,7 @@ std::vector<std::vector<Digit>> digit_pairs() {
   return out;
 }
 
-TEST(Layout, CanonicalFormOwnsWhatTheDigitsOwn) {
+TEST(Layout, CanonicalFormOwnsTheSameIndices) {
   const testing::Indices mesh{2, 3};
   for (const auto& digits : digit_pairs()) {
     const auto layout = Layout::intern(mesh, one_dim(digits));
@@ -95,7 +95,7 @@ TEST(Layout, CanonicalFormOwnsWhatTheDigitsOwn) {
 
 /// If two neighbouring Digits (factors of a dimension's size) own the same indices as a single
 /// larger Digit, the layout must store the larger Digit.
-TEST(Layout, DigitsThatOwnWhatOneDigitOwnsAreThatDigit) {
+TEST(Layout, MergesDigitsThatEqualOneLargerDigit) {
   const testing::Indices mesh{2, 3};
   int merged = 0;
   for (const auto& digits : digit_pairs()) {
@@ -112,7 +112,7 @@ TEST(Layout, DigitsThatOwnWhatOneDigitOwnsAreThatDigit) {
   EXPECT_GT(merged, 50);
 }
 
-TEST(Layout, AnswersWhatSplitsWhat) {
+TEST(Layout, ReportsShardedAndPartialDimensions) {
   const auto layout =
       Layout::intern({2, 3, 2, 4}, {{{0, {2, 0}}}, {{2, {}}, {8, {3}}}}, {{1, ReduceOp::kMax}});
   EXPECT_EQ(layout->sharded_dim(0), 0);
@@ -167,7 +167,7 @@ TEST(Layout, IsOneObjectForAllThreads) {
   }
 }
 
-TEST(MeshShape, NumbersPositionsRowMajorAndFindsDimensionsByName) {
+TEST(MeshShape, NumbersRanksInRowMajorOrder) {
   const MeshShape mesh({2, 3}, {"dp", "tp"});
   EXPECT_EQ(mesh.numel(), 6);
   EXPECT_EQ(mesh.coordinate(4), (Indices{1, 1}));
@@ -221,7 +221,7 @@ std::vector<Case> cases() {
   };
 }
 
-TEST(LayoutMath, ChunksAsTorchDoes) {
+TEST(LayoutMath, ChunksLikePyTorch) {
   for (std::int64_t size = 0; size < 14; ++size) {
     for (std::int64_t parts = 1; parts < 6; ++parts) {
       Indices list;
@@ -248,7 +248,7 @@ void for_each_place(const Check& check) {
   }
 }
 
-TEST(LayoutMath, LocalSizesAndGlobalIndicesAreThoseOfTheOwnedIndices) {
+TEST(LayoutMath, LocalSizesAndGlobalIndicesMatchTheOwnedIndices) {
   for_each_place([](const Case& c, const Layout& layout, const Indices& at) {
     const auto sizes = local_sizes(layout, c.sizes, at);
     std::int64_t numel = 1;
@@ -285,7 +285,7 @@ TEST(LayoutMath, BoxesCoverTheLocalTensorOnce) {
   });
 }
 
-TEST(LayoutMath, BoxesAreRunsOfNeighbouringIndices) {
+TEST(LayoutMath, BoxesAreContiguousRangesOfIndices) {
   const auto boxes = [](const LayoutPtr& layout, const Indices& sizes, const Indices& at) {
     return owned_boxes(*layout, sizes, at);
   };
@@ -299,7 +299,7 @@ TEST(LayoutMath, BoxesAreRunsOfNeighbouringIndices) {
   EXPECT_EQ(local_sizes(*rows, Indices{3, 5}, Indices{3}), (Indices{0, 5}));
 }
 
-TEST(FlatPlace, ReadsWhatItWritesAndRefusesOtherLengths) {
+TEST(FlatPlace, RoundTripsAndRefusesWrongLengths) {
   const auto layout = Layout::intern({2}, {{{3, {}}, {4, {0}}}, {}});
   const FlatPlace place{{12, 5}, owned_boxes(*layout, Indices{12, 5}, Indices{1})};
   const Indices numbers = flat_place(place);
@@ -310,7 +310,7 @@ TEST(FlatPlace, ReadsWhatItWritesAndRefusesOtherLengths) {
   EXPECT_ERROR(read_flat_place(Indices{}, 0), "0 dimensions");
 }
 
-TEST(LayoutMath, RefusesArgumentsOfAnotherRank) {
+TEST(LayoutMath, RefusesWrongDimensionCounts) {
   const auto layout = Layout::replicated({2}, 1);
   EXPECT_ERROR(local_sizes(*layout, Indices{1, 2}, Indices{0}), "was given sizes of 2 dimensions");
   EXPECT_ERROR(local_sizes(*layout, Indices{1}, Indices{0, 0}), "was given a coordinate of 2");

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-TEST(Placement, PrintsAsPyTorchDoesAndParsesItAgain) {
+TEST(Placement, PrintsLikePyTorchAndParsesTheText) {
   EXPECT_EQ(to_string(Placement(Shard{1})), "Shard(1)");
   EXPECT_EQ(to_string(Placement(Replicate{})), "Replicate()");
   EXPECT_EQ(to_string(Placement(Partial{})), "Partial(sum)");
@@ -37,7 +37,7 @@ TEST(Placement, ParsesShortForms) {
   EXPECT_EQ(parse_placement("_StridedShard(1, split_factor=4)"), Placement(StridedShard{1, 4}));
 }
 
-TEST(Placement, RefusesOtherText) {
+TEST(Placement, ParserRefusesInvalidText) {
   for (const char* text :
        {"", "(", ")", "S", "Shard", "Shard()", "Shard(x)", "Shard(1", "Shard(0)x", "Replicate(1)",
         "Partial(band)", "Shard(99999999999999999999)", "_StridedShard(0)",
@@ -46,7 +46,7 @@ TEST(Placement, RefusesOtherText) {
   }
 }
 
-TEST(Placement, TellsKindsApart) {
+TEST(Placement, DistinguishesShardPartialAndReplicate) {
   EXPECT_TRUE(is_shard(Shard{1}, 1));
   EXPECT_FALSE(is_shard(Shard{1}, 0));
   EXPECT_FALSE(is_shard(StridedShard{1, 2}));
@@ -76,7 +76,7 @@ TEST(ToLayout, CountsNegativeDimensionsFromTheEnd) {
   EXPECT_EQ(to_layout({2}, {Shard{-1}}, Indices{4, 4}), to_layout({2}, {Shard{1}}, Indices{4, 4}));
 }
 
-TEST(ToLayout, RefusesPlacementsThatDoNotFit) {
+TEST(ToLayout, RefusesInvalidPlacements) {
   const auto making = [](Indices mesh, Placements placements, Indices sizes) {
     return [=] { to_layout(mesh, placements, sizes); };
   };
@@ -121,14 +121,14 @@ void check_all_even_lists(const Indices& mesh) {
   EXPECT_GE(converted, 7);
 }
 
-TEST(ToLayout, OwnsWhatTorchSaysForAllEvenLists) {
+TEST(ToLayout, GivesPyTorchsIndicesForEvenShards) {
   for (const Indices& mesh :
        {Indices{2}, Indices{2, 2}, Indices{2, 3}, Indices{4, 2}, Indices{2, 2, 2}}) {
     check_all_even_lists(mesh);
   }
 }
 
-TEST(ToLayout, OwnsWhatTorchSaysForPlainShardsOfAnySize) {
+TEST(ToLayout, GivesPyTorchsIndicesForUnevenShards) {
   for (const Indices& mesh : {Indices{2, 2}, Indices{3, 2}, Indices{2, 4}}) {
     for (std::int64_t size = 0; size < 24; ++size) {
       for (const auto& list : testing::all_lists(2, 3)) {
@@ -147,7 +147,7 @@ TEST(ToLayout, OwnsWhatTorchSaysForPlainShardsOfAnySize) {
 
 /// As in FSDP over tensor parallelism, tp splits the tensor first, and dp then splits each tp
 /// shard. The size need not be a multiple of the number of ranks.
-TEST(ToLayout, FsdpOverTensorParallelNestsChunksOfAnySize) {
+TEST(ToLayout, NestsUnevenChunksOfFsdpInsideTensorParallelism) {
   for (std::int64_t size = 0; size < 24; ++size) {
     const Indices mesh{2, 3};
     const Placements placements{StridedShard{0, 3}, Shard{0}};
@@ -164,7 +164,7 @@ TEST(ToLayout, FsdpOverTensorParallelNestsChunksOfAnySize) {
   }
 }
 
-TEST(ToPlacements, GivesPartialReplicateAndShardsOverMeshDimensionsOfSizeOne) {
+TEST(ToPlacements, ConvertsLayoutsToPlacements) {
   const auto layout = Layout::intern({2, 2, 2}, {{{0, {2}}}}, {{0, ReduceOp::kAvg}});
   EXPECT_EQ(to_placements(*layout, Indices{4}),
             (Placements{Partial{ReduceOp::kAvg}, Replicate{}, Shard{0}}));
@@ -207,7 +207,7 @@ Lines split(const std::string& text, const std::string& separator) {
   return out;
 }
 
-TEST(ShardingDoc, LayoutsAreWhatItSays) {
+TEST(ShardingDoc, ShowsTheLayoutsOfItsExamples) {
   const auto lines = examples("layout");
   ASSERT_GE(lines.size(), 9U);
   for (const auto& line : lines) {
@@ -219,7 +219,7 @@ TEST(ShardingDoc, LayoutsAreWhatItSays) {
   }
 }
 
-TEST(ShardingDoc, CoordinatesOwnWhatItSays) {
+TEST(ShardingDoc, ShowsTheIndicesOfEachCoordinate) {
   const auto lines = examples("indices");
   ASSERT_GE(lines.size(), 9U);
   for (const auto& line : lines) {
@@ -232,7 +232,7 @@ TEST(ShardingDoc, CoordinatesOwnWhatItSays) {
   }
 }
 
-TEST(ShardingDoc, RefusesWhatItSays) {
+TEST(ShardingDoc, ListsPlacementsThatAreRefused) {
   const auto lines = examples("refused");
   ASSERT_GE(lines.size(), 3U);
   for (const auto& line : lines) {
@@ -243,7 +243,7 @@ TEST(ShardingDoc, RefusesWhatItSays) {
   }
 }
 
-TEST(ShardingDoc, PlansAreWhatItSays) {
+TEST(ShardingDoc, ShowsTheRedistributionPlansOfItsExamples) {
   std::string text;
   for (const auto& line : examples("plan")) {
     text += line + "\n";

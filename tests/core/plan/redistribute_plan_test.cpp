@@ -59,7 +59,7 @@ const Placement S2 = Shard{2};
 const Placement P = Partial{};
 const Placement Max = Partial{ReduceOp::kMax};
 
-TEST(RedistributePlan, OneMeshDimension) {
+TEST(RedistributePlan, HasTheStepsOfOneMeshDimension) {
   EXPECT_EQ(steps({4}, {S0}, {S1}), Names{"all-to-all 0>1 m0"});
   EXPECT_EQ(steps({4}, {R}, {S1}), Names{"slice 1 m0"});
   EXPECT_EQ(steps({4}, {P}, {Max}), (Names{"all-reduce m0", "make-partial m0"}));
@@ -68,12 +68,12 @@ TEST(RedistributePlan, OneMeshDimension) {
   EXPECT_EQ(steps({1, 2}, {S0, S0}, {S0, R}), (Names{"relabel", "all-gather 0 m1", "relabel"}));
 }
 
-TEST(RedistributePlan, SeveralMeshDimensionsAreOneCollective) {
+TEST(RedistributePlan, GathersSeveralMeshDimensionsInOneCollective) {
   EXPECT_EQ(steps({2, 2, 2}, {S0, S0, S0}, {R, R, R}), Names{"all-gather 0 m0m1m2"});
   EXPECT_EQ(steps({2, 2, 2}, {S0, S0, S0}, {S0, R, R}), Names{"all-gather 0 m1m2"});
 }
 
-TEST(RedistributePlan, ReducesUnlikeReductionsInnerFirstAndShardsInsteadOfTheWhole) {
+TEST(RedistributePlan, ReducesInnerMeshDimensionsFirstAndReducesShards) {
   EXPECT_EQ(steps({2, 2}, {P, Max}, {R, R}), (Names{"all-reduce m1", "all-reduce m0"}));
   EXPECT_EQ(steps({2, 2}, {P, Max}, {R, Max}),
             (Names{"all-reduce m1", "all-reduce m0", "make-partial m1"}));
@@ -81,7 +81,7 @@ TEST(RedistributePlan, ReducesUnlikeReductionsInnerFirstAndShardsInsteadOfTheWho
   EXPECT_EQ(steps({2, 2}, {P, R}, {R, S0}), (Names{"slice 0 m1", "all-reduce m0"}));
 }
 
-TEST(RedistributePlan, GathersUnevenShardsByMeshDimensionAndLeavesALocalDigitInFront) {
+TEST(RedistributePlan, GathersUnevenShardsSeparatelyAndStridedShardsDirectly) {
   const auto names_of = [](LayoutPtr from, LayoutPtr to, std::int64_t size) {
     const auto plan = plan_redistribution(from, to, Indices{size}, 4);
     Names names;
@@ -96,7 +96,7 @@ TEST(RedistributePlan, GathersUnevenShardsByMeshDimensionAndLeavesALocalDigitInF
   EXPECT_EQ(names_of(whole, strided, 12), std::pair(Names{"slice 0 m0"}, strided));
 }
 
-TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
+TEST(RedistributePlan, HasTheStepsOfFsdpTensorAndSequenceParallelism) {
   const Placement dp = StridedShard{0, 2};
   EXPECT_EQ(steps({2, 2}, {dp, S0}, {R, S0}), Names{"all-gather 0 m0"});
   EXPECT_EQ(steps({2, 2}, {P, S0}, {dp, S0}), Names{"reduce-scatter 0 m0"});
@@ -110,7 +110,7 @@ TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
   EXPECT_EQ(steps({8, 8}, {S0, S1}, {S1, S0}).size(), 3U);
 }
 
-TEST(RedistributePlan, RefusesOtherMeshesAndRanks) {
+TEST(RedistributePlan, RefusesDifferentMeshesAndDimensionCounts) {
   const auto a = Layout::replicated({2}, 1);
   EXPECT_ERROR(plan_redistribution(a, Layout::replicated({4}, 1), Indices{4}, 4),
                "is between different meshes");
@@ -168,7 +168,7 @@ std::string row_of(const std::vector<std::string>& cells) {
   return row.str();
 }
 
-TEST(RedistributionTable, ListsWhatThePlannerSendsAndNeverMoreThanPyTorch) {
+TEST(RedistributionTable, MatchesThePlannerAndNeverExceedsPyTorch) {
   std::ifstream file(TESSERA_REDISTRIBUTION_DOC);
   std::string text;
   int rows = 0;

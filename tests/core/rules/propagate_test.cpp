@@ -35,7 +35,7 @@ LayoutPtr layout(Layout::Dims dims, std::vector<PartialDim> partial = {}) {
   return Layout::intern(kMesh, std::move(dims), std::move(partial));
 }
 
-TEST(Propagate, KeepsTheOrderOfMeshDimensionsOfTheLargerOrWrittenTensor) {
+TEST(Propagate, KeepsTheMeshOrderOfLargerAndWrittenTensors) {
   const LayoutPtr fsdp_over_tp = layout({{{0, {1, 0}}}, {}}), other = layout({{{0, {0}}}, {}});
   const auto expect_kept = [&](const OpCall& call, const std::vector<LayoutPtr>& layouts) {
     const auto decided = decide(call, layouts);
@@ -50,7 +50,7 @@ TEST(Propagate, KeepsTheOrderOfMeshDimensionsOfTheLargerOrWrittenTensor) {
 
 /// The layouts must not depend on the batch size: a rank without rows would call an all-gather that
 /// the other ranks do not call.
-TEST(Propagate, ARankWithoutRowsChoosesAsTheOthersDo) {
+TEST(Propagate, ChoosesTheSameLayoutOnRanksWithoutRows) {
   const LayoutPtr rows = Layout::intern(kMesh, {{{0, {1}}}, {}}, {});
   const LayoutPtr whole = Layout::intern(kMesh, {{}}, {});
   for (const std::int64_t batch : {8, 0}) {
@@ -59,7 +59,7 @@ TEST(Propagate, ARankWithoutRowsChoosesAsTheOthersDo) {
   }
 }
 
-TEST(Propagate, ViewsFollowTheFactors) {
+TEST(Propagate, ViewsKeepShardsOfSplitAndMergedDimensions) {
   using Sizes = std::vector<std::int64_t>;
   const Layout::Dims last{{}, {{0, {1}}}}, strided{{{3, {}}, {8, {1}}}}, both{{{0, {0, 1}}}};
   const auto expect = [](const Sizes& from, const Sizes& to, const Layout::Dims& before,
@@ -76,7 +76,7 @@ TEST(Propagate, ViewsFollowTheFactors) {
   expect({12}, {6, 2}, both, {{{0, {0}}}}, {{{0, {0}}}, {}});
 }
 
-TEST(Propagate, DoesNotMixUnlikeReductions) {
+TEST(Propagate, DoesNotMixDifferentReductions) {
   const LayoutPtr both = layout({{}, {}}, {{0, ReduceOp::kMax}});
   const auto decided = decide(call("aten::amax", {{8, 6}}), {both});
   EXPECT_EQ(decided.outputs[0]->partial(), (std::vector<PartialDim>{{0, ReduceOp::kMax}}));
@@ -85,7 +85,7 @@ TEST(Propagate, DoesNotMixUnlikeReductions) {
   EXPECT_EQ(sum.outputs[0]->partial(), (std::vector<PartialDim>{{1, ReduceOp::kSum}}));
 }
 
-TEST(Propagate, AMeanInHalfPrecisionAveragesEqualShardsOnly) {
+TEST(Propagate, HalfPrecisionMeanAveragesOnlyEqualShards) {
   auto mean = call("aten::mean", {{8, 5}});
   mean.tensors[0].itemsize = 2;
   EXPECT_EQ(decide(mean, {layout({{{0, {0}}}, {}})}).outputs[0]->partial(),
@@ -94,7 +94,7 @@ TEST(Propagate, AMeanInHalfPrecisionAveragesEqualShardsOnly) {
   EXPECT_TRUE(decide(mean, {layout({{{0, {0}}}, {}})}).outputs[0]->is_replicated());
 }
 
-TEST(Propagate, LeavesOutputsOfUnknownSizesOpen) {
+TEST(Propagate, ChoosesNoLayoutForOutputsOfUnknownSize) {
   const std::string op = "aten::_scaled_dot_product_flash_attention";
   const auto decided = decide(call(op, {{2, 4, 5, 8}, {2, 4, 5, 8}, {2, 4, 5, 8}}, {0.0, true}),
                               std::vector<LayoutPtr>(3, layout({{}, {{0, {0}}}, {}, {}})));
@@ -103,7 +103,7 @@ TEST(Propagate, LeavesOutputsOfUnknownSizesOpen) {
 }
 
 // Redistributing the first tensor moves fewer bytes: the first tensor already has 4 shards.
-TEST(Propagate, MovesTheTensorThatOtherMeshDimensionsHaveMadeSmaller) {
+TEST(Propagate, RedistributesTheTensorWithSmallerShards) {
   const std::vector<std::int64_t> mesh{4, 2};
   const LayoutPtr in_parts = Layout::intern(mesh, {{{0, {1}}}, {{0, {0}}}});
   const LayoutPtr in_one = Layout::intern(mesh, {{}, {{0, {1}}}});
@@ -112,7 +112,7 @@ TEST(Propagate, MovesTheTensorThatOtherMeshDimensionsHaveMadeSmaller) {
   EXPECT_EQ(decided.outputs[0]->sharded_dim(1), 1);
 }
 
-TEST(Propagate, RefusesCallsThatDoNotFit) {
+TEST(Propagate, RefusesInvalidCalls) {
   const auto sum = [](Argument dims) {
     return [=] {
       const auto of_dims = call("aten::sum.dim_IntList", {{8, 6}}, {dims});
@@ -143,7 +143,7 @@ TEST(Propagate, GroupedQueriesShardKeyAndQueryHeadsTogether) {
   EXPECT_EQ(decide(attention, {four, heads, heads}).inputs[1]->sharded_dim(1), -1);
 }
 
-TEST(RuleRegistry, HasNoRuleForUnknownOperatorsAndNoneForCallsWithUnknownOrGrownResults) {
+TEST(RuleRegistry, HasNoRuleForUnknownOperatorsOrResultSizes) {
   EXPECT_FALSE(find_rule("aten::no_such_operator"));
   EXPECT_FALSE(find_rule("aten::nonzero"));
   const OpCall index{.op = "aten::index.Tensor",
@@ -154,7 +154,7 @@ TEST(RuleRegistry, HasNoRuleForUnknownOperatorsAndNoneForCallsWithUnknownOrGrown
   EXPECT_FALSE(find_rule(grow.op)(grow));
 }
 
-TEST(RuleRegistry, SaysWhichRulesReadNumbers) {
+TEST(RuleRegistry, MarksRulesThatReadNumbers) {
   EXPECT_TRUE(find_rule("aten::linalg_vector_norm").reads_numbers());
   EXPECT_FALSE(find_rule("aten::mul.Scalar").reads_numbers());
 }
@@ -167,7 +167,7 @@ TEST(RuleRegistry, MarksOperatorsThatDrawRandomNumbers) {
   EXPECT_TRUE(find_rule(attention.op)(attention)->random);
 }
 
-TEST(RuleRegistry, KnowsThatAttentionKeepsStatisticsOnlyWhereAsked) {
+TEST(RuleRegistry, AttentionHasStatisticsOnlyOnRequest) {
   const std::vector<std::int64_t> sizes{4, 2, 5, 8};
   const std::vector<LayoutPtr> split(3, to_layout({2}, {Shard{0}}, sizes));
   for (const bool asked : {true, false}) {
