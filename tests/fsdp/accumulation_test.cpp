@@ -25,7 +25,7 @@ struct Pair : nn::Module<Pair> {
   nn::Child<nn::Linear> a{*this, "a", 3, 5}, b{*this, "b", 3, 5};
 };
 
-TEST(AccumulatedGradients, AreReducedIfTheLastMicroBatchDoesNotUseTheUnit) {
+TEST(AccumulatedGradients, AreReducedIfTheLastMicroBatchSkipsTheUnit) {
   const auto rows_of = [](int rank) { return uniform_values({2, 3}, rank); };
   Pair alone;
   for (const int rank : {0, 1, 2, 3}) {
@@ -47,7 +47,7 @@ TEST(AccumulatedGradients, AreReducedIfTheLastMicroBatchDoesNotUseTheUnit) {
   });
 }
 
-TEST(AccumulatedGradients, AreReducedForAParameterFrozenSince) {
+TEST(AccumulatedGradients, AreReducedForAParameterFrozenLater) {
   for (const bool hybrid : {false, true}) {
     RunOnMesh({hybrid ? 2 : 1, 2}, {"replicate", "shard"}, [&](const DeviceMesh& mesh) {
       Filled<nn::Linear> linear(3, 4, {.bias = false});
@@ -66,7 +66,7 @@ TEST(AccumulatedGradients, AreReducedForAParameterFrozenSince) {
   }
 }
 
-TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
+TEST_SHARDED(EarlierBackward, ReturnsWithPendingReductions, 2) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
   const auto streams = record(model);
   set_is_last_backward(model, false);
@@ -89,7 +89,7 @@ struct Scaled : nn::Module<Scaled> {
   nn::Child<nn::Linear> first{*this, "first", 3, 5}, second{*this, "second", 5, 5};
 };
 
-TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
+TEST(UnshardInBackward, SavesAGatherIfDisabled) {
   Filled<Scaled> alone;
   const at::Tensor x = uniform_values({4, 3}, 2);
   alone(x).square().sum().backward();
@@ -154,7 +154,7 @@ const std::vector<Setting>& settings() {
 
 // Tests each way to drop gradients with each Setting. The dropped gradients are NaN, so that a use
 // of a dropped gradient gives NaN.
-TEST(DroppedGradients, DoNotComeBack) {
+TEST(DroppedGradients, DoNotAffectLaterGradients) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {1});
   const std::vector<at::Tensor> expected_of_two = gradients_alone({}, {1, 2});
   for (const Drop& drop : drops()) {
@@ -188,7 +188,7 @@ TEST(DroppedGradients, DoNotComeBack) {
   }
 }
 
-TEST_SHARDED(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction, 2) {
+TEST_SHARDED(PendingGradients, CannotBeReadOrPutBack, 2) {
   const at::Tensor& head = model.head->slot("weight")->persistent();
   set_is_last_backward(model, false);
   local_loss(model, rank, 0).backward();
@@ -199,7 +199,7 @@ TEST_SHARDED(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction, 2) {
   EXPECT_ERROR(local_loss(model, rank, 2).backward(), "'head.weight'", "put back");
 }
 
-TEST_SHARDED(WaitingGradients, AreRefusedToEveryReader, 2) {
+TEST_SHARDED(PendingGradients, CannotBeUsedByOptimizersOrNorms, 2) {
   const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
   optim::Sgd ours(model, {.lr = 0.1});
   torch::optim::SGD stock(parameters_of(model), 0.1);
@@ -270,7 +270,7 @@ TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
 }
 
 // Backward adds a matrix product to a gradient in place only if the product has reduce_dtype.
-TEST(AddedProductsOfTypes, DependOnTheTypeOfTheReduction) {
+TEST(InPlaceAddition, RequiresProductsInTheReduceDtype) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
   for (const at::ScalarType reduce : {at::kBFloat16, at::kFloat}) {
     AddedTerms::reset();
@@ -288,7 +288,7 @@ TEST(AddedProductsOfTypes, DependOnTheTypeOfTheReduction) {
   }
 }
 
-TEST(AddedProductsOfTensorParallelWeights, AreAddedToLocalParts) {
+TEST(InPlaceAddition, AddsTensorParallelProductsToLocalGradients) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
   AddedTerms::reset();
   RunOnMesh({2, 2}, {"dp", "tp"}, [&](Rank&, const DeviceMesh& mesh) {
@@ -344,7 +344,7 @@ void run_shared(
   });
 }
 
-TEST(AddedProductsOfAUnit, IncludeEachUse) {
+TEST(InPlaceAddition, IncludesEachUseOfASharedWeight) {
   const std::vector<at::Tensor> expected = shared_alone({0, 1, 2});
   for (const bool recorded : {false, true}) {
     AddedTerms::reset();
@@ -363,7 +363,7 @@ TEST(AddedProductsOfAUnit, IncludeEachUse) {
   }
 }
 
-TEST(AddedProductsOfAUnit, AreNotInGradientsOfAutogradGrad) {
+TEST(InPlaceAddition, DoesNotChangeResultsOfAutogradGrad) {
   const std::vector<at::Tensor> expected = shared_alone({0, 2});
   const std::vector<at::Tensor> asked = shared_alone({1});
   run_shared([&](Shared& model, const auto& loss) {
@@ -377,7 +377,7 @@ TEST(AddedProductsOfAUnit, AreNotInGradientsOfAutogradGrad) {
   });
 }
 
-TEST(AddedProductsOfAUnit, OfABackwardThatFailsAreDropped) {
+TEST(InPlaceAddition, ExcludesAFailedBackward) {
   // `drops`: the gradients of the first backward are NaN and must be dropped, not reduced.
   for (const bool drops : {false, true}) {
     const std::vector<at::Tensor> expected =
@@ -399,7 +399,7 @@ TEST(AddedProductsOfAUnit, OfABackwardThatFailsAreDropped) {
   }
 }
 
-TEST(AddedProductsOfAUnit, AreNotDroppedWhileTheyAreAdded) {
+TEST(InPlaceAddition, RefusesToDropGradientsDuringBackward) {
   run_shared([](Shared& model, const auto& loss) {
     loss(0).backward();
     const at::Tensor dropping = loss(1);

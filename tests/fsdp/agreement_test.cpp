@@ -76,7 +76,7 @@ TEST(CopyAgreement, ComparesParametersAndGradientsAgainWithDebugChecks) {
   }
 }
 
-TEST(Origins, OfDifferentSeedsAreRefused) {
+TEST(ParameterSeeds, MustBeEqualOnAllRanks) {
   RunRanks(3, [](Rank& rank) {
     SmallModel model(kDim, kHidden, kClasses);
     nn::init_weights(model, rank.rank() == 2 ? 1 : 0);
@@ -136,7 +136,7 @@ TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
 // Tests ranks that run different units. Gloo and NCCL do not notice the difference, because the
 // tensors of the units have equal sizes.
 
-class Disagreement : public ::testing::Test {
+class UnitMismatch : public ::testing::Test {
  protected:
   const testing::SharedMemory without_shared_memory_{false};
 };
@@ -196,7 +196,7 @@ struct Difference {
 
 // Each case runs different units on different ranks. All ranks must throw before a wrong result is
 // returned.
-TEST_F(Disagreement, IsReportedOnEveryRank) {
+TEST_F(UnitMismatch, IsReportedOnEveryRank) {
   const Options zero3{.reshard_after_forward = true}, zero2{.reshard_after_forward = false};
   const auto both = [](Pair& model, int rank) { run_both(model, rank != 1).sum().backward(); };
   const std::vector<Difference> rows{
@@ -233,7 +233,7 @@ TEST_F(Disagreement, IsReportedOnEveryRank) {
   }
 }
 
-TEST_F(Disagreement, BetweenNeighboursNamesTheirGroup) {
+TEST_F(UnitMismatch, InASubgroupNamesTheSubgroup) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Pair model(rank.mesh({4}, {"dp"}), {.reshard_after_forward = true, .post_forward_mesh_size = 2},
                /*frozen=*/true);
@@ -247,7 +247,7 @@ TEST_F(Disagreement, BetweenNeighboursNamesTheirGroup) {
 }
 
 /// After the error, the ranks continue and compute the same values as a single rank.
-TEST_F(Disagreement, LeavesNothingWrongBehind) {
+TEST_F(UnitMismatch, AllowsACorrectNextStep) {
   Filled<nn::Linear> alone(3, 3);
   const at::Tensor expected = alone(input());
   expected.sum().backward();
@@ -272,7 +272,7 @@ TEST_F(Disagreement, LeavesNothingWrongBehind) {
   });
 }
 
-TEST_F(Disagreement, DropsGradientsOfEarlierMicroBatchesAndPendingReductions) {
+TEST_F(UnitMismatch, DropsAccumulatedAndPendingGradients) {
   RunRanks(2, [](Rank& rank) {
     for (const bool keeps_gradients : {true, false}) {
       Pair model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = keeps_gradients});
@@ -297,7 +297,7 @@ TEST_F(Disagreement, DropsGradientsOfEarlierMicroBatchesAndPendingReductions) {
 }
 
 // Forward has no collective across replicas, so one replica may evaluate alone.
-TEST_F(Disagreement, IsNoneWhereReplicasEvaluateOnTheirOwn) {
+TEST_F(UnitMismatch, IgnoresEvaluationByOneReplica) {
   RunRanks(4, [](Rank& rank) {
     Pair model(rank.mesh({2, 2}, {"replicate", "shard"}));
     {
@@ -310,7 +310,7 @@ TEST_F(Disagreement, IsNoneWhereReplicasEvaluateOnTheirOwn) {
   });
 }
 
-TEST_F(Disagreement, OfARankThatSkipsAUnitIsReportedAtTheTimeout) {
+TEST_F(UnitMismatch, IsReportedAtTheTimeoutIfARankSkipsAUnit) {
   const testing::RanksOptions options{.world = {.timeout = std::chrono::seconds(2)}};
   const std::vector<std::string> errors = ErrorsOfRanks(
       3,
@@ -325,7 +325,7 @@ TEST_F(Disagreement, OfARankThatSkipsAUnitIsReportedAtTheTimeout) {
 }
 
 // With shared memory, the communicator itself compares the calls of the ranks.
-TEST(DifferentReductions, AreNamedByEveryRank) {
+TEST(DifferentReductions, AreReportedOnEveryRank) {
   for (const bool shared : {false, true}) {
     const testing::SharedMemory shared_memory(shared);
     const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {

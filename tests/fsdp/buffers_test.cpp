@@ -18,7 +18,7 @@ FlatBufferLayout layout_of(const std::vector<ShardShape>& shapes,
   return {shapes, at::kFloat, policy, {c10::kCPU}, c10::kCPU};
 }
 
-TEST(FlatBufferLayout, PutsPaddedShardsOneAfterAnotherAligned) {
+TEST(FlatBufferLayout, AlignsPaddedShards) {
   // On 3 ranks, 5 rows are split into 2, 2 and 1 rows, and 4 columns into 2, 2 and 0 columns.
   const FlatBufferLayout layout =
       layout_of({{{5, 3}, 0, 3}, {{2, 4}, 1, 3}, {{}, std::nullopt, 3}});
@@ -32,7 +32,7 @@ TEST(FlatBufferLayout, PutsPaddedShardsOneAfterAnotherAligned) {
   EXPECT_TRUE(layout_of({{{5, 3}, 0, 3}, {{2}, 0, 3}}).splits_rows());
 }
 
-TEST(FlatBufferLayout, AlignsInTheNarrowerOfTheTypesOfShardsAndGathers) {
+TEST(FlatBufferLayout, AlignsForTheNarrowerDtype) {
   const FlatBufferLayout layout =
       layout_of({{{12}, 0, 2}, {{12}, 0, 2}}, {.param_dtype = at::kBFloat16});
   EXPECT_EQ(layout.segments()[1].offset, 32);
@@ -51,7 +51,7 @@ at::Tensor padded_chunk(const at::Tensor& whole, std::int64_t ranks, std::int64_
 }
 
 // pack() writes zeros for an undefined tensor.
-TEST(Packing, ClearsGapsBetweenSegmentsAndAfterThem) {
+TEST(Packing, ZeroesGapsBetweenAndAfterSegments) {
   const std::vector<Segment> segments = segments_of({{{6}, 0, 2}, {{2}, 0, 2}}, at::kFloat);
   at::Tensor buffer = at::full({2, flat_numel(segments)}, 7.0);
   pack({at::ones({6}), at::Tensor()}, segments, buffer);
@@ -59,7 +59,7 @@ TEST(Packing, ClearsGapsBetweenSegmentsAndAfterThem) {
   EXPECT_TRUE(buffer.equal(at::stack({row, row})));
 }
 
-TEST(Packing, PutsEachRanksChunkIntoItsRowAndBack) {
+TEST(Packing, PacksAndUnpacksTheChunkOfEachRank) {
   struct Case {
     std::vector<std::int64_t> sizes;
     std::int64_t ranks, dim;
@@ -100,7 +100,7 @@ struct Pool {
   BufferPool pool{streams, at::kCPU};
 };
 
-TEST(BufferPool, ReusesMemoryOfOneLaneAfterItsEvent) {
+TEST(BufferPool, ReusesMemoryWithinALaneAfterTheEvent) {
   Pool p;
   BufferPool::Buffer first = p.pool.acquire(100, at::kFloat, Lane::kAllGather);
   EXPECT_EQ(first.tensor.sizes(), at::IntArrayRef({100}));
@@ -114,7 +114,7 @@ TEST(BufferPool, ReusesMemoryOfOneLaneAfterItsEvent) {
   EXPECT_EQ(p.streams->log(), (Log{"compute: record 1", "all_gather: wait 1"}));
 }
 
-TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
+TEST(BufferPool, FreesUnsuitableBuffersBeforeAllocation) {
   // An idle buffer of 100 elements is too small for 101 elements, and too large for 10 elements.
   for (const std::int64_t numel : {101, 10}) {
     Pool p;
@@ -128,7 +128,7 @@ TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
   }
 }
 
-TEST(BufferPool, TakesTheSmallestThatFits) {
+TEST(BufferPool, TakesTheSmallestBufferThatFits) {
   Pool p;
   BufferPool::Buffer large = p.pool.acquire(150, at::kFloat, Lane::kCompute);
   BufferPool::Buffer small = p.pool.acquire(100, at::kFloat, Lane::kCompute);
@@ -138,7 +138,7 @@ TEST(BufferPool, TakesTheSmallestThatFits) {
   EXPECT_EQ(p.pool.acquire(90, at::kFloat, Lane::kCompute).tensor.data_ptr(), memory);
 }
 
-TEST(BufferPool, KeepsNothingAfterClear) {
+TEST(BufferPool, IsEmptyAfterClear) {
   Pool p;
   p.pool.release(p.pool.acquire(100, at::kFloat, Lane::kCompute),
                  p.streams->record(Lane::kReduceScatter));

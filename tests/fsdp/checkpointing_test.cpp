@@ -39,7 +39,7 @@ void expect_same(const Step& plain, const Step& checkpointed) {
   }
 }
 
-TEST(FsdpCheckpointing, InsideAndAroundUnitsAddsNoCollective) {
+TEST(FsdpCheckpointing, AddsNoCollectives) {
   const std::vector<std::pair<int, Options>> cases{
       {3, {}},
       {1, {}},
@@ -66,7 +66,7 @@ TEST(FsdpCheckpointing, InsideAndAroundUnitsAddsNoCollective) {
   }
 }
 
-TEST(FsdpCheckpointing, FailedRecomputationEndsAllRanksAndMayBeFollowedByAStep) {
+TEST(FsdpCheckpointing, FailsOnAllRanksAndAllowsAnotherStep) {
   for (const bool on_one_rank : {true, false}) {
     const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
       Filled<SmallModel> model(kDim, kHidden, kClasses);
@@ -120,7 +120,7 @@ Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options, boo
   return {std::move(traffic), take_gradients(model)};
 }
 
-TEST_ON_RANKS(FsdpCheckpointing, OverTensorParallelismRepeatsNoMoreThanItMust, 4) {
+TEST_ON_RANKS(FsdpCheckpointing, RepeatsOnlyNecessaryTensorParallelCollectives, 4) {
   nn::CheckpointOptions full, selective{.policy = nn::save_matmuls_and_attention(),
                                         .counts = std::make_shared<nn::CheckpointCounts>()};
   nn::CheckpointOptions collectives{.policy = nn::save_operators({"tessera::redistribute"})};

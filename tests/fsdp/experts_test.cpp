@@ -326,7 +326,7 @@ TEST(MixtureOfExperts, EqualsPlainOperators) {
   }
 }
 
-TEST(MixtureOfExperts, GradientsOfItsOperatorsAreThoseOfPlainOperators) {
+TEST(MixtureOfExperts, GradientsEqualThoseOfPlainOperators) {
   const std::vector<std::int64_t> counts{3, 0, 2};
   const auto leaf = [](at::IntArrayRef sizes, double seed) {
     return testing::values(sizes, seed).requires_grad_();
@@ -349,7 +349,7 @@ TEST(MixtureOfExperts, GradientsOfItsOperatorsAreThoseOfPlainOperators) {
   EXPECT_EACH(gradients(permuted, {x}), gradients(selected, {x}), 1e-9);
 }
 
-TEST(MixtureOfExperts, DropsInputsOfItsAdapters) {
+TEST(MixtureOfExperts, AppliesDropoutToAdapterInputs) {
   RunOnMesh({2, 2}, {"dp", "ep"}, [](Rank&, const DeviceMesh& mesh) {
     const Meshes meshes(mesh);
     const auto network = make_network({.lora = 2, .dropout = 0.5}, &meshes);
@@ -391,7 +391,7 @@ TEST(AllToAllUneven, ExchangesRowsAndGradients) {
   });
 }
 
-TEST(AllToAllUneven, SendsAtMostSixTenthsOfWhatGathersSend) {
+TEST(AllToAllUneven, SendsLessThanAllGathers) {
   constexpr std::int64_t kTokens = 32, kRanks = 4;
   RunOnMesh({1, kRanks}, {"dp", "ep"}, [&](Rank& rank, const DeviceMesh& mesh) {
     nn::MixtureOfExperts mixture({.hidden = kDim, .inner = 12, .experts = 8});
@@ -426,7 +426,7 @@ TEST(AllToAllUneven, SendsAtMostSixTenthsOfWhatGathersSend) {
   });
 }
 
-TEST(MixtureOfExperts, Refusals) {
+TEST(MixtureOfExperts, RefusesInvalidCalls) {
   const nn::ExpertsOptions options{.hidden = 4, .inner = 4, .experts = 4};
   const auto with_top_k = [&](std::int64_t top_k) {
     nn::ExpertsOptions other = options;
@@ -455,7 +455,7 @@ TEST(MixtureOfExperts, Refusals) {
   });
 }
 
-TEST(MixtureOfExperts, PeersOfAFailingRankFail) {
+TEST(MixtureOfExperts, FailsOnAllRanksIfOneRankFails) {
   const std::vector<std::string> errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
     nn::MixtureOfExperts mixture({.hidden = 4, .inner = 4, .experts = 4});
     nn::apply_expert_parallel(mixture, rank.mesh({3}, {"ep"}));

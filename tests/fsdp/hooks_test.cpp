@@ -21,7 +21,7 @@ void double_gradients(const nn::ModuleBase& model, int& calls) {
 
 TESSERA_ARRANGED(ParameterHooks, "OneRank", "Zero3", "Uneven", "Hsdp", "Offloaded");
 
-TEST_P(ParameterHooks, FromBeforeOrAfterShardingChangeTheReducedGradient) {
+TEST_P(ParameterHooks, ChangeTheReducedGradient) {
   const Arrangement& c = GetParam();
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
   for (const bool before : {true, false}) {
@@ -43,7 +43,7 @@ TEST_P(ParameterHooks, FromBeforeOrAfterShardingChangeTheReducedGradient) {
   }
 }
 
-TEST(AnotherLayout, IsRefusedOfHooksGradientsAndShards) {
+TEST(ChangedLayout, IsRefusedInHooksGradientsAndShards) {
   const auto replicated = [](const at::Tensor& shard) {
     return DistributedTensor(shard).redistribute({Replicate{}}).tensor();
   };
@@ -87,7 +87,7 @@ std::vector<std::unique_ptr<optim::Sgd>> step_in_backward(SmallModel& model, int
 
 TESSERA_ARRANGED(OptimizerInBackward, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded");
 
-TEST_P(OptimizerInBackward, StepsAsAfterBackward) {
+TEST_P(OptimizerInBackward, MatchesAStepAfterBackward) {
   const std::vector<at::Tensor> expected = fsdp::train_alone(3);
   RunArranged(GetParam(), [&](Rank& rank, ShardedModel& model) {
     int calls = 0;
@@ -160,7 +160,7 @@ TEST(RepeatedUnit, CallsAHookOnceAndReducesOnce) {
   }
 }
 
-TEST(RepeatedUnit, ReducesAtTheEndWhereOneCallGetsNoGradient) {
+TEST(RepeatedUnit, ReducesAtTheEndIfOneCallGetsNoGradient) {
   const at::Tensor x = uniform_values({6, 5}, 3);
   Filled<Repeated> alone;
   (*alone.inner)(x).sum().backward();
@@ -173,7 +173,7 @@ TEST(RepeatedUnit, ReducesAtTheEndWhereOneCallGetsNoGradient) {
   });
 }
 
-TEST(AllReduceHook, SeesTheReducedGradientsBeforeTheyAreDivided) {
+TEST(AllReduceHook, SeesReducedGradientsBeforeDivision) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
     RunSharded(ranks, [&](Rank& rank, ShardedModel& model) {
@@ -238,7 +238,7 @@ TEST_P(RequestedGradients, EqualTheGradientsOfOneRank) {
   });
 }
 
-TEST(RequestedGradient, MayBeTogetherWithThatOfAPlainLeaf) {
+TEST(RequestedGradient, IsComputedTogetherWithPlainLeaves) {
   Filled<SmallModel> alone(kDim, kHidden, kClasses);
   const at::Tensor x = batch(kDim, 0).requires_grad_();
   const Tensors expected = grad({alone(x).square().sum()}, {x, *alone.head->weight});
@@ -253,7 +253,7 @@ TEST(RequestedGradient, MayBeTogetherWithThatOfAPlainLeaf) {
   });
 }
 
-TEST_ON_MESH(RequestedGradient, MayBeOfAUnitThatWasGatheredAndDidNotRun, {2}, {"dp"}) {
+TEST_ON_MESH(RequestedGradient, IsUndefinedForAPrefetchedUnitThatDidNotRun, {2}, {"dp"}) {
   Filled<OptionalLayer> model;
   fully_shard(*model.extra, mesh);
   fully_shard(model, mesh);
@@ -268,7 +268,7 @@ TEST_ON_MESH(RequestedGradient, MayBeOfAUnitThatWasGatheredAndDidNotRun, {2}, {"
   EXPECT_FALSE(parameters[2].grad().defined());
 }
 
-TEST_SHARDED(RequestedGradient, IsRefusedWhereItCannotBe, 2) {
+TEST_SHARDED(RequestedGradient, IsRefusedInUnsupportedCases, 2) {
   const Tensors parameters = parameters_of(model);
   EXPECT_ERROR(grad({local_loss(model, rank, 0)}, parameters, {}, true, /*create_graph=*/true),
                "'block0.up.weight'", "create_graph");
@@ -282,7 +282,7 @@ TEST_SHARDED(RequestedGradient, IsRefusedWhereItCannotBe, 2) {
   EXPECT_EACH(grad({doubled}, {parameters[0]}), {gradients_alone({}, {0})[0] * 2}, 1e-4, 1e-6);
 }
 
-TEST_SHARDED(RequestedGradient, APenaltyOnShardsIsLeftToAutograd, 2) {
+TEST_SHARDED(RequestedGradient, OfAPenaltyOnShardsIsComputedByAutograd, 2) {
   const at::Tensor weight = model.head->slot("weight")->persistent();
   local_loss(model, rank, 0).backward();
   model.zero_grad();
@@ -304,7 +304,7 @@ void penalised_backward(SmallModel& model) {
 
 TESSERA_ARRANGED(SecondDerivative, "OneRank", "Zero3", "Zero2", "Hsdp", "Hpz");
 
-TEST_P(SecondDerivative, ReadsParametersThatWereFreed) {
+TEST_P(SecondDerivative, IsCorrectAfterParametersAreFreed) {
   Filled<SmallModel> alone(kDim, kHidden, kClasses);
   penalised_backward(alone);
   const std::vector<at::Tensor> expected = gradients_of(alone);

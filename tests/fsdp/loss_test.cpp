@@ -43,7 +43,7 @@ double mean_over_ranks(const at::Tensor& loss, const DeviceMesh& mesh) {
   return sum.item<double>() / static_cast<double>(mesh.size());
 }
 
-TEST(LossMean, IsOverTheTokensOfAllRanksAndMicroBatches) {
+TEST(LossMean, CountsTheTokensOfAllRanksAndMicroBatches) {
   LossHead alone;
   cross_entropy(alone(inputs()), targets_of_rows()).backward();
   RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
@@ -64,7 +64,7 @@ TEST(LossMean, IsOverTheTokensOfAllRanksAndMicroBatches) {
 }
 
 // 3 ranks have 6, 6 and 4 of 16 rows. The loss ignores the first `ignored` rows (target -100).
-TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
+TEST(LossMean, OverAMeshCountsTheTokensOfAllRanks) {
   constexpr std::int64_t kUneven = 16;
   const at::Tensor x = inputs(kUneven);
   const at::Tensor targets = at::arange(kUneven, at::kLong).remainder(7);
@@ -91,7 +91,7 @@ TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
   });
 }
 
-TEST_ON_RANKS(LossMean, OfOneRankIsRefusedIfOthersShareTheBatch, 2) {
+TEST_ON_RANKS(LossMean, OverOneRankIsRefusedUnderDataParallelism, 2) {
   LossHead head;
   const at::Tensor targets = targets_of_rows().narrow(0, rank.rank() * 6, 6);
   const at::Tensor x = inputs().narrow(0, rank.rank() * 6, 6);
@@ -126,7 +126,7 @@ struct UnevenRows {
   at::Tensor x;
 };
 
-TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
+TEST(LossOfUnevenRows, IsTheMeanOfAllRowsWithMeanWeight) {
   LossHead alone;
   const at::Tensor expected = UnevenRows::loss(alone, inputs(UnevenRows::kAll));
   expected.backward();
@@ -144,7 +144,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
 }
 
 // Only `head` must cause a warning: its loss is not weighted, and the ranks have unequal rows.
-TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
+TEST(LossOfUnevenRows, WarnsOnceIfUnweighted) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Warnings warnings("differently many rows");
     const UnevenRows rows(rank);
@@ -173,7 +173,7 @@ TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
   });
 }
 
-TEST_ON_MESH(MeanWeight, RefusesRowsThatNoRankHas, {2}, {"dp"}) {
+TEST_ON_MESH(MeanWeight, RefusesAnEmptyBatchAndNegativeCounts, {2}, {"dp"}) {
   EXPECT_ERROR(mean_weight(0, mesh), "mean_weight", "0 rows");
   EXPECT_ERROR(mean_weight(rank.rank() == 0 ? 5 : -1, mesh), "mean_weight");
   EXPECT_EQ(mean_weight(rank.rank() == 0 ? 3 : 0, mesh), rank.rank() == 0 ? 2 : 0);
@@ -200,7 +200,7 @@ TEST(Penalty, OnWholeParametersHasTheGradientsOfOneRank) {
   }
 }
 
-TEST_SHARDED(Penalty, OnShardsIsRefusedInASumWithALocalLoss, 2) {
+TEST_SHARDED(Penalty, OnShardsCannotBeAddedToALocalLoss, 2) {
   const at::Tensor loss = local_loss(model, rank);
   const at::Tensor penalty = penalty_of(model);
   EXPECT_ERROR(loss + 0.5 * penalty, "full_tensor()");
@@ -217,7 +217,7 @@ struct NonfiniteCase {
   std::vector<std::string_view> words;
 };
 
-TEST(NonfiniteGradient, NamesTheRanksAndTheParametersOnEveryRank) {
+TEST(NonfiniteGradient, IsReportedWithRanksAndParameterNames) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const optim::NormOptions throws{.error_if_nonfinite = true};

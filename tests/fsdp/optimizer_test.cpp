@@ -54,7 +54,7 @@ std::vector<at::Tensor> train(SmallModel& model, optim::Optimizer& optimizer, st
   return parameters;
 }
 
-TEST(OptimizerMadeFirst, TrainsTheShardedModelAsOneRankDoes) {
+TEST(OptimizerMadeBeforeSharding, TrainsLikeOneRank) {
   struct Case {
     std::vector<std::string> names;
     std::string
@@ -86,7 +86,7 @@ TEST(OptimizerMadeFirst, TrainsTheShardedModelAsOneRankDoes) {
 
 // The shards have multiples of 64 bytes, so there is no padding: the parameters of a unit are
 // adjacent in memory, and so are the gradients.
-TEST_ON_RANKS(FullyShard, LaysOutTheTensorsOfAUnitAsOneRun, 2) {
+TEST_ON_RANKS(FullyShard, PlacesTheTensorsOfAUnitContiguously, 2) {
   Filled<SmallModel> model(32, 64, 32, 2);
   optim::Sgd optimizer(model, {.momentum = 0.9});
   shard(model, rank.mesh({2}, {"dp"}));
@@ -103,7 +103,7 @@ TEST_ON_RANKS(FullyShard, LaysOutTheTensorsOfAUnitAsOneRun, 2) {
   EXPECT_EQ(optim::merge_adjoining(states).size(), 1U);
 }
 
-TEST(StockOptimizerMadeFirst, IsRefusedAfterItsParametersWereReplaced) {
+TEST(StockOptimizer, IsRefusedAfterShardingReplacedItsParameters) {
   const torch::optim::SGDOptions options(0.1);
   RunRanks(2, [&](Rank& rank) {
     Filled<SmallModel> model(6, 10, 3, 1), planned(6, 10, 3, 1);
@@ -150,7 +150,7 @@ std::vector<at::Tensor> reference_parameters() {
 }
 
 // Trains a model with fp32 parameters that FSDP gathers in fp16, and a model with fp16 parameters.
-TEST(LossScaling, TrainsInFp16AsInFp32) {
+TEST(LossScaling, TrainsInFp16LikeFp32) {
   const std::vector<at::Tensor> expected = reference_parameters();
   for (const bool memory_efficient : {false, true}) {
     RunOnMesh({2, 2}, {"replicate", "shard"}, [&](Rank& rank, const DeviceMesh& mesh) {

@@ -49,7 +49,7 @@ void shard_mixture(Mixture& model, const DeviceMesh& mesh) {
   fully_shard(model, mesh.flatten("dp"), {.parameter_mesh = mesh_of_experts});
 }
 
-TEST(Options, GivesParametersTheirMesh) {
+TEST(Options, ShardsParametersOnTheirOwnMesh) {
   const at::Tensor x = uniform_values({8, 3}, 1);
   Filled<Mixture> alone;
   alone(x).square().sum().backward();
@@ -71,7 +71,7 @@ TEST(Options, GivesParametersTheirMesh) {
 
 // The experts are one tensor that is sharded over "ep" and "efsdp". Norms must count each element
 // once, and a checkpoint must equal the checkpoint of one rank.
-TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
+TEST(StackedExperts, HaveTheNormAndCheckpointOfOneRank) {
   const testing::TemporaryFolder folder;
   Filled<Mixture> alone;
   for (const auto& [name, slot] : alone.named_slots()) {
@@ -119,7 +119,7 @@ TEST_ON_MESH(Options, CountsParametersOnAnotherMeshInNorms, {2, 2}, {"ep", "efsd
   EXPECT_NEAR(optim::grad_norm(slots).item<double>(), expected, 1e-5 * expected);
 }
 
-TEST(Options, TakesParametersOfAnyStrides) {
+TEST(Options, AcceptsParametersOfAnyStrides) {
   Filled<nn::Linear> alone(5, 4);
   const at::Tensor x = uniform_values({2, 5}, 1);
   alone(x).sum().backward();
@@ -134,7 +134,7 @@ TEST(Options, TakesParametersOfAnyStrides) {
   });
 }
 
-TEST_ON_MESH(Options, TrainsParametersOfSeveralTypesInOneUnit, {2}, {"dp"}) {
+TEST_ON_MESH(Options, TrainsParametersOfSeveralDtypesInOneUnit, {2}, {"dp"}) {
   Filled<nn::Linear> linear(3, 4), with_double(3, 4);
   linear.slot("weight")->set(linear.weight->detach().to(at::kBFloat16).requires_grad_());
   fully_shard(linear, mesh, {.mp_policy = {.param_dtype = at::kFloat}});
@@ -176,7 +176,7 @@ struct ExpertsCase {
 
 class ExpertsWithoutRows : public ::testing::TestWithParam<ExpertsCase> {};
 
-TEST_P(ExpertsWithoutRows, AreUpdatedAsOnOneRank) {
+TEST_P(ExpertsWithoutRows, AreUpdatedLikeOnOneRank) {
   const ExpertsCase& c = GetParam();
   RunOnMesh({c.dp, c.ep}, {"dp", "ep"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Experts model(c.experts), alone(c.experts);
@@ -254,7 +254,7 @@ bool all_on(const Buffered& module, c10::Device device) {
   return module.mask->device() == device && module.steps->device() == device;
 }
 
-TEST(MoveBuffers, MovesAllTypesButNotBackFromMeta) {
+TEST(MoveBuffers, MovesAllDtypesButNothingOffMeta) {
   Buffered module;
   for (const c10::DeviceType device : {at::kMeta, at::kCPU}) {
     move_buffers({&module}, device, {});
@@ -265,7 +265,7 @@ TEST(MoveBuffers, MovesAllTypesButNotBackFromMeta) {
   EXPECT_TRUE(module.weight->is_cpu());
 }
 
-TEST_ON_RANKS(MoveBuffers, LeavesUnitsBelowAndAModelOnMeta, 3) {
+TEST_ON_RANKS(MoveBuffers, SkipsNestedUnitsAndMetaModels, 3) {
   Buffered module, on_meta;
   fully_shard(*module.below, world_mesh(rank.world()));
   move_buffers({&module}, at::kMeta, {});
@@ -276,7 +276,7 @@ TEST_ON_RANKS(MoveBuffers, LeavesUnitsBelowAndAModelOnMeta, 3) {
   EXPECT_TRUE(all_on(on_meta, at::kMeta));
 }
 
-TEST(MoveBuffers, LeavesIgnoredOnes) {
+TEST(MoveBuffers, SkipsIgnoredBuffers) {
   Buffered module;
   move_buffers({&module}, at::kMeta, {module.below->mask.slot()});
   EXPECT_TRUE(module.mask->is_meta());
@@ -284,7 +284,7 @@ TEST(MoveBuffers, LeavesIgnoredOnes) {
   EXPECT_TRUE(module.below->steps->is_meta());
 }
 
-TEST_ON_RANKS(MoveBuffers, CopiesNothingWhereTheyAreInPlace, 3) {
+TEST_ON_RANKS(MoveBuffers, CopiesNoBufferOnTheRightDevice, 3) {
   for (const auto wrap :
        {+[](Buffered& to, const Rank& by) { fully_shard(to, world_mesh(by.world())); },
         +[](Buffered& to, const Rank& by) { replicate(to, world_mesh(by.world())); }}) {
@@ -301,7 +301,7 @@ TEST_ON_RANKS(MoveBuffers, CopiesNothingWhereTheyAreInPlace, 3) {
   }
 }
 
-TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {
+TEST(MoveInputs, MovesPlainTensorsFromOtherDevices) {
   at::Tensor here = at::ones({2}).requires_grad_(), there = at::empty({2}, at::device(at::kMeta)),
              none;
   const at::Tensor same = here;

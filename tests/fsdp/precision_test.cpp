@@ -60,7 +60,7 @@ float gradient_over_replicas(Rank& rank, at::ScalarType reduce_dtype, bool zero3
   return full_grad(linear).item<float>();
 }
 
-TEST_ON_RANKS(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBatches, 4) {
+TEST_ON_RANKS(MixedPrecision, ReducesInReduceDtypeOverReplicasAndMicroBatches, 4) {
   for (const bool zero3 : {true, false}) {
     // Expects the sum of two micro-batches, each averaged over four ranks. A sum in bf16 would lose
     // the small gradients, because 2 + 2^-7 is rounded to 2.
@@ -94,7 +94,7 @@ TEST_ON_RANKS(MixedPrecision, CastsOnlyFloatingInputsAndOnlyOnRequest, 2) {
   }
 }
 
-TEST_ON_MESH(MixedPrecision, CastsResultsToTheOutputTypeOrTheTypeOfTheInput, {2}, {"dp"}) {
+TEST_ON_MESH(MixedPrecision, CastsResultsToTheOutputOrInputDtype, {2}, {"dp"}) {
   const at::Tensor x = uniform_values({4, 3}, 0);
   Filled<nn::Linear> to_float(3, 2), to_input(3, 2);
   fully_shard(to_float, mesh,
@@ -127,7 +127,7 @@ struct ReduceCase {
 };
 
 /// Gradients are 256 on rank 0 and 1 on other ranks. bf16 cannot represent the sums 257 and 513.
-TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
+TEST(ReduceDtype, IsUsedInGroupsOfOneRank) {
   const std::vector<ReduceCase> cases{{{1, 1, 1}, false, false, false, 3},
                                       {{1, 1, 2}},
                                       {{1, 1, 4}},
@@ -221,7 +221,7 @@ TEST(DivideFactor, DividesOnce) {
   }
 }
 
-TEST(Conversion, AppliesToTheNextForward) {
+TEST(DtypeConversion, AppliesToTheNextForward) {
   const at::Tensor batch_in_double = batch(kDim, 0).to(at::kDouble);
   Filled<SmallModel> alone(kDim, kHidden, kClasses);
   alone.to(at::kDouble);
@@ -244,7 +244,7 @@ TEST(Conversion, AppliesToTheNextForward) {
   }
 }
 
-TEST_ON_RANKS(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit, 2) {
+TEST_ON_RANKS(DtypeConversion, OfPartOfAUnitIsRefused, 2) {
   Filled<nn::Linear> linear(3, 4);
   fully_shard(linear, rank.mesh({2}, {"dp"}));
   linear.slot("bias")->set(linear.bias->detach().to(at::kDouble).requires_grad_());
@@ -302,7 +302,7 @@ void expect_averages(int ranks, int expected, const std::function<void(ShardedMo
 
 constexpr int kUnits = 4;
 
-TEST(Average, IsTakenByTheReduceScatterUnlessSumsOrRoundingNeedADivision) {
+TEST(Average, IsComputedByReduceScatterIfPossible) {
   expect_averages(4, kUnits, [](ShardedModel&) {});
   expect_averages(3, 0, [](ShardedModel&) {});
   expect_averages(4, 0, [](ShardedModel& model) { set_gradient_divide_factor(model, 2); });

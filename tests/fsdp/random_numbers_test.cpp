@@ -44,7 +44,7 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
 
 // A rank without rows may skip random operators, but not the collectives that compare the ranks'
 // draws. After two forwards without random operators, ranks stop calling these collectives.
-TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
+TEST(RandomNumbers, MayBeSkippedWithoutRowsAndInFirstForwards) {
   Draws operators = drawing::everywhere(), modules = kModules;
   for (Draws* draws : {&operators, &modules}) {
     draws->skips_empty = true;
@@ -57,7 +57,7 @@ TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
 
 // After a failed training forward, random operators outside of a training forward must still draw
 // libtorch's numbers.
-TEST_ON_MESH(RandomNumbers, OutsideOfTrainingForwardsAreLibtorchs, {2}, {"dp"}) {
+TEST_ON_MESH(RandomNumbers, OutsideOfTrainingForwardsComeFromLibtorch, {2}, {"dp"}) {
   Draws draws;
   draws.residual = [](const at::Tensor& x) -> at::Tensor {
     return x.size(0) == 2 * kSequence ? x : throw std::runtime_error("a bad batch");
@@ -78,7 +78,7 @@ TEST_ON_MESH(RandomNumbers, OutsideOfTrainingForwardsAreLibtorchs, {2}, {"dp"}) 
   EXPECT_EQ(random_state().calls, 0);
 }
 
-TEST(RandomNumbers, InAMethodDependOnItsRows) {
+TEST(RandomNumbers, InAForwardMethodDependOnTheRows) {
   struct Encoder : nn::Module<Encoder> {
     at::Tensor forward(const at::Tensor& x) { return (*linear)(x); }
     at::Tensor encode(const at::Tensor& x) {
@@ -187,7 +187,7 @@ TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
   }
 }
 
-TEST(RandomRefusals, AreNoneForALocalPartInAScopeAndOnOneRank) {
+TEST(RandomRefusals, DoNotOccurInBatchPartOrOnOneRank) {
   const auto in_scope = [](const at::Tensor& y) {
     const BatchPart part(0, 1);
     return at::dropout(y, 0.4, true);
@@ -199,7 +199,7 @@ TEST(RandomRefusals, AreNoneForALocalPartInAScopeAndOnOneRank) {
 
 // On a rank with one row, a random tensor of sizes {1, 1} can be for this row or for all rows. All
 // ranks must throw, and no rank may wait for another rank.
-TEST(RandomRefusals, DrawsBySizeFailOnAllRanksIfOneHasASingleRow) {
+TEST(RandomRefusals, OfAmbiguousSizesReachAllRanks) {
   for (const bool of_rows : {false, true}) {
     const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
       OneDraw model(

@@ -23,7 +23,7 @@ struct BadCall {
   std::function<void(Call)> act;
 };
 
-TEST(BadCall, IsAnErrorThatNamesTheCauseAndChangesNothing) {
+TEST(BadCall, ReportsTheCauseAndChangesNothing) {
   const auto options = [](const Options& options) {
     return [options](Call c) { fully_shard(*c.model.blocks[0], c.mesh, options); };
   };
@@ -179,7 +179,7 @@ struct Normed : nn::Module<Normed> {
   nn::Child<nn::Hooked<torch::nn::BatchNorm1d>> norm{*this, "norm", 4};
 };
 
-TEST(BatchNorm, OfARanksOwnRowsCausesOneWarning) {
+TEST(BatchNorm, OverLocalRowsCausesOneWarning) {
   using Way = std::function<void(Normed&, const DeviceMesh&)>;
   const Way shard_all = [](Normed& model, const DeviceMesh& mesh) { fully_shard(model, mesh); };
   const Way replicate_all = [](Normed& model, const DeviceMesh& mesh) { replicate(model, mesh); };
@@ -215,7 +215,7 @@ void shard_blocks(SmallModel& model, const DeviceMesh& mesh) {
   }
 }
 
-TEST_ON_MESH(ForgottenParameters, MayBeFrozenIgnoredReplicatedOrOnOneRank, {2, 1}, {"dp", "one"}) {
+TEST_ON_MESH(ParametersOutsideOfUnits, MayBeFrozenIgnoredOrReplicated, {2, 1}, {"dp", "one"}) {
   const std::vector<at::Tensor> expected = gradients_alone();
   Filled<SmallModel> frozen(kDim, kHidden, kClasses), ignored(kDim, kHidden, kClasses);
   Filled<SmallModel> alone(kDim, kHidden, kClasses), whole(kDim, kHidden, kClasses);
@@ -262,7 +262,7 @@ struct Growing : nn::Module<Growing> {
 };
 
 // A parameter that belongs to no unit must cause an error: each rank would train a different copy.
-TEST(ParametersOutsideOfUnits, AreRefusedWheneverTheyAppear) {
+TEST(ParametersOutsideOfUnits, AreRefused) {
   struct Change {
     const char* name;
     bool has_extra;

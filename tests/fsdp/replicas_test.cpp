@@ -32,7 +32,7 @@ TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
 }
 
 // In fp16, FSDP divides gradients twice: before the sum over ranks and after the sum.
-TEST(Replicas, AddUpMicroBatchesThatAreDividedDifferently) {
+TEST(Replicas, AddMicroBatchesOfDifferentDivideFactors) {
   const auto gradient_after = [](Rank& rank, const std::function<void(nn::Linear&)>& change) {
     nn::Linear linear(4, 4, {.bias = false});
     testing::fill(linear);
@@ -61,7 +61,7 @@ TEST(Replicas, AddUpMicroBatchesThatAreDividedDifferently) {
 
 constexpr std::int64_t kBlock = packed_numel({kHidden * kDim, kHidden, kDim* kHidden, kDim});
 
-TEST_ON_RANKS(Replicate, GathersNoCopy, 2) {
+TEST_ON_RANKS(Replicate, DoesNotCopyParameters, 2) {
   Filled<nn::Linear> linear(3, 4);
   replicate(linear, rank.mesh({2}, {"dp"}));
   const nn::SlotPtr slot = linear.slot("weight");
@@ -71,7 +71,7 @@ TEST_ON_RANKS(Replicate, GathersNoCopy, 2) {
   EXPECT_EQ(slot->get().const_data_ptr(), local_tensor(slot->persistent()).const_data_ptr());
 }
 
-TEST_ON_MESH(Replicate, CombinesWithUnitsThatAreSharded, {4}, {"dp"}) {
+TEST_ON_MESH(Replicate, CombinesWithShardedUnits, {4}, {"dp"}) {
   const std::vector<at::Tensor> expected = gradients_alone();
   Filled<SmallModel> model(kDim, kHidden, kClasses);
   replicate(*model.blocks[1], mesh);
@@ -195,7 +195,7 @@ std::vector<at::Tensor> gradients_of_skipping() {
   return sums;
 }
 
-TEST(Buckets, HaveOneOrderOnRanksThatUseDifferentParameters) {
+TEST(Buckets, HaveTheSameOrderOnAllRanks) {
   const std::vector<at::Tensor> expected = gradients_of_skipping();
   RunRanks(2, [&](Rank& rank) {
     ReplicatedChain model(rank);
@@ -206,7 +206,7 @@ TEST(Buckets, HaveOneOrderOnRanksThatUseDifferentParameters) {
 }
 
 // The buckets of both models have the same sizes and are reduced in the same process group.
-TEST(Buckets, HaveOneOrderInABackwardOfTwoModels) {
+TEST(Buckets, HaveTheSameOrderForTwoModels) {
   const std::vector<at::Tensor> expected = gradients_of_skipping();
   RunRanks(2, [&](Rank& rank) {
     ReplicatedChain whole(rank), skipping(rank);
@@ -242,7 +242,7 @@ TEST(Buckets, ReduceTheSumOfMicroBatchesOnce) {
   });
 }
 
-TEST(Buckets, GiveTheGradientsThatAutogradGradRequests) {
+TEST(Buckets, SupportAutogradGrad) {
   Filled<Chain> alone;
   alone(rows_from(0, 4), -1).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {

@@ -36,7 +36,7 @@ void expect_table_is_enforced(int phases) {
   }
 }
 
-TEST(Phase, RefusesTransitionsThatTheTableLacks) {
+TEST(Phase, RefusesTransitionsMissingFromTheTable) {
   expect_table_is_enforced<IterationPhase>(4);
   expect_table_is_enforced<UnitPhase>(6);
   expect_table_is_enforced<GatherPhase>(3);
@@ -181,7 +181,7 @@ void stop_between_modules(const DeviceMesh& mesh) {
   model(input(), true).sum().backward();
 }
 
-TEST(PhaseWalk, UnusualOrdersAreFollowedByACorrectStep) {
+TEST(CallOrder, UnusualCallsAllowACorrectStep) {
   for (const auto body :
        {train_and_evaluate, run_backward_again, call_a_block_twice, run_a_pipeline, fail_in_forward,
         fail_in_backward, free_what_was_gathered_ahead}) {
@@ -197,7 +197,7 @@ TEST(PhaseWalk, UnusualOrdersAreFollowedByACorrectStep) {
 }
 
 // Without the error, the inner forward would discard gradients that are not reduced yet.
-TEST_SHARDED(PhaseWalk, AForwardWithinBackwardIsRefused, 2) {
+TEST_SHARDED(CallOrder, ForwardWithinBackwardIsRefused, 2) {
   const at::Tensor x = input();
   const at::Tensor loss = model(x).square().mean();
   x.register_hook([&](const at::Tensor&) { walk_loss(model); });
@@ -206,7 +206,7 @@ TEST_SHARDED(PhaseWalk, AForwardWithinBackwardIsRefused, 2) {
 }
 
 // After a failed backward, this model's next forward runs in a hook of another model's backward.
-TEST_SHARDED(PhaseWalk, AFailedIterationRecoversWithinAnotherModelsBackward, 2) {
+TEST_SHARDED(CallOrder, FailedIterationRecoversInAnotherModelsBackward, 2) {
   fail_in_backward(model);
   const at::Tensor other = at::ones({1}).requires_grad_() * 2;
   other.register_hook([&](const at::Tensor&) { walk_loss(model); });
@@ -253,7 +253,7 @@ TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
   }
 }
 
-TEST_SHARDED(Iteration, ForgetsAForwardThatNoBackwardFollowed, 2) {
+TEST_SHARDED(Iteration, GathersNewValuesAfterAForwardWithoutBackward, 2) {
   EXPECT_NE(local_loss(model, rank).item<double>(), 0.0);
   const c10::AutoGradMode no_grad(false);
   for (const at::Tensor& parameter : parameters_of(model)) {
@@ -267,7 +267,7 @@ TEST_SHARDED(Iteration, ForgetsAForwardThatNoBackwardFollowed, 2) {
   expect_all_sharded(model);
 }
 
-TEST(Iteration, EndsAllRanksWhenOneFails) {
+TEST(Iteration, FailsOnAllRanksIfOneRankFails) {
   const std::vector<std::string> errors = ErrorsOfRanks(3, [](Rank& rank) {
     ShardedModel model(rank.mesh({3}, {"dp"}));
     model.blocks[1]->add_forward_hook([&](nn::ModuleBase&, nn::TensorList) {
@@ -280,7 +280,7 @@ TEST(Iteration, EndsAllRanksWhenOneFails) {
   EXPECT_FALSE(errors[2].empty());
 }
 
-TEST(Frozen, MayChangeBetweenSteps) {
+TEST(FrozenParameters, MayChangeBetweenSteps) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const bool reshard : {true, false}) {
     const auto run = [&](Rank& rank, ShardedModel& model) {
@@ -305,7 +305,7 @@ TEST(Frozen, MayChangeBetweenSteps) {
   }
 }
 
-TEST_SHARDED(Frozen, FirstBlocksAreNotGatheredInBackward, 2) {
+TEST_SHARDED(FrozenBlocks, AreNotGatheredInBackward, 2) {
   nn::freeze(model, {"block[01].**"});
   const Sent sent(rank);
   local_loss(model, rank).backward();
@@ -327,7 +327,7 @@ struct Twice : nn::Module<Twice> {
   nn::Child<nn::Linear> trained{*this, "trained", kDim, kDim}, frozen{*this, "frozen", kDim, kDim};
 };
 
-TEST(Frozen, UnitRunsWithAndWithoutAGradientToPass) {
+TEST(FrozenUnit, MayRunWithoutAnInputGradient) {
   const at::Tensor x = batch(kDim, 0);
   Filled<Twice> alone;
   alone(x).square().mean().backward();
@@ -368,7 +368,7 @@ TEST_SHARDED(Settings, GathersAheadAfterStartUnshard, 2) {
 }
 
 // For these sizes, PyTorch 2.11's FSDP2 gives wrong parameter values after forward.
-TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
+TEST(PostForwardMesh, SupportsUnevenRows) {
   const at::Tensor x = uniform_values({4, 3}, 5);
   for (const std::int64_t rows : {2, 3, 5, 6, 8}) {
     Filled<nn::Linear> alone(3, rows);
@@ -385,7 +385,7 @@ TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
 }
 
 // With one rank, fully_shard() must not copy the parameters. PyTorch 2.11's FSDP2 copies them.
-TEST_ON_RANKS(Iteration, OneRankCopiesNothing, 1) {
+TEST_ON_RANKS(Iteration, CopiesNothingOnOneRank, 1) {
   Filled<nn::Linear> linear(3, 4);
   const void* memory = linear.weight->const_data_ptr();
   fully_shard(linear, rank.mesh({1}, {"dp"}));

@@ -90,7 +90,7 @@ TEST(Streams, PrefetchTheRequestedUnitsInBackwardAndFreeUnusedUnits) {
             notes({"+2 =2 +0 -2 r2", "+1 =1 -1 r1", "=0 +2 -0 r0", "-. r."}));
 }
 
-TEST_ON_RANKS(Streams, LetTheNextGathersWaitForTheUpdateAlone, 2) {
+TEST_ON_RANKS(PostOptimEvent, IsWhatTheNextGathersWaitFor, 2) {
   Filled<nn::Linear> linear(3, 4, {.bias = false});
   fully_shard(linear, rank.mesh({2}, {"dp"}));
   const auto streams = record(linear);
@@ -114,7 +114,7 @@ TEST_ON_RANKS(Streams, LetTheNextGathersWaitForTheUpdateAlone, 2) {
   EXPECT_EQ(waits_of_step(), Log{});
 }
 
-TEST_SHARDED(Streams, StayInTheComputeLaneOnOneRank, 1) {
+TEST_SHARDED(Streams, UseOnlyTheComputeLaneOnOneRank, 1) {
   set_gradient_divide_factor(model, 2);
   const auto streams = record(model);
   local_loss(model, rank).backward();
@@ -171,7 +171,7 @@ Log notes_of(const Log& log) {
   return notes;
 }
 
-TEST_SHARDED(GatherAhead, FollowsTheLastForward, 2) {
+TEST_SHARDED(ForwardPrefetch, FollowsTheOrderOfTheLastForward, 2) {
   const auto streams = record(model);
   EXPECT_EQ(notes_of(log_of_forward(model, rank, *streams)),
             notes({"+0 =0 -0", "+1 =1 -1", "+2 =2 -2"}));
@@ -182,7 +182,7 @@ TEST_SHARDED(GatherAhead, FollowsTheLastForward, 2) {
 }
 
 // The gather of block 2 waits for block 0's forward, because the gather reuses block 0's memory.
-TEST_SHARDED(GatherAhead, WaitsOnlyForTheMemoryThatItReuses, 2) {
+TEST_SHARDED(ForwardPrefetch, WaitsOnlyForReusedMemory, 2) {
   const auto streams = record(model);
   log_of_forward(model, rank, *streams);
   const Log log = log_of_forward(model, rank, *streams);
@@ -225,7 +225,7 @@ bool all_sharded(const InAnyOrder& model) {
   });
 }
 
-TEST_ON_RANKS(GatherAhead, EndsWhereTheOrderChangesAndFreesUnusedUnits, 2) {
+TEST_ON_RANKS(ForwardPrefetch, StopsAtAChangedOrderAndFreesUnusedUnits, 2) {
   InAnyOrder model(rank.mesh({2}, {"dp"}));
   const auto streams = record(model);
   const at::Tensor x = uniform_values({2, 6}, 1);
@@ -246,7 +246,7 @@ TEST_ON_RANKS(GatherAhead, EndsWhereTheOrderChangesAndFreesUnusedUnits, 2) {
 
 // Only one of two ranks runs a unit that needs no gather. The gathers of all other units must
 // nevertheless have the same order on both ranks.
-TEST_ON_RANKS(GatherAhead, IsTheSameOnRanksThatRunUnshardedUnitsDifferently, 2) {
+TEST_ON_RANKS(ForwardPrefetch, HasTheSameOrderOnAllRanks, 2) {
   InAnyOrder model(rank.mesh({2}, {"dp"}));
   const at::Tensor x = uniform_values({2, 6}, 1);
   const c10::AutoGradMode no_grad(false);

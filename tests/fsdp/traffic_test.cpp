@@ -50,7 +50,7 @@ std::int64_t kept_block(std::int64_t ranks, std::int64_t pieces) {
   return round_up(bytes, 64 * pieces);
 }
 
-TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
+TEST(Traffic, IsTwoGathersAndOneReductionPerUnit) {
   RunRanks(4, [](Rank& rank) {
     for (const int neighbours : {1, 2, 4}) {
       const auto traffic = traffic_of_step(rank, {.post_forward_mesh_size = neighbours});

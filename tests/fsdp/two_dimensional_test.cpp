@@ -142,7 +142,7 @@ TEST_ON_MESH(PendingSums, AddUpOverMicroBatches, {2, 2, 2}, {"replicate", "dp", 
   }
 }
 
-TEST_ON_MESH(PendingSums, CostNothingWhereGradientsAreComplete, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(PendingSums, SkipCompleteGradientsAfterTheFirstStep, {2, 2}, {"dp", "tp"}) {
   ScaleOfTokens model(mesh["tp"]);
   fully_shard(model, mesh["dp"]);
   for (int step = 0; step < 3; ++step) {
@@ -178,7 +178,7 @@ at::Tensor full(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
-TEST(MethodUnderAPlan, RunsInThePlansScope) {
+TEST(ForwardMethod, RunsUnderATensorParallelPlan) {
   const at::Tensor x = uniform_values({4, 8}, 1);
   Filled<TwoMethods> alone;
   const at::Tensor expected = alone.encode(x);

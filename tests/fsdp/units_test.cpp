@@ -24,7 +24,7 @@ void expect_as_alone(const nn::ModuleBase& model, const nn::ModuleBase& alone) {
 }
 
 // A block may be called before its root, or without its root. PyTorch's FSDP2 refuses both.
-TEST(UnitCalls, MayBeOfABlockAlone) {
+TEST(UnitCalls, AllowABlockWithoutItsRoot) {
   Filled<SmallModel> alone(kDim, kHidden, kClasses);
   (*alone.blocks[1])(batch(kDim, 0)).square().mean().backward();
   RunSharded(3, [&](Rank& rank, ShardedModel& model) {
@@ -61,7 +61,7 @@ void fail_in_block(ShardedModel& model, const Rank& rank, bool in_backward, bool
   drop_gradients(model);
 }
 
-TEST(UnitCalls, MayBeOfABlockAloneAfterAFailure) {
+TEST(UnitCalls, AllowABlockWithoutItsRootAfterAFailure) {
   Filled<SmallModel> alone(kDim, kHidden, kClasses);
   const auto add_to = [](const nn::ModuleBase& model) {
     for (const at::Tensor& parameter : parameters_of(model)) {
@@ -102,7 +102,7 @@ void chunked_backward(Headless& model, const at::Tensor& x) {
   hidden.backward(leaf.grad());
 }
 
-TEST(UnitCalls, MayRunAHeadWithSeveralBackwards) {
+TEST(UnitCalls, AllowSeveralBackwardsOfAHead) {
   Filled<Headless> alone;
   chunked_backward(alone, batch(kDim, 0));
   RunRanks(2, [&](Rank& rank) {
@@ -134,7 +134,7 @@ at::Tensor loss_of_several(Several& first, Several& last, const at::Tensor& x, b
   return u.square().mean() * (three + three_again);
 }
 
-TEST(UnitCalls, MayHaveResultsThatAreNotUsed) {
+TEST(UnitCalls, AllowUnusedResults) {
   for (const bool second : {false, true}) {
     Filled<Several> alone[2];
     loss_of_several(alone[0], alone[1], batch(kDim, 0), second).backward();
@@ -150,7 +150,7 @@ TEST(UnitCalls, MayHaveResultsThatAreNotUsed) {
   }
 }
 
-TEST_ON_MESH(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward, {2}, {"dp"}) {
+TEST_ON_MESH(ListUnit, WarnsOnceAboutAModuleThatNeverRuns, {2}, {"dp"}) {
   Filled<OptionalLayer> model;
   fully_shard({&*model.base, &*model.extra}, mesh);
   fully_shard(model, mesh);
@@ -164,7 +164,7 @@ TEST_ON_MESH(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward, {2
   EXPECT_EQ(warnings.messages().size(), 1u);
 }
 
-TEST_ON_MESH(ListUnit, WarnsOfNoModuleIfOneRunsAgain, {2}, {"dp"}) {
+TEST_ON_MESH(ListUnit, DoesNotWarnIfAModuleRunsTwice, {2}, {"dp"}) {
   struct Model : nn::Module<Model> {
     at::Tensor forward(const at::Tensor& x) { return (*extra)((*extra)((*base)(x))); }
     nn::Child<nn::Linear> base{*this, "base", 3, 3}, extra{*this, "extra", 3, 3};
@@ -195,7 +195,7 @@ struct Coder : nn::Module<Coder> {
   std::vector<std::int64_t> seen;
 };
 
-TEST(ForwardMethod, GathersAndReducesAsForwardDoes) {
+TEST(ForwardMethod, GathersAndReducesLikeForward) {
   const at::Tensor x = uniform_values({6, 3}, 1);
   Filled<Coder> alone;
   const at::Tensor expected = register_forward_method(alone, &Coder::encode)(x);
@@ -218,7 +218,7 @@ TEST(ForwardMethod, GathersAndReducesAsForwardDoes) {
   EXPECT_ERROR(register_forward_method(alone, missing), "null");
 }
 
-TEST_ON_RANKS(Unshard, DoesNothingTheSecondTime, 2) {
+TEST_ON_RANKS(Unshard, GathersOnceIfRepeated, 2) {
   Filled<nn::Linear> linear(3, 5);
   const at::Tensor before = linear.weight->detach().clone();
   fully_shard(linear, rank.mesh({2}, {"dp"}));
@@ -235,7 +235,7 @@ TEST_ON_RANKS(Unshard, DoesNothingTheSecondTime, 2) {
   EXPECT_TRUE(tessera::is_distributed(linear.weight));
 }
 
-TEST_ON_RANKS(Unshard, SurvivesItsModule, 2) {
+TEST_ON_RANKS(UnshardHandle, OutlivesItsModule, 2) {
   auto linear = std::make_shared<nn::Linear>(3, 5);
   testing::fill(*linear);
   fully_shard(*linear, rank.mesh({2}, {"dp"}));
@@ -371,7 +371,7 @@ struct Net : nn::Module<Net> {
   bool act_later_;
 };
 
-TEST(ChangedInputs, AreRefused) {
+TEST(ChangedInputs, AreRefusedIfChangedInPlace) {
   const auto error_of = [](Act act) {
     return ErrorsOfRanks(2, [&](Rank& rank) {
       const DeviceMesh mesh = rank.mesh({2}, {"dp"});
@@ -392,7 +392,7 @@ TEST(ChangedInputs, AreRefused) {
   });
 }
 
-TEST(ChangedInputs, MayBeCopiesOrBeChangedByTheCallerLater) {
+TEST(ChangedInputs, AreAllowedIfCopiedOrChangedLater) {
   for (const bool later : {false, true}) {
     const Act act = [](at::Tensor& x) { return x.clone().relu_(); };
     Net alone(act, later);

@@ -16,7 +16,7 @@ struct Branches : nn::Module<Branches> {
 
 // With uneven shards, FSDP packs the gradients into a buffer before the reduction. With even
 // shards, FSDP reduces the gradient tensors (or zeros) directly.
-TEST(Unused, ParameterOfOneRankCountsAsZero) {
+TEST(UnusedParameter, OnOneRankCountsForZero) {
   for (const auto& [in, out] : {std::pair{3, 2}, {4, 4}}) {
     const at::Tensor x = uniform_values({4, in}, 9);
     Branches alone(in, out);
@@ -37,7 +37,7 @@ TEST(Unused, ParameterOfOneRankCountsAsZero) {
 
 // Rank 2 skips the unit 'extra' and starts the backward of 'base', while ranks 0, 1 and 3 gather
 // 'extra'. The tensors of both units have the same size.
-TEST(Unused, UnitOfSomeRanksIsNamedWithTheRemedy) {
+TEST(UnusedUnit, OnOneRankIsReportedWithTheRemedy) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Filled<OptionalLayer> model;
     const DeviceMesh mesh = rank.mesh({4}, {"dp"});
@@ -67,7 +67,7 @@ std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<
   return used;
 }
 
-TEST(Unused, ParameterOfNoRankHasNoGradient) {
+TEST(UnusedParameter, OnAllRanksHasNoGradient) {
   for (const bool shared_memory : {true, false}) {
     const testing::SharedMemory setting(shared_memory);
     RunRanks(4, [](Rank& rank) {

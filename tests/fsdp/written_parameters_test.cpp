@@ -15,7 +15,7 @@ constexpr auto kModified = "modified by an inplace operation";
 TESSERA_ARRANGED(WrittenParameters, "OneRank", "Zero3", "Zero2", "Hpz", "Hsdp", "Offloaded");
 
 // If backward needs the old value of a written parameter, backward must throw, as on one rank.
-TEST_P(WrittenParameters, AreRefusedInBackwardIfItNeedsTheirValue) {
+TEST_P(WrittenParameters, AreRefusedIfBackwardNeedsTheirOldValues) {
   const std::vector<at::Tensor> expected = gradients_alone(kSizes);
   const auto write = [](const nn::SlotPtr& slot) {
     const c10::AutoGradMode no_grad(false);
@@ -50,10 +50,10 @@ void halve(nn::ModuleBase& model) {
   }
 }
 
-TESSERA_ARRANGED(WrittenWhileGathered, "OneRank", "Bf16OnOneRank", "Zero3", "Zero2", "Hpz", "Hsdp",
+TESSERA_ARRANGED(WriteWhileGathered, "OneRank", "Bf16OnOneRank", "Zero3", "Zero2", "Hpz", "Hsdp",
                  "Offloaded");
 
-TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
+TEST_P(WriteWhileGathered, IsSeenByTheNextForward) {
   const at::Tensor x = batch(kDim, 0);
   Filled<SmallModel> alone(kDim, kHidden, kSizes.classes);
   halve(alone);
@@ -111,7 +111,7 @@ TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
 }
 
 // Only one rank writes its shard. The shards of all other ranks are unchanged or empty.
-TEST_SHARDED(WrittenParameter, OfOneRankIsSeenByAll, 2) {
+TEST_SHARDED(WrittenParameter, OnOneRankIsSeenByAllRanks, 2) {
   const at::Tensor x = batch(kDim, 0);
   const at::Tensor before = model(x).detach();
   unshard(model);
@@ -122,7 +122,7 @@ TEST_SHARDED(WrittenParameter, OfOneRankIsSeenByAll, 2) {
   EXPECT_FALSE(model(x).allclose(before));
 }
 
-TEST_SHARDED(WrittenParameter, IsRefusedByAUnitThatStaysGatheredForABackward, 2,
+TEST_SHARDED(WrittenParameter, IsRefusedByAUnitGatheredForBackward, 2,
              {.reshard_after_forward = false}) {
   const at::Tensor x = batch(kDim, 0);
   const at::Tensor unused = model(x);
@@ -143,7 +143,7 @@ struct Shrinking : nn::Module<Shrinking> {
   nn::Child<nn::Linear> linear{*this, "linear", 3, 3};
 };
 
-TEST(WrittenParameter, IsRefusedInForwardWhereTheWriteWouldBeLost) {
+TEST(WrittenParameter, IsRefusedInForwardIfTheWriteWouldBeLost) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     Filled<Shrinking> model;
     fully_shard(model, mesh);
@@ -204,7 +204,7 @@ TEST_ON_MESH(WrittenParameter, CausesAWarningAtTheEndOfAScope, {2}, {"dp"}) {
 }
 
 // A program can assign a new shard to a parameter's slot, as loading a checkpoint does.
-TEST_ON_MESH(Assignment, OfANewShardIsUsedByTheNextForward, {3}, {"dp"}) {
+TEST_ON_MESH(AssignedShard, IsUsedByTheNextForward, {3}, {"dp"}) {
   Filled<nn::Linear> linear(3, 7, {.bias = false});
   fully_shard(linear, mesh);
   const at::Tensor x = at::ones({1, 3});

@@ -305,7 +305,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, CheckedTraining, ::testing::ValuesIn(scenarios())
 /// Waits that the tests can leave out without a race, and why.
 const std::map<Site, std::string> kSurvivors{
     // This wait is needed only for copies to the host, which CPU tests lack. Tested by
-    // Offload.AddsGradientsAndCallsHooksOnceTheHostHasWaited.
+    // Offload.AddsGradientsAndCallsHooksAfterTheCopy.
     {"tessera::fsdp::CommContext::settle: the host after compute", "no copy to the host"}};
 
 bool is_of_library(const Site& site) {

@@ -103,12 +103,12 @@ TEST(Memory, Zero2StaysWithinItsBound) {
   }
 }
 
-TEST(Memory, IsAllFreedWithTheModel) {
+TEST(Memory, IsFreedWithTheModel) {
   EXPECT_LE(peaks({}).deleted, 4096);
   EXPECT_LE(peaks({.offload_policy = OffloadPolicy{}}).deleted, 4096);
 }
 
-TEST(Memory, Bfloat16HalvesWhatIsGathered) {
+TEST(Memory, OfGatheredParametersIsHalvedByBfloat16) {
   const Peaks p = peaks({.mp_policy = {.param_dtype = at::kBFloat16}});
   // In bf16, the gathered parameters have half the bytes.
   EXPECT_LE(p.forward, 3 * kShards + (3 * kBlock + kOutside) / 2 + kSlack);
@@ -118,7 +118,7 @@ TEST(Memory, Bfloat16HalvesWhatIsGathered) {
 
 const Options kOffload{.offload_policy = OffloadPolicy{}};
 
-TEST(Offload, KeepsShardsAndGradientsOnTheHostInTheirOwnType) {
+TEST(Offload, KeepsShardsAndGradientsOnTheHost) {
   for (const auto type : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
     Options options = kOffload;
     options.mp_policy = {.param_dtype = type, .reduce_dtype = at::kFloat};
@@ -149,7 +149,7 @@ class HostWaits final : public comm::Streams {
 };
 
 /// Gradients are copied to the host asynchronously. The host must wait before it uses gradients.
-TEST_ON_RANKS(Offload, AddsGradientsAndCallsHooksOnceTheHostHasWaited, 2) {
+TEST_ON_RANKS(Offload, AddsGradientsAndCallsHooksAfterTheCopy, 2) {
   ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
   const at::Tensor weight = model.head->slot("weight")->persistent();
   int calls = 0;
@@ -172,7 +172,7 @@ TEST_ON_RANKS(Offload, AddsGradientsAndCallsHooksOnceTheHostHasWaited, 2) {
   EXPECT_EQ(calls, 2);
 }
 
-TEST_ON_RANKS(Offload, AddsNothingOfABackwardThatFailed, 2) {
+TEST_ON_RANKS(Offload, DropsGradientsOfAFailedBackward, 2) {
   ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
   const auto step = [&] {
     local_loss(model, rank, 0).backward();
