@@ -40,8 +40,8 @@ class BackgroundSave : tessera::detail::NoCopy {
       thread_ = std::thread(
           [this, prepared = std::move(prepared)]() mutable { run(std::move(prepared)); });
     } catch (const std::system_error& error) {
-      fail("a save in the background can't have a thread: ", error.what(),
-           ": allow the program more threads or memory, or save at once");
+      fail("cannot start a thread for the save in the background: ", error.what(),
+           "; raise the process's limits of threads and memory, or call checkpoint::save()");
     }
   }
   /// Waits for the save to end. Prints the save's error as a warning, unless wait() has thrown it.
@@ -160,9 +160,9 @@ class HostMemory {
     void* mapped = KeptMappings::instance().take(size).memory;
     if (mapped == nullptr) {
       mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      TESSERA_CHECK(mapped != MAP_FAILED, "the copy of ", size,
-                    " bytes that a save in the background writes has no memory: ",
-                    std::strerror(errno), ": save at once");
+      TESSERA_CHECK(mapped != MAP_FAILED, "cannot allocate ", size,
+                    " bytes for the copy of the tensors that async_save() writes: ",
+                    std::strerror(errno), "; call checkpoint::save()");
       madvise(mapped, size, MADV_HUGEPAGE);  // errors are ignored: small pages work as well
     }
     memory_ = std::shared_ptr<void>(
@@ -172,8 +172,8 @@ class HostMemory {
   /// Returns an uninitialized, contiguous tensor in the mapping, which the tensor keeps alive.
   at::Tensor take(at::IntArrayRef sizes, c10::ScalarType dtype) {
     const std::int64_t size = bytes_of_copy(sizes, dtype);
-    TESSERA_CHECK(taken_ + size <= bytes_, "a copy of ", size, " bytes was to be put behind ",
-                  taken_, " of ", bytes_);
+    TESSERA_CHECK(taken_ + size <= bytes_, "a copy of ", size,
+                  " bytes does not fit after the first ", taken_, " of ", bytes_, " bytes");
     std::byte* const place = static_cast<std::byte*>(memory_.get()) + taken_;
     taken_ += size;
     return at::from_blob(place, sizes, [memory = memory_](void*) {}, at::dtype(dtype));

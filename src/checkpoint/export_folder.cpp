@@ -120,9 +120,9 @@ void check_same_config(const std::filesystem::path& folder, const std::string& c
   const std::string text = files::read_file(path, "a model configuration", kMaxConfigBytes);
   const bool same =
       text == config_json || nlohmann::json(parsed(text)) == nlohmann::json(parsed(config_json));
-  TESSERA_CHECK(same, "the folder '", folder.string(), "' holds a model with another ", config_file,
-                ", which cannot be replaced together with its weights; export to another folder, "
-                "or remove that model first");
+  TESSERA_CHECK(same, "the folder '", folder.string(), "' has a different ", config_file,
+                " than the exported model; configuration and weights cannot be replaced in one "
+                "step: export to another folder, or remove the old model");
 }
 
 /// Throws Error if a model would be saved next to an adapter, or an adapter next to a model,
@@ -136,7 +136,8 @@ void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
     const bool of_adapter = name == kAdapterConfig || name == kAdapterFile;
     TESSERA_CHECK(adapter ? !of_model : !of_adapter, "the folder '", folder.string(), "' has ",
                   name, " of ", adapter ? "a model" : "an adapter",
-                  ", and readers would take one for the other; export to another folder");
+                  ", and a program that reads a folder with both a model and an adapter could load "
+                  "the wrong files; export to another folder");
   }
 }
 
@@ -145,7 +146,7 @@ void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
 void check_range_of_half(const std::string& name, const at::Tensor& block) {
   TESSERA_CHECK(block.scalar_type() != c10::kHalf || !at::isinf(block).any().item<bool>(),
                 "the weight '", name,
-                "' has values beyond 65504, the largest of fp16; export as "
+                "' has values beyond 65504, the largest value of fp16; export as "
                 "bf16 or fp32");
 }
 
@@ -157,14 +158,14 @@ void check_export_folder(const std::filesystem::path& folder, const std::string&
   const bool is_folder = std::filesystem::is_directory(existing);
   TESSERA_CHECK(is_folder && access(existing.c_str(), W_OK) == 0, "cannot export to '",
                 folder.string(), "': ", existing.string(),
-                is_folder ? " is not writable" : " is not a folder", "; name another");
+                is_folder ? " is not writable" : " is not a folder", "; pass another folder");
   check_no_other_kind(folder, config_file == std::string_view(kAdapterConfig));
   check_same_config(folder, config_json, config_file);
   std::error_code error;
   const auto space = std::filesystem::space(existing, error);
   TESSERA_CHECK(error || static_cast<std::uintmax_t>(bytes) <= space.available, "the export to '",
                 folder.string(), "' takes ", bytes, " bytes, but the disk has room for ",
-                space.available, "; make room or name a folder elsewhere");
+                space.available, "; make room or pass a folder on another disk");
 }
 
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype) {
@@ -337,25 +338,24 @@ std::map<std::string, fs::path> other_files(const fs::path& model) {
   std::map<std::string, fs::path> files = files_in(model);
   for (const auto& [name, path] : files) {
     TESSERA_CHECK(fs::exists(path), "'", path.string(),
-                  "' is a symbolic link to a file that is not there: put the file there, or remove "
-                  "the link");
+                  "' is a symbolic link to a missing file: restore the file, or remove the link");
   }
   return files;
 }
 
 void check_other_files(const std::map<std::string, fs::path>& files, const fs::path& folder) {
   for (const auto& [name, path] : files_in(folder)) {
-    TESSERA_CHECK(files.contains(name), "the folder '", folder.string(), "' has ", name,
-                  ", which the model that is exported lacks, and which would stay beside its "
-                  "weights; export to another folder, or remove that file first");
+    TESSERA_CHECK(files.contains(name), "the folder '", folder.string(), "' has the file ", name,
+                  ", but the exported model does not; readers would combine the old file with the "
+                  "new weights: export to another folder, or remove the old file");
   }
   for (const auto& [name, source] : files) {
     const std::string content = content_of(source);
     TESSERA_CHECK(!fs::exists(folder / name) || content_of(folder / name) == content,
-                  "the folder '", folder.string(), "' has another ", name, " than '",
+                  "the folder '", folder.string(), "' has a file ", name, " that differs from '",
                   source.string(),
-                  "', which cannot be replaced together with the weights; export to another "
-                  "folder, or remove that model first");
+                  "'; this file and the weights cannot be replaced in one step: export to another "
+                  "folder, or remove the old model");
   }
 }
 

@@ -51,12 +51,12 @@ std::int64_t product(SizesRef sizes) {
 
 void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
   TESSERA_CHECK(offset.size() == sizes.size() && block.size() == sizes.size(), "a block of ",
-                block.size(), " dimensions does not fit a tensor of ", sizes.size());
+                block.size(), " dimensions does not fit a tensor of ", sizes.size(), " dimensions");
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
     TESSERA_CHECK(offset[dim] >= 0 && block[dim] >= 0 && block[dim] <= sizes[dim] &&
                       offset[dim] <= sizes[dim] - block[dim],
                   "positions [", offset[dim], ", ", offset[dim], " + ", block[dim],
-                  ") are outside of dimension ", dim, ", which has ", sizes[dim]);
+                  ") are outside of dimension ", dim, ", which has ", sizes[dim], " positions");
   }
 }
 
@@ -152,8 +152,8 @@ std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
 }
 
 void GranuleSums::add(std::uint64_t offset, std::span<const std::byte> bytes) {
-  TESSERA_CHECK(offset == bytes_, "bytes at ", offset, " of a file were written after ", bytes_,
-                ": write it from its start to its end");
+  TESSERA_CHECK(offset == bytes_, "bytes at offset ", offset, " of a file were written after ",
+                bytes_, " bytes: write the file without gaps");
   while (!bytes.empty()) {
     if (bytes_ % kGranuleBytes == 0) {
       sums_.push_back(0);
@@ -235,13 +235,13 @@ std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const Safetensor
   std::int64_t positions = 1;
   for (const auto size : sizes) {
     TESSERA_CHECK(!__builtin_mul_overflow(positions, std::max<std::int64_t>(size, 1), &positions),
-                  "the number of its elements overflows");
+                  "the number of elements overflows 64 bits");
   }
   const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
   std::uint64_t bytes = 0;
   TESSERA_CHECK(
       !__builtin_mul_overflow(empty ? 0 : positions, c10::elementSize(dtype.scalar_type), &bytes),
-      "the number of its bytes overflows");
+      "the number of bytes overflows 64 bits");
   return bytes;
 }
 
@@ -264,13 +264,13 @@ void check_tensor_name(std::string_view name) {
   constexpr std::size_t kMaxNameBytes = 4096;
   TESSERA_CHECK(!name.empty(), "a tensor's name is empty");
   TESSERA_CHECK(name.size() <= kMaxNameBytes, "a tensor's name has ", name.size(),
-                " bytes, more than ", kMaxNameBytes);
+                " bytes, but the limit is ", kMaxNameBytes);
   TESSERA_CHECK(!has_control_character(name), "a tensor's name has a control character");
   TESSERA_CHECK(name != "__metadata__",
-                "the tensor name '__metadata__' is that of a file's own entry: rename the tensor");
+                "the tensor name '__metadata__' is reserved by safetensors: rename the tensor");
   TESSERA_CHECK(
       name.find_first_of("/\\") == std::string::npos && name.find("..") == std::string::npos,
-      "the tensor name '", name, "' looks like a path");
+      "the tensor name '", name, "' looks like a path: use a name without '/', '\\' and '..'");
 }
 
 /// Returns the value of a natural number in JSON. The JSON parser stores natural numbers below
@@ -288,7 +288,8 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what) {
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what) {
   constexpr std::size_t kMaxDims = 64;  // libtorch's largest number of dimensions
   TESSERA_CHECK(value.is_array(), what, " is not a list");
-  TESSERA_CHECK(value.size() <= kMaxDims, what, " has ", value.size(), " dimensions");
+  TESSERA_CHECK(value.size() <= kMaxDims, what, " has ", value.size(),
+                " dimensions, but the limit is ", kMaxDims);
   std::vector<std::int64_t> numbers;
   for (const auto& element : value) {
     numbers.push_back(natural_number(element, what));

@@ -36,13 +36,13 @@ std::string tensors_at(const SafetensorsFile& file, std::uint64_t begin, std::ui
           fmt::format("'{}' from byte {}", name, begin > entry.offset ? begin - entry.offset : 0));
     }
   }
-  return names.empty() ? "" : fmt::format(", of tensors {}", fmt::join(names, ", "));
+  return names.empty() ? "" : fmt::format(" (tensors {})", fmt::join(names, ", "));
 }
 
 Manifest manifest_to_inspect(const std::filesystem::path& folder) {
-  TESSERA_CHECK(!has_torch_hf_shards(folder), "'", folder.string(), "' has shards, but no ",
+  TESSERA_CHECK(!has_torch_hf_shards(folder), "'", folder.string(), "' has shards but no ",
                 kManifestFile,
-                ", and so has no checksums to verify: load it and save it as a step");
+                ", so there are no checksums to verify: load the shards and save a step");
   if (lacks_manifest(folder)) {
     refuse_torch_checkpoint(folder);
   }
@@ -78,21 +78,21 @@ class Verification {
       const std::uint64_t begin = i * kGranuleBytes;
       const auto bytes = std::span(buffer).first(std::min(kGranuleBytes, record.bytes - begin));
       if (read_and_sum(file, begin, bytes) != record.sums[i]) {
-        faults_.push_back(fmt::format("bytes {} to {} of '{}' are not those that were written{}",
-                                      begin, begin + bytes.size() - 1, file.path().string(),
+        faults_.push_back(fmt::format("bytes {} to {} of '{}' differ from the saved bytes{}", begin,
+                                      begin + bytes.size() - 1, file.path().string(),
                                       names_at(file.path(), begin, begin + bytes.size())));
       }
     }
   }
 
-  /// Returns tensors_at() of the file `path`. Returns ", in its header" if the header of the file
+  /// Returns tensors_at() of the file `path`. Returns " (header)" if the header of the file
   /// cannot be read.
   static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
                               std::uint64_t end) {
     try {
       return tensors_at(SafetensorsFile(path, Symlinks::kRefuse), begin, end);
     } catch (const Error&) {
-      return ", in its header";
+      return " (header)";
     }
   }
 

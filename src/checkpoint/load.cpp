@@ -107,10 +107,10 @@ void check_exclude(const Manifest& manifest, const StateDict& state, std::set<st
   for (const std::string& pattern : options.exclude) {
     const bool used = std::ranges::any_of(
         names, [&pattern](const auto& name) { return nn::matches_fqn(pattern, name); });
-    TESSERA_CHECK(used || pattern == "optimizer.**", "exclude: '", pattern,
-                  "' matches none of the ", names.size(), " names of the checkpoint '",
-                  folder.string(), "' and of what is loaded, beginning with '",
-                  names.empty() ? "" : *names.begin(), "'; correct or remove it");
+    TESSERA_CHECK(used || pattern == "optimizer.**", "exclude: the pattern '", pattern,
+                  "' matches none of the ", names.size(), " names in the checkpoint '",
+                  folder.string(), "' and in the state to load (the first name is '",
+                  names.empty() ? "" : *names.begin(), "'); correct or remove the pattern");
   }
 }
 
@@ -119,8 +119,8 @@ void load_object(const std::string& name, const std::function<void()>& load) {
   try {
     load();
   } catch (const std::exception& error) {
-    fail("the state of '", name, "' in the checkpoint cannot be taken: ", error.what(),
-         ": load what was saved of it, or exclude it");
+    fail("the state of '", name, "' in the checkpoint cannot be loaded: ", error.what(),
+         ": pass the object that was saved as '", name, "', or exclude the name");
   }
 }
 
@@ -185,8 +185,8 @@ void check_same_request(comm::World& world, const fs::path& path, const LoadOpti
   const auto others =
       comm::ranks_that_differ(*all_ranks(world), c10::Device(world.options().device), own);
   TESSERA_CHECK(others.empty(), "ranks ", fmt::format("{}", fmt::join(others, ", ")),
-                " load from another folder or step than rank 0, or with another exclude or "
-                "partial: pass the same on all ranks");
+                " passed a different folder, step, exclude or partial than rank 0: pass equal "
+                "arguments on all ranks");
 }
 
 /// Opens the saved step that rank 0 chooses. Rank 0 broadcasts the manifest, because a network file
@@ -271,8 +271,8 @@ class Comparison {
                   "' does not fit the model and optimizer", listed("missing", mismatch.missing),
                   listed("unexpected", mismatch.unexpected),
                   listed("different", mismatch.different),
-                  ": load what was saved, exclude names, or allow a partial load of these names by "
-                  "LoadOptions::partial (state of frozen parameters)");
+                  ": pass the model and optimizer that were saved, exclude names, or list names in "
+                  "LoadOptions::partial (for example for the state of frozen parameters)");
     compare(step_.manifest().rank_states, state.rank_states, options_, report_);
   }
 
@@ -380,9 +380,9 @@ std::string lost_by_ties(const std::vector<Filling>& fillings, const StoredStep&
         return tessera::detail::concat(
             "'", filling.name, "' and '", copy, "' have different values in the checkpoint '",
             step.folder().string(),
-            "', but are one here: make the model with two (of a config.json, "
-            "\"tie_word_embeddings\": false), or exclude '",
-            copy, "' to take the first");
+            "', but are one tied parameter of this model: build the model with two parameters (in "
+            "config.json: \"tie_word_embeddings\": false), or exclude '",
+            copy, "' to load only the first");
       }
     }
   }

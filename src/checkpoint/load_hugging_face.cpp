@@ -37,7 +37,7 @@ constexpr std::uint64_t kMaxIndexBytes = 100'000'000;
 void check_shard_name(const std::string& name) {
   const bool path = name.empty() || name == "." || name.find("..") != std::string::npos ||
                     name.find_first_of("/\\") != std::string::npos;
-  TESSERA_CHECK(!path && !has_control_character(name), "its shard ", ascii(name),
+  TESSERA_CHECK(!path && !has_control_character(name), "the shard name ", ascii(name),
                 " is not the name of a file in this folder");
 }
 
@@ -66,11 +66,11 @@ WeightMap read_index(const std::filesystem::path& path) {
 /// Throws Error for a broken symbolic link. Incomplete downloads leave such links in the cache.
 void check_link(const std::filesystem::path& path) {
   std::error_code error;
-  TESSERA_CHECK(!std::filesystem::is_symlink(path, error) || std::filesystem::exists(path, error),
-                "'", path.string(), "' is a symbolic link to '",
-                std::filesystem::read_symlink(path, error).string(),
-                "', which is not there: download the model again (hf download), or correct the "
-                "link");
+  TESSERA_CHECK(
+      !std::filesystem::is_symlink(path, error) || std::filesystem::exists(path, error), "'",
+      path.string(), "' is a symbolic link to '",
+      std::filesystem::read_symlink(path, error).string(),
+      "', which does not exist: download the model again (hf download), or correct the link");
 }
 
 /// Returns the path of a shard. A symbolic link is followed only from a snapshot in a Hugging Face
@@ -98,8 +98,8 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder) : folder_(folder) {
                 folder.string(), "': give a folder with config.json and ", kSingleFile);
   TESSERA_CHECK(!std::filesystem::exists(folder / kAdapterConfig), "the model folder '",
                 folder.string(), "' has ", kAdapterConfig,
-                ", by which other programs load the adapter and the model that it names instead: "
-                "give a folder without, or move the adapter away");
+                "; other programs would load the adapter and its base model instead of the weights "
+                "in this folder: pass a folder without an adapter, or move the adapter away");
   for (const char* name : {kSingleFile, kIndexFile}) {
     check_link(folder / name);
   }
@@ -166,8 +166,8 @@ std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
       continue;
     }
     const auto [known, is_new] = tensors.emplace(name, FileTensor{file, tensor});
-    TESSERA_CHECK(is_new, "load_hugging_face: the tensors '", known->second.name, "' and '", tensor,
-                  "' would both be '", name, "' of the model; correct model_name");
+    TESSERA_CHECK(is_new, "load_hugging_face: model_name gives the tensors '", known->second.name,
+                  "' and '", tensor, "' the same name '", name, "'; correct model_name");
   }
   return tensors;
 }
@@ -204,10 +204,11 @@ void compare(const Match& match, Mismatch& mismatch) {
 
 const char* advice(bool nothing_fits, const ModelName& model_name) {
   if (model_name) {
-    return ": correct model_name, which gives the tensors of the files their names";
+    return ": correct model_name, the function that maps tensor names in the files to names in the "
+           "model";
   }
-  return nothing_fits ? ": no name in the files is a name of the model: pass the function "
-                        "model_name, or the folder of this model"
+  return nothing_fits ? ": no tensor name in the files is a name in the model: pass a function "
+                        "model_name that maps the names, or the folder of this model"
                       : ": use the config.json that belongs to these weights";
 }
 
@@ -241,8 +242,8 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   }
   for (const auto& [name, in_file] : in_files) {
     if (!known.contains(name) && !is_computed(name)) {
-      mismatch.unexpected.push_back(name == in_file.name ? name
-                                                         : name + " (" + in_file.name + " there)");
+      mismatch.unexpected.push_back(
+          name == in_file.name ? name : name + " (" + in_file.name + " in the file)");
     }
   }
   TESSERA_CHECK(mismatch.empty(), "the weights in '", files.folder().string(),
@@ -261,13 +262,11 @@ void check_copies(const Match& match) {
   };
   const auto check_piece = [&](auto offset, auto sizes) {
     for (const Match& copy : match.copies) {
-      TESSERA_CHECK(
-          at::equal(read(match, offset, sizes), read(copy, offset, sizes)), "'", match.stored.name,
-          "' and '", copy.stored.name, "' have different values in '",
-          match.in_file.file->path().parent_path().string(),
-          "', but are one parameter of the model: make the model with two (of a "
-          "config.json, \"tie_word_embeddings\": false), or remove the tensor that is not "
-          "meant");
+      TESSERA_CHECK(at::equal(read(match, offset, sizes), read(copy, offset, sizes)), "'",
+                    match.stored.name, "' and '", copy.stored.name, "' have different values in '",
+                    match.in_file.file->path().parent_path().string(),
+                    "', but are one parameter of the model: build the model with two parameters "
+                    "(in config.json: \"tie_word_embeddings\": false), or remove the wrong tensor");
     }
   };
   const std::int64_t most = kMostPieceBytes / static_cast<std::int64_t>(sizeof(double));

@@ -54,8 +54,8 @@ void check_tiling(const ManifestTensor& tensor) {
   const std::int64_t all = product(tensor.sizes);
   std::int64_t elements = 0;
   for (const ManifestChunk& chunk : tensor.chunks) {
-    TESSERA_CHECK(product(chunk.sizes) <= all - elements, "its chunks have more than its ", all,
-                  " elements");
+    TESSERA_CHECK(product(chunk.sizes) <= all - elements, "its chunks have more than the ", all,
+                  " elements of the tensor");
     elements += product(chunk.sizes);
   }
   TESSERA_CHECK(elements == all, "its chunks have ", elements, " elements, not ", all);
@@ -76,7 +76,7 @@ void check_tiling(const ManifestTensor& tensor) {
       comparisons += tensor.sizes.size();
       TESSERA_CHECK(comparisons <= kMostComparisons, "its ", order.size(),
                     " chunks take more than ", kMostComparisons,
-                    " comparisons to find out whether they overlap");
+                    " comparisons to check for overlaps");
       TESSERA_CHECK(!common_block(one.offset, one.sizes, order[j]->offset, order[j]->sizes),
                     "two of its chunks overlap");
     }
@@ -106,7 +106,7 @@ std::uint32_t parse_hex(std::string_view text) {
   const auto [end, error] = std::from_chars(text.begin(), text.end(), number, 16);
   const bool lower = std::ranges::none_of(text, [](unsigned char c) { return std::isupper(c); });
   TESSERA_CHECK(error == std::errc() && end == text.end() && text.size() == 8 && lower,
-                "a checksum is not eight hexadecimal digits");
+                "a checksum is not eight lowercase hexadecimal digits");
   return number;
 }
 
@@ -137,8 +137,8 @@ json tensor_json(const ManifestTensor& tensor) {
 FileRecord parse_file(const json& value, Checksums checksums) {
   const auto bytes = natural_number(value.at("bytes"), "the size of a file");
   FileRecord file{value.at("name"), static_cast<std::uint64_t>(bytes), {}};
-  TESSERA_CHECK(is_shard_name(file.name), "it names the file ", ascii(file.name),
-                ", which is no shard of a step");
+  TESSERA_CHECK(is_shard_name(file.name), "it lists the file ", ascii(file.name),
+                ", which is not the name of a shard");
   const auto& sums = value.at("crc32c").get_ref<const std::string&>();
   const bool optional = checksums == Checksums::kOptional || file.bytes == 0;
   TESSERA_CHECK(optional || !sums.empty(), "file '", file.name, "' has no checksums");
@@ -175,23 +175,24 @@ void parse_objects(Manifest& manifest, const json& root) {
   manifest.stateful = root.value("stateful", json::object());
   manifest.rank_states = root.value("rank_states", json::object());
   TESSERA_CHECK(manifest.stateful.is_object() && manifest.rank_states.is_object(),
-                "the states of its objects have no names");
+                "\"stateful\" or \"rank_states\" is not a JSON object");
   manifest.dropout_calls = root.value("dropout_calls", json::object());
-  TESSERA_CHECK(manifest.dropout_calls.is_object(), "its dropout_calls have no names");
+  TESSERA_CHECK(manifest.dropout_calls.is_object(), "\"dropout_calls\" is not a JSON object");
   for (const auto& [name, calls] : manifest.dropout_calls.items()) {
     natural_number(calls, "a number of calls");
   }
   for (const auto& [name, states] : manifest.rank_states.items()) {
     TESSERA_CHECK(states.is_array() && std::cmp_equal(states.size(), manifest.world_size),
-                  "it has not one state of '", name, "' for each of its ", manifest.world_size,
-                  " ranks");
+                  "it does not have one state of '", name, "' for each of the ",
+                  manifest.world_size, " ranks of the save");
   }
 }
 
 Manifest from_json(const json& root, Checksums checksums) {
-  TESSERA_CHECK(root.at("format") == "tessera-checkpoint", "its format is another");
+  TESSERA_CHECK(root.at("format") == "tessera-checkpoint",
+                "its format is not \"tessera-checkpoint\"");
   TESSERA_CHECK(root.at("version") == kVersion, "its version is ", root.at("version").dump(),
-                ", and this program reads ", kVersion);
+                ", but this program reads only version ", kVersion);
   Manifest manifest;
   manifest.run_id = root.at("run_id");
   manifest.step = natural_number(root.at("step"), "the step");
@@ -201,7 +202,7 @@ Manifest from_json(const json& root, Checksums checksums) {
   manifest.mesh_sizes = natural_numbers(root.at("mesh").at("sizes"), "the mesh");
   manifest.mesh_names = root.at("mesh").at("names").get<std::vector<std::string>>();
   manifest.entries = root.at("entries");
-  TESSERA_CHECK(manifest.entries.is_object(), "its entries are no object");
+  TESSERA_CHECK(manifest.entries.is_object(), "\"entries\" is not a JSON object");
   parse_objects(manifest, root);
   std::set<std::string> names;
   for (const json& file : root.at("files")) {
@@ -282,7 +283,7 @@ Manifest parse_manifest(const std::string& text, const std::filesystem::path& pa
                         Checksums checksums) {
   try {
     TESSERA_CHECK(text.size() > ending("").size(), "it has only ", text.size(), " bytes");
-    TESSERA_CHECK(is_as_written(text), "its bytes are not those that were written (CRC-32C)");
+    TESSERA_CHECK(is_as_written(text), "its bytes differ from the saved bytes (CRC-32C)");
     try {
       return from_json(tessera::detail::parse_strict_json(text, kManifestLimits), checksums);
     } catch (const json::exception& error) {
@@ -290,7 +291,7 @@ Manifest parse_manifest(const std::string& text, const std::filesystem::path& pa
     }
   } catch (const Error& error) {
     fail("the manifest '", path.string(), "' is not valid: ", error.what(),
-         ": copy the step again, or load another");
+         ": copy the step again, or load another step");
   }
 }
 
@@ -329,7 +330,7 @@ std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::
 /// dimension the size is the largest end of a block.
 void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
-  TESSERA_CHECK(metadata != file.metadata().end(), "it has no DCP_SHARDING_INFO");
+  TESSERA_CHECK(metadata != file.metadata().end(), "its metadata have no DCP_SHARDING_INFO");
   const nlohmann::json info = tessera::detail::parse_strict_json(metadata->second);
   for (const auto& [name, entry] : file.tensors()) {
     TESSERA_CHECK(info.contains(name), "its DCP_SHARDING_INFO lacks tensor '", name, "'");
@@ -338,13 +339,14 @@ void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
     TESSERA_CHECK(chunk.offset.size() == chunk.sizes.size() &&
                       (tensor.chunks.empty() || (tensor.dtype == entry.dtype_name &&
                                                  tensor.sizes.size() == chunk.sizes.size())),
-                  "tensor '", name, "' has other dimensions or another type than elsewhere");
+                  "the number of dimensions or the type of tensor '", name,
+                  "' does not match its offsets or its blocks in other files");
     tensor.dtype = entry.dtype_name;
     tensor.sizes.resize(chunk.sizes.size());
     for (std::size_t dim = 0; dim < chunk.sizes.size(); ++dim) {
       std::int64_t end = 0;
       TESSERA_CHECK(!__builtin_add_overflow(chunk.offset[dim], chunk.sizes[dim], &end), "tensor '",
-                    name, "' begins at ", chunk.offset[dim]);
+                    name, "' begins at ", chunk.offset[dim], ", so its end overflows 64 bits");
       tensor.sizes[dim] = std::max(tensor.sizes[dim], end);
     }
     tensor.chunks.push_back(std::move(chunk));
@@ -369,9 +371,9 @@ void refuse_torch_checkpoint(const std::filesystem::path& folder) {
   std::error_code error;
   TESSERA_CHECK(
       !std::filesystem::exists(folder / ".metadata", error), "'", folder.string(),
-      "' is a checkpoint of torch.distributed.checkpoint, .metadata and .distcp files, ",
-      "whose pickles only PyTorch reads: convert it with from_torch_checkpoint.py, which is ",
-      "installed beside tessera-ckpt, and load its output (docs/checkpoints.md)");
+      "' is a checkpoint of torch.distributed.checkpoint; only PyTorch can read the pickles in its "
+      ".metadata and .distcp files: convert the checkpoint with from_torch_checkpoint.py "
+      "(installed next to tessera-ckpt), and load the result (docs/checkpoints.md)");
 }
 
 Manifest manifest_of_shards(const std::filesystem::path& folder) {
@@ -383,10 +385,10 @@ Manifest manifest_of_shards(const std::filesystem::path& folder) {
       add_blocks(manifest, file);
     } catch (const nlohmann::json::exception& error) {
       fail("'", (folder / name).string(),
-           "' has a DCP_SHARDING_INFO that is not valid: ", error.what(), ": write it again");
+           "' has a DCP_SHARDING_INFO that is not valid: ", error.what(), ": write the file again");
     } catch (const Error& error) {
-      fail("'", (folder / name).string(), "' is no shard of a checkpoint: ", error.what(),
-           ": write it again with save_distributed");
+      fail("'", (folder / name).string(), "' is not a shard of a checkpoint: ", error.what(),
+           ": write the file again with save_distributed");
     }
     of_a_save = of_a_save || is_of_a_save(file);
     manifest.files.push_back({name, std::filesystem::file_size(folder / name), {}});
@@ -396,12 +398,11 @@ Manifest manifest_of_shards(const std::filesystem::path& folder) {
       check_tiling(tensor);
     } catch (const Error& error) {
       fail("the shards in '", folder.string(), "' are not complete: tensor '", name,
-           "': ", error.what(), ": copy all of them");
+           "': ", error.what(), ": copy all shards");
     }
   }
-  TESSERA_CHECK(!of_a_save, "'", folder.string(), "' has the shards of a step, but no ",
-                kManifestFile,
-                ", without which some of them may be missing: copy the whole folder");
+  TESSERA_CHECK(!of_a_save, "'", folder.string(), "' has the shards of a step but no ",
+                kManifestFile, ", so missing shards cannot be detected: copy the whole folder");
   return manifest;
 }
 

@@ -106,11 +106,10 @@ nlohmann::json dropout_calls(const nn::ModuleBase& module) {
 
 void check_one_value(const nn::ParameterSlot& slot, const std::string& name) {
   check_gatherable(slot.persistent(), name);
-  TESSERA_CHECK(
-      !slot.distinct_along() || slot.distinct_along().size() == 1, "parameter '", name,
-      "' has other values on each rank of its mesh (set_distinct_along), but a file holds "
-      "one tensor under that name; gather such experts into parameters of different "
-      "names before saving");
+  TESSERA_CHECK(!slot.distinct_along() || slot.distinct_along().size() == 1, "parameter '", name,
+                "' has different values on each rank of its mesh (set_distinct_along), but a file "
+                "holds one tensor for each name; before saving, gather the experts into parameters "
+                "with different names");
 }
 
 void check_filled(const std::vector<NamedParameter>& parameters) {

@@ -36,10 +36,10 @@ template <class T>
 T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& state) {
   const std::size_t dot = state.rfind('.');
   const auto found = of_parameters.find(state.substr(0, dot));
-  TESSERA_CHECK(dot != std::string::npos && found != of_parameters.end(), "the optimizer's state '",
+  TESSERA_CHECK(dot != std::string::npos && found != of_parameters.end(), "the optimizer state '",
                 state,
-                "' is not named by a parameter of the model: pass what optim::named_state() "
-                "gives for this model");
+                "' does not belong to a parameter of the model: pass the result of "
+                "optim::named_state() for this model");
   return found->second;
 }
 

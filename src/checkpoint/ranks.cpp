@@ -256,7 +256,7 @@ void check_gatherable(const at::Tensor& tensor, const std::string& name) {
     return;
   }
   TESSERA_CHECK(!sharding_spec(tensor).layout->is_partial(), "parameter '", name,
-                "' is Partial, a pending sum: redistribute it before saving");
+                "' has a Partial placement (pending sum): redistribute the tensor before saving");
 }
 
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,

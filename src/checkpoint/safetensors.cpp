@@ -31,8 +31,8 @@ class CheckedFile {
   CheckedFile(files::InputFile file, std::vector<std::uint32_t> sums)
       : file_(std::move(file)), sums_(std::move(sums)) {
     TESSERA_CHECK(sums_.empty() || sums_.size() == granules_of(file_.size()), "'", path().string(),
-                  "' has ", file_.size(), " bytes, but checksums of ", sums_.size(),
-                  " MiB: copy it again");
+                  "' has ", file_.size(), " bytes, but checksums for ", sums_.size(),
+                  " MiB: copy the file again");
   }
 
   const std::filesystem::path& path() const { return file_.path(); }
@@ -76,9 +76,9 @@ class CheckedFile {
     const std::uint64_t begin = index * kGranuleBytes;
     const std::uint32_t found = read_and_sum(file_, begin, out);
     TESSERA_CHECK(found == sums_[index], "bytes ", begin, " to ", begin + out.size() - 1, " of '",
-                  path().string(), "' are not those that were written (CRC-32C ",
-                  fmt::format("{:08x}, {:08x}", found, sums_[index]),
-                  " expected): copy the file again, or load another step");
+                  path().string(), "' differ from the saved bytes (CRC-32C ",
+                  fmt::format("{:08x}, expected {:08x}", found, sums_[index]),
+                  "): copy the file again, or load another step");
   }
 
   CachedGranule& cache_of_this_thread() const {
@@ -171,8 +171,8 @@ std::map<std::string, std::string> parse_metadata(const json& value) {
   TESSERA_CHECK(value.is_object() || value.is_null(), "__metadata__ is not an object");
   std::map<std::string, std::string> metadata;
   for (const auto& [key, text] : value.items()) {
-    TESSERA_CHECK(text.is_string(), "__metadata__ holds ", text.type_name(), " under ",
-                  json(key).dump(), ", not a string");
+    TESSERA_CHECK(text.is_string(), "the value of ", json(key).dump(),
+                  " in __metadata__ is of type ", text.type_name(), ", not a string");
     metadata.emplace(key, text.get<std::string>());
   }
   return metadata;
@@ -193,7 +193,7 @@ void check_coverage(const std::map<std::string, TensorEntry>& tensors, std::uint
   std::uint64_t end = 0;
   for (const auto* item : order) {
     TESSERA_CHECK(item->second.offset == end, "tensor '", item->first, "': its data begin at ",
-                  item->second.offset, ", but those before it end at ", end);
+                  item->second.offset, ", but the data before end at ", end);
     end += item->second.bytes;
   }
   TESSERA_CHECK(end == data_bytes, "the tensors' data end at ", end, ", but the file has ",
@@ -229,7 +229,7 @@ using Item = SafetensorsWriter::Item;
 const SafetensorsDtype* dtype_of(const Item& item) {
   const auto* dtype = find_dtype(item.dtype);
   TESSERA_CHECK(dtype != nullptr, "tensor '", item.name, "' has the type ",
-                c10::toString(item.dtype), ", which safetensors lacks: convert it first");
+                c10::toString(item.dtype), ", which safetensors lacks: convert the tensor first");
   return dtype;
 }
 
@@ -239,7 +239,7 @@ std::string json_text(const std::string& text) {
   try {
     return nlohmann::json(text).dump();
   } catch (const nlohmann::json::exception&) {
-    fail("a name or a metadata value is not valid UTF-8: rename it");
+    fail("a tensor name or a metadata value is not valid UTF-8: use UTF-8 text");
   }
 }
 
@@ -284,7 +284,7 @@ HeaderPlan plan_header(std::vector<Item> items,
   // 8 bytes.
   plan.json.resize((plan.json.size() + 7) / 8 * 8, ' ');
   TESSERA_CHECK(plan.json.size() <= kMaxHeaderBytes, items.size(),
-                " tensors are too many for one safetensors file: write several");
+                " tensors are too many for one safetensors file: write several files");
   return plan;
 }
 
@@ -352,7 +352,7 @@ class RunReader {
 
 static_assert(std::endian::native == std::endian::little, "safetensors is little endian");
 
-constexpr const char* kAdvice = ": copy or write it again";
+constexpr const char* kAdvice = ": copy or write the file again";
 
 }  // namespace
 
@@ -529,8 +529,9 @@ struct SafetensorsWriter::Impl {
 
   const TensorEntry& entry(const std::string& name) const {
     const auto found = plan.tensors.find(name);
-    TESSERA_CHECK(found != plan.tensors.end(), "tensor '", name, "' was not announced for '", path,
-                  "': list it among the items");
+    TESSERA_CHECK(found != plan.tensors.end(), "tensor '", name,
+                  "' is not in the items of the SafetensorsWriter for '", path,
+                  "': add the tensor to the items");
     return found->second;
   }
 
@@ -572,8 +573,8 @@ std::vector<std::string> SafetensorsWriter::names() const {
 void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
   const auto& entry = impl_->entry(name);
   TESSERA_CHECK(tensor.sizes() == at::IntArrayRef(entry.sizes), "tensor '", name, "' has sizes ",
-                tensor.sizes(), ", announced were ", at::IntArrayRef(entry.sizes),
-                ": write what was announced");
+                tensor.sizes(), ", but its item has sizes ", at::IntArrayRef(entry.sizes),
+                ": write a tensor of these sizes");
   write(name, std::vector<std::int64_t>(entry.sizes.size(), 0), tensor);
 }
 
@@ -581,8 +582,8 @@ void SafetensorsWriter::write(const std::string& name, std::span<const std::int6
                               const at::Tensor& block) {
   const auto& entry = impl_->entry(name);
   TESSERA_CHECK(block.scalar_type() == entry.dtype, "tensor '", name, "' has the type ",
-                c10::toString(block.scalar_type()), ", announced was ", c10::toString(entry.dtype),
-                ": convert it first");
+                c10::toString(block.scalar_type()), ", but its item has the type ",
+                c10::toString(entry.dtype), ": convert the tensor first");
   const std::span<const std::int64_t> sizes(block.sizes().data(), block.sizes().size());
   check_block(entry.sizes, offset, sizes);
   // Conjugated and negated views are resolved, because the bytes of such views differ from the

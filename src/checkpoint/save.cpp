@@ -87,10 +87,10 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   for (std::size_t dim = 0; dim < differs.size(); ++dim) {
     slice_size *= differs[dim] ? root.size(static_cast<int>(dim)) : 1;
   }
-  TESSERA_CHECK(slice_size == mesh.size(), "a tensor is on ", to_string(mesh),
-                ", a part of a dimension of ", to_string(root),
-                ", so that it can't be known which ranks have copies: distribute it over a mesh of "
-                "whole dimensions before saving");
+  TESSERA_CHECK(slice_size == mesh.size(), "a tensor is on the mesh ", to_string(mesh),
+                ", which has only a part of a dimension of ", to_string(root),
+                ", so the ranks with copies of the tensor are unknown: distribute the tensor over "
+                "whole mesh dimensions before saving");
   const auto along = [&](const Coordinate& coordinate) {
     Coordinate kept(coordinate.size(), 0);
     for (std::size_t dim = 0; dim < kept.size(); ++dim) {
@@ -353,12 +353,11 @@ std::string path_of_nonfinite(const json& state) {
 void check_storable(const json& state, const std::string& what) {
   const std::string nonfinite = path_of_nonfinite(state);
   TESSERA_CHECK(nonfinite.empty(), what, ": the number at '", nonfinite,
-                "' is NaN or infinite, which JSON cannot hold: save finite numbers, or a text");
-  TESSERA_CHECK(
-      survives_text(state), what,
-      " would be read as other than it was saved: use finite numbers, texts in UTF-8, and at "
-      "most ",
-      kStateLimits.depth - 1, " levels");
+                "' is NaN or infinite, which JSON cannot hold: save finite numbers or strings");
+  TESSERA_CHECK(survives_text(state), what,
+                " would change when it is saved and loaded as JSON: use finite numbers, UTF-8 "
+                "strings, and at most ",
+                kStateLimits.depth - 1, " levels of nesting");
 }
 
 template <class Object>
@@ -375,7 +374,7 @@ std::string names_of_objects(const StateDict& state) {
   std::string names;
   const auto add = [&](const std::string& name, const char* kind) {
     TESSERA_CHECK(!name.empty() && seen.insert(name).second, "the state has two objects named '",
-                  name, "', or one without a name: give each its own name");
+                  name, "', or an object without a name: give each object a different name");
     check_storable(name, "the name of an object");
     names += text_of(name) + kind;
   };
@@ -414,14 +413,15 @@ json rank_state_lists(const std::vector<std::string>& of_ranks) {
 }
 
 void check_arguments(std::int64_t step, const StateDict& state, const SaveOptions& options) {
-  TESSERA_CHECK(step >= 0, "a checkpoint of step ", step, " is invalid: count steps from 0");
+  TESSERA_CHECK(step >= 0, "a checkpoint cannot have step ", step, ": pass a step of 0 or more");
   TESSERA_CHECK(options.keep == 0 || options.keep >= 2, "keep is ", options.keep,
-                ": keep 2 steps or more, so that one is there if the newest is damaged, or 0, all");
+                ": keep 2 steps or more, because the newest step can be damaged, or pass 0 to keep "
+                "all steps");
   TESSERA_CHECK(state.entries.is_object(), "the entries of a checkpoint are a JSON ",
-                state.entries.type_name(), ": pass an object");
+                state.entries.type_name(), ": pass a JSON object");
   check_storable(state.entries, "the entries of a checkpoint");
-  TESSERA_CHECK(is_run_id(options.run_id), "the run_id has ", options.run_id.size(),
-                " bytes: use printable ASCII characters, at most 200");
+  TESSERA_CHECK(is_run_id(options.run_id), "the run_id of ", options.run_id.size(),
+                " bytes is not valid: use at most 200 printable ASCII characters");
 }
 
 void check_entries(const std::vector<StateEntry>& entries) {
@@ -429,7 +429,7 @@ void check_entries(const std::vector<StateEntry>& entries) {
     check_one_value(*entry.slot, entry.names.front());
     TESSERA_CHECK(find_dtype(entry.tensor.scalar_type()) != nullptr, "tensor '",
                   entry.names.front(), "' has the type ", c10::toString(entry.tensor.scalar_type()),
-                  ", which safetensors lacks: convert it first");
+                  ", which safetensors lacks: convert the tensor first");
   }
 }
 
@@ -440,9 +440,8 @@ void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
   const auto others = comm::ranks_that_differ(hosts, c10::kCPU, own);
   TESSERA_CHECK(
       others.empty(), "ranks ", fmt::format("{}", fmt::join(others, ", ")),
-      " have another model, optimizer or objects than rank 0, in names, sizes, types or meshes, "
-      "or save another step, to another folder, or with another run_id or keep: save the same on "
-      "all ranks");
+      " differ from rank 0 in the names, sizes, types or meshes of the model, optimizer or "
+      "objects, or in step, folder, run_id or keep: pass equal arguments on all ranks");
 }
 
 /// Returns the tensors whose copies on different ranks must be equal: parameters and optimizer
@@ -649,7 +648,8 @@ void tidy_up(const StepFolder& folder, int keep) noexcept {
     folder.release();
     folder.clean_up_others(keep);
   } catch (const std::exception& error) {
-    TORCH_WARN("the checkpoint was saved, but others could not be removed: ", error.what());
+    TORCH_WARN("the checkpoint was saved, but other checkpoints could not be removed: ",
+               error.what());
   }
 }
 

@@ -145,18 +145,18 @@ void check_head(const std::string& config_json, const std::vector<NamedParameter
                                       "qwen3", "mixtral", "qwen3_moe", "olmoe"};
   const bool apart =
       tie == false || (tie.is_null() && std::ranges::find(untied, type) != untied.end());
-  TESSERA_CHECK(!tied || !apart, "'", kEmbedding, "' and '", kHead,
-                "' are one parameter of the model, but its config.json does not say "
-                "\"tie_word_embeddings\": true, without which readers draw the latter anew: say "
-                "true there");
+  TESSERA_CHECK(
+      !tied || !apart, "'", kEmbedding, "' and '", kHead,
+      "' are one parameter of the model, but config.json does not have \"tie_word_embeddings\": "
+      "true, so readers would initialize a new output head: set \"tie_word_embeddings\" to true");
   const auto has = [&](const char* name) {
     return std::ranges::find(items, name, &SafetensorsWriter::Item::name) != items.end();
   };
   TESSERA_CHECK(
-      tie != true || !has(kEmbedding) || !has(kHead), "the model has '", kEmbedding, "' and '",
-      kHead,
-      "', but its config.json says \"tie_word_embeddings\": true, with which readers drop "
-      "the latter: say false there, or tie the two (nn::ModuleBase::tie_slot)");
+      tie != true || !has(kEmbedding) || !has(kHead), "the model has separate parameters '",
+      kEmbedding, "' and '", kHead,
+      "', but config.json has \"tie_word_embeddings\": true, so readers would ignore the latter: "
+      "set \"tie_word_embeddings\" to false, or tie the two parameters (nn::ModuleBase::tie_slot)");
 }
 
 }  // namespace
@@ -222,7 +222,7 @@ void check_alike(const LoraLinear& each, const LoraLinear& first) {
   TESSERA_CHECK(
       rank_of(each) == rank_of(first) && each.scale == first.scale && each.dropout == first.dropout,
       "save_lora: the adapters of '", first.fqn, "' and '", each.fqn,
-      "' differ in rank, alpha or dropout; give all the same options");
+      "' differ in rank, alpha or dropout; pass equal options for all adapters");
 }
 
 std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
@@ -310,11 +310,10 @@ std::vector<SentParameter> sent_adapters(const nn::ModuleBase& module) {
 std::string checked_config(const nn::ModuleBase& module, const std::filesystem::path& folder,
                            const std::string& base_model) {
   std::error_code missing;  // equivalent() sets `missing` if `base_model` is no folder
-  TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing),
-                "the adapters were to be "
-                "saved to '",
+  TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing), "the folder '",
                 folder.string(),
-                "', but that is the folder of the model that they belong to; name another");
+                "' is the folder of the model to which the adapters belong; pass another folder "
+                "for the adapters");
   std::string config = config_of(adapters_of(module), base_model);
   check_export_folder(folder, config, bytes_of_all(items_of(sent_adapters(module))),
                       kAdapterConfig);

@@ -105,7 +105,7 @@ TensorDict get_state_dict(comm::World& world, const StateDictOptions& options,
   std::vector<StateItem> items;
   run_or_fail_on_all(world, [&] {
     TESSERA_CHECK(!options.broadcast_from_rank0,
-                  "broadcast_from_rank0 says how a state dict is set: leave it out to get one");
+                  "broadcast_from_rank0 is only for setting a state dict: leave the option out");
     items = items_of();
     std::erase_if(items, [](const StateItem& item) { return item.is_left_out; });
     for (const StateItem& item : items) {
@@ -185,22 +185,22 @@ void check_source(const Source& source, const StateDictOptions& options) {
   const std::string& name = source.item->names.front();
   check_fillable(*source.item->slot, name);
   TESSERA_CHECK(value.sizes() == into.sizes(), "'", name, "' has the sizes [",
-                fmt::format("{}", fmt::join(value.sizes(), ", ")), "] in the state dict and [",
+                fmt::format("{}", fmt::join(value.sizes(), ", ")), "] in the state dict, but [",
                 fmt::format("{}", fmt::join(into.sizes(), ", ")),
-                "] here: make the model that it is of");
-  TESSERA_CHECK(is_convertible_type(value.scalar_type(), into.scalar_type()), "'", name, "' is ",
-                c10::toString(value.scalar_type()), " in the state dict and ",
-                c10::toString(into.scalar_type()), " here: convert it first");
+                "] is needed: build the model from which the state dict was taken");
+  TESSERA_CHECK(is_convertible_type(value.scalar_type(), into.scalar_type()), "'", name,
+                "' has the type ", c10::toString(value.scalar_type()), " in the state dict, but ",
+                c10::toString(into.scalar_type()), " is needed: convert the tensor first");
   const bool distributed = tessera::is_distributed(value);
   TESSERA_CHECK(!options.full_state_dict || !distributed, "'", name,
-                "' of a full state dict is distributed: pass whole tensors, or leave "
-                "full_state_dict out");
+                "' is a distributed tensor, but full_state_dict is set: pass full tensors, or "
+                "leave full_state_dict out");
   if (!options.full_state_dict) {
     TESSERA_CHECK(distributed == tessera::is_distributed(into) &&
                       (!distributed || sharding_spec(value) == sharding_spec(into)),
                   "'", name,
-                  "' is sharded otherwise in the state dict than here: get a full state dict, "
-                  "and set full_state_dict");
+                  "' has a different sharding in the state dict than in the model: get a full "
+                  "state dict, and set full_state_dict");
   }
 }
 
@@ -216,8 +216,8 @@ void check_ties(const StateItem& item, const TensorDict& state, const std::strin
     const bool same = copy.is_same(one) ||
                       (copy.sizes() == one.sizes() && at::equal(one, copy.to(one.options())));
     TESSERA_CHECK(same, "'", taken, "' and '", name,
-                  "' have different values in the state dict, but are one here: make the model "
-                  "with two, or remove the one that is not meant");
+                  "' have different values in the state dict, but are one tied parameter of this "
+                  "model: build the model with two parameters, or remove the wrong tensor");
   }
 }
 
@@ -248,7 +248,7 @@ std::vector<Source> compare_state(const std::vector<StateItem>& items, const Ten
   TESSERA_CHECK(!options.strict || (keys.missing.empty() && keys.unexpected.empty()),
                 "the state dict does not fit", listed("missing", keys.missing),
                 listed("unexpected", keys.unexpected),
-                ": pass what was got of this model, or leave strict out");
+                ": pass a state dict of this model, or set strict to false");
   for (const Source& source : sources) {
     check_source(source, options);
   }

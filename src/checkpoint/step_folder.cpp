@@ -53,7 +53,7 @@ std::map<std::int64_t, fs::path, std::greater<>> steps_in(const fs::path& dir) {
   const bool missing =
       error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
   TESSERA_CHECK(!error || missing, "cannot read the folder '", dir.string(), "': ", error.message(),
-                ": give a folder that may be read");
+                ": pass a folder that can be read");
   for (const auto& entry : entries) {
     if (const auto step = step_of(entry.path()); step && entry.is_directory(error)) {
       steps.emplace(*step, entry.path());
@@ -102,7 +102,7 @@ void check_removable(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     TESSERA_CHECK(!fs::is_directory(entry.symlink_status()), "it has the folder '",
                   entry.path().filename().string(),
-                  "', which no save makes: move that away, or remove the step yourself");
+                  "', which no save creates: move that folder away, or remove the step yourself");
   }
 }
 
@@ -128,7 +128,8 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   try {
     Manifest manifest = read_manifest(folder);
     TESSERA_CHECK(manifest.step == step, "the manifest in '", folder.string(), "' is of step ",
-                  manifest.step, ": give the folder its name back");
+                  manifest.step, ": rename the folder to ",
+                  detail::step_folder_name(manifest.step));
     return manifest;
   } catch (const tessera::detail::ReadError&) {
     if (lacks_manifest(folder)) {
@@ -136,7 +137,7 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
     }
     throw;
   } catch (const Error& problem) {
-    TORCH_WARN("a step is passed over: ", problem.what());
+    TORCH_WARN("a step is skipped: ", problem.what());
     return std::nullopt;
   }
 }
@@ -190,7 +191,7 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
     TESSERA_CHECK(!other || *other == run_id, "'", dir.string(),
                   "' has steps of two runs: ", step.filename().string(), " of run ", ascii(run_id),
                   ", ", folder.filename().string(), " of run ", ascii(other.value_or("")),
-                  ": move those of one of them away");
+                  ": move the steps of one run to another folder");
   }
 }
 
@@ -210,11 +211,11 @@ std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t
     }
     const std::optional<std::string> marker = marker_of(folder);
     TESSERA_CHECK(marker || is_untouched(folder), "'", folder.string(),
-                  "' has no manifest, and is later than the newest whole step, ", after,
-                  ": move it away to continue from there");
+                  "' has no manifest and is later than the newest complete step, ", after,
+                  ": move this folder away to continue from step ", after);
     TESSERA_CHECK(!marker || *marker == run_id, "'", folder.string(),
                   "' is the unfinished save of another run, run ", ascii(marker.value_or("")),
-                  ": remove it first");
+                  ": remove the folder first");
   }
   return found;
 }
@@ -250,13 +251,13 @@ StepFolder::StepFolder(const fs::path& dir, std::int64_t step, std::string run_i
 /// Creates the marker file. If several runs start the same step at once, only one run succeeds.
 void StepFolder::claim() const {
   files::create_folders(dir_);
-  TESSERA_CHECK(mkdir(path_.c_str(), 0777) == 0 || errno == EEXIST, "cannot make the folder '",
+  TESSERA_CHECK(mkdir(path_.c_str(), 0777) == 0 || errno == EEXIST, "cannot create the folder '",
                 path_.string(), "': ", std::strerror(errno),
-                ": name a folder that may be written and has room");
+                ": pass a writable folder on a disk with free space");
   std::error_code error;
   // A symbolic link is rejected, because it can lead to the files of another program.
   TESSERA_CHECK(fs::is_directory(fs::symlink_status(path_, error)), "'", path_.string(),
-                "' is where the step goes, and is not a folder: move it away");
+                "' is needed for the folder of the step, but is not a folder: move it away");
   check_not_there();
   if (is_untouched(path_) && files::write_new_file(path_ / kMarker, run_id_)) {
     if (!lacks_manifest(path_)) {
@@ -265,14 +266,14 @@ void StepFolder::claim() const {
     return check_not_there();
   }
   TESSERA_CHECK(marker_of(path_) == run_id_, "'", path_.string(),
-                "' is the unfinished save of another run: remove it first");
+                "' is the unfinished save of another run: remove the folder first");
   remove_under_marker(path_);
   files::sync_folder(path_);  // a killed save may not have synced the marker file
 }
 
 void StepFolder::check_not_there() const {
   TESSERA_CHECK(!fs::exists(path_ / kManifestFile), "'", path_.string(),
-                "' exists already: save another step, or remove it first");
+                "' exists already: save another step, or remove the folder first");
 }
 
 void StepFolder::commit(const std::string& manifest) const {
@@ -287,16 +288,16 @@ void StepFolder::release() const {
 void StepFolder::check_withdrawable() const {
   std::error_code ignored;
   TESSERA_CHECK(!fs::is_symlink(path_, ignored), "'", path_.string(),
-                "' is later than the step to continue from, and a symbolic link: remove the link");
+                "' is later than the step to continue from, but a symbolic link: remove the link");
   const std::string text = read_manifest_text(path_);
   if (!is_as_written(text)) {
     return;
   }
   const Manifest manifest = parse_manifest(text, path_ / kManifestFile);
   TESSERA_CHECK(manifest.run_id == run_id_, "'", path_.string(),
-                "' is damaged, but of another run: move it away");
+                "' is damaged, but of another run: move the folder away");
   TESSERA_CHECK(manifest.step == step_, "the manifest in '", path_.string(), "' is of step ",
-                manifest.step, ": give the folder its name back");
+                manifest.step, ": rename the folder to ", detail::step_folder_name(manifest.step));
 }
 
 void StepFolder::withdraw() const {
@@ -358,7 +359,7 @@ std::filesystem::path find_step(const std::filesystem::path& path) {
   refuse_torch_checkpoint(path);
   const auto step = newest_step_in(path);
   TESSERA_CHECK(step, "there is no checkpoint in '", path.string(),
-                "': give a folder with a step that was saved whole, which has a ", kManifestFile);
+                "': pass a folder with a complete step, which has a ", kManifestFile);
   return path / detail::step_folder_name(*step);
 }
 

@@ -70,8 +70,8 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
   const auto found = std::filesystem::file_size(path, error);
   if (error) {
     throw tessera::detail::ReadError(
-        tessera::detail::concat("the file '", path.string(), "' of the step can't be looked at: ",
-                                error.message(), ": copy the whole folder, or load another step"),
+        tessera::detail::concat("cannot read the size of '", path.string(), "': ", error.message(),
+                                ": copy the whole folder, or load another step"),
         error == std::errc::no_such_file_or_directory ? path : std::filesystem::path());
   }
   if (found != record.bytes) {
@@ -79,7 +79,7 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
   }
   TESSERA_CHECK(found == record.bytes, "'", path.string(), "' has ", found,
                 " bytes, but the manifest says ", record.bytes,
-                ": copy it again, or load another step");
+                ": copy the file again, or load another step");
   return SafetensorsFile(path, Symlinks::kRefuse, record.sums);
 }
 
@@ -128,7 +128,7 @@ void check_entry(const SafetensorsFile& file, const std::string& name, const Man
                 "' of '", file.path().string(), "' is ", entry.dtype_name,
                 fmt::format(" [{}], but the manifest says ", fmt::join(entry.sizes, ", ")),
                 tensor.dtype, fmt::format(" [{}]", fmt::join(chunk.sizes, ", ")),
-                ": copy the step again, or load another");
+                ": copy the step again, or load another step");
 }
 
 StoredStep::StoredStep(std::filesystem::path folder, Manifest manifest)

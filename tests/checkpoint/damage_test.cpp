@@ -58,7 +58,7 @@ TEST(DamagedStep, IsDetectedFromAnyByteOfAShard) {
   };
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     put(i, static_cast<char>(bytes[i] ^ (1 << (i % 8))));
-    ASSERT_TRUE(testing::Throws<Error>(open, {file.name, "are not those that were written"})) << i;
+    ASSERT_TRUE(testing::Throws<Error>(open, {file.name, "differ from the saved bytes"})) << i;
     put(i, bytes[i]);
   }
   open();
@@ -88,7 +88,7 @@ TEST(DamagedStep, IsRefusedOnAllRanksWithoutChangingTheModel) {
   expect("No such file");
   WriteFile(path, bytes);
   damage(path, 20);
-  expect("are not those that were written");
+  expect("differ from the saved bytes");
 }
 
 /// Returns whether both ranks throw DamagedStep if a read on rank 1 throws `error`.

@@ -216,7 +216,7 @@ TEST(LoadHuggingFaceNames, RefuseDuplicateAndUnknownNames) {
                                    return tensor.ends_with("head.weight") ? "top.weight"
                                                                           : name_in_net(tensor);
                                  }),
-               "missing: head.weight", "unexpected: top.weight (visual.head.weight there)");
+               "missing: head.weight", "unexpected: top.weight (visual.head.weight in the file)");
 }
 
 TEST(LoadHuggingFace, NamesTheConverterForTorchCheckpoints) {

@@ -88,7 +88,7 @@ TEST(SafetensorsWriter, RefusesUnannouncedTensors) {
   partial.write("w", Sizes{0, 0}, kOnes.narrow(1, 0, 2));
   testing::expect_refusals(
       {{"unwritten", [&] { partial.finish(); }, {"8 bytes", "'w'"}},
-       {"name", [&] { writer.write("v", kOnes); }, {"'v' was not announced"}},
+       {"name", [&] { writer.write("v", kOnes); }, {"'v' is not in the items"}},
        {"sizes", [&] { writer.write("w", kOnes.t()); }, {"[3, 2]", "[2, 3]"}},
        {"type", [&] { writer.write("w", kOnes.to(at::kHalf)); }, {"Half"}},
        {"place", [&] { writer.write("w", Sizes{1, 0}, kOnes); }, {"dimension 0"}},
@@ -209,7 +209,7 @@ TEST_F(SafetensorsFileRefuses, InvalidHeaderEntries) {
                         {"\"U8\"", "[16]", "[0,16.0]", "not a natural number"},
                         {"\"U8\"", "[16]", "[16,0]", "before they begin"},
                         {"\"F32\"", "[16]", "[0,16]", "its shape and dtype need 64"},
-                        {"\"U8\"", "[8]", "[8,16]", "begin at 8, but those before it end at 0"},
+                        {"\"U8\"", "[8]", "[8,16]", "begin at 8, but the data before end at 0"},
                         {"\"U8\"", "[17]", "[0,17]", "only 16 bytes of data"},
                         {"\"U8\"", "[15]", "[0,15]", "end at 15, but the file has 16"}};
   for (const std::string bad : {"-1", "-0", "16.0", "1e3", "\"16\"", "null", "true", "[16]"}) {

@@ -315,7 +315,7 @@ TEST(ShardedCheckpoint, RefusesSavesThatDifferBetweenRanks) {
                                   }
                                   save(*rank.world(), dir.path(), 2, {net});
                                 }),
-                  "ranks 1 have another model");
+                  "ranks 1 differ from rank 0");
   EXPECT_EQ(dir.files(), Names{"step-00000001"});
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
   save_as({dir / "."});

@@ -382,7 +382,7 @@ TEST_ON_MESH(GatherBlocks, GathersFromStridedShardsAndSubmeshes, {2, 2}, {"dp", 
   ExpectGathered(rank, distribute_tensor(full, mesh["tp"], {Shard{0}}), full);
   ExpectGathered(rank, distribute_tensor(full, mesh["dp"], {Shard{1}}), full);
   const auto partial = DistributedTensor::from_local(at::ones({2}), mesh["dp"], {Partial{}});
-  EXPECT_ERROR(check_gatherable(partial, "w"), "parameter 'w' is Partial");
+  EXPECT_ERROR(check_gatherable(partial, "w"), "parameter 'w' has a Partial placement");
 }
 
 /// for_each_piece() must split a block into pieces of at most `most` elements, in element order.

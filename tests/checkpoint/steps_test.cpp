@@ -128,7 +128,7 @@ TEST(ShardedCheckpoint, SaveKeepsStepsThatContainFoldersAndWarns) {
     }
   });
   ASSERT_EQ(warnings.texts.size(), 1U);
-  EXPECT_CONTAINS(warnings.texts[0], "step-00000001'", "folder 'notes'", "move that away");
+  EXPECT_CONTAINS(warnings.texts[0], "step-00000001'", "folder 'notes'", "move that folder away");
   EXPECT_EQ(ExpectLoads(dir / "step-00000001", 1), 1);
 }
 
@@ -323,11 +323,11 @@ TEST(HostileManifest, IsRefusedForInvalidContent) {
       {"/files/0/bytes", kLargest, "which is too large"},
       {"/files/0/bytes", std::int64_t{1} << 62, "has checksums for another size"},
       {"/files/0/crc32c", "", "' has no checksums"},
-      {"/files/0/name", "../x", "is no shard of a step"},
+      {"/files/0/name", "../x", "is not the name of a shard"},
       {"/step", -3, "the step holds -3"},
       {"/world_size", std::int64_t{1} << 32, "world_size is 4294967296, which is too large"},
       {"/mesh/sizes/0", -2, "the mesh holds -2"},
-      {"/entries", json::array(), "its entries are no object"},
+      {"/entries", json::array(), "\"entries\" is not a JSON object"},
       {tensor + "/sizes/0", -11, "tensor 'head.weight': its sizes holds -11"},
       {tensor + "/sizes", std::vector<int>(65, 1), "has 65 dimensions"},
       {tensor + "/sizes", {std::int64_t{1} << 62, 5}, "overflows"},
@@ -371,7 +371,7 @@ TEST(HostileShards, AreRefusedForInvalidOffsets) {
   for (const auto& [info, error] :
        {std::pair{R"({"w":{"saved_offsets":[-1]}})", "its saved_offsets holds -1"},
         {R"({"w":{"saved_offsets":[9223372036854775807]}})", "begins at 9223372036854775807"},
-        {R"({"w":{"saved_offsets":[0,0]}})", "has other dimensions"},
+        {R"({"w":{"saved_offsets":[0,0]}})", "the number of dimensions"},
         {R"({"w":{"saved_offsets":{}}})", "its saved_offsets is not a list"},
         {R"({"w":[]})", "DCP_SHARDING_INFO"},
         {R"({})", "lacks tensor 'w'"},
@@ -459,7 +459,7 @@ TEST(Objects, LoadChangesNothingIfAnObjectDoesNotMatch) {
     void load_state_dict(const nlohmann::json& state) override { state.at("rate"); }
   } strict;
   EXPECT_CONTAINS(errors({{"schedule", &strict}}),
-                  "the state of 'schedule' in the checkpoint cannot be taken: ", "'rate'");
+                  "the state of 'schedule' in the checkpoint cannot be loaded: ", "'rate'");
   RunRanks(1, [&](Rank& rank) {
     const auto net = net_on(rank);
     const auto load_other = [&](const LoadOptions& options) {
