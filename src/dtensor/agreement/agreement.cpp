@@ -49,9 +49,8 @@ void detail::run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
   const auto failure =
       comm::first_failure(flush_pending_transfers(mesh.group_of_all_ranks()), mesh.device(), work);
   if (failure) {
-    fail(what, " failed on rank ", mesh.ranks()[static_cast<std::size_t>(failure->rank)],
-         ", for the values of its part: ", failure->message,
-         "; correct those (an index out of range?)");
+    fail(what, " failed on rank ", mesh.ranks()[static_cast<std::size_t>(failure->rank)], ": ",
+         failure->message, "; correct the values on that rank, for example an index out of range");
   }
 }
 
@@ -61,11 +60,10 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     replicas.push_back({fmt::format("plain tensor {}", i), tensors[i]});
   }
-  check_replicas(
-      peers_of(mesh), replicas, Equality::kBitwise,
-      fmt::format("{}{} takes plain tensors for the same on every rank", what, in_module()),
-      "make them equal on all ranks, distribute them, or make the distributed ones plain "
-      "(DistributedTensor(x).full_tensor())");
+  check_replicas(peers_of(mesh), replicas, Equality::kBitwise,
+                 fmt::format("{}{} requires equal plain tensors on every rank", what, in_module()),
+                 "make the plain tensors equal on all ranks, distribute them, or convert the "
+                 "distributed tensors with DistributedTensor(x).full_tensor()");
 }
 
 }  // namespace tessera
@@ -203,8 +201,8 @@ void report_difference(const Peers& peers, const std::vector<Replica>& replicas,
   const auto counts = comm::gather_on_hosts(*peers.group, {std::ssize(replicas)});
   const std::vector<std::size_t> shorter = peers_that_differ(counts, 0);
   TESSERA_CHECK(shorter.empty(), what, ": rank ", first, " has ", counts[0][0],
-                " tensors that are to be equal, rank ", peers.ranks[shorter.front()], " has ",
-                counts[shorter.front()][0], "; make the same model on every rank");
+                " tensors that must be equal on all ranks, but rank ", peers.ranks[shorter.front()],
+                " has ", counts[shorter.front()][0], "; construct the same model on every rank");
   const auto ranks_of = [&](const std::vector<std::size_t>& others) {
     std::vector<int> ranks;
     std::ranges::transform(others, std::back_inserter(ranks),
@@ -217,8 +215,8 @@ void report_difference(const Peers& peers, const std::vector<Replica>& replicas,
     const std::vector<std::size_t> of_kind = peers_that_differ(all, 2 * i);
     TESSERA_CHECK(of_kind.empty(), what, ": ", replica.name, " is ", kind_of(replica), " on rank ",
                   peers.ranks[static_cast<std::size_t>(peers.group->rank())],
-                  ", and different from rank ", first, " on ranks ", ranks_of(of_kind), "; ",
-                  remedy);
+                  ", and its sizes or type differ from rank ", first, " on ranks ",
+                  ranks_of(of_kind), "; ", remedy);
     const std::vector<std::size_t> of_values = peers_that_differ(all, 2 * i + 1);
     if (of_values.empty()) {
       continue;
@@ -392,10 +390,11 @@ std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor
   const std::vector<SplitDim> split = split_dims(placements, local.dim());
   const std::vector<Sizes> parts = parts_of(local, split, mesh);
   for (std::size_t rank = 1; rank < parts.size() && !split.empty(); ++rank) {
-    TESSERA_CHECK(parts[rank].back() == parts[0].back(), what, " takes a plain tensor for ",
-                  to_string(placements), ", but that of rank ", mesh.ranks()[rank],
-                  " has another type than that of rank ", mesh.ranks()[0],
-                  ", or other sizes along the dimensions that are not split; this rank's is ",
+    TESSERA_CHECK(parts[rank].back() == parts[0].back(), what, ": for plain tensors as ",
+                  to_string(placements), ", rank ", mesh.ranks()[rank], " and rank ",
+                  mesh.ranks()[0],
+                  " need the same type and the same sizes along the dimensions that are not split; "
+                  "this rank has ",
                   local.sizes(), " of ", c10::toString(local.scalar_type()));
   }
   Sizes sizes = local.sizes().vec();
@@ -414,11 +413,11 @@ std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor
     std::ranges::transform(parts, std::back_inserter(found),
                            [i](const Sizes& part) { return part[i]; });
     const Sizes chunks = chunks_of_split(split[i], *layout, sizes, mesh.shape());
-    TESSERA_CHECK(found == chunks, what, " takes a plain tensor for ", to_string(placements),
-                  ", but the ranks hold ", c10::IntArrayRef(found), " positions along dimension ",
-                  split[i].dim, ", and torch.chunk of ",
-                  sizes[static_cast<std::size_t>(split[i].dim)], " is ", c10::IntArrayRef(chunks),
-                  "; split it so");
+    TESSERA_CHECK(found == chunks, what, ": for plain tensors as ", to_string(placements),
+                  ", the ranks have sizes ", c10::IntArrayRef(found), " along dimension ",
+                  split[i].dim, ", but torch.chunk splits size ",
+                  sizes[static_cast<std::size_t>(split[i].dim)], " into ", c10::IntArrayRef(chunks),
+                  "; split as torch.chunk does");
   }
   return sizes;
 }

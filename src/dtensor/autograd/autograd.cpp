@@ -129,11 +129,11 @@ void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec)
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
     if (is_replicated_on(*spec.sharding.layout, dim)) {
       check_replicas(
-          peers_along(mesh, dim), {{"it", gradient}}, Equality::kRounded,
+          peers_along(mesh, dim), {{"the gradient", gradient}}, Equality::kRounded,
           concat("to_local: the local gradient of a tensor ", c10::IntArrayRef(spec.sizes),
-                 " is taken to be equal on ", to_string(mesh), " in dimension ", dim),
-          "if each rank makes its own term, say so with Partial in grad_placements (of local_map: "
-          "in_grad_placements)");
+                 " must be equal on the ranks of ", to_string(mesh), " along mesh dimension ", dim),
+          "if each rank computes one term of a sum, pass Partial in grad_placements (for local_map "
+          "in in_grad_placements)");
     }
   }
 }
@@ -188,8 +188,8 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
   }
   TESSERA_CHECK(source.mesh == target.mesh, "redistribute from ", to_string(source.mesh), " to ",
                 to_string(target.mesh),
-                ": a tensor stays on its mesh; on the other one make it anew from full_tensor() by "
-                "distribute_tensor");
+                ": redistribute cannot change the mesh; pass full_tensor() to distribute_tensor "
+                "with the other mesh");
   const comm::CallerScope caller("redistribute");
   auto result = options.async ? pending(impl, target) : at::Tensor();
   if (!result.defined()) {

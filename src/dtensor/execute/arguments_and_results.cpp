@@ -68,9 +68,9 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
   auto& offset = arguments[where];
   offset = (offset.isNone() ? 0 : offset.toInt()) + local.storage_offset();
   TESSERA_CHECK(has_strides(local, input.spec->strides), info.name,
-                " asks for memory by its strides. The tensor has strides ",
-                c10::IntArrayRef(input.spec->strides), ", but was gathered and has ",
-                local.strides(), " now: take a clone() first");
+                " reads memory by strides: the tensor has strides ",
+                c10::IntArrayRef(input.spec->strides), ", but the gathered copy has ",
+                local.strides(), "; call clone() first");
   // A tensor that was not gathered still has the memory between its elements, and a dense tensor
   // has no such memory.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
@@ -79,8 +79,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
   TESSERA_CHECK(reaches_elements(local, arguments[where - 2].toIntVector(),
                                  arguments[where - 1].toIntVector(), offset.toInt()),
                 info.name,
-                " asks for memory between the elements of a tensor that has to be gathered, which "
-                "does not come along: redistribute what it is a view of to Replicate first");
+                " reads memory between the elements of a view, but gathering copies only the "
+                "elements; redistribute the viewed tensor to Replicate first");
 }
 
 /// A Localizer replaces the tensors of a call by local tensors, in order. The Localizer counts the
@@ -182,8 +182,8 @@ class Localizer {
       return;
     }
     TESSERA_CHECK(!info_.changes_shape, info_.name,
-                  " changes the sizes of a view that had to be gathered, which would part it from "
-                  "the viewed tensor: take a view of that with the wanted sizes, or a clone");
+                  " cannot change the sizes of a view that had to be gathered; take a view of "
+                  "these sizes from the viewed tensor, or clone() the view");
     check_writable(impl, info_.name);
     run_.written_views.push_back(tensor);
   }

@@ -118,7 +118,7 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
   }
   TESSERA_CHECK(empty, run.call.info.name, " would resize a distributed tensor of sizes ",
                 c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
-                ": pass one of the result's sizes");
+                "; pass a tensor that has the sizes of the result");
   original.give_count_to(local);
   // The resized tensor is replicated, because its placements may not permit the new sizes.
   original.replace(local, replicated_spec(run.call.plan, local));
@@ -292,8 +292,7 @@ void run_native_dropout(PlannedCall& call) {
   const at::Tensor x = call.argument(0).toTensor();
   const double p = call.argument(1).toDouble();
   const bool trains = call.argument(2).toOptional<bool>().value_or(true);
-  TESSERA_CHECK(p >= 0 && p <= 1, "dropout with probability ", p,
-                " was asked for; it must be in [0, 1]");
+  TESSERA_CHECK(p >= 0 && p <= 1, "dropout: the probability is ", p, ", but must be in [0, 1]");
   DistributedTensorImpl& impl = *as_distributed(x);
   check_readable(impl, call.info.name);
   keep_gradient_layout(impl, x);

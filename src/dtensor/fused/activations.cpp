@@ -42,14 +42,15 @@ struct SiluMulWithGradients
 };
 
 void check_silu_mul_sizes(c10::IntArrayRef gate, c10::IntArrayRef up) {
-  TESSERA_CHECK(gate == up, "silu_mul of tensors of sizes ", gate, " and ", up,
-                " was asked for; they must agree");
+  TESSERA_CHECK(gate == up, "silu_mul: gate has sizes ", gate, " and up has sizes ", up,
+                "; the sizes must be equal");
 }
 
 at::Tensor run_silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   check_silu_mul_sizes(gate.sizes(), up.sizes());
-  TESSERA_CHECK(gate.scalar_type() == up.scalar_type(), "silu_mul of tensors of types ",
-                gate.scalar_type(), " and ", up.scalar_type(), " was asked for; they must agree");
+  TESSERA_CHECK(gate.scalar_type() == up.scalar_type(), "silu_mul: gate is of type ",
+                gate.scalar_type(), " and up of type ", up.scalar_type(),
+                "; the types must be equal");
   return kernels::silu_mul(gate, up);
 }
 
@@ -145,8 +146,7 @@ kernels::GlobalPlace place_of(const at::Tensor& x, c10::IntArrayRef place, std::
 at::Tensor run_dropout(const at::Tensor& x, double p, const at::Scalar& seed,
                        const at::Scalar& stream, const at::Scalar& first_element,
                        c10::SymIntArrayRef place) {
-  TESSERA_CHECK(p >= 0.0 && p < 1.0, "dropout with probability ", p,
-                " was asked for; it must be in [0, 1)");
+  TESSERA_CHECK(p >= 0.0 && p < 1.0, "dropout: the probability is ", p, ", but must be in [0, 1)");
   if (x.is_meta()) {
     return at::empty_like(x, at::MemoryFormat::Contiguous);
   }
@@ -194,12 +194,12 @@ struct RotaryEmbedding
 };
 
 void check_rotary_sizes(c10::IntArrayRef x, c10::IntArrayRef cos, c10::IntArrayRef sin) {
-  TESSERA_CHECK(x.size() == 4 && x[3] % 2 == 0, "rotary_embedding of sizes ", x,
-                " was asked for; it takes (batch, sequence, heads, head_dim), head_dim even");
+  TESSERA_CHECK(x.size() == 4 && x[3] % 2 == 0, "rotary_embedding: the input has sizes ", x,
+                "; pass (batch, sequence, heads, head_dim) with an even head_dim");
   for (const c10::IntArrayRef table : {cos, sin}) {
     TESSERA_CHECK(table.size() == 2 && table[0] == x[1] && table[1] == x[3],
-                  "rotary_embedding of sizes ", x, " was asked for with a table of sizes ", table,
-                  "; it takes (sequence, head_dim)");
+                  "rotary_embedding: the input has sizes ", x, " and a table has sizes ", table,
+                  "; each table must be (sequence, head_dim)");
   }
 }
 
@@ -233,8 +233,9 @@ std::optional<ShardingRule> rotary_rule(const OpCall& call) {
 
 at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                                  bool transposed) {
-  TESSERA_CHECK(!is_recorded(cos, sin),
-                "rotary_embedding takes tables that need no gradient; detach them");
+  TESSERA_CHECK(
+      !is_recorded(cos, sin),
+      "rotary_embedding: a table requires a gradient, which is not supported; detach() the tables");
   const auto backward = [transposed](FusedNode& node, const variable_list& gradients) {
     return variable_list{
         RotaryEmbedding::call(gradients[0], node.saved(0), node.saved(1), !transposed)};
@@ -249,16 +250,16 @@ at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, con
 void check_qk(c10::IntArrayRef q, c10::IntArrayRef k, c10::IntArrayRef cos, c10::IntArrayRef sin) {
   check_rotary_sizes(q, cos, sin);
   check_rotary_sizes(k, cos, sin);
-  TESSERA_CHECK(q[0] == k[0], "rotary_embedding of queries and keys of sizes ", q, " and ", k,
-                " was asked for; they must agree but for the heads");
+  TESSERA_CHECK(q[0] == k[0], "rotary_embedding: the queries have sizes ", q,
+                " and the keys have sizes ", k, "; only the numbers of heads may differ");
 }
 
 TwoTensors run_rotary_qk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
                          const at::Tensor& sin, bool transposed) {
   check_qk(q.sizes(), k.sizes(), cos.sizes(), sin.sizes());
-  TESSERA_CHECK(q.scalar_type() == k.scalar_type(),
-                "rotary_embedding of queries and keys of types ", q.scalar_type(), " and ",
-                k.scalar_type(), " was asked for; they must agree");
+  TESSERA_CHECK(q.scalar_type() == k.scalar_type(), "rotary_embedding: the queries are of type ",
+                q.scalar_type(), " and the keys of type ", k.scalar_type(),
+                "; the types must be equal");
   return kernels::rotary_embedding_qk(q, k, cos, sin, transposed);
 }
 
@@ -285,8 +286,9 @@ std::optional<ShardingRule> rotary_qk_rule(const OpCall& call) {
 
 TwoTensors differentiable_rotary_qk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
                                     const at::Tensor& sin, bool transposed) {
-  TESSERA_CHECK(!is_recorded(cos, sin),
-                "rotary_embedding takes tables that need no gradient; detach them");
+  TESSERA_CHECK(
+      !is_recorded(cos, sin),
+      "rotary_embedding: a table requires a gradient, which is not supported; detach() the tables");
   const auto backward = [transposed](FusedNode& node, const variable_list& gradients) {
     const auto turned_back = [&](const at::Tensor& gradient) {
       return gradient.defined()
@@ -359,10 +361,11 @@ struct RmsNormBackward
 };
 
 void check_rms_norm_sizes(c10::IntArrayRef x, std::optional<c10::IntArrayRef> weight) {
-  TESSERA_CHECK(!x.empty(), "rms_norm of a scalar was asked for");
+  TESSERA_CHECK(!x.empty(), "rms_norm: the input is a scalar; pass at least one dimension");
   TESSERA_CHECK(!weight || (weight->size() == 1 && weight->front() == x.back()),
-                "rms_norm of sizes ", x, " was asked for with a weight of sizes ",
-                weight.value_or(c10::IntArrayRef()));
+                "rms_norm: the input has sizes ", x, " and the weight has sizes ",
+                weight.value_or(c10::IntArrayRef()),
+                "; the weight must have the size of the last dimension");
 }
 
 at::Tensor defined_or_not(const OptionalTensor& tensor) {
@@ -377,8 +380,8 @@ TwoTensors run_rms_norm(const at::Tensor& x, const OptionalTensor& weight, doubl
 }
 
 void check_residual(c10::IntArrayRef x, c10::IntArrayRef residual) {
-  TESSERA_CHECK(x == residual, "add_rms_norm of tensors of sizes ", x, " and ", residual,
-                " was asked for; they must agree");
+  TESSERA_CHECK(x == residual, "add_rms_norm: x has sizes ", x, " and residual has sizes ",
+                residual, "; the sizes must be equal");
 }
 
 ThreeTensors run_add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
@@ -386,9 +389,9 @@ ThreeTensors run_add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
   const at::Tensor scale = defined_or_not(weight);
   check_rms_norm_sizes(x.sizes(), scale.defined() ? std::optional(scale.sizes()) : std::nullopt);
   check_residual(x.sizes(), residual.sizes());
-  TESSERA_CHECK(x.scalar_type() == residual.scalar_type(), "add_rms_norm of tensors of types ",
-                x.scalar_type(), " and ", residual.scalar_type(),
-                " was asked for; they must agree");
+  TESSERA_CHECK(x.scalar_type() == residual.scalar_type(), "add_rms_norm: x is of type ",
+                x.scalar_type(), " and residual of type ", residual.scalar_type(),
+                "; the types must be equal");
   auto [out, sum, rstd] = kernels::add_rms_norm(x, residual, scale, eps);
   return {std::move(out), std::move(sum), std::move(rstd)};
 }

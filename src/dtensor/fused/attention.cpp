@@ -376,9 +376,9 @@ void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::T
   TESSERA_CHECK(kernel.backend != at::SDPBackend::math || math_is_allowed(), "attention of ",
                 q.size(1), " heads of ", q.size(3), " features over ", k.size(2), " tokens in ",
                 q.scalar_type(), masked ? " with a mask" : "", " on ", q.device(),
-                " has no fused kernel: training would keep all scores of each layer; train in "
-                "bf16, fp16 or fp32 with heads of a multiple of 8 features, at most 256, or allow "
-                "it: nn::allow_math_attention(true), llama_train --allow-math-attention");
+                " has no fused kernel: training would store all attention scores of each layer; "
+                "train in bf16, fp16 or fp32 with a multiple of 8 features per head, at most 256, "
+                "or call nn::allow_math_attention(true) (llama_train --allow-math-attention)");
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
@@ -497,19 +497,19 @@ void check_documents(const at::Tensor& k, c10::IntArrayRef offsets) {
   for (std::int64_t row = 0; row < tokens; row += k.size(kTokensDim)) {
     in_sequences = in_sequences && std::ranges::binary_search(offsets, row);
   }
-  TESSERA_CHECK(in_sequences, "attention of chunks to keys of sizes ", k.sizes(),
-                " was given documents that begin at ", offsets,
-                "; pass where each begins among the tokens of all sequences, one sequence after "
-                "another, and last the number of these tokens");
+  TESSERA_CHECK(in_sequences, "chunked attention: the keys have sizes ", k.sizes(),
+                " and the documents begin at ", offsets,
+                "; pass the first token of each document, counted over the tokens of all sequences "
+                "in order, then the number of tokens; each sequence must begin a document");
 }
 
 std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntArrayRef firsts,
                              c10::IntArrayRef documents) {
   const auto count = std::ssize(firsts);
   TESSERA_CHECK(q.dim() == 4 && k.dim() == 4 && count > 0 && q.size(kTokensDim) % count == 0,
-                "attention of ", count, " chunks was asked for with queries of sizes ", q.sizes(),
-                " and keys of ", k.sizes(),
-                "; pass (batch, heads, tokens, width), of chunks of equal length");
+                "chunked attention: ", count, " chunks were passed with queries of sizes ",
+                q.sizes(), " and keys of sizes ", k.sizes(),
+                "; pass (batch, heads, tokens, width) and chunks of equal length");
   if (!documents.empty()) {
     check_documents(k, documents);
   }
@@ -518,8 +518,8 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
   std::vector<Piece> pieces;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t first = firsts[static_cast<std::size_t>(i)];
-    TESSERA_CHECK(first >= 0 && first + length <= sequence, "attention of ", length,
-                  " queries from position ", first, " was asked for with ", sequence,
+    TESSERA_CHECK(first >= 0 && first + length <= sequence, "chunked attention: a chunk of ",
+                  length, " queries begins at position ", first, ", but there are ", sequence,
                   " keys; pass the keys of the whole sequence");
     const Piece chunk{{0, q.size(0)}, {i * length, length}, {0, first + length}};
     if (whole_sequences) {

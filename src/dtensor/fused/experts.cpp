@@ -178,8 +178,8 @@ void for_each_expert(Counts counts, Product product) {
 
 void check_grouped(const at::Tensor& x, const at::Tensor& weight, Counts counts) {
   TESSERA_CHECK(x.dim() == 2 && weight.dim() == 3 && x.size(1) == weight.size(2),
-                "grouped_linear of x ", x.sizes(), " and weight ", weight.sizes(),
-                "; they must be (rows, in) and (experts, out, in)");
+                "grouped_linear: x has sizes ", x.sizes(), " and weight has sizes ", weight.sizes(),
+                "; pass (rows, in) and (experts, out, in)");
   TESSERA_CHECK(
       static_cast<std::int64_t>(counts.size()) == weight.size(0) && sum_of(counts) == x.size(0),
       "grouped_linear: ", counts.size(), " counts with the sum ", sum_of(counts), " for ",

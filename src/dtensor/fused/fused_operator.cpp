@@ -19,8 +19,8 @@ namespace tessera::detail {
 /// Computes the inputs' gradients. Throws Error with create_graph (see FusedNode).
 variable_list FusedNode::apply(variable_list&& gradients) {
   TESSERA_CHECK(!c10::GradMode::is_enabled(), op_,
-                " is differentiable once; a gradient of its gradient was asked for "
-                "(create_graph): write it with at:: operators there");
+                " cannot be differentiated twice; call backward without create_graph, or write the "
+                "formula with at:: operators");
   const auto is_defined = [](const at::Tensor& gradient) { return gradient.defined(); };
   if (std::ranges::none_of(gradients, is_defined)) {
     return variable_list(num_outputs());

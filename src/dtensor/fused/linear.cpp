@@ -157,14 +157,15 @@ struct Fp8LinearWeightGrad : FusedOperator<Fp8LinearWeightGrad, ProductOfTwo> {
 
 void check_sizes(c10::IntArrayRef x, c10::IntArrayRef weight) {
   TESSERA_CHECK(!x.empty() && weight.size() == 2 && x.back() == weight.back(),
-                "fp8_linear of sizes ", x, " was asked for with a weight of sizes ", weight,
-                "; it takes (..., in) and (out, in)");
+                "fp8_linear: the input has sizes ", x, " and the weight has sizes ", weight,
+                "; pass (..., in) and (out, in)");
 }
 
 at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   check_sizes(x.sizes(), weight.sizes());
-  TESSERA_CHECK(x.scalar_type() == weight.scalar_type(), "fp8_linear of tensors of types ",
-                x.scalar_type(), " and ", weight.scalar_type(), " was asked for; they must agree");
+  TESSERA_CHECK(x.scalar_type() == weight.scalar_type(), "fp8_linear: the input is of type ",
+                x.scalar_type(), " and the weight of type ", weight.scalar_type(),
+                "; the types must be equal");
   return kernels::fp8_linear(x, weight);
 }
 

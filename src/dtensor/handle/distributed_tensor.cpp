@@ -64,9 +64,10 @@ std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
 
 void compare(const DeviceMesh& mesh, const std::string& text) {
   const auto others = ranks_that_differ(mesh, stream_of(text.c_str()));
-  TESSERA_CHECK(others.empty(), "the ranks of ", to_string(mesh), " disagree on a tensor: on rank ",
-                mesh.world()->rank(), " it is ", text, "; different from rank ", mesh.ranks()[0],
-                " are ranks ", others, ": give the same sizes, type and placements everywhere");
+  TESSERA_CHECK(others.empty(), "the ranks of ", to_string(mesh), " disagree on a tensor: rank ",
+                mesh.world()->rank(), " has ", text, "; the tensor differs from rank ",
+                mesh.ranks()[0], " on ranks ", others,
+                "; pass the same sizes, type and placements on every rank");
 }
 
 /// Returns the result of `make`, which must not communicate. If checks_agreement(), the ranks
@@ -102,12 +103,12 @@ void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
   detail::check_plain(local);
   TESSERA_CHECK(placements.size() == static_cast<std::size_t>(mesh.ndim()),
                 "from_local: ", placements.size(), " placements for ", to_string(mesh),
-                ": give one per dimension");
+                "; pass one placement per mesh dimension");
   for (const Placement& placement : placements) {
     const auto* shard = std::get_if<Shard>(&placement);
     TESSERA_CHECK(shard == nullptr || (shard->dim >= -local.dim() && shard->dim < local.dim()),
-                  "from_local: ", to_string(placement), " of a tensor of ", local.dim(),
-                  " dimensions");
+                  "from_local: ", to_string(placement), " of a local tensor of ", local.dim(),
+                  " dimensions; pass a dimension of the tensor");
   }
 }
 
@@ -129,18 +130,19 @@ LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& pla
     return detail::gradient_layout(layout.ptr());
   }
   const LayoutPtr gradient = to_layout(layout.mesh_sizes(), *placements, sizes);
-  TESSERA_CHECK(gradient->dims() == layout.dims(), asked, ": gradients of parts of ", sizes, " as ",
-                detail::describe(layout, sizes), " cannot be ", to_string(*placements),
-                "; name placements that split the tensor in the same way");
+  TESSERA_CHECK(gradient->dims() == layout.dims(), asked,
+                ": the local gradient of a tensor of sizes ", sizes, " as ",
+                detail::describe(layout, sizes), " cannot be placed as ", to_string(*placements),
+                "; pass placements that split the tensor in the same way");
   return gradient;
 }
 
 void check_whole(const at::Tensor& tensor) {
   TESSERA_CHECK(tensor.defined(),
-                "distribute_tensor of an undefined tensor; pass the whole one, on every rank");
+                "distribute_tensor: the tensor is undefined; pass the whole tensor on every rank");
   TESSERA_CHECK(!tessera::is_distributed(tensor),
-                "distribute_tensor of a tensor that is distributed "
-                "already: redistribute() changes its placements");
+                "distribute_tensor: the tensor is distributed already; change the placements with "
+                "redistribute()");
 }
 
 /// Returns the distributed tensor `made`. With TESSERA_DEBUG=1 first compares replicated local
@@ -152,7 +154,7 @@ DistributedTensor with_equal_copies(const DistributedTensor& made) {
       detail::check_replicas(
           detail::peers_along(mesh, dim), {{"the local tensor", local_tensor(made)}},
           detail::Equality::kRounded, "from_local",
-          "give the ranks that replicate it the same values, or another placement");
+          "pass the same values on the ranks that replicate the tensor, or pass another placement");
     }
   }
   return made;
@@ -194,7 +196,8 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const D
 DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const ShardingSpec& spec,
                                                 std::vector<std::int64_t> sizes) {
   return with_equal_copies(make_agreed(spec.mesh, [&] {
-    TESSERA_CHECK(spec.layout, "from_local: the spec has no layout; take one of to_layout()");
+    TESSERA_CHECK(spec.layout,
+                  "from_local: the spec has no layout; set the layout to a result of to_layout()");
     return made_of(local, spec, sizes, detail::gradient_layout(spec.layout));
   }));
 }
@@ -206,7 +209,8 @@ at::Tensor DistributedTensor::to_local(std::optional<Placements> grad_placements
 }
 
 DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
-  TESSERA_CHECK(layout, "redistribute to no layout; give placements, or a layout of to_layout()");
+  TESSERA_CHECK(layout,
+                "redistribute: the layout is null; pass placements, or a result of to_layout()");
   detail::check_partials(*layout, tensor_.scalar_type(), "redistribute");
   return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), layout}));
 }
@@ -260,9 +264,10 @@ DistributedTensor distribute_equal(const at::Tensor& tensor, const DeviceMesh& m
     return made_of(tensor, {mesh, replicated}, sizes, replicated).redistribute(target);
   });
   if (detail::checks_calls()) {
-    detail::check_replicas(detail::peers_of(mesh), {{"the tensor", tensor.detach()}},
-                           detail::Equality::kBitwise, "distribute_tensor",
-                           "pass the same values on every rank, or name the source of them");
+    detail::check_replicas(
+        detail::peers_of(mesh), {{"the tensor", tensor.detach()}}, detail::Equality::kBitwise,
+        "distribute_tensor",
+        "pass the same values on every rank, or pass source, the rank with the values");
   }
   return made;
 }
@@ -281,8 +286,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
     detail::check_partials(*target.layout, tensor.scalar_type(), "distribute_tensor");
-    TESSERA_CHECK(*source >= 0 && *source < mesh.size(), "distribute_tensor from ", *source, " of ",
-                  to_string(mesh), ": give 0 to ", mesh.size() - 1);
+    TESSERA_CHECK(*source >= 0 && *source < mesh.size(), "distribute_tensor: source is ", *source,
+                  " for ", to_string(mesh), "; pass 0 to ", mesh.size() - 1);
     const auto none = at::empty(detail::local_sizes(target, sizes), tensor.options());
     return made_of(none, target, sizes, detail::gradient_layout(target.layout));
   });
@@ -296,7 +301,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
 /// Returns false if the hook is installed already, or was prevented for `leaf` before.
 bool leave_gradient_pending(const at::Tensor& leaf) {
   detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
-  TESSERA_CHECK(impl != nullptr, "leave_gradient_pending was asked for a plain tensor");
+  TESSERA_CHECK(impl != nullptr,
+                "leave_gradient_pending: the tensor is plain; pass a distributed tensor");
   if (impl->has_gradient_hook()) {
     return false;
   }
@@ -320,8 +326,7 @@ DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh&
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {
   TESSERA_CHECK(std::ranges::all_of(sizes, [](std::int64_t size) { return size >= 0; }),
-                "a factory: a tensor of sizes ", c10::IntArrayRef(sizes),
-                " cannot be; give sizes of at least 0");
+                "a factory: the sizes are ", c10::IntArrayRef(sizes), "; pass sizes of at least 0");
   const auto target = to_layout(mesh.shape().sizes(), placements, sizes);
   const ShardingSpec without_partials{mesh, detail::gradient_layout(target)};
   const auto local = at::empty(detail::local_sizes(without_partials, sizes),
@@ -457,12 +462,12 @@ std::vector<std::string> texts_of(const std::vector<Placements>& lists) {
 
 void check_list(const char* name, std::size_t items, std::size_t wanted, const char* of) {
   TESSERA_CHECK(items == 0 || items == wanted, "local_map: ", name, " has ", items, " items for ",
-                wanted, " ", of, "; give one for each, or none");
+                wanted, " ", of, "; pass one item for each, or an empty list");
 }
 
 void check_lists(bool has_function, std::size_t arguments, std::size_t results,
                  const LocalMapOptions& options) {
-  TESSERA_CHECK(has_function, "local_map was given no function; pass one of local tensors");
+  TESSERA_CHECK(has_function, "local_map: the function is empty; pass a function of local tensors");
   check_list("in_placements", options.in_placements.size(), arguments, "arguments");
   check_list("in_grad_placements", options.in_grad_placements.size(), arguments, "arguments");
   check_list("out_sizes", options.out_sizes.size(), results, "lists of out_placements");
@@ -502,9 +507,9 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
     const std::optional<ReduceOp> op = found.empty() ? std::nullopt : *found.begin();
     const bool known = !op || *op == ReduceOp::kSum || *op == ReduceOp::kAvg;
     TESSERA_CHECK(found.size() <= 1 && known, "local_map: the gradient of argument ", number,
-                  ", which is replicated, may be the same on all ranks or one term a rank: the ",
+                  ", which is replicated, may be equal on all ranks or a sum over the ranks: the ",
                   "results are placed as ", fmt::format("{}", fmt::join(texts_of(results), ", ")),
-                  "; say in in_grad_placements which (Replicate or Partial)");
+                  "; pass Replicate (equal) or Partial (a sum) in in_grad_placements");
     if (op) {
       partial.push_back({dim, *op});
     }
@@ -542,7 +547,7 @@ at::Tensor local_argument(const at::Tensor& argument, const DeviceMesh& mesh, st
   if (const auto wanted = item(options.in_placements, number)) {
     TESSERA_CHECK(tensor.placements() == *wanted, "local_map: argument ", number,
                   " must have placements ", to_string(*wanted), ", found ",
-                  to_string(tensor.placements()), ": redistribute it");
+                  to_string(tensor.placements()), "; redistribute the argument");
   }
   return to_local(tensor, number, results, options);
 }
@@ -562,11 +567,11 @@ std::vector<at::Tensor> local_map(
   auto results = function(locals);
   TESSERA_CHECK(results.size() == out_placements.size(), "local_map: the function returned ",
                 results.size(), " tensors for ", out_placements.size(),
-                " placements: give one list of placements per result");
+                " lists of placements; pass one list of placements per result");
   for (std::size_t i = 0; i < results.size(); ++i) {
     TESSERA_CHECK(results[i].defined(), "local_map: result ", i,
-                  " of the function is undefined; return this rank's part, of 0 rows where it has "
-                  "none");
+                  " of the function is undefined; return the local tensor of this rank, with 0 "
+                  "rows if this rank has no part");
     std::optional<std::vector<std::int64_t>> sizes;
     if (i < options.out_sizes.size()) {
       sizes = options.out_sizes[i];

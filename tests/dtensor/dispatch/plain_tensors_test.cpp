@@ -85,8 +85,7 @@ TEST_ON_MESH(PlainNumber, WithoutAGradientIsRefusedWhereItDiffersBetweenRanks, {
   const at::Tensor x = leaf(mesh).detach();
   const at::Tensor own = number(rank.rank() == 2 ? 2 : 1);
   for (const NumberCase& each : number_cases()) {
-    EXPECT_ERROR(each.compute(x, own),
-                 each.name + " takes plain tensors for the same on every rank",
+    EXPECT_ERROR(each.compute(x, own), each.name + " requires equal plain tensors on every rank",
                  "differs from rank 0 on ranks 2", "DistributedTensor(x).full_tensor()");
   }
   EXPECT_NO_THROW(x * number(1));
@@ -128,7 +127,7 @@ TEST_ON_MESH(Hook, AndFunctionMayNotMultiplyADistributedGradientByWhatDiffersBet
     y.register_hook([=](const at::Tensor& gradient) { return gradient * mask; });
     for (const at::Tensor& result : {y, Masked::apply(x, mask)}) {
       EXPECT_ERROR(result.sum().backward(),
-                   "aten::mul.Tensor takes plain tensors for the same on every rank");
+                   "aten::mul.Tensor requires equal plain tensors on every rank");
     }
   }
 }

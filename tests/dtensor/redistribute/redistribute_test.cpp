@@ -101,8 +101,7 @@ TEST_ON_MESH(Scatter, SpreadsTheValuesOfOneRank, {2, 2}, {"dp", "tp"}) {
     EXPECT_EQ(x.placements(), placements);
     EXPECT_EQUAL(x, counting_values({7, 5})) << to_string(placements);
   }
-  EXPECT_ERROR(distribute_tensor(counting_values({2}), mesh, square()[0], 4),
-               "distribute_tensor from 4 of");
+  EXPECT_ERROR(distribute_tensor(counting_values({2}), mesh, square()[0], 4), "source is 4 for");
 }
 
 // Not every dtype supports every reduction: integers have no average. distribute_tensor(),

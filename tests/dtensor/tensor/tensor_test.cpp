@@ -244,9 +244,9 @@ TEST(FromLocal, RefusesOnEveryRankPartsThatAreNoChunks) {
                                   {Shard{0}});
   });
   for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "from_local takes a plain tensor for [Shard(0)]",
-                    "hold [2, 3, 2] positions along dimension 0",
-                    "torch.chunk of 7 is [3, 3, 1]; split it so");
+    EXPECT_CONTAINS(error, "from_local: for plain tensors as [Shard(0)]",
+                    "sizes [2, 3, 2] along dimension 0",
+                    "torch.chunk splits size 7 into [3, 3, 1]");
   }
 }
 
@@ -262,13 +262,13 @@ TEST_ON_MESH(FromLocal, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
   EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows, sizes), "from_local of an undefined");
   EXPECT_ERROR(DistributedTensor::from_local(values({2}), ShardingSpec{mesh, nullptr}, sizes),
                "from_local: the spec has no layout");
-  EXPECT_ERROR(distribute_tensor({}, mesh, rows), "distribute_tensor of an undefined");
-  EXPECT_ERROR(distribute_tensor({}, mesh, rows, 0), "distribute_tensor of an undefined");
+  EXPECT_ERROR(distribute_tensor({}, mesh, rows), "distribute_tensor: the tensor is undefined");
+  EXPECT_ERROR(distribute_tensor({}, mesh, rows, 0), "distribute_tensor: the tensor is undefined");
   const DistributedTensor made = distribute_tensor(values({4}), mesh, rows);
   EXPECT_ERROR(distribute_tensor(made, mesh, rows, 0), "is distributed already");
-  EXPECT_ERROR(made.redistribute(LayoutPtr()), "redistribute to no layout");
+  EXPECT_ERROR(made.redistribute(LayoutPtr()), "redistribute: the layout is null");
   EXPECT_ERROR(check_agreement(DistributedTensor()), "found an undefined one");
-  EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "of sizes [-4, 2] cannot be");
+  EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "the sizes are [-4, 2]");
 }
 
 TEST_ON_MESH(LocalMap, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
@@ -277,7 +277,7 @@ TEST_ON_MESH(LocalMap, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
   const Tensors two{values({4}), values({4})};
   const auto same = [](const Tensors& tensors) { return tensors; };
   const auto none = [](const Tensors&) { return Tensors(2); };
-  EXPECT_ERROR(local_map({}, two, mesh, {whole, whole}), "local_map was given no function");
+  EXPECT_ERROR(local_map({}, two, mesh, {whole, whole}), "local_map: the function is empty");
   EXPECT_ERROR(local_map(none, two, mesh, {whole, whole}), "result 0 of the function");
   EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.in_placements = {whole}}),
                "in_placements has 1 items for 2 arguments");
@@ -309,17 +309,17 @@ TEST(GradientPlacements, MustSplitTheTensorAsThePartsDo) {
     columns.to_local(Placements{Shard{0}});
   });
   EXPECT_CONTAINS(errors,
-                  "to_local: gradients of parts of [4, 4] as [Shard(1)] cannot be "
-                  "[Shard(0)]; name placements that split the tensor in the same way");
+                  "to_local: the local gradient of a tensor of sizes [4, 4] as [Shard(1)] cannot "
+                  "be placed as [Shard(0)]; pass placements that split the tensor in the same way");
   RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
     const DistributedTensor whole =
         distribute_tensor(values({5, 4}), mesh, {Replicate{}, Replicate{}});
     EXPECT_ERROR(whole.full_tensor(Placements{Shard{0}, Replicate{}}), "full_tensor: ", "[5, 4]");
     EXPECT_ERROR(DistributedTensor::from_local(values({5, 4}), mesh, {Replicate{}, Replicate{}}, {},
                                                Placements{Replicate{}, Shard{1}}),
-                 "from_local: gradients of parts of [5, 4]", "cannot be [Replicate(), Shard(1)]");
+                 "from_local: the local gradient", "[5, 4]", "[Replicate(), Shard(1)]");
     const DistributedTensor rows = distribute_tensor(values({5, 4}), mesh, {Shard{0}, Replicate{}});
-    EXPECT_ERROR(rows.to_local(Placements{Replicate{}, Shard{0}}), "to_local: gradients of parts");
+    EXPECT_ERROR(rows.to_local(Placements{Replicate{}, Shard{0}}), "to_local: the local gradient");
   });
 }
 
