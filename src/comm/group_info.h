@@ -36,7 +36,7 @@ std::string describe(const GroupInfo& group, const char* collective);
 std::string with_purpose(const char* collective, const std::string& purpose);
 /// Returns the end of the message for a collective that was called after World::shutdown().
 inline constexpr auto kWorldHasEnded =
-    ": its world has ended; keep the world, and make this call before World::shutdown()";
+    ": the group's world has ended; make this call before World::shutdown() or ~WorldScope()";
 /// Returns the FNV-1a hash of `text`. All processes get the same hash. `before`: the hash of the
 /// text that precedes `text`.
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);

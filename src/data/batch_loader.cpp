@@ -83,7 +83,7 @@ class TokenWindows final : public SampleSource {
     const auto bad = std::find_if(tokens.begin(), tokens.end(), outside);
     TESSERA_CHECK(bad == tokens.end(), "token ", *bad, " at position ",
                   begin + (bad - tokens.begin()), " of the data is outside the vocabulary of ",
-                  vocabulary_, ": use the tokenizer that this model was made for");
+                  vocabulary_, " tokens; tokenize the data with the tokenizer of the model");
   }
 
   TokenSourcePtr tokens_;
@@ -115,12 +115,12 @@ class PromptCompletions final : public SampleSource {
       : sequence_(sequence), options_(std::move(options)) {
     TESSERA_CHECK(sequence > 0, "sequence ", sequence, " must be positive");
     TESSERA_CHECK(!options_.end.empty(),
-                  "PromptOptions::end is empty; name a token that ends completions");
+                  "PromptOptions::end is empty; pass the token that ends a completion");
     while (const auto line = lines()) {
       add(line->first, tokenizer, line->second);
     }
     TESSERA_CHECK(!begins_.empty(),
-                  "the data for fine-tuning hold no object; give one JSON object a line");
+                  "the data for fine-tuning have no JSON object; write one JSON object per line");
   }
 
   std::int64_t size() const override { return static_cast<std::int64_t>(begins_.size()); }
@@ -215,14 +215,14 @@ class PromptCompletions final : public SampleSource {
     TESSERA_CHECK(
         prompt.is_list == completion.is_list && prompt.texts.size() == completion.texts.size(),
         origin, ": the prompt has ", prompt.texts.size(), " texts and the completion ",
-        completion.texts.size(), "; give two texts, or two lists of equal length");
+        completion.texts.size(), " texts; both must be a text, or lists of equal length");
     Sample sample = prompt.is_list
                         ? encode_conversation(tokenizer, prompt.texts, completion.texts)
                         : encode(tokenizer, prompt.texts.front(), completion.texts.front(), room);
     const std::size_t size = sample.tokens.size();
     TESSERA_CHECK(options_.truncate || size <= room, origin, ": the sample has ", size,
-                  " tokens, but a sequence and its last target have ", room,
-                  "; take longer sequences, or cut samples");
+                  " tokens, but a sequence and the last target have ", room,
+                  " tokens; use longer sequences, or set PromptOptions::truncate (--truncate)");
     // The first token of a sample is never a target, because no token precedes the first token.
     if (!sample.learned.empty()) {
       sample.learned[0] = false;
@@ -230,8 +230,8 @@ class PromptCompletions final : public SampleSource {
     const auto first = std::find(sample.learned.begin(), sample.learned.end(), true);
     const auto before = static_cast<std::size_t>(first - sample.learned.begin());
     TESSERA_CHECK(before < std::min(size, room), origin, ": the prompt has ", before, " of ", size,
-                  " tokens, which leaves none to learn in a sequence of ", sequence_,
-                  "; take longer sequences, or leave the line out");
+                  " tokens, which leaves no token to learn in a sequence of ", sequence_,
+                  " tokens; use longer sequences, or remove the line");
     sample.tokens.resize(std::min(size, room));
     sample.learned.resize(sample.tokens.size());
     begins_.push_back(tokens_.size());
@@ -381,8 +381,8 @@ namespace {
 std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
   std::vector<double> weights;
   for (const WeightedSamples& source : sources) {
-    TESSERA_CHECK(source.weight > 0 && std::isfinite(source.weight), "a weight of the data is ",
-                  source.weight, "; weights are positive numbers");
+    TESSERA_CHECK(source.weight > 0 && std::isfinite(source.weight), "a data source has weight ",
+                  source.weight, "; a weight must be positive and finite");
     weights.push_back(source.weight);
   }
   return weights;
@@ -408,8 +408,8 @@ std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batche
                                    std::int64_t rank, std::int64_t ranks) {
   TESSERA_CHECK(
       micro_batches > 0 && rank >= 0 && rank < ranks && batch % (micro_batches * ranks) == 0,
-      "the rows of rank ", rank, " of ", ranks, " in a batch of ", batch, " and ", micro_batches,
-      " micro-batches were asked for; ranks times micro-batches must divide the batch");
+      "rank ", rank, " of ", ranks, " ranks, a batch of ", batch, " and ", micro_batches,
+      " micro-batches were passed; ranks times micro-batches must divide the batch");
   const std::int64_t count = batch / micro_batches / ranks;
   std::vector<RowRange> rows;
   for (std::int64_t i = 0; i < micro_batches; ++i) {
@@ -422,7 +422,7 @@ std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batche
 BatchLoader::BatchLoader(std::vector<WeightedSamples> sources, const BatchOptions& options)
     : sources_(std::move(sources)), options_(options) {
   TESSERA_CHECK(options.batch > 0 && !sources_.empty(), "batches of ", options.batch,
-                " samples of ", sources_.size(), " sources were asked for; both must be positive");
+                " samples and ", sources_.size(), " sources were passed; both must be positive");
   sequence_ = sources_.front().samples->sequence();
   mixture_ = std::make_shared<Mixture>(weights_of(sources_));
   check_sizes();
@@ -431,26 +431,26 @@ BatchLoader::BatchLoader(std::vector<WeightedSamples> sources, const BatchOption
 void BatchLoader::check_sizes() const {
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     const SampleSource& source = *sources_[i].samples;
-    TESSERA_CHECK(source.sequence() == sequence_, "a source has sequences of ", source.sequence(),
-                  " tokens and another of ", sequence_, "; give all the same");
+    TESSERA_CHECK(source.sequence() == sequence_, "data sources have sequences of ",
+                  source.sequence(), " and ", sequence_, " tokens; use one length for all sources");
     // No batch may contain a sample twice, so a source needs at least as many samples as a batch
     // can contain of this source.
     const std::int64_t most = mixture_->most(i, options_.batch);
     const bool alone = sources_.size() == 1;
-    TESSERA_CHECK(source.size() >= most, alone ? "the data hold " : "a source holds ",
-                  source.description(), ", fewer than the ", alone ? "" : "part of it in a ",
-                  "batch of ", options_.batch, alone ? "" : " (" + std::to_string(most) + ")",
-                  ": give more data, a smaller batch or a shorter sequence");
+    TESSERA_CHECK(source.size() >= most, alone ? "the data have " : "a data source has ",
+                  source.description(), ", but a batch of ", options_.batch, " samples needs ",
+                  most, " from ", alone ? "the data" : "this source",
+                  "; use more data, a smaller batch or a shorter sequence");
   }
 }
 
 BatchLoader::Batch BatchLoader::load(std::int64_t step, const std::vector<RowRange>& ranges,
                                      bool pinned) const {
-  TESSERA_CHECK(step >= 0, "the batch of step ", step, " was asked for; steps count from 0");
+  TESSERA_CHECK(step >= 0, "step ", step, " was passed; steps count from 0");
   std::int64_t rows = 0;
   for (const auto [first, last] : ranges) {
     TESSERA_CHECK(first >= 0 && first <= last && last <= options_.batch, "rows [", first, ", ",
-                  last, ") of step ", step, " were asked for, but a batch has rows [0, ",
+                  last, ") of step ", step, " were passed, but a batch has rows [0, ",
                   options_.batch, ")");
     rows += last - first;
   }

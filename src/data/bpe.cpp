@@ -75,7 +75,7 @@ class HeapMerge {
 
   void run() {
     TESSERA_CHECK(ids_.size() < kNoSymbol, "a word of ", ids_.size(),
-                  " characters is too long for a tokenizer: encode the text in parts");
+                  " characters is too long for a tokenizer; encode the text in parts");
     const auto count = static_cast<std::uint32_t>(ids_.size());
     symbols_.clear();
     heap_.clear();
@@ -240,7 +240,7 @@ class Bpe {
         ids.push_back(token->second);
       } else if (!append_fallback(character, ids)) {
         TESSERA_CHECK(model_.unknown, "the tokenizer has no token for '", printable(character),
-                      "' and none for what is unknown: use one that covers the text");
+                      "' and no unknown token; use a tokenizer that covers the text");
         if (unknown && !model_.fuse_unknown) {
           ids.push_back(*model_.unknown);
         }
@@ -320,7 +320,7 @@ class BpeTokenizer final : public Tokenizer {
     for (const auto token : tokens) {
       TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
                     " is outside the tokenizer's vocabulary of ", vocabulary(),
-                    ": decode with the tokenizer that made it");
+                    " tokens; decode with the tokenizer that encoded the text");
       const auto id = static_cast<std::size_t>(token);
       if (!special_[id] && !parts_.texts[id].empty()) {
         texts.push_back(parts_.texts[id]);

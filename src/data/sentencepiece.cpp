@@ -35,12 +35,12 @@ LoadPieceModel load_library() {
       detail::library_beside(reinterpret_cast<const void*>(&load_library), kLibrary);
   // The library is never unloaded, because its models can live until the process ends.
   void* const library = dlopen(path.c_str(), RTLD_NOW | scope_of_names());
-  TESSERA_CHECK(library != nullptr, "a SentencePiece model (tokenizer.model) was given, but ",
+  TESSERA_CHECK(library != nullptr, "a SentencePiece model (tokenizer.model) was passed, but ",
                 kLibrary, " cannot be loaded: ", dlerror(),
                 "; install libsentencepiece-dev and build Tessera again");
   const auto function = reinterpret_cast<LoadPieceModel>(dlsym(library, kLoadPieceModel));
   TESSERA_CHECK(function != nullptr, path,
-                " is of another version of Tessera; install both from one build");
+                " belongs to another version of Tessera; install all libraries from one build");
   return function;
 }
 
@@ -72,13 +72,13 @@ class SentencePieceTokenizer final : public Tokenizer {
     std::string fault;
     model_ = load_piece_model(model, fault);
     TESSERA_CHECK(model_ != nullptr, "'", path, "' is not a SentencePiece model (",
-                  printable(fault), "): give a tokenizer.model");
+                  printable(fault), "); pass a tokenizer.model");
     within_ = load_piece_model(model + std::string(kNoPrefix), fault);
     TESSERA_CHECK(within_ != nullptr, "'", path,
-                  "' can't be read without its prefix; give another tokenizer.model");
+                  "' cannot be loaded with add_dummy_prefix=false; pass another tokenizer.model");
     legacy_ = settings.legacy;
     TESSERA_CHECK(legacy_ || settings.prefix.value_or(true),
-                  "\"add_prefix_space\": false next to '", path,
+                  "\"legacy\": false with \"add_prefix_space\": false next to '", path,
                   "' is not implemented; use a tokenizer.json");
     add_tokens(settings);
     begin_ = tokens_of(settings.begin, model_->id_of_begin());
@@ -111,7 +111,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     for (const auto token : tokens) {
       TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
                     " is outside the tokenizer's vocabulary of ", vocabulary(),
-                    ": decode with the tokenizer that made it");
+                    " tokens; decode with the tokenizer that encoded the text");
       // Special tokens have no text. Pieces before and after such a token are decoded together.
       if (special_.contains(token)) {
         continue;

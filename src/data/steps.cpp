@@ -64,7 +64,7 @@ void JsonField::require(bool condition, std::string_view what) const {
 
 void JsonField::refuse() const {
   fail(short_text(nlohmann::json(place_)), " is ", shown(),
-       ", which is not implemented; use a tokenizer without it");
+       ", which is not implemented; use a tokenizer without this setting");
 }
 
 std::string JsonField::shown() const {
@@ -183,9 +183,9 @@ std::optional<unsigned char> byte_of_fallback_token(std::string_view token) {
 void check_growth(std::size_t from, std::size_t to) {
   constexpr std::size_t kMaxGrowth = 32;
   constexpr std::size_t kFree = 1000;
-  TESSERA_CHECK(to <= kFree + kMaxGrowth * from, "the tokenizer makes of a text of ", from,
-                " bytes one of more than ", kMaxGrowth,
-                " times as many: use one whose normalizer and decoder replace less");
+  TESSERA_CHECK(to <= kFree + kMaxGrowth * from, "the tokenizer's replacements make a text of ",
+                from, " bytes more than ", kMaxGrowth,
+                " times longer; use a tokenizer whose normalizer and decoder replace less");
 }
 
 namespace {
@@ -197,7 +197,7 @@ Replace read_replace(const JsonField& field) {
   const JsonField pattern = field.at("pattern");
   pattern.only({"String"});
   const std::string& replaced = pattern.at("String").text();
-  pattern.require(!replaced.empty(), "a text");
+  pattern.require(!replaced.empty(), "a text that is not empty");
   return [replaced, content = field.at("content").text()](std::string_view text) {
     std::string out;
     std::size_t copied = 0;
@@ -435,10 +435,10 @@ TemplateTokens read_template(const JsonField& field, TokenId vocabulary) {
                   behind ? tokens.end : tokens.begin);
       return;
     }
-    piece.require(!behind && piece.at("Sequence").at("id").text() == "A", "the text, once");
+    piece.require(!behind && piece.at("Sequence").at("id").text() == "A", "the only Sequence A");
     behind = true;
   });
-  single.require(behind, "a list with the text");
+  single.require(behind, "a list with a Sequence A");
   return tokens;
 }
 

@@ -16,11 +16,11 @@ namespace tessera::data {
 std::string read_text(const std::string& path) {
   std::error_code error;
   TESSERA_CHECK(!std::filesystem::is_directory(path, error), "'", path,
-                "' is a folder: give a text file");
+                "' is a folder; pass a text file");
   std::ifstream in(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   TESSERA_CHECK(in, "cannot read the text file '", path,
-                "': give a file that exists and may be read");
+                "'; pass a file that exists and is readable");
   detail::refuse_lfs_pointer(path, text);
   return text;
 }
@@ -35,7 +35,7 @@ nlohmann::json parse_line(std::string_view line, const std::string& origin) {
     return nlohmann::json::parse(line);
   } catch (const nlohmann::json::exception& error) {
     fail(origin, ": the line is not JSON (", error.what(), ")", detail::json_hint(error.what()),
-         "; give a file with one JSON object a line");
+         "; write one JSON object per line");
   }
 }
 
@@ -46,18 +46,18 @@ std::vector<JsonTexts> json_text_lists(std::string_view line,
                                        const std::string& origin) {
   const nlohmann::json object = parse_line(line, origin);
   TESSERA_CHECK(object.is_object(), origin,
-                ": the line is no JSON object; give a file with one JSON object a line");
+                ": the line is not a JSON object; write one JSON object per line");
   std::vector<JsonTexts> all;
   for (const std::string& field : fields) {
     const auto found = object.find(field);
     TESSERA_CHECK(found != object.end(), origin, ": the object has no field \"", printable(field),
-                  "\"; name the one that it has");
+                  "\"; pass the name of a field of the object");
     JsonTexts& texts = all.emplace_back();
     texts.is_list = found->is_array();
     const auto add = [&](const nlohmann::json& value) {
       TESSERA_CHECK(value.is_string(), origin, ": the field \"", printable(field),
                     "\" must be a text, but it is of the kind ", value.type_name(),
-                    "; correct it, or name another field");
+                    "; correct the line, or pass the name of another field");
       texts.texts.push_back(value.get<std::string>());
     };
     if (texts.is_list) {

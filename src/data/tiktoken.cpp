@@ -78,15 +78,15 @@ std::vector<std::string> read_ranks(std::string_view text) {
     const std::string_view entry = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
     TESSERA_CHECK(!entry.ends_with('\r'), "line ", line,
-                  " ends with CRLF, not with LF: copy the file without changing its line ends");
+                  " ends with CRLF, not with LF; copy the file without changing its line ends");
     const std::size_t space = std::min(entry.find(' '), entry.size());
     const auto token = decode_base64(entry.substr(0, space));
     TESSERA_CHECK(
         token && !token->empty() && token->size() <= kMaxTokenBytes &&
             entry.substr(std::min(space + 1, entry.size())) == std::to_string(tokens.size()),
-        "line ", line, " is not a token in base64 and the rank ", tokens.size());
+        "line ", line, " must be a token in base64, a space and the rank ", tokens.size());
     tokens.push_back(*token);
-    TESSERA_CHECK(tokens.size() < kMaxTokenId, "it has more than ", kMaxTokenId, " tokens");
+    TESSERA_CHECK(tokens.size() < kMaxTokenId, "the file has more than ", kMaxTokenId, " tokens");
   }
   return tokens;
 }
@@ -111,7 +111,7 @@ BpeTokenizerParts parts_of_ranks(std::vector<std::string> tokens) {
   BpeTokenizerParts parts;
   for (std::size_t id = 0; id < tokens.size(); ++id) {
     const bool added = parts.model.vocabulary.emplace(tokens[id], static_cast<TokenId>(id)).second;
-    TESSERA_CHECK(added, "the token of rank ", id, " is there twice");
+    TESSERA_CHECK(added, "the token of rank ", id, " occurs twice in the file");
   }
   parts.model.merges = merges_of_ranks(parts.model.vocabulary);
   parts.pre_tokenizers.steps.push_back(split_by_pattern(kPattern));
@@ -134,9 +134,9 @@ TokenizerPtr tiktoken_tokenizer(const std::string& path, bool any_size) {
       tessera::files::read_file(path, "a tokenizer.model of Llama 3", kMaxModelFileBytes);
   try {
     std::vector<std::string> tokens = read_ranks(text);
-    TESSERA_CHECK(any_size || tokens.size() == kRanks, "it has ", tokens.size(),
-                  " tokens (Llama 3's has ", kRanks,
-                  "): of another model use its tokenizer.json instead");
+    TESSERA_CHECK(any_size || tokens.size() == kRanks, "the file has ", tokens.size(),
+                  " tokens, but Llama 3's tokenizer has ", kRanks,
+                  "; for another model, pass the model's tokenizer.json");
     return bpe_tokenizer(parts_of_ranks(std::move(tokens)));
   } catch (const Error& error) {
     fail("cannot read the tokenizer '", path, "': ", error.what());

@@ -37,12 +37,12 @@ const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
     }
     TESSERA_CHECK(header[1] == kind->version || header[1] == 1, "token shard '", path,
                   "' has version ", header[1], ", expected ", kind->version,
-                  ": write it again with llm.c's tools");
+                  "; write the shard again with llm.c's tools");
     return *kind;
   }
   fail("'", path, "' is not an llm.c token shard: its magic is ", header[0], ", expected ",
        kUint16Shard.magic, " (uint16) or ", kUint32Shard.magic,
-       " (uint32): give token shards, or tokenize the text first (llama_train --text does)");
+       " (uint32); pass token shards, or tokenize the text first (llama_train --text does)");
 }
 
 /// A file of tokens. The file is open only during a read, because a data set can have more shards
@@ -53,20 +53,20 @@ class Shard {
     const files::InputFile file = open();
     const std::uint64_t bytes = file.size();
     TESSERA_CHECK(bytes >= kShardHeaderBytes, "token shard '", path, "' has ", bytes,
-                  " bytes, too few for its header of ", kShardHeaderBytes,
-                  ": it is truncated, copy or write it again");
+                  " bytes, too few for the header of ", kShardHeaderBytes,
+                  " bytes; the file is truncated: copy or write the file again");
     ShardHeader header;
     file.read_at(0, std::as_writable_bytes(std::span(header)));
     token_bytes_ = kind_of(header, path).token_bytes;
-    TESSERA_CHECK(header[2] >= 0, "token shard '", path, "' says that it holds ", header[2],
-                  " tokens: write it again");
+    TESSERA_CHECK(header[2] >= 0, "token shard '", path, "' has a header with ", header[2],
+                  " tokens; write the shard again");
     size_ = header[2];
     // The check of the file size detects an incomplete copy before training begins.
     const auto expected = kShardHeaderBytes + static_cast<std::size_t>(size_) * token_bytes_;
-    TESSERA_CHECK(bytes == expected, "token shard '", path, "' says that it holds ", size_,
-                  " tokens (", expected, " bytes with the header) but has ", bytes,
-                  " bytes: it is ", bytes < expected ? "truncated" : "damaged",
-                  ", copy or write it again");
+    TESSERA_CHECK(bytes == expected, "token shard '", path, "' has a header with ", size_,
+                  " tokens (", expected, " bytes with the header), but the file has ", bytes,
+                  " bytes; the file is ", bytes < expected ? "truncated" : "damaged",
+                  ": copy or write the file again");
   }
 
   std::int64_t size() const { return size_; }
@@ -96,8 +96,8 @@ class Shard {
 /// not compute begin + count, which could overflow.
 void check_range(const TokenSource& tokens, std::int64_t begin, std::int64_t count) {
   TESSERA_CHECK(begin >= 0 && begin <= tokens.size() && count <= tokens.size() - begin, "tokens [",
-                begin, ", ", begin + count, ") were asked for, but there are ", tokens.size(),
-                ": ask for a range inside them");
+                begin, ", ", begin + count, ") were passed, but the data have ", tokens.size(),
+                " tokens; pass a range inside the data");
 }
 
 /// The tokens of several shards as one sequence. Immutable, so several threads can read at once.
@@ -138,7 +138,8 @@ std::vector<Token> narrow(std::span<const std::int64_t> tokens, std::int64_t bef
   for (const std::int64_t token : tokens) {
     TESSERA_CHECK(token >= 0 && token <= std::numeric_limits<Token>::max(), "token ", token,
                   " at position ", before + static_cast<std::int64_t>(result.size()),
-                  " does not fit into ", 8 * sizeof(Token), " bits: write a wider shard");
+                  " does not fit into ", 8 * sizeof(Token),
+                  " bits; pass TokenShardWriter the size of the vocabulary");
     result.push_back(static_cast<Token>(token));
   }
   return result;
@@ -160,7 +161,7 @@ TokenShardWriter::~TokenShardWriter() = default;
 void TokenShardWriter::append(std::span<const std::int64_t> tokens) {
   const auto all = static_cast<std::int64_t>(tokens.size()) + size_;
   TESSERA_CHECK(all <= std::numeric_limits<std::int32_t>::max(), all,
-                " tokens are too many for one shard: write several of at most ",
+                " tokens are too many for one shard; write several shards, each with at most ",
                 std::numeric_limits<std::int32_t>::max());
   const auto write = [&]<class Token>(std::vector<Token> narrowed) {
     file_->write_at(kShardHeaderBytes + static_cast<std::uint64_t>(size_) * sizeof(Token),

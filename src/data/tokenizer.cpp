@@ -44,7 +44,7 @@ std::string file_of(const std::string& path) {
   }
   const auto file = find_tokenizer(path);
   TESSERA_CHECK(file, "the folder '", path,
-                "' has no tokenizer.json and no tokenizer.model: give the tokenizer's file");
+                "' has no tokenizer.json and no tokenizer.model; pass the tokenizer's file");
   return *file;
 }
 
@@ -80,7 +80,7 @@ TokenizerPtr open_tokenizer(const std::string& path) {
   const std::string beginning = beginning_of(file);
   TESSERA_CHECK(!beginning.starts_with(tessera::detail::kByteOrderMark),
                 "cannot read the tokenizer '", file,
-                "': it begins with a byte order mark: save it without one");
+                "': the file begins with a byte order mark; save the file without the mark");
   switch (form_of(beginning)) {
     case TokenizerForm::kJson:
       return json_tokenizer(file, read_tokenizer_settings(file));
@@ -108,7 +108,7 @@ class ByteTokenizer final : public Tokenizer {
     text.reserve(tokens.size());
     for (const auto token : tokens) {
       TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
-                    " is not a byte: decode with the tokenizer that made it");
+                    " is not a byte, 0 to 255; decode with the tokenizer that encoded the text");
       text.push_back(static_cast<char>(token));
     }
     return text;

@@ -46,20 +46,20 @@ AddedToken read_token(const JsonField& field, bool special) {
 }
 
 void read_decoder(const JsonField& field, TokenizerSettings& files) {
-  field.require(field.json().is_object(), "an object of tokens by their ids");
+  field.require(field.json().is_object(), "an object that maps ids to tokens");
   for (const auto& [key, unused] : field.json().items()) {
     const JsonField entry = field.at(key.c_str());
     TokenId id = 0;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
     entry.require(error == std::errc() && end == key.data() + key.size() && id < kMaxTokenId,
-                  "under the id of a token");
+                  "under a key that is the id of a token");
     files.tokens.push_back({id, read_token(entry, /*special=*/false)});
   }
 }
 
 /// Reads added_tokens.json, an older form of added_tokens_decoder in tokenizer_config.json.
 void read_added_tokens(const JsonField& field, TokenizerSettings& files) {
-  field.require(field.json().is_object(), "an object of ids by their tokens");
+  field.require(field.json().is_object(), "an object that maps tokens to ids");
   for (const auto& [content, unused] : field.json().items()) {
     const TokenId id = field.at(content.c_str()).number_below(kMaxTokenId);
     files.tokens.push_back({id, {.content = content, .normalized = true}});
@@ -134,7 +134,7 @@ void read_ends(const JsonField& root, TokenizerSettings& files) {
 bool has_file(const std::filesystem::path& file) {
   const bool is_there = std::filesystem::exists(file);
   TESSERA_CHECK(is_there || !std::filesystem::is_symlink(file), "'", file.string(),
-                "' is a link to a file that is gone; download the model again");
+                "' is a link to a file that does not exist; download the model again");
   return is_there;
 }
 
@@ -173,9 +173,9 @@ TokenizerSettings read_tokenizer_settings(const std::filesystem::path& tokenizer
 
 void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
   TESSERA_CHECK(!named.id || *named.id == id, "the files next to the tokenizer give '",
-                printable(named.token.content), "' the id ", named.id.value_or(0), ", but it is ",
-                is_new ? "a new token, and the next id is " : "the token of id ", id,
-                ": make them agree");
+                printable(named.token.content), "' the id ", named.id.value_or(0),
+                is_new ? ", but the next new token has the id " : ", but the tokenizer has the id ",
+                id, "; make the files agree");
   TESSERA_CHECK(id < kMaxTokenId, "the tokenizer has more than ", kMaxTokenId, " tokens");
 }
 
@@ -189,15 +189,15 @@ std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
   TESSERA_CHECK(decides || !end.adds || *end.adds != of_template.empty(), "\"", key,
                 "\" next to the tokenizer is ", *end.adds ? "true" : "false",
                 ", but the post_processor of tokenizer.json adds ", *end.adds ? "no" : "a",
-                " token there, and versions of transformers differ in which they take: make them "
-                "agree");
+                " token there; versions of transformers use either setting, so make both agree");
   if (!end.adds || (!decides && *end.adds)) {
     return of_template;
   }
   if (!*end.adds) {
     return {};
   }
-  TESSERA_CHECK(end.text, "\"", key, "\" next to the tokenizer is true, but no token is named");
+  TESSERA_CHECK(end.text, "\"", key,
+                "\" next to the tokenizer is true, but the files name no such token");
   return {ids.at(*end.text)};
 }
 
@@ -227,9 +227,9 @@ void apply_settings(BpeTokenizerParts& parts, const TokenizerSettings& settings)
   }
   for (const TextEnd* end : {&settings.begin, &settings.end}) {
     TESSERA_CHECK(
-        !end->text || ids.contains(*end->text), "'", printable(end->text.value_or("")),
-        "', which the files next to the tokenizer name as an end of texts, is not a token "
-        "of it");
+        !end->text || ids.contains(*end->text), "the files next to the tokenizer name '",
+        printable(end->text.value_or("")),
+        "' as bos_token or eos_token, but the tokenizer has no such token; correct the files");
   }
   parts.begin_tokens =
       tokens_of(settings.begin, "add_bos_token", parts.begin_tokens, settings.decides_ends, ids);
@@ -254,7 +254,7 @@ void set_text(std::vector<std::string>& texts, TokenId id, const std::string& te
 }
 
 Vocabulary read_vocabulary(const JsonField& field, std::vector<std::string>& texts) {
-  field.require(field.json().is_object(), "an object of tokens");
+  field.require(field.json().is_object(), "an object that maps tokens to ids");
   Vocabulary vocabulary;
   vocabulary.reserve(field.json().size());
   for (const auto& [text, id] : field.json().items()) {
@@ -278,7 +278,7 @@ std::pair<std::string_view, std::string_view> read_merge(const JsonField& field)
   const std::string_view both = field.text();
   const std::size_t space = both.find(' ');
   field.require(space != std::string::npos && both.find(' ', space + 1) == std::string::npos,
-                "two tokens");
+                "two tokens with a space between");
   return {both.substr(0, space), both.substr(space + 1)};
 }
 
@@ -290,7 +290,7 @@ std::vector<Merge> read_merges(const JsonField& field, const Vocabulary& vocabul
     joined.assign(left).append(right);
     const auto id = [&](std::string_view token) {
       const auto found = vocabulary.find(token);
-      entry.require(found != vocabulary.end(), "of tokens of the vocabulary");
+      entry.require(found != vocabulary.end(), "a merge of tokens that are all in the vocabulary");
       return found->second;
     };
     merges.push_back({id(left), id(right), id(joined), static_cast<std::uint32_t>(merges.size())});
@@ -411,8 +411,8 @@ void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   const bool other = settings.prefix.value_or(own && settings.decides_ends);
   TESSERA_CHECK(own == other, "\"add_prefix_space\" of the pre_tokenizer is ",
                 own ? "true" : "false", ", but tokenizer_config.json next to it ",
-                settings.prefix ? "has " : "has none, which transformers takes for ",
-                other ? "true" : "false", ": make them agree");
+                settings.prefix ? "has " : "has no such flag, which transformers reads as ",
+                other ? "true" : "false", "; make both files agree");
 }
 
 }  // namespace

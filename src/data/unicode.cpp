@@ -200,7 +200,7 @@ class Translation {
  private:
   void refuse_if(bool condition, std::string_view construct) const {
     TESSERA_CHECK(!condition, "the tokenizer's pattern '", printable(whole_), "' has '",
-                  printable(construct), "', which is not implemented");
+                  printable(construct), "', which is not implemented; use another tokenizer");
   }
 
   void copy(std::size_t bytes) { out_ += take(bytes); }
@@ -274,7 +274,7 @@ class Translation {
     bool ends_item = true;  // whether "-" is a literal here: first, and after \s
     while (!rest_.starts_with(']')) {
       TESSERA_CHECK(!rest_.empty(), "the tokenizer's pattern '", printable(whole_),
-                    "' is not a regular expression (a class without its ])");
+                    "' is not a regular expression (a character class has no ])");
       refuse_if(rest_.starts_with('['), "[..[");
       refuse_if(rest_.starts_with("&&"), "&&");
       const char next = rest_[0];
@@ -308,8 +308,8 @@ std::size_t character_at(std::string_view text, std::size_t at) {
 }
 
 pcre2_code* compile(std::string_view expression) {
-  TESSERA_CHECK(expression.size() <= kMaxPatternBytes, "a pattern of ", expression.size(),
-                " bytes is longer than any tokenizer's; at most ", kMaxPatternBytes, " are read");
+  TESSERA_CHECK(expression.size() <= kMaxPatternBytes, "the tokenizer's pattern has ",
+                expression.size(), " bytes, but the limit is ", kMaxPatternBytes, " bytes");
   const std::string translated = Translation(expression).run();
   const CompileContext context(pcre2_compile_context_create(nullptr));
   TESSERA_CHECK(context, "no memory is left to compile a tokenizer's pattern");
@@ -361,7 +361,7 @@ void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
     }
     TESSERA_CHECK(found >= 0, "the tokenizer's pattern '", printable(expression_),
                   "' cannot be matched in a text of ", text.size(), " bytes (",
-                  pcre2_message(found), "): use a tokenizer with a simpler pattern");
+                  pcre2_message(found), "); use a tokenizer with a simpler pattern");
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
     // An empty match at the end of the previous match is skipped.
     if (range[0] == range[1] && last_end == range[1]) {

@@ -127,7 +127,7 @@ TEST_F(CallAgreement, ComparesAnyNumberOfCalls) {
       group.agree_on_calls();
     });
     EXPECT_THAT(errors, Each(HasSubstr(different == 4000 ? "call 4001 is all_gather for th"
-                                                         : "those after the first 4096")));
+                                                         : "the calls after the first 4096")));
   }
 }
 

@@ -19,14 +19,14 @@ namespace {
 TEST(LibraryVersions, OfNcclMustMatchAndAnOlderCudnnWarns) {
   check_nccl({.nccl_header = 22809, .nccl_libtorch = 22809, .nccl_loaded = 22907});
   EXPECT_ERROR(check_nccl({.nccl_header = 22703, .nccl_libtorch = 22809, .nccl_loaded = 22809}),
-               "built with the header of NCCL 2.27.3, libtorch with that of NCCL 2.28.9; build "
-               "Tessera with");
+               "built with the header of NCCL 2.27.3", "libtorch with the header of NCCL 2.28.9",
+               "TESSERA_NCCL_INCLUDE");
   EXPECT_ERROR(check_nccl({.nccl_header = 22809, .nccl_libtorch = 22809, .nccl_loaded = 22703}),
-               "NCCL 2.27.3 is loaded, and libtorch needs 2.28.9 or newer; scripts/setup");
+               "NCCL 2.27.3 is loaded", "libtorch needs 2.28.9 or newer", "scripts/setup");
   EXPECT_EQ(cudnn_warning({.cudnn_libtorch = 91900, .cudnn_loaded = 92000}), "");
   EXPECT_EQ(cudnn_warning({}), "");
   EXPECT_CONTAINS(cudnn_warning({.cudnn_libtorch = 91900, .cudnn_loaded = 91002}),
-                  "cuDNN 9.10.2 is loaded, and libtorch was built with 9.19.0");
+                  "cuDNN 9.10.2 is loaded", "libtorch was built with cuDNN 9.19.0");
 }
 
 TEST(DISABLED_CudaParts, AfterLibtorchHasLookedForCuda) {
@@ -41,7 +41,7 @@ TEST(CudaLibrary, RefusesToLoadAfterLibtorchLookedForCuda) {
     GTEST_SKIP() << "built without CUDA";
   }
   EXPECT_CONTAINS(ended.output,
-                  "device cuda: libtorch has been used without CUDA in this process before",
+                  "device cuda: earlier in this process libtorch was used without CUDA",
                   "make the world of device cuda first");
 }
 
@@ -69,7 +69,7 @@ TEST_ON_RANKS(StagedCommunicator, SendsTensorGroupsInPlace, 2) {
 TEST(LaneScope, RefusesANestedScopeOfTheSameStreams) {
   const StreamsPtr streams = make_streams(at::kCPU);
   const char* const said =
-      "a LaneScope of 'reduce_scatter' was begun within another one of the same streams";
+      "a LaneScope of 'reduce_scatter' began inside another LaneScope of the same Streams";
   {
     const LaneScope scope(*streams, Lane::kAllGather);
     EXPECT_ERROR(LaneScope(*streams, Lane::kReduceScatter), said);

@@ -80,8 +80,8 @@ TEST(DISABLED_Processes, Rank1IsKilledAtTheRendezvous) {
   if (std::getenv("RANK") == std::string("1")) {
     kill_after(std::chrono::milliseconds(1500));
   }
-  EXPECT_ERROR(world_from_environment(), "rank 0 of 3 waits at the rendezvous, where rank 1 (pid ",
-               "had come and has ended; look for its error");
+  EXPECT_ERROR(world_from_environment(), "rank 0 of 3 waits at the rendezvous, but rank 1 (pid ",
+               "has ended; look for that rank's error");
 }
 
 const ProcessesOptions kGloo{.environment = {{"TESSERA_SHM", "0"}}};
@@ -158,7 +158,7 @@ TEST(Processes, NameTheRanksOfAMissingNode) {
                   "tessera: rank 0 waits for rank 1 of 2 at 127.0.0.1:" + port +
                       ", as RANK and WORLD_SIZE of tessera-run or torchrun say\n",
                   "rank(s) 1 did not come",
-                  "which are those that RANK and WORLD_SIZE of tessera-run or torchrun say");
+                  "comes from RANK and WORLD_SIZE of tessera-run or torchrun");
 }
 
 TEST(Processes, NameAnUnknownHost) {
@@ -166,8 +166,7 @@ TEST(Processes, NameAnUnknownHost) {
                                   {.environment = {{"WORLD_SIZE", "2"},
                                                    {"MASTER_ADDR", "no-such-host.invalid"},
                                                    {"TESSERA_TIMEOUT", "0.3"}}});
-  EXPECT_CONTAINS(alone[0].output, "MASTER_ADDR=no-such-host.invalid",
-                  "this host is not known here: ");
+  EXPECT_CONTAINS(alone[0].output, "MASTER_ADDR=no-such-host.invalid", "the host is unknown: ");
 }
 
 TEST(Processes, NameARankKilledAtTheRendezvous) {

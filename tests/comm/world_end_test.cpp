@@ -20,7 +20,7 @@ TEST_ON_RANKS(World, ShutdownEndsItsGroups, 2) {
   group->all_reduce(value, ReduceOp::kSum)->wait();
   group->barrier();
   rank.world()->shutdown();
-  const char* const said = "its world has ended; keep the world, and make this call before";
+  const char* const said = "the group's world has ended; make this call before World::shutdown()";
   EXPECT_ERROR(group->all_reduce(value, ReduceOp::kSum), "all_reduce in group 'all'", said);
   EXPECT_ERROR(group->barrier(), "barrier in group 'all'", said);
   EXPECT_ERROR(group->allocate(4, value.options()), "allocate in group 'all'", said);
@@ -37,7 +37,7 @@ TEST(DeviceMesh, OutlivesItsWorld) {
     mesh.group().barrier();
   }
   EXPECT_EQ(mesh.size(), 1);
-  EXPECT_ERROR(mesh.group().barrier(), "barrier in group 'dp'", "its world has ended");
+  EXPECT_ERROR(mesh.group().barrier(), "barrier in group 'dp'", "the group's world has ended");
 }
 
 TEST(Communicator, WorksAfterItsWorldIsDestroyed) {

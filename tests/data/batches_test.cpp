@@ -324,7 +324,7 @@ TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
   expect(R"({"prompt": "", "completion": "xy"})", {.begin = {9}}, {9, 'x', 'y', 0, 0, 0},
          {'x', 'y', 0, kNone, kNone, kNone});
   EXPECT_ERROR(SampleOf(R"({"prompt": "ab", "completion": "cdefg"})"), "p.jsonl:1", "8");
-  EXPECT_ERROR(SampleOf(R"({"prompt": "", "completion": ""})"), "leaves none to learn");
+  EXPECT_ERROR(SampleOf(R"({"prompt": "", "completion": ""})"), "leaves no token to learn");
 }
 
 TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {

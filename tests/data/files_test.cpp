@@ -96,8 +96,8 @@ TEST(TokenShards, MayBeMoreThanFilesMayBeOpen) {
 TEST(TokenShards, RefusesARangeOutside) {
   const auto source = make_token_source({1, 2, 3});
   Tokens two(2);
-  EXPECT_ERROR(source->read(2, two), "tokens [2, 4) were asked for");
-  EXPECT_ERROR(source->read(-1, two), "tokens [-1, 1) were asked for");
+  EXPECT_ERROR(source->read(2, two), "tokens [2, 4) were passed");
+  EXPECT_ERROR(source->read(-1, two), "tokens [-1, 1) were passed");
 }
 
 std::size_t HeapBytes() {
@@ -124,7 +124,7 @@ TEST(TokenShards, RefusesFilesOfAnotherForm) {
   for (const auto& [bytes, word] : std::vector<std::pair<std::string, const char*>>{
            {ShardBytes<Token>(20240521, 1, 1, {1}), "magic is 20240521"},
            {ShardBytes<Token>(20240520, 2, 1, {1}), "version 2"},
-           {std::string(1023, '\0'), "too few for its header"},
+           {std::string(1023, '\0'), "too few for the header"},
            {"", "has 0 bytes"},
            {ShardBytes<Token>(20240520, 1, 3, {1, 2}), "it is truncated"},
            {ShardBytes<Token>(20240520, 1, 1, {1, 2}), "it is damaged"},

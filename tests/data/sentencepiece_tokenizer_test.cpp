@@ -65,7 +65,7 @@ TEST_F(SentencePieceTokenizer, FindsSpecialTokensInAText) {
   EXPECT_EQ(ids("a</s>c<pad> a"), (Ids{3, 2, 5, 7, 3}));
   EXPECT_EQ(open_tokenizer(model_)->begins_texts(), false);
   testing::WriteFile(folder_ / "added_tokens.json", R"({"<t>": 8})");
-  EXPECT_ERROR(ids("a"), "give '<t>' the id 8, but it is a new token, and the next id is 6");
+  EXPECT_ERROR(ids("a"), "give '<t>' the id 8, but the next new token has the id 6");
   configure(R"({"tokenizer_class": "LlamaTokenizer", "legacy": false, "add_prefix_space": false})");
   EXPECT_ERROR(ids("a"), "\"add_prefix_space\": false", "is not implemented");
 }

@@ -98,9 +98,9 @@ TEST(HuggingFaceTokenizer, BeginsAndEndsATextWithSeveralTokens) {
 
 TEST(HuggingFaceTokenizer, RefusesATemplateWithoutTheTextOrWithMore) {
   EXPECT_ERROR(Open(WithTemplate({TextPiece(), TokenPiece("<s>"), TextPiece()})),
-               R"("post_processor.single[2]" is)", "it must be the text, once");
+               R"("post_processor.single[2]" is)", "it must be the only Sequence A");
   EXPECT_ERROR(Open(WithTemplate(Json::array({TokenPiece("<s>")}))),
-               R"("post_processor.single" is)", "it must be a list with the text");
+               R"("post_processor.single" is)", "it must be a list with a Sequence A");
   Json json = ByteLevelJson();
   const Json step = json["post_processor"];
   json["post_processor"] = {{"type", "Sequence"}, {"processors", {step, step}}};
@@ -165,7 +165,7 @@ TEST(HuggingFaceTokenizer, RefusesByNameWhatIsNotImplemented) {
 
 TEST(HuggingFaceTokenizer, RefusesWhatDoesNotFitTogether) {
   ExpectRefused({
-      {"/model/merges/0", "b d", R"("model.merges[0]" is "b d"; it must be of tokens)"},
+      {"/model/merges/0", "b d", R"("model.merges[0]" is "b d"; it must be a merge of tokens)"},
       {"/model/merges/0", "b c d", R"("model.merges[0]" is "b c d"; it must be two tokens)"},
       {"/model/vocab/a", -1, R"("model.vocab.a" is -1; it must be a number below 2000000)"},
       {"/model/vocab/a", 2'000'000, R"("model.vocab.a" is 2000000)"},
@@ -184,7 +184,7 @@ TEST(HuggingFaceTokenizer, RefusesPatternsThatMayMeanSomethingElse) {
   std::vector<WrongValue> values = {{"", "(a", "'(a' is not a regular expression"},
                                     {"", "\\p{InArrows}", "has '\\p{InArrows}'"},
                                     {"", "\\p{^L}", "has '\\p{^L}'"},
-                                    {"", "[a", "a class without its ]"},
+                                    {"", "[a", "a character class has no ]"},
                                     {"", "[a[b]]", "has '[..['"},
                                     {"", "[a&&b]", "has '&&'"},
                                     {"", "[a\\w]", R"(has '\w')"},
@@ -228,10 +228,10 @@ TEST(HuggingFaceTokenizer, EndsANormalizerThatMakesTooMuch) {
   for (int i = 0; i < 15; ++i) {
     json["normalizer"]["normalizers"].push_back(tenfold);
   }
-  EXPECT_ERROR(Open(json)->encode("a"), "makes of a text of 1 bytes one of more than 32 times");
+  EXPECT_ERROR(Open(json)->encode("a"), "a text of 1 bytes more than 32 times longer");
   json["normalizer"] = {
       {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(2000, 'a')}};
-  EXPECT_ERROR(Open(json)->encode("a"), "makes of a text of 1 bytes");
+  EXPECT_ERROR(Open(json)->encode("a"), "replacements make a text of 1 bytes");
 }
 
 using nlohmann::json;
@@ -312,12 +312,12 @@ TEST_F(FilesBesideJson, HaveToAgreeWithTheSpaceBeforeAText) {
   EXPECT_EQ(OpenWith({{"add_prefix_space", true}})->encode("a"), (Ids{3, 0}));
   EXPECT_ERROR(OpenWith({{"add_prefix_space", false}}),
                "\"add_prefix_space\" of the pre_tokenizer is true, but tokenizer_config.json",
-               "has false: make them agree");
-  EXPECT_ERROR(OpenWith(gpt2), "has none, which transformers takes for false: make them agree");
+               "has false; make both files agree");
+  EXPECT_ERROR(OpenWith(gpt2), "has no such flag, which transformers reads as false");
   write(false);
   EXPECT_EQ(OpenWith(gpt2)->encode("a"), (Ids{0}));
   EXPECT_ERROR(OpenWith({{"add_prefix_space", true}}), "pre_tokenizer is false, but",
-               "has true: make them agree");
+               "has true; make both files agree");
   // If tokenizer.json has a sequence of pre-tokenizers, add_prefix_space has no effect.
   WriteTokenizer(testing::ByteLevelJson());
   EXPECT_EQ(OpenWith({{"add_prefix_space", true}})->encode("a"), (Ids{0}));
@@ -365,11 +365,11 @@ TEST_F(FilesBesideJson, DoNotContradictTheTokenizer) {
   const auto with = [&](const char* id, const char* content) {
     return OpenWith({{"added_tokens_decoder", {{id, {{"content", content}}}}}});
   };
-  EXPECT_ERROR(with("5", "abc"), "give 'abc' the id 5, but it is the token of id 6",
+  EXPECT_ERROR(with("5", "abc"), "give 'abc' the id 5, but the tokenizer has the id 6",
                "tokenizer.json");
-  EXPECT_ERROR(with("12", "<t>"),
-               "give '<t>' the id 12, but it is a new token, and the next id is 8");
-  EXPECT_ERROR(with("x", "<t>"), "\"added_tokens_decoder.x\"", "under the id of a token");
+  EXPECT_ERROR(with("12", "<t>"), "give '<t>' the id 12, but the next new token has the id 8");
+  EXPECT_ERROR(with("x", "<t>"), "\"added_tokens_decoder.x\"",
+               "under a key that is the id of a token");
   EXPECT_ERROR(OpenWith({{"bos_token", 3}}), "tokenizer.json", "\"bos_token");
   OpenWith({{"extra_special_tokens", json::object()}});
   EXPECT_ERROR(OpenWith({{"extra_special_tokens", {{"x_token", "<x>"}}}}),
@@ -379,7 +379,7 @@ TEST_F(FilesBesideJson, DoNotContradictTheTokenizer) {
   std::filesystem::remove(folder_ / "tokenizer_config.json");
   std::filesystem::create_symlink("gone", std::string(folder_ / "added_tokens.json"));
   EXPECT_ERROR(open_tokenizer(folder_.path()), "added_tokens.json",
-               "a link to a file that is gone");
+               "a link to a file that does not exist");
 }
 
 }  // namespace

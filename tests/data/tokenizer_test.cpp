@@ -42,11 +42,11 @@ TEST(TiktokenTokenizer, NamesTheLineThatIsWrong) {
   for (const char* line : {"Yg== 2", "Yg= 1", "Y*== 1", "Yg==", " 1"}) {
     SCOPED_TRACE(line);
     testing::WriteFile(file, std::string("YQ== 0\n") + line + "\n");
-    EXPECT_ERROR(tiktoken_tokenizer(file), "line 2 is not a token in base64 and the rank 1",
-                 "tokenizer.model");
+    EXPECT_ERROR(tiktoken_tokenizer(file),
+                 "line 2 must be a token in base64, a space and the rank 1", "tokenizer.model");
   }
   testing::WriteFile(file, "YQ== 0\nYQ== 1\n");
-  EXPECT_ERROR(tiktoken_tokenizer(file, /*any_size=*/true), "the token of rank 1 is there twice");
+  EXPECT_ERROR(tiktoken_tokenizer(file, /*any_size=*/true), "the token of rank 1 occurs twice");
   testing::WriteFile(file, "YQ== 0\r\nYg== 1\r\n");
   EXPECT_ERROR(open_tokenizer(file), "line 1 ends with CRLF", "tokenizer.model");
   testing::WriteFile(file, std::string(1336, 'A') + " 0\n");
@@ -59,7 +59,7 @@ TEST(OpenTokenizer, TellsTheFormByTheContent) {
   testing::WriteFile(folder / "two", "\n" + testing::ByteLevelJson().dump(2));
   testing::WriteFile(folder / "three", "a text");
   EXPECT_ERROR(open_tokenizer(folder / "one"),
-               "it has 4 tokens (Llama 3's has 128000): of another model");
+               "the file has 4 tokens, but Llama 3's tokenizer has 128000");
   EXPECT_EQ(open_tokenizer(folder / "two")->vocabulary(), 8);
   EXPECT_ERROR(open_tokenizer(folder / "three"), "three");
   EXPECT_ERROR(open_tokenizer(folder / "four"), "four");

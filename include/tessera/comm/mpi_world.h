@@ -24,7 +24,7 @@ namespace tessera::comm {
 ///   const comm::WorldScope scope(comm::world_from_mpi(MPI_COMM_WORLD));
 inline WorldPtr world_from_mpi(MPI_Comm ranks, const WorldOptions& options = {}) {
   const auto check = [](int code, const char* call) {
-    TESSERA_CHECK(code == MPI_SUCCESS, "world_from_mpi: ", call, " failed with MPI's error code ",
+    TESSERA_CHECK(code == MPI_SUCCESS, "world_from_mpi: ", call, " failed with the MPI error code ",
                   code, "; pass a communicator that is not freed");
   };
   int initialized = 0;
@@ -33,10 +33,10 @@ inline WorldPtr world_from_mpi(MPI_Comm ranks, const WorldOptions& options = {})
   check(MPI_Finalized(&finalized), "MPI_Finalized");
   TESSERA_CHECK(initialized != 0 && finalized == 0, "world_from_mpi: MPI is ",
                 finalized != 0 ? "finalised already" : "not initialised",
-                "; call it between MPI_Init and MPI_Finalize");
+                "; call world_from_mpi between MPI_Init and MPI_Finalize");
   TESSERA_CHECK(ranks != MPI_COMM_NULL,
-                "world_from_mpi: the communicator is MPI_COMM_NULL; call it only on the ranks that "
-                "MPI_Comm_split has put into a communicator");
+                "world_from_mpi: the communicator is MPI_COMM_NULL; call world_from_mpi only on "
+                "the ranks of a communicator");
   int rank = 0;
   int size = 0;
   check(MPI_Comm_rank(ranks, &rank), "MPI_Comm_rank");

@@ -115,7 +115,7 @@ std::string first_difference(const CallHistory& history, Communicator& group,
   const std::size_t position = first_difference_of(calls);
   // If the hashes differ but all stored texts are equal, the first different call was not stored.
   if (position == kStoredCalls) {
-    return detail::concat("those after the first ", kStoredCalls);
+    return detail::concat("the calls after the first ", kStoredCalls);
   }
   const std::string& here = call_at(calls[static_cast<std::size_t>(group.rank())], position);
   // The message names each different call once, with all ranks that made the call.
@@ -346,7 +346,7 @@ class CheckedCommunicator final : public Communicator {
     }
     TESSERA_CHECK(difference.empty(), describe(group_, "agreement on the calls"),
                   ": the ranks' calls since the last agreement differ: ", difference,
-                  "; make the ranks issue the same collectives in the same order");
+                  "; call the same collectives in the same order on all ranks");
   }
 
   std::string name() const override { return inner_->name(); }
@@ -404,31 +404,32 @@ class CheckedCommunicator final : public Communicator {
     check_tensor(collective, output, "output");
     check_tensor(collective, input, "input");
     TESSERA_CHECK(output.scalar_type() == input.scalar_type(), describe(group_, collective),
-                  ": the output is ", output.scalar_type(), ", the input ", input.scalar_type(),
-                  "; give both one type");
+                  ": the output is ", output.scalar_type(), " and the input is ",
+                  input.scalar_type(), "; pass tensors of one type");
     TESSERA_CHECK(output.device() == input.device(), describe(group_, collective),
-                  ": the output is on ", output.device(), ", the input on ", input.device(),
-                  "; put both on the group's device");
+                  ": the output is on ", output.device(), " and the input on ", input.device(),
+                  "; move both tensors to the device of the group");
   }
 
   void check_group(const char* collective, const std::vector<at::Tensor>& outputs,
                    const std::vector<at::Tensor>& inputs) const {
     TESSERA_CHECK(!inputs.empty() && outputs.size() == inputs.size(), describe(group_, collective),
-                  ": a group of ", outputs.size(), " outputs and ", inputs.size(),
-                  " inputs; give one output for each input, and at least one");
+                  ": ", outputs.size(), " outputs and ", inputs.size(),
+                  " inputs were passed; pass one output for each input, and at least one input");
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       check_pair(collective, outputs[i], inputs[i]);
       TESSERA_CHECK(inputs[i].scalar_type() == inputs[0].scalar_type(),
-                    describe(group_, collective), ": a group of ", inputs[0].scalar_type(), " and ",
-                    inputs[i].scalar_type(), "; give all tensors of a group one type");
+                    describe(group_, collective), ": inputs of ", inputs[0].scalar_type(), " and ",
+                    inputs[i].scalar_type(), " were passed; pass inputs of one type");
     }
   }
 
   void check_ratio(const char* collective, const at::Tensor& big, const char* big_name,
                    const at::Tensor& small, const char* small_name) const {
     TESSERA_CHECK(big.numel() == small.numel() * size(), describe(group_, collective), ": the ",
-                  big_name, " has ", big.numel(), " elements, which is not ", size(), " times the ",
-                  small.numel(), " of the ", small_name, "; allocate ", small.numel() * size());
+                  big_name, " has ", big.numel(), " elements, but needs ", size(), " times the ",
+                  small.numel(), " elements of the ", small_name, ", which is ",
+                  small.numel() * size());
   }
 
   void check_op(const char* collective, const at::Tensor& tensor, ReduceOp op) const {
@@ -450,9 +451,9 @@ class CheckedCommunicator final : public Communicator {
     const bool negative = std::ranges::any_of(counts, [](std::int64_t count) { return count < 0; });
     const auto sum = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
     TESSERA_CHECK(right_length && !negative && sum == tensor.numel(),
-                  describe(group_, "all_to_all"), ": the ", which, " counts (", counts.size(),
-                  " of them, sum ", sum, ") do not fit ", size(), " ranks and ", tensor.numel(),
-                  " elements; give one count >= 0 per rank that sum to the elements");
+                  describe(group_, "all_to_all"), ": the ", counts.size(), " counts of the ", which,
+                  " sum to ", sum, ", but there are ", size(), " ranks and ", tensor.numel(),
+                  " elements; pass one count >= 0 per rank, with the sum ", tensor.numel());
   }
 
   /// With TESSERA_DEBUG, throws Error if the ranks' calls have different purposes, types or sizes
@@ -469,8 +470,8 @@ class CheckedCommunicator final : public Communicator {
     const std::vector<std::string> all = gather_texts(*inner_, inputs.front().device(), own);
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       TESSERA_CHECK(all[rank] == own, describe(group_, collective), ": this rank calls ", own,
-                    ", rank ", group_.ranks[rank], " calls ", all[rank],
-                    "; make the ranks issue the same collectives in order");
+                    ", but rank ", group_.ranks[rank], " calls ", all[rank],
+                    "; call the same collectives in the same order on all ranks");
     }
   }
 
@@ -491,7 +492,7 @@ class CheckedCommunicator final : public Communicator {
 Communicator& LazyHostGroup::get() {
   if (failed_) {
     throw PeerError(
-        "the group over which the hosts agree failed earlier; look for the first error");
+        "the group that compares the calls of the ranks failed earlier; look for the first error");
   }
   if (made_ == nullptr) {
     // Making the process group can take as long as the time-out. No lock is held during this time,

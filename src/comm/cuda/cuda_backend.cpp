@@ -25,14 +25,14 @@ std::string version_text(int version) {
 void check_nccl(const LibraryVersions& versions) {
   TESSERA_CHECK(versions.nccl_header == versions.nccl_libtorch,
                 "backend nccl: Tessera was built with the header of NCCL ",
-                version_text(versions.nccl_header), ", libtorch with that of NCCL ",
+                version_text(versions.nccl_header), ", but libtorch with the header of NCCL ",
                 version_text(versions.nccl_libtorch),
-                "; build Tessera with the nccl.h of that version (-DTESSERA_NCCL_INCLUDE=DIR)");
-  TESSERA_CHECK(versions.nccl_loaded >= versions.nccl_libtorch, "backend nccl: NCCL ",
-                version_text(versions.nccl_loaded), " is loaded, and libtorch needs ",
-                version_text(versions.nccl_libtorch),
-                " or newer; scripts/setup installs it, or put a newer libnccl.so.2 first on "
-                "LD_LIBRARY_PATH");
+                "; build Tessera with libtorch's version of nccl.h (-DTESSERA_NCCL_INCLUDE=DIR)");
+  TESSERA_CHECK(
+      versions.nccl_loaded >= versions.nccl_libtorch, "backend nccl: NCCL ",
+      version_text(versions.nccl_loaded), " is loaded, but libtorch needs ",
+      version_text(versions.nccl_libtorch),
+      " or newer; run scripts/setup, or put a newer libnccl.so.2 first on LD_LIBRARY_PATH");
 }
 
 std::string cudnn_warning(const LibraryVersions& versions) {
@@ -40,8 +40,8 @@ std::string cudnn_warning(const LibraryVersions& versions) {
     return "";
   }
   return fmt::format(
-      "cuDNN {} is loaded, and libtorch was built with {}: attention may take a slower kernel; "
-      "scripts/setup installs that version, or put it first on LD_LIBRARY_PATH",
+      "cuDNN {} is loaded, but libtorch was built with cuDNN {}, so attention may use a slower "
+      "kernel; run scripts/setup, or put libtorch's version of cuDNN first on LD_LIBRARY_PATH",
       version_text(versions.cudnn_loaded), version_text(versions.cudnn_libtorch));
 }
 
@@ -61,16 +61,15 @@ const CudaBackend& load() {
                 "; build Tessera where the CUDA toolkit and NCCL are installed, or use device cpu");
   const auto function = reinterpret_cast<CudaBackendFunction>(dlsym(library, kCudaBackendSymbol));
   TESSERA_CHECK(function != nullptr, "device cuda: ", path,
-                " is of another version of Tessera; install both from one build");
+                " belongs to another version of Tessera; install all libraries from one build");
   TESSERA_CHECK(detail::has_found_cuda(),
-                "device cuda: libtorch has been used without CUDA in this process before (by a "
-                "backward on CPU, pinned memory or at::getAccelerator()), and does not look for it "
-                "again; make the world of device cuda first");
+                "device cuda: earlier in this process libtorch was used without CUDA (by a "
+                "backward on CPU, pinned memory or at::getAccelerator()), and does not look for "
+                "CUDA again; make the world of device cuda first");
   const CudaBackend& backend = *function();
-  TESSERA_CHECK(
-      backend.device_count() > 0,
-      "device cuda: no GPU is visible here; check nvidia-smi and CUDA_VISIBLE_DEVICES, or "
-      "use device cpu");
+  TESSERA_CHECK(backend.device_count() > 0,
+                "device cuda: no GPU is visible to this process; check nvidia-smi and "
+                "CUDA_VISIBLE_DEVICES, or use device cpu");
   return backend;
 }
 
@@ -118,8 +117,8 @@ const char* to_string(Lane lane) {
 
 void Streams::begin_scope(Lane lane) {
   TESSERA_CHECK(!in_scope_.exchange(true), "a LaneScope of '", to_string(lane),
-                "' was begun within another one of the same streams, on this thread or a second "
-                "one; end that first, or give each thread its own streams");
+                "' began inside another LaneScope of the same Streams, on this thread or another "
+                "thread; end the other LaneScope first, or use separate Streams for each thread");
   enter(lane);
 }
 

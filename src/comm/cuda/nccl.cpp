@@ -98,9 +98,9 @@ class NcclHealth {
     ncclResult_t state = ncclSuccess;
     if (ncclCommGetAsyncError(communicator_, &state) == ncclSuccess && state != ncclSuccess &&
         state != ncclInProgress) {
-      fail("NCCL met an error: ", ncclGetErrorString(state), " (",
+      fail("NCCL reported an error: ", ncclGetErrorString(state), " (",
            first_line(ncclGetLastError(communicator_)),
-           "); look for the first error among the other ranks, NCCL_DEBUG=INFO shows more");
+           "); look for the first error among the other ranks; NCCL_DEBUG=INFO shows more");
     }
   }
   /// Sets the communicator to check. With nullptr, check() does nothing.
@@ -153,8 +153,8 @@ class NcclGroup {
       return;
     }
     PeerWait wait(info_, "shutdown");
-    std::string reason = "its ranks did not all come within " + std::to_string(patience.count()) +
-                         " ms; every rank must call World::shutdown()";
+    std::string reason = "not all ranks called World::shutdown() within " +
+                         std::to_string(patience.count()) + " ms; call shutdown() on every rank";
     try {
       if (shuts_down_in_time(group, device_, patience, [&] { wait.check(); })) {
         return;
@@ -256,7 +256,7 @@ std::string nccl_text(const std::exception& error) {
   constexpr std::string_view kPlace = "NCCL error in: ";
   const auto comma = text.find(", ");
   if (text.starts_with(kPlace) && comma != std::string::npos) {
-    text.replace(0, comma + 2, "NCCL met an error: ");
+    text.replace(0, comma + 2, "NCCL reported an error: ");
   }
   return text;
 }
@@ -428,7 +428,7 @@ class NcclCommunicator final : public Communicator {
     } catch (const c10::OutOfMemoryError& error) {
       fail(describe(group_->info(), with_purpose(what, purpose()).c_str()), ": ",
            first_line(error.what_without_backtrace()),
-           "; take a smaller batch, or more ranks to shard over");
+           "; use a smaller batch, or shard over more ranks");
     } catch (const std::exception& error) {
       fail(describe(group_->info(), with_purpose(what, purpose()).c_str()), ": ", nccl_text(error),
            "; NCCL_DEBUG=INFO shows more");
@@ -450,7 +450,7 @@ CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const Grou
         store, group, place.device, parent == nullptr ? nullptr : &parent->group()));
   } catch (const std::exception& error) {
     throw PeerError(describe(group, "set-up") + ": " + nccl_text(error) +
-                    "; look for the first error among the other ranks, NCCL_DEBUG=INFO shows more");
+                    "; look for the first error among the other ranks; NCCL_DEBUG=INFO shows more");
   }
 }
 

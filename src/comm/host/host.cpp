@@ -67,8 +67,8 @@ std::optional<int> integer(const Variables& variables, const std::string& name, 
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   TESSERA_CHECK(
       error == std::errc() && end == text->data() + text->size() && value >= least && value <= most,
-      "environment variable ", name, "=", *text, ": not an integer from ", least, " to ", most,
-      "; correct or unset it");
+      "environment variable ", name, "=", *text, " is not an integer from ", least, " to ", most,
+      "; correct or unset the variable");
   return value;
 }
 
@@ -103,7 +103,7 @@ void read_ranks(const Variables& variables, const Launcher& launcher, JobVariabl
   TESSERA_CHECK(!job.local_rank || *job.local_rank <= job.rank,
                 "environment variables: ", launcher.local_rank, "=", job.local_rank.value_or(0),
                 " contradicts ", launcher.rank, "=", job.rank,
-                "; a local rank is at most the global one");
+                "; a local rank is at most the global rank");
 }
 
 /// Whether the launcher says that all ranks are on this machine.
@@ -122,8 +122,8 @@ std::string read_address(const Variables& variables, const Launcher& launcher, i
     return "127.0.0.1";
   }
   const auto slurm = variables("SLURM_LAUNCH_NODE_IPADDR");
-  TESSERA_CHECK(slurm, "environment variables: ", size, " ranks from ", launcher.name,
-                ", but MASTER_ADDR is not set; set it to the host of rank 0");
+  TESSERA_CHECK(slurm, "environment variables: ", launcher.name, " starts ", size,
+                " ranks, but MASTER_ADDR is not set; set MASTER_ADDR to the host of rank 0");
   return *slurm;
 }
 
@@ -134,10 +134,9 @@ std::uint16_t read_port(const Variables& variables, const Launcher& launcher) {
   if (!port && &launcher == &kLaunchers[2]) {
     port = kSlurmFirstPort + integer(variables, "SLURM_JOB_ID", 0, kAny).value_or(0) % kSlurmPorts;
   }
-  TESSERA_CHECK(
-      port || &launcher != &kLaunchers[0],
-      "environment variables: RANK and WORLD_SIZE are set, but MASTER_PORT is not; set it "
-      "to a free port of the host of rank 0");
+  TESSERA_CHECK(port || &launcher != &kLaunchers[0],
+                "environment variables: RANK and WORLD_SIZE are set, but MASTER_PORT is not; set "
+                "MASTER_PORT to a free port of the host of rank 0");
   return static_cast<std::uint16_t>(port.value_or(kDefaultPort));
 }
 
@@ -154,8 +153,8 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
   constexpr double kMost = 1e6;
   const bool in_range = (seconds > 0 || (may_be_zero && seconds == 0)) && seconds <= kMost;
   TESSERA_CHECK(*end == '\0' && in_range, "environment variable ", name, "=", *text,
-                ": not a number of seconds ", may_be_zero ? "from 0" : "above 0",
-                " to 1000000; correct or unset it");
+                " is not a number of seconds ", may_be_zero ? "from 0" : "above 0",
+                " to 1000000; correct or unset the variable");
   constexpr double kMillisecondsPerSecond = 1000;
   // The duration is rounded up to milliseconds, so that a very small value does not become 0.
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
@@ -225,7 +224,8 @@ std::string numeric(const sockaddr* address, socklen_t length) {
 /// and cannot be used without a scope id.
 std::string address_of_interface(const std::string& name) {
   ifaddrs* first = nullptr;
-  TESSERA_CHECK(getifaddrs(&first) == 0, "listing network interfaces: ", std::strerror(errno));
+  TESSERA_CHECK(getifaddrs(&first) == 0,
+                "cannot list the network interfaces: ", std::strerror(errno));
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> list(first, &freeifaddrs);
   for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_name == name && entry->ifa_addr != nullptr &&
@@ -234,8 +234,8 @@ std::string address_of_interface(const std::string& name) {
     }
   }
   fail("GLOO_SOCKET_IFNAME=", name,
-       ": this host has no such interface with an IPv4 address; "
-       "`ip address` lists them");
+       ": this host has no interface of this name with an IPv4 address; "
+       "`ip address` lists the interfaces");
 }
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
@@ -254,7 +254,7 @@ AddressList look_up(const std::string& host, int& error) {
 std::string source_address_towards(const std::string& peer) {
   int error = 0;
   const AddressList list = look_up(peer, error);
-  TESSERA_CHECK(error == 0, "rank 0's host ", peer, ": ", gai_strerror(error),
+  TESSERA_CHECK(error == 0, "cannot find rank 0's host ", peer, ": ", gai_strerror(error),
                 "; set MASTER_ADDR to the host of rank 0, or GLOO_SOCKET_IFNAME to an interface");
   for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
     const int fd = socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);

@@ -63,7 +63,8 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
                                        const WorldOptions& options) {
   const auto size = static_cast<int>(hosts.size());
   check_options(options);
-  TESSERA_CHECK(options.backend != "nccl", "thread_worlds: NCCL takes a process a rank; use gloo");
+  TESSERA_CHECK(options.backend != "nccl",
+                "thread_worlds: NCCL needs a process per rank; use gloo");
   disable_flight_recorder();
   const auto store = detail::memory_store();
   store->setTimeout(options.timeout);
@@ -87,7 +88,7 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
 /// All ranks of thread_worlds() report the same machine, so that their process groups use shared
 /// memory, as between processes of one machine.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
-  TESSERA_CHECK(size >= 1, "thread_worlds: ", size, " ranks asked for; ask for at least one");
+  TESSERA_CHECK(size >= 1, "thread_worlds: ", size, " ranks were passed; pass at least one rank");
   return thread_worlds_on(std::vector<std::string>(static_cast<std::size_t>(size), "this process"),
                           options);
 }
@@ -97,7 +98,7 @@ namespace {
 WorldPtr make_fake_world(const char* asked, int rank, int size, const char* device,
                          FakeStart start = {}) {
   TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size, asked, ": rank ", rank, " of ", size,
-                " ranks; give 0 <= rank < size");
+                " ranks was passed; pass 0 <= rank < size");
   return std::make_shared<FakeWorld>(rank, size, device, std::move(start));
 }
 

@@ -54,10 +54,10 @@ class Arrivals {
       }
     } catch (const std::exception& error) {
       wait_for_first_failure();
-      throw PeerError(detail::concat(
-          "rank ", job_.rank, " of ", job_.size, " lost the store at ", job_.address, ":",
-          job_.port, " at the rendezvous, where rank(s) ", join(missing_),
-          " did not come: ", first_line(error.what()), "; look for rank 0's own error"));
+      throw PeerError(
+          detail::concat("rank ", job_.rank, " of ", job_.size, " lost the store at ", job_.address,
+                         ":", job_.port, " at the rendezvous, before rank(s) ", join(missing_),
+                         " came: ", first_line(error.what()), "; look for the error of rank 0"));
     }
     TESSERA_CHECK(fault.empty(), fault);
     return missing_;
@@ -71,8 +71,8 @@ class Arrivals {
         if (!is_alive({record.pid, record.start_time}) && !look().empty()) {
           wait_for_first_failure();
           throw PeerError(detail::concat(
-              "rank ", job_.rank, " of ", job_.size, " waits at the rendezvous, where rank ",
-              record.rank, " (pid ", record.pid, ") had come and has ended; look for its error"));
+              "rank ", job_.rank, " of ", job_.size, " waits at the rendezvous, but rank ",
+              record.rank, " (pid ", record.pid, ") has ended; look for that rank's error"));
         }
       }
     }
@@ -116,9 +116,9 @@ class Arrivals {
       // not exist.
       store_.set(
           kFaultKey,
-          detail::concat("rank ", job_.rank, " of ", job_.size, " has met rank ", rank, " of ",
+          detail::concat("rank ", job_.rank, " of ", job_.size, " met rank ", rank, " of ",
                          announced.at(kSize), " at ", job_.address, ":", job_.port,
-                         "; start all nodes with the same number of nodes and of ranks on each"));
+                         "; start all nodes with equal numbers of nodes and of ranks per node"));
       return {};
     }
     const std::string& host = announced.at(kHost);
@@ -172,8 +172,8 @@ std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& j
     TESSERA_CHECK(waited < options.timeout, "rank ", job.rank, " of ", job.size, " waited ",
                   options.timeout.count(), " ms at the rendezvous, and rank(s) ", join(missing),
                   " did not come; start all ranks with the same MASTER_ADDR, MASTER_PORT and "
-                  "number of ranks, which are those that ",
-                  job.launcher, " say");
+                  "number of ranks; the number of ranks comes from ",
+                  job.launcher);
     say_wait(job, options, waited, missing, said);
     std::this_thread::sleep_for(nap);
     nap = std::min(2 * nap, kLongestNap);

@@ -152,7 +152,7 @@ class StoreWorld final : public World {
       return known->second;
     }
     TESSERA_CHECK(!ended_, "group '", name,
-                  "': this rank's world has ended; ask for its groups before World::shutdown()");
+                  "': this rank's world has ended; make groups before World::shutdown()");
     // After abort() no group can be made, because making a group needs the other ranks.
     TESSERA_CHECK(!aborted_, "group '", name,
                   "': this rank's world has failed or was aborted; start the job again");
@@ -306,10 +306,11 @@ void check_options(const WorldOptions& options) {
                 options.backend, "' is unknown; use \"gloo\" or \"nccl\"");
   TESSERA_CHECK(options.backend != "nccl" || options.device == "cuda",
                 "WorldOptions: backend nccl needs device cuda; use gloo on cpu");
-  TESSERA_CHECK(options.timeout.count() > 0, "WorldOptions: the time-out of ",
-                options.timeout.count(), " ms leaves no time; give more than 0");
-  TESSERA_CHECK(options.watchdog.count() >= 0, "WorldOptions: the watchdog's limit of ",
-                options.watchdog.count(), " ms is negative; give 0 to turn it off");
+  TESSERA_CHECK(options.timeout.count() > 0, "WorldOptions: the timeout is ",
+                options.timeout.count(), " ms; pass a timeout above 0");
+  TESSERA_CHECK(options.watchdog.count() >= 0, "WorldOptions: the watchdog limit is ",
+                options.watchdog.count(),
+                " ms; pass a limit above 0, or 0 to turn the watchdog off");
 }
 
 // Every rank checks `ranks` before anything is sent, so that an invalid list is an Error and not a
@@ -322,9 +323,9 @@ GroupInfo info_of_group(const World& world, const std::vector<int>& ranks,
   const bool unique = std::set<int>(ranks.begin(), ranks.end()).size() == ranks.size();
   TESSERA_CHECK(in_range && unique, "group '", name, "' of ranks ", join(ranks),
                 ": a rank is repeated or outside the world of ", world.size(),
-                "; give each member once, 0 to ", world.size() - 1);
+                "; pass each rank once, from 0 to ", world.size() - 1);
   TESSERA_CHECK(self != ranks.end(), "group '", name, "' of ranks ", join(ranks), ": rank ",
-                world.rank(), " is not a member; only members may ask for it");
+                world.rank(), " is not a member; only members may make the group");
   return {name, ranks, static_cast<int>(self - ranks.begin()), world.options().timeout, nullptr};
 }
 

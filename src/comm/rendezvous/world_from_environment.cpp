@@ -172,9 +172,9 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
     const std::string message = tessera::detail::concat(
         "rank ", job.rank, " of ", job.size, " cannot ", serves_store(job) ? "serve" : "reach",
         " the store at MASTER_ADDR=", job.address, " MASTER_PORT=", job.port, ": ",
-        unknown.empty() ? first_line(error.what()) : "this host is not known here: " + unknown,
-        "; check both variables and that rank 0 runs and the port is free; that there are other "
-        "ranks say ",
+        unknown.empty() ? first_line(error.what()) : "the host is unknown: " + unknown,
+        "; check both variables, that rank 0 runs and that the port is free; the number of ranks "
+        "comes from ",
         job.launcher);
     if (serves_store(job)) {
       throw Error(message);
@@ -338,7 +338,7 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   place = {lines[0], lines[1], lines[2], lines[3]};
   TESSERA_CHECK(place.error.empty() && !place.port.empty(), "rank 0 of ", job.size,
                 " cannot open a store for the world of these ranks: ", place.error,
-                "; correct this on the host of rank 0");
+                "; correct this error on the host of rank 0");
   job.address = place.address;
   job.port = static_cast<std::uint16_t>(std::stoi(place.port));
   if (store == nullptr) {
@@ -358,7 +358,7 @@ WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
   detail::read_log_level();
   check_options(options);
   TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size, "world_from_broadcast: rank ", rank, " of ",
-                size, " ranks; give 0 <= rank < size");
+                size, " ranks was passed; pass 0 <= rank < size");
   TESSERA_CHECK(broadcast != nullptr || size == 1,
                 "world_from_broadcast: the broadcast is empty; pass a function that sends bytes");
   JobVariables job;

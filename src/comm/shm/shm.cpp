@@ -227,9 +227,9 @@ class ShmGroup {
       // Every rank compares its call with the calls of all other ranks, so that all ranks throw if
       // the calls of any two ranks differ.
       TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
-                    ": the ranks disagree: this one calls ", to_text(own), ", rank ",
+                    ": the ranks disagree: this rank calls ", to_text(own), ", but rank ",
                     group_.ranks[static_cast<std::size_t>(rank)], " calls ", to_text(peer),
-                    "; make the ranks issue the same collectives in the same order");
+                    "; call the same collectives in the same order on all ranks");
       rounds = std::max(rounds, peer.rounds);
     }
     return rounds;

@@ -228,7 +228,7 @@ void ExchangeRounds::check_counts(Slots slots) const {
       TESSERA_CHECK(sent == expected, describe(group_, "all_to_all"), ": rank ",
                     group_.ranks[index(from)], " sends ", sent, " elements to rank ",
                     group_.ranks[index(to)], ", which expects ", expected,
-                    "; make the counts agree");
+                    "; pass counts that agree");
     }
   }
 }
@@ -406,7 +406,7 @@ ReduceFunction reduction(const GroupInfo& group, const char* collective, c10::Sc
                          ReduceOp op) {
   const ReduceFunction reduce = find_reduce(type, op);
   TESSERA_CHECK(reduce != nullptr, describe(group, collective), ": ", to_string(op), " of ", type,
-                " is not implemented; convert to float, or to another type");
+                " is not implemented; convert to another type, such as float");
   return reduce;
 }
 

@@ -57,7 +57,7 @@ RecordPtr make_record(const WatchSettings& settings, int size, const std::string
   const SharedFile file = error == 0 ? map_file(fd) : SharedFile{};
   if (file.base == nullptr) {
     fail("the flight record ", path, " cannot be made: ", std::strerror(error == 0 ? errno : error),
-         "; give a folder that exists and can be written as TESSERA_RUN_DIR");
+         "; set TESSERA_RUN_DIR to a writable folder");
   }
   auto* const record = new (file.base.get()) Record;
   const ProcessIdentity process = this_process();

@@ -105,8 +105,8 @@ def test_a_set_up_that_hangs_ends_at_the_time_out(folder, monkeypatch):
 
 @pytest.mark.parametrize("fault, rank, said", [
     # The faults are: an error in the background, a collective that fails at once, a lost collective, a rank without memory.
-    ("async:40@1", 1, r"error: \w+ .*\(call \d+ of group '(dp|tp)'\).*, rank 1: NCCL met an error"),
-    ("nccl:40@1", 1, r"\w+ .*in group '(dp|tp)' \(ranks .*\), rank 1: NCCL met an error"),
+    ("async:40@1", 1, r"error: \w+ .*\(call \d+ of group '(dp|tp)'\).*, rank 1: NCCL reported an error"),
+    ("nccl:40@1", 1, r"\w+ .*in group '(dp|tp)' \(ranks .*\), rank 1: NCCL reported an error"),
     ("lost:40@1", None, r"error: .*\(call \d+ of group '(dp|tp)'\).*, rank \d.* did not end for 4"),
     ("malloc-above:1000000@1", 1, "CUDA out of memory")])
 def test_a_failure_is_said_in_a_line(folder, monkeypatch, fault, rank, said):

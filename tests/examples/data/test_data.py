@@ -48,7 +48,7 @@ class Mixtures(Data):
 
     def test_refuse_a_weight_too_few(self):
         self.refuse(self.mixture[:6], "--weight is given 1 times and --tokens 2")
-        self.refuse([*self.mixture, "--seq", 16, "--batch", 60], "a source holds 240 tokens", "batch of 60")
+        self.refuse([*self.mixture, "--seq", 16, "--batch", 60], "a data source has 240 tokens", "batch of 60")
 
 
 def own_loss(model, rows):
@@ -178,7 +178,7 @@ class Prompts(LossesOfTransformers):
         flags = ["--jsonl", self.write_lines(pairs)]
         want = own_loss(model, self.rows(pairs, begin=[1]))
         self.assert_close(self.losses([*flags, "--truncate"], 2, 2)[:1], [want])
-        self.refuse([*flags, "--seq", 16, "--batch", 12], "p.jsonl:", "a sequence and its last target have 17")
+        self.refuse([*flags, "--seq", 16, "--batch", 12], "p.jsonl:", "a sequence and the last target have 17")
 
     def test_begin_alike_however_the_tokenizer_is_named(self):
         import shutil
@@ -206,7 +206,7 @@ class Prompts(LossesOfTransformers):
 
     def test_refuse_unusable_completions(self):
         flags = ["--eos-token", self.END, "--seq", 4, "--batch", 1, "--jsonl"]
-        self.refuse([*flags, self.write_lines([])], "hold no object")
+        self.refuse([*flags, self.write_lines([])], "have no JSON object")
         self.refuse([*flags, self.write_lines([("a", 3)])], 'p.jsonl:1: the field "completion" must be a text, but it is of the kind number')
         self.refuse(flags[:-1] + ["--text", self.tokens, "--truncate"], "--truncate is given, but is for --jsonl")
 
