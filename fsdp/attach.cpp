@@ -166,17 +166,17 @@ void check_returnable(const BackwardCall& call, const std::vector<RequestedParam
   const std::string first =
       "autograd::grad of " + describe(*requested.front().parameter->slot()) + " of an FSDP unit";
   TESSERA_CHECK(!call.create_graph, first,
-                " was asked for with create_graph, but its gradient is a sum over ranks, which has "
-                "no graph; leave create_graph out, or differentiate twice on one rank");
+                " was called with create_graph, but FSDP sums the gradient over ranks, and the sum "
+                "has no graph; leave create_graph out, or differentiate twice on one rank");
   TESSERA_CHECK(
       std::ranges::none_of(units, [](const auto& unit) { return unit->settings().step_goes_on(); }),
       first,
-      " was asked for while set_requires_gradient_sync, set_requires_all_reduce or "
-      "set_is_last_backward is false; it gives reduced gradients: set them true for it");
+      " was called while set_requires_gradient_sync, set_requires_all_reduce or "
+      "set_is_last_backward is false; autograd::grad needs all three true");
   for (const Edge& output : call.outputs) {
     TESSERA_CHECK(as_leaf(output) != nullptr || tessera::detail::is_unreachable(output), first,
-                  " was asked for together with that of a result of operators; ask for that in a "
-                  "separate call, the first of them with retain_graph");
+                  " was called together with the gradient of an operator's result; call "
+                  "autograd::grad twice, first with retain_graph");
   }
 }
 
@@ -273,8 +273,8 @@ std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller) 
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
                                             const char* caller) {
   std::vector<std::shared_ptr<Unit>> units = units_of(module, recurse);
-  TESSERA_CHECK(!units.empty(), caller, ": this ", module.name(), recurse ? " holds" : " is",
-                " no unit; apply fully_shard first");
+  TESSERA_CHECK(!units.empty(), caller, ": this ", module.name(),
+                recurse ? " holds no unit" : " is not a unit", "; apply fully_shard first");
   return units;
 }
 

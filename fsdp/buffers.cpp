@@ -17,10 +17,11 @@ namespace tessera::fsdp {
 // needs no indices of mesh dimensions.
 
 DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
-  TESSERA_CHECK(mesh && (mesh.ndim() == 1 || mesh.ndim() == 2), "fully_shard: the mesh is ",
-                mesh ? to_string(mesh) : "undefined",
-                "; pass the dimension that shards, or those that replicate and shard, for example "
-                "mesh[\"dp\"] or mesh[{\"dp_replicate\", \"dp\"}]");
+  TESSERA_CHECK(
+      mesh && (mesh.ndim() == 1 || mesh.ndim() == 2), "fully_shard: the mesh is ",
+      mesh ? to_string(mesh) : "undefined",
+      "; pass one dimension to shard over, or two to replicate and shard over, for example "
+      "mesh[\"dp\"] or mesh[{\"dp_replicate\", \"dp\"}]");
   if (mesh.ndim() == 1) {
     shard = mesh;
     return;
@@ -28,17 +29,16 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
   const std::vector<std::string>& names = mesh.shape().names();
   // mesh[name] keeps the root mesh. FSDP's mesh and the TP mesh must have one root mesh.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
-                " have no names; name them, so that they can be told apart");
+                " have no names; make the mesh with names for its dimensions");
   replicate = mesh[names[0]];
   shard = mesh[names[1]];
 }
 
 DataMesh DataMesh::replicating(const DeviceMesh& mesh) {
-  TESSERA_CHECK(mesh && mesh.ndim() == 1, "replicate: the mesh is ",
-                mesh ? to_string(mesh) : "undefined",
-                mesh && mesh.ndim() == 2
-                    ? "; all its ranks hold copies: pass them as one dimension, mesh.flatten()"
-                    : "; pass the dimension that replicates, for example mesh[\"dp\"]");
+  TESSERA_CHECK(
+      mesh && mesh.ndim() == 1, "replicate: the mesh is ", mesh ? to_string(mesh) : "undefined",
+      mesh && mesh.ndim() == 2 ? "; replicate needs a mesh of one dimension: pass mesh.flatten()"
+                               : "; pass one dimension, for example mesh[\"dp\"]");
   DataMesh result;
   result.all = result.replicate = mesh;
   const auto rank = static_cast<std::size_t>(mesh.local_rank());

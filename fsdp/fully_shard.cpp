@@ -23,20 +23,20 @@ void check_module(const nn::ModuleBase* module) {
   TESSERA_CHECK(module->attached<Unit>() == nullptr,
                 "fully_shard or replicate was applied to this ", module->name(),
                 " already; apply one of them once to each module");
-  TESSERA_CHECK(
-      dynamic_cast<const nn::ModuleList*>(module) == nullptr,
-      "fully_shard: a ModuleList has no forward to gather before; apply it to the modules "
-      "in it");
+  TESSERA_CHECK(dynamic_cast<const nn::ModuleList*>(module) == nullptr,
+                "fully_shard was applied to a ModuleList, which has no forward; apply fully_shard "
+                "to the modules in the list");
   TESSERA_CHECK(dynamic_cast<const nn::AdoptedModule*>(module) == nullptr, "fully_shard: a ",
                 module->name(),
-                " inside of a module in nn::Hooked is called without hooks, which would gather it; "
-                "apply it to the module that nn::Hooked holds");
+                " inside a module that nn::Hooked holds runs without the hooks that gather "
+                "parameters; apply fully_shard to the module that nn::Hooked holds");
 }
 
 /// All checks precede all changes, so that an error leaves the model unchanged.
 void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
                        const Options& options) {
-  TESSERA_CHECK(!modules.empty(), "fully_shard was given no module");
+  TESSERA_CHECK(!modules.empty(),
+                "fully_shard was given an empty list of modules; pass at least one module");
   for (const nn::ModuleBase* module : modules) {
     check_module(module);
   }
@@ -95,9 +95,8 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options) {
   TESSERA_CHECK(
       !options.shard_placement && !options.parameter_mesh && options.post_forward_mesh_size == 1,
-      "replicate: the options say how to split parameters (shard_placement, parameter_mesh or "
-      "post_forward_mesh_size), but each rank keeps them unsharded; leave these out or apply "
-      "fully_shard");
+      "replicate: the options set shard_placement, parameter_mesh or post_forward_mesh_size, but "
+      "replicate does not split parameters; leave these options out, or apply fully_shard");
   // replicate() is FSDP on a mesh whose sharding dimension has one rank, so every parameter is
   // replicated.
   Options replicated = options;
@@ -108,7 +107,7 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
 }
 
 double mean_weight(std::int64_t rows, const DeviceMesh& mesh) {
-  TESSERA_CHECK(mesh, "mean_weight: the mesh is undefined; pass that of fully_shard");
+  TESSERA_CHECK(mesh, "mean_weight: the mesh is undefined; pass the mesh of fully_shard");
   nn::note_weighing();
   std::vector<std::vector<std::int64_t>> of_ranks{{rows}};
   if (mesh.size() > 1) {
@@ -120,15 +119,15 @@ double mean_weight(std::int64_t rows, const DeviceMesh& mesh) {
     all += own.front();
     negative = negative || own.front() < 0;
   }
-  TESSERA_CHECK(all > 0 && !negative, "mean_weight: ", rows, " rows on this rank and ", all,
-                " on all of ", to_string(mesh),
-                "; pass how many rows each rank has; at least one rank must have some");
+  TESSERA_CHECK(all > 0 && !negative, "mean_weight: this rank passed ", rows,
+                " rows, and all ranks of ", to_string(mesh), " passed ", all,
+                "; no count may be negative, and at least one rank must have rows");
   return static_cast<double>(rows) * static_cast<double>(mesh.size()) / static_cast<double>(all);
 }
 
 DeviceMesh world_mesh(const comm::WorldPtr& world) {
   TESSERA_CHECK(world != nullptr,
-                "world_mesh: the world is null; pass that of comm::world_from_environment()");
+                "world_mesh: the world is null; pass the result of comm::world_from_environment()");
   return init_device_mesh(world, {world->size()}, {"dp"});
 }
 
@@ -231,7 +230,7 @@ void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse)
 
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse) {
   TESSERA_CHECK(factor > 0 && std::isfinite(factor), "set_gradient_divide_factor: ", factor,
-                " is not positive and finite; pass the number of ranks, say");
+                " is not positive and finite; pass for example the number of ranks");
   set_each(module, recurse, "set_gradient_divide_factor", &Settings::gradient_divisor, factor);
 }
 
@@ -246,7 +245,7 @@ void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurs
 void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event) {
   const std::shared_ptr<Unit> unit = unit_of(root, "set_post_optim_event");
   TESSERA_CHECK(!unit->is_below_root(), "set_post_optim_event: ", unit->label(),
-                " is not the root; pass the module whose forward is called");
+                " is not the root unit; pass the outermost module of the model");
   unit->settings().post_optim_event = std::move(event);
 }
 

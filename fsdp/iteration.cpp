@@ -148,9 +148,10 @@ bool IterationState::begin_forward() {
     forget_reductions();
     enter(IterationPhase::kIdle);
   }
-  TESSERA_CHECK(phase() != IterationPhase::kBackward, "forward of ", units().front()->label(),
-                " was called within its own backward, from a hook or an autograd function for "
-                "example; call it before or after backward, or let nn::checkpoint run it again");
+  TESSERA_CHECK(
+      phase() != IterationPhase::kBackward, "forward of ", units().front()->label(),
+      " was called within its own backward, from a hook or an autograd function for "
+      "example; call forward before or after backward, or let nn::checkpoint repeat the forward");
   enter(IterationPhase::kForward);
   // Removes each forward whose autograd graph was dropped. In a pipeline, earlier micro-batches can
   // still run backward, so their forwards stay.
@@ -370,15 +371,14 @@ void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& m
       }
     }
   });
-  TESSERA_CHECK(forgotten.empty(), "forward of a ", module.name(), ": ", forgotten.size(),
-                " of its parameters are trained but in no unit of FSDP (", nn::first_of(forgotten),
-                "), so that each of the ", mesh.ranks(), " ranks would train its own copy; ",
-                again ? "they were registered, replaced or unfrozen (requires_grad_) after an "
-                        "earlier forward, and units do not take them in: complete and unfreeze the "
-                        "model before fully_shard"
-                      : "apply fully_shard or replicate to a module that holds them, and register "
-                        "all modules before",
-                "; or freeze them, or name them in Options::ignored of a unit");
+  TESSERA_CHECK(
+      forgotten.empty(), "forward of a ", module.name(), ": ", forgotten.size(),
+      " of its parameters require gradients but belong to no FSDP unit (", nn::first_of(forgotten),
+      "), so each of the ", mesh.ranks(), " ranks would train its own copy; ",
+      again ? "units ignore parameters that are registered, replaced or unfrozen (requires_grad_) "
+              "after the first forward: complete and unfreeze the model before fully_shard"
+            : "register all modules before you apply fully_shard or replicate to the model",
+      "; or freeze the parameters, or name them in Options::ignored of a unit");
 }
 
 void mix(std::uint64_t& hash, std::uint64_t value) {
@@ -404,8 +404,8 @@ void mix_slots(std::uint64_t& hash, const torch::nn::Module& module) {
 
 void Unit::make_iteration() {
   TESSERA_CHECK(modules_.size() == 1,
-                "forward of a module that is a unit together with others was called before that "
-                "of the root; apply fully_shard to the module that holds them and call that");
+                "forward of a unit of several modules was called without a root unit; apply "
+                "fully_shard to the module that holds all of them, and call that module");
   // A unit that is called before a root is known becomes a root itself. If the model has another
   // root, the first call of that root assigns the unit to its own iteration.
   const nn::ModuleBase& root = *modules_.front();
@@ -440,7 +440,7 @@ std::string Unit::lost_write(const std::string& writer) const {
     if (const std::string name = group.lost_write(); !name.empty()) {
       return tessera::detail::concat(
           writer, " wrote to its parameter '", name,
-          "', which is a gathered copy there, so that the write would be lost; write to "
+          "' while the parameter was a gathered copy, so the write would be lost; write to "
           "slot->persistent() outside of forward");
     }
   }
@@ -512,10 +512,10 @@ void Unit::await_compute() {
 /// nothing, unlike await_compute(), because a loss function can call the unit often.
 void Unit::refuse_outdated() {
   for (const ParameterGroup& group : groups()) {
-    TESSERA_CHECK(!group.gathered().holds_copies() || group.gathered().is_current(), "forward of ",
-                  label(),
-                  ", whose parameters were written since they were gathered for a "
-                  "backward that is still to come; run that, or free them by fsdp::reshard");
+    TESSERA_CHECK(
+        !group.gathered().holds_copies() || group.gathered().is_current(), "forward of ", label(),
+        " was called, but its parameters were changed since they were gathered for a backward; run "
+        "that backward first, or free the gathered parameters with fsdp::reshard");
   }
 }
 

@@ -50,12 +50,14 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   const bool disjoint =
       !own.empty() && std::ranges::none_of(own, [&](auto& dim) { return contains(others, dim); });
   TESSERA_CHECK(outer.root() == root && disjoint, "fully_shard: ", name, " is distributed on ",
-                to_string(outer), ", which is not another slice of the mesh that ", to_string(mesh),
-                " comes from; slice both from one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
-  TESSERA_CHECK(!share_ranks(outer, mesh), "fully_shard: ", name, " is distributed on ",
-                to_string(outer), ", and was to be split over ", to_string(mesh),
-                " as well, which contains it: a dimension splits a tensor once; give this "
-                "parameter the other dimensions by Options::parameter_mesh, or leave it plain");
+                to_string(outer), ", and the mesh of fully_shard is ", to_string(mesh),
+                "; pass different slices of one mesh, for example "
+                "mesh[\"tp\"] and mesh[\"dp\"]");
+  TESSERA_CHECK(
+      !share_ranks(outer, mesh), "fully_shard: ", name, " is distributed on ", to_string(outer),
+      ", and the mesh of fully_shard, ", to_string(mesh),
+      ", contains that mesh: a mesh dimension can split a tensor only once; pass a mesh of the "
+      "other dimensions by Options::parameter_mesh, or do not distribute this parameter");
   const std::vector<std::string>& persistent = data_mesh.persistent().shape().names();
   const std::vector<std::string>& known = root.shape().names();
   std::vector<std::string> names;
@@ -231,10 +233,10 @@ UnreducedGradient::UnreducedGradient(const at::Tensor& parameter, at::Tensor ear
 
 void UnreducedGradient::refuse() const {
   fail("the gradient of ", name_,
-       " was asked for, which is not reduced over the ranks yet: the last backward ran under "
+       " is not reduced over the ranks yet and cannot be read: the last backward ran under "
        "set_requires_gradient_sync(false), set_requires_all_reduce(false) or "
-       "set_is_last_backward(false); run one with all of them true first, or drop the gradient "
-       "with zero_grad");
+       "set_is_last_backward(false); run a backward with all three true first, or drop the "
+       "gradient with zero_grad");
 }
 
 bool UnreducedGradient::run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -355,7 +357,7 @@ bool ShardedParameter::adopt() {
   TESSERA_CHECK(tessera::is_distributed(current) && current.sizes() == sharded_.sizes() &&
                     sharding_spec(current) == sharding_,
                 "parameter '", name_,
-                "' was replaced by a tensor that is not laid out as its shard was, ",
+                "' was replaced by a tensor that is not laid out like its shard, ",
                 to_string(*sharding_.layout), " on ", to_string(sharding_.mesh),
                 "; copy values into slot->persistent() instead of replacing it");
   if (!replaced) {
@@ -470,8 +472,8 @@ void ShardedParameter::notice_drop() {
     arriving_.clear();
   }
   TESSERA_CHECK(marked_expected_ != nullptr || !expects, "the gradient of ", describe(*slot_),
-                " was put back, but it was taken away while reductions were under way that have "
-                "ended since; take it away after a backward with set_is_last_backward(true)");
+                " was removed before its reduction ended and put back after; remove gradients only "
+                "after a backward with set_is_last_backward(true)");
 }
 
 /// Called when the oldest reduction in progress has ended. Returns false if the program has dropped
@@ -593,9 +595,10 @@ UnshardedGradient ShardedParameter::take_unsharded(c10::ScalarType dtype) {
   comes_complete_ = comes_complete_ && !is_plain_gradient(unsharded_);
   UnshardedGradient gradient = take_gradient(unsharded_, dtype);
   if (const at::Tensor restored_from = std::exchange(restored_from_, {}); restored_from.defined()) {
-    TESSERA_CHECK(restored_from.is_same(sharded_.grad()) && has_unreduced(), "the gradient of ",
-                  describe(*slot_),
-                  " was dropped by a backward while it was added to; drop it before or after");
+    TESSERA_CHECK(
+        restored_from.is_same(sharded_.grad()) && has_unreduced(), "the gradient of ",
+        describe(*slot_),
+        " was dropped during the backward that adds to it; drop it before or after backward");
     if (gradient.local.defined()) {
       unreduced(restored_from)->unsharded->local.reset();
     }
@@ -712,7 +715,7 @@ at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
     shard = shard.copy_(gradient);  // a blocking copy, since hooks read `shard` on the CPU
   }
   const at::Tensor given = detail::call_hooks(sharded_, distributed(shard));
-  check_layout("what a hook made of the gradient", given);
+  check_layout("the result of a gradient hook", given);
   return local_tensor(given);
 }
 
@@ -725,7 +728,7 @@ void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) 
                                    ", of sizes ", tensor.sizes())
                   : std::string("a plain tensor"),
       ", but the parameter is distributed as ", to_string(*sharding_.layout), " on ",
-      to_string(sharding_.mesh), "; redistribute it to that, or copy values into the gradient");
+      to_string(sharding_.mesh), "; redistribute the tensor, or copy values into the gradient");
 }
 
 /// Calls the post-accumulate-grad hook of the shard. An optimizer can step in this hook.

@@ -125,25 +125,26 @@ void ParameterGroupShards::check_devices() const {
       meta += (meta.empty() ? "'" : ", '") + parameter.name() + "'";
     }
   }
-  TESSERA_CHECK(meta.empty(), "forward of a sharded module, but its parameters ", meta,
-                " are still on the meta device; call nn::to_empty and fill them first");
+  TESSERA_CHECK(meta.empty(), "forward of a sharded module was called, but its parameters ", meta,
+                " are still on the meta device; call nn::to_empty and fill the parameters first");
   const ShardHome& home = layout_.home();
   for (const ShardedParameter& parameter : parameters_) {
-    TESSERA_CHECK(parameter.device() == home.device,
-                  "forward of a sharded module, but the shard of parameter '", parameter.name(),
-                  "' is on ", parameter.device(), " instead of ", home.device,
-                  "; create it there, for example by nn::to_empty, or change the offload_policy");
+    TESSERA_CHECK(
+        parameter.device() == home.device,
+        "forward of a sharded module was called, but the shard of parameter '", parameter.name(),
+        "' is on ", parameter.device(), " instead of ", home.device,
+        "; create the shard there, for example with nn::to_empty, or change the offload_policy");
   }
 }
 
 void ParameterGroupShards::check_types() const {
   const ShardedParameter& first = parameters_.front();
   for (const ShardedParameter& parameter : parameters_) {
-    TESSERA_CHECK(parameter.dtype() == first.dtype(),
-                  "forward of a sharded module, but parameter '", parameter.name(), "' is ",
-                  parameter.dtype(), " and '", first.name(), "' ", first.dtype(),
-                  ", which were of one type when they were sharded; convert both, or before "
-                  "fully_shard");
+    TESSERA_CHECK(
+        parameter.dtype() == first.dtype(),
+        "forward of a sharded module was called, but parameter '", parameter.name(), "' is ",
+        parameter.dtype(), " and '", first.name(), "' is ", first.dtype(),
+        "; fully_shard got both with one type: convert both, or convert before fully_shard");
   }
 }
 

@@ -135,7 +135,7 @@ void Phase<P>::enter(P next, const std::string& whose) {
       });
   TESSERA_CHECK(legal, "fully_shard: ", whose, " cannot go from phase ", to_string(now_), " to ",
                 to_string(next), ", only to ", successors_of(now_),
-                "; call modules and backward in an order that docs/fsdp.md has");
+                "; call modules and backward in the order that docs/fsdp.md describes");
   now_ = next;
 }
 

@@ -111,7 +111,7 @@ struct Settings {
 
 /// A hint to append to a message about ranks that call different collectives.
 inline constexpr const char* kCallOnEveryRank =
-    "; every rank must call each unit: leave a module that only some ranks call to the unit above";
+    "; every rank must call each unit: apply fully_shard only to modules that all ranks call";
 
 /// The order in which the root's last forward used the units that it had gathered; the current
 /// forward prefetches in this order. Units that were already unsharded are left out, because a rank

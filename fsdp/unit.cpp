@@ -294,10 +294,10 @@ void Unit::warn_of_uneven_rows() {
   if (least == most || said || std::exchange(warned_of_rows_, true)) {
     return;
   }
-  TORCH_WARN("the ranks give ", label(), " differently many rows, ", least, " to ", most,
-             ", and the mean of their gradients is not that of all rows if each rank's loss is the "
-             "mean of its own; multiply the loss by fsdp::mean_weight(rows, mesh), or pass "
-             "CrossEntropyOptions::over (of a loss that is a sum, set_gradient_divide_factor)");
+  TORCH_WARN("the ranks pass different numbers of rows to ", label(), ", ", least, " to ", most,
+             ": if each rank's loss is the mean over its own rows, the averaged gradient is not "
+             "the mean over all rows; multiply the loss by fsdp::mean_weight(rows, mesh), or pass "
+             "CrossEntropyOptions::over (if the loss is a sum, call set_gradient_divide_factor)");
 }
 
 /// Begins a scope in which random operators draw numbers by global row of the batch. The batch is
@@ -450,9 +450,10 @@ void Unit::end_partial_forward() {
   }
   // The program can skip a module intentionally, so this is a warning, printed once.
   if (!ran_all_ && !std::exchange(warned_, true)) {
-    TORCH_WARN(label(), ": ", to_run_.size(), " of its ", modules_.size(), " modules, one a ",
-               (*to_run_.begin())->name(), ", did not run in a forward of the root; modules that ",
-               "fully_shard made one unit must all run in each forward");
+    TORCH_WARN(
+        label(), ": ", to_run_.size(), " of its ", modules_.size(), " modules, for example a ",
+        (*to_run_.begin())->name(),
+        ", did not run in a forward of the root; all modules of one unit must run in each forward");
   }
   to_run_.clear();
   if (runs_forward()) {
@@ -465,7 +466,7 @@ void Unit::end_partial_forward() {
 
 void Unit::end_forward() {
   const std::string lost = lost_write("forward of " + label());
-  TESSERA_CHECK(lost.empty(), lost, " (stock Embedding: leave out max_norm)");
+  TESSERA_CHECK(lost.empty(), lost, " (for torch::nn::Embedding: leave out max_norm)");
   // IterationState::end_forward() reads the phase, so the phase changes first.
   enter(phase_ == UnitPhase::kForwardRecorded ? UnitPhase::kAwaitingBackward : UnitPhase::kIdle);
   if (is_root()) {

@@ -115,9 +115,9 @@ void compare_parameters(const DeviceMesh& mesh, c10::Device device, const std::s
     std::getline(first, of_first);
     std::getline(second, of_second);
   }
-  fail(label, ": ranks have other parameters: rank ", mesh.ranks().front(), " has ", of_first,
-       ", rank ", mesh.ranks()[static_cast<std::size_t>(other - texts.begin())], " has ", of_second,
-       "; make the same model on every rank");
+  fail(label, ": the ranks have different parameters: rank ", mesh.ranks().front(), " has ",
+       of_first, ", rank ", mesh.ranks()[static_cast<std::size_t>(other - texts.begin())], " has ",
+       of_second, "; make the same model on every rank");
 }
 
 /// With TESSERA_DEBUG=1, checks that all ranks of `mesh`, and of the groups' own meshes, have
@@ -315,9 +315,10 @@ void check_origins(const std::vector<const ParameterGroup*>& groups) {
     const std::string found = different_origins(*group);
     difference = difference.empty() ? found : difference;
   }
-  TESSERA_CHECK(difference.empty(), difference,
-                ": the ranks filled the model with different values; give all ranks one seed "
-                "(nn::init_weights, at::manual_seed before it is made), or load a checkpoint");
+  TESSERA_CHECK(
+      difference.empty(), difference,
+      ": the ranks filled the model with different values; use one seed on all ranks "
+      "(nn::init_weights, or at::manual_seed before the model is made), or load a checkpoint");
 }
 
 }  // namespace

@@ -48,9 +48,9 @@ std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor&
   }
   const auto* shard = std::get_if<Shard>(&placement);
   TESSERA_CHECK(shard != nullptr && shard->dim < tensor.dim() && shard->dim >= 0,
-                "fully_shard: ", to_string(placement), " was asked for parameter '", name,
-                "' of sizes ", tensor.sizes(), "; return Shard of one of its dimensions, ",
-                "Replicate() or nullopt");
+                "fully_shard: shard_placement returned ", to_string(placement), " for parameter '",
+                name, "' of sizes ", tensor.sizes(),
+                "; return Shard of one of its dimensions, Replicate() or nullopt");
   return shard->dim;
 }
 
@@ -59,15 +59,15 @@ std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor&
 void check_post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   TESSERA_CHECK(size >= 1 && mesh.shard.size() % size == 0,
                 "fully_shard: post_forward_mesh_size = ", size, " does not divide the ",
-                mesh.shard.size(), " ranks that shard; pass a divisor");
+                mesh.shard.size(), " ranks that shard; pass a divisor of that number");
 }
 
 /// Throws Error for a policy with an integer type, which would make parameters, gradients or
 /// results integers.
 void check_computes_in_floats(const MixedPrecisionPolicy& policy) {
   for (const auto& dtype : {policy.param_dtype, policy.reduce_dtype, policy.output_dtype}) {
-    TESSERA_CHECK(!dtype || c10::isFloatingType(*dtype), "fully_shard: mp_policy names ", *dtype,
-                  ", in which no gradient can be; name a floating-point type");
+    TESSERA_CHECK(!dtype || c10::isFloatingType(*dtype), "fully_shard: mp_policy sets ", *dtype,
+                  ", but gradients need a floating-point type; set floating-point types only");
   }
 }
 
@@ -92,11 +92,12 @@ void check_not_split(const std::string& name, const nn::ParameterSlot& slot, con
   const DeviceMesh& known = sharding_spec(tensor).mesh;
   TESSERA_CHECK(!slot.has_persistent(), "fully_shard: parameter '", name, "' is split over ",
                 to_string(known),
-                " already, by a unit above; apply fully_shard to the lower modules first");
+                " already, by the unit of an outer module; apply fully_shard to inner modules "
+                "before outer modules");
   TESSERA_CHECK(known != mesh.all, "fully_shard: parameter '", name, "' is split over ",
                 to_string(known),
-                " already, by parallelize_module or distribute_module; give the two different "
-                "dimensions of one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
+                " already, by parallelize_module or distribute_module; pass different dimensions "
+                "of one mesh to the two calls, for example mesh[\"tp\"] and mesh[\"dp\"]");
 }
 
 /// Returns the module that an nn::Hooked adopts; for any other module, returns `module`.
@@ -119,7 +120,7 @@ void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
     for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
       TESSERA_CHECK(!makes_sparse_gradients(adopted_or_own(*owner.module)),
                     "fully_shard: parameter '", name, "' of a ", owner.module->name(),
-                    " gets sparse gradients, which cannot be reduced over ranks; make the module "
+                    " gets sparse gradients, which FSDP cannot reduce over ranks; make the module "
                     "without sparse(true), or name the parameter in Options::ignored");
     }
   }
@@ -177,7 +178,7 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
                       const DataMesh& mesh, const Options& options) {
   check_computes_in_floats(options.mp_policy);
   TESSERA_CHECK(options.bucket_cap_mb > 0, "bucket_cap_mb = ", options.bucket_cap_mb,
-                " leaves no bucket; give a positive number of MiB, 25 by default");
+                " is invalid; pass a positive number of MiB (default 25)");
   refuse_sparse_gradients(parameters);
   UnitSpec spec{modules, mesh, options, {}};
   for (const auto& [name, slot] : parameters) {
@@ -282,10 +283,10 @@ void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks) {
   nn::visit_modules(root, note, outside_of_units());
   if (ranks > 1 && !found.empty()) {
     TORCH_WARN(
-        found, ", takes its statistics in training from this rank's part of the batch, and ",
-        "its running ones differ from rank to rank: numbers depend on how many ranks there ",
-        "are; take a norm of each sample (LayerNorm, RMSNorm, GroupNorm), or freeze it with ",
-        "eval()");
+        found,
+        ", computes training statistics from this rank's part of the batch, and the running "
+        "statistics differ between ranks: results depend on the number of ranks; use a norm over "
+        "each sample (LayerNorm, RMSNorm, GroupNorm), or freeze the module with eval()");
   }
 }
 

@@ -100,7 +100,7 @@ KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::i
       slots_(window > 0 ? std::min(positions, window) : positions),
       padding_(std::move(padding)) {
   TESSERA_CHECK(positions > 0 && !padding_.empty(), "a cache of ", positions, " positions for ",
-                padding_.size(), " texts was asked for; it needs at least one of each");
+                padding_.size(), " texts is invalid; both numbers must be 1 or more");
 }
 
 bool KvCache::padded() const {
@@ -229,8 +229,8 @@ Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache*
   const std::int64_t sequence = tokens.size(1);
   const bool padded = cache != nullptr && cache->padded();
   TESSERA_CHECK(cache == nullptr || std::ssize(cache->padding()) == tokens.size(0), "tokens of ",
-                tokens.size(0), " texts were given to a cache for ", cache->padding().size(),
-                "; make the cache for as many");
+                tokens.size(0), " texts were passed with a cache for ", cache->padding().size(),
+                " texts; pass a cache for all of the texts");
   const auto [cos, sin] = padded ? angles_of_texts(parts, cache->padding(), past, past + sequence)
                                  : angles_of(parts, past, past + sequence);
   at::Tensor mask;
@@ -251,9 +251,9 @@ Context document_context(const ContextParts& parts, const at::Tensor& tokens,
   const std::int64_t ranks = split ? split->mesh().size() : 1;
   TESSERA_CHECK(cache == nullptr && positions.size(0) == tokens.size(0) &&
                     positions.size(1) == tokens.size(1) * ranks,
-                "positions of sizes ", positions.sizes(), " were given with tokens of ",
+                "positions of sizes ", positions.sizes(), " were passed with tokens of sizes ",
                 tokens.sizes(), cache != nullptr ? " and a cache" : "",
-                "; give one for each token of the sequences, and no cache");
+                "; pass one position for each token of the whole sequences, and no cache");
   const at::Tensor rows = (split ? split->shard(positions, 1) : positions).flatten();
   return {{.batch = positions.size(0),
            .cos = parts.cos.index_select(0, rows),
@@ -435,18 +435,18 @@ at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::T
   const std::int64_t ranks = context_parallel_ ? context_parallel_->mesh().size() : 1;
   const std::int64_t sequence = tokens.size(1) * ranks;
   TESSERA_CHECK(cache == nullptr || !context_parallel_,
-                "a cache was given to a Llama with context parallelism, which splits sequences for "
-                "training; generate with a model without it");
+                "a cache was passed to a Llama with context parallelism, which is for training "
+                "only; generate with a model without context parallelism");
   TESSERA_CHECK(past == 0 || sequence == 1, sequence,
-                " tokens were given to a filled cache; after the "
-                "prompt, which comes at once, give one token a call");
+                " tokens were passed with a filled cache; pass the whole prompt in the first call, "
+                "then one token per call");
   const std::int64_t most =
       cache != nullptr ? std::min(max_sequence_, cache->positions()) : max_sequence_;
   const bool by_cache = most < max_sequence_;
-  TESSERA_CHECK(
-      past + sequence <= most, "position ", past + sequence, " was asked for, but ",
-      by_cache ? "the cache was made for " : "this Llama was built for ", most,
-      by_cache ? "; make it with more positions" : "; build it with a larger max_sequence");
+  TESSERA_CHECK(past + sequence <= most, "position ", past + sequence, " is out of range: ",
+                by_cache ? "the cache was made for " : "this Llama was built for ", most,
+                by_cache ? " positions; make a larger cache"
+                         : " positions; build the model with a larger max_sequence");
   const ContextParts parts{config_, *cos_, *sin_, context_parallel_};
   at::Tensor hidden =
       (*model_)(tokens.flatten(), positions.defined()

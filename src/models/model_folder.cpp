@@ -85,7 +85,7 @@ class ConfigReader {
   std::string text(const char* key) const {
     const nlohmann::json& value = json_.at(key);
     TESSERA_CHECK(value.is_string(), origin_, ": \"", key, "\" is ", value.dump(),
-                  "; it must be a text");
+                  "; it must be a string");
     return value.get<std::string>();
   }
 
@@ -109,7 +109,7 @@ class ConfigReader {
     for (const nlohmann::json& id : value.is_array() ? value : nlohmann::json::array({value})) {
       TESSERA_CHECK(id.is_number_unsigned() &&
                         id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocabulary),
-                    origin_, ": \"", key, "\" is ", value.dump(), "; tokens are numbers below ",
+                    origin_, ": \"", key, "\" is ", value.dump(), "; tokens are integers below ",
                     vocabulary);
       ids.push_back(id.get<std::int64_t>());
     }
@@ -171,10 +171,9 @@ const Architecture& architecture_of(const ConfigReader& reader) {
   const auto* const found = std::ranges::find(kArchitectures, type, &Architecture::type);
   TESSERA_CHECK(found != kArchitectures.end(), reader.origin(), ": \"model_type\" is \"", type,
                 "\", but only llama, mistral, qwen2, qwen3, mixtral, qwen3_moe and olmoe are "
-                "implemented; use "
-                "a model of these");
+                "implemented; use a model of one of these types");
   reader.only("architectures", {Json::array({found->class_name})},
-              "architectures other than the type's own are");
+              "architectures other than that of the model_type are");
   return *found;
 }
 
@@ -244,8 +243,8 @@ void check_original_positions(const ConfigReader& file, const RopeScaling& scali
   const bool takes = scaling.original_positions > 0;
   const std::int64_t said = file.positive_or(kKey, scaling.original_positions);
   TESSERA_CHECK(!takes || said == scaling.original_positions, file.origin(), ": \"", kKey, "\" is ",
-                said, ", but the rope scaling is of ", scaling.original_positions,
-                "; leave out the one that is not meant");
+                said, ", but the rope scaling has ", scaling.original_positions,
+                "; remove the wrong value");
 }
 
 /// Reads a rope scaling. `positions`: the number of positions of the model, for a scaling without
@@ -258,7 +257,7 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   // keys they read.
   TESSERA_CHECK(!rope.has("rope_type") || !rope.has("type") || scaling_kind(rope, "type") == s.kind,
                 rope.origin(), ": rope scaling has \"rope_type\" ", rope.at("rope_type").dump(),
-                " and \"type\" ", rope.at("type").dump(), "; leave out the one that is not meant");
+                " and \"type\" ", rope.at("type").dump(), "; remove the wrong key");
   rope.only("partial_rotary_factor", {1, 1.0}, "partial rotary embedding is");
   if (s.kind == Kind::kNone) {
     rope.only("factor", {1, 1.0}, "a factor without a type of rope scaling is");
@@ -269,8 +268,9 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
     return s;
   }
   s.original_positions = rope.positive_or("original_max_position_embeddings", positions);
-  TESSERA_CHECK(s.original_positions > 0, rope.origin(),
-                ": the rope scaling needs \"max_position_embeddings\", the context it is for");
+  TESSERA_CHECK(
+      s.original_positions > 0, rope.origin(),
+      ": the rope scaling needs \"max_position_embeddings\", the context length of the model");
   if (s.kind == Kind::kLlama3) {
     s.low_freq_factor = rope.number("low_freq_factor");
     s.high_freq_factor = rope.number("high_freq_factor");
@@ -304,8 +304,8 @@ Rope read_rope_object(const ConfigReader& reader, const char* key, double defaul
   rope.theta = reader.number_or("rope_theta", default_theta);
   TESSERA_CHECK(
       !reader.has("rope_theta") || inner.number_or("rope_theta", rope.theta) == rope.theta,
-      reader.origin(), ": \"rope_theta\" is ", rope.theta, ", but in \"", key, "\" ",
-      inner.number_or("rope_theta", rope.theta), "; leave out the one that is not meant");
+      reader.origin(), ": \"rope_theta\" is ", rope.theta, ", but \"", key, "\" has ",
+      inner.number_or("rope_theta", rope.theta), "; remove the wrong value");
   rope.theta = inner.number_or("rope_theta", rope.theta);
   rope.scaling = read_scaling(inner, reader.positive_or("max_position_embeddings", 0));
   check_original_positions(reader, rope.scaling);
@@ -323,8 +323,8 @@ Rope read_rope(const ConfigReader& reader, double default_theta) {
   const auto read = [&](const char* key) { return read_rope_object(reader, key, default_theta); };
   const Rope rope = read(older ? "rope_scaling" : "rope_parameters");
   TESSERA_CHECK(!older || !newer || read("rope_parameters") == rope, reader.origin(),
-                ": \"rope_scaling\" and \"rope_parameters\" ask for different "
-                "positions; leave out the one that is not meant");
+                ": \"rope_scaling\" and \"rope_parameters\" describe different positions; remove "
+                "the wrong key");
   return rope;
 }
 
@@ -350,7 +350,7 @@ void read_experts(const ConfigReader& reader, const Architecture& architecture, 
   c.num_experts_per_tok = reader.positive("num_experts_per_tok");
   TESSERA_CHECK(c.num_experts_per_tok <= c.num_experts, reader.origin(),
                 ": \"num_experts_per_tok\" is ", c.num_experts_per_tok, ", but there are ",
-                c.num_experts, " experts; give at most as many");
+                c.num_experts, " experts; it must not be larger than the number of experts");
   c.mixtral_names = type == "mixtral";
   c.norm_over_heads = type == "olmoe";
   c.norm_topk_prob = c.mixtral_names || reader.flag_or("norm_topk_prob", false);
@@ -442,7 +442,7 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
                 ": num_attention_heads ", c.num_attention_heads,
                 " is not a multiple of num_key_value_heads ", c.num_key_value_heads);
   TESSERA_CHECK(c.head_dim % 2 == 0, origin, ": head_dim is ", c.head_dim,
-                "; rotary embedding needs an even one");
+                "; rotary embedding needs an even head_dim");
   return c;
 }
 
@@ -456,12 +456,12 @@ void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t heads = config.num_attention_heads;
   const std::int64_t kv_heads = config.num_key_value_heads;
   TESSERA_CHECK(heads % tp == 0, "num_attention_heads ", heads,
-                " can't be split at a tensor-parallel degree of ", tp, "; choose one that divides ",
-                heads);
+                " can't be split at a tensor-parallel degree of ", tp,
+                "; choose a degree that divides ", heads);
   TESSERA_CHECK(kv_heads % tp == 0 || tp % kv_heads == 0, "num_key_value_heads ", kv_heads,
-                " can't be shared out at a tensor-parallel degree of ", tp,
-                ": neither is a multiple of the other; choose a degree that divides ", heads,
-                " heads, and divides ", kv_heads, " or is a multiple of it");
+                " can't be split or copied at a tensor-parallel degree of ", tp,
+                ": neither number is a multiple of the other; choose a degree that divides ", heads,
+                " heads, and divides ", kv_heads, " or is a multiple of ", kv_heads);
   TESSERA_CHECK(!config.norm_over_heads || kv_heads % tp == 0, "num_key_value_heads ", kv_heads,
                 " can't be split at a tensor-parallel degree of ", tp,
                 " with a norm over all heads; choose a degree that divides ", kv_heads);
@@ -534,8 +534,8 @@ class LimitedTokenizer final : public data::Tokenizer {
     for (const std::int64_t id : ids) {
       TESSERA_CHECK(id < limit_, "the tokenizer has ", all_->vocabulary(),
                     " tokens, but the model's vocabulary is ", limit_,
-                    ", and a text has the token ", id,
-                    "; pass the tokenizer that it was trained with");
+                    ", and the text has the token ", id,
+                    "; pass the tokenizer that the model was trained with");
     }
     return ids;
   }
@@ -563,8 +563,9 @@ data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem
                                   const LlamaConfig& config, bool new_to_text) {
   const std::string found = tokenizer_file(file, folder);
   TESSERA_CHECK(!found.empty() || new_to_text || config.vocab_size == 256,
-                "no tokenizer was passed, and no tokenizer.json or tokenizer.model is beside the "
-                "model, so that a text is read as bytes, but the model's vocabulary is ",
+                "no tokenizer was passed, and the model folder has no tokenizer.json or "
+                "tokenizer.model: text would be read as bytes, which needs a vocabulary of 256, "
+                "but the model's vocabulary is ",
                 config.vocab_size, "; pass the tokenizer of the model or of the tokens");
   data::TokenizerPtr tokenizer =
       found.empty() ? data::byte_tokenizer() : data::open_tokenizer(found);
@@ -593,7 +594,7 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Lla
   const std::vector<std::int64_t> begin =
       config.begins_texts ? tokens("bos_token_id") : std::vector<std::int64_t>{};
   TESSERA_CHECK(begin.size() <= 1, folder.string(), ": \"bos_token_id\" has ", begin.size(),
-                " tokens; a text begins with one");
+                " tokens; set one token only");
   return {begin, tokens("eos_token_id")};
 }
 

@@ -135,8 +135,8 @@ void shard_units(const std::vector<Modules>& units, const Modules& blocks, const
 }  // namespace
 
 void DeclaresUnits::set_context_parallel(const DeviceMesh& mesh) {
-  fail("context parallelism over ", mesh.size(),
-       " ranks was asked for, which this model does not have; take a mesh without \"cp\"");
+  fail("the mesh has context parallelism over ", mesh.size(),
+       " ranks, but this model does not support context parallelism; use a mesh without \"cp\"");
 }
 
 DeviceMesh batch_mesh(const DeviceMesh& mesh) {
@@ -161,9 +161,9 @@ void split_model(nn::ModuleBase& model, const DeviceMesh& tp, const DeviceMesh& 
   }
   if (experts.size() > 1) {
     const std::int64_t mixtures = nn::apply_expert_parallel(model, experts);
-    TESSERA_CHECK(mixtures > 0 || experts == tp, "expert parallelism over ", experts.size(0),
-                  " ranks was asked for, but a ", model.name(),
-                  " has no experts; take a mesh without \"ep\"");
+    TESSERA_CHECK(mixtures > 0 || experts == tp, "the mesh has expert parallelism over ",
+                  experts.size(0), " ranks, but a ", model.name(),
+                  " has no experts; use a mesh without \"ep\"");
   }
 }
 
@@ -177,13 +177,13 @@ void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options) {
   auto* declared = dynamic_cast<DeclaresUnits*>(&model);
   TESSERA_CHECK(declared != nullptr, "a ", model.name(),
-                " was given to parallelize(), but it declares no units; derive it from "
-                "models::DeclaresUnits, or apply parallelize_module and fully_shard to it");
+                " was passed to parallelize(), but does not declare its units; derive the model "
+                "from models::DeclaresUnits, or call parallelize_module and fully_shard");
   const Modules blocks = declared->blocks();
   const std::int64_t recomputed = options.recomputed_blocks.value_or(0);
-  TESSERA_CHECK(recomputed >= 0 && recomputed <= std::ssize(blocks), "activation checkpointing of ",
-                recomputed, " blocks was asked for, but the model has ", blocks.size(),
-                "; give at most as many");
+  TESSERA_CHECK(recomputed >= 0 && recomputed <= std::ssize(blocks), "recomputed_blocks is ",
+                recomputed, ", but the model has ", blocks.size(),
+                " blocks; pass a number from 0 to the number of blocks");
   // Tensor parallelism is applied before FSDP, so that FSDP shards each rank's part.
   split_model(model, mesh["tp"], experts_mesh(mesh), options);
   if (has_dim(mesh, "cp")) {

@@ -33,7 +33,7 @@ void check(const AdamWOptions& options) {
                 " is invalid; betas must be in [0, 1), the others not negative");
   TESSERA_CHECK(options.moment_dtype == c10::ScalarType::Float || rounds(options),
                 "AdamW with moments in ", options.moment_dtype,
-                " is invalid; they may be Float or BFloat16");
+                " is invalid; moment_dtype must be Float or BFloat16");
 }
 
 bool is_narrow(const at::Tensor& moments) {
@@ -179,7 +179,7 @@ void Sgd::update_batch(const Batch& batch, std::size_t group) {
   // The program can change options between steps, but momentum needs the state that only the
   // constructor declares.
   TESSERA_CHECK(!momentum || !batch.states.empty(),
-                "SGD was made without momentum, which a group got since; make it with it");
+                "a group of an SGD without momentum got momentum; make the SGD with momentum");
   // Momentum buffers start as zeros, so that the first step needs no special case.
   at::_fused_sgd_(batch.parameters, batch.gradients,
                   momentum ? at::TensorList(batch.states[0]) : at::TensorList(), o.weight_decay,

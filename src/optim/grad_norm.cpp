@@ -109,7 +109,7 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
   TESSERA_CHECK(contains(joint, mesh), "the norm of gradients on ", to_string(joint), " and on ",
                 to_string(mesh),
                 " cannot be computed: neither mesh contains all ranks of the other; ",
-                "name a mesh that holds both in NormOptions::over");
+                "set NormOptions::over to a mesh that contains both");
 }
 
 }  // namespace
@@ -119,7 +119,7 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
                 "the norm of gradients was called with a null parameter; pass slots of modules, "
-                "such as those of slots_of(model)");
+                "for example optim::slots_of(model)");
   Counting counting;
   GradTerms terms;
   terms.joint = options.over;
@@ -344,8 +344,8 @@ std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPt
     }
   }
   const std::string found =
-      listed(joint, before, "", " brought what is not finite to the reduction of ");
-  return !found.empty() ? found : listed(joint, now, "not finite on ", " is that of ");
+      listed(joint, before, "", " passed non-finite values to the reduction of ");
+  return !found.empty() ? found : listed(joint, now, "on ", ", these gradients are not finite: ");
 }
 
 /// Computes the norm. If the options request this, throws Error for a non-finite norm; the norm is
@@ -358,11 +358,12 @@ kernels::NormAndFactor checked_norm(const GradTerms& terms,
   const at::Tensor& norm = total.norm;
   if (options.error_if_nonfinite) {
     const auto value = norm.item<double>();
-    TESSERA_CHECK(std::isfinite(value), "the ", options.norm_type, "-norm of the gradients is ",
-                  value, ": ", nonfinite_text(terms.joint, parameters),
-                  "; look at the data of that rank, lower the learning rate, or allow it with "
-                  "error_if_nonfinite = false (TESSERA_DEBUG=1 warns of each gradient that is not "
-                  "finite before it is reduced)");
+    TESSERA_CHECK(
+        std::isfinite(value), "the ", options.norm_type, "-norm of the gradients is ", value, ": ",
+        nonfinite_text(terms.joint, parameters),
+        "; look at the data of that rank, lower the learning rate, or accept the norm with "
+        "error_if_nonfinite = false (TESSERA_DEBUG=1 warns of each gradient that is not "
+        "finite before it is reduced)");
   }
   return total;
 }
@@ -374,8 +375,8 @@ void check(const NormOptions& options) {
 
 std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
     const std::vector<nn::SlotPtr>& parameters, double max_norm, const NormOptions& options) {
-  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
-                " is invalid; it must not be negative");
+  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ with max_norm ", max_norm,
+                " is invalid; max_norm must not be negative");
   check(options);
   const comm::CallerScope caller("clip_grad_norm_");
   const c10::AutoGradMode no_grad(false);

@@ -32,11 +32,11 @@ void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& o
   }
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
   for (const nn::SlotPtr& slot : optimizer.parameters()) {
-    TESSERA_CHECK(known.contains(slot) || !slot->persistent().grad().defined(),
-                  "a GradScaler was to update ", nn::describe(*slot),
-                  ", which was not among the parameters that were clipped or unscaled; give it all "
-                  "that the optimizer updates (to clip some alone: unscale_ of all, then "
-                  "optim::clip_grad_norm_ of some)");
+    TESSERA_CHECK(
+        known.contains(slot) || !slot->persistent().grad().defined(), "the optimizer updates ",
+        nn::describe(*slot),
+        ", but the GradScaler did not clip or unscale that parameter; pass all parameters of the "
+        "optimizer (to clip some only: unscale_ of all, then optim::clip_grad_norm_ of some)");
   }
 }
 
@@ -60,7 +60,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 
 /// Throws Error if the gradients of one step are unscaled twice, which would make them too small.
 void GradScaler::check_once() const {
-  TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step were unscaled before; call ",
+  TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step are already unscaled; call ",
                 "clip_grad_norm_ or unscale_ once, then step");
 }
 
@@ -74,8 +74,8 @@ at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameter
   }
   check_once();
   const comm::CallerScope caller("clip_grad_norm_");
-  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
-                " is invalid; it must not be negative");
+  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ with max_norm ", max_norm,
+                " is invalid; max_norm must not be negative");
   const at::Tensor scaled = grad_norm(parameters, options);
   const double norm = scaled.item<double>() / state_.scale;
   if (std::isfinite(norm)) {
@@ -96,8 +96,8 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
   const GradTerms terms = collect_grads(parameters, options);
   for (const at::Tensor& grad : terms.locals) {
     TESSERA_CHECK(grad.element_size() >= 4, "GradScaler::unscale_ of ", grad.scalar_type(),
-                  " gradients would lose small values; leave it to ",
-                  "clip_grad_norm_ and step, which divide in fp32");
+                  " gradients would lose small values; call only clip_grad_norm_ and step, which "
+                  "divide in fp32");
   }
   // If any gradient is infinite or NaN, so is the largest absolute value of all gradients.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
@@ -181,7 +181,7 @@ void GradScaler::adjust(bool finite) {
   state_.steps_since_overflow = 0;
   const double next = state_.scale * options_.backoff_factor;
   TESSERA_CHECK(next >= kLeast, "the gradients overflowed at a loss scale of ", state_.scale,
-                ", and the next one, ", next, ", is below the least one, ", kLeast,
+                ", and the next scale, ", next, ", is below the minimum, ", kLeast,
                 ": the loss is probably exploding; lower the learning rate, clip gradients, ",
                 "enlarge the batch or train in bf16");
   state_.scale = next;
@@ -190,7 +190,7 @@ void GradScaler::adjust(bool finite) {
 void GradScaler::load_state(const State& state) {
   TESSERA_CHECK(state.scale > 0.0 && std::isfinite(state.scale),
                 "GradScaler: a state with a scale of ", state.scale,
-                " was to be loaded; it must be above 0 and finite");
+                " was loaded; the scale must be above 0 and finite");
   state_ = state;
   // The gradients in checked_ were computed with the old scale, so checked_ is dropped.
   checked_.reset();

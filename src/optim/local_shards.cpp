@@ -86,11 +86,11 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   TESSERA_CHECK(tessera::is_distributed(grad) == tessera::is_distributed(parameter),
                 nn::describe(slot), " is ",
                 tessera::is_distributed(parameter)
-                    ? "distributed, its gradient plain; backward must run through the tensor that "
-                      "the slot holds"
-                    : "plain, its gradient distributed, because it was computed with distributed "
-                      "tensors; give its module a style in the plan of parallelize_module "
-                      "(replicate_parallel), or make it distributed by nn::distribute_parameter");
+                    ? "distributed, but its gradient is plain; compute the loss with the tensor "
+                      "that the slot holds"
+                    : "plain, but its gradient is distributed, because distributed tensors "
+                      "computed it; add its module to the plan of parallelize_module "
+                      "(replicate_parallel), or call nn::distribute_parameter");
   if (!tessera::is_distributed(grad) || sharding_spec(grad) == sharding_spec(parameter)) {
     return grad;
   }

@@ -269,18 +269,18 @@ void check(const MuonOptions& options) {
                     options.ns_steps < 100,
                 "Muon with lr ", options.lr, ", weight decay ", options.weight_decay, ", momentum ",
                 options.momentum, ", eps ", options.eps, " and ", options.ns_steps,
-                " Newton-Schulz steps is invalid; the momentum must be in [0, 1), eps above 0, ",
-                "there may be 99 steps, and nothing is negative");
+                " Newton-Schulz steps is invalid; the momentum must be in [0, 1), eps above 0, the "
+                "steps at most 99, and no value negative");
 }
 
 void check_matrices(const std::vector<nn::SlotPtr>& parameters) {
   for (const nn::SlotPtr& slot : parameters) {
     TESSERA_CHECK(slot->persistent().dim() == 2,
-                  "Muon updates matrices only, and not a parameter of sizes ",
-                  slot->persistent().sizes(), "; give it to AdamW (see ", "split_for_muon)");
+                  "Muon updates matrices only, but got a parameter of sizes ",
+                  slot->persistent().sizes(), "; pass the parameter to AdamW (see split_for_muon)");
     TESSERA_CHECK(!slot->persistent().is_complex(), "Muon updates real matrices only, but ",
                   nn::describe(*slot), " is ", slot->persistent().scalar_type(),
-                  "; give it to AdamW");
+                  "; pass it to AdamW");
   }
 }
 

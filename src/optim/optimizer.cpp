@@ -170,8 +170,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
   for (StateTensor& state : optimizer.state()) {
     const auto found = names.find(state.slot.get());
     TESSERA_CHECK(found != names.end(), "the optimizer updates ", nn::describe(*state.slot),
-                  " that is not in the given module; pass the module that the "
-                  "optimizer was made for");
+                  ", which the module that was passed does not have; pass the optimizer's module");
     named.emplace_back(found->second + "." + state.name, std::move(state.tensor));
   }
   return named;
@@ -186,7 +185,7 @@ OptimizerList::OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers)
                   "an OptimizerList was given a null optimizer; construct all of them first");
     for (const nn::SlotPtr& slot : optimizer->parameters()) {
       TESSERA_CHECK(seen.insert(slot.get()).second, nn::describe(*slot),
-                    " was given to two optimizers of a list; give it to one of them");
+                    " was passed to two optimizers of an OptimizerList; pass it to one only");
       parameters_.push_back(slot);
     }
   }
@@ -215,7 +214,8 @@ std::vector<StateTensor> OptimizerList::state() {
 }
 
 Ema::Ema(std::shared_ptr<Optimizer> inner, double decay) : inner_(std::move(inner)), decay_(decay) {
-  TESSERA_CHECK(inner_ != nullptr, "an Ema was given a null optimizer; construct that first");
+  TESSERA_CHECK(inner_ != nullptr,
+                "an Ema was given a null optimizer; construct the optimizer first");
   TESSERA_CHECK(decay >= 0.0 && decay < 1.0, "an Ema with decay ", decay,
                 " is invalid; it must be in [0, 1)");
 }
@@ -223,7 +223,7 @@ Ema::Ema(std::shared_ptr<Optimizer> inner, double decay) : inner_(std::move(inne
 /// While parameters and averages (EMA) are swapped, a step would train the averages, and a
 /// checkpoint would save the averages as parameters.
 void Ema::check_not_swapped() const {
-  TESSERA_CHECK(!swapped_, "Ema: step() or state() was called while the parameters are the ",
+  TESSERA_CHECK(!swapped_, "Ema: step() or state() was called while the parameters hold the ",
                 "averages; call swap() again first");
 }
 
@@ -306,7 +306,7 @@ void Ema::swap() {
         !averages_[i].defined() ||
             local_tensor(parameters()[i]->persistent()).scalar_type() == averages_[i].scalar_type(),
         "Ema::swap: ", nn::describe(*parameters()[i]),
-        " is narrower than its average; keep parameters in fp32 and compute in another "
+        " has a narrower type than its average; keep parameters in fp32 and compute in another "
         "type (fsdp::MixedPrecisionPolicy)");
   }
   swapped_ = !swapped_;
@@ -341,7 +341,7 @@ Schedule parse_schedule(std::string_view name) {
       return schedule;
     }
   }
-  fail("schedule '", name, "' is unknown; there are constant, linear, cosine and wsd");
+  fail("schedule '", name, "' is unknown; use constant, linear, cosine or wsd");
 }
 
 namespace {
@@ -365,11 +365,11 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
                 " is invalid; neither may be negative");
   TESSERA_CHECK(is_share(options.decay_ratio) && is_share(options.min_factor),
                 "a schedule with decay_ratio ", options.decay_ratio, " and min_factor ",
-                options.min_factor, " is invalid; both are from 0 to 1");
+                options.min_factor, " is invalid; both must be from 0 to 1");
   if (options.schedule == Schedule::kWsd && requested_decay(options) > decay_steps(options)) {
-    TORCH_WARN("a wsd schedule of ", options.steps, " steps falls in the last ",
+    TORCH_WARN("a wsd schedule of ", options.steps, " steps should decay in the last ",
                requested_decay(options), ", but its warm-up takes the first ", options.warmup,
-               "; it falls in the last ", decay_steps(options));
+               "; the decay is shortened to the last ", decay_steps(options));
   }
 }
 
@@ -379,8 +379,8 @@ double LrSchedule::factor(std::int64_t step) const {
   TESSERA_CHECK(step >= 0, "the rate of step ", step, " is invalid; steps count from 0");
   // The constructor does not check `steps`, because a run of 0 steps also makes a schedule.
   TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
-                " of a ", name_of(o.schedule), " schedule needs the number of the run's ",
-                "steps, but that is 0; give LrScheduleOptions::steps");
+                " of a ", name_of(o.schedule),
+                " schedule needs LrScheduleOptions::steps, the number of steps of the run");
   if (step < o.warmup) {
     return static_cast<double>(step + 1) / static_cast<double>(o.warmup);
   }

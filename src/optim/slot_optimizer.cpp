@@ -30,7 +30,7 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
   for (std::size_t group = 0; group < groups.size(); ++group) {
     for (nn::SlotPtr& slot : groups[group]) {
       TESSERA_CHECK(slot != nullptr, "an optimizer was given a null slot in group ", group,
-                    "; pass those of parameters, such as optim::slots_of(module)");
+                    "; pass slots of parameters, for example optim::slots_of(module)");
       const auto [found, is_new] = seen.emplace(slot.get(), group);
       TESSERA_CHECK(found->second == group, nn::describe(*slot), " is in the groups ",
                     found->second, " and ", group, " of an optimizer; put it in one of them");
@@ -42,8 +42,8 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
     }
   }
   TESSERA_CHECK(!parameters_.empty(),
-                "an optimizer was given no parameters, of which there must be ",
-                "one or more; pass optim::slots_of(module), or leave the optimizer out");
+                "an optimizer was given no parameters; pass at least one, for example "
+                "optim::slots_of(module), or leave the optimizer out");
   states_.resize(parameters_.size());
 }
 
@@ -51,18 +51,18 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
 /// parameter is changed, so a failed check changes nothing.
 void SlotOptimizer::check_parameter(std::size_t index) const {
   const nn::ParameterSlot& slot = *parameters_[index];
-  TESSERA_CHECK(slot.initialized(), "an optimizer was to update ", nn::describe(slot),
-                " that was never filled; call nn::init_weights or load values first");
+  TESSERA_CHECK(slot.initialized(), "an optimizer cannot update ", nn::describe(slot),
+                ", which was never filled; call nn::init_weights or load values first");
   if (states_[index].tensors.empty()) {
     return;
   }
   const at::Tensor& local = local_tensor(slot.persistent());
   const at::Tensor& state = states_[index].tensors[0];
   const c10::ScalarType type = state_dtype(group_of_[index], local.scalar_type());
-  TESSERA_CHECK(state.scalar_type() == type, "the optimizer's state of ", nn::describe(slot),
-                ", a ", local.scalar_type(), ", is ", state.scalar_type(),
-                ", but would be made as ", type,
-                " now; change the type of a parameter or of its state before the first step");
+  TESSERA_CHECK(
+      state.scalar_type() == type, "the optimizer's state of ", nn::describe(slot), " (of type ",
+      local.scalar_type(), ") has type ", state.scalar_type(), ", but type ", type,
+      " is needed now; change the type of a parameter or of its state before the first step");
   TESSERA_CHECK(state.sizes() == local.sizes() && state.device() == local.device(),
                 "the local shard of a parameter has sizes ", local.sizes(), " on ", local.device(),
                 " but had ", state.sizes(), " on ", state.device(),

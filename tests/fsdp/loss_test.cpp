@@ -146,7 +146,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllRowsWithMeanWeight) {
 // Only `head` must cause a warning: its loss is not weighted, and the ranks have unequal rows.
 TEST(LossOfUnevenRows, WarnsOnceIfUnweighted) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const Warnings warnings("differently many rows");
+    const Warnings warnings("different numbers of rows");
     const UnevenRows rows(rank);
     LossHead even(mesh), divided(mesh), head(mesh);
     set_gradient_divide_factor(divided, 16);
@@ -163,7 +163,7 @@ TEST(LossOfUnevenRows, WarnsOnceIfUnweighted) {
   });
   // Runs in new threads, because a thread that has called mean_weight() gets no warning.
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const Warnings warnings("differently many rows");
+    const Warnings warnings("different numbers of rows");
     const UnevenRows rows(rank);
     LossHead weighed(mesh);
     for (int step = 0; step < 2; ++step) {

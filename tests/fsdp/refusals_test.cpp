@@ -108,7 +108,7 @@ TEST(BadCall, ReportsTheCauseAndChangesNothing) {
          fully_shard(*c.model.head, c.mesh);
        }},
       {"unit below another",
-       {"'weight'", "lower modules first"},
+       {"'weight'", "inner modules"},
        [](Call c) { shard_units({&*c.model.blocks[1], &*c.model.blocks[1]->up}, c.mesh); }},
       {"module without forward",
        {"ModuleList"},

@@ -266,11 +266,13 @@ TEST_F(Generation, Refusals) {
   KvCache filled = model_.new_cache(8), of_two = model_.new_cache(8, {0, 2});
   model_(tokens(1, 4), &filled);
   testing::expect_refusals({
-      {"positions", [&] { model_(tokens(1, 33)); }, {"position 33 was asked for"}},
-      {"tokens", [&] { model_(tokens(1, 2), &filled); }, {"2 tokens were given to a filled cache"}},
+      {"positions", [&] { model_(tokens(1, 33)); }, {"position 33 "}},
+      {"tokens",
+       [&] { model_(tokens(1, 2), &filled); },
+       {"2 tokens were passed with a filled cache"}},
       {"texts",
        [&] { model_(tokens(3, 4), &of_two); },
-       {"tokens of 3 texts were given to a cache for 2"}},
+       {"tokens of 3 texts were passed with a cache for 2"}},
   });
 }
 

@@ -179,7 +179,7 @@ TEST(AdamW, Refusals) {
     nn::Linear module(2, 2);
     AdamW optimizer(module, kOptions);
     set_grad(module.slot("weight"), at::ones({2, 2}));
-    EXPECT_ERROR(optimizer.step(), "that was never filled");
+    EXPECT_ERROR(optimizer.step(), "which was never filled");
   }
   EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{slot_of(at::ones({2}))}, {.beta1 = 1.0}),
                "betas 1 and");

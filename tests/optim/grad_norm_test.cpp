@@ -321,7 +321,7 @@ TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   EXPECT_NEAR(clip.factor.item<double>(), 0.5 / clip.norm.item<double>(), 1e-6);
   EXPECT_EQUAL(slots[0]->get().grad(), before * clip.factor.to(at::kFloat));
   EXPECT_EQ(clip_factor(slots, 1e9).factor.item<double>(), 1.0);
-  EXPECT_ERROR(clip_factor({}, -1), "to a norm of -1");
+  EXPECT_ERROR(clip_factor({}, -1), "max_norm -1");
 }
 
 TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {

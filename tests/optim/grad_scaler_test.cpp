@@ -34,10 +34,11 @@ TEST(GradScaler, RefusesAStepOfMoreThanWasClippedOrUnscaled) {
   scaler.clip_grad_norm_({a}, 1.0);
   EXPECT_ERROR(scaler.step(optimizer), "a parameter of sizes [2]", "unscale_ of all");
   scaler.unscale_({a});
-  EXPECT_ERROR(scaler.step(optimizer), "was not among the parameters");
+  EXPECT_ERROR(scaler.step(optimizer), "did not clip or unscale that parameter");
   for (const bool enabled : {true, false}) {
     GradScaler other({.enabled = enabled});
-    EXPECT_ERROR(other.clip_and_step(optimizer, {a}, 1.0), "was not among the parameters");
+    EXPECT_ERROR(other.clip_and_step(optimizer, {a}, 1.0),
+                 "did not clip or unscale that parameter");
   }
   EXPECT_EQUAL(a->get().detach(), before);
 }
@@ -48,8 +49,8 @@ TEST(GradScaler, UnscalesInPlaceOnceAStepAndNoNarrowGradients) {
   GradScaler scaler({.init_scale = 256.0});
   scaler.unscale_({slot});
   EXPECT_EQUAL(slot->get().grad(), at::tensor({3.0F, 4.0F}));
-  EXPECT_ERROR(scaler.clip_grad_norm_({slot}, 1.0), "were unscaled before");
-  EXPECT_ERROR(scaler.unscale_({slot}), "were unscaled before");
+  EXPECT_ERROR(scaler.clip_grad_norm_({slot}, 1.0), "are already unscaled");
+  EXPECT_ERROR(scaler.unscale_({slot}), "are already unscaled");
   AdamW optimizer({slot}, kAdamW);
   EXPECT_TRUE(scaler.step(optimizer));
   const nn::SlotPtr half = slot_of(at::zeros({2}, at::kHalf));
@@ -91,7 +92,7 @@ TEST(GradScaler, GrowsAfterAnIntervalWithoutOverflowAndEndsBelowTheLeastScale) {
   EXPECT_EQ(found, (std::vector<double>{16, 16, 8, 8, 8, 16, 16}));
   GradScaler small({.init_scale = 3e-4});
   EXPECT_FALSE(step(small, true));
-  EXPECT_ERROR(step(small, true), "below the least one, 0.0001");
+  EXPECT_ERROR(step(small, true), "below the minimum, 0.0001");
   EXPECT_EQ(small.scale(), 1.5e-4);
 }
 

@@ -165,7 +165,7 @@ TEST(Muon, AFailureOnOneRankEndsAll) {
     slot->set_initialized(rank.rank() != 1);
     optimizer.step();
   });
-  EXPECT_CONTAINS(errors[1], "that was never filled");
+  EXPECT_CONTAINS(errors[1], "which was never filled");
   EXPECT_FALSE(errors[0].empty());
   EXPECT_FALSE(errors[2].empty());
 }

@@ -86,7 +86,7 @@ TEST(Optimizer, RefusesRatesThatWereSetBetweenSteps) {
   Sgd optimizer({slot}, {.lr = 0.5});
   for (const double lr : {std::nan(""), -0.1, HUGE_VAL}) {
     optimizer.options().lr = lr;
-    EXPECT_ERROR(optimizer.step(), "a step at the rate", "in group 0");
+    EXPECT_ERROR(optimizer.step(), "a learning rate of", "in group 0");
   }
   optimizer.options().lr = 0.5;
   optimizer.scale_lr(std::nan(""));
@@ -136,14 +136,14 @@ TEST(Optimizer, Refusals) {
   EXPECT_ERROR(OptimizerList({nullptr}), "OptimizerList was given a null optimizer");
   const auto one = std::make_shared<Sgd>(std::vector{slot}, SgdOptions{});
   const auto two = std::make_shared<AdamW>(std::vector{slot}, AdamWOptions{});
-  EXPECT_ERROR(OptimizerList({one, two}), "given to two optimizers of a list");
+  EXPECT_ERROR(OptimizerList({one, two}), "two optimizers of an OptimizerList");
   Sgd optimizer({with_grad(1.0, 1.0)}, {.lr = 0.5});
-  EXPECT_ERROR(optimizer.options(3), "group 3 of an optimizer that has 1", "count from 0");
+  EXPECT_ERROR(optimizer.options(3), "group 3 of an optimizer with 1", "numbered from 0");
   {
     Sgd optimizer({slot_of(at::ones({2}))}, {.momentum = 0.9});
     const nn::Linear other(2, 2);
     EXPECT_ERROR(named_state(optimizer, other),
-                 "a parameter of sizes [2] that is not in the given module");
+                 "a parameter of sizes [2], which the module that was passed");
   }
 }
 
@@ -336,7 +336,7 @@ TEST(Sgd, Refusals) {
   EXPECT_TRUE(optimizer.state().empty());
   optimizer.options().momentum = 0.9;
   set_grad(slot, at::ones({2}));
-  EXPECT_ERROR(optimizer.step(), "made without momentum, which a group got since");
+  EXPECT_ERROR(optimizer.step(), "an SGD without momentum");
 }
 
 at::Tensor complex_values(std::size_t i, std::uint64_t seed) {
@@ -432,7 +432,7 @@ TEST(Ema, RefusesStepsAndItsStateWhileSwapped) {
   const nn::SlotPtr slot = slot_of(at::ones({3}));
   Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{}), 0.5);
   ema.swap();
-  for (const char* part : {"while the parameters are the averages", "call swap() again first"}) {
+  for (const char* part : {"while the parameters hold the averages", "call swap() again first"}) {
     EXPECT_ERROR(ema.step(), part);
     EXPECT_ERROR(ema.step(at::ones({}, at::kDouble)), part);
     EXPECT_ERROR(ema.state(), part);
@@ -447,7 +447,7 @@ TEST(Ema, ChecksAllParametersBeforeItSwapsTheFirst) {
   Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot, narrow}, SgdOptions{.lr = 1}), 0.5);
   set_grad(slot, at::ones({3}));
   ema.step();
-  EXPECT_ERROR(ema.swap(), "narrower than its average");
+  EXPECT_ERROR(ema.swap(), "narrower type than its average");
   EXPECT_EQUAL(slot->persistent(), at::zeros({3}));
   EXPECT_EQ(ema.state().size(), 2U);
 }
@@ -509,8 +509,8 @@ TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
   const LrSchedule schedule(
       {.schedule = Schedule::kWsd, .warmup = 6, .steps = 10, .decay_ratio = 0.8});
   EXPECT_CONTAINS(::testing::internal::GetCapturedStderr(),
-                  "of 10 steps falls in the last 8, but its warm-up takes the first 6; "
-                  "it falls in the last 4");
+                  "of 10 steps should decay in the last 8, but its warm-up takes the first 6; "
+                  "the decay is shortened to the last 4");
   EXPECT_DOUBLE_EQ(schedule.factor(5), 1);
   EXPECT_DOUBLE_EQ(schedule.factor(6), 1);
   EXPECT_DOUBLE_EQ(schedule.factor(7), 0.75);
@@ -522,7 +522,7 @@ TEST(LrSchedule, NeedsTheRunsStepsUnlessConstantAndRefusals) {
   EXPECT_EQ(LrSchedule({.warmup = 0}).factor(7), 1);
   for (const char* name : {"linear", "cosine", "wsd"}) {
     const LrSchedule unset({.schedule = parse_schedule(name), .warmup = 2});
-    EXPECT_ERROR(unset.factor(0), name, "needs the number of the run's steps",
+    EXPECT_ERROR(unset.factor(0), name, "the number of steps of the run",
                  "LrScheduleOptions::steps");
   }
   EXPECT_ERROR(LrSchedule(LrScheduleOptions{}).factor(-1), "the rate of step -1");

@@ -186,7 +186,7 @@ TEST_ON_MESH(Adopted, StylesThatDoNotFitAreRefusedByName, {2}, {"tp"}) {
        [&] {
          fsdp::fully_shard(dynamic_cast<nn::ModuleBase&>(*model->named_children()["down"]), mesh);
        },
-       {"torch::nn::LinearImpl", "nn::Hooked", "apply it to the module"}},
+       {"torch::nn::LinearImpl", "nn::Hooked", "apply fully_shard to the module"}},
       {"sparse gradients, columns",
        applying(table, "rows", colwise_parallel()),
        {"'rows'", "Embedding", "sparse(false)"}},

@@ -62,7 +62,7 @@ class BadInput(programs.InFolder):
         config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
         # The program is rank 1, and no rank 0 is started.
         alone = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
-        for flags, message in ((["--tp", 3], "num_key_value_heads 2 can't be shared out at a tensor-parallel degree of 3"),
+        for flags, message in ((["--tp", 3], "num_key_value_heads 2 can't be split or copied at a tensor-parallel degree of 3"),
                                (["--dp", 3, "--batch", 3, "--lora-rank", 2, "--lora-targets", "model.norm"],
                                 "'model.norm' matches no nn::Linear")):
             with self.subTest(message):
