@@ -90,7 +90,7 @@ void write_whole(AtomicFile& file, const std::string& text) {
 
 void flush_output() {
   TESSERA_CHECK(std::cout.flush(),
-                "standard output can't be written: is the disk full, or its reader gone?");
+                "standard output can't be written: check disk space and the reading program");
 }
 
 std::filesystem::path absolute_path(const std::filesystem::path& path) {
@@ -175,7 +175,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
 /// sync() must precede publish(): a rename can reach the disk before the file's data.
 void AtomicFile::sync() {
   if (uninterrupted([&] { return fsync(fd_); }) != 0) {
-    fail_system("cannot make durable");
+    fail_system("cannot sync");
   }
   unsynced_ = 0;
 }
@@ -209,7 +209,7 @@ bool AtomicFile::publish_new() {
 
 void AtomicFile::fail_system(const char* what) const {
   fail(what, " '", path_.string(), "': ", std::strerror(errno),
-       ": check that its folder exists, may be written and has room");
+       ": check that its folder exists, is writable and has room");
 }
 
 void write_file(const std::filesystem::path& path, const std::string& text) {
@@ -258,9 +258,9 @@ void sync_folder(const std::filesystem::path& folder) {
   }
   // EINVAL and EOPNOTSUPP mean that the file system cannot sync a folder and needs no sync.
   const bool not_needed = error == EINVAL || error == EOPNOTSUPP;
-  TESSERA_CHECK(synced || not_needed, "cannot make the folder '", folder.string(),
-                "' durable: ", std::strerror(error),
-                ": what was written is in place, but a crash may undo it; check the disk");
+  TESSERA_CHECK(synced || not_needed, "cannot sync the folder '", folder.string(),
+                "': ", std::strerror(error),
+                ": the file is written, but a crash may undo the change; check the disk");
 }
 
 void create_folders(const std::filesystem::path& folder) {
@@ -275,8 +275,8 @@ void create_folders(const std::filesystem::path& folder) {
   }
   std::error_code unknown;
   TESSERA_CHECK(!error || std::filesystem::is_directory(folder, unknown),
-                "cannot make the folder '", folder.string(), "' in '", folder_of(folder).string(),
-                "': ", error.message(), ": name a folder that may be written and has room");
+                "cannot create the folder '", folder.string(), "' in '", folder_of(folder).string(),
+                "': ", error.message(), ": pass a writable folder on a disk with free space");
 }
 
 namespace {
@@ -286,11 +286,11 @@ namespace {
   if (error == ELOOP) {
     throw detail::ReadError(detail::concat(
         "'", path.string(),
-        "' is a symbolic link, which is not followed here: put the file itself there"));
+        "' is a symbolic link, which is not followed here: replace the link with the file"));
   }
   throw detail::ReadError(
-      detail::concat("cannot open '", path.string(), "': ", std::strerror(error), ": give ", what,
-                     " that exists and may be read"),
+      detail::concat("cannot open '", path.string(), "': ", std::strerror(error), ": pass ", what,
+                     " that exists and can be read"),
       error == ENOENT ? path : std::filesystem::path());
 }
 
@@ -320,7 +320,7 @@ InputFile::InputFile(std::filesystem::path path, std::string what, Symlinks syml
       throw detail::ReadError(
           detail::concat("cannot read '", path_.string(), "': ", std::strerror(errno)));
     }
-    TESSERA_CHECK(S_ISREG(status.st_mode), "'", path_.string(), "' is not a regular file: give ",
+    TESSERA_CHECK(S_ISREG(status.st_mode), "'", path_.string(), "' is not a regular file: pass ",
                   what);
     size_ = static_cast<std::uint64_t>(status.st_size);
     check_content(*this);
@@ -351,7 +351,7 @@ void InputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
           "reading '", path_.string(), "' failed: ", std::strerror(errno), ": check the disk"));
     }
     TESSERA_CHECK(got > 0, "'", path_.string(),
-                  "' became shorter while it was read: let no one write to it, and read it again");
+                  "' became shorter during the read: stop programs that write to it, then retry");
     offset += static_cast<std::uint64_t>(got);
     out = out.subspan(static_cast<std::size_t>(got));
   }
@@ -360,8 +360,8 @@ void InputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
 std::string read_file(const std::filesystem::path& path, const std::string& what,
                       std::uint64_t max_bytes, Symlinks symlinks) {
   const InputFile file(path, what, symlinks);
-  TESSERA_CHECK(file.size() <= max_bytes, "'", path.string(), "' has ", file.size(),
-                " bytes, more than the ", max_bytes, " that ", what, " may have: give ", what);
+  TESSERA_CHECK(file.size() <= max_bytes, "'", path.string(), "' has ", file.size(), " bytes, but ",
+                what, " may have at most ", max_bytes, ": pass ", what);
   std::string text(file.size(), '\0');
   file.read_at(0, std::as_writable_bytes(std::span(text)));
   return text;

@@ -74,7 +74,7 @@ class Checker final : public nlohmann::json_sax<json> {
 
 void detail::check_strict_json(std::string_view text, const JsonLimits& limits) {
   TESSERA_CHECK(!text.starts_with(kByteOrderMark),
-                "JSON begins with a byte order mark: save it without one");
+                "JSON begins with a byte order mark: save the JSON without the mark");
   TESSERA_CHECK(text.starts_with('{'), "JSON does not begin with '{'");
   // The JSON parser takes a NUL byte as the end of its input and would ignore all later bytes.
   TESSERA_CHECK(text.find('\0') == std::string::npos, "JSON contains a NUL byte");
@@ -101,15 +101,15 @@ namespace tessera::detail {
 
 std::string json_hint(std::string_view fault) {
   const bool is_number = fault.ends_with("N'") || fault.ends_with("I'");
-  return is_number ? ": NaN and Infinity, which Python writes, are no JSON; write a number or null"
-                   : "";
+  return is_number
+             ? ": NaN and Infinity, which Python writes, are not valid JSON; write a number or null"
+             : "";
 }
 
 void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view content) {
   TESSERA_CHECK(
       !content.starts_with("version https://git-lfs.github.com/spec/"), "'", path.string(),
-      "' is a pointer of git-lfs to a file that was not downloaded: fetch the file itself "
-      "(git lfs pull)");
+      "' is a Git LFS pointer to a file that was not downloaded: download the file (git lfs pull)");
 }
 
 }  // namespace tessera::detail

@@ -316,10 +316,9 @@ void free_counted(void* data) {
 void* reserve(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TESSERA_CHECK(
-      memory != MAP_FAILED, "can't reserve ", bytes,
-      " bytes of addresses for a tensor; ask for a smaller batch or shorter sequences, or "
-      "lift a limit of this process (ulimit -v)");
+  TESSERA_CHECK(memory != MAP_FAILED, "can't reserve ", bytes,
+                " bytes of addresses for a tensor; use a smaller batch or shorter sequences, or "
+                "raise the limit of virtual memory (ulimit -v)");
   return memory;
 }
 

@@ -24,7 +24,7 @@ MeanMetric::Sums MeanMetric::read(const json& state) {
 
 void MeanMetric::update(double value, double weight) {
   TESSERA_CHECK(!of_all_,
-                "a metric was updated while it has the values of all ranks: call unsync() first");
+                "a metric was updated after sync() and before unsync(): call unsync() first");
   own_.values += value * weight;
   own_.weights += weight;
 }

@@ -47,8 +47,8 @@ std::string records_up_to(const std::filesystem::path& path, std::int64_t last) 
         break;  // the resumed run repeats the steps after `last`
       }
     } catch (const json::exception& error) {
-      fail("the metrics file '", path.string(), "' has a line that is no record (", error.what(),
-           "): name another file, or remove it");
+      fail("the metrics file '", path.string(), "' has a line that is not a record of metrics (",
+           error.what(), "): pass another file, or remove this file");
     }
     kept += line + '\n';
   }
@@ -170,7 +170,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
   }
   out_.open(path, resumed > 0 ? std::ios::app : std::ios::trunc);
   TESSERA_CHECK(out_, "cannot write the metrics file '", path.string(),
-                "': give a file in a folder that may be written");
+                "': pass a file in a writable folder");
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {

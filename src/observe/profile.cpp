@@ -84,7 +84,7 @@ class ModuleRanges : tessera::detail::NoCopy {
 
 Profile::Profile(c10::Device device, nn::ModuleBase* model) {
   TESSERA_CHECK(!detail::profiler_runs(),
-                "a profile of this process is running; write it, or end it, before another");
+                "a profile of this process is already running; end that profile first");
   detail::begin_profile(/*gpu=*/device.is_cuda());
   if (model != nullptr) {
     ranges_ = std::make_unique<ModuleRanges>(*model);
@@ -99,7 +99,7 @@ Profile::~Profile() {
 }
 
 void Profile::write(const std::filesystem::path& file) {
-  TESSERA_CHECK(runs_, "a profile can be written once");
+  TESSERA_CHECK(runs_, "the profile is already written; make a new Profile for another file");
   runs_ = false;
   ranges_.reset();
   std::filesystem::path unfinished = file;
@@ -110,7 +110,7 @@ void Profile::write(const std::filesystem::path& file) {
   std::filesystem::rename(unfinished, file, error);
   if (error) {
     std::filesystem::remove(unfinished += ".tmp", error);  // Kineto has left an incomplete file
-    fail("can't write the profile ", file.string(), ": is the disk full, or its folder gone?");
+    fail("can't write the profile ", file.string(), ": check that its folder exists and has room");
   }
 }
 

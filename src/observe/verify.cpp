@@ -147,7 +147,7 @@ bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
   const bool trains = result.defined() && result.requires_grad();
   TESSERA_CHECK(!trains || result.numel() == 1, "it returned a tensor of sizes ",
                 result.defined() ? result.sizes() : at::IntArrayRef(),
-                " that has a gradient; return the loss, one number, or compute under a "
+                " that has a gradient; return the loss as one number, or compute under a "
                 "c10::NoGradGuard");
   recorder.run.tensors.push_back({trains ? "loss" : "result of the step", "", copy_of(result)});
   if (trains) {
@@ -240,7 +240,7 @@ SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step) {
 }
 
 constexpr auto kMakeAnother =
-    "; pass a second instance of the same class and options, to which nothing was applied";
+    "; pass a second instance of the same class and options, without parallelism";
 
 void check_slot(const std::string& fqn, const nn::ParameterSlot& slot,
                 const nn::ParameterSlot& copy) {
@@ -250,8 +250,8 @@ void check_slot(const std::string& fqn, const nn::ParameterSlot& slot,
                 slot.persistent().sizes(), ", but ", copy.persistent().sizes(), " in the reference",
                 kMakeAnother);
   TESSERA_CHECK(!slot.distinct_along(), "verify: '", fqn,
-                "' is another parameter on each slice of a mesh (distinct_along), which no model "
-                "of one rank has; verify a model without it");
+                "' is a different parameter on each slice of a mesh (distinct_along), but a "
+                "one-rank model has one parameter; verify a model without such parameters");
 }
 
 void check_slots(const nn::NamedSlots& slots, const nn::NamedSlots& copies) {
@@ -527,8 +527,8 @@ class Verification {
     const bool draws = std::ranges::any_of(all, [](const auto& each) { return each[1] != 0; });
     TESSERA_CHECK(!draws || other == all.end(), "verify: the model draws random numbers, and rank ",
                   mesh_.ranks().front(), " gives it ", all.front()[0], " rows, but rank ",
-                  mesh_.ranks()[static_cast<std::size_t>(other - all.begin())], " ", (*other)[0],
-                  "; give it equally many on each, or verify in evaluation mode");
+                  mesh_.ranks()[static_cast<std::size_t>(other - all.begin())], " gives it ",
+                  (*other)[0], "; give all ranks equally many rows, or verify in evaluation mode");
   }
 
   SeenRun run_on_mesh() {

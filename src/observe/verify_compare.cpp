@@ -150,7 +150,7 @@ struct Pair {
 /// Returns the reason why one run lacks a tensor, for messages: "is never called on the mesh".
 std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const SeenRun& one_rank) {
   if (tensor.call == 0) {
-    return "exists in one of the two runs alone";
+    return "exists in only one of the two runs";
   }
   const auto count = [&](const SeenRun& run) {
     const auto found = run.calls.find(tensor.fqn);
@@ -163,7 +163,7 @@ std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const 
   };
   const int here = count(on_mesh), there = count(one_rank);
   if (here == there) {
-    return "has another number of tensors there";
+    return "has a different number of tensors in the two runs";
   }
   return here == 0
              ? "is never called on the mesh"

@@ -106,7 +106,7 @@ double positive(const toml::node& node, const std::string& key, const std::strin
   TESSERA_CHECK(number && *number >= 0 && std::isfinite(*number), file, ": \"", key,
                 "\" must be a finite number, not negative");
   TESSERA_CHECK(!is_share(key) || *number <= 1, file, ": \"", key, "\" is ", *number,
-                ", but a share of a rate: write 0.7 for 70 %");
+                ", but a share is at most 1: write 0.7 for 70 %");
   TESSERA_CHECK(!key.ends_with("_bytes") || *number <= kMostBytes, file, ": \"", key, "\" is ",
                 *number, " bytes; write at most ", kMostBytes);
   return *number;
@@ -161,16 +161,16 @@ void check_complete(const Machine& machine, const std::string& file) {
     const bool may_be_zero =
         name.ends_with("latency_s") || std::ranges::find(kMayBeZero, name) != kMayBeZero.end();
     TESSERA_CHECK(may_be_zero || machine.*field.value > 0, file, ": \"", field.name,
-                  "\" is missing; give it, or begin from a known machine: like = \"h200\"");
+                  "\" is missing; add it, or start from a known machine: like = \"h200\"");
   }
   TESSERA_CHECK(machine.room() > 0, file, ": \"memory_bytes\" is ", machine.memory_bytes,
-                ", and \"reserved_bytes\" leaves nothing of it: ", machine.reserved_bytes,
-                "; give more of the one or less of the other");
+                ", but \"reserved_bytes\" is ", machine.reserved_bytes,
+                ", which leaves no memory for tensors; raise memory_bytes or lower reserved_bytes");
   TESSERA_CHECK(
       machine.multiprocessors == 0 || machine.collective_multiprocessors < machine.multiprocessors,
       file, ": \"collective_multiprocessors\" is ", machine.collective_multiprocessors,
-      ", and leaves none of the ", machine.multiprocessors,
-      " \"multiprocessors\" to compute; give fewer");
+      ", which leaves none of the ", machine.multiprocessors,
+      " \"multiprocessors\" for computing; write a smaller number");
 }
 
 Machine read_machine(const std::string& file, const std::string& asked) {

@@ -259,8 +259,8 @@ class LayoutSearch {
   void check() const {
     const SearchSpace& s = search_.space;
     TESSERA_CHECK(is_laid_out_, s.ranks, " ranks can't be laid out: no tp of at most ", most_tp(s),
-                  " that divides them and that the model allows goes with the degrees that are "
-                  "given; give fewer of these, or another number of ranks");
+                  " divides the ranks, fits the model and fits the given degrees; give fewer "
+                  "degrees, or another number of ranks");
     if (search_.found.empty()) {
       const auto& [layout, reason] = search_.refused.front();
       fail(s.ranks, " ranks: no layout can be planned: ", detail::name_of(layout), ": ", reason);
@@ -279,7 +279,7 @@ class LayoutSearch {
 
 Search search(const SearchSpace& space) {
   TESSERA_CHECK(space.ranks <= detail::kMostRanks, "a search for ", space.ranks,
-                " ranks; search for at most ", detail::kMostRanks);
+                " ranks is too large; search for at most ", detail::kMostRanks);
   return LayoutSearch(space).run();
 }
 

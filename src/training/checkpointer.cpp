@@ -106,14 +106,14 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
 
 /// The checkpoint options are checked at the start, because the first save can be hours later.
 void Checkpointer::check_options() const {
-  TESSERA_CHECK(options_.keep == 0 || options_.keep >= 2, "the newest ", options_.keep,
-                " checkpoints were to be kept; keep 2 or more, so that one is there if the newest "
-                "is damaged, or 0, all");
+  TESSERA_CHECK(options_.keep == 0 || options_.keep >= 2, "keep is ", options_.keep,
+                "; keep 2 or more checkpoints, because the newest checkpoint can be damaged, or "
+                "pass 0 to keep all");
   TESSERA_CHECK(options_.every >= 0, "a checkpoint every ", options_.every,
-                " steps was asked for; give 1 or more, or 0, one at the end");
+                " steps is not possible; pass 1 or more, or 0 for one at the end");
   for (const std::string& part : options_.exclude) {
     TESSERA_CHECK(part == "optimizer" || part == "data", option("exclude"), ": '", part,
-                  "' can't be left out; optimizer and data can");
+                  "' can't be excluded; pass optimizer or data");
   }
 }
 
@@ -128,16 +128,15 @@ void Checkpointer::find_source() {
     // numbers. Until then, the old steps would count as the newest steps.
     TESSERA_CHECK(options_.steps == options_.resume_step || last <= options_.resume_step,
                   option("resume-step"), " ", options_.resume_step, ": '", dir,
-                  "' has later steps, up to ", last.value_or(0), "; move them away first");
+                  "' has later steps, up to ", last.value_or(0), "; move these steps away first");
   }
   const std::string resume = option("resume");
   TESSERA_CHECK(resumes_ || options_.resume != Resume::kNewest, resume, ": '", dir,
-                "' has no step that was saved whole; ", resume,
-                " auto begins anew in an empty folder");
+                "' has no complete step; ", resume, " auto starts a new run in an empty folder");
   TESSERA_CHECK(resumes_ || options_.resume != Resume::kAuto || !last, resume, " auto: '", dir,
-                "' has steps, but none that is whole; remove them to begin anew");
+                "' has steps, but no complete step; remove the steps to start a new run");
   TESSERA_CHECK(resumes_ || !last, option("checkpoint"), ": '", dir, "' has steps of a run; pass ",
-                resume, " to continue it, or another folder");
+                resume, " to continue the run, or another folder");
   if (resumes_) {
     go_on_from(options_.resume_step >= 0 ? options_.resume_step : *newest);
   } else {
@@ -235,8 +234,8 @@ checkpoint::LoadReport Checkpointer::load(TrainState& state) {
 }
 
 void Checkpointer::fail_as_foreign() const {
-  fail("the checkpoint '", source_.string(), "' is not of ", options_.names.program,
-       "; take its weights with ", option("initial-load"), " and ", option("exclude"),
+  fail("the checkpoint '", source_.string(), "' was not saved by ", options_.names.program,
+       "; load only its weights with ", option("initial-load"), " and ", option("exclude"),
        " optimizer,data");
 }
 
@@ -262,7 +261,7 @@ void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
   TESSERA_CHECK(older, option("resume"), ": ", error.what(), "; '", options_.folder.string(),
                 "' has no older step");
   go_on_from(*older);
-  warn(fmt::format("step {} is damaged and passed over: {}", damaged, error.what()));
+  warn(fmt::format("step {} is damaged and is skipped: {}", damaged, error.what()));
 }
 
 void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state) {
@@ -347,8 +346,8 @@ void Checkpointer::check_last_save() {
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
-    fail("the one before, '", folder(saved_).string(),
-         "', failed in the background: ", error.what(), "; correct that and continue with ",
+    fail("the previous checkpoint '", folder(saved_).string(),
+         "' failed in the background: ", error.what(), "; fix the cause and continue with ",
          option("resume"));
   }
 }

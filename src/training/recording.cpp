@@ -89,7 +89,7 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
   const std::filesystem::file_status found = std::filesystem::status(file, error);
   TESSERA_CHECK(!std::filesystem::exists(found) || std::filesystem::is_regular_file(found),
                 "can't write ", option, " ", file.string(),
-                ", which is no regular file; give another name");
+                ", which is not a regular file; pass another file name");
   try {
     // An AtomicFile is made and removed to find out whether the folder is writable.
     const files::AtomicFile probe(file);

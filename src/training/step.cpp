@@ -35,11 +35,11 @@ at::Tensor value_of(const at::Tensor& loss) {
 }  // namespace
 
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
-  TESSERA_CHECK(value.defined() && !value.is_meta(), "mean_over was given a tensor ",
+  TESSERA_CHECK(value.defined() && !value.is_meta(), "mean_over was called with a tensor ",
                 value.defined() ? "on the meta device" : "that is undefined",
-                "; give it a scalar with a value");
-  TESSERA_CHECK(value.numel() == 1, "mean_over was given a tensor of sizes ", value.sizes(),
-                "; give it a scalar, for example the mean of a loss");
+                "; pass a scalar with a value");
+  TESSERA_CHECK(value.numel() == 1, "mean_over was called with a tensor of sizes ", value.sizes(),
+                "; pass a scalar, for example the mean of a loss");
   // The loss is cloned, because the all-reduce overwrites its argument and the caller can still use
   // the loss.
   at::Tensor mean = value_of(value).to(c10::kFloat).clone();
@@ -55,7 +55,7 @@ namespace {
 void check(const TrainState& state, const StepOptions& options, const LossFunction& loss_of) {
   TESSERA_CHECK(options.accumulate > 0 && options.batch > 0, "step ", state.step + 1,
                 ": accumulate is ", options.accumulate, " and batch ", options.batch,
-                "; a step has 1 micro-batch or more, of 1 sample or more");
+                "; both must be 1 or more");
   TESSERA_CHECK(loss_of != nullptr, "step ", state.step + 1,
                 ": the loss function is empty; pass one that returns a micro-batch's loss");
 }
@@ -95,7 +95,7 @@ void check_gradients_are_summed(const TrainState& state, const DeviceMesh& data_
   }
   TESSERA_CHECK(trained == 0, "step ", state.step + 1, ": none of the ", trained,
                 " trained parameters of a ", state.model.name(), " is on ", to_string(data_mesh),
-                " of ", data_mesh.size(), " ranks, so that their gradients would not be summed; ",
+                " of ", data_mesh.size(), " ranks, so the gradients would not be reduced; ",
                 "apply fsdp::fully_shard or fsdp::replicate to the model");
 }
 
@@ -122,7 +122,7 @@ void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i)
     refuse(" has the sizes ", loss.sizes());
   }
   if (loss.is_meta()) {
-    refuse(" is on the meta device: a tensor was kept from a constructor under nn::MetaDevice");
+    refuse(" is on the meta device: the model uses a tensor that was made under nn::MetaDevice");
   }
   if (!loss.requires_grad()) {
     refuse(" depends on no trained parameter, or was detached");
@@ -300,7 +300,7 @@ std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mes
                                std::int64_t batches,
                                const std::function<at::Tensor(std::int64_t batch)>& loss,
                                const std::function<bool()>& stop) {
-  TESSERA_CHECK(batches > 0, "evaluate: ", batches, " batches; give 1 or more");
+  TESSERA_CHECK(batches > 0, "evaluate: batches is ", batches, "; pass 1 or more");
   const c10::NoGradGuard no_grad;
   const auto restore =
       c10::make_scope_exit([&model, trains = model.is_training()] { model.train(trains); });

@@ -186,7 +186,7 @@ TEST(MetricsWriter, WritesALineAStepAtOnceAndMakesTheFolder) {
   EXPECT_ERROR(MetricsWriter(folder / "file/m.jsonl"), "cannot write the metrics file");
   EXPECT_ERROR(MetricsWriter("/dev/full").write(Sample()), "has room");
   WriteFile(folder / "notes", "dear diary\n");
-  EXPECT_ERROR(MetricsWriter(folder / "notes", 2), "notes' has a line that is no record");
+  EXPECT_ERROR(MetricsWriter(folder / "notes", 2), "notes' has a line that is not a record");
   EXPECT_EQ(ReadFile(folder / "notes"), "dear diary\n");
 }
 

@@ -308,7 +308,7 @@ TEST_ON_MESH(Verify, RefusesUnevenRowsOfAModelThatDraws, {2, 1}, {"dp", "tp"}) {
     return gpt_loss(model, tokens.narrow(0, 0, 2 - rank.rank()));
   };
   EXPECT_ERROR(verify_gpt(run, mesh),
-               "draws random numbers, and rank 0 gives it 2 rows, but rank 1 1;");
+               "draws random numbers, and rank 0 gives it 2 rows, but rank 1 gives it 1;");
 }
 
 std::vector<at::Tensor> step_of(Gpt& model, const DeviceMesh& mesh) {

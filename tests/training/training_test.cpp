@@ -479,13 +479,13 @@ TEST(CheckpointerTest, Refusals) {
       return [options, &rank] { Checkpointer(options, rank.world()); };
     };
     expect_refusals({
-        {"foreign", [&] { foreign.load(*run.state); }, {"is not of training; take its weights"}},
+        {"foreign", [&] { foreign.load(*run.state); }, {"was not saved by training"}},
         {"folder", [&] { second.make_folder(); }, {"is in use by another run"}},
-        {"keep", make({.steps = 5, .keep = 1}), {"newest 1 checkpoints", "keep 2 or more"}},
-        {"every", make({.every = -2, .steps = 5}), {"every -2 steps", "0, one at the end"}},
+        {"keep", make({.steps = 5, .keep = 1}), {"keep is 1", "keep 2 or more"}},
+        {"every", make({.every = -2, .steps = 5}), {"every -2 steps", "0 for one at the end"}},
         {"exclude",
          make({.steps = 5, .exclude = {"optimizer", "optimiser"}}),
-         {"exclude: 'optimiser' can't be left out; optimizer and data can"}},
+         {"exclude: 'optimiser' can't be excluded; pass optimizer or data"}},
     });
   });
 }

@@ -115,15 +115,15 @@ std::vector<std::string> explain_records(const std::string& folder) {
       std::ifstream file(entry.path(), std::ios::binary);
       file.read(reinterpret_cast<char*>(record.get()), sizeof(Record));
       TESSERA_CHECK(record->magic == kMagic, entry.path().string(),
-                    " is no flight record of this version of Tessera; read it with the tessera-run "
-                    "of the version that wrote it");
+                    " is not a flight record of this version of Tessera; read the record with the "
+                    "tessera-run of the version that wrote the record");
       records[{world, rank}] = std::move(record);
     }
   }
   TESSERA_CHECK(!error, "the folder ", folder, " cannot be read: ", error.message());
   TESSERA_CHECK(!records.empty(), "the folder ", folder,
-                " holds no flight records (world-0.rank-0.flight, ...); give the folder that "
-                "tessera-run named");
+                " holds no flight records (world-0.rank-0.flight, ...); pass the folder that "
+                "tessera-run printed");
   std::vector<std::string> lines;
   for (const auto& [key, record] : records) {
     const auto [world, rank] = key;

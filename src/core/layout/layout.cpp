@@ -139,9 +139,9 @@ namespace {
 
 void check_mesh_dim(std::vector<bool>& used, int dim) {
   TESSERA_CHECK(dim >= 0 && static_cast<std::size_t>(dim) < used.size(),
-                "layout uses mesh dimension ", dim, " of a mesh with ", used.size());
+                "layout uses mesh dimension ", dim, " of a mesh with ", used.size(), " dimensions");
   TESSERA_CHECK(!used[static_cast<std::size_t>(dim)], "layout uses mesh dimension ", dim,
-                " twice; a mesh dimension splits one tensor dimension, or is partial, or neither");
+                " twice; use each mesh dimension for at most one tensor dimension or partial sum");
   used[static_cast<std::size_t>(dim)] = true;
 }
 
@@ -154,7 +154,7 @@ void Layout::Content::check() const {
   for (const auto& digits : dims) {
     for (const auto& digit : digits) {
       TESSERA_CHECK(digits.size() == 1 || digit.extent >= 1, "layout has a digit of extent ",
-                    digit.extent, " beside others; each of several digits needs its extent");
+                    digit.extent, " among several digits; each digit needs an extent of 1 or more");
       for (const int dim : digit.mesh_dims) {
         check_mesh_dim(used, dim);
       }

@@ -24,7 +24,8 @@ MeshShape::MeshShape(std::vector<std::int64_t> sizes, std::vector<std::string> n
                   "; every size must be at least 1");
   }
   TESSERA_CHECK(names_.empty() || names_.size() == sizes_.size(), "mesh of ", sizes_.size(),
-                " dimensions was given ", names_.size(), " names; give one a dimension, or none");
+                " dimensions has ", names_.size(),
+                " names; pass a name for each dimension, or none");
   for (auto name = names_.begin(); name != names_.end(); ++name) {
     TESSERA_CHECK(!name->empty(),
                   "a mesh dimension has an empty name; leave all names out, or "
@@ -47,13 +48,13 @@ int MeshShape::dim(std::string_view name) const {
 
 int MeshShape::dim(int dim) const {
   TESSERA_CHECK(dim >= -ndim() && dim < ndim(), "mesh ", to_string(*this), " has no dimension ",
-                dim, "; give 0 to ", ndim() - 1, ", or -1 to ", -ndim(), " from the end");
+                dim, "; pass 0 to ", ndim() - 1, ", or -1 to ", -ndim(), " to count from the end");
   return dim < 0 ? dim + ndim() : dim;
 }
 
 std::vector<std::int64_t> MeshShape::coordinate(std::int64_t index) const {
   TESSERA_CHECK(index >= 0 && index < numel(), "position ", index, " is outside mesh ",
-                to_string(*this), ", which has ", numel());
+                to_string(*this), ", which has ", numel(), " positions");
   std::vector<std::int64_t> out(sizes_.size());
   for (auto&& [at, size] : ranges::views::zip(out, sizes_) | ranges::views::reverse) {
     at = index % size;
@@ -64,7 +65,7 @@ std::vector<std::int64_t> MeshShape::coordinate(std::int64_t index) const {
 
 std::int64_t MeshShape::index(const std::vector<std::int64_t>& coordinate) const {
   TESSERA_CHECK(coordinate.size() == sizes_.size(), "a coordinate of ", coordinate.size(),
-                " numbers was given for mesh ", to_string(*this));
+                " numbers was passed for mesh ", to_string(*this));
   std::int64_t out = 0;
   for (const auto& [size, at] : ranges::views::zip(sizes_, coordinate)) {
     TESSERA_CHECK(at >= 0 && at < size, "coordinate ", at, " is outside mesh ", to_string(*this));
@@ -128,10 +129,11 @@ Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
 void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                      std::span<const std::int64_t> coordinate) {
   TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
-                to_string(layout), " was given sizes of ", sizes.size(), " dimensions");
+                to_string(layout), " was given sizes of ", sizes.size(), " dimensions, but needs ",
+                layout.tensor_ndim());
   TESSERA_CHECK(static_cast<int>(coordinate.size()) == layout.mesh_ndim(), "layout ",
                 to_string(layout), " on a mesh of ", layout.mesh_ndim(),
-                " dimensions was given a coordinate of ", coordinate.size());
+                " dimensions was given a coordinate of ", coordinate.size(), " numbers");
 }
 
 /// Repeats the ranges `inner` for each position of `chunk`. Consecutive repetitions are
@@ -273,8 +275,8 @@ std::vector<std::int64_t> flat_place(const FlatPlace& place) {
 
 FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndim) {
   TESSERA_CHECK(ndim > 0 && numbers.size() >= ndim && (numbers.size() - ndim) % (3 * ndim) == 0,
-                "a place of ", numbers.size(), " numbers was given for a tensor of ", ndim,
-                " dimensions; it takes one size and three numbers a box of each");
+                "a flat place of ", numbers.size(), " numbers does not fit a tensor of ", ndim,
+                " dimensions; each dimension needs one size, and three numbers for each box");
   const auto next = [&numbers, ndim] {
     std::vector<std::int64_t> part(numbers.begin(),
                                    numbers.begin() + static_cast<std::ptrdiff_t>(ndim));

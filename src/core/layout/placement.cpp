@@ -273,7 +273,7 @@ struct CutsAndPartials {
 std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int64_t ndim) {
   TESSERA_CHECK(dim >= -ndim && dim < ndim, "placements ", to_string(placements),
                 " shard dimension ", dim, " of a tensor with ", ndim,
-                " dimensions; shard one that it has, or replicate it");
+                " dimensions; shard an existing dimension, or use Replicate()");
   return static_cast<std::size_t>(dim < 0 ? dim + ndim : dim);
 }
 
@@ -289,7 +289,7 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
       cut(shard->dim, {mesh_dim, 1});
     } else if (const auto* strided = std::get_if<StridedShard>(&placement)) {
       TESSERA_CHECK(strided->split_factor >= 1, "placement ", to_string(placement),
-                    " has a split factor below 1; give at least 1");
+                    " has a split factor below 1; pass 1 or more");
       cut(strided->dim, {mesh_dim, strided->split_factor});
     } else if (const auto* partial = std::get_if<Partial>(&placement)) {
       out.partial.push_back({mesh_dim, partial->op});
@@ -369,7 +369,7 @@ LayoutPtr to_layout(const Sizes& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes) {
   TESSERA_CHECK(placements.size() == mesh_sizes.size(), "placements ", to_string(placements),
                 " are ", placements.size(), " for a mesh of ", mesh_sizes.size(),
-                " dimensions; give one a mesh dimension");
+                " dimensions; pass one placement for each mesh dimension");
   auto layout = try_to_layout(mesh_sizes, placements, sizes);
   TESSERA_CHECK(layout, "placements ", to_string(placements),
                 " cut a tensor dimension at places that don't line up; use split factors that "
@@ -379,7 +379,8 @@ LayoutPtr to_layout(const Sizes& mesh_sizes, const Placements& placements,
 
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes) {
   TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
-                to_string(layout), " was given sizes of ", sizes.size(), " dimensions");
+                to_string(layout), " was given sizes of ", sizes.size(), " dimensions, but needs ",
+                layout.tensor_ndim());
   Placements out;
   for (int m = 0; m < layout.mesh_ndim(); ++m) {
     out.push_back(placement_of(layout, m));

@@ -692,7 +692,8 @@ void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t>
   TESSERA_CHECK(from->tensor_ndim() == to->tensor_ndim() &&
                     static_cast<int>(sizes.size()) == to->tensor_ndim(),
                 "redistribution from ", to_string(*from), " to ", to_string(*to),
-                " is of a tensor with ", sizes.size(), " dimensions");
+                " is of a tensor with ", sizes.size(), " dimensions, but the layouts are for ",
+                from->tensor_ndim(), " and ", to->tensor_ndim());
 }
 
 /// Returns the largest tensor dimensions. Shards of a large dimension need the least padding.

@@ -218,7 +218,7 @@ std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const Layout
                   ": arguments are on meshes of different shapes: ", to_string(*first), " and ",
                   to_string(*layout), "; redistribute them to one mesh");
   }
-  TESSERA_CHECK(first, call.op, ": propagate() needs a distributed argument, found none");
+  TESSERA_CHECK(first, call.op, ": propagate() needs a distributed argument, but all are plain");
   return first->mesh_sizes();
 }
 
@@ -390,8 +390,8 @@ class TensorGroupPropagation {
     }
     TESSERA_CHECK(static_cast<std::size_t>(layout->tensor_ndim()) == sizes.size() &&
                       factors.size() == sizes.size(),
-                  call_.op, ": tensor ", index, " has ", sizes.size(), " dimensions, its layout ",
-                  to_string(*layout), " and the rule's ", factors.size());
+                  call_.op, ": tensor ", index, " has ", sizes.size(), " dimensions, but layout ",
+                  to_string(*layout), " and a rule for ", factors.size(), " dimensions");
     for (const PartialDim& partial : layout->partial()) {
       input.placements[static_cast<std::size_t>(partial.mesh_dim)] = {FactorPlacement::kPartial, -1,
                                                                       partial.op};
@@ -755,7 +755,7 @@ class TensorGroupPropagation {
 Propagation propagate(const ShardingRule& rule, const OpCall& call,
                       std::span<const LayoutPtr> inputs) {
   TESSERA_CHECK(inputs.size() == rule.inputs.size(), call.op, ": the rule is for ",
-                rule.inputs.size(), " tensors, found ", inputs.size(), " layouts");
+                rule.inputs.size(), " tensors, but ", inputs.size(), " layouts were passed");
   const std::vector<std::int64_t> mesh_sizes = common_mesh(call, inputs);
   Propagation result;
   // Inputs are replicated unless a TensorGroup decides otherwise.

@@ -181,14 +181,14 @@ void detail::add_library_rule(const std::string& op, RuleFunction::Body body, bo
 /// register_rule() throws Error after the first use of operator `op`, because cached call plans can
 /// already depend on the old rule.
 void register_rule(std::string op, RuleFunction::Body rule, bool reads_numbers) {
-  TESSERA_CHECK(rule != nullptr, "register_rule of ", op, " without a rule; give a function");
+  TESSERA_CHECK(rule != nullptr, "register_rule of ", op, ": the rule is empty; pass a function");
   auto& all = user_rules();
   const std::lock_guard lock(all.mutex);
   TESSERA_CHECK(all.looked_up.count(op) == 0, "register_rule of ", op,
-                " came after its first use; register rules when the program starts");
+                " came after the operator's first use; register rules when the program starts");
   const bool added =
       all.rules.try_emplace(op, RuleFunction::Entry{std::move(rule), reads_numbers}).second;
-  TESSERA_CHECK(added, "register_rule of ", op, " for the second time; keep one of the two");
+  TESSERA_CHECK(added, "register_rule of ", op, " for the second time; keep only one call");
 }
 
 std::optional<ShardingRule> RuleFunction::operator()(const OpCall& call) const {

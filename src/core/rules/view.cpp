@@ -289,8 +289,8 @@ std::optional<ShardingRule> reshape_rule(const OpCall& call) {
   const std::optional<Sizes> sizes = infer_sizes(call.integers(1), self.numel());
   TESSERA_CHECK(sizes, "view of a distributed tensor of sizes ", text_of(self.sizes), " as ",
                 text_of(call.integers(1)),
-                ", which has another number of elements; sizes are those of the whole tensor, not "
-                "of this rank's part: write them as for one rank (heads, not heads / tp), or -1");
+                ", which has a different number of elements; pass the sizes of the whole tensor, "
+                "not of this rank's shard (for example heads, not heads / tp), or -1");
   ShardingRule rule = start(call);
   Reshape reshape(rule, self.sizes, *sizes);
   input_of(rule, call.tensor_index(0)) = reshape.input();

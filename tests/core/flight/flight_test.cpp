@@ -107,7 +107,7 @@ TEST(ExplainRecords, NamesUnreadableRecords) {
   EXPECT_ERROR(explain_records(folder.path() / "none"), "none cannot be read");
   EXPECT_ERROR(explain_records(folder.path()), "holds no flight records");
   testing::WriteFile(folder / record_name(0, 0), "something else");
-  EXPECT_ERROR(explain_records(folder.path()), "world-0.rank-0.flight is no flight record");
+  EXPECT_ERROR(explain_records(folder.path()), "world-0.rank-0.flight is not a flight record");
 }
 
 }  // namespace

@@ -124,7 +124,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
         (self.folder / "file").write_text("")
         resume, load = [*self.steps, "--resume"], ["--initial-load", step]
         for flags, words in (
-                ([*empty, "--resume"], ["has no step that was saved whole", "--resume auto"]),
+                ([*empty, "--resume"], ["has no complete step", "--resume auto"]),
                 ([*empty, "--resume-step", 5], ["no checkpoint in", "step-00000005"]),
                 (["--checkpoint", self.folder / "file/steps"], ["--checkpoint", "file/steps"]),
                 (self.steps, ["has steps of a run", "--resume"]),
@@ -148,7 +148,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
         for step in steps.glob("step-*"):
             (step / "manifest.json").write_text("{}")
         programs.fail([programs.BIN / "llama_train", *self.flags(self.folder / "run"), "--checkpoint", steps,
-                       "--resume", "auto"], "has steps, but none that is whole")
+                       "--resume", "auto"], "has steps, but no complete step")
 
     def test_changed_data_and_what_changed(self):
         resume = [*self.steps, "--resume"]

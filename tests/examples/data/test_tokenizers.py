@@ -377,7 +377,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.refuse([self.write("marked.jsonl", "\ufeff" + self.lines(["a"]))], "marked.jsonl:1:", "a byte order mark")
         self.refuse([self.write("nan.jsonl", '{"text": NaN}')], "nan.jsonl:1:", "NaN and Infinity, which Python writes")
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
-        self.refuse([self.write("a.txt", pointer)], "a.txt' is a pointer of git-lfs", "git lfs pull")
+        self.refuse([self.write("a.txt", pointer)], "a.txt' is a Git LFS pointer", "git lfs pull")
         self.refuse([good, "--eos-token", "two words"], "tokens of the tokenizer")
         self.refuse([good, "--eos-token", 99999], "outside the tokenizer's vocabulary")
         self.refuse([self.folder], "not a regular file")

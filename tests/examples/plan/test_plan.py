@@ -223,7 +223,7 @@ class Plan(programs.InFolder):
                               ('like = "h200"\noperator_latency_s = inf', '"operator_latency_s" must be a finite number'),
                               ('like = "h200"\nproduct_share = 70', "write 0.7 for 70 %"),
                               ('like = "h200"\nmemory_bytes = 1e30', "write at most 1e+18"),
-                              ('like = "h200"\nmemory_bytes = 1e9', '"reserved_bytes" leaves nothing of it'),
+                              ('like = "h200"\nmemory_bytes = 1e9', "leaves no memory for tensors"),
                               ('like = ', "machine.toml: "),
                               ('like = "h201"', 'like = "h201" is not known')]:
             file.write_text(text)
