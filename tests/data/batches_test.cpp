@@ -28,7 +28,7 @@ BatchLoader Loader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t seque
                      {.batch = batch, .shuffle = shuffle});
 }
 
-TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
+TEST(BatchLoader, TargetsAreTheNextTokensOfTheInputs) {
   const BatchLoader loader = Loader(Positions(13), 2, 3, 100);
   const auto batch = loader.load(1, {{0, 2}});
   EXPECT_TRUE(at::equal(batch.inputs, at::arange(6, 12).view({2, 3})));
@@ -58,7 +58,7 @@ std::vector<std::int64_t> FirstTokens(const BatchLoader& loader, std::int64_t ba
   return tokens;
 }
 
-TEST(BatchLoader, ShufflesEachPassAnewAndHasEachSampleOnce) {
+TEST(BatchLoader, ShufflesEachEpochAndYieldsEachSampleOnce) {
   for (const std::int64_t samples : {5, 16, 17, 1000}) {
     const BatchLoader loader = Loader(Positions(samples * 2 + 1), 5, 2, 3000, /*shuffle=*/7);
     std::vector<std::int64_t> ordered(static_cast<std::size_t>(samples));
@@ -93,7 +93,7 @@ std::vector<WeightedSamples> Sources(const std::vector<std::int64_t>& sizes,
   return sources;
 }
 
-TEST(BatchLoader, EveryPrefixOfAMixtureHasItsWeights) {
+TEST(BatchLoader, MixtureFollowsItsWeightsAtEveryStep) {
   const std::vector<std::vector<double>> mixtures{
       {7, 3}, {1, 1, 1}, {0.5, 0.2, 0.2, 0.05, 0.05}, {1e-3, 1, 2, 3, 4, 5, 6, 7}};
   for (const std::vector<double>& weights : mixtures) {
@@ -115,7 +115,7 @@ TEST(BatchLoader, EveryPrefixOfAMixtureHasItsWeights) {
   }
 }
 
-TEST(BatchLoader, ASourceThatIsUsedUpRestartsWhileTheOthersContinue) {
+TEST(BatchLoader, ExhaustedSourceRestartsWhileOthersContinue) {
   const BatchLoader loader(Sources({3, 100}, {1, 2}), {.batch = 3});
   const auto tokens = FirstTokens(loader, 3, 0, 60);
   std::vector<std::int64_t> small, large;
@@ -129,7 +129,7 @@ TEST(BatchLoader, ASourceThatIsUsedUpRestartsWhileTheOthersContinue) {
   EXPECT_EQ(large.back(), 39);
 }
 
-TEST(BatchLoader, ShufflesEachSourceOfAMixtureByItself) {
+TEST(BatchLoader, ShufflesEachSourceOfAMixtureSeparately) {
   const BatchLoader loader(Sources({16, 16}, {1, 1}), {.batch = 4, .shuffle = 5});
   const auto tokens = FirstTokens(loader, 4, 0, 64);
   std::vector<std::vector<std::int64_t>> of(2);
@@ -147,7 +147,7 @@ TEST(BatchLoader, ShufflesEachSourceOfAMixtureByItself) {
   }
 }
 
-TEST(BatchLoader, RefusesStepsRowsSizesAndTokensThatDoNotFit) {
+TEST(BatchLoader, RefusesInvalidStepsRowsSizesAndTokens) {
   const BatchLoader loader = Loader(Positions(13), 2, 3, 100);
   testing::expect_refusals(
       {{"step", [&] { loader.load(-1, {{0, 2}}); }, {"step -1"}},
@@ -165,7 +165,7 @@ TEST(BatchLoader, RefusesStepsRowsSizesAndTokensThatDoNotFit) {
 }
 
 /// Micro-batch i must have the same rows on a single rank as on several ranks together.
-TEST(BatchLoader, AMicroBatchHasTheSameRowsOnAnyNumberOfRanks) {
+TEST(BatchLoader, MicroBatchesDoNotDependOnTheRankCount) {
   const BatchLoader loader = Loader(Positions(100), 12, 4, 100);
   const at::Tensor whole = loader.load(1, {{0, 12}}).inputs;
   for (const std::int64_t ranks : {1, 2, 3}) {
@@ -185,7 +185,7 @@ TEST(BatchLoader, AMicroBatchHasTheSameRowsOnAnyNumberOfRanks) {
   EXPECT_ERROR(rows_of_rank(12, 2, 0, 4), "rank 0 of 4 in a batch of 12 and 2 micro-batches");
 }
 
-TEST(BatchLoader, PositionsBeginAnewBehindTheEndOfADocument) {
+TEST(BatchLoader, PositionsRestartAfterTheEndOfADocument) {
   const BatchLoader loader({{token_windows(make_token_source({5, 6, 0, 7, 0, 0, 8, 9, 1}), 4, 10)}},
                            {.batch = 2, .document_end = 0});
   EXPECT_TRUE(loader.ignores_targets());
@@ -215,7 +215,7 @@ class LateFault : public TokenSource {
   static constexpr std::int64_t kGood = std::int64_t{1} << 26;
 };
 
-TEST(PrefetchLoader, GivesTheBatchOfTheStepWhicheverIsAskedFor) {
+TEST(PrefetchLoader, LoadsAnyRequestedStep) {
   const auto loader = std::make_shared<BatchLoader>(Loader(Positions(100), 6, 4, 100));
   PrefetchLoader prefetch(loader, {{2, 5}});
   for (const std::int64_t step : {0, 1, 2, 7, 7, 3, 4}) {
@@ -223,7 +223,7 @@ TEST(PrefetchLoader, GivesTheBatchOfTheStepWhicheverIsAskedFor) {
   }
 }
 
-TEST(PrefetchLoader, AnErrorComesOutAtItsStep) {
+TEST(PrefetchLoader, ThrowsAtTheStepWithTheError) {
   const std::int64_t bad = LateFault::kGood / 8;
   const auto loader = std::make_shared<BatchLoader>(Loader(std::make_shared<LateFault>(), 1, 8, 9));
   PrefetchLoader prefetch(loader, {{0, 1}});
@@ -243,7 +243,7 @@ class WatchedTokens : public TokenSource {
   mutable std::vector<std::pair<std::int64_t, std::thread::id>> reads;
 };
 
-TEST(PrefetchLoader, LoadsTheNextStepAheadOnAnotherThreadOrOnTheCallersThread) {
+TEST(PrefetchLoader, PrefetchesOnAnotherThreadOrOnTheCaller) {
   for (const bool background : {true, false}) {
     const auto tokens = std::make_shared<WatchedTokens>();
     const auto loader = std::make_shared<BatchLoader>(Loader(tokens, 1, 2, 9));
@@ -299,7 +299,7 @@ void expect(const char* line, const PromptOptions& options, const Tokens& inputs
   EXPECT_EQ(SampleOf(line, options), std::pair(inputs, targets)) << line;
 }
 
-TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
+TEST(PromptCompletions, HaveTargetsOnlyInTheCompletions) {
   expect(R"({"prompt": "ab", "completion": "cd"})", {}, {'a', 'b', 'c', 'd', 0, 0},
          {kNone, 'c', 'd', 0, kNone, kNone});
   // The token "dd" belongs to the completion "cd" and to the prompt "du", so "dd" is no target.
@@ -327,7 +327,7 @@ TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
   EXPECT_ERROR(SampleOf(R"({"prompt": "", "completion": ""})"), "leaves no token to learn");
 }
 
-TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
+TEST(PromptCompletions, RefuseInvalidConversationsAndNameTheLine) {
   struct Row {
     const char* line;
     const char* words;
@@ -342,7 +342,7 @@ TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
   }
 }
 
-TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {
+TEST(PromptCompletions, TruncateLongPrompts) {
   const char* line = R"({"prompt": "abcdefgh", "completion": "xy"})";
   EXPECT_ERROR(SampleOf(line), "p.jsonl:1: the sample has 11");
   // With `truncate`, the prompt is cut until the begin token, the completion and the end token fit.

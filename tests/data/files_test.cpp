@@ -43,7 +43,7 @@ void WriteShard(const std::string& path, const std::vector<std::int64_t>& tokens
 
 using Tokens = std::vector<std::int64_t>;
 
-TEST(TokenShards, JoinsFilesOfEachWidth) {
+TEST(TokenShards, JoinFilesOfEachTokenWidth) {
   TemporaryFolder folder;
   WriteFile(folder / "b.bin", ShardBytes<std::uint16_t>(20240520, 1, 2, {3, 65535}));
   WriteFile(folder / "B.bin", ShardBytes<std::uint16_t>(20240520, 1, 2, {1, 0}));
@@ -54,7 +54,7 @@ TEST(TokenShards, JoinsFilesOfEachWidth) {
             (Tokens{1, 0, 3, 65535, 128255, 4294967295}));
 }
 
-TEST(TokenShards, ReadsAcrossFileBoundaries) {
+TEST(TokenShards, ReadAcrossFileBoundaries) {
   TemporaryFolder folder;
   WriteFile(folder / "0.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {0, 1, 2}));
   WriteFile(folder / "1.bin", ShardBytes<std::uint16_t>(20240520, 1, 1, {3}));
@@ -70,7 +70,7 @@ TEST(TokenShards, ReadsAcrossFileBoundaries) {
   }
 }
 
-TEST(TokenShards, MayBeMoreThanFilesMayBeOpen) {
+TEST(TokenShards, CanExceedTheLimitOfOpenFiles) {
   TemporaryFolder folder;
   Tokens expected;
   std::vector<std::string> files;
@@ -93,7 +93,7 @@ TEST(TokenShards, MayBeMoreThanFilesMayBeOpen) {
   EXPECT_EQ(found, expected);
 }
 
-TEST(TokenShards, RefusesARangeOutside) {
+TEST(TokenShards, RefuseOutOfRangeReads) {
   const auto source = make_token_source({1, 2, 3});
   Tokens two(2);
   EXPECT_ERROR(source->read(2, two), "tokens [2, 4) were passed");
@@ -105,7 +105,7 @@ std::size_t HeapBytes() {
   return info.uordblks + info.hblkhd;
 }
 
-TEST(TokensInMemory, TakeAsFewBytesAsTheLargestNeeds) {
+TEST(TokensInMemory, UseTheSmallestIntegerType) {
   for (const auto& [largest, bytes] : std::vector<std::pair<std::int64_t, std::size_t>>{
            {255, 1}, {256, 2}, {65535, 2}, {65536, 4}, {std::int64_t{1} << 32, 8}}) {
     Tokens tokens(1 << 20, 7);
@@ -117,7 +117,7 @@ TEST(TokensInMemory, TakeAsFewBytesAsTheLargestNeeds) {
   }
 }
 
-TEST(TokenShards, RefusesFilesOfAnotherForm) {
+TEST(TokenShards, RefuseMalformedFiles) {
   using Token = std::uint16_t;
   TemporaryFolder folder;
   EXPECT_ERROR(open_token_shards({folder.path()}), "not a regular file");
@@ -144,7 +144,7 @@ TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
             ShardBytes<std::uint32_t>(20240801, 7, 1, {128255}));
 }
 
-TEST(WriteTokenShard, RefusesTokensThatDontFitAndLeavesNothingBehind) {
+TEST(WriteTokenShard, RefusesInvalidTokensAndRemovesTheFile) {
   TemporaryFolder folder;
   std::filesystem::create_directory(folder / "taken");
   WriteFile(folder / "taken/x", "");
@@ -172,7 +172,7 @@ FileFingerprint fingerprint(const std::string& path) {
   return fingerprints({path}).at(0);
 }
 
-TEST(Fingerprint, HasTheNameTheSizeAndASumOfBytesOfTheWholeFile) {
+TEST(Fingerprint, HasNameSizeAndChecksumOfTheFile) {
   const TemporaryFolder folder;
   const std::string path = folder / "a.bin";
   // The fingerprint covers all bytes of a small file, but not the middle of a large file.

@@ -21,7 +21,7 @@ class SentencePieceTokenizer : public ::testing::Test {
   const std::filesystem::path model_ = folder_ / "tokenizer.model";
 };
 
-TEST_F(SentencePieceTokenizer, NamesAMissingFileAndRefusesOtherFiles) {
+TEST_F(SentencePieceTokenizer, RefusesMissingAndInvalidFiles) {
   EXPECT_ERROR(sentencepiece_tokenizer("/nowhere/tokenizer.model"), "tokenizer.model");
   // The SentencePiece library throws for a piece without text.
   for (const std::string& bytes : {std::string("not a model"), SmallModel() + Piece("", -4, 1)}) {
@@ -32,7 +32,7 @@ TEST_F(SentencePieceTokenizer, NamesAMissingFileAndRefusesOtherFiles) {
 
 /// libsentencepiece defines a flag with the name of a libc10 flag. libsentencepiece must not
 /// overwrite libc10's flag: an error of libtorch would then end the process.
-TEST_F(SentencePieceTokenizer, LeavesLibtorchsMemoryAlone) {
+TEST_F(SentencePieceTokenizer, DoesNotOverwriteLibtorchsFlags) {
   if (dlsym(RTLD_DEFAULT, "__asan_init") != nullptr) {
     GTEST_SKIP() << "AddressSanitizer refuses libraries with a scope of their own";
   }
@@ -75,7 +75,7 @@ std::string ModelWithSpace() {
   return SmallModel() + Piece("\xe2\x96\x81", -4, 1);
 }
 
-TEST_F(SentencePieceTokenizer, GivesSpecialTokensNoText) {
+TEST_F(SentencePieceTokenizer, DecodesSpecialTokensToNoText) {
   write(ModelWithSpace());
   configure(R"({"tokenizer_class": "LlamaTokenizer", "pad_token": "<pad>"})");
   const auto tokenizer = open_tokenizer(model_);
@@ -84,7 +84,7 @@ TEST_F(SentencePieceTokenizer, GivesSpecialTokensNoText) {
   EXPECT_EQ(sentencepiece_tokenizer(model_)->decode({0, 3, 0}), "a");
 }
 
-TEST_F(SentencePieceTokenizer, StreamsSpacesThatAreTokens) {
+TEST_F(SentencePieceTokenizer, StreamsSpaceTokens) {
   write(ModelWithSpace());
   StreamDecoder decoder(sentencepiece_tokenizer(model_));
   std::string text;

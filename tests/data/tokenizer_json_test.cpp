@@ -41,20 +41,20 @@ TEST(HuggingFaceTokenizer, EncodesAndDecodes) {
   EXPECT_EQ(Open(json)->encode("abc abc"), (Ids{6, 3, 0, 4}));
 }
 
-TEST(HuggingFaceTokenizer, JoinsConsecutiveUnknownCharactersWithoutByteFallback) {
+TEST(HuggingFaceTokenizer, MergesConsecutiveUnknownCharactersWithoutByteFallback) {
   Json json = ByteFallbackJson();
   json["model"]["byte_fallback"] = false;
   EXPECT_EQ(Open(json)->encode("axyza"), (Ids{260, 0, 258}));
 }
 
-TEST(HuggingFaceTokenizer, TakesTheLongestAddedToken) {
+TEST(HuggingFaceTokenizer, PrefersTheLongestAddedToken) {
   Json json = ByteLevelJson();
   json["added_tokens"].push_back(Added(5, "ab"));
   json["added_tokens"].push_back(Added(6, "abc"));
   EXPECT_EQ(Open(json)->encode("a  ab abcb"), (Ids{0, 3, 3, 5, 3, 6, 1}));
 }
 
-TEST(HuggingFaceTokenizer, LooksForNormalizedTokensInTheNormalizedText) {
+TEST(HuggingFaceTokenizer, FindsNormalizedTokensInTheNormalizedText) {
   Json json = ByteLevelJson();
   json["normalizer"] = {{"type", "NFC"}};
   json["added_tokens"].push_back(Added(8, "\u00e9", /*normalized=*/true));
@@ -96,7 +96,7 @@ TEST(HuggingFaceTokenizer, BeginsAndEndsATextWithSeveralTokens) {
   EXPECT_EQ(Open(json)->end_tokens(), Ids{7});
 }
 
-TEST(HuggingFaceTokenizer, RefusesATemplateWithoutTheTextOrWithMore) {
+TEST(HuggingFaceTokenizer, RefusesTemplatesThatDoNotContainTheTextOnce) {
   EXPECT_ERROR(Open(WithTemplate({TextPiece(), TokenPiece("<s>"), TextPiece()})),
                R"("post_processor.single[2]" is)", "it must be the only Sequence A");
   EXPECT_ERROR(Open(WithTemplate(Json::array({TokenPiece("<s>")}))),
@@ -108,7 +108,7 @@ TEST(HuggingFaceTokenizer, RefusesATemplateWithoutTheTextOrWithMore) {
                "it must be the only template with tokens");
 }
 
-TEST(HuggingFaceTokenizer, ServesSeveralThreads) {
+TEST(HuggingFaceTokenizer, IsThreadSafe) {
   const auto tokenizer = Open(ByteLevelJson());
   std::vector<Ids> ids(4);
   std::vector<std::thread> threads;
@@ -138,7 +138,7 @@ void ExpectRefused(const std::vector<WrongValue>& values) {
   }
 }
 
-TEST(HuggingFaceTokenizer, RefusesByNameWhatIsNotImplemented) {
+TEST(HuggingFaceTokenizer, NamesUnsupportedSettings) {
   ExpectRefused({
       {"/model/type", "WordPiece", R"("model.type" is "WordPiece", which is not implemented)"},
       {"/model", {{"type", "Unigram"}, {"vocab", {{"a", -1.0}}}}, R"("model.type" is "Unigram")"},
@@ -163,7 +163,7 @@ TEST(HuggingFaceTokenizer, RefusesByNameWhatIsNotImplemented) {
   });
 }
 
-TEST(HuggingFaceTokenizer, RefusesWhatDoesNotFitTogether) {
+TEST(HuggingFaceTokenizer, RefusesInconsistentSettings) {
   ExpectRefused({
       {"/model/merges/0", "b d", R"("model.merges[0]" is "b d"; it must be a merge of tokens)"},
       {"/model/merges/0", "b c d", R"("model.merges[0]" is "b c d"; it must be two tokens)"},
@@ -180,7 +180,7 @@ TEST(HuggingFaceTokenizer, RefusesWhatDoesNotFitTogether) {
   });
 }
 
-TEST(HuggingFaceTokenizer, RefusesPatternsThatMayMeanSomethingElse) {
+TEST(HuggingFaceTokenizer, RefusesInvalidAndUnsupportedPatterns) {
   std::vector<WrongValue> values = {{"", "(a", "'(a' is not a regular expression"},
                                     {"", "\\p{InArrows}", "has '\\p{InArrows}'"},
                                     {"", "\\p{^L}", "has '\\p{^L}'"},
@@ -199,7 +199,7 @@ TEST(HuggingFaceTokenizer, RefusesPatternsThatMayMeanSomethingElse) {
   ExpectRefused(values);
 }
 
-TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLong) {
+TEST(HuggingFaceTokenizer, StopsPatternsAtTheMatchLimit) {
   Json json = ByteLevelJson();
   json["/pre_tokenizer/pretokenizers/0/pattern/Regex"_json_pointer] = "(?:a|b|ab)+[cd]";
   const auto tokenizer = Open(json);
@@ -210,7 +210,7 @@ TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLong) {
   EXPECT_ERROR(tokenizer->encode(text), "(?:a|b|ab)+[cd]", "match limit");
 }
 
-TEST(HuggingFaceTokenizer, SplitsOneLongRunOfSpaces) {
+TEST(HuggingFaceTokenizer, SplitsLongRunsOfSpaces) {
   Json json = ByteLevelJson();
   // The pattern of Llama 3 splits a text into words.
   json["/pre_tokenizer/pretokenizers/0/pattern/Regex"_json_pointer] =
@@ -219,7 +219,7 @@ TEST(HuggingFaceTokenizer, SplitsOneLongRunOfSpaces) {
   EXPECT_EQ(Open(json)->encode(spaces + "a").size(), spaces.size() + 1);
 }
 
-TEST(HuggingFaceTokenizer, EndsANormalizerThatMakesTooMuch) {
+TEST(HuggingFaceTokenizer, StopsNormalizersThatEnlargeTheTextTooMuch) {
   Json json = ByteLevelJson();
   const Json tenfold = {
       {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(10, 'a')}};
@@ -236,7 +236,7 @@ TEST(HuggingFaceTokenizer, EndsANormalizerThatMakesTooMuch) {
 
 using nlohmann::json;
 
-TEST(HuggingFaceTokenizer, RefusesStepsBehindByteLevel) {
+TEST(HuggingFaceTokenizer, RefusesPreTokenizersAfterByteLevel) {
   for (const char* type : {"Digits", "Metaspace", "ByteLevel"}) {
     json all = testing::ByteLevelJson();
     all["pre_tokenizer"]["pretokenizers"].push_back({{"type", type}});
@@ -247,9 +247,9 @@ TEST(HuggingFaceTokenizer, RefusesStepsBehindByteLevel) {
 
 // In the following tests, further files in the folder of tokenizer.json change the tokenizer.
 
-class FilesBesideJson : public ::testing::Test {
+class TokenizerConfigFiles : public ::testing::Test {
  protected:
-  FilesBesideJson() { WriteTokenizer(testing::ByteLevelJson()); }
+  TokenizerConfigFiles() { WriteTokenizer(testing::ByteLevelJson()); }
 
   void WriteTokenizer(const json& tokenizer) {
     testing::WriteFile(folder_ / "tokenizer.json", tokenizer.dump());
@@ -269,7 +269,7 @@ class FilesBesideJson : public ::testing::Test {
   testing::TemporaryFolder folder_;
 };
 
-TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
+TEST_F(TokenizerConfigFiles, DecideBeginAndEndTokensForLlama) {
   WithoutTemplate();
   EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);
   const json llama = {{"tokenizer_class", "LlamaTokenizerFast"}, {"eos_token", "abc"}};
@@ -288,7 +288,7 @@ TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
   EXPECT_EQ(OpenWith({{"add_bos_token", false}})->begins_texts(), false);
 }
 
-TEST_F(FilesBesideJson, HaveToAgreeWithTheTemplateForOtherClasses) {
+TEST_F(TokenizerConfigFiles, MustAgreeWithTheTemplate) {
   const json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", "<s>"}};
   json other = config;
   other["add_bos_token"] = true;
@@ -300,7 +300,7 @@ TEST_F(FilesBesideJson, HaveToAgreeWithTheTemplateForOtherClasses) {
                "the post_processor of tokenizer.json adds no token there");
 }
 
-TEST_F(FilesBesideJson, HaveToAgreeWithTheSpaceBeforeAText) {
+TEST_F(TokenizerConfigFiles, MustAgreeWithThePrefixSpaceSetting) {
   json tokenizer = testing::ByteLevelJson();
   const auto write = [&](bool adds) {
     tokenizer["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", adds}};
@@ -323,7 +323,7 @@ TEST_F(FilesBesideJson, HaveToAgreeWithTheSpaceBeforeAText) {
   EXPECT_EQ(OpenWith({{"add_prefix_space", true}})->encode("a"), (Ids{0}));
 }
 
-TEST_F(FilesBesideJson, AddTokens) {
+TEST_F(TokenizerConfigFiles, AddTokens) {
   const json config = {{"added_tokens_decoder",
                         {{"8", {{"content", "<t>"}, {"special", true}}},
                          {"6", {{"content", "abc"}, {"special", false}, {"normalized", false}}}}},
@@ -341,7 +341,7 @@ TEST_F(FilesBesideJson, AddTokens) {
   EXPECT_ERROR(OpenWith(config)->encode("<u>"), "has no token for '<'");
 }
 
-TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
+TEST_F(TokenizerConfigFiles, AreListedByTokenizerFiles) {
   const auto names = [&] {
     std::vector<std::string> all;
     for (const std::string& file : tokenizer_files(folder_.path())) {
@@ -361,7 +361,7 @@ TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
   EXPECT_EQ(names(), (Names{"tokenizer.json", "tokenizer_config.json"}));
 }
 
-TEST_F(FilesBesideJson, DoNotContradictTheTokenizer) {
+TEST_F(TokenizerConfigFiles, MustNotContradictTokenizerJson) {
   const auto with = [&](const char* id, const char* content) {
     return OpenWith({{"added_tokens_decoder", {{id, {{"content", content}}}}}});
   };

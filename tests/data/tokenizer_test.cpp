@@ -36,7 +36,7 @@ TEST(TiktokenTokenizer, MergesByTheRankOfTheResult) {
   EXPECT_EQ(tokenizer->encode("a<|eot_id|>"), (Ids{0, 4 + 9}));
 }
 
-TEST(TiktokenTokenizer, NamesTheLineThatIsWrong) {
+TEST(TiktokenTokenizer, NamesTheInvalidLine) {
   const testing::TemporaryFolder folder;
   const auto file = folder / "tokenizer.model";
   for (const char* line : {"Yg== 2", "Yg= 1", "Y*== 1", "Yg==", " 1"}) {
@@ -53,7 +53,7 @@ TEST(TiktokenTokenizer, NamesTheLineThatIsWrong) {
   EXPECT_ERROR(tiktoken_tokenizer(file), "line 1 is not a token");
 }
 
-TEST(OpenTokenizer, TellsTheFormByTheContent) {
+TEST(OpenTokenizer, DetectsTheFormatFromTheContent) {
   const testing::TemporaryFolder folder;
   testing::WriteFile(folder / "one", testing::TiktokenLines());
   testing::WriteFile(folder / "two", "\n" + testing::ByteLevelJson().dump(2));
@@ -67,7 +67,7 @@ TEST(OpenTokenizer, TellsTheFormByTheContent) {
   EXPECT_ERROR(open_tokenizer(folder / "five"), "begins with a byte order mark", "five");
 }
 
-TEST(OpenTokenizer, PrefersTheJsonOfAFolder) {
+TEST(OpenTokenizer, PrefersTokenizerJsonInAFolder) {
   const testing::TemporaryFolder folder;
   EXPECT_ERROR(open_tokenizer(folder.path()), "has no tokenizer.json and no tokenizer.model");
   testing::WriteFile(folder / "tokenizer.model", testing::TiktokenLines());
@@ -130,7 +130,7 @@ class StrippingBytes final : public Bytes {
   }
 };
 
-TEST(StreamDecoder, HoldsACharacterBackUntilItIsComplete) {
+TEST(StreamDecoder, HoldsBackIncompleteCharacters) {
   const auto bytes = byte_tokenizer();
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("a\u00e9\U0001f600")),
             (Pieces{"a", "", "\u00e9", "", "", "", "\U0001f600", ""}));
@@ -140,7 +140,7 @@ TEST(StreamDecoder, HoldsACharacterBackUntilItIsComplete) {
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xf0\x9f")), (Pieces{"", "", "\xf0\x9f"}));
 }
 
-TEST(StreamDecoder, GivesBrokenBytesWithTheCharacterThatFollows) {
+TEST(StreamDecoder, ReturnsInvalidBytesWithTheNextCharacter) {
   const auto bytes = byte_tokenizer();
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xf0\x9f\u20ac")),
             (Pieces{"", "", "", "", "\xf0\x9f\u20ac", ""}));
@@ -149,7 +149,7 @@ TEST(StreamDecoder, GivesBrokenBytesWithTheCharacterThatFollows) {
             (Pieces{"", "", "", "", "\ufffd\ufffd\u20ac", ""}));
 }
 
-TEST(StreamDecoder, PassesOverTokensWithoutText) {
+TEST(StreamDecoder, SkipsTokensWithoutText) {
   nlohmann::json json = testing::ByteFallbackJson();
   const std::int64_t mark = 262;
   json["added_tokens"] = {{{"id", mark}, {"content", "<s>"}, {"special", true}}};
@@ -167,7 +167,7 @@ TEST(StreamDecoder, PassesOverTokensWithoutText) {
   EXPECT_EQ(StreamDecoder(tokenizer, before).push(word), " a");
 }
 
-TEST(StreamDecoder, PassesOverIdsBeyondTheVocabulary) {
+TEST(StreamDecoder, SkipsIdsBeyondTheVocabulary) {
   const auto tokenizer = testing::Open(testing::ByteFallbackJson());
   const std::int64_t word = 260;  // the token "▁a"
   const std::int64_t beyond = tokenizer->vocabulary();
@@ -178,7 +178,7 @@ TEST(StreamDecoder, PassesOverIdsBeyondTheVocabulary) {
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {word}), {word}), (Pieces{" a", ""}));
 }
 
-TEST(StreamDecoder, KeepsTokensOfSpacesBehindAText) {
+TEST(StreamDecoder, KeepsSpaceTokensAfterText) {
   const auto tokenizer = std::make_shared<StrippingBytes>();
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer), tokenizer->encode(" a # b")),
             (Pieces{"", "a", " ", "", " ", "b", ""}));
@@ -191,7 +191,7 @@ TEST(StreamDecoder, KeepsTokensOfSpacesBehindAText) {
   EXPECT_EQ(joined(gap, gap + "b"), "b");
 }
 
-TEST(StreamDecoder, JoinsToTheTextOfAllTokens) {
+TEST(StreamDecoder, PiecesJoinToTheWholeText) {
   const auto tokenizer = testing::Open(testing::ByteFallbackJson());
   std::string text;
   for (int i = 0; i < 50; ++i) {

@@ -26,13 +26,13 @@ at::Tensor sharded_rows(Rank& rank) {
   return distribute_tensor(values({4, 3}), rank.mesh({rank.size()}, {"dp"}), {Shard{0}}).tensor();
 }
 
-TEST(BackwardThread, IsNotTheCallersThread) {
+TEST(BackwardThread, DiffersFromTheCallingThread) {
   const std::thread::id caller = std::this_thread::get_id();
   within_backward(at::ones({2}),
                   [&](const at::Tensor&) { EXPECT_NE(std::this_thread::get_id(), caller); });
 }
 
-TEST_ON_RANKS(BackwardThread, IsAsStrictAsItsCaller, 2) {
+TEST_ON_RANKS(BackwardThread, UsesTheStrictScopeOfItsCaller, 2) {
   const at::Tensor x = sharded_rows(rank);
   const auto gather = [](const at::Tensor& gradient) { gradient.cumsum(0); };
   {
@@ -50,7 +50,7 @@ TEST_ON_RANKS(BackwardThread, CountsItsRedistributionsForItsRank, 2) {
   EXPECT_EQ(implicit_redistributions(), before + 1);
 }
 
-TEST_ON_RANKS(BackwardThread, CallsAtItsEndForItsRank, 2) {
+TEST_ON_RANKS(BackwardThread, RunsFinalCallbacksForItsRank, 2) {
   const auto before = implicit_redistributions();
   within_backward(sharded_rows(rank), [](const at::Tensor& gradient) {
     detail::call_at_end_of_backward([gradient] { gradient.cumsum(0); });
@@ -58,7 +58,7 @@ TEST_ON_RANKS(BackwardThread, CallsAtItsEndForItsRank, 2) {
   EXPECT_EQ(implicit_redistributions(), before + 1);
 }
 
-TEST_ON_RANKS(BackwardThread, HasItsPlansCounted, 2) {
+TEST_ON_RANKS(BackwardThread, CountsItsDispatchCacheMisses, 2) {
   const at::Tensor x = sharded_rows(rank);
   const auto misses_of_backward = [&] {
     detail::DispatchCacheStatistics before;
@@ -72,7 +72,7 @@ TEST_ON_RANKS(BackwardThread, HasItsPlansCounted, 2) {
   EXPECT_EQ(misses_of_backward(), 0u);
 }
 
-TEST(BackwardThread, GoesToTheModeOfItsCaller) {
+TEST(BackwardThread, UsesTheOperatorModeOfItsCaller) {
   ListingMode mode;
   const at::Tensor x = at::ones({3}).requires_grad_();
   const at::Tensor y = x.exp();
@@ -84,7 +84,7 @@ TEST(BackwardThread, GoesToTheModeOfItsCaller) {
             (std::vector<std::string>{"aten::sum", "aten::ones_like", "aten::mul.Tensor"}));
 }
 
-TEST_ON_RANKS(BackwardThread, DrawsTheNextNumbersOfItsRank, 2) {
+TEST_ON_RANKS(BackwardThread, DrawsTheNextRandomNumbersOfItsRank, 2) {
   const at::Tensor x = sharded_rows(rank);
   manual_seed(5);
   at::rand_like(x);
@@ -97,7 +97,7 @@ TEST_ON_RANKS(BackwardThread, DrawsTheNextNumbersOfItsRank, 2) {
   EXPECT_EQ(random_state().calls, 2u);
 }
 
-TEST(BackwardThread, DrawsForItsCallersPartOfTheBatch) {
+TEST(BackwardThread, UsesTheBatchPartOfItsCaller) {
   const at::Tensor x = at::ones({4, 3});
   manual_seed(5);
   at::Tensor expected;
@@ -114,7 +114,7 @@ TEST(BackwardThread, DrawsForItsCallersPartOfTheBatch) {
 
 /// Ranks can use two asynchronous results in different orders. All ranks must wait in the same
 /// order, because otherwise collectives of several rounds would deadlock.
-TEST_ON_MESH(BackwardThread, FinishesTransfersInTheOrderOfTheForward, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(BackwardThread, WaitsForTransfersInTheOrderOfTheForward, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
   const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
@@ -128,7 +128,7 @@ TEST_ON_MESH(BackwardThread, FinishesTransfersInTheOrderOfTheForward, {2, 2}, {"
   });
 }
 
-TEST(BackwardThread, RethrowsToItsCaller) {
+TEST(BackwardThread, RethrowsErrorsToItsCaller) {
   EXPECT_ERROR(within_backward(at::ones({2}), [](const at::Tensor&) { fail("from a hook"); }),
                "from a hook");
 }

@@ -15,7 +15,7 @@ namespace {
 
 using testing::values;
 
-TEST_ON_MESH(CallKey, TellsPlainTensorsOfOtherStridesApart, {2}, {"x"}) {
+TEST_ON_MESH(CallKey, DependsOnTheStridesOfPlainTensors, {2}, {"x"}) {
   const at::Tensor d = distribute_tensor(values({4, 1}), mesh, {Replicate{}});
   const ReplicationScope scope;
   const auto plain = values({8, 4}).t();
@@ -27,7 +27,7 @@ TEST_ON_MESH(CallKey, TellsPlainTensorsOfOtherStridesApart, {2}, {"x"}) {
 }
 
 // A StrictScope allows equal() for CPU tensors, but not for meta tensors, which have no values.
-TEST_ON_MESH(CallKey, TellsMetaTensorsApart, {2}, {"x"}) {
+TEST_ON_MESH(CallKey, DistinguishesMetaTensors, {2}, {"x"}) {
   const auto on = [&](c10::DeviceType device) {
     return distribute_tensor(values({4, 2}).to(device), mesh, {Shard{0}}).tensor();
   };
@@ -38,7 +38,7 @@ TEST_ON_MESH(CallKey, TellsMetaTensorsApart, {2}, {"x"}) {
 }
 
 // A view along a sharded dimension copies data, so calls with the view need a separate cache entry.
-TEST_ON_MESH(CallKey, TellsViewsThatHoldACopyApart, {2}, {"x"}) {
+TEST_ON_MESH(CallKey, DistinguishesViewsThatCopyData, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({4, 2}), mesh, {Shard{0}});
   const auto view = x.slice(0, 1, 3);
   const at::Tensor own = distribute_tensor(values({2, 2}), mesh, {Replicate{}});
@@ -51,7 +51,7 @@ TEST_ON_MESH(CallKey, TellsViewsThatHoldACopyApart, {2}, {"x"}) {
   EXPECT_ERROR(view.neg(), "aten::neg");
 }
 
-TEST_ON_MESH(CallKey, AComplexNumberThatARuleWouldReadLeavesTheCallWithoutOne, {4}, {"x"}) {
+TEST_ON_MESH(CallKey, IsAbsentIfTheRuleReadsAComplexNumber, {4}, {"x"}) {
   const auto plain = at::complex(values({5, 3}), values({5, 3}, 1));
   for (const Placement& placement : {Placement(Shard{0}), Placement(Partial{})}) {
     const at::Tensor x = distribute_tensor(plain, mesh, {placement});
@@ -62,7 +62,7 @@ TEST_ON_MESH(CallKey, AComplexNumberThatARuleWouldReadLeavesTheCallWithoutOne, {
   }
 }
 
-TEST(CallKey, ClearingTheCacheReleasesTheMeshesOfRedistributions) {
+TEST(DispatchCache, ReleasesMeshesWhenCleared) {
   std::weak_ptr<comm::World> world;
   {
     const auto made = comm::fake_world(0, 2);
@@ -134,7 +134,7 @@ void run(const c10::OperatorHandle& op, Arguments arguments) {
   op.callBoxed(arguments);
 }
 
-TEST(UnboxedKey, IsThatOfTheBoxedCall) {
+TEST(UnboxedKey, EqualsTheKeyOfTheBoxedCall) {
   const at::NoGradGuard no_grad;
   const ReplicationScope plain_ones_are_equal;
   ListingMode mode;

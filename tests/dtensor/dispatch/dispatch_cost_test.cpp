@@ -107,7 +107,7 @@ std::vector<Case> cases() {
   };
 }
 
-TEST(DispatchCost, AllocatesNothingButTheWrappers) {
+TEST(DispatchCost, AllocatesOnlyTheWrappers) {
   const at::AutoGradMode no_grad(false);
   at::set_num_threads(1);
   for (const auto& c : cases()) {
@@ -118,7 +118,7 @@ TEST(DispatchCost, AllocatesNothingButTheWrappers) {
   }
 }
 
-TEST(DispatchCache, FindsACallAgain) {
+TEST(DispatchCache, FindsARepeatedCall) {
   const auto x = distributed({at::rand({3, 5})})[0];
   clear_dispatch_cache();
   const auto before = detail::dispatch_cache_statistics();
@@ -131,7 +131,7 @@ TEST(DispatchCache, FindsACallAgain) {
   EXPECT_EQ(after.plans, 1u);
 }
 
-TEST(DispatchCache, KeepsNothingOfPlainTensors) {
+TEST(DispatchCache, StoresNoCallsOfPlainTensors) {
   const detail::MetaFactoryGuard sends_plain_calls_too;
   const auto before = detail::dispatch_cache_statistics();
   at::cosh(at::zeros({3, 5}));

@@ -152,7 +152,7 @@ std::string render() {
   return out.str();
 }
 
-TEST(OperatorList, IsWhatTheDocumentationSays) {
+TEST(OperatorList, MatchesTheDocumentation) {
   if (std::getenv("TESSERA_UPDATE_DOCS")) {
     std::ofstream(TESSERA_OPERATORS_DOC) << render();
   }
@@ -241,7 +241,7 @@ const std::map<Trait, Fits>& fits_by_trait() {
   return all;
 }
 
-TEST(OperatorTraits, NameOperatorsThatExistAndFit) {
+TEST(OperatorTraits, NameExistingOperatorsOfTheRightForm) {
   for (const TraitRow& row : detail::trait_rows()) {
     for (const std::string& pattern : detail::names_in(row.names)) {
       const auto covered = covered_by(pattern);
@@ -255,7 +255,7 @@ TEST(OperatorTraits, NameOperatorsThatExistAndFit) {
   }
 }
 
-TEST(OperatorTraits, HaveEachARow) {
+TEST(OperatorTraits, AllHaveARow) {
   std::set<Trait> used;
   for (const TraitRow& row : detail::trait_rows()) {
     used.insert(row.trait);
@@ -264,7 +264,7 @@ TEST(OperatorTraits, HaveEachARow) {
   EXPECT_EQ(used.size(), static_cast<std::size_t>(Trait::kFailsByElement) + 1);
 }
 
-TEST(OperatorTraits, ListEveryKernelThatStandsInsteadOfAPlan) {
+TEST(OperatorTraits, ListEveryKernelWithoutARule) {
   const auto ruled = ruled_operators();
   for (const std::string& name : all_operators()) {
     const detail::OperatorTraits traits(std::string(kNamespace) + name);
@@ -274,13 +274,13 @@ TEST(OperatorTraits, ListEveryKernelThatStandsInsteadOfAPlan) {
   }
 }
 
-TEST(OperatorTraits, FormsAreOfOperatorsThatExist) {
+TEST(OperatorTraits, LoweringsNameExistingOperators) {
   for (const auto& [name, form] : detail::all_lowerings()) {
     EXPECT_EQ(detail::lowering_of(info_of(std::string(name))), &form) << name;
   }
 }
 
-TEST(OperatorTraits, PatternsCoverOverloadsAndBeginnings) {
+TEST(OperatorTraits, PatternsMatchOverloadsAndPrefixes) {
   EXPECT_TRUE(detail::covers("mul", "mul"));
   EXPECT_FALSE(detail::covers("mul", "mul.Tensor"));
   EXPECT_TRUE(detail::covers("mul.*", "mul"));

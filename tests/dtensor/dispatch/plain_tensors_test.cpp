@@ -20,7 +20,7 @@ at::Tensor leaf(const DeviceMesh& mesh, const Placement& placement = Shard{0}) {
   return distribute_tensor(values({5, 3}), mesh, {placement}).tensor().detach().requires_grad_();
 }
 
-TEST_ON_MESH(PlainNumber, IsRefusedBesideADistributedOneIfItDiffersByRank, {2}, {"dp"}) {
+TEST_ON_MESH(PlainNumber, WithAGradientIsRefusedWithDistributedTensors, {2}, {"dp"}) {
   const at::Tensor penalty = leaf(mesh).square().sum();
   const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
   EXPECT_ERROR(loss + 0.01 * penalty, "aten::add.Tensor mixes",
@@ -30,7 +30,7 @@ TEST_ON_MESH(PlainNumber, IsRefusedBesideADistributedOneIfItDiffersByRank, {2}, 
   EXPECT_NO_THROW((0.5 * penalty / at::full({}, 3.0) + 1).backward());
 }
 
-TEST_ON_MESH(PlainNumber, MayBeALiteralOfTheProgram, {2}, {"dp"}) {
+TEST_ON_MESH(PlainNumber, CanBeALiteral, {2}, {"dp"}) {
   const at::Tensor x = leaf(mesh).detach();
   const std::vector<std::function<at::Tensor(at::Tensor)>> functions{
       [](auto t) { return 1 - t * 2.0; },
@@ -72,7 +72,7 @@ at::Tensor number(double value) {
   return at::full({}, value, at::kDouble);
 }
 
-TEST_ON_MESH(PlainNumber, WithoutAGradientIsTakenWhereItIsTheSameOnEveryRank, {3}, {"dp"}) {
+TEST_ON_MESH(PlainNumber, WithoutGradientIsAcceptedIfEqualOnAllRanks, {3}, {"dp"}) {
   for (const Placement& placement : {Placement(Shard{0}), Placement(Replicate{})}) {
     const at::Tensor x = leaf(mesh, placement).detach();
     for (const auto& [name, compute] : number_cases()) {
@@ -81,7 +81,7 @@ TEST_ON_MESH(PlainNumber, WithoutAGradientIsTakenWhereItIsTheSameOnEveryRank, {3
   }
 }
 
-TEST_ON_MESH(PlainNumber, WithoutAGradientIsRefusedWhereItDiffersBetweenRanks, {3}, {"dp"}) {
+TEST_ON_MESH(PlainNumber, WithoutGradientIsRefusedIfRanksDiffer, {3}, {"dp"}) {
   const at::Tensor x = leaf(mesh).detach();
   const at::Tensor own = number(rank.rank() == 2 ? 2 : 1);
   for (const NumberCase& each : number_cases()) {
@@ -91,7 +91,7 @@ TEST_ON_MESH(PlainNumber, WithoutAGradientIsRefusedWhereItDiffersBetweenRanks, {
   EXPECT_NO_THROW(x * number(1));
 }
 
-TEST_ON_MESH(PlainFactor, HasAPlainWholeGradientInAReplicationScope, {3}, {"dp"}) {
+TEST_ON_MESH(PlainFactor, HasAPlainFullGradientInAReplicationScope, {3}, {"dp"}) {
   const at::Tensor rows = leaf(mesh).detach();
   const ReplicationScope same_on_every_rank;
   for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {1}, {3}, {5, 1}}) {
@@ -119,8 +119,7 @@ struct Masked : torch::autograd::Function<Masked> {
   }
 };
 
-TEST_ON_MESH(Hook, AndFunctionMayNotMultiplyADistributedGradientByWhatDiffersBetweenRanks, {2},
-             {"dp"}) {
+TEST_ON_MESH(BackwardHook, RefusesPlainTensorsThatDifferBetweenRanks, {2}, {"dp"}) {
   const at::Tensor x = leaf(mesh);
   for (const at::Tensor& mask : {at::full({5, 3}, rank.rank(), at::kDouble), number(rank.rank())}) {
     const at::Tensor y = x * 2;
@@ -132,8 +131,7 @@ TEST_ON_MESH(Hook, AndFunctionMayNotMultiplyADistributedGradientByWhatDiffersBet
   }
 }
 
-TEST_ON_MESH(Hook, AndFunctionMayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank, {2},
-             {"dp"}) {
+TEST_ON_MESH(BackwardHook, AcceptsPlainTensorsEqualOnAllRanks, {2}, {"dp"}) {
   const at::Tensor x = leaf(mesh), factors = values({5, 3}, 1);
   Masked::apply(x, factors).sum().backward();
   Masked::apply(x, number(2)).sum().backward();
@@ -261,7 +259,7 @@ Tensors derivatives(const Mixture& mixture, const at::Tensor& plain, const at::T
 
 class PlainGradient : public ::testing::TestWithParam<Mixture> {};
 
-TEST_P(PlainGradient, IsThatOfOneRank) {
+TEST_P(PlainGradient, EqualsOneRank) {
   const Mixture& mixture = GetParam();
   const at::Tensor p = values(mixture.plain, 0.3), d = values({5, 4});
   const auto leaf = [](const at::Tensor& tensor) { return tensor.clone().requires_grad_(); };
@@ -290,7 +288,7 @@ TEST_P(PlainGradient, IsThatOfOneRank) {
   });
 }
 
-TEST_P(PlainGradient, IsNotTakenForThatOfAllRanksOutsideOfAScope) {
+TEST_P(PlainGradient, IsRefusedOutsideAReplicationScope) {
   const Mixture& mixture = GetParam();
   if (mixture.plain == std::vector<std::int64_t>{0, 4}) {
     return;

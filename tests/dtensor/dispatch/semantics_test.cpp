@@ -25,7 +25,7 @@ at::Tensor split(const at::Tensor& value, Rank& rank, const Placement& placement
   return distribute_tensor(value, mesh, {placement}).tensor().detach();
 }
 
-TEST_ON_RANKS(InferenceMode, RunsCompositeAndViewAndInPlaceOperators, 2) {
+TEST_ON_RANKS(InferenceMode, RunsCompositeViewAndInPlaceOperators, 2) {
   const auto outside = split(values({5, 4}), rank);
   const c10::InferenceMode inference;
   const auto x = split(values({5, 4}), rank);
@@ -55,7 +55,7 @@ const std::vector<std::function<at::Tensor(const at::Tensor&)>>& views() {
 }
 
 // In inference mode, a view of a normal tensor is a normal tensor, not an inference tensor.
-TEST(InferenceMode, ViewsAndWritesOrdinaryTensors) {
+TEST(InferenceMode, CanViewAndWriteNormalTensors) {
   for (const int ranks : {2, 4}) {
     RunRanks(ranks, [](Rank& rank) {
       for (const auto& view : views()) {
@@ -84,7 +84,7 @@ TEST(InferenceMode, ViewsAndWritesOrdinaryTensors) {
   }
 }
 
-TEST_ON_RANKS(Autograd, DifferentiatesTwice, 2) {
+TEST_ON_RANKS(Autograd, ComputesSecondDerivatives, 2) {
   auto plain = values({5, 4}).requires_grad_();
   const auto once = torch::autograd::grad({plain.pow(3).sum()}, {plain}, {}, {}, true)[0];
   const auto expected = torch::autograd::grad({once.mul(plain).sum()}, {plain})[0];
@@ -95,7 +95,7 @@ TEST_ON_RANKS(Autograd, DifferentiatesTwice, 2) {
   EXPECT_CLOSE(second, expected);
 }
 
-TEST_ON_MESH(Autograd, CrossesFromLocalAndToLocal, {2}, {"x"}) {
+TEST_ON_MESH(Autograd, WorksThroughFromLocalAndToLocal, {2}, {"x"}) {
   auto local = values({3, 4}, rank.rank()).requires_grad_();
   const auto x = DistributedTensor::from_local(local, mesh, {Shard{0}});
   const auto out = DistributedTensor(x.tensor().pow(2)).to_local();
@@ -103,7 +103,7 @@ TEST_ON_MESH(Autograd, CrossesFromLocalAndToLocal, {2}, {"x"}) {
   EXPECT_TRUE(at::allclose(local.grad(), local.detach() * 2));
 }
 
-TEST_ON_RANKS(Autograd, AccumulatesIntoAGradientWithTheLeafsPlacements, 2) {
+TEST_ON_RANKS(Autograd, AccumulatesGradientsWithThePlacementsOfTheLeaf, 2) {
   const auto weight = split(values({4, 3}, 1), rank, Replicate{}).requires_grad_();
   for (int i = 0; i < 2; ++i) {
     split(values({6, 4}), rank).matmul(weight).sum().backward();
@@ -114,7 +114,7 @@ TEST_ON_RANKS(Autograd, AccumulatesIntoAGradientWithTheLeafsPlacements, 2) {
   EXPECT_CLOSE(weight.grad(), plain.grad());
 }
 
-TEST(MetaFactory, SendsFactoriesToTheMetaDeviceUnlessTheyNameOne) {
+TEST(MetaFactory, CreatesMetaTensorsUnlessADeviceIsGiven) {
   const detail::MetaFactoryGuard scope;
   EXPECT_TRUE(at::empty({2, 3}).is_meta());
   EXPECT_TRUE(at::zeros({2}).is_meta());
@@ -136,7 +136,7 @@ struct ReplacingMode final : ListingMode {
   int random = 0;
 };
 
-TEST(OperatorMode, SeesOperatorsThatMakeTensorsOfTensors) {
+TEST(OperatorMode, SeesOperatorsThatComputeTensors) {
   ReplacingMode mode;
   const at::Tensor x = at::ones({2, 2});
   {
@@ -149,7 +149,7 @@ TEST(OperatorMode, SeesOperatorsThatMakeTensorsOfTensors) {
   EXPECT_EQ(mode.random, 1);
 }
 
-TEST(OperatorMode, IsBelowAutogradAndMayReplaceResults) {
+TEST(OperatorMode, RunsBelowAutogradAndCanReplaceResults) {
   ReplacingMode mode;
   const at::Tensor x = at::ones({3}).requires_grad_();
   const OperatorModeScope scope(mode);
@@ -169,7 +169,7 @@ TEST_ON_MESH(OperatorMode, SeesDistributedOperatorsAndRedistributionsOnce, {2}, 
             (std::vector<std::string>{"aten::add.Tensor", "aten::exp", "tessera::redistribute"}));
 }
 
-TEST_ON_MESH(Strict, RefusesHiddenCommunicationAndOperatorsWithoutARule, {2}, {"tp"}) {
+TEST_ON_MESH(StrictScope, RefusesImplicitCommunicationAndOperatorsWithoutRules, {2}, {"tp"}) {
   const at::Tensor rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
   EXPECT_EQUAL(at::nonzero(rows), at::nonzero(values({4, 4}, 0)));
   StrictScope strict;
@@ -178,7 +178,7 @@ TEST_ON_MESH(Strict, RefusesHiddenCommunicationAndOperatorsWithoutARule, {2}, {"
   EXPECT_ERROR(at::nonzero(rows), "aten::nonzero has no sharding rule for");
 }
 
-TEST_ON_MESH(Policy, NamesThePlainTensors, {2}, {"tp"}) {
+TEST_ON_MESH(MixedArguments, ErrorNamesThePlainTensors, {2}, {"tp"}) {
   const at::Tensor rows = distribute_tensor(values({4, 4}), mesh, {Shard{0}});
   EXPECT_ERROR(at::cat({values({4, 4}), rows}), "(argument 0[0], [4, 4], is plain;",
                "argument 0[1], [4, 4] on (tp=2)", "distribute those first", "ReplicationScope");
@@ -251,7 +251,7 @@ detail::CallPlan plan_of(const KindCase& c) {
   return detail::plan_call(op, detail::operator_info(op), arguments);
 }
 
-TEST(CallKind, FollowsFromTheCallAndHasARowEach) {
+TEST(CallKind, IsAsListedInTheTable) {
   std::set<CallKind> kinds;
   for (const KindCase& c : kind_cases()) {
     kinds.insert(c.kind);

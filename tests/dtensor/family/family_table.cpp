@@ -332,7 +332,7 @@ void check(const Operation& operation, const LayoutCase& row, const DeviceMesh& 
 
 class FamilyTable : public ::testing::TestWithParam<Family> {};
 
-TEST_P(FamilyTable, CommunicatesWhatItLists) {
+TEST_P(FamilyTable, ListsTheActualCommunication) {
   RunOnMesh({4}, {"x"}, [](Rank& rank, const DeviceMesh& line) {
     const auto square = rank.mesh({2, 2}, {"x", "y"});
     for (const auto& operation : GetParam().operations) {
@@ -347,7 +347,7 @@ TEST_P(FamilyTable, CommunicatesWhatItLists) {
 INSTANTIATE_TEST_SUITE_P(All, FamilyTable, ::testing::ValuesIn(testing::families()),
                          testing::name_of_case<Family>);
 
-TEST(FamilyTableDocumentation, IsTheTable) {
+TEST(FamilyTableDocumentation, MatchesTheTable) {
   const auto text = render(testing::families());
   if (std::getenv("TESSERA_UPDATE_DOCS") != nullptr) {
     std::ofstream(TESSERA_RULES_DOC) << text;

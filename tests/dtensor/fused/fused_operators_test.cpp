@@ -121,7 +121,7 @@ Tensors spread(const Tensors& inputs, const comm::WorldPtr& world) {
   return distributed;
 }
 
-TEST(FusedOperators, HaveARuleAndAreSeenByModesOnPlainAndDistributedTensors) {
+TEST(FusedOperators, HaveRulesAndAreSeenByOperatorModes) {
   const auto ruled = ruled_operators();
   const std::set<std::string_view> rules(ruled.begin(), ruled.end());
   for (const Function& function : functions()) {
@@ -138,7 +138,7 @@ TEST(FusedOperators, HaveARuleAndAreSeenByModesOnPlainAndDistributedTensors) {
   }
 }
 
-TEST(FusedOperators, HaveShapesWithoutValues) {
+TEST(FusedOperators, ComputeShapesWithoutValues) {
   for (const Function& function : functions()) {
     const auto sizes = function.run(function.inputs).sizes().vec();
     Tensors meta;
@@ -159,7 +159,7 @@ TEST(FusedOperators, HaveShapesWithoutValues) {
   }
 }
 
-TEST(FusedOperators, HaveNoSecondDerivativeAndOneBackward) {
+TEST(FusedOperators, RefuseSecondDerivativesAndSecondBackwards) {
   for (const Function& function : functions()) {
     const Tensors leaves = leaves_of(function, function.inputs);
     at::Tensor sum = function.run(leaves).sum();
@@ -184,7 +184,7 @@ TEST(FusedOperators, RunInInferenceMode) {
 }
 
 /// Grouped-query attention: 4 query heads with 4 or 2 key-value heads.
-TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
+TEST(Attention, EqualsOneRankWithSplitBatchAndHeads) {
   for (const std::int64_t kv_heads : {4, 2}) {
     expect_attention_of_parts(
         {values({3, 4, 5, 8}), values({3, kv_heads, 5, 8}, 1), values({3, kv_heads, 5, 8}, 2)},
@@ -224,7 +224,7 @@ struct Parts {
   }
 };
 
-TEST(AttentionPart, IsMergedToTheWholeByEveryKernel) {
+TEST(AttentionPart, MergesToFullAttentionWithEveryKernel) {
   const Parts parts;
   const Tensors mine = leaves(parts.inputs);
   // Each query must attend to at least one of the first 4 keys.
@@ -294,7 +294,7 @@ void expect_calls(const Calls& c) {
 }
 
 /// Chunks at positions 3 and 6 are adjacent, but attention processes them separately.
-TEST(ChunkedAttention, TakesTwoCallsForAChunkThatIsNotTheFirstAndNoMask) {
+TEST(ChunkedAttention, CallsTheKernelTwicePerLaterChunk) {
   for (const Calls& c : {Calls{{0, 9}, 0, 3, 0}, Calls{{3, 6}, 0, 4, 0}, Calls{{6}, 0, 2, 0},
                          Calls{{0}, 0, 1, 0}, Calls{{3, 9}, 3, 2, 2}, Calls{{3, 9}, 4, 4, 2},
                          Calls{{3, 9}, 5, 6, 2}, Calls{{3, 9}, 12, 4, 0}}) {
@@ -302,7 +302,7 @@ TEST(ChunkedAttention, TakesTwoCallsForAChunkThatIsNotTheFirstAndNoMask) {
   }
 }
 
-TEST(ChunkedAttention, IsThatOfAMaskWithoutKernelsToo) {
+TEST(ChunkedAttention, EqualsMaskedAttentionWithAndWithoutFlash) {
   const Tensors mine =
       leaves({values({2, 4, 6, 8}), values({2, 2, 12, 8}, 1), values({2, 2, 12, 8}, 2)});
   const at::Tensor positions = at::tensor({2, 3, 4, 9, 10, 11}), keys = at::arange(12);
@@ -327,12 +327,12 @@ TEST(ChunkedAttention, IsThatOfAMaskWithoutKernelsToo) {
   }
 }
 
-TEST(ChunkedAttention, TakesACallForADocumentThatBeginsInItsChunkAndTwoForOneBeforeIt) {
+TEST(ChunkedAttention, CallsTheKernelForEachDocument) {
   // The first sequence has documents [0, 3), [3, 10), [10, 12); the second has [0, 10), [10], [11].
   expect_calls({{2, 9}, 0, 12, 0, 2, {0, 3, 10, 12, 22, 23, 24}});
 }
 
-TEST(ChunkedAttention, IsOneRanksWhereBatchAndHeadsAreSplit) {
+TEST(ChunkedAttention, EqualsOneRankWithSplitBatchAndHeads) {
   expect_attention_of_parts(
       {values({3, 4, 6, 8}), values({3, 2, 12, 8}, 1), values({3, 2, 12, 8}, 2)},
       [](const Tensors& t) { return detail::chunked_attention(t[0], t[1], t[2], {3, 9}, 7); });
@@ -344,7 +344,7 @@ TEST(ChunkedAttention, IsOneRanksWhereBatchAndHeadsAreSplit) {
       {Replicate{}, Shard{1}});
 }
 
-TEST(ChunkedAttention, Refusals) {
+TEST(ChunkedAttention, RefusesInvalidChunksAndDocuments) {
   const at::Tensor two = values({2, 2, 6, 8}), keys = values({2, 2, 12, 8});
   for (const Offsets& wrong :
        {Offsets{0, 12}, {0, 3, 12, 20}, {1, 12, 24}, {0, 13, 24}, {0, 12, 5, 24}}) {
@@ -403,7 +403,7 @@ struct Split {
 
 class CrossEntropyOperator : public ::testing::TestWithParam<Split> {};
 
-TEST_P(CrossEntropyOperator, IsLibtorchsInAStrictScope) {
+TEST_P(CrossEntropyOperator, EqualsLibtorchInAStrictScope) {
   const Split& split = GetParam();
   const at::Tensor logits = values({kTokens, split.vocabulary}).mul(3);
   const at::Tensor targets = some_targets(split.vocabulary);
@@ -446,7 +446,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Split{{2, 2}, {Shard{0}, Replicate{}}, {Shard{0}, Replicate{}}, 7, 0},
                       Split{{2, 2}, {Replicate{}, Replicate{}}, {Replicate{}, Replicate{}}, 7, 0}));
 
-TEST_ON_MESH(CrossEntropyOperator, MovesNothingElseInAStrictScope, {2}, {"tp"}) {
+TEST_ON_MESH(CrossEntropyOperator, RefusesOtherLayoutsInAStrictScope, {2}, {"tp"}) {
   const at::Tensor logits = values({kTokens, 7}), targets = some_targets(7);
   const at::Tensor expected = detail::cross_entropy(logits, targets);
   const at::Tensor columns = distribute_tensor(logits, mesh, {Shard{1}});
@@ -466,7 +466,7 @@ TEST_ON_MESH(CrossEntropyOperator, MovesNothingElseInAStrictScope, {2}, {"tp"}) 
   EXPECT_ERROR(detail::cross_entropy(columns, targets), "argument 1, [5], is plain");
 }
 
-TEST(CrossEntropyOperator, RefusesWhatHasNoLoss) {
+TEST(CrossEntropyOperator, RefusesInvalidTargetsAndOptions) {
   const at::Tensor logits = values({2, 3}), targets = at::tensor({0, 2}, at::kLong);
   EXPECT_ERROR(detail::cross_entropy(logits, targets.add(1)), "outside the vocabulary [0, 3)");
   EXPECT_ERROR(detail::cross_entropy(logits, targets.sub(1)), "outside the vocabulary [0, 3)");

@@ -49,7 +49,7 @@ void expect_same(const at::Tensor& values, const Function& function) {
   });
 }
 
-TEST(Extremum, IsNanOrInfiniteWhereAnElementIs) {
+TEST(Extremum, IsNanOrInfiniteLikeItsElements) {
   auto values = at::arange(35, at::kFloat).view({7, 5}).clone();
   values.index_put_({at::tensor({2, 6}), at::tensor({1, 1})}, at::tensor(kNan).to(at::kFloat));
   expect_same(values, [](const at::Tensor& t) { return t.amax(0); });
@@ -63,7 +63,7 @@ TEST(Norm, SumsHalfPrecisionInSinglePrecision) {
 }
 
 // batch_norm redistributes the running statistics to the layout of x's channels, and back.
-TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
+TEST(BatchNorm, UpdatesRedistributedStatistics) {
   const at::Tensor values = at::sin(at::arange(48, at::kDouble)).view({4, 3, 4});
   const at::Tensor statistics = at::arange(1, 13, at::kDouble).view({4, 3});
   const auto update = [](const at::Tensor& x, const at::Tensor& of_batches) {
@@ -95,7 +95,7 @@ TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
   });
 }
 
-TEST_ON_MESH(Forms, AreRefusedInAStrictScopeIfTheyCommunicate, {4}, {"x"}) {
+TEST_ON_MESH(Lowerings, ThatCommunicateAreRefusedInAStrictScope, {4}, {"x"}) {
   const at::Tensor x = distribute_tensor(at::arange(32.0).view({8, 4}), mesh, {Shard{0}});
   const StrictScope strict;
   EXPECT_ERROR(at::linalg_vector_norm(x), "linalg_vector_norm", "strict scope refuses");
@@ -150,7 +150,7 @@ std::vector<Sizes> sizes_of(const Function& function, Make make) {
   return found;
 }
 
-TEST(MetaTensors, HaveTheSizesOfRealOnes) {
+TEST(MetaTensors, HaveTheSizesOfRealTensors) {
   for (const Function& each : functions()) {
     const auto real = sizes_of(each, [](auto& sizes) { return at::ones(sizes); });
     EXPECT_EQ(sizes_of(each, [](auto& sizes) { return at::ones(sizes, at::kMeta); }), real)

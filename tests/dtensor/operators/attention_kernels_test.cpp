@@ -184,7 +184,7 @@ TEST_P(AttentionKernel, EqualsOneRankInEveryLayout) {
 }
 
 /// Compares a kernel on distributed tensors with libtorch's attention on plain tensors.
-TEST_P(AttentionKernel, SendsNothingForBatchAndHeads) {
+TEST_P(AttentionKernel, CommunicatesNothingForSplitBatchAndHeads) {
   const std::vector<std::int64_t> heads{3, 6, 5, 8}, kv{3, GetParam().grouped ? 2 : 6, 5, 8};
   testing::expect_attention_of_parts(
       {testing::values(heads, 0), testing::values(kv, 1), testing::values(kv, 2)},

@@ -116,7 +116,7 @@ void expect_attention_of_parts(const Tensors& plain, const Attention& attention,
   });
 }
 
-TEST_P(Operators, EqualOneRankOnALine) {
+TEST_P(Operators, EqualOneRankOnA1dMesh) {
   expect_equals_one_rank(GetParam(), {4});
 }
 
@@ -299,7 +299,7 @@ OperatorCases former_defects() {
 INSTANTIATE_TEST_SUITE_P(KnownDefects, Operators, ::testing::ValuesIn(former_defects()),
                          [](const auto& info) { return info.param.name; });
 
-TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {
+TEST_ON_MESH(Item, OfPartialAndShardedTensorsIsGlobal, {4}, {"x"}) {
   const StrictScope strict;
   const at::Tensor split = distribute_tensor(at::arange(7, at::kDouble), mesh, {Shard{0}});
   EXPECT_EQ(split.sum().item<double>(), 21);
@@ -315,7 +315,7 @@ TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {
 using testing::full_tensor;
 using testing::values;
 
-TEST_ON_MESH(UnlikePartials, AddUpAndJoin, {4}, {"x"}) {
+TEST_ON_MESH(DifferentPartials, CanBeAddedAndConcatenated, {4}, {"x"}) {
   const auto as = [&](ReduceOp op) -> at::Tensor {
     return distribute_tensor(values({4, 3}), mesh, {Partial{op}});
   };
@@ -345,7 +345,7 @@ void check_quotient(const std::function<at::Tensor(const at::Tensor&)>& divide_e
   });
 }
 
-TEST(PendingReductions, AreReducedBeforeTheyDivide) {
+TEST(PartialDivisor, IsReducedBeforeTheDivision) {
   check_quotient([](const at::Tensor& x) { return 8.0 / x; });
   check_quotient([](const at::Tensor& x) { return at::scalar_tensor(8.0, at::kDouble) / x; });
   check_quotient([](const at::Tensor& x) {
@@ -373,7 +373,7 @@ TEST_ON_RANKS(ThinShards, HaveTheSameStridesOnAllRanks, 4) {
   }
 }
 
-TEST_ON_MESH(ThinShards, ComeFromLocalTensorsOfOtherStrides, {4}, {"x"}) {
+TEST_ON_MESH(ThinShards, HaveGlobalStridesAfterFromLocal, {4}, {"x"}) {
   const auto rows = values({5, 3});
   // The four ranks have 2, 2, 1 and 0 columns of the transposed tensor.
   const auto first = std::min<std::int64_t>(2 * rank.rank(), 5);
@@ -384,14 +384,14 @@ TEST_ON_MESH(ThinShards, ComeFromLocalTensorsOfOtherStrides, {4}, {"x"}) {
   EXPECT_EQUAL(x.tensor().view({15}), rows.t().reshape({15}));
 }
 
-TEST_ON_RANKS(ThinShards, AreRedistributedToTheSameStridesOnAllRanks, 4) {
+TEST_ON_RANKS(ThinShards, HaveTheSameStridesAfterRedistribute, 4) {
   const DistributedTensor x(place(values({5, 3}), rank, Shard{0}).t());
   for (const Placement& target : {Placement{Shard{0}}, Placement{Replicate{}}}) {
     EXPECT_EQ(x.redistribute({target}).tensor().strides(), at::IntArrayRef({5, 1}));
   }
 }
 
-TEST_ON_RANKS(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole, 3) {
+TEST_ON_RANKS(ThinShards, HaveGlobalStridesAfterInPlaceTranspose, 3) {
   const auto shards = {std::pair(values({4, 2}), Shard{0}), std::pair(values({2, 5}), Shard{1})};
   for (const auto& [value, placement] : shards) {
     auto x = place(value, rank, placement);
@@ -423,7 +423,7 @@ const std::vector<testing::Named<void(Tensors, Tensors)>>& list_writes() {
   return all;
 }
 
-TEST_ON_MESH(ForeachInPlace, CountsItsWritesAsLibtorchDoes, {3}, {"x"}) {
+TEST_ON_MESH(Foreach, IncreasesVersionsLikeLibtorch, {3}, {"x"}) {
   const auto spread = [&](const at::Tensor& value, const Placement& placement) -> at::Tensor {
     return distribute_tensor(value, mesh, {placement}).tensor().detach();
   };
@@ -451,7 +451,7 @@ TEST_ON_MESH(ForeachInPlace, CountsItsWritesAsLibtorchDoes, {3}, {"x"}) {
   }
 }
 
-TEST_ON_MESH(Foreach, AWriteToWhatBackwardNeedsIsAnError, {3}, {"x"}) {
+TEST_ON_MESH(Foreach, WriteToASavedTensorFailsInBackward, {3}, {"x"}) {
   const auto x = distribute_tensor(values({5}), mesh, {Shard{0}}).tensor().detach();
   const auto y = x.requires_grad_().exp();
   {

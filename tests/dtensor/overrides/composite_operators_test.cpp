@@ -49,7 +49,7 @@ OperatorCases composites() {
 INSTANTIATE_TEST_SUITE_P(Composite, Operators, ::testing::ValuesIn(composites()),
                          [](const auto& info) { return info.param.name; });
 
-TEST_ON_MESH(Concatenation, GathersNothingForOneSizeAndOtherwiseARepeatedTensorOnce, {4}, {"x"}) {
+TEST_ON_MESH(Concatenation, GathersARepeatedTensorAtMostOnce, {4}, {"x"}) {
   const auto value = at::sin(at::arange(15.0)).view({5, 3}), row = value.narrow(0, 0, 1);
   const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
   const auto last = distribute_tensor(row, mesh, {Replicate{}}).tensor().detach();
@@ -81,7 +81,7 @@ struct OutCase {
   std::function<void(at::Tensor& out, const Tensors&)> run;
 };
 
-TEST_ON_MESH(OutVariant, WritesToATensorHoweverItLies, {4}, {"x"}) {
+TEST_ON_MESH(OutVariant, WritesToReplicatedAndShardedTensors, {4}, {"x"}) {
   const std::vector<OutCase> all{
       {"maximum_of_all",
        {{4}},
@@ -116,7 +116,7 @@ TEST_ON_MESH(OutVariant, WritesToATensorHoweverItLies, {4}, {"x"}) {
   }
 }
 
-TEST(OutVariantOfAnotherSize, IsRefusedOnAllRanks) {
+TEST(OutVariantOfWrongSize, IsRefusedOnAllRanks) {
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {
     const auto mesh = rank.mesh({4}, {"x"});
     const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
@@ -126,8 +126,7 @@ TEST(OutVariantOfAnotherSize, IsRefusedOnAllRanks) {
   EXPECT_CONTAINS(errors, "would resize a distributed tensor of sizes [15, 1] to [25, 9]");
 }
 
-TEST_ON_MESH(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefusedAndResizesAnEmptyTensor, {4},
-             {"x"}) {
+TEST_ON_MESH(OutVariantOfWrongSize, KeepsItsSizesUnlessEmpty, {4}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
   for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
     at::Tensor out = distribute_tensor(at::zeros({2, 1}, at::kDouble), mesh, {placement});
@@ -186,7 +185,7 @@ TEST(VocabularyParallel, LooksUpWithoutACollective) {
   });
 }
 
-TEST(VocabularyParallel, GradientLiesAsTheWeightAndGathersNothing) {
+TEST(VocabularyParallel, GradientHasTheLayoutOfTheWeight) {
   for (const std::int64_t rows : {8, 7}) {
     auto plain = table(rows).requires_grad_();
     at::embedding(plain, indices()).pow(2).sum().backward();
@@ -214,7 +213,7 @@ TEST(VocabularyParallel, GradientLiesAsTheWeightAndGathersNothing) {
   }
 }
 
-TEST_ON_MESH(VocabularyParallel, RefusesAnIndexThatNoShardHas, {2}, {"x"}) {
+TEST_ON_MESH(VocabularyParallel, RefusesIndicesOutsideTheVocabulary, {2}, {"x"}) {
   const auto weight = distribute_tensor(table(5), mesh, {Shard{0}});
   for (const std::int64_t wrong : {5, -1}) {
     const auto index = distribute_tensor(at::tensor({wrong}), mesh, {Replicate{}});

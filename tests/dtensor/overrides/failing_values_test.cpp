@@ -75,7 +75,7 @@ void expect_in_step(const DeviceMesh& mesh) {
   EXPECT_EQ(on(mesh["x"], at::ones({8}), Shard{0}).sum().item<float>(), 8);
 }
 
-TEST(BadValue, OnOneRankEndsTheCallOnAllRanks) {
+TEST(InvalidValue, FailsTheCallOnAllRanks) {
   const testing::DebugChecks debug("1");
   RunOnMesh({kRanks}, {"x"}, [](const DeviceMesh& mesh) {
     for (const BadCase& c : bad_cases()) {
@@ -90,7 +90,7 @@ TEST(BadValue, OnOneRankEndsTheCallOnAllRanks) {
 }
 
 // All ranks must throw, even a rank whose rows are valid.
-TEST(BadValue, InASplitVocabularyEndsTheCallOnAllRanks) {
+TEST(InvalidValue, InAShardedVocabularyFailsOnAllRanks) {
   const testing::DebugChecks debug("1");
   RunRanks(kRanks, [](Rank& rank) {
     const auto mesh = rank.mesh({2, 2}, {"dp", "x"});
@@ -101,7 +101,7 @@ TEST(BadValue, InASplitVocabularyEndsTheCallOnAllRanks) {
   });
 }
 
-TEST(BadValue, AreNotCheckedUnlessAsked) {
+TEST(InvalidValue, IsCheckedOnlyInDebugMode) {
   const testing::DebugChecks none("0");
   RunOnMesh({2}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto weight = on(mesh, values({10, 3}), Replicate{});
@@ -113,7 +113,7 @@ TEST(BadValue, AreNotCheckedUnlessAsked) {
   });
 }
 
-TEST(BadValue, GoodIndicesPassTheCheck) {
+TEST(ValidIndices, PassTheCheck) {
   const testing::DebugChecks debug("1");
   RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto weight = on(mesh, values({10, 3}), Replicate{}).requires_grad_();
@@ -124,7 +124,7 @@ TEST(BadValue, GoodIndicesPassTheCheck) {
   });
 }
 
-TEST(PlainTensors, InAReplicationScopeAreCompared) {
+TEST(PlainTensors, InAReplicationScopeAreComparedBetweenRanks) {
   const testing::DebugChecks debug("1");
   RunOnMesh({2}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto x = on(mesh, values({4, 3}), Shard{0});
@@ -138,7 +138,7 @@ TEST(PlainTensors, InAReplicationScopeAreCompared) {
   });
 }
 
-TEST(PlainTensors, OnlyWrittenAreNotCompared) {
+TEST(PlainTensors, ThatAreOnlyWrittenAreNotCompared) {
   const testing::DebugChecks debug("1");
   RunRanks(2, [](Rank& rank) {
     const auto x = on(rank.mesh({2}, {"x"}), values({4, 3}), Shard{0});

@@ -164,7 +164,7 @@ at::Tensor unary(const char* name, const at::Tensor& x) {
   return call<at::Tensor(const at::Tensor&)>(name, x);
 }
 
-TEST(UserOperator, RunsInPlaceByItsRule) {
+TEST(UserOperator, RunsInPlaceWithItsRule) {
   ASSERT_TRUE(kUserRulesRegistered);
   RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const StrictScope strict;
@@ -175,7 +175,7 @@ TEST(UserOperator, RunsInPlaceByItsRule) {
   });
 }
 
-TEST_ON_MESH(UserOperator, ReturningNothingWritesByItsRule, {2}, {"x"}) {
+TEST_ON_MESH(UserOperator, WithoutResultWritesToItsArgument, {2}, {"x"}) {
   const auto from = distribute_tensor(at::arange(5, at::kFloat), mesh, {Replicate{}});
   at::Tensor into = distribute_tensor(at::ones({5}), mesh, {Shard{0}});
   const CommunicationScope communication(mesh);
@@ -184,7 +184,7 @@ TEST_ON_MESH(UserOperator, ReturningNothingWritesByItsRule, {2}, {"x"}) {
   EXPECT_EQUAL(into, at::arange(5, at::kFloat) + 1);
 }
 
-TEST_ON_MESH(UserOperator, RunsAsItsFactorsSay, {2, 2}, {"x", "y"}) {
+TEST_ON_MESH(UserOperator, FollowsTheFactorsOfItsRule, {2, 2}, {"x", "y"}) {
   const auto a = at::arange(15, at::kDouble).view({5, 3}), b = a.t().contiguous().cos();
   const auto product = [](const at::Tensor& left, const at::Tensor& right) {
     return call<at::Tensor(const at::Tensor&, const at::Tensor&, double)>(
@@ -206,14 +206,14 @@ TEST_ON_MESH(UserOperator, RunsAsItsFactorsSay, {2, 2}, {"x", "y"}) {
   }
 }
 
-TEST_ON_MESH(UserOperator, WithoutARuleIsGathered, {2}, {"x"}) {
+TEST_ON_MESH(UserOperator, WithoutARuleGathersItsArguments, {2}, {"x"}) {
   const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {Shard{0}});
   const DistributedTensor y(unary("tessera_test::halve_unruled", x));
   EXPECT_EQ(y.placements(), Placements{Replicate{}});
   EXPECT_EQUAL(y, at::arange(5, at::kFloat) / 2);
 }
 
-TEST(UserOperator, TakesOneRuleBeforeItsFirstUse) {
+TEST(UserOperator, AcceptsOneRuleBeforeItsFirstUse) {
   RunOnMesh({1}, {"x"}, [](const DeviceMesh& mesh) {
     unary("tessera_test::halve_unruled", distribute_tensor(at::ones({2}), mesh, {Shard{0}}));
   });
@@ -240,7 +240,7 @@ void call_with_rule_of(const std::string& name) {
   std::exit(0);
 }
 
-TEST(UserOperatorDeathTest, FirstCallsFailAfterARuleOfNoOperatorOrACompositeOne) {
+TEST(UserOperatorDeathTest, CallsFailAfterARuleForAnInvalidOperator) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(call_with_rule_of("tessera_test::halv"), ::testing::ExitedWithCode(0),
               "register_rule of tessera_test::halv, but there is no such operator "
@@ -254,7 +254,7 @@ TEST(UserOperatorDeathTest, FirstCallsFailAfterARuleOfNoOperatorOrACompositeOne)
               "register_rule of tessera_test::composite, which is made of other operators");
 }
 
-TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
+TEST_ON_MESH(UserOperator, RuleCanReplaceARuleOfTheLibrary, {2}, {"x"}) {
   const auto whole = at::arange(6, at::kFloat);
   const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
   // By the library's rule, the result is sharded; by the user's rule (nullopt), replicated.
@@ -280,7 +280,7 @@ testing::OperatorCases own_cases() {
 INSTANTIATE_TEST_SUITE_P(OfUsers, Operators, ::testing::ValuesIn(own_cases()),
                          [](const auto& info) { return info.param.name; });
 
-TEST_ON_MESH(OwnOperatorGradients, AreAnErrorWithoutAnAutogradKernel, {2}, {"x"}) {
+TEST_ON_MESH(UserOperator, WithoutAutogradKernelRefusesGradients, {2}, {"x"}) {
   at::Tensor x = distribute_tensor(values({4}), mesh, {Shard{0}}).tensor().detach();
   x.requires_grad_();
   EXPECT_ERROR(unary("tessera_test::halve", x), "tessera_test::halve", "DispatchKey::Autograd",

@@ -31,7 +31,7 @@ at::Tensor drawn(const Draw& draw, const DeviceMesh& mesh, const Placements& pla
   return full_tensor(draw(x));
 }
 
-TEST(RandomOperators, DrawTheSameOnEveryMesh) {
+TEST(RandomOperators, DrawTheSameNumbersOnEveryMesh) {
   const std::vector<testing::Named<at::Tensor(const at::Tensor&)>> all{
       {"uniform", [](auto& x) { return x.clone().uniform_(-1, 1); }},
       {"normal", [](auto& x) { return x.clone().normal_(2, 3); }},
@@ -100,7 +100,7 @@ bool draws_nothing(const std::string& name) {
 }
 
 // A random operator must call other operators or have a kernel for the dispatch key kRandomKey.
-TEST(RandomOperators, AreAllKnownWithinARegion) {
+TEST(RandomOperators, AreCompositeOrHaveARandomKernel) {
   std::vector<std::string> unknown;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
@@ -123,7 +123,7 @@ TEST(RandomOperators, AreAllKnownWithinARegion) {
   EXPECT_EQ(unknown, std::vector<std::string>{});
 }
 
-TEST(NativeDropout, DropsAlikeOnEveryMeshInBothDirections) {
+TEST(NativeDropout, HasTheSameMaskAndGradientOnEveryMesh) {
   const auto run = [](const DeviceMesh& mesh, const Placements& placements) {
     manual_seed(5);
     const at::Tensor x = distribute_tensor(at::full(kSizes, 3.0), mesh, placements)
@@ -151,7 +151,7 @@ TEST(NativeDropout, DropsAlikeOnEveryMeshInBothDirections) {
   });
 }
 
-TEST_ON_MESH(RandomOperators, HaveTheDistributionThatIsAskedFor, {1}, {"x"}) {
+TEST_ON_MESH(RandomOperators, HaveTheRequestedDistribution, {1}, {"x"}) {
   manual_seed(1);
   const at::Tensor x = distribute_tensor(at::zeros({40'000}), mesh, {Shard{0}});
   const auto mean = [](const at::Tensor& t) {
@@ -166,7 +166,7 @@ TEST_ON_MESH(RandomOperators, HaveTheDistributionThatIsAskedFor, {1}, {"x"}) {
   EXPECT_NEAR(mean(at::bernoulli(at::full_like(x, 0.3))), 0.3, 0.02);
 }
 
-TEST_ON_MESH(RandomOperators, RefuseWhatLibtorchRefuses, {1}, {"x"}) {
+TEST_ON_MESH(RandomOperators, RefuseInvalidParameters, {1}, {"x"}) {
   const at::Tensor x = distribute_tensor(at::zeros({4}), mesh, {Shard{0}});
   EXPECT_ERROR(x.exponential_(0), "exponential numbers of rate 0 were asked for");
   EXPECT_ERROR(x.random_(3, 3), "random integers from 3 to 3");
@@ -180,7 +180,7 @@ TEST_ON_MESH(RandomOperators, RefuseWhatLibtorchRefuses, {1}, {"x"}) {
   EXPECT_ERROR(of(at::kInt).exponential_(), "were asked for in a tensor of Int");
 }
 
-TEST_ON_MESH(RandomOperators, DifferFromCallToCallAndRepeatFromAState, {2}, {"x"}) {
+TEST_ON_MESH(RandomOperators, DifferBetweenCallsAndRepeatFromAState, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(at::zeros(kSizes), mesh, {Shard{0}});
   const auto state = random_state();
   const auto first = DistributedTensor(at::rand_like(x)).full_tensor();
@@ -189,7 +189,7 @@ TEST_ON_MESH(RandomOperators, DifferFromCallToCallAndRepeatFromAState, {2}, {"x"
   EXPECT_EQUAL(at::rand_like(x), first);
 }
 
-TEST_ON_MESH(RandomOperators, DrawFromTheGeneratorThatIsPassed, {2}, {"x"}) {
+TEST_ON_MESH(RandomOperators, DrawFromAPassedGenerator, {2}, {"x"}) {
   const auto generator = [] { return at::detail::createCPUGenerator(3); };
   const at::Tensor half = at::full(kSizes, 0.5);
   const at::Tensor x = distribute_tensor(half.clone(), mesh, {Shard{0}});
@@ -231,7 +231,7 @@ void expect_same(const Results& found, const Results& expected, const std::strin
   }
 }
 
-TEST(AttentionDropout, DropsAlikeOnEveryMesh) {
+TEST(AttentionDropout, HasTheSameMaskOnEveryMesh) {
   for (const bool causal : {false, true}) {
     Results expected;
     RunOnMesh({1}, {"x"}, [&](const DeviceMesh& one) {

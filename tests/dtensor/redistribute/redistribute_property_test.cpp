@@ -233,7 +233,7 @@ unsigned cases_per_mesh() {
 
 class RedistributeProperty : public ::testing::TestWithParam<Indices> {};
 
-TEST_P(RedistributeProperty, ArrivesComesBackAndHasTheRightGradient) {
+TEST_P(RedistributeProperty, RoundTripsWithCorrectGradients) {
   const auto& sizes = GetParam();
   const auto ranks = testing::coordinates(sizes).size();
   const auto first = static_cast<unsigned>(sizes.size() * 1000000 + ranks * 100000);

@@ -11,7 +11,7 @@ namespace {
 using testing::counting_values;
 using testing::local_part;
 
-TEST_ON_MESH(Redistribute, MakesANewTensorForOtherPlacementsAlone, {2}, {"x"}) {
+TEST_ON_MESH(Redistribute, MakesANewTensorOnlyForDifferentPlacements, {2}, {"x"}) {
   const auto t = distribute_tensor(counting_values({5}), mesh, {Shard{0}});
   EXPECT_TRUE(t.redistribute({Shard{0}}).tensor().is_same(t.tensor()));
   const auto whole = distribute_tensor(at::zeros({4}), mesh, {Replicate{}});
@@ -50,7 +50,7 @@ TEST_ON_MESH(Redistribute, CommunicatesNothingOnOneRank, {1, 1}, {"a", "b"}) {
   EXPECT_TRUE(rank.world()->traffic().table().empty());
 }
 
-TEST(Redistribute, MovesNothingOnTheMetaDevice) {
+TEST(Redistribute, CommunicatesNothingOnTheMetaDevice) {
   const auto mesh = init_device_mesh(comm::fake_world(1, 4), {2, 2}, {"a", "b"});
   const auto meta = at::empty({7, 5}, at::device(at::kMeta));
   const auto t = distribute_tensor(meta, mesh, {Shard{0}, Shard{1}});
@@ -60,7 +60,7 @@ TEST(Redistribute, MovesNothingOnTheMetaDevice) {
 }
 
 // In this layout the ranks have 8 and 4 of 12 elements. No list of placements gives such shards.
-TEST_ON_MESH(Redistribute, ErrorsNameALayoutThatHasNoPlacements, {2}, {"x"}) {
+TEST_ON_MESH(Redistribute, ErrorsPrintLayoutsThatHaveNoPlacements, {2}, {"x"}) {
   const auto layout = Layout::intern({2}, {{{3, {0}}, {4, {}}}});
   const auto whole = at::arange(12, at::kFloat);
   EXPECT_ERROR(to_placements(*layout, whole.sizes()), "has no form as a list of placements");
@@ -93,7 +93,7 @@ const std::vector<Placements>& square() {
   return all;
 }
 
-TEST_ON_MESH(Scatter, SpreadsTheValuesOfOneRank, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(DistributeTensor, ScattersTheValuesOfOneRank, {2, 2}, {"dp", "tp"}) {
   for (const auto& placements : square()) {
     const auto own =
         rank.rank() == 2 ? counting_values({7, 5}) : at::full({7, 5}, -1.0, at::kDouble);
@@ -109,7 +109,7 @@ TEST_ON_MESH(Scatter, SpreadsTheValuesOfOneRank, {2, 2}, {"dp", "tp"}) {
 
 using testing::full_tensor;
 
-TEST(PartialTensor, RefusesATypeThatLacksItsReduction) {
+TEST(PartialTensor, RefusesTypesWithoutTheReduction) {
   using enum ReduceOp;
   const std::vector<std::pair<at::ScalarType, ReduceOp>> refused{
       {at::kBool, kSum},          {at::kBool, kAvg},          {at::kLong, kAvg},
@@ -131,7 +131,7 @@ TEST(PartialTensor, RefusesATypeThatLacksItsReduction) {
   });
 }
 
-TEST_ON_MESH(PartialTensor, IsReducedBeforeAMaximumMeetsComplexNumbers, {2}, {"x"}) {
+TEST_ON_MESH(PartialTensor, WithMaximumIsReducedBeforeComplexPromotion, {2}, {"x"}) {
   const auto value = at::sin(at::arange(4, at::kDouble));
   const auto x = distribute_tensor(value, mesh, {Partial{ReduceOp::kMax}}).tensor();
   const auto z = at::complex(value, value);
@@ -144,7 +144,7 @@ TEST_ON_MESH(PartialTensor, IsReducedBeforeAMaximumMeetsComplexNumbers, {2}, {"x
   EXPECT_EQUAL(at::where(on(mask), x, on(z)), at::where(mask, value, z));
 }
 
-TEST_ON_MESH(PartialTensor, NeverHoldsSumsOfBooleans, {3}, {"x"}) {
+TEST_ON_MESH(PartialTensor, IsNeverASumOfBooleans, {3}, {"x"}) {
   const auto none = at::zeros({6}, at::kBool), ones = at::ones({5}, at::kBool);
   const auto index = at::arange(5);
   const auto on = [&](const at::Tensor& t, const Placement& placement) {
@@ -222,7 +222,7 @@ DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
 const RedistributeOptions kAsync{.async = true};
 const Placements kWhole{Replicate{}, Replicate{}};
 
-TEST_ON_RANKS(Async, WaitsAtTheFirstUse, 4) {
+TEST_ON_RANKS(AsyncRedistribute, WaitsAtTheFirstUse, 4) {
   Log log;
   const auto mesh = logged_mesh(rank, log);
   const auto x = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
@@ -237,7 +237,7 @@ TEST_ON_RANKS(Async, WaitsAtTheFirstUse, 4) {
 
 // By default, asynchronous results are awaited in the order of the calls. On a device, which keeps
 // this order itself, a result is awaited when the program uses the result.
-TEST(Async, OverlapsOnTwoGroups) {
+TEST(AsyncRedistribute, OverlapsOnTwoGroups) {
   for (const bool on_device : {false, true}) {
     RunRanks(4, [&](Rank& rank) {
       Log log;
@@ -256,7 +256,7 @@ TEST(Async, OverlapsOnTwoGroups) {
 }
 
 // Ranks use two asynchronous results in different orders. No rank may wait forever.
-TEST_ON_MESH(Async, RanksMayUseResultsInUnlikeOrders, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(AsyncRedistribute, ResultsCanBeUsedInDifferentOrders, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
   const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
@@ -269,7 +269,7 @@ TEST_ON_MESH(Async, RanksMayUseResultsInUnlikeOrders, {2, 2}, {"dp", "tp"}) {
   EXPECT_TRUE(at::equal(a.to_local(), b.to_local()));
 }
 
-TEST(Async, PendingCollectivesFinishBeforeASynchronousOne) {
+TEST(AsyncRedistribute, FinishesBeforeASynchronousCollective) {
   const std::vector<void (*)(const DeviceMesh&, const at::Tensor&)> waits{
       [](const DeviceMesh&, const at::Tensor& b) { at::argmax(b); },
       [](const DeviceMesh& mesh, const at::Tensor&) {
@@ -291,7 +291,7 @@ TEST(Async, PendingCollectivesFinishBeforeASynchronousOne) {
   });
 }
 
-TEST_ON_RANKS(Async, AnUnusedTensorIsFinished, 4) {
+TEST_ON_RANKS(AsyncRedistribute, FinishesIfTheResultIsUnused, 4) {
   Log log;
   const auto mesh = logged_mesh(rank, log);
   const auto x = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
@@ -299,7 +299,7 @@ TEST_ON_RANKS(Async, AnUnusedTensorIsFinished, 4) {
   EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
-TEST_ON_MESH(Async, CarriesGradientsBack, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(AsyncRedistribute, PropagatesGradients, {2, 2}, {"dp", "tp"}) {
   auto plain = counting_values({7, 5}).requires_grad_();
   plain.pow(2).sum().backward();
   const auto leaf =
@@ -311,7 +311,7 @@ TEST_ON_MESH(Async, CarriesGradientsBack, {2, 2}, {"dp", "tp"}) {
   EXPECT_CLOSE(leaf.grad(), plain.grad());
 }
 
-TEST(Async, AFailureOfAPeerIsThrownWhereTheValuesAreUsed) {
+TEST(AsyncRedistribute, ThrowsPeerErrorsAtTheFirstUse) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     const auto x = distribute_tensor(counting_values({4}), mesh, {Shard{0}});

@@ -17,7 +17,7 @@ DeviceMesh one_rank() {
   return init_device_mesh(comm::fake_world(0, 1), {1}, {"x"});
 }
 
-TEST(Wrapper, ShowsGlobalSizesAndStridesInTheOrderOfItsPart) {
+TEST(Wrapper, HasGlobalSizesAndStridesInLocalOrder) {
   const auto mesh = init_device_mesh(comm::fake_world(1, 4), {4}, {"x"});
   const auto t = DistributedTensor::from_local(at::zeros({3, 2}), mesh, {Shard{0}});
   EXPECT_EQ(t.tensor().sizes(), (std::vector<std::int64_t>{12, 2}));
@@ -49,7 +49,7 @@ TEST_ON_MESH(Wrapper, SharesMemoryOnlyIfReplicated, {2}, {"x"}) {
   EXPECT_EQ(alone.to_local()[0].item<float>(), 1);
 }
 
-TEST(Wrapper, SharesItsVersionWithItsPart) {
+TEST(Wrapper, SharesItsVersionWithTheLocalTensor) {
   const auto local = at::zeros({2});
   const auto t = DistributedTensor::from_local(local, one_rank(), {Replicate{}});
   const auto before = t.tensor()._version();
@@ -60,7 +60,7 @@ TEST(Wrapper, SharesItsVersionWithItsPart) {
   EXPECT_EQ(local[0].item<float>(), 2);
 }
 
-TEST(Wrapper, NoticesAWriteToItsPartUnderASavedTensor) {
+TEST(Wrapper, DetectsWritesToTheLocalTensorBeforeBackward) {
   const auto t = distribute_tensor(counting_values({2, 2}), one_rank(), {Replicate{}});
   const at::Tensor leaf = t.tensor().detach().requires_grad_();
   const auto loss = leaf.mul(leaf).sum();
@@ -68,7 +68,7 @@ TEST(Wrapper, NoticesAWriteToItsPartUnderASavedTensor) {
   EXPECT_THROWN(c10::Error, loss.backward(), "modified by an inplace operation");
 }
 
-TEST(SetData, RefusesPlainForDistributedAndBack) {
+TEST(SetData, RefusesToMixPlainAndDistributedTensors) {
   const auto t = distribute_tensor(at::zeros({2}), one_rank(), {Replicate{}});
   at::Tensor ours = t, plain = at::zeros({2});
   EXPECT_ERROR(ours.set_data(plain), "set_data");
@@ -76,7 +76,7 @@ TEST(SetData, RefusesPlainForDistributedAndBack) {
   EXPECT_EQ(at::add(plain, 1)[0].item<float>(), 1);
 }
 
-TEST(SetData, TakesAnotherDistributedTensorAndItsType) {
+TEST(SetData, AcceptsADistributedTensorOfAnotherType) {
   at::Tensor a = distribute_tensor(at::zeros({2}), one_rank(), {Replicate{}});
   at::Tensor b = distribute_tensor(at::ones({3}), one_rank(), {Replicate{}});
   a.set_data(b);
@@ -111,7 +111,7 @@ std::vector<Placement> placements_of(std::int64_t dims) {
   return all;
 }
 
-TEST_ON_RANKS(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives, 3) {
+TEST_ON_RANKS(WriteToTransposedView, ReachesTheBaseOnAOneRankDimension, 3) {
   const auto expected = values({2, 7}).sin();
   for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{1, 3}, {3, 1}}) {
     const auto mesh = rank.mesh(sizes, {"a", "b"});
@@ -148,7 +148,7 @@ void expect_types_of_libtorch(const DeviceMesh& mesh, const WithNumber& run, con
   }
 }
 
-TEST_ON_MESH(WrappedNumbers, GiveTheTypeThatLibtorchGives, {3}, {"x"}) {
+TEST_ON_MESH(WrappedNumbers, PromoteTypesLikeLibtorch, {3}, {"x"}) {
   const std::vector<testing::Named<at::Tensor(const at::Tensor&, const at::Tensor&)>> all{
       {"add", [](auto& x, auto& n) { return at::add(x, n); }},
       {"subtracted", [](auto& x, auto& n) { return at::sub(n, x); }},
@@ -179,7 +179,7 @@ at::Tensor wrapped(double number) {
 }
 
 /// Each element has positive and negative terms: if one became infinite, the sum would be NaN.
-TEST_ON_MESH(PendingSums, CombineWithInfinityAsTheirValuesDo, {3}, {"x"}) {
+TEST_ON_MESH(PartialSums, HandleInfiniteFactors, {3}, {"x"}) {
   const std::vector<testing::Named<at::Tensor(at::Tensor)>> all{
       {"mul", [](auto x) { return at::mul(x, kInfinity); }},
       {"mul_in_place", [](auto x) { return x.mul_(-kInfinity); }},
@@ -208,7 +208,7 @@ TEST_ON_MESH(PendingSums, CombineWithInfinityAsTheirValuesDo, {3}, {"x"}) {
   }
 }
 
-TEST_ON_MESH(PendingSums, StayPendingWhereTheNumberIsFinite, {3}, {"x"}) {
+TEST_ON_MESH(PartialSums, StayPartialForFiniteFactors, {3}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({5}), mesh, {Partial{}});
   const StrictScope strict;
   for (const double factor : {2.0, 0.0, -1e300}) {
@@ -226,7 +226,7 @@ DistributedTensor from_part(const at::Tensor& whole, const DeviceMesh& mesh,
   return DistributedTensor::from_local(part, mesh, placements);
 }
 
-TEST(FromLocal, FindsTheSizesOfUnevenShards) {
+TEST(FromLocal, ComputesTheGlobalSizeOfUnevenShards) {
   for (const int ranks : {1, 2, 3, 4}) {
     RunOnMesh({ranks}, {"x"}, [](const DeviceMesh& mesh) {
       for (const std::int64_t rows : {0, 1, 2, 5, 6}) {
@@ -238,7 +238,7 @@ TEST(FromLocal, FindsTheSizesOfUnevenShards) {
   }
 }
 
-TEST(FromLocal, RefusesOnEveryRankPartsThatAreNoChunks) {
+TEST(FromLocal, RefusesWrongChunkSizesOnEveryRank) {
   const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
     DistributedTensor::from_local(at::zeros({rank.rank() == 1 ? 3 : 2}), rank.mesh({3}, {"x"}),
                                   {Shard{0}});
@@ -250,7 +250,7 @@ TEST(FromLocal, RefusesOnEveryRankPartsThatAreNoChunks) {
   }
 }
 
-TEST_ON_MESH(FromLocal, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
+TEST_ON_MESH(FromLocal, NamesMissingAndInvalidArguments, {2}, {"x"}) {
   const at::Tensor three = at::zeros({3});
   const auto two = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   EXPECT_ERROR(DistributedTensor::from_local(three, two, {Shard{0}}, {{7}}), "a tensor of [7]");
@@ -271,7 +271,7 @@ TEST_ON_MESH(FromLocal, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
   EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "the sizes are [-4, 2]");
 }
 
-TEST_ON_MESH(LocalMap, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
+TEST_ON_MESH(LocalMap, NamesMissingAndInvalidArguments, {2}, {"x"}) {
   using Tensors = std::vector<at::Tensor>;
   const Placements whole{Replicate{}};
   const Tensors two{values({4}), values({4})};
@@ -292,7 +292,7 @@ TEST_ON_MESH(LocalMap, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
 
 // Tests the argument `grad_placements` of full_tensor(), to_local() and from_local().
 
-TEST_ON_MESH(GradientPlacements, AFullTensorsGradientMayBePartial, {3}, {"x"}) {
+TEST_ON_MESH(GradientPlacements, OfFullTensorCanBePartial, {3}, {"x"}) {
   const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();
   leaf.requires_grad_();
   const auto whole = DistributedTensor(leaf).full_tensor(Placements{Partial{}});
@@ -302,7 +302,7 @@ TEST_ON_MESH(GradientPlacements, AFullTensorsGradientMayBePartial, {3}, {"x"}) {
   EXPECT_EQUAL(gradient, at::full({4, 2}, 6.0, at::kDouble));
 }
 
-TEST(GradientPlacements, MustSplitTheTensorAsThePartsDo) {
+TEST(GradientPlacements, MustMatchTheShardsOfTheTensor) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const DistributedTensor columns =
         distribute_tensor(values({4, 4}), rank.mesh({2}, {"x"}), {Shard{1}});
@@ -350,7 +350,7 @@ at::Tensor gradient_alone() {
   return weight.grad();
 }
 
-TEST_ON_RANKS(LocalMapGradients, OfReplicatedArgumentsFollowFromThePlacementsOfTheResult, 4) {
+TEST_ON_RANKS(LocalMapGradients, OfReplicatedArgumentsFollowTheResultPlacements, 4) {
   using Function = std::function<Tensors(const Tensors&)>;
   const auto summed = [](const Tensors& t) { return Tensors{at::mm(t[0], t[1]).sum()}; };
   const DeviceMesh line = rank.mesh({4}, {"x"}), square = rank.mesh({2, 2}, {"a", "b"});
@@ -373,7 +373,7 @@ TEST_ON_RANKS(LocalMapGradients, OfReplicatedArgumentsFollowFromThePlacementsOfT
   }
 }
 
-TEST_ON_RANKS(LocalMapGradients, ArePlainAndWholeForPlainArguments, 4) {
+TEST_ON_RANKS(LocalMapGradients, ArePlainAndFullForPlainArguments, 4) {
   const Product p(rank.mesh({4}, {"x"}));
   const auto product = [&](const at::Tensor& weight, LocalMapOptions options) {
     options.out_sizes = {{7, 2}};
@@ -392,7 +392,7 @@ TEST_ON_RANKS(LocalMapGradients, ArePlainAndWholeForPlainArguments, 4) {
   EXPECT_CLOSE(p.weight.grad(), gradient_alone());
 }
 
-TEST_ON_RANKS(LocalMapGradients, AreToBeSaidWhereResultsDisagree, 4) {
+TEST_ON_RANKS(LocalMapGradients, NeedPlacementsIfResultsDiffer, 4) {
   const Product p(rank.mesh({4}, {"x"}));
   const auto both = [&](const LocalMapOptions& options) {
     return local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1]), t[1].square()}; },
@@ -427,7 +427,7 @@ TEST(LocalMapGradients, AreComparedInDebugMode) {
   EXPECT_CONTAINS(errors, "to_local: the local gradient of a tensor [3, 2]", "in_grad_placements");
 }
 
-TEST(FromLocal, ComparesWhatIsReplicatedInDebugMode) {
+TEST(FromLocal, ComparesReplicatedValuesInDebugMode) {
   const testing::DebugChecks checks("1");
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"a", "b"});

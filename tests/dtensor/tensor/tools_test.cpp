@@ -25,7 +25,7 @@ TEST_ON_MESH(CommunicationScope, CountsCallsAndBytesByMeshDimension, {2, 2}, {"d
   EXPECT_CONTAINS(communication.report(), "all_gather");
 }
 
-TEST(CommunicationScope, ListsTheCallsInOrderWithWhatTheyAreFor) {
+TEST(CommunicationScope, ListsCallsInOrderWithTheirPurpose) {
   const testing::DebugChecks none("0");
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const auto x =
@@ -55,7 +55,7 @@ TEST(CommunicationScope, ListsTheCallsInOrderWithWhatTheyAreFor) {
   });
 }
 
-TEST(Agreement, NamesTheRanksThatDiffer) {
+TEST(CheckAgreement, NamesTheRanksThatDiffer) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     check_agreement(DistributedTensor::from_local(at::zeros({3}), mesh, {Shard{0}}));
@@ -66,7 +66,7 @@ TEST(Agreement, NamesTheRanksThatDiffer) {
   EXPECT_CONTAINS(errors[1], "[7]");
 }
 
-TEST_ON_MESH(Factories, MakeTheValuesOfTheirPlainNamesakes, {2, 2}, {"a", "b"}) {
+TEST_ON_MESH(Factories, ReturnTheValuesOfTheAtenFactories, {2, 2}, {"a", "b"}) {
   for (const auto& placements :
        {Placements{Shard{0}, Replicate{}}, Placements{Shard{0}, Shard{0}},
         Placements{Partial{}, Shard{0}}, Placements{Replicate{}, Partial{}}}) {
@@ -96,7 +96,7 @@ DeviceMesh square(int rank) {
   return init_device_mesh(comm::fake_world(rank, 4), {2, 2}, {"dp", "tp"});
 }
 
-TEST(Printing, ShowsPlacementsMeshAndThisRanksValues) {
+TEST(Printing, ShowsPlacementsMeshAndLocalValues) {
   const auto x = distribute_tensor(at::arange(7, at::kFloat), square(2), {Shard{0}, Replicate{}});
   std::ostringstream out;
   out << x;
@@ -104,7 +104,7 @@ TEST(Printing, ShowsPlacementsMeshAndThisRanksValues) {
                   "[Shard(0), Replicate()]", "rank 2 holds [4:7]:", " 4\n 5\n 6");
 }
 
-TEST(Printing, ShowsEmptyAndLargePartsSeveralBlocksScalarsAndNoValues) {
+TEST(Printing, ShowsEmptyLargeStridedScalarAndMetaTensors) {
   const Placements rows{Shard{0}, Replicate{}};
   EXPECT_CONTAINS(to_string(zeros({2}, square(3), {Shard{0}, Shard{0}})), "rank 3 holds nothing");
   EXPECT_CONTAINS(to_string(full({}, 2.5, square(3), {Replicate{}, Partial{}})), "Partial(sum)",
@@ -118,14 +118,14 @@ TEST(Printing, ShowsEmptyAndLargePartsSeveralBlocksScalarsAndNoValues) {
             "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]");
 }
 
-TEST_ON_MESH(Printing, ReducesWhatIsPartial, {3}, {"x"}) {
+TEST_ON_MESH(Printing, ReducesPartialTensors, {3}, {"x"}) {
   const auto local = at::full({2}, rank.rank() + 1.0);
   const auto x = DistributedTensor::from_local(local, mesh, {Partial{}});
   EXPECT_CONTAINS(to_string(x), "Partial(sum)", "holds, reduced, [0:2]:", " 6\n 6");
   EXPECT_EQ(x.placements(), Placements{Partial{}});
 }
 
-TEST(Printing, AnErrorForAPlainHandleNamesToString) {
+TEST(Printing, ErrorOfPlainPrintingNamesToString) {
   for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {4}, {4, 3}}) {
     const at::Tensor x = zeros(sizes, square(0), {Replicate{}, Replicate{}});
     std::ostringstream out;
@@ -159,7 +159,7 @@ struct Disagreement {
   const char *of_rank_0, *of_rank_1;
 };
 
-TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
+TEST(DebugChecks, FailOnAllRanksIfTwoDiffer) {
   const testing::DebugChecks debug("1");
   const std::vector<Disagreement> rows{
       {"a failure of one rank",
@@ -203,7 +203,7 @@ TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
   }
 }
 
-TEST(Agreement, CostsNothingWhereItIsOffAndIsCheckedByDefaultWithoutNdebug) {
+TEST(DebugChecks, AreOnByDefaultOnlyWithoutNdebug) {
 #ifdef NDEBUG
   constexpr int kByDefault = 0;
 #else
@@ -220,7 +220,7 @@ TEST(Agreement, CostsNothingWhereItIsOffAndIsCheckedByDefaultWithoutNdebug) {
 
 // Compares libtorch's optimizers on distributed parameters with the optimizers on plain parameters.
 
-TEST(Optimizer, OfLibtorchRuns) {
+TEST(LibtorchOptimizer, WorksOnDistributedParameters) {
   using Tensors = std::vector<at::Tensor>;
   const Tensors plain{values({7, 5}), values({7, 5}, 1), values({7, 5}, 2)};
   const auto train = [](const Tensors& initial) {

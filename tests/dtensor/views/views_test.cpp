@@ -46,7 +46,7 @@ const std::vector<ViewCase>& writes_through_views() {
   return all;
 }
 
-TEST_ON_MESH(WriteThroughView, Arrives, {4}, {"x"}) {
+TEST_ON_MESH(WriteThroughView, ReachesTheBase, {4}, {"x"}) {
   for (const ViewCase& c : writes_through_views()) {
     const auto expected = run(c, values({7, 6}).requires_grad_());
     for (const auto& [placement, writable] : std::vector<std::pair<Placement, bool>>{
@@ -80,7 +80,7 @@ TEST_ON_MESH(View, SharesMemoryAndVersionWithItsBase, {2}, {"x"}) {
   EXPECT_TRUE(at::equal(local_tensor(x), at::ones({2, 2})));
 }
 
-TEST_ON_MESH(View, WhatLibtorchRefusesIsRefusedOnEveryRank, {2}, {"x"}) {
+TEST_ON_MESH(View, WithInvalidSizesIsRefusedOnEveryRank, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({2, 3}), mesh, {Shard{0}});
   EXPECT_THROWN(c10::Error, x.t().view({6}), "view size is not compatible");
   for (const bool reshapes : {false, true}) {
@@ -89,7 +89,7 @@ TEST_ON_MESH(View, WhatLibtorchRefusesIsRefusedOnEveryRank, {2}, {"x"}) {
   }
 }
 
-TEST_ON_MESH(InferredSize, IsThatOfTheWholeForAnEmptyShard, {4}, {"dp"}) {
+TEST_ON_MESH(InferredSize, IsTheGlobalSizeForAnEmptyShard, {4}, {"dp"}) {
   const at::Tensor x = distribute_tensor(values({2, 6, 8}), mesh, {Shard{0}});
   EXPECT_EQ(local_tensor(x).size(0), rank.rank() < 2 ? 1 : 0);
   const at::Tensor y = x.view({2, 6, -1, 4}), z = x.reshape({-1, 6, 2, 4});
@@ -103,7 +103,7 @@ TEST_ON_MESH(InferredSize, IsThatOfTheWholeForAnEmptyShard, {4}, {"dp"}) {
 // expanded tensor, the operator must work on a distributed one in each placement. Otherwise all
 // ranks must throw.
 
-TEST_ON_MESH(Expanded, IsWrittenAsOnOneRank, {3}, {"x"}) {
+TEST_ON_MESH(ExpandedTensor, IsWrittenLikeOnOneRank, {3}, {"x"}) {
   const std::vector<testing::Named<void(at::Tensor)>> writes{
       {"fill", [](auto x) { x.fill_(7); }},
       {"zero", [](auto x) { x.zero_(); }},
@@ -126,7 +126,7 @@ TEST_ON_MESH(Expanded, IsWrittenAsOnOneRank, {3}, {"x"}) {
   }
 }
 
-TEST_ON_MESH(ExpandedTensor, IsRefusedOnAllRanksWhereLibtorchRefusesIt, {3}, {"x"}) {
+TEST_ON_MESH(ExpandedTensor, RefusesOverlappingWritesOnAllRanks, {3}, {"x"}) {
   const auto value = at::arange(4.0).view({1, 4});
   const auto row = distribute_tensor(value, mesh, {Shard{1}}).tensor().detach();
   EXPECT_THROWN(std::exception, row.expand({4, 4}).mul_(2), "refers to a single memory location");
@@ -154,7 +154,7 @@ void expect_as_one_rank(const Change& change) {
   });
 }
 
-TEST(AsStrided, CountsFromTheBeginningOfTheView) {
+TEST(AsStrided, CountsItsOffsetFromTheStartOfTheView) {
   expect_as_one_rank([](at::Tensor x) {
     const auto view = x.slice(0, 2);
     return view.as_strided({2}, {1}, view.storage_offset() + 7).clone();
@@ -193,7 +193,7 @@ TEST_ON_RANKS(DetachedView, RefusesReadsAfterAWriteToItsBase, 4) {
 }
 
 // Writes through a view made in an InferenceMode scope, and through a view that a new thread makes.
-TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
+TEST(DetachedView, WritesAreDifferentiatedInAnyModeAndThread) {
   const auto loss = [](const at::Tensor& h) { return h.pow(2).mul(h).sum(); };
   auto plain = values({7, 3}).requires_grad_();
   const auto expected = plain.mul(1);
@@ -224,7 +224,7 @@ at::Tensor filled(Rank& rank, const Placement& placement, const Fill& fill) {
   return full_tensor(x);
 }
 
-TEST_ON_RANKS(DetachedView, IsFilledWithTheNumbersOfItsElements, 4) {
+TEST_ON_RANKS(DetachedView, GetsTheSameRandomNumbersInEveryPlacement, 4) {
   const auto fills = std::vector<void (*)(at::Tensor)>{
       [](at::Tensor h) { h.uniform_(); }, [](at::Tensor h) { h.normal_(1, 2); },
       [](at::Tensor h) { h.bernoulli_(0.5); }, [](at::Tensor h) { h.slice(1, 1, 3).uniform_(); }};
@@ -237,7 +237,7 @@ TEST_ON_RANKS(DetachedView, IsFilledWithTheNumbersOfItsElements, 4) {
   }
 }
 
-TEST_ON_RANKS(DetachedView, Refusals, 4) {
+TEST_ON_RANKS(DetachedView, RefusesInferenceTensorsAndSizeChanges, 4) {
   {
     // Inference tensors have no version, so the library can't tell if a view's copy is outdated.
     const c10::InferenceMode inference;
@@ -267,7 +267,7 @@ TEST_ON_RANKS(DetachedView, Refusals, 4) {
   }
 }
 
-TEST(DetachedView, WritesToSeveralPiecesAllArrive) {
+TEST(DetachedView, WritesToSeveralPiecesReachTheBase) {
   // Each function writes to a 7 x 4 tensor through several views in turn.
   const std::vector<testing::Named<void(const at::Tensor&)>> all{
       {"chunk",
@@ -310,7 +310,7 @@ TEST(DetachedView, WritesToSeveralPiecesAllArrive) {
   });
 }
 
-TEST_ON_RANKS(DetachedView, APieceIsStaleOnceItsBaseIsWritten, 4) {
+TEST_ON_RANKS(DetachedView, PieceIsStaleAfterAWriteToItsBase, 4) {
   const at::Tensor x = split(rank, values({7, 4}));
   const auto pieces = x.chunk(2);
   pieces[0].add_(1);
