@@ -29,7 +29,7 @@ TEST(C10dNcclCanary, MakesAGroupThatReduces) {
   group->shutdown();
 }
 
-TEST(C10dNcclCanary, TellsVersions) {
+TEST(C10dNcclCanary, ReportsVersions) {
   EXPECT_GT(nccl_of_libtorch(), 22000);
   EXPECT_EQ(nccl_of_libtorch() / 100, NCCL_VERSION_CODE / 100);
   EXPECT_TRUE(has_found_cuda());

@@ -51,7 +51,7 @@ class EngineCanary : public testing::Test {
   }
 };
 
-TEST_F(EngineCanary, IsAskedHowToKeepATensor) {
+TEST_F(EngineCanary, PacksAndUnpacksSavedTensors) {
   const at::Tensor x = at::full({2}, 3.0).requires_grad_();
   packs = true;
   const at::Tensor loss = x.exp().sum();
@@ -62,7 +62,7 @@ TEST_F(EngineCanary, IsAskedHowToKeepATensor) {
   EXPECT_TRUE(at::equal(x.grad(), x.exp()));
 }
 
-TEST_F(EngineCanary, IsAskedForGivenGradients) {
+TEST_F(EngineCanary, ReceivesTheOutputsOfAutogradGrad) {
   const at::Tensor x = at::ones({2}).requires_grad_();
   const at::Tensor unused = at::ones({2}).requires_grad_();
   const auto gradients = torch::autograd::grad({(x * 2).sum()}, {x, unused}, /*grad_outputs=*/{},
@@ -77,7 +77,7 @@ TEST_F(EngineCanary, IsAskedForGivenGradients) {
   EXPECT_FALSE(gradients[1].defined());
 }
 
-TEST_F(EngineCanary, RunsAWholeBackwardAsBefore) {
+TEST_F(EngineCanary, LeavesBackwardUnchanged) {
   const at::Tensor x = at::ones({2}).requires_grad_();
   (x * 2).sum().backward();
   EXPECT_TRUE(calls.empty());

@@ -47,7 +47,7 @@ TEST(LeafNodeCanary, IsTheNodeAtTheEndOfTheGraph) {
   EXPECT_EQ(as_leaf(edge_to(y)), nullptr);
 }
 
-TEST(LeafNodeCanary, MayBeAnother) {
+TEST(LeafNodeCanary, MayBeReplaced) {
   const at::Tensor x = leaf();
   const auto node = make_node<Counting>(x);
   set_leaf_node(x, node);
@@ -56,7 +56,7 @@ TEST(LeafNodeCanary, MayBeAnother) {
   EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 2.0)));
 }
 
-TEST(LeafNodeCanary, AddsToAGradientThatItFinds) {
+TEST(LeafNodeCanary, AddsToAnExistingGradient) {
   const at::Tensor x = leaf();
   const at::Tensor sum = at::full({2}, 5.0);
   x.mutable_grad() = sum;
@@ -73,7 +73,7 @@ TEST(LeafNodeCanary, AddsToAGradientThatItFinds) {
   x.mutable_grad() = at::Tensor();
 }
 
-TEST(GuardedViewCanary, IsRefusedToWhoeverWritesToIt) {
+TEST(GuardedViewCanary, CannotBeWritten) {
   const at::Tensor x = leaf() * 1;
   const at::Tensor view = guarded_view(x);
   const auto node = make_node<Identity>();
@@ -107,7 +107,7 @@ TEST(SavedTensorCanary, IsReturnedOnceInBackward) {
   EXPECT_THROW(y.sum().backward(), c10::Error);
 }
 
-TEST(SavedTensorCanary, IsRefusedOnceWritten) {
+TEST(SavedTensorCanary, CannotBeUsedAfterAWrite) {
   const at::Tensor factor = at::full({2}, 3.0);
   const at::Tensor y = times_kept(leaf(), factor);
   factor.add_(1);
@@ -181,7 +181,7 @@ struct Square : torch::autograd::Function<Square> {
   static inline std::vector<std::string> names;
 };
 
-TEST(RunningBackwardCanary, IsKnownByItsNumberAndNode) {
+TEST(RunningBackwardCanary, HasAnIdAndANode) {
   EXPECT_EQ(backward_id(), -1);
   EXPECT_EQ(running_node(), "");
   EXPECT_EQ(origin_of_running_node(), std::nullopt);
@@ -206,13 +206,13 @@ TEST(RunningBackwardCanary, IsKnownByItsNumberAndNode) {
   EXPECT_EQ(backward_id(), -1);
 }
 
-TEST(RunningBackwardCanary, NamesAFunctionOfTheProgram) {
+TEST(RunningBackwardCanary, NamesACustomFunction) {
   Square::apply(leaf()).sum().backward();
   EXPECT_EQ(Square::names,
             std::vector<std::string>{"tessera::detail::(anonymous namespace)::Square"});
 }
 
-TEST(RunningBackwardCanary, SaysWhetherItsGraphStays) {
+TEST(RunningBackwardCanary, ReportsWhetherTheGraphIsRetained) {
   std::vector<bool> kept;
   const at::Tensor y = leaf() * 2;
   y.register_hook([&](const at::Tensor& gradient) {
@@ -225,7 +225,7 @@ TEST(RunningBackwardCanary, SaysWhetherItsGraphStays) {
   EXPECT_EQ(kept, std::vector({true, false}));
 }
 
-TEST(RunningBackwardCanary, CallsWhatIsQueuedAtItsEnd) {
+TEST(RunningBackwardCanary, RunsQueuedCallbacksAtTheEnd) {
   std::string order;
   const at::Tensor x = leaf();
   (x * 2).register_hook([&](const at::Tensor& gradient) { return gradient; });
@@ -306,7 +306,7 @@ auto noting(std::vector<BackwardCode>& codes) {
   };
 }
 
-TEST(GradientHooksCanary, FindsTheLibrarysHooksAndCountsThemAsFormulas) {
+TEST(GradientHooksCanary, TreatsHooksOfTheLibraryLikeFormulas) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const at::Tensor y = x * 2;
@@ -321,7 +321,7 @@ TEST(GradientHooksCanary, FindsTheLibrarysHooksAndCountsThemAsFormulas) {
   EXPECT_EQ(backward_code(), BackwardCode::kNone);
 }
 
-TEST(GradientHooksCanary, SeesTheProgramsHooksOnLeavesAndOtherTensors) {
+TEST(GradientHooksCanary, FindsHooksOfTheProgram) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const at::Tensor y = x * 2;
@@ -331,7 +331,7 @@ TEST(GradientHooksCanary, SeesTheProgramsHooksOnLeavesAndOtherTensors) {
   EXPECT_EQ(codes, std::vector(2, BackwardCode::kFormulaOrProgram));
 }
 
-TEST(GradientHooksCanary, CountsNoRemovedHooks) {
+TEST(GradientHooksCanary, IgnoresRemovedHooks) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const unsigned hook = x.register_hook([](const at::Tensor& gradient) { return gradient; });
@@ -352,7 +352,7 @@ struct Noting : torch::autograd::Function<Noting> {
   }
 };
 
-TEST(GradientHooksCanary, BackwardCodeIsTheProgramsInAFunctionAndAutogradsInOtherNodes) {
+TEST(GradientHooksCanary, DistinguishesCustomFunctionsFromFormulas) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const at::Tensor y = Noting::apply(x) * 2;
@@ -365,7 +365,7 @@ struct OfTheLibrary : own_program::Noting {
   using Noting::Noting;
 };
 
-TEST(GradientHooksCanary, BackwardCodeIsTheProgramsInANodeOfAnUnknownClass) {
+TEST(GradientHooksCanary, TreatsUnknownNodesLikeProgramCode) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const auto behind = [&x](const NodePtr<torch::autograd::Node>& node) {

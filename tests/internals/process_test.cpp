@@ -25,7 +25,7 @@ namespace {
 
 // Canaries (tests that fail if libtorch changes): state of a thread, a device and the process.
 
-TEST(StateOfThreadCanary, GoesToAnotherThread) {
+TEST(StateOfThreadCanary, CanBeSetOnAnotherThread) {
   const c10::NoGradGuard no_grad;
   const StateOfThread state;
   bool without = false;
@@ -39,7 +39,7 @@ TEST(StateOfThreadCanary, GoesToAnotherThread) {
   EXPECT_FALSE(with);
 }
 
-TEST(AutocastStateCanary, DecidesWhatAutocastComputesIn) {
+TEST(AutocastStateCanary, SetsTheDtypesOfAutocast) {
   const AutocastState before = autocast_state();
   EXPECT_TRUE(before.keeps_casts);
   set_autocast_state({{at::kHalf, at::kBFloat16}, /*keeps_casts=*/false});
@@ -90,14 +90,14 @@ class Counted final : public c10::DeviceAllocator {
   c10::CachingDeviceAllocator::DeviceStats stats_;
 };
 
-TEST(DevicesCanary, AreAskedByTheirKind) {
+TEST(DevicesCanary, AreSelectedByDeviceType) {
   const c10::Device device(kLent, 3);
   EXPECT_EQ(current_device(kLent), 3);
   synchronize(device);
   EXPECT_EQ(synchronized, 3);
 }
 
-TEST(DevicesCanary, TellWhatTheirAllocatorHas) {
+TEST(DevicesCanary, ReportAllocatorMemory) {
   static Counted allocator;
   const c10::Device device(kLent, 0);
   c10::SetAllocator(device.type(), &allocator);
@@ -110,7 +110,7 @@ TEST(DevicesCanary, TellWhatTheirAllocatorHas) {
   EXPECT_EQ(allocator.emptied, 1);
 }
 
-TEST(CudaPresenceCanary, IsNoneInAProgramOnCpu) {
+TEST(CudaPresenceCanary, IsAbsentInACpuProgram) {
   EXPECT_FALSE(has_found_cuda());
   EXPECT_FALSE(cudnn_versions().has_value());
 }
@@ -148,7 +148,7 @@ class Forwarding final : public c10::Allocator {
   c10::Allocator* inner_;
 };
 
-TEST(CpuAllocatorCanary, IsAskedForEveryTensor) {
+TEST(CpuAllocatorCanary, AllocatesEveryTensor) {
   c10::Allocator* const before = cpu_allocator();
   Forwarding allocator(before);
   set_cpu_allocator(&allocator);
@@ -179,7 +179,7 @@ TEST(CarriedSlotCanary, IsSeparateForEachValue) {
   EXPECT_EQ(number_in(Carried::kMemoryScope), 0);
 }
 
-TEST(CarriedSlotCanary, GoesToAnotherThreadWithLibtorchsState) {
+TEST(CarriedSlotCanary, FollowsTheThreadLocalState) {
   const c10::DebugInfoGuard strict(kind_of(Carried::kStrict), std::make_shared<Number>(1));
   const at::ThreadLocalState state;
   int without = -1;
@@ -200,7 +200,7 @@ using namespace std::chrono_literals;
 /// Turns off libtorch's flight recorder, which has data races between ranks that are threads.
 [[maybe_unused]] const int kNoRecord = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
 
-TEST(C10dStoreCanary, KeepsWhatIsSetBelowAPrefix) {
+TEST(C10dStoreCanary, StoresKeysUnderAPrefix) {
   const StorePtr store = memory_store();
   const StorePtr below = store_below("a", store);
   below->set("key", "value");
@@ -211,13 +211,13 @@ TEST(C10dStoreCanary, KeepsWhatIsSetBelowAPrefix) {
   EXPECT_EQ(below->clone()->add("count", 1), 3);
 }
 
-TEST(C10dStoreCanary, KnowsAStoreInMemoryBelowPrefixes) {
+TEST(C10dStoreCanary, RecognizesAMemoryStoreUnderPrefixes) {
   const StorePtr store = memory_store();
   EXPECT_TRUE(is_in_memory(store));
   EXPECT_TRUE(is_in_memory(store_below("a", store_below("b", store))));
 }
 
-TEST(C10dStoreCanary, OnAServerIsSeenByItsClients) {
+TEST(C10dStoreCanary, SharesKeysBetweenServerAndClients) {
   constexpr std::uint16_t kAny = 0;
   const StorePtr server =
       connect_store({.address = "127.0.0.1", .port = kAny, .serves = true, .timeout = 10s});
@@ -229,7 +229,7 @@ TEST(C10dStoreCanary, OnAServerIsSeenByItsClients) {
   EXPECT_EQ(server->add("count", 1), 2);
 }
 
-TEST(C10dGroupCanary, TellsAWorkThatIsOverFromOneThatIsNot) {
+TEST(C10dGroupCanary, ReportsWhetherWorkIsComplete) {
   const StorePtr store = memory_store();
   const auto group_of = [&](int rank) {
     return make_gloo_group(store,

@@ -20,7 +20,7 @@ namespace {
 
 // Canaries (tests that fail if libtorch changes): reads and writes of a TensorImpl.
 
-TEST(VersionCounterCanary, CountsWritesOfOperatorsAndExplicitOnes) {
+TEST(VersionCounterCanary, CountsOperatorAndExplicitWrites) {
   const at::Tensor x = at::ones({2});
   const std::uint32_t before = writes_of(x);
   x.add_(1);
@@ -30,7 +30,7 @@ TEST(VersionCounterCanary, CountsWritesOfOperatorsAndExplicitOnes) {
   EXPECT_EQ(x._version(), before + 2);
 }
 
-TEST(VersionCounterCanary, MakesAutogradRefuseTensorsWrittenSince) {
+TEST(VersionCounterCanary, MakesAutogradRefuseWrittenTensors) {
   const at::Tensor x = at::ones({2}).requires_grad_();
   const at::Tensor factor = at::ones({2});
   const at::Tensor loss = (x * factor).sum();
@@ -38,7 +38,7 @@ TEST(VersionCounterCanary, MakesAutogradRefuseTensorsWrittenSince) {
   EXPECT_THROW(loss.backward(), c10::Error);
 }
 
-TEST(VersionCounterCanary, IsSharedOnceAsked) {
+TEST(VersionCounterCanary, CanBeShared) {
   const at::Tensor x = at::ones({2});
   const at::Tensor y = at::ones({2});
   count_with(y, x);
@@ -68,7 +68,7 @@ TEST(WrappedNumberCanary, DoesNotDecideTheTypeOfAResult) {
   EXPECT_EQ(at::result_type(x, number), at::kFloat);
 }
 
-TEST(TensorIdentityCanary, IsThatOfAllHandles) {
+TEST(TensorIdentityCanary, IsEqualForAllHandles) {
   at::Tensor x = at::ones({2});
   const at::Tensor y = x;
   EXPECT_EQ(identity_of(x), identity_of(y));
@@ -77,7 +77,7 @@ TEST(TensorIdentityCanary, IsThatOfAllHandles) {
   EXPECT_EQ(x.use_count(), 2u);
 }
 
-TEST(AliasTensorCanary, SharesMemoryAndCountButNoHistory) {
+TEST(AliasTensorCanary, SharesMemoryAndVersionButNoHistory) {
   const at::Tensor x = at::ones({2}).requires_grad_() * 2;
   const at::Tensor alias = alias_tensor(x);
   EXPECT_FALSE(alias.requires_grad());
@@ -87,7 +87,7 @@ TEST(AliasTensorCanary, SharesMemoryAndCountButNoHistory) {
   EXPECT_EQ(writes_of(x), before + 1);
 }
 
-TEST(AliasTensorCanary, TakesTheStateOfItsKindAlone) {
+TEST(AliasTensorCanary, TakesStateOnlyFromTheSameTensorKind) {
   const at::Tensor x = at::ones({2});
   EXPECT_TRUE(may_take_state_of(x, at::ones({3})));
   EXPECT_FALSE(may_take_state_of(x, at::sparse_coo_tensor({2}, at::kFloat)));
@@ -97,7 +97,7 @@ void allocate(const c10::Storage& storage) {
   set_memory(storage, storage.allocator()->allocate(2 * sizeof(float)), 2 * sizeof(float));
 }
 
-TEST(MemoryUnderTensorsCanary, MayBeFreedAndRestoredUnderTensorsSavedByAutograd) {
+TEST(MemoryUnderTensorsCanary, CanBeFreedAndRestoredUnderSavedTensors) {
   const c10::Storage storage = at::empty({0}, at::kByte).storage();
   const at::Tensor tensor = tensor_over(storage, 0, {2}, at::kFloat);
   allocate(storage);
@@ -114,7 +114,7 @@ TEST(MemoryUnderTensorsCanary, MayBeFreedAndRestoredUnderTensorsSavedByAutograd)
   EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 3.0)));
 }
 
-TEST(MemoryUnderTensorsCanary, ChangesUnderATensorThatStays) {
+TEST(MemoryUnderTensorsCanary, CanBeReplacedUnderATensor) {
   const at::Tensor memory = at::arange(6, at::kFloat);
   const at::Tensor tensor = at::zeros({2}).detach();
   const std::uint32_t before = writes_of(tensor);
@@ -124,7 +124,7 @@ TEST(MemoryUnderTensorsCanary, ChangesUnderATensorThatStays) {
   EXPECT_EQ(writes_of(tensor), before);
 }
 
-TEST(MemoryUnderTensorsCanary, GivesATensorItsSizesBack) {
+TEST(MemoryUnderTensorsCanary, RestoresTensorSizes) {
   const at::Tensor tensor = at::zeros({4, 2});
   tensor.resize_({3});
   restore_sizes(tensor, {4, 2}, {2, 1});
@@ -146,7 +146,7 @@ void expect_as_libtorch(at::IntArrayRef sizes, at::IntArrayRef strides) {
   EXPECT_EQ(geometry.channels_last, suggested);
 }
 
-TEST(ShapeGeometryCanary, IsWhatLibtorchComputesForATensor) {
+TEST(ShapeGeometryCanary, AgreesWithLibtorch) {
   expect_as_libtorch({2, 3}, {3, 1});
   expect_as_libtorch({2, 3}, {1, 2});
   expect_as_libtorch({2, 3}, {0, 1});
@@ -223,7 +223,7 @@ class TensorWrapperCanary : public testing::Test {
   torch::Library library_;
 };
 
-TEST_F(TensorWrapperCanary, IsOneTensorForAutograd) {
+TEST_F(TensorWrapperCanary, IsDifferentiable) {
   const at::Tensor x = wrapped(at::ones({2, 3}));
   x.requires_grad_();
   const at::Tensor y = x * wrapped(at::full({2, 3}, 2.0)) * 3;
@@ -232,7 +232,7 @@ TEST_F(TensorWrapperCanary, IsOneTensorForAutograd) {
   EXPECT_TRUE(at::equal(inner_of(x.grad()), at::full({2, 3}, 6.0)));
 }
 
-TEST_F(TensorWrapperCanary, HasTheShapeThatItWasGiven) {
+TEST_F(TensorWrapperCanary, HasTheGivenShape) {
   const at::Tensor inner = at::ones({2, 3}).t();
   const at::Tensor x = wrapped(inner);
   EXPECT_EQ(x.sizes(), inner.sizes());
@@ -244,7 +244,7 @@ TEST_F(TensorWrapperCanary, HasTheShapeThatItWasGiven) {
   EXPECT_TRUE(x.is_cpu());
 }
 
-TEST_F(TensorWrapperCanary, HasNoMemoryAndSaysSo) {
+TEST_F(TensorWrapperCanary, HasNoDataPointer) {
   const at::Tensor x = wrapped(at::ones({2}));
   EXPECT_FALSE(storage_of(x));
   try {
@@ -255,7 +255,7 @@ TEST_F(TensorWrapperCanary, HasNoMemoryAndSaysSo) {
   }
 }
 
-TEST_F(TensorWrapperCanary, CountsWritesWithWhatIsInside) {
+TEST_F(TensorWrapperCanary, SharesTheVersionOfItsInnerTensor) {
   const at::Tensor inner = at::ones({2});
   const at::Tensor x = wrapped(inner);
   const at::Tensor cheap = at::Tensor(c10::make_intrusive<Wrapper>(inner, storage_of(inner)));
@@ -267,7 +267,7 @@ TEST_F(TensorWrapperCanary, CountsWritesWithWhatIsInside) {
   EXPECT_TRUE(at::equal(inner_of(cheap + cheap), inner + inner));
 }
 
-TEST_F(TensorWrapperCanary, IsCopiedAndAssignedAsAWrapper) {
+TEST_F(TensorWrapperCanary, RemainsAWrapperAfterCopyAndAssignment) {
   const at::Tensor x = wrapped(at::ones({2}));
   const at::Tensor copy = x.variable_data();
   EXPECT_FALSE(copy.is_same(x));
@@ -284,7 +284,7 @@ TEST_F(TensorWrapperCanary, IsAnInferenceTensorOnlyIfItsOriginalIs) {
   EXPECT_FALSE(x.variable_data().is_inference());
 }
 
-TEST_F(TensorWrapperCanary, HasViewsReplayedInBackward) {
+TEST_F(TensorWrapperCanary, ReplaysViewsInBackward) {
   replay_views();
   const at::Tensor x = wrapped(at::ones({4}));
   x.requires_grad_();
@@ -327,7 +327,7 @@ TEST(PlaceholderTensorCanary, RefusesToBeCopied) {
 
 // Canaries: libtorch's composite operators, and matrix products by oneDNN.
 
-TEST(CompositeKernelsCanary, AreCompositionsStill) {
+TEST(CompositeKernelsCanary, AreStillCompositions) {
   for (const auto& [name, overload] : std::vector<std::pair<const char*, const char*>>{
            {"aten::ctc_loss", "Tensor"},
            {"aten::kron", "out"},
@@ -351,7 +351,7 @@ TEST(CompositeKernelsCanary, AreCompositionsStill) {
   }
 }
 
-TEST(CompositeKernelsCanary, ComputeAsTheOperators) {
+TEST(CompositeKernelsCanary, AgreeWithTheOperators) {
   const at::Tensor x = at::arange(6, at::kFloat).view({2, 3});
   EXPECT_TRUE(at::equal(composite::reshape(x, {3, 2}), x.reshape({3, 2})));
   EXPECT_EQ(composite::tensor_split(x, at::tensor({1}, at::kLong), 0).size(), 2u);
@@ -397,7 +397,7 @@ at::Tensor twice(const at::Tensor& x) {
   return x * 2;
 }
 
-TEST(RefusedGradientCanary, ThrowsInABackwardAlone) {
+TEST(RefusedGradientCanary, ThrowsOnlyInBackward) {
   torch::Library library(torch::Library::DEF, "canary", std::nullopt, __FILE__, __LINE__);
   library.def("twice(Tensor x) -> Tensor");
   library.impl("twice", torch::dispatch(c10::DispatchKey::CPU, &twice));
@@ -411,7 +411,7 @@ TEST(RefusedGradientCanary, ThrowsInABackwardAlone) {
   EXPECT_THROW(y.sum().backward(), std::exception);
 }
 
-TEST(ShapesByLibtorchCanary, AreThoseOfConvolutions) {
+TEST(ShapesByLibtorchCanary, AgreeWithConvolutions) {
   const at::Tensor input = at::zeros({2, 4, 9, 10});
   const at::Tensor weight = at::zeros({6, 4, 3, 3});
   Convolution of{.stride = {2, 1}, .padding = {1, 0}, .dilation = {1, 2}};
@@ -427,7 +427,7 @@ TEST(ShapesByLibtorchCanary, AreThoseOfConvolutions) {
                 .vec());
 }
 
-TEST(ShapesByLibtorchCanary, AreThoseOfViews) {
+TEST(ShapesByLibtorchCanary, AgreeWithViews) {
   const at::Tensor x = at::zeros({4, 6}).narrow(1, 0, 3);
   EXPECT_EQ(strides_of_view(x, {2, 2, 3}), x.view({2, 2, 3}).strides().vec());
   EXPECT_EQ(strides_of_view(x, {12}), std::nullopt);
@@ -469,7 +469,7 @@ int calls_that_arrive() {
   return arrived;
 }
 
-TEST(LentKeysCanary, AreReachedOnceAThreadIncludesThem) {
+TEST(LentKeysCanary, ReceiveCallsIfAThreadIncludesThem) {
   EXPECT_EQ(calls_that_arrive<kDistributedKey>(), 1);
   EXPECT_EQ(calls_that_arrive<kRandomKey>(), 1);
   EXPECT_EQ(calls_that_arrive<kFakeModeKey>(), 1);
@@ -484,7 +484,7 @@ bool is_first(c10::DispatchKey first, c10::DispatchKey second) {
   return both.highestPriorityTypeId() == first;
 }
 
-TEST(LentKeysCanary, HaveThePriorityAtWhichCallsAreSeen) {
+TEST(LentKeysCanary, HaveTheExpectedPriority) {
   EXPECT_TRUE(is_first(kRandomKey, c10::DispatchKey::AutogradCPU));
   EXPECT_TRUE(is_first(c10::DispatchKey::AutogradCPU, kDistributedKey));
   EXPECT_TRUE(is_first(c10::DispatchKey::ADInplaceOrView, kDistributedKey));

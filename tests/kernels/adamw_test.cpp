@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Moments, AdamWUpdate,
                                            KernelForm{at::kFloat, true},
                                            KernelForm{at::kBFloat16, true}));
 
-TEST_P(AdamWUpdate, IsItsFormulaForListsOfAnySizes) {
+TEST_P(AdamWUpdate, MatchesTheFormulaForAnySizes) {
   std::vector<AdamWTensors> before, after;
   for (const std::int64_t size : {0, 1, 7, 8, 9, 1000, 16385}) {
     after.push_back(update_of(size, type()));
@@ -129,7 +129,7 @@ TEST_P(AdamWUpdate, KeepsNaNAndInfinities) {
 }
 
 /// Gradients that are not finite give a gradient factor of NaN or infinity: nothing may change.
-TEST_P(AdamWUpdate, ChangesNothingByAFactorThatIsNotFinite) {
+TEST_P(AdamWUpdate, ChangesNothingForANonfiniteFactor) {
   for (const double factor : {std::nan(""), HUGE_VAL}) {
     AdamWTensors update = update_of(1000, type());
     update.step = number(0, at::kFloat);
@@ -140,7 +140,7 @@ TEST_P(AdamWUpdate, ChangesNothingByAFactorThatIsNotFinite) {
   }
 }
 
-TEST_P(AdamWUpdate, LeavesZeros) {
+TEST_P(AdamWUpdate, KeepsZeros) {
   const AdamWTensors update =
       copied(update_of(9, type()), [](const at::Tensor& x) { return at::zeros_like(x); });
   adamw({update}, numbers_of());
@@ -149,7 +149,7 @@ TEST_P(AdamWUpdate, LeavesZeros) {
 
 /// The random number of an element depends on its index in the whole tensor. So updates of two
 /// unaligned row shards or of a column shard must equal the update of the whole tensor.
-TEST_P(AdamWUpdate, RoundsByTheElementAlone) {
+TEST_P(AdamWUpdate, RoundsByGlobalElementIndex) {
   const AdamWTensors before = update_of(60, type());
   const auto rows = [&](std::int64_t begin, std::int64_t size) {
     AdamWTensors part =
@@ -195,7 +195,7 @@ TEST(AdamWRounding, DiffersByStepStreamAndSeed) {
 }
 
 /// The mean of many stochastic roundings of x must be x, within 5 standard deviations.
-TEST(AdamWRounding, IsRightInTheMean) {
+TEST(AdamWRounding, IsUnbiased) {
   constexpr int kDraws = 100000;
   for (const float x : {1.0F, 1.001F, -1.0035F, 3.3e-20F, 0x1.01p-130F, 1e30F}) {
     double sum = 0;
@@ -209,7 +209,7 @@ TEST(AdamWRounding, IsRightInTheMean) {
   }
 }
 
-TEST(AdamWPower, IsThatOfTheLibrary) {
+TEST(AdamWPower, AgreesWithStdPow) {
   for (const std::int64_t n : {0, 1, 2, 3, 10, 1000, 100000}) {
     const double exact = std::pow(0.999, static_cast<double>(n));
     EXPECT_NEAR(power(0.999, n), exact, 1e-12 * exact) << n;

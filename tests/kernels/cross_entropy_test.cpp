@@ -102,7 +102,7 @@ class CrossEntropy : public EachForm {
   }
 };
 
-TEST_P(CrossEntropy, IsLibtorchsForAnySize) {
+TEST_P(CrossEntropy, AgreesWithLibtorchForAnySize) {
   for (const std::int64_t columns : {1, 15, 16, 17, 1000, 1024, 5000}) {
     for (const RowLossOptions& options : kOptions) {
       const at::Tensor targets =
@@ -115,7 +115,7 @@ TEST_P(CrossEntropy, IsLibtorchsForAnySize) {
   }
 }
 
-TEST_P(CrossEntropy, OfPartsIsThatOfTheWhole) {
+TEST_P(CrossEntropy, OfPartsAgreesWithTheWhole) {
   for (const RowLossOptions& options : kOptions) {
     const at::Tensor targets =
         some_targets(7, 53).masked_fill(some_targets(7, 53).eq(kIgnored), options.ignore_index);
@@ -129,7 +129,7 @@ TEST_P(CrossEntropy, OfPartsIsThatOfTheWhole) {
   }
 }
 
-TEST_P(CrossEntropy, TakesRowsThatAreApartAndColumnsThatAre) {
+TEST_P(CrossEntropy, SupportsStridedLogits) {
   const at::Tensor targets = some_targets(6, 19), of_row = of_rows(6);
   for (const at::Tensor& logits : {random({6, 40}).narrow(1, 3, 19), random({19, 6}).t(),
                                    random({6, 38}).slice(1, 0, 38, 2)}) {
@@ -143,7 +143,7 @@ TEST_P(CrossEntropy, TakesRowsThatAreApartAndColumnsThatAre) {
   }
 }
 
-TEST_P(CrossEntropy, TakesNoFactorsAndOneNumberForAll) {
+TEST_P(CrossEntropy, AcceptsMissingAndExpandedFactors) {
   const LossRows rows{random({5, 33}), some_targets(5, 33), 33, 0, {}};
   const at::Tensor ones = at::ones({5}, of_rows(1).options());
   const Result expected = of_libtorch(rows, ones);
@@ -152,7 +152,7 @@ TEST_P(CrossEntropy, TakesNoFactorsAndOneNumberForAll) {
 }
 
 /// Adding a large number to all logits of a row must not reduce the precision.
-TEST_P(CrossEntropy, OfLogitsThatAreFarFromZeroKeepsItsDigits) {
+TEST_P(CrossEntropy, StaysAccurateForLargeOffsets) {
   for (const double offset : {-3e4, 1e3, 5e4}) {
     const at::Tensor logits = random({6, 300}, 3).to(at::kDouble).add(offset).to(type());
     const LossRows rows{logits, some_targets(6, 300), 300, 0, {kIgnored, 0.1, 0}};
@@ -163,7 +163,7 @@ TEST_P(CrossEntropy, OfLogitsThatAreFarFromZeroKeepsItsDigits) {
   }
 }
 
-TEST_P(CrossEntropy, OfMinusInfinityAndNaNIsThatOfTheFormula) {
+TEST_P(CrossEntropy, FollowsTheFormulaForInfinityAndNaN) {
   at::Tensor logits = random({6, 40});
   logits[0].slice(0, 0, 35).fill_(-INFINITY);
   logits[1].fill_(-INFINITY);
@@ -183,7 +183,7 @@ TEST_P(CrossEntropy, OfMinusInfinityAndNaNIsThatOfTheFormula) {
   }
 }
 
-TEST_P(CrossEntropy, IgnoredRowsHaveNoGradientWhateverTheirLogits) {
+TEST_P(CrossEntropy, GivesIgnoredRowsNoGradient) {
   const LossRows rows{at::full({3, 20}, NAN, type()),
                       at::full({3}, kIgnored, at::kLong),
                       20,
@@ -194,12 +194,12 @@ TEST_P(CrossEntropy, IgnoredRowsHaveNoGradientWhateverTheirLogits) {
   EXPECT_EQ(found.gradient.abs().max().item<double>(), 0);
 }
 
-TEST_P(CrossEntropy, TakesNoRows) {
+TEST_P(CrossEntropy, AcceptsZeroRows) {
   const LossRows rows{random({0, 8}), some_targets(0, 8), 8, 0, {}};
   EXPECT_EQ(of_kernels(rows, of_rows(0)).gradient.numel(), 0);
 }
 
-TEST_P(CrossEntropy, ScalesInTheTypeOfTheFactor) {
+TEST_P(CrossEntropy, ScalesInTheDtypeOfTheFactor) {
   const at::Tensor x = random({7, 30});
   const at::Tensor factor = of_rows(1)[0];
   const at::Tensor exact = x.to(at::kDouble) * factor.to(at::kDouble);

@@ -19,7 +19,7 @@
 namespace tessera::kernels {
 namespace {
 
-TEST(FakeMode, MakesResultsOfTheRightSizesAndTypesWithoutComputingThem) {
+TEST(FakeMode, InfersSizesAndDtypesWithoutComputing) {
   std::vector<std::string> names;
   const FakeMode fake(c10::DeviceType::CPU,
                       [&](const FakeCall& call) { names.push_back(call.name); });
@@ -32,7 +32,7 @@ TEST(FakeMode, MakesResultsOfTheRightSizesAndTypesWithoutComputingThem) {
   EXPECT_EQ(rms_norm(product, {}, 1e-5).rstd.sizes(), (std::vector<std::int64_t>{3, 1}));
 }
 
-TEST(FakeMode, SeesAConvolutionAndALayerNormAsOneOperatorEach) {
+TEST(FakeMode, DoesNotDecomposeConvolutionAndLayerNorm) {
   std::vector<std::string> names;
   const FakeMode fake(c10::DeviceType::CPU,
                       [&](const FakeCall& call) { names.push_back(call.name); });
@@ -74,7 +74,7 @@ TEST(FakeMode, ReportsTheKernelsThatRunOnAGpu) {
                                              "tessera::embedding_backward"}));
 }
 
-TEST(FakeMode, LeavesMemoryAsItWas) {
+TEST(FakeMode, DoesNotWriteMemory) {
   const at::Tensor values = at::ones({3});
   {
     const FakeMode fake;
@@ -83,7 +83,7 @@ TEST(FakeMode, LeavesMemoryAsItWas) {
   EXPECT_EQ(values.sum().item<float>(), 3);
 }
 
-TEST(FakeMode, ComputesWithIntegersAndAnswersOneForOtherNumbers) {
+TEST(FakeMode, ComputesIntegersAndReturnsOneForFloats) {
   const FakeMode fake;
   const at::Tensor indices = at::arange(5);
   EXPECT_EQ(indices.sum().item<std::int64_t>(), 10);

@@ -66,7 +66,7 @@ at::Tensor wide_values(std::int64_t rows, std::int64_t columns) {
   return normal_values({rows, columns}, 5) * at::exp2(exponents);
 }
 
-TEST(QuantizeFp8, GivesTheNearestValuesUnderTheLeastScale) {
+TEST(QuantizeFp8, RoundsToNearestWithTheSmallestScale) {
   const at::Tensor wide = wide_values(5, 37);
   const at::Tensor edges = at::tensor({448.0, 449.0, 447.9, 464.0, 0.001953125, 0.0009765625, 224.0,
                                        232.0, -17.0, -19.0, 0.0, 1e-30})
@@ -84,7 +84,7 @@ TEST(QuantizeFp8, GivesTheNearestValuesUnderTheLeastScale) {
   }
 }
 
-TEST(QuantizeFp8, KeepsZerosAndMakesRowsThatAreNotFiniteNaN) {
+TEST(QuantizeFp8, KeepsZerosAndMakesNonfiniteRowsNaN) {
   const at::Tensor x =
       at::tensor({0.0, 0.0, 1.0, kInfinity, -kInfinity, 1.0, kNaN, 2.0, 3.0, -0.0}).view({5, 2});
   for (const auto type : {at::kFloat, at::kBFloat16}) {
@@ -99,7 +99,7 @@ TEST(QuantizeFp8, KeepsZerosAndMakesRowsThatAreNotFiniteNaN) {
   }
 }
 
-TEST(QuantizeFp8, TakesMatricesWithoutElements) {
+TEST(QuantizeFp8, AcceptsEmptyMatrices) {
   EXPECT_EQ(quantize_fp8(at::zeros({3, 0})).scales.size(0), 3);
   EXPECT_EQ(quantize_fp8(at::zeros({0, 3})).scales.size(0), 0);
   EXPECT_TRUE(fp8_linear(at::zeros({2, 0}), at::zeros({3, 0})).equal(at::zeros({2, 3})));
@@ -168,7 +168,7 @@ void expect_exact(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
   EXPECT_TRUE((y.to(at::kDouble) - a.matmul(b)).abs().le(bound).all().item<bool>());
 }
 
-TEST_P(Fp8Products, SumTheQuantisedValues) {
+TEST_P(Fp8Products, SumTheQuantizedValues) {
   const Fp8Rows w = quantize_fp8(weight);
   expect_exact(fp8_linear(x, weight), in_fp64(quantize_fp8(x)), in_fp64(w).t(), x.size(1));
   // The input gradient reuses the fp8 weight of forward: `grad` is multiplied by the weight's
@@ -202,7 +202,7 @@ TEST(Fp8Linear, KeepsLeadingDimensions) {
 }
 
 /// On a GPU, fp8_linear calls libtorch's _scaled_mm, which needs inner sizes divisible by 16.
-TEST(Fp8Linear, CallsScaledProductsOnAGpu) {
+TEST(Fp8Linear, CallsScaledMmOnAGpu) {
   std::vector<std::vector<std::int64_t>> factors;
   const at::Tensor x = at::zeros({5, 32}, at::kBFloat16),
                    weight = at::zeros({48, 32}, at::kBFloat16);
@@ -221,7 +221,7 @@ TEST(Fp8Linear, CallsScaledProductsOnAGpu) {
   EXPECT_EQ(factors, expected);
 }
 
-TEST(Fp8Linear, Refusals) {
+TEST(Fp8Linear, RefusesInvalidCalls) {
   const at::Tensor half = at::ones({16, 16}, at::kHalf);
   EXPECT_ERROR(fp8_linear(half, half), "fp16", "take bf16 or fp32");
   EXPECT_ERROR(fp8_linear_input_grad(half, half), "fp16", "take bf16 or fp32");

@@ -89,7 +89,7 @@ TEST_P(Fused, RmsNormAgreesWithAutograd) {
 }
 
 /// Tests rows whose squares overflow or underflow in the element type.
-TEST_P(Fused, RmsNormTakesHugeAndTinyElements) {
+TEST_P(Fused, RmsNormSupportsHugeAndTinyElements) {
   const double largest = type() == at::kHalf ? 8e3 : type() == at::kDouble ? 1e100 : 4e37;
   for (const double scale : {1e-6, largest}) {
     const at::Tensor x = random({3, 37}, at::kDouble).mul(scale).to(type());
@@ -118,7 +118,7 @@ void expect_same(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_TRUE(a.scalar_type() == at::kDouble ? a.allclose(b, 1e-14, 1e-15) : a.equal(b));
 }
 
-TEST_P(Fused, RmsNormOfASumHasTheBitsOfTwoOperations) {
+TEST_P(Fused, AddRmsNormEqualsTwoOperations) {
   for (const auto& sizes :
        {std::vector<std::int64_t>{5, 48}, {3, 2, 37}, {300, 16}, {1, 7}, {0, 8}}) {
     const at::Tensor x = random(sizes, type()), residual = random(sizes, type()),
@@ -141,7 +141,7 @@ TEST_P(Fused, RmsNormOfASumHasTheBitsOfTwoOperations) {
   }
 }
 
-TEST_P(Fused, RmsNormOfASumTakesAnyMemory) {
+TEST_P(Fused, AddRmsNormSupportsStridedTensors) {
   const at::Tensor x = random({37, 24}, type()).t();
   const at::Tensor residual = random({24 * 37 + 1}, type()).narrow(0, 1, 24 * 37).view({24, 37});
   const at::Tensor weight = random({37});
@@ -172,7 +172,7 @@ TEST_P(Fused, SiluMulAgreesWithAutograd) {
   }
 }
 
-TEST_P(Fused, SiluMulTakesHalvesOfOneTensor) {
+TEST_P(Fused, SiluMulSupportsHalvesOfOneTensor) {
   for (const std::int64_t n : {0, 1, 15, 16, 300}) {
     const at::Tensor both = random({3, 37, 2 * n}, type()) * 2;
     const at::Tensor grad = random({3, 37, n}, type());
@@ -187,7 +187,7 @@ TEST_P(Fused, SiluMulTakesHalvesOfOneTensor) {
 }
 
 // Rotating queries and keys in one call must give the bits of two calls, for any strides.
-TEST_P(Fused, RotaryTakesQueriesAndKeysAtOnce) {
+TEST_P(Fused, RotaryOfQueriesAndKeysEqualsTwoCalls) {
   const at::Tensor cos = random({5, 16}), sin = random({5, 16});
   const at::Tensor q = random({2, 6, 5, 16}, type()).transpose(1, 2),
                    k = random({2, 5, 3, 16}, type());
@@ -265,7 +265,7 @@ TEST_P(SiluMul, IsFiniteForLargeInputsAndKeepsNaN) {
   }
 }
 
-TEST(FusedOf, NumbersThatAreNotRealIsRefused) {
+TEST(FusedOperators, RefuseNonFloatingPointTensors) {
   for (const auto type : {at::kLong, at::kComplexFloat}) {
     const at::Tensor x = at::ones({2, 8}, type), tables = at::ones({2, 8});
     EXPECT_ERROR(silu_mul(x, x), "operator of floating-point numbers", "convert it");

@@ -30,7 +30,7 @@ at::Tensor buffer(at::IntArrayRef sizes) {
   return at::full(sizes, 7, at::kBFloat16);
 }
 
-TEST(PackPiece, IsOneRowOfDenseTensors) {
+TEST(PackPiece, OfDenseTensorsIsOneRow) {
   const at::Tensor from = at::randn({3, 4, 5});
   EXPECT_EQ(pack_piece(from, buffer({3, 4, 5}))->rows, 1);
   expect_copied(from, buffer({3, 4, 5}));
@@ -39,7 +39,7 @@ TEST(PackPiece, IsOneRowOfDenseTensors) {
 }
 
 /// Each row of FSDP's buffer is for one rank. A piece is the part of a tensor in one row.
-TEST(PackPiece, IsRowsOfABufferOfRanks) {
+TEST(PackPiece, CopiesIntoRowsOfAnFsdpBuffer) {
   const at::Tensor from = at::randn({8, 6, 5});
   const at::Tensor packed = buffer({4, 200});
   expect_copied(from.unflatten(0, {4, 2}), packed.narrow(1, 30, 60).unflatten(1, {2, 6, 5}));
@@ -51,17 +51,17 @@ TEST(PackPiece, IsRowsOfABufferOfRanks) {
                 packed.select(0, 2).narrow(0, 0, 120).view({2, 2, 30}));
 }
 
-TEST(PackPiece, OfOneElementARowWhereNoDimensionIsDense) {
+TEST(PackPiece, CopiesStridedVectors) {
   expect_copied(at::randn({10, 3}).select(1, 1), buffer({10}));
   expect_copied(at::randn({10}), buffer({10, 3}).select(1, 2));
 }
 
-TEST(PackPiece, OtherStridesAreNone) {
+TEST(PackPiece, IsAbsentForOtherStrides) {
   EXPECT_FALSE(pack_piece(at::randn({4, 5}).t(), buffer({5, 4})));
   EXPECT_FALSE(pack_piece(at::randn({4, 5, 6}).narrow(1, 0, 3).narrow(2, 0, 3), buffer({4, 3, 3})));
 }
 
-TEST(CopyAll, CopiesAnyTypesAndStrides) {
+TEST(CopyAll, CopiesAnyDtypesAndStrides) {
   const std::vector<at::Tensor> from{at::randn({4, 5}).t(), at::randn({7}, at::kDouble),
                                      at::randn({0}), at::randn({3}).to(at::kHalf)};
   const std::vector<at::Tensor> to{buffer({5, 4}), buffer({7}), buffer({0}), buffer({3})};
@@ -72,7 +72,7 @@ TEST(CopyAll, CopiesAnyTypesAndStrides) {
   copy_all({}, {});
 }
 
-TEST(CopyAll, HasLibtorchsBitsOnDevice) {
+TEST(CopyAll, MatchesLibtorchOnDevice) {
   for (const auto from_type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const auto to_type : {at::kFloat, at::kBFloat16, at::kHalf}) {
       std::vector<at::Tensor> from, to, rooms;
@@ -108,7 +108,7 @@ TEST(CopyAll, HasLibtorchsBitsOnDevice) {
   }
 }
 
-TEST(Chunks, HaveEveryElementOnce) {
+TEST(Chunks, CoverEveryElementOnce) {
   Chunked<PackPiece, 64, 10> list{};
   const std::vector<std::int64_t> sizes{10, 1, 25, 9, 31};
   for (const std::int64_t size : sizes) {
@@ -124,7 +124,7 @@ TEST(Chunks, HaveEveryElementOnce) {
   static_assert(sizeof(Pack) <= 4096 && sizeof(SquareSums) <= 4096);
 }
 
-TEST(CopyAll, IsALaunchForEachPairOfTypesOnCuda) {
+TEST(CopyAll, LaunchesOneKernelPerDtypePairOnCuda) {
   std::vector<std::string> names;
   const FakeMode fake(c10::DeviceType::CUDA,
                       [&](const FakeCall& call) { names.push_back(call.name); });
@@ -147,7 +147,7 @@ double exact_squares(const std::vector<at::Tensor>& tensors) {
   return sum;
 }
 
-TEST(NormOfLists, IsThatOfAllElementsOnDevice) {
+TEST(NormOfLists, CountsAllElementsOnDevice) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     std::vector<at::Tensor> owned, plain;
     for (const std::int64_t size : {1, 7, 8, 9, 65536, 65537, 200000}) {
@@ -169,7 +169,7 @@ TEST(NormOfLists, IsThatOfAllElementsOnDevice) {
   }
 }
 
-TEST(NormOfLists, ShowsEachNumberThatIsNotFiniteOnDevice) {
+TEST(NormOfLists, PropagatesNonfiniteNumbersOnDevice) {
   const KernelsOnHost kernels;
   const at::Tensor x = at::ones({9});
   const auto squares = [](const at::Tensor& owned, const at::Tensor& plain,
@@ -191,7 +191,7 @@ TEST(NormOfLists, ShowsEachNumberThatIsNotFiniteOnDevice) {
       clip_norm_on_cuda(at::tensor({NAN, 0.0}, at::kDouble), 1).factor.isnan().item<bool>());
 }
 
-TEST(NormOfLists, IsThreeLaunchesOnCuda) {
+TEST(NormOfLists, LaunchesThreeKernelsOnCuda) {
   std::vector<std::string> names;
   const FakeMode fake(c10::DeviceType::CUDA,
                       [&](const FakeCall& call) { names.push_back(call.name); });

@@ -57,7 +57,7 @@ class Products : public ::testing::TestWithParam<std::tuple<bool, bool>> {
 INSTANTIATE_TEST_SUITE_P(Transposed, Products,
                          ::testing::Combine(::testing::Bool(), ::testing::Bool()));
 
-TEST_P(Products, EqualThoseInDoubleAndAddATermThatMayBeBroadcastOrWritten) {
+TEST_P(Products, AgreeWithDoubleAndAddATerm) {
   for (const ProductSizes& s : kSizes) {
     const at::Tensor x = a(s), y = b(s), product = in_double(x, y);
     expect_near(at::mm(x, y), product, s.inner);
@@ -76,7 +76,7 @@ TEST(ProductsOnce, DoNotReadTheTermIfBetaIsZero) {
   expect_near(nan.clone().addmm_(x, x, 0), in_double(x, x), 200);
 }
 
-TEST(ProductsOnce, AreRightForPartsOfRows) {
+TEST(ProductsOnce, SupportColumnSlices) {
   const at::Tensor wide = at::randn({256, 512});
   const at::Tensor part = wide.narrow(1, 100, 256);
   expect_near(at::mm(part, part), in_double(part, part), 256);
@@ -93,14 +93,14 @@ TEST(ProductsOnce, KeepLibtorchsMessages) {
   }
 }
 
-TEST(ProductsOnce, LeaveOtherTypesToLibtorch) {
+TEST(ProductsOnce, LeaveOtherDtypesToLibtorch) {
   for (const at::ScalarType type : {at::kDouble, at::kBFloat16, at::kComplexFloat}) {
     const at::Tensor x = at::randn({160, 160}, type);
     EXPECT_TRUE(at::equal(at::mm(x, x), libtorch::mm(x, x))) << type;
   }
 }
 
-TEST(ProductsOnce, AreLibtorchsWhereOneDnnIsTurnedOff) {
+TEST(ProductsOnce, UseLibtorchWithoutOneDnn) {
   const at::Tensor x = at::randn({256, 256});
   const bool before = at::globalContext().userEnabledMkldnn();
   at::globalContext().setUserEnabledMkldnn(false);

@@ -44,7 +44,7 @@ double kolmogorov_smirnov(const at::Tensor& u) {
 }
 
 // A seed must give the same numbers in every version, on every machine and with every compiler.
-TEST(FillRandom, KeepsItsGoldenValues) {
+TEST(FillRandom, MatchesGoldenValues) {
   EXPECT_EQ(hash(filled({1000}, Uniform{0.0, 1.0})), 7441446161175867775ULL);
   EXPECT_EQ(hash(filled({1000}, Normal{0.0, 1.0})), 12025635758652365889ULL);
   EXPECT_EQ(hash(filled({1000}, truncated_normal(0.0, 0.02, -0.04, 0.04), at::kFloat)),
@@ -64,7 +64,7 @@ TEST(FillRandom, PassesKolmogorovSmirnov) {
   EXPECT_LT(kolmogorov_smirnov(u), bound);
 }
 
-TEST(FillRandom, TruncatedNormalStaysInsideFarOutBounds) {
+TEST(FillRandom, TruncatedNormalStaysWithinExtremeBounds) {
   for (const auto& [low, high] : {std::pair{-9.0, -8.0}, {8.0, 9.0}, {30.0, 31.0}}) {
     const at::Tensor x = filled({1000}, truncated_normal(0.0, 1.0, low, high));
     EXPECT_GE(x.min().item<double>(), low);
@@ -73,7 +73,7 @@ TEST(FillRandom, TruncatedNormalStaysInsideFarOutBounds) {
   }
 }
 
-TEST(FillRandom, BernoulliHasItsProbability) {
+TEST(FillRandom, BernoulliHasTheGivenProbability) {
   const at::Tensor x = filled({400'000}, Bernoulli{0.3});
   EXPECT_NEAR(x.mean().item<double>(), 0.3, 4 * std::sqrt(0.21 / 400'000.0));
   EXPECT_TRUE(((x == 0) | (x == 1)).all().item<bool>());
@@ -101,7 +101,7 @@ TEST(FillRandom, RoundsOnceToNarrowTypes) {
   }
 }
 
-TEST(FillRandom, PartsGetTheirElementsOfTheWhole) {
+TEST(FillRandom, PartsEqualTheWhole) {
   const at::Tensor whole = filled({7, 5, 3}, Normal{0, 1});
   const at::Tensor part = at::empty({4, 2, 3}, at::kDouble);
   fill_random(part, {{Box{{2, 3, 0}, {0, 0, 0}, {4, 2, 3}}}, {7, 5, 3}, 0}, Normal{0, 1}, kKey);
@@ -113,14 +113,14 @@ TEST(FillRandom, PartsGetTheirElementsOfTheWhole) {
   EXPECT_TRUE(some.equal(at::cat({rows.slice(0, 1, 3), rows.slice(0, 6, 8)})));
 }
 
-TEST(FillRandom, TakesStridedTensors) {
+TEST(FillRandom, SupportsStridedTensors) {
   const at::Tensor whole = filled({6, 4}, Normal{0, 1});
   const at::Tensor strided = at::zeros({4, 12}, at::kDouble).t().slice(0, 0, 12, 2);
   fill_random(strided, GlobalPlace::whole({6, 4}), Normal{0, 1}, kKey);
   EXPECT_TRUE(strided.equal(whole));
 }
 
-TEST(FillRandom, TakesScalarsAndEmptyTensors) {
+TEST(FillRandom, SupportsScalarsAndEmptyTensors) {
   const at::Tensor scalar = at::empty({}, at::kDouble);
   fill_random(scalar, GlobalPlace::whole({}), Normal{0, 1}, kKey);
   EXPECT_EQ(scalar.item<double>(), filled({3}, Normal{0, 1})[0].item<double>());
@@ -137,14 +137,14 @@ TEST(FillRandom, DoesNotDependOnTheNumberOfThreads) {
   EXPECT_TRUE(many.equal(one));
 }
 
-TEST(FillRandom, Refusals) {
+TEST(FillRandom, RefusesInvalidCalls) {
   EXPECT_ERROR(filled({3}, Normal{0, 1}, at::kLong), "of a Long tensor was asked for");
   EXPECT_ERROR(truncated_normal(0.0, 1.0, 50.0, 60.0), "has no mass between 50 and 60");
   EXPECT_ERROR(truncated_normal(0.0, 1.0, 1.0, -1.0), "between 1 and -1 was asked for");
   EXPECT_ERROR(truncated_normal(0.0, -1.0, -1.0, 1.0), "with std -1");
 }
 
-TEST(Dropout, KeepsTheRestScaled) {
+TEST(Dropout, ScalesTheRemainingElements) {
   const at::Tensor x = at::arange(1, 10'001, at::kDouble);
   const at::Tensor y = dropout(x, GlobalPlace::whole({10'000}), 0.25, kKey);
   const at::Tensor kept = filled({10'000}, Uniform{0.0, 1.0}) >= 0.25;
@@ -217,7 +217,7 @@ std::vector<double> numbers_in(const std::vector<c10::IValue>& all) {
   return numbers;
 }
 
-TEST(TensorsInValues, AreVisitedInOrderAndReplacedAndAllElseStays) {
+TEST(TensorsInValues, AreVisitedInOrderAndReplaced) {
   EXPECT_EQ(numbers_in(values()), (std::vector<double>{1, 2, 3, 4}));
   std::vector<c10::IValue> replaced;
   for (const c10::IValue& value : values()) {
