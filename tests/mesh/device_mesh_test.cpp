@@ -29,13 +29,13 @@ class GpuWorld final : public comm::World {
 };
 
 // A mesh's device has an index, because "cuda" alone means GPU 0 on threads that start later.
-TEST(DeviceMesh, KnowsTheGpuOfItsRank) {
+TEST(DeviceMesh, HasTheGpuOfItsRank) {
   const DeviceMesh mesh = init_device_mesh(std::make_shared<GpuWorld>(), {4}, {"dp"});
   EXPECT_EQ(mesh.device(), c10::Device(c10::kCUDA, 3));
   EXPECT_EQ(fake_mesh(0, {4}, {"dp"}).device(), c10::Device(c10::kCPU));
 }
 
-TEST(DeviceMesh, LaysRanksRowMajor) {
+TEST(DeviceMesh, OrdersRanksRowMajor) {
   const DeviceMesh mesh = fake_mesh(5, {2, 3}, {"dp", "tp"});
   EXPECT_EQ(mesh.coordinate(), (Coordinate{1, 2}));
   EXPECT_EQ(mesh.local_rank("dp"), 1);
@@ -44,7 +44,7 @@ TEST(DeviceMesh, LaysRanksRowMajor) {
   EXPECT_EQ(mesh.size("tp"), 3);
 }
 
-TEST(DeviceMesh, SliceKeepsTheRanksThroughThisOne) {
+TEST(DeviceMesh, SliceContainsTheCurrentRank) {
   const DeviceMesh mesh = fake_mesh(4, {2, 3}, {"dp", "tp"});
   EXPECT_EQ(mesh["tp"].ranks(), (std::vector<int>{3, 4, 5}));
   EXPECT_EQ(mesh["dp"].ranks(), (std::vector<int>{1, 4}));
@@ -78,7 +78,7 @@ TEST(DeviceMesh, FlattenJoinsDimensionsAndIsFoundByName) {
   EXPECT_EQ(pair.flatten(), flat);
 }
 
-TEST(DeviceMesh, FlattensAFlatteningAsWhatItIsMadeOf) {
+TEST(DeviceMesh, FlattensAFlattenedDimension) {
   const DeviceMesh mesh = fake_mesh(6, {2, 2, 2, 2}, {"replicate", "dp", "cp", "tp"});
   mesh[{"dp", "cp"}].flatten();
   const DeviceMesh all = mesh[{"replicate", "dp_cp"}].flatten();
@@ -89,7 +89,7 @@ TEST(DeviceMesh, FlattensAFlatteningAsWhatItIsMadeOf) {
                "already stands for the dimensions replicate, dp, cp");
 }
 
-TEST_ON_MESH(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(DeviceMesh, AcceptsTheNameOfAFlattenedDimension, {2, 2}, {"dp", "tp"}) {
   const DeviceMesh flat = mesh.flatten("dt");
   EXPECT_EQ(mesh.size("dt"), 4);
   EXPECT_EQ(mesh.local_rank("dt"), rank.rank());
@@ -116,7 +116,7 @@ TEST(DeviceMesh, UnflattenSplitsADimension) {
   EXPECT_EQ(split.root(), mesh);
 }
 
-TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheOrderGiven) {
+TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheGivenOrder) {
   const DeviceMesh mesh = fake_mesh(5, {2, 2, 2}, {"pp", "dp", "tp"});
   const DeviceMesh joined = DeviceMesh::concatenate({mesh["tp"], mesh["pp"]});
   EXPECT_EQ(joined.shape(), MeshShape({2, 2}, {"tp", "pp"}));
@@ -125,7 +125,7 @@ TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheOrderGiven) {
   EXPECT_EQ(DeviceMesh::concatenate({mesh["pp"], mesh["tp"]}), (mesh[{"pp", "tp"}]));
 }
 
-TEST(DeviceMesh, MadeTwiceInOneWorldIsOneObject) {
+TEST(DeviceMesh, EqualMeshesOfOneWorldAreOneObject) {
   const comm::WorldPtr world = comm::fake_world(1, 4);
   const DeviceMesh one = init_device_mesh(world, {2, 2}, {"dp", "tp"});
   const DeviceMesh two(world, {0, 1, 2, 3}, MeshShape({2, 2}, {"dp", "tp"}));
@@ -136,7 +136,7 @@ TEST(DeviceMesh, MadeTwiceInOneWorldIsOneObject) {
   EXPECT_NE(one, init_device_mesh(comm::fake_world(1, 4), {2, 2}, {"dp", "tp"}));
 }
 
-TEST(DeviceMesh, Refusals) {
+TEST(DeviceMesh, RefusesInvalidCalls) {
   const DeviceMesh mesh = fake_mesh(5, {2, 3}, {"dp", "tp"});
   for (const int dim : {2, 5, -3}) {
     EXPECT_ERROR(mesh.size(dim), "has no dimension " + std::to_string(dim));
@@ -188,7 +188,7 @@ TEST_ON_MESH(DeviceMesh, GroupsReduceOverTheirDimensionOnly, {2, 2}, {"dp", "tp"
   EXPECT_EQ(over_dp.item<std::int64_t>(), rank.rank() % 2 == 0 ? 0b0101 : 0b1010);
 }
 
-TEST_ON_MESH(DeviceMesh, GroupOfTwoDimensionsIsRowMajorInTheOrderAsked, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(DeviceMesh, GroupOfTwoDimensionsFollowsTheGivenOrder, {2, 2}, {"dp", "tp"}) {
   EXPECT_EQ(mesh.group(std::vector<int>{0, 1}).rank(), rank.rank());
   EXPECT_EQ(mesh.group(std::vector<int>{1, 0}).rank(), rank.rank() % 2 * 2 + rank.rank() / 2);
 }
@@ -202,7 +202,7 @@ comm::CommunicatorPtr column_of(const Rank& rank) {
   return rank.world()->group({rank.rank() % 2, rank.rank() % 2 + 2}, "columns");
 }
 
-TEST_ON_RANKS(DeviceMeshFromGroups, UsesTheGroupsThatItIsGiven, 4) {
+TEST_ON_RANKS(DeviceMeshFromGroups, UsesTheGivenGroups, 4) {
   const auto mesh = DeviceMesh::from_groups(
       rank.world(), {0, 1, 2, 3}, MeshShape({2, 2}, {"dp", "tp"}), {column_of(rank), row_of(rank)});
   EXPECT_EQ(&mesh.group("tp"), row_of(rank).get());

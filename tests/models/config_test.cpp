@@ -30,7 +30,7 @@ Json With(const char* key, Json value) {
   return json;
 }
 
-TEST(ParseConfig, FillsWhatHuggingFaceLeavesOutAndReadsRopeThetaInBothPlaces) {
+TEST(ParseConfig, FillsInDefaultsAndReadsRopeTheta) {
   const LlamaConfig config = Parse(Valid());
   EXPECT_EQ(config.num_key_value_heads, 6);
   EXPECT_EQ(config.head_dim, 8);
@@ -47,7 +47,7 @@ TEST(ParseConfig, FillsWhatHuggingFaceLeavesOutAndReadsRopeThetaInBothPlaces) {
       7e4);
 }
 
-TEST(ParseConfig, RefusesTwoAnswersToOneQuestion) {
+TEST(ParseConfig, RefusesContradictoryRopeSettings) {
   const auto with_rope = [](Json scaling, Json parameters) {
     Json json = With("rope_scaling", std::move(scaling));
     json["rope_parameters"] = std::move(parameters);
@@ -68,7 +68,7 @@ TEST(ParseConfig, RefusesTwoAnswersToOneQuestion) {
                "rope scaling has \"rope_type\" \"linear\" and \"type\" \"yarn\"");
 }
 
-TEST(ParseConfig, RefusesOriginalPositionsOfTheFileThatAreNotTheScalings) {
+TEST(ParseConfig, RefusesContradictoryOriginalPositions) {
   const auto with = [](Json scaling, Json original) {
     Json json = With("rope_scaling", std::move(scaling));
     json["max_position_embeddings"] = 256;
@@ -91,7 +91,7 @@ TEST(ParseConfig, RefusesOriginalPositionsOfTheFileThatAreNotTheScalings) {
   EXPECT_ERROR(with(yarn, 64), "mscale of YaRN is not implemented");
 }
 
-TEST(ParseConfig, ComparesTheKindsOfLayersWithTheWindow) {
+TEST(ParseConfig, ComparesLayerTypesWithTheSlidingWindow) {
   Json json = With("model_type", "mistral");
   json["num_key_value_heads"] = nullptr;
   json["sliding_window"] = 16;
@@ -105,7 +105,7 @@ TEST(ParseConfig, ComparesTheKindsOfLayersWithTheWindow) {
   EXPECT_EQ(Parse(json).sliding_window, 0);
 }
 
-TEST(SpecialTokens, ComeFromTheGenerationConfigIfItHasThem) {
+TEST(SpecialTokens, ComeFromTheGenerationConfigIfPresent) {
   const testing::TemporaryFolder dir;
   const auto read = [&](const Json& json) { return read_special_tokens(dir.path(), Parse(json)); };
   EXPECT_TRUE(read(Valid()).begin.empty());
@@ -148,7 +148,7 @@ struct BadConfig {
   const char* message;
 };
 
-TEST(ParseConfig, RefusesWhatItCannotCompute) {
+TEST(ParseConfig, RefusesUnsupportedSettings) {
   const BadConfig cases[] = {
       {"hidden_size", 0, "\"hidden_size\" is 0"},
       {"hidden_size", "48", "\"hidden_size\" is \"48\""},
@@ -237,7 +237,7 @@ TEST(ParseConfig, ReadsExperts) {
                "with a norm over all heads; choose a degree that divides 3");
 }
 
-TEST(ParseConfig, RefusesExpertsThatItCannotCompute) {
+TEST(ParseConfig, RefusesUnsupportedExpertSettings) {
   const struct {
     const char *type, *key;
     Json value;
@@ -264,7 +264,7 @@ TEST(ParseConfig, RefusesExpertsThatItCannotCompute) {
   }
 }
 
-TEST(Tokenizer, IsFoundInTheModelsFolderOrReadsBytesForByteModelsAndNewModels) {
+TEST(Tokenizer, IsReadFromTheModelFolderOrReadsBytes) {
   const LlamaConfig bytes = Parse(With("vocab_size", 256));
   const LlamaConfig pieces = Parse(With("vocab_size", 32000));
   EXPECT_EQ(open_tokenizer("", "", bytes, /*new_to_text=*/false)->vocabulary(), 256);
@@ -287,7 +287,7 @@ TEST(Tokenizer, IsFoundInTheModelsFolderOrReadsBytesForByteModelsAndNewModels) {
                "none");
 }
 
-TEST(Config, IsReadAtBoundedCostFromAnUntrustedFile) {
+TEST(Config, OfAnUntrustedFileIsReadWithinLimits) {
   const testing::TemporaryFolder folder;
   ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
   EXPECT_ERROR(read_config(folder / "fifo"), "is not a regular file");
@@ -298,7 +298,7 @@ TEST(Config, IsReadAtBoundedCostFromAnUntrustedFile) {
   EXPECT_ERROR(detail::parse_config(deep, "x.json"), "nested deeper than 16 levels");
 }
 
-TEST(ParseConfig, SplitsHeadsOverRanksAndCopiesKeyValueHeadsWhereThereAreFewer) {
+TEST(ParseConfig, SplitsHeadsOverRanksAndCopiesFewKeyValueHeads) {
   const LlamaConfig config = Parse(With("num_key_value_heads", 2));
   check_tensor_parallel(config, 2);
   EXPECT_ERROR(check_tensor_parallel(config, 4), "num_attention_heads 6");

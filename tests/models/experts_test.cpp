@@ -213,7 +213,7 @@ TEST(ModelWithExperts, ContinuesFromACheckpointOfAnyMesh) {
   }
 }
 
-TEST(ModelWithExperts, IsWrittenAsHuggingFaceNamesItAndReadOnAnyMesh) {
+TEST(ModelWithExperts, IsSavedForHuggingFaceAndLoadedOnAnyMesh) {
   for (const Kind& kind : kKinds) {
     SCOPED_TRACE(kind.type);
     const testing::TemporaryFolder folder;

@@ -54,7 +54,7 @@ std::int64_t bytes_on(Rank& rank, std::int64_t replicas, std::int64_t dp) {
   return bytes_of_step(*model, {.part = rank.rank(), .parts = rank.size()});
 }
 
-TEST_ON_RANKS(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas, 4) {
+TEST_ON_RANKS(FsdpMemory, OfZero2IsAQuarterOfReplication, 4) {
   const std::int64_t replicated = bytes_on(rank, 4, 1);
   const std::int64_t sharded = bytes_on(rank, 1, 4);
   const ParameterCount count = count_parameters(detail::parse_config(kOddShape.config, "test"));
@@ -88,7 +88,7 @@ std::int64_t peak_of_step(Rank& rank, bool with_units) {
   return memory.peak();
 }
 
-TEST_ON_RANKS(FsdpMemory, ForEmbeddingAndHeadIsNotHeldAtOnce, 4) {
+TEST_ON_RANKS(FsdpMemory, NeverContainsBothEmbeddingAndHead, 4) {
   const std::int64_t together = peak_of_step(rank, false);
   const std::int64_t apart = peak_of_step(rank, true);
   const std::int64_t table = 1009 * 60 * 4;
@@ -210,7 +210,7 @@ using DelayedCase = std::tuple<Sharding, Stage>;
 
 class FsdpDelays : public ::testing::TestWithParam<DelayedCase> {};
 
-TEST_P(FsdpDelays, ChangeNoBit) {
+TEST_P(FsdpDelays, DoNotChangeResults) {
   const auto& [run, stage] = GetParam();
   Shape shape = kOddShape;
   shape.steps = 1;
@@ -358,7 +358,7 @@ std::set<std::string> gathered_between(const DeviceMesh& mesh, bool reshard_last
   return gathered;
 }
 
-TEST_ON_MESH(Parallelize, KeepsGatheredWhatBackwardNeedsFirst, {2, 1}, {"dp", "tp"}) {
+TEST_ON_MESH(Parallelize, KeepsTheFirstUnitsOfBackwardGathered, {2, 1}, {"dp", "tp"}) {
   EXPECT_EQ(gathered_between(mesh, false), (std::set<std::string>{"layers.1", "head"}));
   EXPECT_EQ(gathered_between(mesh, true), std::set<std::string>{});
 }
@@ -368,7 +368,7 @@ TEST_ON_MESH(Parallelize, RefusesAModelThatDeclaresNoUnits, {1, 1}, {"dp", "tp"}
   EXPECT_ERROR(parallelize(layer, mesh, {}), "does not declare its units", "models::DeclaresUnits");
 }
 
-TEST_ON_MESH(Parallelize, RefusesToSplitSequencesOfAModelThatCannot, {1, 2, 1},
+TEST_ON_MESH(Parallelize, RefusesContextParallelismForAnUnsupportedModel, {1, 2, 1},
              {"dp", "cp", "tp"}) {
   Stack model;
   EXPECT_ERROR(parallelize(model, mesh, {}), "context parallelism over 2 ranks");

@@ -57,7 +57,7 @@ std::shared_ptr<Llama> trained_by_document(const PackedRun& run) {
 
 class PackedDocuments : public ::testing::TestWithParam<PackedRun> {};
 
-TEST_P(PackedDocuments, HaveTheGradientsOfEachByItself) {
+TEST_P(PackedDocuments, HaveTheGradientsOfSeparateDocuments) {
   const PackedRun& run = GetParam();
   const auto gradients = testing::gradients_of(*trained_by_document(run));
   RunRanks(static_cast<int>(run.tp), [&](Rank& rank) {
@@ -93,7 +93,7 @@ struct MaskCounter final : OperatorMode {
   int count = 0;
 };
 
-TEST(LlamaMakesNoMask, ForAWindowOrDocuments) {
+TEST(Llama, MakesNoMaskForAWindowOrDocuments) {
   LlamaConfig config = detail::parse_config(kPacked.config, "test");
   for (const std::int64_t window : {0, 20}) {
     config.sliding_window = window;
@@ -246,7 +246,7 @@ class Generation : public ::testing::Test {
   Llama model_;
 };
 
-TEST_F(Generation, CachedLogitsEqualThoseOfTheWholeSequence) {
+TEST_F(Generation, CachedLogitsEqualLogitsOfTheWholeSequence) {
   const at::Tensor tokens = at::randint(61, {1, 12}, c10::kLong);
   const at::Tensor whole = model_(tokens);
   KvCache cache = model_.new_cache(12);
@@ -259,7 +259,7 @@ TEST_F(Generation, CachedLogitsEqualThoseOfTheWholeSequence) {
   EXPECT_ERROR(model_(tokens.slice(1, 0, 1), &cache), "position 13 was asked for, but the cache");
 }
 
-TEST_F(Generation, Refusals) {
+TEST_F(Generation, RefusesInvalidCalls) {
   const auto tokens = [](std::int64_t texts, std::int64_t count) {
     return at::randint(61, {texts, count}, c10::kLong);
   };
@@ -278,7 +278,7 @@ TEST_F(Generation, Refusals) {
 
 class BatchedGeneration : public ::testing::TestWithParam<std::int64_t> {};
 
-TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
+TEST_P(BatchedGeneration, EqualsGenerationOfSingleTexts) {
   const c10::NoGradGuard no_grad;
   LlamaConfig config = SmallConfig();
   config.sliding_window = GetParam();
@@ -305,7 +305,7 @@ TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
 // Attention windows; 0: none. With small windows, late tokens no longer see the padding.
 INSTANTIATE_TEST_SUITE_P(Windows, BatchedGeneration, ::testing::Values(0, 10, 6, 3, 1));
 
-TEST(Dropout, IsForTrainingOnly) {
+TEST(Dropout, IsAppliedOnlyInTraining) {
   const c10::NoGradGuard no_grad;
   Llama plain(SmallConfig(), 32);
   Llama dropping(SmallConfig(), 32, /*dropout=*/0.5);

@@ -52,7 +52,7 @@ inline constexpr std::array<SlotMember<ForgottenImpl>, 0> kSlotMembers<Forgotten
 
 namespace {
 
-TEST(Hooked, ComputesAsTheHeldModule) {
+TEST(Hooked, ComputesLikeItsModule) {
   Hooked<torch::nn::Linear> module(torch::nn::LinearOptions(3, 2));
   const at::Tensor x = at::randn({4, 3});
   EXPECT_EQUAL(module(x), module.held().forward(x));
@@ -76,7 +76,7 @@ TEST(Hooked, FindsWeightAndBiasOfStockModules) {
   EXPECT_EQ(count(Hooked<torch::nn::Embedding>(torch::nn::EmbeddingOptions(4, 2))), 1U);
 }
 
-TEST(Hooked, ComputesWithWhatIsPutIntoNestedSlots) {
+TEST(Hooked, UsesTensorsSetInNestedSlots) {
   Hooked<torch::nn::TransformerEncoderLayer> module(
       torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12).dropout(0));
   torch::nn::TransformerEncoderLayer stock(
@@ -94,13 +94,13 @@ TEST(Hooked, ComputesWithWhatIsPutIntoNestedSlots) {
   }
 }
 
-TEST(Hooked, ReachesWhatIsNestedOnce) {
+TEST(Hooked, FindsNestedParametersOnce) {
   Hooked<Shares> module;
   EXPECT_EQ(testing::names_of(module.named_slots()),
             (std::vector<std::string>{"a.weight", "a.bias", "ours.weight", "ours.bias"}));
 }
 
-TEST(Hooked, Refusals) {
+TEST(Hooked, RefusesUnknownParameters) {
   EXPECT_ERROR(Hooked<Forgotten>(), "parameter 'scale'", "nn::kSlotMembers");
   EXPECT_ERROR(Hooked<Nests>(), "parameter 'inner.scale'", "derive it from nn::Module");
 }
@@ -123,7 +123,7 @@ at::Tensor value(const M& model, const std::string& fqn) {
   return model->named_parameters()[fqn].detach();
 }
 
-TEST(Adopt, HasTheNamesOfLibtorch) {
+TEST(Adopt, KeepsTheNamesOfLibtorch) {
   const auto encoder = testing::torch_encoder();
   EXPECT_EQ(testing::names_of(adopt(encoder)->named_slots()), encoder->named_parameters().keys());
   const auto net = std::make_shared<testing::TorchConvNet>();
@@ -132,7 +132,7 @@ TEST(Adopt, HasTheNamesOfLibtorch) {
   EXPECT_EQ(adopt(buffers)->named_buffers().keys(), buffers->named_buffers().keys());
 }
 
-TEST(Adopt, KeepsTheTensorsSoThatOptimizersMadeBeforeTrainThem) {
+TEST(Adopt, KeepsTheParameterTensorsOfExistingOptimizers) {
   const auto net = std::make_shared<testing::TorchMlp>();
   const at::Tensor before = net->up->weight;
   torch::optim::SGD sgd(net->parameters(), 0.1);
@@ -144,7 +144,7 @@ TEST(Adopt, KeepsTheTensorsSoThatOptimizersMadeBeforeTrainThem) {
   EXPECT_FALSE(before.equal(old));
 }
 
-TEST(Adopt, ASwapReachesTheMemberAndLibtorchsTable) {
+TEST(Adopt, ReplacingATensorReachesTheOriginalModule) {
   const auto net = std::make_shared<testing::TorchMlp>();
   const auto model = adopt(net);
   for (const auto& [name, slot] : model->named_slots()) {
@@ -154,7 +154,7 @@ TEST(Adopt, ASwapReachesTheMemberAndLibtorchsTable) {
   EXPECT_EQUAL((*model)(at::ones({2, 5})), at::zeros({2, 3}));
 }
 
-TEST(Adopt, LeavesFrozenParametersAndEvaluatedModulesAsTheyAre) {
+TEST(Adopt, KeepsFrozenParametersAndEvalMode) {
   const auto net = std::make_shared<testing::TorchWithBuffers>();
   net->fc->weight.set_requires_grad(false);
   net->norm->eval();
@@ -166,13 +166,13 @@ TEST(Adopt, LeavesFrozenParametersAndEvaluatedModulesAsTheyAre) {
   EXPECT_FALSE(net->is_training());
 }
 
-TEST(Adopt, AParameterAtTwoPlacesIsOneSlot) {
+TEST(Adopt, GivesATiedParameterOneSlot) {
   const auto net = std::make_shared<testing::TorchMlp>();
   net->replace_module("down", net->up.ptr());
   EXPECT_EQ(adopt(net)->named_slots().size(), 4U);
 }
 
-TEST(Adopt, TakesAModuleOnce) {
+TEST(Adopt, RefusesAnAdoptedModule) {
   const auto net = std::make_shared<testing::TorchMlp>();
   {
     const auto model = adopt(net);
@@ -204,13 +204,13 @@ TEST(Adopt, ListsOfParametersReadTheSlots) {
   EXPECT_EQUAL(model->named_parameters()["list.0"].grad(), at::ones({2}));
 }
 
-TEST(Adopt, TakesAParameterWhoseMemberIsNamed) {
+TEST(Adopt, SupportsParametersInNamedMembers) {
   const auto model = adopt<testing::TorchScale>(std::make_shared<testing::TorchScaled>());
   model->named_slots().back().second->set(at::zeros({3}).requires_grad_());
   EXPECT_EQUAL((*model)(at::ones({2, 5})), at::zeros({2, 3}));
 }
 
-TEST(Adopt, Refusals) {
+TEST(Adopt, RefusesInvalidModules) {
   EXPECT_ERROR(adopt(std::make_shared<testing::TorchScaled>()),
                "parameter 'gain.scale' of a tessera::testing::TorchScale", "nn::kSlotMembers",
                "derive it from nn::Module");
@@ -237,7 +237,7 @@ void expect_bound(const auto& model, const std::string& name, double bound, doub
   EXPECT_GE(largest, part * bound) << name;
 }
 
-TEST(Adopt, FillsLinearsAndConvolutionsAsLibtorchDoes) {
+TEST(Adopt, InitializesLinearsAndConvolutionsLikeLibtorch) {
   const auto model = initialised([] { return std::make_shared<testing::TorchConvNet>(); });
   for (const auto& [name, inputs] :
        {std::pair("first.weight", 18), std::pair("first.bias", 18), std::pair("head.weight", 16)}) {
@@ -245,7 +245,7 @@ TEST(Adopt, FillsLinearsAndConvolutionsAsLibtorchDoes) {
   }
 }
 
-TEST(Adopt, FillsNormsAndStatisticsAsLibtorchDoes) {
+TEST(Adopt, InitializesNormsAndStatisticsLikeLibtorch) {
   const auto model =
       initialised([] { return torch::nn::Sequential(torch::nn::BatchNorm1d(3)).ptr(); });
   EXPECT_EQUAL(value(model, "0.weight"), at::ones({3}));
@@ -260,7 +260,7 @@ TEST(Adopt, FillsNormsAndStatisticsAsLibtorchDoes) {
   EXPECT_EQ(model->named_buffers()["0.num_batches_tracked"].item<int>(), 0);
 }
 
-TEST(Adopt, FillsEmbeddingsButForTheRowOfPadding) {
+TEST(Adopt, InitializesEmbeddingsExceptThePaddingRow) {
   const auto model = initialised([] {
     return torch::nn::Embedding(torch::nn::EmbeddingOptions(200, 10).padding_idx(-2)).ptr();
   });
@@ -270,7 +270,7 @@ TEST(Adopt, FillsEmbeddingsButForTheRowOfPadding) {
   EXPECT_FALSE(weight[197].equal(at::zeros({10})));
 }
 
-TEST(Adopt, FillsAttentionAndTransformersAsLibtorchDoes) {
+TEST(Adopt, InitializesAttentionAndTransformersLikeLibtorch) {
   const auto encoder = initialised([] { return testing::torch_encoder().ptr(); });
   const std::string attention = "layers.0.self_attn.";
   expect_bound(encoder, attention + "in_proj_weight", std::sqrt(6.0 / (8 + 24)), 0.9);
@@ -284,12 +284,12 @@ TEST(Adopt, FillsAttentionAndTransformersAsLibtorchDoes) {
   expect_bound(transformer, "encoder.layers.0.linear1.weight", std::sqrt(6.0 / 48), 0.9);
 }
 
-TEST(Adopt, FillsRecurrentModulesByTheSizeOfTheirState) {
+TEST(Adopt, InitializesRecurrentModulesByHiddenSize) {
   const auto model = initialised([] { return torch::nn::GRU(3, 16).ptr(); });
   expect_bound(model, "weight_ih_l0", 0.25, 0.8);
 }
 
-TEST(Adopt, InitialisersOfTheProgramComeFirst) {
+TEST(Adopt, PrefersInitializersOfTheProgram) {
   const auto model = adopt<testing::TorchScale>(std::make_shared<testing::TorchScaled>());
   model->set_initializers({{"gain.scale", init::constant(3)}, {"fc.bias", init::ones()}});
   init_weights(*model, 1);
@@ -300,7 +300,7 @@ TEST(Adopt, InitialisersOfTheProgramComeFirst) {
   EXPECT_ERROR(init_weights(*model, 1), "'gain.shift' matches no parameter");
 }
 
-TEST(Adopt, UnfilledParametersAreNamedWithWhatFillsThem) {
+TEST(Adopt, NamesUninitializedParametersAndTheRemedy) {
   const auto model = [] {
     const MetaDevice meta;
     return adopt<testing::TorchScale>(std::make_shared<testing::TorchScaled>());

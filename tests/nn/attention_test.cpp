@@ -29,7 +29,7 @@ SDPBackend equal_heads_only(const at::Tensor& q, const at::Tensor& k, const at::
   return q.sizes() == k.sizes() ? SDPBackend::efficient_attention : SDPBackend::math;
 }
 
-TEST(ChooseAttention, RepeatsHeadsOnlyWhereThatLetsAKernelRun) {
+TEST(ChooseAttention, RepeatsHeadsOnlyIfAKernelNeedsRepetition) {
   const auto always = [](SDPBackend backend) {
     return [backend](const at::Tensor&, const at::Tensor&, const at::Tensor&) { return backend; };
   };
@@ -47,7 +47,7 @@ TEST(ChooseAttention, RepeatsHeadsOnlyWhereThatLetsAKernelRun) {
   EXPECT_EQ(attention_kernel(at::dtype(at::kFloat), 4, 4, 16, 8), "flash");
 }
 
-TEST(MathAttention, IsRefusedUnlessItIsAllowed) {
+TEST(MathAttention, IsRefusedUnlessAllowed) {
   const at::Tensor q = on_meta(4), k = on_meta(2);
   tessera::detail::check_fused({SDPBackend::efficient_attention, true}, q, k, false);
   EXPECT_ERROR(tessera::detail::check_fused({SDPBackend::math}, q, k, true),
@@ -136,19 +136,19 @@ Tensor causal(const Inputs& t, const Packing& packing) {
 
 class CausalAttention : public ::testing::TestWithParam<Packing> {};
 
-TEST_P(CausalAttention, EqualsThatWithAMask) {
+TEST_P(CausalAttention, EqualsMaskedAttention) {
   const Packing& packing = GetParam();
   const Inputs t = inputs_of(packing);
   EXPECT_EACH(with_gradients(t, causal(t, packing)), by_mask(packing), 1e-10, 1e-12);
 }
 
-TEST_P(CausalAttention, SaysTheSameByTheMaskOfItsDocuments) {
+TEST_P(CausalAttention, HasTheMaskOfItsDocuments) {
   const Packing& packing = GetParam();
   EXPECT_EQUAL(documents_of(packing)->mask(packing.window), mask_of(packing));
 }
 
 /// The heads are sharded: each rank has two of four heads. Attention needs no communication.
-TEST_P(CausalAttention, EqualsThatWithAMaskOnSplitHeads) {
+TEST_P(CausalAttention, EqualsMaskedAttentionOnSplitHeads) {
   const Packing& packing = GetParam();
   const std::vector<Tensor> expected = by_mask(packing);
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
@@ -178,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Packing{"TailOfOneQuery", {{257}}, 128}),
     testing::name_of_case<Packing>);
 
-TEST(CausalAttentionOf, Refusals) {
+TEST(CausalAttentionInputs, AreChecked) {
   const Tensor q = at::zeros({2, 4, 9, 8});
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
   EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}),
@@ -201,7 +201,7 @@ TEST(CausalAttentionOf, Refusals) {
 }
 
 /// Queries in the first block see all earlier keys, so the block needs no mask.
-TEST(CausalAttentionOf, LongWindowKeepsAMaskOfASmallBlockAlone) {
+TEST(CausalAttentionInputs, OfALongWindowNeedASmallMask) {
   constexpr std::int64_t kWindow = 2048, kBlock = 512;
   const Tensor q = at::zeros({1, 1, 2 * kWindow, 8});
   std::int64_t largest = 0;
@@ -214,19 +214,19 @@ TEST(CausalAttentionOf, LongWindowKeepsAMaskOfASmallBlockAlone) {
   EXPECT_EQ(largest, kBlock * (kBlock + kWindow - 1));
 }
 
-TEST_ON_MESH(CausalAttentionOf, SplitBatchesIsRefused, {2}, {"dp"}) {
+TEST_ON_MESH(CausalAttentionInputs, WithSplitBatchesAreRefused, {2}, {"dp"}) {
   const Tensor q = distribute_tensor(at::zeros({2, 4, 9, 8}), mesh, {Shard{0}}).tensor();
   const DocumentsPtr documents = documents_of({"", {{5, 4}, {9}}});
   EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}), "split by heads alone");
 }
 
-TEST(CausalAttentionOf, NoSequencesIsEmpty) {
+TEST(CausalAttentionInputs, MayBeEmpty) {
   const Tensor q = at::zeros({0, 4, 9, 8});
   const auto documents = std::make_shared<const Documents>(at::zeros({0, 9}, at::kLong), at::kCPU);
   EXPECT_EQ(detail::causal_attention(q, q, q, {.documents = documents}).sizes(), q.sizes());
 }
 
-TEST(DocumentsOf, PositionsAreWhereTheyBegin) {
+TEST(Documents, BeginAtPositionZero) {
   const Documents documents(testing::document_positions({{2, 3}, {5}, {1, 4}}), at::kCPU);
   EXPECT_EQ(documents.offsets(), (std::vector<std::int64_t>{0, 2, 5, 10, 11, 15}));
   EXPECT_EQ(documents.longest(), 5);
@@ -235,14 +235,14 @@ TEST(DocumentsOf, PositionsAreWhereTheyBegin) {
 }
 
 /// A sequence always begins a new document, even if its first position is not 0.
-TEST(DocumentsOf, SequencesBeginWithOne) {
+TEST(Documents, BeginWithEachSequence) {
   const Documents documents(at::tensor({7, 8, 0, 3, 4, 5}, at::kLong).view({2, 3}), at::kCPU);
   EXPECT_EQ(documents.offsets(), (std::vector<std::int64_t>{0, 2, 3, 6}));
   EXPECT_TRUE(
       Documents(at::tensor({7, 8, 9, 3, 4, 5}, at::kLong).view({2, 3}), at::kCPU).are_sequences());
 }
 
-TEST(PackedKernel, IsFlashWhereCudnnWouldBeTaken) {
+TEST(PackedKernel, UsesFlashInsteadOfCudnn) {
   using detail::packed_kernel;
   EXPECT_EQ(detail::to_string(packed_kernel({at::SDPBackend::cudnn_attention})), "flash");
   EXPECT_EQ(detail::to_string(packed_kernel({at::SDPBackend::efficient_attention, true})),
@@ -307,7 +307,7 @@ at::Tensor by_formula(Attention& attention, const at::Tensor& x, const Attention
   return product(mixed.transpose(1, 2).flatten(2), "o_proj");
 }
 
-TEST(AttentionBlock, IsTheFormulaWithEachOption) {
+TEST(AttentionBlock, MatchesTheFormulaWithEachOption) {
   const std::vector<AttentionOptions> cases{
       {.hidden = 12, .heads = 3},
       {.hidden = 10, .heads = 4, .kv_heads = 2, .head_dim = 6, .qkv_bias = true, .qk_norm = true},
@@ -336,7 +336,7 @@ TEST(AttentionBlock, IsTheFormulaWithEachOption) {
   }
 }
 
-TEST(AttentionBlock, IsTheSameWithOneProjection) {
+TEST(AttentionBlock, GivesEqualResultsWithAFusedProjection) {
   for (const std::int64_t kv_heads : {4, 2}) {
     const AttentionOptions options{
         .hidden = 12, .heads = 4, .kv_heads = kv_heads, .qkv_bias = true, .fused_qkv = true};
@@ -360,7 +360,7 @@ TEST(AttentionBlock, IsTheSameWithOneProjection) {
   }
 }
 
-TEST(AttentionBlock, DropsInTrainingOnly) {
+TEST(AttentionBlock, AppliesDropoutOnlyInTraining) {
   Attention attention({.hidden = 12, .heads = 4, .dropout = 0.5});
   Attention without({.hidden = 12, .heads = 4});
   testing::fill(attention);
@@ -371,7 +371,7 @@ TEST(AttentionBlock, DropsInTrainingOnly) {
   EXPECT_EQUAL(attention(input(12)), expected);
 }
 
-TEST(AttentionBlock, BeginsAsItsOptionsSay) {
+TEST(AttentionBlock, InitializesWithTheGivenStd) {
   Attention attention({.hidden = 64,
                        .heads = 4,
                        .qkv_bias = true,
@@ -389,7 +389,7 @@ TEST(AttentionBlock, BeginsAsItsOptionsSay) {
   EXPECT_FALSE(parameters.contains("wo.bias"));
 }
 
-TEST(AttentionBlock, RefusesSizesThatDoNotFit) {
+TEST(AttentionBlock, RefusesInvalidOptions) {
   EXPECT_ERROR(Attention({.hidden = 12, .heads = 5}), "5 heads", "12 features", "head_dim");
   EXPECT_ERROR(Attention({.hidden = 12, .heads = 4, .kv_heads = 3}), "3 key and value heads");
   EXPECT_ERROR(Attention({.heads = 4}), "0 features");
@@ -405,7 +405,7 @@ TEST(AttentionBlock, RefusesSizesThatDoNotFit) {
   EXPECT_ERROR(attention(input(12).flatten(0, 1)), "folded", "AttentionInputs::batch");
 }
 
-TEST(Mlps, AreTheirFormulas) {
+TEST(Mlps, MatchTheFormulas) {
   const at::Tensor x = input(6);
   testing::Filled<SwiGlu> gated({.hidden = 6, .inner = 10, .bias = true});
   const auto g = gated.named_parameters();
@@ -431,7 +431,7 @@ TEST(Mlps, RefuseSizesBelowOne) {
   EXPECT_ERROR(GeluMlp({.inner = 6}), "0 features and 6 within");
 }
 
-TEST(Mlps, BeginAsTheirOptionsSay) {
+TEST(Mlps, InitializeWithTheGivenStd) {
   SwiGlu mlp({.hidden = 64, .inner = 96, .bias = true, .init_std = 0.1, .output_init_std = 0.01});
   init_weights(mlp, 1);
   const auto parameters = mlp.named_parameters();
@@ -444,7 +444,7 @@ ContextParallelPtr split_over(const Rank& rank) {
   return std::make_shared<ContextParallel>(rank.mesh({rank.size()}, {"cp"}));
 }
 
-TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
+TEST(ContextParallel, BalancesQueryKeyPairs) {
   constexpr std::int64_t kTokens = 48;
   for (const int ranks : {1, 2, 3, 4, 8}) {
     std::vector<at::Tensor> positions(static_cast<std::size_t>(ranks));
@@ -460,7 +460,7 @@ TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
   }
 }
 
-TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
+TEST_ON_RANKS(ContextParallel, UnshardRestoresShardedTensors, 3) {
   const ContextParallelPtr split = split_over(rank);
   const at::Tensor whole = testing::values({2, 12, 3}).requires_grad_();
   const at::Tensor part = split->shard(whole, -2);
@@ -497,7 +497,7 @@ at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64
 
 class AttentionOfSplitSequences : public ::testing::TestWithParam<SplitAttention> {};
 
-TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
+TEST_P(AttentionOfSplitSequences, EqualsAttentionOfOneRank) {
   constexpr std::int64_t kHeads = 6, kTokens = 24;
   const SplitAttention& c = GetParam();
   // Rounds to `type` first, so that the reference in fp64 has exactly the inputs of the test case.
@@ -565,7 +565,7 @@ INSTANTIATE_TEST_SUITE_P(
         SplitAttention{2, {.window = 13}, false, 1, 8, at::kFloat, {{23, 1}}},
         SplitAttention{2, {}, false, 3, 16, at::kBFloat16, {{6, 6, 6, 6}, {5, 14, 5}, {24}}}));
 
-TEST_ON_RANKS(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack, 2) {
+TEST_ON_RANKS(ContextParallel, SendsKeysAndValuesInOneGather, 2) {
   const ContextParallelPtr split = split_over(rank);
   const at::Tensor q = at::ones({1, 4, 6, 8}).requires_grad_();
   const at::Tensor kv = at::ones({1, 2, 6, 8}).requires_grad_();
@@ -584,7 +584,7 @@ TEST_ON_RANKS(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack, 2)
   EXPECT_EQ(calls.at(1).purpose, "keys and values");
 }
 
-TEST_ON_MESH(ContextParallel, SplitsHeadsOfTensorParallelismToo, {2, 2}, {"cp", "tp"}) {
+TEST_ON_MESH(ContextParallel, CombinesWithTensorParallelHeads, {2, 2}, {"cp", "tp"}) {
   const at::Tensor q = testing::values({2, 4, 12, 8}).requires_grad_();
   const at::Tensor kv = testing::values({2, 2, 12, 8}, 1).requires_grad_();
   const at::Tensor causal = detail::causal_mask(12, 0, at::kCPU);
@@ -604,7 +604,7 @@ TEST_ON_MESH(ContextParallel, SplitsHeadsOfTensorParallelismToo, {2, 2}, {"cp", 
   }
 }
 
-TEST_ON_RANKS(ContextParallel, TrainsAsItEvaluates, 2) {
+TEST_ON_RANKS(ContextParallel, GivesEqualResultsInTrainingAndEvaluation, 2) {
   const ContextParallelPtr split = split_over(rank);
   const auto whole = testing::values({1, 2, 12, 4});
   const auto attend = [&](const at::Tensor& own) {
@@ -622,7 +622,7 @@ TEST_ON_RANKS(ContextParallel, TrainsAsItEvaluates, 2) {
   EXPECT_TRUE(own.grad().defined());
 }
 
-TEST_ON_RANKS(ContextParallel, RefusesWhatItCannotSplit, 3) {
+TEST_ON_RANKS(ContextParallel, RefusesUnsuitableSizes, 3) {
   const ContextParallelPtr split = split_over(rank);
   EXPECT_ERROR(split->positions(10, at::kCPU), "10 tokens", "3 context-parallel ranks",
                "multiple of 6");
@@ -665,7 +665,7 @@ TEST_ON_RANKS(ContextParallel, RefusesWhatItCannotSplit, 3) {
   EXPECT_EQ(block(at::ones({1, 4, 4}), AttentionInputs{.context_parallel = split}).size(1), 4);
 }
 
-TEST(ContextParallel, EndsOnAllRanksWhereOneHasOtherTokens) {
+TEST(ContextParallel, FailsOnAllRanksIfTokenCountsDiffer) {
   const std::vector<std::string> errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const at::Tensor q = at::ones({1, 2, rank.rank() == 0 ? 4 : 3, 8});
     split_over(rank)->attention(q, q, q);

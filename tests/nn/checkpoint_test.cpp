@@ -56,13 +56,13 @@ std::vector<at::Tensor> gradients(Stack& model) {
   return testing::gradients_of(model);
 }
 
-TEST(ActivationCheckpointing, ChangesNoBitOfTheGradients) {
+TEST(ActivationCheckpointing, DoesNotChangeGradients) {
   const auto plain = stack(3), checkpointed = stack(3);
   apply_activation_checkpointing(*checkpointed, of_class<Block>());
   EXPECT_EACH(gradients(*checkpointed), gradients(*plain));
 }
 
-TEST(ActivationCheckpointing, TakesModulesByAPattern) {
+TEST(ActivationCheckpointing, SelectsModulesByPattern) {
   Counted counted;
   const auto model = stack(5);
   const auto applied =
@@ -80,14 +80,14 @@ struct Twice : Module<Twice> {
   std::shared_ptr<Block> block = register_module("first", std::make_shared<Block>());
 };
 
-TEST(ActivationCheckpointing, FindsASharedModuleByEachOfItsNames) {
+TEST(ActivationCheckpointing, FindsASharedModuleByAnyName) {
   for (const std::string name : {"first", "second"}) {
     Twice model;
     EXPECT_EQ(apply_activation_checkpointing(model, named(name)), std::vector<std::string>{name});
   }
 }
 
-TEST(ActivationCheckpointing, LeavesModulesAloneThatAreCheckpointed) {
+TEST(ActivationCheckpointing, SkipsCheckpointedModules) {
   Counted counted;
   const auto model = stack(3);
   apply_activation_checkpointing(*model, of_class<Block>(), counted.options);
@@ -96,7 +96,7 @@ TEST(ActivationCheckpointing, LeavesModulesAloneThatAreCheckpointed) {
   EXPECT_EQ(counted->regions, 3);
 }
 
-TEST(ActivationCheckpointing, Refusals) {
+TEST(ActivationCheckpointing, RefusesInvalidCalls) {
   const auto model = stack(1);
   EXPECT_ERROR(apply_activation_checkpointing(*model, named("blocks.*")), "selects no module");
   {
@@ -107,7 +107,7 @@ TEST(ActivationCheckpointing, Refusals) {
   }
 }
 
-TEST(ActivationCheckpointing, RepeatsTheHooksThatWereThereAndNotThoseThatCameLater) {
+TEST(ActivationCheckpointing, RepeatsOnlyHooksAddedBefore) {
   int inner = 0, open = 0, outer = 0;
   const auto model = stack(1);
   Block& block = *model->layers[0];
@@ -151,7 +151,7 @@ void expect_same_gradients(const Run& run, const Other& other) {
   EXPECT_EQUAL(weight.grad(), other_weight.grad());
 }
 
-TEST(Checkpoint, TakesWhatTheFunctionCapturesAndArgumentsOfAnyKind) {
+TEST(Checkpoint, SupportsCapturesAndAnyArguments) {
   const at::Tensor x = leaf({3}, 1), y = leaf({3}, 2), weight = leaf({3}, 3);
   const auto fn = [weight](std::pair<at::Tensor, int> a, std::optional<at::Tensor> b) {
     return std::vector<at::Tensor>{(a.first * weight).exp() * a.second, *b * weight};
@@ -163,7 +163,7 @@ TEST(Checkpoint, TakesWhatTheFunctionCapturesAndArgumentsOfAnyKind) {
   EXPECT_CLOSE(y.grad(), weight);
 }
 
-TEST(Checkpoint, RecomputesOnceABackward) {
+TEST(Checkpoint, RecomputesOncePerBackward) {
   Counted counted;
   const at::Tensor x = leaf({4}, 1);
   checkpoint(
@@ -175,7 +175,7 @@ TEST(Checkpoint, RecomputesOnceABackward) {
   EXPECT_EQ(counted->packed, 4);
 }
 
-TEST(Checkpoint, StopsOnceTheLastTensorIsThere) {
+TEST(Checkpoint, StopsAfterTheLastSavedTensor) {
   int ends = 0;
   const auto fn = [&](const at::Tensor& t) {
     const at::Tensor y = t.exp();
@@ -186,7 +186,7 @@ TEST(Checkpoint, StopsOnceTheLastTensorIsThere) {
   EXPECT_EQ(ends, 1);
 }
 
-TEST(Checkpoint, ServesARetainedGraphAgain) {
+TEST(Checkpoint, SupportsARetainedGraph) {
   Counted counted;
   const at::Tensor x = leaf({4}, 1);
   const at::Tensor y = checkpoint(counted.options, [](const at::Tensor& t) { return t.exp(); }, x);
@@ -197,7 +197,7 @@ TEST(Checkpoint, ServesARetainedGraphAgain) {
   EXPECT_EQ(counted->recomputations, 2);
 }
 
-TEST(Checkpoint, ServesAGradientOfAGradient) {
+TEST(Checkpoint, SupportsSecondDerivatives) {
   const at::Tensor x = leaf({4}, 1);
   const at::Tensor y = checkpoint([](const at::Tensor& t) { return t.sin() * t; }, x).sum();
   const at::Tensor first = torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true)[0];
@@ -218,7 +218,7 @@ struct AsksTwice : torch::autograd::Function<AsksTwice> {
   }
 };
 
-TEST(Checkpoint, RecomputesForANodeThatAsksTwice) {
+TEST(Checkpoint, SupportsNodesThatUnpackTwice) {
   Counted counted;
   const at::Tensor x = leaf({4}, 1);
   const auto fn = [](const at::Tensor& t) { return AsksTwice::apply(t * 3); };
@@ -227,7 +227,7 @@ TEST(Checkpoint, RecomputesForANodeThatAsksTwice) {
   EXPECT_EQ(counted->recomputations, 2);
 }
 
-TEST(Checkpoint, Nests) {
+TEST(Checkpoint, MayBeNested) {
   Counted inner, outer;
   const auto fn = [&inner](const at::Tensor& a, const at::Tensor& b) {
     const at::Tensor y = checkpoint(inner.options, layer, a.cos(), b);
@@ -250,7 +250,7 @@ TEST(Checkpoint, DoesNothingWithoutGradients) {
   EXPECT_EQ(counted->regions, 0);
 }
 
-TEST(Checkpoint, KeepsLess) {
+TEST(Checkpoint, SavesMemory) {
   const at::Tensor weight = leaf({32, 32}, 1);
   const auto kept = [&](bool checkpointed) {
     at::Tensor x = leaf({64, 32}, 2);
@@ -265,7 +265,7 @@ TEST(Checkpoint, KeepsLess) {
   EXPECT_LT(kept(true), tensor + 512);
 }
 
-TEST(Checkpoint, FreesRecomputedTensorsAsBackwardTakesThem) {
+TEST(Checkpoint, FreesRecomputedTensorsDuringBackward) {
   const at::Tensor x = leaf({64, 32}, 2);
   const testing::AllocatedBytes bytes;
   checkpoint([](const at::Tensor& t) { return t.exp().sin().exp().sin(); }, x).sum().backward();
@@ -292,7 +292,7 @@ TEST(Checkpoint, FreesTheFunctionWithTheGraph) {
   EXPECT_EQ(token.use_count(), 2);
 }
 
-TEST(Checkpoint, PassesOnWhatTheRecomputationThrowsAndRecovers) {
+TEST(Checkpoint, RethrowsErrorsOfTheRecomputationAndRecovers) {
   bool broken = false;
   const auto fn = [&](const at::Tensor& t) {
     const at::Tensor y = t.exp();
@@ -342,12 +342,12 @@ std::vector<at::Tensor> drawn(Run run) {
   return {x.grad(), at::rand({2})};
 }
 
-TEST(CheckpointReplay, DrawsTheNumbersOfForward) {
+TEST(CheckpointReplay, RepeatsRandomNumbers) {
   const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
   EXPECT_EACH(drawn([&](const at::Tensor& x) { return checkpoint(fn, x); }), drawn(fn));
 }
 
-TEST(CheckpointReplay, CountsTheCallsOfDropoutModulesOnceAlsoWhenNested) {
+TEST(CheckpointReplay, CountsDropoutCallsOnceIfNested) {
   const auto run = [](bool checkpointed) {
     Dropout dropout(0.5);
     dropout.set_key({3, 4});
@@ -366,7 +366,7 @@ TEST(CheckpointReplay, CountsTheCallsOfDropoutModulesOnceAlsoWhenNested) {
   EXPECT_EQ(run(true).second, 6u);
 }
 
-TEST(CheckpointReplay, TakesThePartOfTheBatchOfForward) {
+TEST(CheckpointReplay, RestoresTheBatchPart) {
   const auto fn = [](const at::Tensor& t) { return nn::dropout(t, 0.5, {1, 2}).square(); };
   const auto run = [&](bool checkpointed) {
     const at::Tensor x = leaf({64}, 1);
@@ -380,7 +380,7 @@ TEST(CheckpointReplay, TakesThePartOfTheBatchOfForward) {
   EXPECT_EQUAL(run(true), run(false));
 }
 
-TEST(CheckpointReplay, CastsAsForwardDid) {
+TEST(CheckpointReplay, RestoresAutocast) {
   const auto fn = [](const at::Tensor& x, const at::Tensor& w) { return x.mm(w).to(at::kFloat); };
   const auto run = [&](bool checkpointed) {
     const at::Tensor x = leaf({4, 4}, 1), w = leaf({4, 4}, 2);
@@ -404,7 +404,7 @@ std::string error_of_change(std::function<at::Tensor(const at::Tensor&)> forward
   return message_of([&] { checkpoint(fn, x).sum().backward(); });
 }
 
-TEST(CheckpointReplay, Refusals) {
+TEST(CheckpointReplay, RefusesADifferentRecomputation) {
   const auto exp = [](auto& t) { return t.exp(); };
   const auto exp_sin = [](auto& t) { return t.exp().sin(); };
   EXPECT_CONTAINS(error_of_change(exp, [](auto& t) { return t[0].exp(); }), "saved tensor 0",
@@ -431,7 +431,7 @@ TEST(CheckpointReplay, Refusals) {
   }
 }
 
-TEST_ON_MESH(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors, {3}, {"tp"}) {
+TEST_ON_MESH(CheckpointReplay, RepeatsRandomNumbersOnDistributedTensors, {3}, {"tp"}) {
   const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
   const auto run = [&](bool checkpointed) {
     manual_seed(2);
@@ -455,7 +455,7 @@ Counted keeping(OperatorPolicy policy) {
   return counted;
 }
 
-TEST(SelectiveCheckpoint, KeepsWhatThePolicySaysAndRecomputesTheRest) {
+TEST(SelectiveCheckpoint, SavesSelectedResultsAndRecomputesTheRest) {
   const Counted counted = keeping(save_operators({"aten::mm"}));
   expect_same_gradients(dense, [&](const at::Tensor& x, const at::Tensor& w) {
     return checkpoint(counted.options, dense, x, w);
@@ -465,7 +465,7 @@ TEST(SelectiveCheckpoint, KeepsWhatThePolicySaysAndRecomputesTheRest) {
   EXPECT_EQ(counted->recomputed_operators, 2);
 }
 
-TEST(SelectiveCheckpoint, TellsThePolicyWhichCallItIs) {
+TEST(SelectiveCheckpoint, GivesThePolicyTheCallIndex) {
   std::vector<std::pair<std::string, std::size_t>> calls;
   const auto policy = [&](const OperatorCall& call) {
     calls.emplace_back(call.name, call.index);
@@ -483,7 +483,7 @@ TEST(SelectiveCheckpoint, TellsThePolicyWhichCallItIs) {
   EXPECT_EQ(counted->recomputed_operators, 3);
 }
 
-TEST(SelectiveCheckpoint, KeepsResultsOfThisLibrarysOperators) {
+TEST(SelectiveCheckpoint, SavesResultsOfTesseraOperators) {
   const auto gated = [](const at::Tensor& x, const at::Tensor& weight) {
     const at::Tensor y = rms_norm(x, weight, 1e-5);
     return silu_mul(y, x).sin();
@@ -501,7 +501,7 @@ TEST(SelectiveCheckpoint, KeepsResultsOfThisLibrarysOperators) {
 }
 
 // If an operator's result is saved, backward must not repeat the operator's collectives.
-TEST_ON_MESH(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary, {2}, {"tp"}) {
+TEST_ON_MESH(SelectiveCheckpoint, SavesLossesOfASplitVocabulary, {2}, {"tp"}) {
   const at::Tensor targets =
       distribute_tensor(at::arange(5, at::kLong), mesh, {Replicate{}}).tensor();
   const auto loss = [&](const at::Tensor& logits) {
@@ -520,7 +520,7 @@ TEST_ON_MESH(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary, {2}, {"tp"}) {
   EXPECT_EQ(counted->recomputed_operators, 1);
 }
 
-TEST(SelectiveCheckpoint, DoesNotAskOfViewsWritesAndFactories) {
+TEST(SelectiveCheckpoint, NeverSavesViewsWritesAndFactories) {
   std::vector<std::string> names;
   const auto policy = [&](const OperatorCall& call) {
     names.emplace_back(call.name);
@@ -535,7 +535,7 @@ TEST(SelectiveCheckpoint, DoesNotAskOfViewsWritesAndFactories) {
   EXPECT_EQ(names, (std::vector<std::string>{"aten::exp", "aten::mul.Tensor"}));
 }
 
-TEST(SelectiveCheckpoint, ServesARetainedGraphAgain) {
+TEST(SelectiveCheckpoint, SupportsARetainedGraph) {
   const Counted counted = keeping(save_matmuls_and_attention());
   const at::Tensor x = leaf({5, 7}, 1), w = leaf({7, 7}, 2);
   const at::Tensor loss = checkpoint(counted.options, dense, x, w).sum();
@@ -546,7 +546,7 @@ TEST(SelectiveCheckpoint, ServesARetainedGraphAgain) {
   EXPECT_EQ(counted->replayed_operators, 4);
 }
 
-TEST(SelectiveCheckpoint, KeepsNothingThatIsNotReached) {
+TEST(SelectiveCheckpoint, SavesNoUnneededResults) {
   const at::Tensor x = leaf({64, 32}, 1), w = leaf({32, 32}, 2);
   const auto bytes_kept = [&](OperatorPolicy policy) {
     const Counted counted = keeping(std::move(policy));
@@ -561,7 +561,7 @@ TEST(SelectiveCheckpoint, KeepsNothingThatIsNotReached) {
   EXPECT_EQ(bytes_kept(save_operators({"aten::mm"})) - nothing, tensor);  // the result of mm
 }
 
-TEST(SelectiveCheckpoint, FreesWhatItKeptAsBackwardUsesIt) {
+TEST(SelectiveCheckpoint, FreesSavedResultsDuringBackward) {
   const at::Tensor x = leaf({64, 32}, 1), w = leaf({32, 32}, 2);
   const Counted counted = keeping(save_operators({"aten::mm"}));
   const testing::AllocatedBytes bytes;
@@ -569,7 +569,7 @@ TEST(SelectiveCheckpoint, FreesWhatItKeptAsBackwardUsesIt) {
   EXPECT_LT(bytes.now(), 64 * 32 * 4 + 32 * 32 * 4 + 512);
 }
 
-TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
+TEST(SelectiveCheckpoint, SupportsNestedCheckpoints) {
   Counted inner;
   const Counted outer = keeping(save_operators({"aten::mm"}));
   const auto fn = [&](const at::Tensor& a, const at::Tensor& b) {
@@ -585,7 +585,7 @@ TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
 }
 
 // PyTorch draws other numbers in the recomputation if a random operator's result was saved.
-TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKept) {
+TEST(SelectiveCheckpoint, RepeatsRandomNumbersAfterASavedOperator) {
   const auto fn = [](const at::Tensor& x) {
     const at::Tensor y = std::get<0>(at::native_dropout(x.exp(), 0.5, true));
     return at::dropout(y.square(), 0.5, true).square();
@@ -604,7 +604,7 @@ TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKep
   EXPECT_EQUAL(run(&all), run(nullptr));
 }
 
-TEST(SelectiveCheckpoint, Refusals) {
+TEST(SelectiveCheckpoint, RefusesSavedResultsChangedInPlace) {
   const Counted counted = keeping(save_operators({"aten::mm"}));
   const auto fn = [](const at::Tensor& a, const at::Tensor& b) { return a.mm(b).add_(1).sin(); };
   const at::Tensor loss = checkpoint(counted.options, fn, leaf({2, 2}, 1), leaf({2, 2}, 2)).sum();
@@ -624,7 +624,7 @@ TEST(SelectiveCheckpoint, Refusals) {
   }
 }
 
-TEST_ON_MESH(SelectiveCheckpoint, KeepsResultsOfDistributedTensors, {3}, {"dp"}) {
+TEST_ON_MESH(SelectiveCheckpoint, SavesResultsOfDistributedTensors, {3}, {"dp"}) {
   const auto run = [&](const Counted* counted) {
     const at::Tensor x = testing::leaf_on(mesh, uniform_values({5, 7}, 1), {Shard{0}});
     const at::Tensor w = testing::leaf_on(mesh, uniform_values({7, 7}, 2), {Replicate{}});

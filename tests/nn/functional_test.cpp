@@ -83,7 +83,7 @@ TEST(Functions, AgreeWithCompositions) {
 }
 
 /// Covers losses that use only the norm, only the sum, or both results of add_rms_norm().
-TEST(RmsNorm, OfASumAgreesWithComposition) {
+TEST(AddRmsNorm, AgreesWithComposition) {
   for (const Precision& precision : kPrecisions) {
     for (const auto& factors : {std::pair(1.0, 0.5), std::pair(1.0, 0.0), std::pair(0.0, 1.0)}) {
       const auto weigh = [&](const at::Tensor& normed, const at::Tensor& sum) {
@@ -106,7 +106,7 @@ TEST(RmsNorm, OfASumAgreesWithComposition) {
   }
 }
 
-TEST(RmsNorm, OfASumTakesWhatAnAdditionTakes) {
+TEST(AddRmsNorm, SupportsBroadcastAndMixedDtypes) {
   const at::Tensor x = at::randn({2, 3, 8}), weight = at::randn({8});
   for (const at::Tensor& residual : {at::randn({2, 3, 8}, at::kBFloat16), at::randn({8})}) {
     const auto [normed, sum] = add_rms_norm(x, residual, weight, 1e-5);
@@ -115,7 +115,7 @@ TEST(RmsNorm, OfASumTakesWhatAnAdditionTakes) {
   }
 }
 
-TEST(Functions, Refusals) {
+TEST(Functions, RefuseInvalidCalls) {
   const auto ones = [](at::IntArrayRef sizes) { return at::ones(sizes); };
   EXPECT_ERROR(rms_norm(ones({2, 3}), ones({4}), 1e-5), "sizes [2, 3]", "weight has sizes [4]");
   const at::Tensor x = at::randn({2, 3}).requires_grad_();
@@ -133,7 +133,7 @@ TEST(Functions, Refusals) {
                "the indices are of type Int");
 }
 
-TEST(RotaryEmbedding, OfTwoHasTheGradientOfOneThatIsUsed) {
+TEST(RotaryEmbedding, OfTwoTensorsSupportsAnUnusedResult) {
   const at::Tensor cos = at::randn({6, 10}), sin = at::randn({6, 10});
   at::Tensor q = at::randn({2, 6, 4, 10}).requires_grad_(), k = q.detach().clone().requires_grad_();
   rotary_embedding(q, k, cos, sin).second.square().sum().backward();
@@ -151,7 +151,7 @@ TEST(DropoutFunction, UsesOneMaskForValueAndGradient) {
   EXPECT_NEAR((y == 0).to(at::kFloat).mean().item<double>(), 0.4, 0.06);
 }
 
-TEST(DropoutFunction, APartOfTheBatchIsDrawnAsPartOfTheWhole) {
+TEST(DropoutFunction, OfABatchPartEqualsPartOfTheWhole) {
   const at::Tensor x = at::randn({8, 5});
   const at::Tensor whole = dropout(x, 0.5, {1, 2});
   const BatchPart part(3, 4);
@@ -163,7 +163,7 @@ DistributedTensor spread(const at::Tensor& tensor, const DeviceMesh& mesh,
   return distribute_tensor(tensor.detach().clone(), mesh, placements);
 }
 
-TEST_ON_MESH(DistributedRmsNorm, RefusesPlainTensorsBesideDistributedOnes, {2}, {"tp"}) {
+TEST_ON_MESH(DistributedRmsNorm, RefusesMixedPlainAndDistributedTensors, {2}, {"tp"}) {
   const at::Tensor x = spread(normal_values({6, 4}, 1), mesh, {Shard{0}}).tensor();
   EXPECT_ERROR(rms_norm(x, at::ones({4}), 1e-5), "argument 1, [4], is plain");
   const at::Tensor weight = spread(at::ones({4}), mesh, {Replicate{}}).tensor();
@@ -173,7 +173,7 @@ TEST_ON_MESH(DistributedRmsNorm, RefusesPlainTensorsBesideDistributedOnes, {2}, 
                rms_norm(normal_values({6, 4}, 1), at::ones({4}), 1e-5));
 }
 
-TEST_ON_MESH(DistributedRmsNorm, AddsAPlainResidualThatEveryRankHas, {2}, {"tp"}) {
+TEST_ON_MESH(DistributedRmsNorm, AcceptsAReplicatedPlainResidual, {2}, {"tp"}) {
   const at::Tensor x0 = normal_values({6, 4}, 1).requires_grad_(),
                    residual0 = normal_values({6, 4}, 2).requires_grad_(),
                    w0 = normal_values({4}, 3).requires_grad_();
@@ -225,7 +225,7 @@ TEST(DistributedEmbedding, AgreesWithOneRank) {
   }
 }
 
-TEST_ON_MESH(DistributedEmbedding, LeavesTheGradientOfATablePending, {2}, {"dp"}) {
+TEST_ON_MESH(DistributedEmbedding, LeavesTheTableGradientPending, {2}, {"dp"}) {
   const at::Tensor w = testing::leaf_on(mesh, normal_values({7, 6}, 1), {Replicate{}});
   leave_gradient_pending(w);
   const at::Tensor indices = distribute_tensor(at::arange(5, at::kLong), mesh, {Shard{0}}).tensor();

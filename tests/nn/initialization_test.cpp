@@ -23,7 +23,7 @@ std::shared_ptr<LayersOfEachKind> meta_model() {
   return testing::made_on_meta<LayersOfEachKind>();
 }
 
-TEST(MetaDevice, ParametersAndFactoriesAreMetaInItsScope) {
+TEST(MetaDevice, AppliesToParametersAndFactories) {
   const auto model = meta_model();
   for (const auto& [name, slot] : model->named_slots()) {
     EXPECT_TRUE(slot->get().is_meta()) << name;
@@ -47,7 +47,7 @@ TEST(ToEmpty, GivesStorageToEverySlot) {
   }
 }
 
-TEST(ToEmpty, LeavesWhatHasStorage) {
+TEST(ToEmpty, KeepsTensorsWithStorage) {
   Linear module(2, 2);
   const at::Tensor before = module.weight;
   to_empty(module, c10::kCPU);
@@ -63,12 +63,12 @@ TEST(ToEmpty, RefusesMetaBuffersOfLibtorch) {
   EXPECT_ERROR(to_empty(*model, c10::kCPU), "'stray'");
 }
 
-TEST(InitWeights, NeedsStorage) {
+TEST(InitWeights, RequiresStorage) {
   const auto model = meta_model();
   EXPECT_ERROR(init_weights(*model, 1), "to_empty");
 }
 
-TEST(InitWeights, SaysWhoFillsWhatItHasNot) {
+TEST(InitWeights, NamesUninitializedParametersAndTheRemedy) {
   struct Forgets : Module<Forgets> {
     Forgets() { scale = register_slot("scale", {3}); }
     Parameter scale;
@@ -82,7 +82,7 @@ TEST(InitWeights, SaysWhoFillsWhatItHasNot) {
   EXPECT_ERROR(check_initialized(module), "call nn::init_weights");
 }
 
-TEST(InitWeights, FillsByDefaultByTheParentAndByATable) {
+TEST(InitWeights, UsesDefaultsTheParentAndATable) {
   const auto model = meta_model();
   to_empty(*model, c10::kCPU);
   EXPECT_ERROR(check_initialized(*model), "parameters or buffers was never filled");
@@ -97,7 +97,7 @@ TEST(InitWeights, FillsByDefaultByTheParentAndByATable) {
   }
 }
 
-TEST(InitWeights, DependsOnTheSeedAndOnNothingElse) {
+TEST(InitWeights, DependsOnlyOnTheSeed) {
   const auto a = meta_model();
   const auto b = meta_model();
   const auto c = meta_model();
@@ -124,7 +124,7 @@ TEST(InitWeights, FillsATiedParameterOnce) {
   EXPECT_EQUAL(a->weight->detach(), expected);
 }
 
-TEST(InitBuffers, LeavesParametersAlone) {
+TEST(InitBuffers, KeepsParameters) {
   const auto model = meta_model();
   to_empty(*model, c10::kCPU);
   init_weights(*model, 1);
@@ -135,7 +135,7 @@ TEST(InitBuffers, LeavesParametersAlone) {
   EXPECT_TRUE(model->table->equal(at::arange(4, at::kFloat)));
 }
 
-TEST(InitBuffers, LeavesPersistentBuffersThatWereLoaded) {
+TEST(InitBuffers, KeepsLoadedPersistentBuffers) {
   struct Counts : Module<Counts> {
     Counts() { counts = register_buffer_slot("counts", {3}); }
     void reset_parameters(const InitContext& init) override {
@@ -151,7 +151,7 @@ TEST(InitBuffers, LeavesPersistentBuffersThatWereLoaded) {
   EXPECT_TRUE(module.counts->equal(at::full({3}, 7.0)));
 }
 
-TEST(InitBuffers, KeepsTheKeyAndTheCallsOfADropout) {
+TEST(InitBuffers, KeepsTheKeyAndCallsOfDropout) {
   Dropout dropout(0.5);
   init_buffers(dropout, 3);
   EXPECT_EQ(dropout.key()->seed, 3U);
@@ -162,7 +162,7 @@ TEST(InitBuffers, KeepsTheKeyAndTheCallsOfADropout) {
   EXPECT_EQ(dropout.calls(), 7U);
 }
 
-TEST(CheckInitialized, AcceptsSlotsThatAreMarked) {
+TEST(CheckInitialized, AcceptsMarkedSlots) {
   Linear module(2, 2);
   EXPECT_ERROR(check_initialized(module),
                "the storage of 2 parameters or buffers was never filled");
@@ -192,7 +192,7 @@ void expect_as_on_one_rank(const std::vector<std::int64_t>& sizes, const Placeme
   });
 }
 
-TEST(InitWeights, IsBitEqualOnMeshes) {
+TEST(InitWeights, GivesEqualWeightsOnAnyMesh) {
   expect_as_on_one_rank({4}, {Shard{0}});
   expect_as_on_one_rank({3}, {Shard{0}});
   expect_as_on_one_rank({2}, {Replicate{}});
@@ -253,12 +253,12 @@ const at::Tensor& input() {
   return x;
 }
 
-TEST(CallChecks, AllowAParameterThatIsUndefined) {
+TEST(CallChecks, AllowUndefinedParameters) {
   WithoutBias module;
   EXPECT_EQUAL(module(input()), input());
 }
 
-TEST(CallChecks, NoticeWhatWasFilledAndEmptied) {
+TEST(CallChecks, DetectUninitializedParameters) {
   Linear module(2, 2);
   module.weight->detach().zero_();
   EXPECT_ERROR(module(input()), "never filled ('bias')");
@@ -271,7 +271,7 @@ TEST(CallChecks, NoticeWhatWasFilledAndEmptied) {
   EXPECT_EQUAL(other(input()), input());
 }
 
-TEST_ON_MESH(CallChecks, KnowWhatWasFilledBeforeItWasDistributed, {2}, {"tp"}) {
+TEST_ON_MESH(CallChecks, DetectUninitializedDistributedParameters, {2}, {"tp"}) {
   Linear filled(4, 2, {.bias = false});
   filled.weight->detach().zero_();
   Linear empty(4, 2, {.bias = false});
@@ -284,7 +284,7 @@ TEST_ON_MESH(CallChecks, KnowWhatWasFilledBeforeItWasDistributed, {2}, {"tp"}) {
   EXPECT_TRUE(empty.slot("weight")->initialized());
 }
 
-TEST(CallChecks, RefuseForwardOfAModuleWithHooks) {
+TEST(CallChecks, RefuseDirectForwardOfAModuleWithHooks) {
   Linear module(2, 2);
   init_weights(module, 0);
   EXPECT_NO_THROW(module.forward(input()));
@@ -298,7 +298,7 @@ TEST(CallChecks, RefuseForwardOfAModuleWithHooks) {
   EXPECT_ERROR(module.forward(input()), "has hooks");
 }
 
-TEST(CallChecks, Refusals) {
+TEST(CallChecks, RefuseUnregisteredParameters) {
   HalfIn module;
   EXPECT_ERROR(module(input()), "parameter 'stray'", "no optimizer, no saving", "register_slot");
   EXPECT_ERROR(init_weights(module, 0), "parameter 'stray'");
@@ -365,7 +365,7 @@ TEST(CallChecks, Refusals) {
   }
 }
 
-TEST(CallChecks, AModuleMayBeRegisteredInTheForwardThatCallsIt) {
+TEST(CallChecks, AllowRegistrationDuringForward) {
   const auto child = std::make_shared<Linear>(2, 2);
   child->weight.slot()->set(at::eye(2));
   child->bias.slot()->set(at::zeros({2}));
@@ -375,7 +375,7 @@ TEST(CallChecks, AModuleMayBeRegisteredInTheForwardThatCallsIt) {
   EXPECT_EQ(child->fqn(), "fc");
 }
 
-TEST(CallChecks, AFrozenModuleMayBeApart) {
+TEST(CallChecks, AllowUnregisteredFrozenModules) {
   const auto teacher = std::make_shared<Sequential>(std::make_shared<Linear>(2, 2));
   struct Teaches : Module<Teaches> {
     at::Tensor forward(const at::Tensor& x) { return (*teacher)(x); }
@@ -393,7 +393,7 @@ TEST(CallChecks, AFrozenModuleMayBeApart) {
   EXPECT_EQUAL(module(at::ones({1, 2})), at::full({1, 2}, 6.0));
 }
 
-TEST(CallChecks, AFrozenModuleThatIsApartMustBeFilled) {
+TEST(CallChecks, RefuseUninitializedUnregisteredModules) {
   const auto child = std::make_shared<Linear>(2, 2);
   for (at::Tensor& parameter : child->parameters()) {
     parameter.requires_grad_(false);
@@ -427,12 +427,12 @@ struct KeepsTensors : Module<KeepsTensors> {
   bool reads_scale = false;
 };
 
-TEST(CallChecks, LeadToTieSlotWhereAMemberIsAssigned) {
+TEST(CallChecks, SuggestTieSlotForAnAssignedMember) {
   EXPECT_ERROR(adopt(std::make_shared<TorchTied>()), "'head.weight'", "tie_slot(\"weight\"");
   static_assert(!std::is_copy_assignable_v<Parameter>);
 }
 
-TEST(CallChecks, NameTheConstructorWhereATensorWasKeptOnMeta) {
+TEST(CallChecks, NameTheConstructorThatKeptAMetaTensor) {
   for (const bool reads_scale : {false, true}) {
     const auto module = testing::made_on_meta<KeepsTensors>();
     module->reads_scale = reads_scale;
@@ -443,7 +443,7 @@ TEST(CallChecks, NameTheConstructorWhereATensorWasKeptOnMeta) {
   }
 }
 
-TEST(CallChecks, AModuleMayBeKeptApartOnPurpose) {
+TEST(CallChecks, AllowAMarkedUnregisteredModule) {
   const auto teacher = std::make_shared<Linear>(2, 2);
   init_weights(*teacher, 0);
   Forgets module(teacher);

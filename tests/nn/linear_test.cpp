@@ -31,7 +31,7 @@ using testing::results_of;
 
 using Tensors = std::vector<at::Tensor>;
 
-TEST(LinearProduct, HasLibtorchsBits) {
+TEST(LinearProduct, MatchesLibtorchExactly) {
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
     for (const std::vector<std::int64_t>& sizes :
          {std::vector<std::int64_t>{7, 12}, {2, 5, 12}, {1, 12}, {0, 12}, {2, 3, 4, 12}, {12}}) {
@@ -57,7 +57,7 @@ TEST(LinearProduct, IsCastByAutocast) {
   EXPECT_TRUE(weight.grad().defined());
 }
 
-TEST(LinearProduct, MayBeWrittenTo) {
+TEST(LinearProduct, SupportsInPlaceChangesOfTheResult) {
   const auto doubled = [](auto product) {
     return [product](const Tensors& v) { return product(v[0], v[1], v[2]).mul_(2); };
   };
@@ -79,7 +79,7 @@ TEST(LinearProduct, IsDifferentiableTwice) {
               1e-5, 1e-5);
 }
 
-TEST(LinearProduct, KeepsNoInputOfAFrozenWeight) {
+TEST(LinearProduct, SavesNoInputForAFrozenWeight) {
   const at::Tensor weight = normal_values({6, 6}, 1);
   const at::Tensor x = normal_values({50, 6}, 2).requires_grad_();
   linear_product(x.mul(2), weight, {});
@@ -142,7 +142,7 @@ int added_products(Model& model, const at::Tensor& input = normal_values({5, 6},
   return AddedTerms::products();
 }
 
-TEST(LinearProducts, AreThoseOfEachCall) {
+TEST(LinearProducts, EqualSeparateCalls) {
   for (const bool bias : {false, true}) {
     Model model(bias);
     for (const std::vector<std::int64_t>& sizes :
@@ -156,7 +156,7 @@ TEST(LinearProducts, AreThoseOfEachCall) {
   }
 }
 
-TEST(LinearProducts, MayHaveFrozenWeights) {
+TEST(LinearProducts, SupportFrozenWeights) {
   Model model;
   model.k->weight->requires_grad_(false);
   expect_that_of_calls(model, normal_values({5, 6}, 1));
@@ -166,7 +166,7 @@ TEST(LinearProducts, MayHaveFrozenWeights) {
   expect_that_of_calls(model, normal_values({5, 6}, 1));
 }
 
-TEST(LinearProducts, ServeSeveralBackwards) {
+TEST(LinearProducts, SupportSeveralBackwards) {
   Model model;
   const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
   const at::Tensor loss = model(x).square().sum();
@@ -177,7 +177,7 @@ TEST(LinearProducts, ServeSeveralBackwards) {
   EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
 }
 
-TEST(LinearProducts, ServeBackwardsOfOneResultEach) {
+TEST(LinearProducts, SupportSeparateBackwardsOfResults) {
   Model model;
   const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
   // q and k share only the autograd node of view(): each result allows a separate backward.
@@ -192,7 +192,7 @@ TEST(LinearProducts, ServeBackwardsOfOneResultEach) {
 }
 
 // With one row, the gradient of the bias is a view of the gradient of the result.
-TEST(LinearProducts, OfOneRowMayAddToTheBiasTwice) {
+TEST(LinearProducts, OfOneRowAccumulateBiasGradients) {
   Model model(/*bias=*/true);
   const auto gradient_of_x = [&](bool together) {
     model.together = together;
@@ -205,7 +205,7 @@ TEST(LinearProducts, OfOneRowMayAddToTheBiasTwice) {
   EXPECT_CLOSE(gradient_of_x(true), gradient_of_x(false), 1e-5, 1e-5);
 }
 
-TEST(LinearProducts, ShowAHookTheWholeGradient) {
+TEST(LinearProducts, GiveHooksTheWholeGradient) {
   Model model;
   const at::Tensor input = normal_values({5, 6}, 1);
   const at::Tensor expected = results_of(model, input, false)[1];
@@ -233,7 +233,7 @@ TEST(LinearProducts, AreDifferentiableTwice) {
   EXPECT_EACH(second(true), second(false), 1e-4, 1e-4);
 }
 
-TEST(LinearProducts, RunTheHooksOfEach) {
+TEST(LinearProducts, RunTheHooksOfAllModules) {
   Model model;
   std::string order;
   const auto watch = [&](Linear& linear, const std::string& name, double factor) {
@@ -251,13 +251,13 @@ TEST(LinearProducts, RunTheHooksOfEach) {
   EXPECT_EQ(added_products(model), 2);
 }
 
-TEST(LinearProducts, OfInputsThatHooksReplaceAreTheirs) {
+TEST(LinearProducts, UseInputsReplacedByHooks) {
   Model model;
   model.k->add_forward_pre_hook([](auto&, TensorList inputs) { *inputs[0] = inputs[0]->mul(3); });
   expect_that_of_calls(model, normal_values({5, 6}, 1));
 }
 
-TEST(LinearProducts, OfAnInputThatAHookWritesToAreOfItsValuesThen) {
+TEST(LinearProducts, UseInputsChangedInPlaceByHooks) {
   Model model;
   model.k->add_forward_pre_hook([](auto&, TensorList inputs) { inputs[0]->mul_(3); });
   // Writing to x is legal: q is frozen and saves no x, and k has not run yet.
@@ -272,7 +272,7 @@ TEST(LinearProducts, OfAnInputThatAHookWritesToAreOfItsValuesThen) {
   EXPECT_CLOSE(gradient_of_x(true), gradient_of_x(false), 1e-5, 1e-5);
 }
 
-TEST(LinearProducts, WithAnAdapterACheckpointOrAnotherProductAreCalledApart) {
+TEST(LinearProducts, AreSeparateForAdaptersCheckpointsAndCustomProducts) {
   const std::vector<std::function<void(Model&)>> changes{
       [](Model& model) {
         apply_lora(model, {.rank = 2, .targets = {"k"}});
@@ -292,7 +292,7 @@ TEST(LinearProducts, WithAnAdapterACheckpointOrAnotherProductAreCalledApart) {
   }
 }
 
-TEST(LinearProducts, InACheckpointAreComputedAgainOnce) {
+TEST(LinearProducts, AreRecomputedOnceInACheckpoint) {
   Model model;
   RMSNorm norm(6);
   testing::fill(norm);
@@ -309,7 +309,7 @@ TEST(LinearProducts, InACheckpointAreComputedAgainOnce) {
   EXPECT_EQ(counted->recomputations, 1);
 }
 
-TEST(LinearProducts, NameTheModuleThatDoesNotFit) {
+TEST(LinearProducts, ReportTheMismatchedModule) {
   Projections model;
   Linear other(5, 4);
   testing::fill(model);
@@ -325,7 +325,7 @@ struct Split {
 
 class DistributedLinearProducts : public ::testing::TestWithParam<Split> {};
 
-TEST_P(DistributedLinearProducts, AreThoseOfOneRank) {
+TEST_P(DistributedLinearProducts, EqualProductsOfOneRank) {
   for (const int ranks : {2, 3}) {
     AddedTerms::reset();
     RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
@@ -380,7 +380,7 @@ at::Tensor term(const at::Tensor& weight, std::uint64_t seed) {
   return w.grad();
 }
 
-TEST(AddedGradient, IsTheSum) {
+TEST(AddedGradient, IsAddedInPlace) {
   const at::Tensor weight = leaf();
   AddedTerms::reset();
   const AddedTerms counted;
@@ -393,7 +393,7 @@ TEST(AddedGradient, IsTheSum) {
   EXPECT_CLOSE(first, term(weight, 2) + term(weight, 3), 1e-5, 1e-5);
 }
 
-TEST(AddedGradient, IsThatOfEachUseOfAWeight) {
+TEST(AddedGradient, CoversEachUseOfAWeight) {
   const at::Tensor weight = leaf();
   (loss_of(weight, 2) + loss_of(weight, 3)).backward();
   AddedTerms::reset();
@@ -405,7 +405,7 @@ TEST(AddedGradient, IsThatOfEachUseOfAWeight) {
 }
 
 // The hook must get only the new gradient: adding in place would give the hook the sum.
-TEST(AddedGradient, IsLeftToAHook) {
+TEST(AddedGradient, IsPassedToHooksUnadded) {
   const at::Tensor weight = leaf();
   loss_of(weight, 2).backward();
   at::Tensor seen;
@@ -418,7 +418,7 @@ TEST(AddedGradient, IsLeftToAHook) {
   EXPECT_CLOSE(weight.grad(), term(weight, 2) + 10 * term(weight, 3), 1e-5, 1e-4);
 }
 
-TEST(AddedGradient, IsReturnedToWhoAsksForIt) {
+TEST(AddedGradient, IsReturnedByAutogradGrad) {
   const at::Tensor weight = leaf();
   loss_of(weight, 2).backward();
   const at::Tensor before = weight.grad().clone();
@@ -426,7 +426,7 @@ TEST(AddedGradient, IsReturnedToWhoAsksForIt) {
   EXPECT_EQUAL(weight.grad(), before);
 }
 
-TEST(AddedGradient, MayBeRecorded) {
+TEST(AddedGradient, SupportsCreateGraph) {
   const at::Tensor weight = leaf();
   loss_of(weight, 2).backward();
   loss_of(weight, 3).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
@@ -439,7 +439,7 @@ TEST(AddedGradient, MayBeRecorded) {
   weight.mutable_grad() = at::Tensor();
 }
 
-TEST(AddedGradient, MayBeOfAnotherTypeThanTheSum) {
+TEST(AddedGradient, MayDifferInDtypeFromTheSum) {
   const at::Tensor weight = leaf().detach().to(at::kBFloat16).requires_grad_();
   const at::Tensor sum = at::zeros({4, 6});
   weight.mutable_grad() = sum;
@@ -449,7 +449,7 @@ TEST(AddedGradient, MayBeOfAnotherTypeThanTheSum) {
 }
 
 // AccumulateGrad takes a lock, so several threads may add to one gradient.
-TEST(AddedGradient, MayComeOfSeveralThreads) {
+TEST(AddedGradient, SupportsSeveralThreads) {
   constexpr int kThreads = 4, kTimes = 20;
   const at::Tensor weight = leaf();
   loss_of(weight, 2).backward();
@@ -474,7 +474,7 @@ struct Spread {
 
 class AddedDistributedGradient : public ::testing::TestWithParam<Spread> {};
 
-TEST_P(AddedDistributedGradient, IsTheSum) {
+TEST_P(AddedDistributedGradient, IsAddedCorrectly) {
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     const auto& [of_weight, of_x, of_result] = GetParam();
     const at::Tensor weight = testing::leaf_on(mesh, normal_values({4, 6}, 1), {of_weight});
@@ -521,7 +521,7 @@ TEST(Fp8, ConvertsLinearsByNameAndSize) {
   EXPECT_EQ(convert_to_fp8(larger, {.multiple_of = 32}), Names{});
 }
 
-TEST(Fp8, LeavesATiedWeight) {
+TEST(Fp8, SkipsATiedWeight) {
   Mlp model;
   const Linear other(16, 32);
   model.up->tie_slot("weight", other.slot("weight"));
@@ -551,7 +551,7 @@ TEST(Fp8, ConvertsAFusedLinear) {
                kernels::fp8_linear(x, fused.weight->detach().narrow(0, 16, 16)));
 }
 
-TEST(Fp8, KeepsAnAdapterInItsType) {
+TEST(Fp8, KeepsTheDtypeOfAnAdapter) {
   testing::Filled<Linear> linear(16, 32, LinearOptions{.bias = false});
   convert_to_fp8(linear);
   apply_lora(linear, {.rank = 16, .alpha = 16, .targets = {""}});
@@ -568,7 +568,7 @@ TEST(Fp8, KeepsAnAdapterInItsType) {
   EXPECT_TRUE(branch->b->weight->grad().defined());
 }
 
-TEST(Fp8, IsAMatrixProductForActivationCheckpointing) {
+TEST(Fp8, CountsInActivationCheckpointingPolicies) {
   testing::Filled<Mlp> model;
   convert_to_fp8(model);
   const auto counts = std::make_shared<CheckpointCounts>();
@@ -578,7 +578,7 @@ TEST(Fp8, IsAMatrixProductForActivationCheckpointing) {
   EXPECT_EQ(counts->kept_operators, 3);
 }
 
-TEST(Fp8, RefusesWhatItCannotConvert) {
+TEST(Fp8, RefusesUnsupportedModules) {
   Mlp model;
   EXPECT_ERROR(convert_to_fp8(model, {.exclude = {"lm_head"}}), "'lm_head' matches no nn::Linear");
   EXPECT_ERROR(convert_to_fp8(model, {.multiple_of = 0}), "multiple_of is 0");
@@ -603,7 +603,7 @@ struct AdaptedMlp final : Module<AdaptedMlp> {
   Child<Linear> down{*this, "down", 7, 5};
 };
 
-TEST(Lora, AddsNothingAtFirstBesideFrozenWeights) {
+TEST(Lora, InitiallyChangesNoResult) {
   AdaptedMlp plain, adapted;
   init_weights(plain, 3);
   apply_lora(adapted, {.rank = 2, .alpha = 6, .targets = {"up", "d*"}, .dropout = 0.1});
@@ -625,7 +625,7 @@ TEST(Lora, AddsNothingAtFirstBesideFrozenWeights) {
   }
 }
 
-TEST(Lora, AddsItsProductAndMergesIntoTheWeight) {
+TEST(Lora, AddsTheLowRankProductAndMerges) {
   Linear linear(5, 7);
   apply_lora(linear, {.rank = 2, .alpha = 3, .targets = {""}});
   testing::fill(linear);
@@ -643,7 +643,7 @@ TEST(Lora, AddsItsProductAndMergesIntoTheWeight) {
   EXPECT_TRUE(linear.weight->allclose(weight, 1e-5, 1e-6));
 }
 
-TEST(Lora, IsMadeBesideMetaWeightsAndInTheirType) {
+TEST(Lora, FollowsTheDeviceAndDtypeOfWeights) {
   const auto model = testing::made_on_meta<AdaptedMlp>();
   apply_lora(*model, {.targets = {"up"}});
   EXPECT_TRUE(model->up->attached<LoraBranch>()->a->weight->is_meta());
@@ -653,7 +653,7 @@ TEST(Lora, IsMadeBesideMetaWeightsAndInTheirType) {
   EXPECT_EQ(wide.attached<LoraBranch>()->b->weight->scalar_type(), at::kDouble);
 }
 
-TEST(Lora, IsFilledWhereALoadHasLeftItOut) {
+TEST(Lora, IsInitializedIfMissingFromALoad) {
   AdaptedMlp model, fresh;
   testing::fill(model);
   const at::Tensor loaded = model.up->weight->detach().clone();
@@ -686,7 +686,7 @@ TEST(Lora, OfExpertsStartsWithTheValuesOfSeparateLinears) {
   }
 }
 
-TEST(Lora, RefusesWhatItCannotAdapt) {
+TEST(Lora, RefusesUnsupportedTargets) {
   AdaptedMlp model;
   EXPECT_ERROR(apply_lora(model, {.rank = 0, .targets = {"up"}}), "rank 0", "1 or more");
   EXPECT_ERROR(apply_lora(model, {.targets = {"up"}, .dropout = 1}), "dropout 1", "[0, 1)");
@@ -706,7 +706,7 @@ TEST(Lora, RefusesWhatItCannotAdapt) {
   EXPECT_ERROR(apply_lora(tied, {.targets = {"up"}}), "'up'", "tied");
 }
 
-TEST(Freeze, TakesParametersByAnyOfTheirNames) {
+TEST(Freeze, MatchesAnyNameOfAParameter) {
   AdaptedMlp model;
   freeze(model, {"norm.*", "down.bias"});
   for (const auto& [name, slot] : model.named_slots()) {

@@ -46,7 +46,7 @@ struct Parent : Module<Parent> {
   Child<Affine> first{*this, "first"}, second{*this, "second"};
 };
 
-TEST(Child, IsRegisteredWhereItIsDeclaredAndCalledWithItsHooks) {
+TEST(Child, IsRegisteredAtItsDeclarationAndCalledWithHooks) {
   Parent parent;
   EXPECT_EQ(
       testing::names_of(parent.named_slots()),
@@ -104,7 +104,7 @@ TEST(Module, RunsPostHooksWithoutTensorsForVoid) {
   EXPECT_TRUE(module.seen.defined());
 }
 
-TEST(Module, MayAddAHookFromAHook) {
+TEST(Module, AllowsAHookToAddAHook) {
   Silent module;
   int runs = 0;
   module.add_forward_pre_hook([&](ModuleBase& m, TensorList) {
@@ -135,7 +135,7 @@ TEST(Module, ConvertsParametersAndFloatingPointBuffers) {
   EXPECT_TRUE(module.weight->is_leaf() && module.weight->requires_grad());
 }
 
-TEST(Slot, SwapReachesEveryName) {
+TEST(Slot, NewTensorIsVisibleUnderEveryName) {
   Affine module;
   const at::Tensor weight = at::full({3}, 5.0).requires_grad_();
   const at::Tensor bias = at::full({3}, 7.0).requires_grad_();
@@ -147,7 +147,7 @@ TEST(Slot, SwapReachesEveryName) {
   EXPECT_EQ(module(at::ones({3}))[0].item<double>(), 12.0);
 }
 
-TEST(Slot, TiedParametersAreOne) {
+TEST(Slot, IsSharedByTiedParameters) {
   auto a = std::make_shared<Linear>(4, 4, LinearOptions{.bias = false});
   auto b = std::make_shared<Linear>(4, 4, LinearOptions{.bias = false});
   Sequential both(a, b);
@@ -171,7 +171,7 @@ TEST(Slot, OutlivesItsModule) {
   EXPECT_EQUAL(slot->get(), at::ones({2, 2}));
 }
 
-TEST(Slot, PersistsBesideTheGatheredTensor) {
+TEST(Slot, KeepsThePersistentTensorWhileGathered) {
   Linear module(2, 2, {.bias = false});
   const SlotPtr slot = module.slot("weight");
   const at::Tensor sharded = at::zeros({1, 2});
@@ -186,7 +186,7 @@ struct Stock : torch::nn::Module {
   Stock() { register_parameter("w", at::ones({2})); }
 };
 
-TEST(Slot, Refusals) {
+TEST(Slot, RefusesInvalidCalls) {
   Linear a(4, 4);
   Linear b(5, 4);
   EXPECT_ERROR(b.tie_slot("weight", a.slot("weight")), "was to be tied to one of sizes");
@@ -197,7 +197,7 @@ TEST(Slot, Refusals) {
   EXPECT_ERROR(root.named_slots(), "'stock.w'");
 }
 
-TEST(Module, TrainsParametersOfEveryTypeThatCanHaveAGradient) {
+TEST(Module, TrainsParametersOfEveryDifferentiableDtype) {
   struct Complex : Module<Complex> {
     Complex() {
       filter = register_slot("filter", at::ones({3}, at::kComplexFloat));
@@ -274,7 +274,7 @@ struct Scaled : Module<Scaled> {
   at::Tensor table;
 };
 
-TEST(Module, NamesABufferOfAnotherTypeInAnErrorOfLibtorch) {
+TEST(Module, NamesABufferOfAnotherDtypeInErrors) {
   for (const bool of_libtorch : {true, false}) {
     struct Root : Module<Root> {
       explicit Root(bool of_libtorch) : scaled(*this, "scaled", of_libtorch) {}
@@ -291,7 +291,7 @@ TEST(Module, NamesABufferOfAnotherTypeInAnErrorOfLibtorch) {
   }
 }
 
-TEST(Linear, StartsWithinItsBoundAndDefersItsBias) {
+TEST(Linear, InitializesWithinTheBoundAndDefersTheBias) {
   Linear module(100, 50);
   init_weights(module, 1);
   EXPECT_LE(module.weight->abs().max().item<double>(), 0.1);
@@ -304,14 +304,14 @@ TEST(Linear, StartsWithinItsBoundAndDefersItsBias) {
   EXPECT_FALSE(without.bias.defined());
 }
 
-TEST(Embedding, StartsStandardNormal) {
+TEST(Embedding, IsInitializedStandardNormal) {
   Embedding module(200, 50);
   init_weights(module, 1);
   EXPECT_NEAR(module.weight->mean().item<double>(), 0.0, 0.04);
   EXPECT_NEAR(module.weight->std().item<double>(), 1.0, 0.03);
 }
 
-TEST(Norms, AreLibtorchs) {
+TEST(Norms, AgreeWithLibtorch) {
   LayerNorm layer_norm(6);
   RMSNorm rms_norm(6, 1e-3);
   init_weights(layer_norm, 1);
@@ -321,7 +321,7 @@ TEST(Norms, AreLibtorchs) {
   EXPECT_CLOSE(rms_norm(x), at::rms_norm(x, {6}, {}, 1e-3), 1e-5, 1e-6);
 }
 
-TEST(Dropout, DrawsAnewAtEachCallAndReplaysOne) {
+TEST(Dropout, DrawsANewMaskAndRepeatsAGivenCall) {
   Dropout module(0.5);
   const at::Tensor x = at::ones({1000});
   EXPECT_FALSE(module(x).equal(module(x)));
@@ -337,7 +337,7 @@ struct DropBlock : Module<DropBlock> {
   Child<Dropout> drop{*this, "drop", 0.5};
 };
 
-TEST(Dropout, DrawsByItsNameInTheWholeModelAlsoAfterAPartWasAskedForNames) {
+TEST(Dropout, DependsOnItsNameInTheWholeModel) {
   const auto masks = [](bool ask_parts) {
     struct Two : Module<Two> {
       std::vector<at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }
@@ -357,7 +357,7 @@ TEST(Dropout, DrawsByItsNameInTheWholeModelAlsoAfterAPartWasAskedForNames) {
   EXPECT_TRUE(asked[0].equal(fresh[0]) && asked[1].equal(fresh[1]));
 }
 
-TEST(Dropout, Refusals) {
+TEST(Dropout, RefusesInvalidUse) {
   struct Makes : Module<Makes> {
     at::Tensor forward(const at::Tensor& x) { return Dropout(0.5)(x); }
   };
@@ -376,7 +376,7 @@ TEST(Sequential, RunsItsModulesInOrder) {
   EXPECT_EQ(both.named_slots()[2].first, "1.weight");
 }
 
-TEST(ModuleList, GivesItsModulesByType) {
+TEST(ModuleList, ReturnsModulesByType) {
   ModuleList list;
   auto module = list.push_back(std::make_shared<Linear>(3, 4));
   EXPECT_EQ(list.at<Linear>(0), module);
@@ -409,7 +409,7 @@ void gather_output(TensorList tensors, const DeviceMesh&) {
   *tensors[0] = DistributedTensor(*tensors[0]).full_tensor();
 }
 
-TEST_ON_MESH(DistributeModule, ComputesWhatThePlainModuleDoes, {4}, {"tp"}) {
+TEST_ON_MESH(DistributeModule, MatchesThePlainModule, {4}, {"tp"}) {
   const auto plain = initialized();
   const auto expected = (*plain)(tokens());
   expected.pow(2).sum().backward();
@@ -463,7 +463,7 @@ Names visited(Tree& tree, const detail::ModuleWalk& walk = {}) {
   return names;
 }
 
-TEST(VisitModules, GoesInTheOrderAskedFor) {
+TEST(VisitModules, VisitsInTheRequestedOrder) {
   Tree tree;
   const auto is_block = [&](const torch::nn::Module& module) {
     return &module == tree.block.get();
@@ -530,7 +530,7 @@ std::vector<int> numbers(T value) {
 
 using Ints = std::vector<int>;
 
-TEST(VisitTensors, FindsThoseInContainersAndNoneInOtherTypes) {
+TEST(VisitTensors, FindsTensorsInContainers) {
   EXPECT_EQ(numbers(number(1)), Ints{1});
   EXPECT_EQ(numbers(std::tuple(number(1), 7, std::pair(number(2), number(3)))), (Ints{1, 2, 3}));
   EXPECT_EQ(numbers(std::vector{number(1), number(2)}), (Ints{1, 2}));
@@ -614,7 +614,7 @@ TEST(FqnPattern, MatchesNames) {
 }
 
 // An algorithm that backtracks over all stars would need exponential time for this pattern.
-TEST(FqnPattern, ManyStarsTakeNoTime) {
+TEST(FqnPattern, MatchesManyStarsQuickly) {
   std::string stars, name, levels, path;
   for (int i = 0; i < 40; ++i) {
     stars += "*a";

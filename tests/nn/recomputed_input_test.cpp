@@ -63,7 +63,7 @@ Tensors values_for_silu() {
   return {normal_values({11, 6}, 1), normal_values({11, 6}, 2), normal_values({4, 6}, 3)};
 }
 
-TEST(RecomputedInput, HasTheBitsOfAKeptOne) {
+TEST(RecomputedInput, EqualsASavedInput) {
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     expect_equal_bits(with_norm, with_kept_norm, values_for_norm(type));
     expect_equal_bits(with_norm_of_sum, with_kept_norm_of_sum, values_for_norm_of_sum(type));
@@ -83,7 +83,7 @@ std::int64_t kept_bytes(const Function& function, const Tensors& values) {
   return memory.now() - static_cast<std::int64_t>(y.nbytes());
 }
 
-TEST(RecomputedInput, IsNotKept) {
+TEST(RecomputedInput, IsNotSaved) {
   constexpr std::int64_t kRows = 64, kSize = 32;
   const Tensors norm{normal_values({kRows, kSize}, 1), normal_values({kSize}, 2),
                      normal_values({2, kSize}, 3), normal_values({2, kSize}, 4)};
@@ -118,7 +118,7 @@ TEST(RecomputedInput, OfASumIsFreedWithItsGraph) {
   EXPECT_EQ(memory.now(), 0);
 }
 
-TEST(RecomputedInput, ServesTwoBackwards) {
+TEST(RecomputedInput, SupportsTwoBackwards) {
   for (const auto& [function, values] :
        {std::pair<Function, Tensors>(with_norm, values_for_norm()),
         std::pair<Function, Tensors>(with_silu, values_for_silu())}) {
@@ -136,7 +136,7 @@ TEST(RecomputedInput, ServesTwoBackwards) {
 }
 
 // After a program has written to the norm's result, later products must save the written result.
-TEST(RecomputedInput, IsKeptOnceWrittenTo) {
+TEST(RecomputedInput, IsSavedAfterAnInPlaceWrite) {
   const auto written = [](auto product) {
     return [product](const Tensors& v) {
       const at::Tensor y = rms_norm(v[0], v[1], kEps);
@@ -151,7 +151,7 @@ TEST(RecomputedInput, IsKeptOnceWrittenTo) {
                     {normal_values({11, 6}, 1), normal_values({6}, 2), normal_values({4, 6}, 3)});
 }
 
-TEST(RecomputedInput, MayBeWrittenToAfterwards) {
+TEST(RecomputedInput, MayBeWrittenAfterTheProduct) {
   const Tensors values{normal_values({11, 6}, 1), normal_values({6}, 2), normal_values({4, 6}, 3)};
   expect_equal_bits(
       [](const Tensors& v) {
@@ -164,7 +164,7 @@ TEST(RecomputedInput, MayBeWrittenToAfterwards) {
       [](const Tensors& v) { return libtorchs(rms_norm(v[0], v[1], kEps), v[2]); }, values);
 }
 
-TEST(RecomputedInput, IsRefusedWhereWhatMadeItWasWrittenTo) {
+TEST(RecomputedInput, IsRefusedIfItsSourceWasWritten) {
   const at::Tensor gate = normal_values({5, 6}, 1).requires_grad_().mul(1);
   const at::Tensor up = normal_values({5, 6}, 2);
   const at::Tensor weight = normal_values({4, 6}, 3).requires_grad_();
@@ -189,7 +189,7 @@ TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
   EXPECT_EQUAL(found[1], expected[4]);
 }
 
-TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptOne) {
+TEST(RecomputedInput, SupportsSecondDerivatives) {
   const auto second = [](const Function& function) {
     return [function](const Tensors& v) {
       return torch::autograd::grad({function(v).square().sum()}, {v[2]}, {}, /*retain_graph=*/true,
@@ -226,7 +226,7 @@ std::vector<std::string> operators_of_backward(const at::Tensor& y) {
   return calls.names;
 }
 
-TEST(RecomputedInput, OfSiluMulComesWithTheGradientsOfItsInputs) {
+TEST(RecomputedInput, OfSiluMulSharesAKernelWithBackward) {
   Tensors v = leaves_of(values_for_silu());
   EXPECT_EQ(operators_of_backward(with_silu(v)),
             std::vector<std::string>{"tessera::silu_mul_with_gradients"});
@@ -236,7 +236,7 @@ TEST(RecomputedInput, OfSiluMulComesWithTheGradientsOfItsInputs) {
 }
 
 /// A hook or a second use of silu_mul's result changes the gradient that the product computed.
-TEST(RecomputedInput, OfSiluMulHasOtherGradientsWhereItsOwnIsAnother) {
+TEST(RecomputedInput, OfSiluMulRespectsHooksAndOtherUses) {
   const auto hooked = [](auto product, const std::function<at::Tensor(at::Tensor)>& hook) {
     return [=](const Tensors& v) {
       const at::Tensor inner = silu_mul(v[0], v[1]);
@@ -260,7 +260,7 @@ TEST(RecomputedInput, OfSiluMulHasOtherGradientsWhereItsOwnIsAnother) {
               results_of(used_twice(libtorchs), values_for_silu()), 1e-5, 1e-5);
 }
 
-TEST(RecomputedInput, IsLeftToACheckpoint) {
+TEST(RecomputedInput, IsNotRecomputedTwiceInACheckpoint) {
   const auto expect_left = [](const Function& function, const Function& kept, const Tensors& v) {
     const testing::Counted counted;
     expect_equal_bits(
