@@ -51,13 +51,13 @@ def chosen(described, prefixes):
             left_out.append(name)
             continue
         if not new or new in names:
-            sys.exit(f"error: '{name}' would be '{new}', as '{names.get(new, 'no tensor')}' is; correct --prefix")
+            sys.exit(f"error: --prefix renames '{name}' to " + (f"'{new}', the new name of '{names[new]}'" if new else "''") + "; correct --prefix")
         if each.properties.dtype not in DTYPES:
-            sys.exit(f"error: '{name}' is of type {each.properties.dtype}, which safetensors has not")
+            sys.exit(f"error: '{name}' is of type {each.properties.dtype}, which safetensors does not support")
         names[new] = name
     if not names:
-        sys.exit(f"error: no tensor is left of {len(described)} entries, beginning with "
-                 f"'{min(described, default='')}'; correct --prefix")
+        sys.exit(f"error: no tensor is left of {len(described)} entries (the first is "
+                 f"'{min(described, default='')}'); correct --prefix")
     return dict(sorted(names.items())), left_out
 
 
@@ -91,7 +91,7 @@ def convert(checkpoint, out, prefixes, is_step):
     os.makedirs(out, exist_ok=True)
     target = os.path.join(out, "shard-00001-model-00001-of-00001.safetensors" if is_step else "model.safetensors")
     if os.path.exists(target):
-        sys.exit(f"error: '{target}' is there already; give another folder")
+        sys.exit(f"error: '{target}' already exists; pass another folder")
     header = header_of(described, names, is_step)
     try:
         with open(target + ".part", "wb") as file:
@@ -117,10 +117,10 @@ def main():
     parser.add_argument("--step", action="store_true")
     arguments = parser.parse_args()
     if not os.path.exists(os.path.join(arguments.checkpoint, ".metadata")):
-        sys.exit(f"error: '{arguments.checkpoint}' has no .metadata; give the folder that dcp.save wrote")
+        sys.exit(f"error: '{arguments.checkpoint}' has no .metadata; pass the folder that dcp.save wrote")
     wrong = [prefix for prefix in arguments.prefix if "=" not in prefix]
     if wrong:
-        sys.exit(f"error: --prefix {wrong[0]} has no '='; write FROM=TO, 'model.=' to take 'model.' away")
+        sys.exit(f"error: --prefix {wrong[0]} has no '='; pass FROM=TO, such as 'model.=' to remove 'model.'")
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     prefixes = [prefix.split("=", 1) for prefix in arguments.prefix]
     try:

@@ -596,7 +596,7 @@ def main():
     except OSError as error:
         sys.exit(f"tessera_plot: {error}")
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        sys.exit(f"tessera_plot: {given.file} is no JSON of the kind '{given.what}' ({type(error).__name__}: {error})")
+        sys.exit(f"tessera_plot: {given.file} is not a JSON file of the kind '{given.what}' ({type(error).__name__}: {error})")
     print(f"page: {out}")
 
 if __name__ == "__main__":

@@ -74,20 +74,20 @@ def check(condition, message):
 def check_names(found, known, where):
     for name in found:
         near = difflib.get_close_matches(name, known, 1, 0)
-        check(name in known, f"{where} has \"{name}\", which is no name of it; did you mean \"{near[0] if near else ''}\"?")
+        check(name in known, f"{where} has the unknown name \"{name}\"; did you mean \"{near[0] if near else ''}\"?")
 
 
 def check_flags(flags, where):
     for name, value in flags.items():
-        check(name not in OWN, f"{where} has \"{name}\", which each run has from the experiment itself; leave it out"
-              + (", and give seeds = [...] instead" if name == "seed" else ""))
+        check(name not in OWN, f"{where} has \"{name}\", which the experiment sets for each run; leave the flag out"
+              + (", and write seeds = [...] instead" if name == "seed" else ""))
         parts = value if isinstance(value, list) else [value]
         check(all(isinstance(part, (str, int, float)) and (not isinstance(part, float) or math.isfinite(part)) for part in parts),
               f"{where}: \"{name}\" must be a flag's value: a string, a finite number, true, false, or an array of these")
     for name in WHOLE:
         count = flags.get(name, 1)
-        check(type(count) is int and count > 0, f"{where}: {name} = {json.dumps(count)} is no "
-              f"{'number of ranks' if name in DEGREES else 'whole number'}; give 1 or more")
+        check(type(count) is int and count > 0, f"{where}: {name} = {json.dumps(count)} is not a "
+              f"{'number of ranks' if name in DEGREES else 'whole number above 0'}; write 1 or more")
     for name in TEXTS:
         check(isinstance(flags.get(name, ""), str), f"{where}: {name} = {json.dumps(flags.get(name))} must be a string")
     return flags
@@ -100,8 +100,8 @@ def check_vocabulary(run, home):
     if not by_bytes or "config" not in run.flags or "model" in run.flags or "tokenizer" in run.flags:
         return
     size = config_of(home, run.flags).get("vocab_size", BYTES)
-    check(size == BYTES, f"run \"{run.name}\" has {by_bytes[0]} without a tokenizer, and {run.flags['config']} a vocabulary of {size}, "
-          f"but the tokens of a text are its bytes; give a tokenizer, or tokens, or a vocabulary of {BYTES}")
+    check(size == BYTES, f"run \"{run.name}\" has {by_bytes[0]} without a tokenizer, so tokens are bytes, but {run.flags['config']} has a "
+          f"vocabulary of {size}; add a tokenizer, use tokens instead of {by_bytes[0]}, or use a vocabulary of {BYTES}")
 
 
 def config_of(home, flags):
@@ -139,7 +139,7 @@ def listed_runs(table):
     """Returns the runs of the file's [[run]] tables: (name, flags, expected verdict, labels)."""
     for entry in table.get("run", []):
         check(isinstance(entry, dict) and isinstance(entry.get("name"), str) and entry["name"],
-              "a [[run]] needs a name, and has the flags by which it differs from the others")
+              "a [[run]] needs a name, and the flags that differ from the other runs")
         flags = {name: value for name, value in entry.items() if name not in ("name", "expect")}
         expect = entry.get("expect", SAME)
         check(expect in (SAME, DIFFERENT), f"run \"{entry['name']}\": expect = {json.dumps(expect)} is neither "
@@ -167,8 +167,8 @@ def check_table(table):
           f"seeds = {seeds} must be different numbers from 0 to {MOST_SEED}")
     perturbed = table.get("perturbed", 2)
     check(type(perturbed) is int and perturbed > 0,
-          f"perturbed = {json.dumps(perturbed)} leaves nothing to derive from what is allowed; give 1 or more")
-    check(table.get("program", "llama_train"), "program = \"\" is no program; give its name, or leave it out for llama_train")
+          f"perturbed = {json.dumps(perturbed)} leaves no runs to derive the allowed difference from; write 1 or more")
+    check(table.get("program", "llama_train"), "program = \"\" is empty; write the name of a program, or remove the line for llama_train")
     for name in table.get("separate", []):
         check(isinstance(name, str), f"separate = {json.dumps(table['separate'], default=str)} must be an array of flags' names")
 
@@ -197,10 +197,10 @@ def read(path):
         check_table(table)
         seeds = table.get("seeds", [0])
         runs = made_runs(table, seeds)
-        check(len(runs) > 1, "there are fewer than two runs to compare; list them as [[run]], or by [[axis]]")
+        check(len(runs) > 1, "there are fewer than two runs to compare; add [[run]] or [[axis]]")
         names = [run.name for run in runs]
         for name in names:
-            check(names.count(name) == 1, f"two runs have the name \"{name}\"; give each its own")
+            check(names.count(name) == 1, f"two runs have the name \"{name}\"; give each run its own name")
         for run in runs:
             check_vocabulary(run, path.resolve().parent)
     except BadFile as error:

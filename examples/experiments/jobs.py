@@ -72,7 +72,7 @@ class Launcher:
         place = self.home if "/" in asked.program else pathlib.Path(folder).resolve()
         self.program = place / asked.program
         for path in (self.launcher, self.program):
-            check(os.access(path, os.X_OK), f"{path} is no program; build it, or name its folder with --bin")
+            check(os.access(path, os.X_OK), f"{path} is not a program; build the program, or pass its folder as --bin")
 
     def command(self, ranks, flags_file):
         return [self.launcher, "--nproc", str(ranks), "--", self.program, "--config-file", flags_file]
@@ -106,7 +106,7 @@ def why_failed(log, program):
     """Returns the line of a failed run's output with the reason: an error message, or else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     own = [line for line in lines if f"{program}: " in line or "error: " in line]
-    return own[0] if own else (lines or ["it wrote nothing"])[-1]
+    return own[0] if own else (lines or ["the program wrote nothing"])[-1]
 
 
 def read_metrics(path):
@@ -159,9 +159,9 @@ class Folder:
             # The lock is inherited by the launcher, because its ranks may outlive a killed process of this script.
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadFile(f"another process works in {self.path}; wait for it, or give --out another folder") from None
+            raise BadFile(f"another process uses {self.path}; wait for its end, or pass another folder as --out") from None
         except OSError as error:
-            raise BadFile(f"can't write in {self.path}: {error.strerror}; give --out a folder that can be written") from None
+            raise BadFile(f"can't write in {self.path}: {error.strerror}; pass a writable folder as --out") from None
         self.claim()
         return self
 
@@ -171,10 +171,10 @@ class Folder:
         if owner.exists():
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 found = json.loads(owner.read_text(encoding="utf-8")).get("file")
-                check(found == str(self.file), f"{self.path} has the runs of {found}; give --out another folder")
+                check(found == str(self.file), f"{self.path} has the runs of {found}; pass another folder as --out")
                 return
         taken = [name for name in ("experiment.json", "runs", "report.json", "report.html") if (self.path / name).exists()]
-        check(not taken, f"{self.path} has {', '.join(taken)}, but of no experiment; give --out another folder")
+        check(not taken, f"{self.path} has {', '.join(taken)}, but no experiment wrote the folder; pass another folder as --out")
         write_whole(owner, json.dumps({"file": str(self.file)}) + "\n")
 
     def __exit__(self, *_):
@@ -188,7 +188,7 @@ class Folder:
         made = folder / MADE_HERE
         if os.path.lexists(folder) and not made.is_file():
             check(folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()),
-                  f"{folder} is no run's folder; move it away, or give --out another folder")
+                  f"{folder} is not the folder of a run; move the folder away, or pass another folder as --out")
         folder.mkdir(parents=True, exist_ok=True)
         made.touch()
         for entry in folder.iterdir():
@@ -210,7 +210,7 @@ class Folder:
         error = self.run(job, launcher, folder)
         steps = read_metrics(folder / "metrics.jsonl")
         if not error and not steps:
-            error = "it wrote no metrics; give steps"
+            error = "the run wrote no metrics; set steps to 1 or more"
         if not error:
             write_whole(done, json.dumps(record))
         return Outcome([] if error else steps, error, seconds=time.monotonic() - begin)

@@ -70,7 +70,7 @@ def jobs_of(asked):
             seed_jobs(asked, reference) if rules - {"fp32"} else [])
         for job in more:
             check(jobs.setdefault(job.name, job) == job,
-                  f"run \"{job.name}\" has a name that the experiment itself gives to a run; choose another")
+                  f"run \"{job.name}\" has the name of a run that the experiment adds; choose another name")
     return list(jobs.values())
 
 
@@ -191,13 +191,13 @@ def why_none(asked, run, outcomes):
     if outcomes[run.name].error:
         return f"failed: {outcomes[run.name].error}"
     if outcomes[reference.name].error:
-        return f"not compared: its reference '{reference.name}' failed"
+        return f"not compared: the reference '{reference.name}' failed"
     if len(outcomes[run.name].steps) != len(outcomes[reference.name].steps):
-        return (f"not compared: it made {len(outcomes[run.name].steps)} steps, and its reference "
-                f"{len(outcomes[reference.name].steps)}; give both the same steps")
+        return (f"not compared: the run made {len(outcomes[run.name].steps)} steps, but the reference "
+                f"{len(outcomes[reference.name].steps)}; set equal steps for both runs")
     failed = [job.name for job in jobs_of(asked) if outcomes[job.name].error and job.name not in
               [other.name for other in asked.runs]]
-    return f"not compared: what is allowed is not known, as '{failed[0]}' failed: {outcomes[failed[0]].error}" if failed else ""
+    return f"not compared: the allowed difference is unknown, because '{failed[0]}' failed: {outcomes[failed[0]].error}" if failed else ""
 
 
 def judged(asked, run, outcomes):
@@ -256,7 +256,7 @@ def limits_text(row):
     """Returns the smallest fault that the verdict can detect, in words."""
     return (f"{'weak: ' if row['weak'] else ''}finds faults from {100 * row['loss']['found_from']:.2g} % of the loss, "
             f"{100 * row['grad_norm']['found_from']:.2g} % of the gradient norm"
-            + ("; compare in fp32 to find smaller ones" if row["weak"] and row["rule"] != "fp32" else ""))
+            + ("; compare in fp32 to find smaller faults" if row["weak"] and row["rule"] != "fp32" else ""))
 
 
 def sentence(row):
@@ -282,14 +282,14 @@ def method(rows, perturbed):
     lines = []
     for rule in rules:
         if rule == "fp32":
-            lines.append(f"In fp32 runs may differ by rounding. The reference is run again {perturbed} times from weights with the last bit of every "
-                         "second one flipped. A sum of n terms in another order is at most √n times such a change, in each of three kinds of products, "
-                         "in two runs, and in each of t steps anew: at step t the largest change so far times √(6·n·t) is allowed (a unit in the last "
-                         "printed place of it only √(6·t) times), and 2·√(n·t)·2⁻²⁴ of the figure itself. n is the longest sum of a step.")
+            lines.append(f"In fp32, runs may differ by rounding. The reference is run again {perturbed} times from weights in which the last bit of every "
+                         "second value is flipped. Summing n terms in another order changes a sum by at most √n times the change of such a flip. There are "
+                         "three kinds of products, two runs and t steps: at step t, the allowed difference is √(6·n·t) times the largest change so far (only "
+                         "√(6·t) times one unit in the last printed place), plus 2·√(n·t)·2⁻²⁴ of the figure. n is the length of the longest sum of a step.")
         else:
-            lines.append(f"In {rule} its last bit is flipped, and n of √(6·n·t) is twice the number of ranks: products add in fp32, and round their "
-                         "results, as do the functions behind them. No more is allowed than the largest difference between two seeds so far, if seeds "
-                         "change anything.")
+            lines.append(f"In {rule}, the last bit of {rule} is flipped, and n in √(6·n·t) is twice the number of ranks: products add in fp32 and round the "
+                         "results, and so do the functions after the products. The allowed difference is at most the largest difference between two seeds "
+                         "so far, if seeds change anything.")
     for rule in rules:
         first = next(row for row in rows if row["verdict"] and row["rule"] == rule)
         lines.append(f"{first['name']} ({rule}) {limits_text(first)}.")

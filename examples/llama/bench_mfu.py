@@ -89,7 +89,7 @@ class Once(argparse.Action):
     def __call__(self, parser, namespace, value, option=None):
         first = parser.given.setdefault(self.dest, value)
         if first != value:
-            parser.error(f"{option} is given as {first} and as {value}, but has one value; leave one of them out")
+            parser.error(f"{option} is given as {first} and as {value}, but takes one value; pass the flag once")
         setattr(namespace, self.dest, value)
 
 
@@ -128,7 +128,7 @@ def several(read):
 def one_of(*names):
     def read(text):
         if text not in names:
-            raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(names)}")
+            raise argparse.ArgumentTypeError(f"{text} is not one of {', '.join(names)}")
         return text
     return read
 
@@ -147,35 +147,35 @@ def peak(text):
 
 def make_parser():
     parser = Parser(prog="bench_mfu", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--config-file", metavar="FILE.toml", help="These flags in a TOML file, by name, in the sections of "
-                        "--help or in none; flags given here win over it")
+    parser.add_argument("--config-file", metavar="FILE.toml", help="TOML file with flags by name, with or without the "
+                        "sections of --help; flags on the command line override the file")
     model = parser.add_argument_group("model")
     model.add_argument("--config", metavar="FILE[,FILE]", type=several(str), action="extend",
-                       help="Shapes: config.json files of models")
+                       help="config.json files of the models to measure")
     model.add_argument("--shape", metavar="NAME[,NAME]", type=several(one_of(*SHAPES)), action="extend",
-                       help="Shapes with published figures. The table shows these figures, too. --seq and --batch (of each rank) "
-                            f"default to the shape's: {', '.join(SHAPES)}")
+                       help="Models with published figures, which the table also shows. --seq and --batch (of each rank) "
+                            f"default to the values of the shape: {', '.join(SHAPES)}")
     parallelism = parser.add_argument_group("parallelism")
     parallelism.add_argument("--ac", metavar="AC[,AC]", type=several(checkpointing), action="extend",
                              help="Activation checkpointing: none, selective, full, selective:N, full:N, auto (none)")
     parallelism.add_argument("--mesh", metavar="DPxTP[,DPxTP]", type=several(str), action="extend",
-                             help="Degrees of FSDP and of tensor parallelism (1x1), or DPxCPxTP: of context parallelism "
-                                  "between them")
+                             help="Degrees of FSDP and tensor parallelism (1x1); DPxCPxTP also has the degree of context "
+                                  "parallelism")
     training = parser.add_argument_group("training")
     training.add_argument("--batch", metavar="N[,N]", type=several(number(1)), action="extend",
-                          help="Sequences a step over all ranks (4, or the shape's)")
-    for flag, least, default, text in (("--seq", 1, None, "Tokens a sequence (128, or the shape's)"),
+                          help="Sequences per step over all ranks (4, or the shape's)")
+    for flag, least, default, text in (("--seq", 1, None, "Tokens per sequence (128, or the shape's)"),
                                        ("--steps", 1, 6, "Steps of each run (6)"),
-                                       ("--warmup", 0, 2, "The first of --steps, which are not measured (2)")):
+                                       ("--warmup", 0, 2, "Number of first steps that are not measured (2)")):
         training.add_argument(flag, metavar="N", type=number(least), default=default, action=Once, help=text)
     training.add_argument("--device", choices=("cpu", "cuda"), default="cpu", action=Once, help="cpu or cuda (cpu)")
     metrics = parser.add_argument_group("metrics")
     metrics.add_argument("--peak-flops", metavar="X|measure", type=peak, default="measure", action=Once,
-                         help="What MFU is against: FLOP/s of a device, or measure: by matrix products (measure)")
+                         help="Peak for MFU: FLOP/s of a device, or measure: measured by matrix products (measure)")
     metrics.add_argument("--flags", metavar='"FLAG ..."', default="", action=Once,
                          help='More flags of llama_train, for every run: --flags="--param-dtype bf16"')
     metrics.add_argument("--peer", metavar="FILE", default="", action=Once,
-                         help="Measure PyTorch's step on the same tokens too: eager, compiled, and compiled without FSDP, by "
+                         help="Also measure PyTorch's step on the same tokens: eager, compiled, and compiled without FSDP, by "
                               "benchmarks/peer/torch_step.py and python3. For runs of one rank, with --ac none or full")
     metrics.add_argument("--out", metavar="DIR", default="bench_mfu", action=Once,
                          help="Folder of the runs and results.json (bench_mfu)")
@@ -188,16 +188,16 @@ def words_of(path):
         import tomllib
         table = tomllib.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except ImportError:
-        raise Failure(f"--config-file {path} needs Python 3.11; give the flags on the command line") from None
+        raise Failure(f"--config-file {path} needs Python 3.11; pass the flags on the command line") from None
     except (OSError, ValueError) as error:
         raise Failure(f"can't read --config-file {path}: {error}") from None
     flags = {}
     for section, value in table.items():
         if isinstance(value, dict) and section not in SECTIONS:
-            raise Failure(f"--config-file {path} has the section [{section}]; give one of {', '.join(SECTIONS)}")
+            raise Failure(f"--config-file {path} has the unknown section [{section}]; the sections are {', '.join(SECTIONS)}")
         for name, each in (value if isinstance(value, dict) else {section: value}).items():
             if name == "config-file":
-                raise Failure(f"--config-file {path} names another --config-file; leave it out")
+                raise Failure(f"--config-file {path} names another --config-file; remove the line")
             if name in flags:
                 raise Failure(f"--config-file {path} gives {name} twice; leave one of them out")
             flags[name] = (" " if name == "flags" else ",").join(map(str, each)) if isinstance(each, list) else each
@@ -214,7 +214,7 @@ def check_outputs(given):
     for what, path in files:
         other = known.setdefault(pathlib.Path(path).resolve(), what)
         if other != what:
-            raise Failure(f"{other} and {what} are both {path}; give each its own path")
+            raise Failure(f"{other} and {what} are both {path}; pass different paths")
 
 
 def parse(words):
@@ -230,21 +230,21 @@ def parse(words):
     if not given.config and not given.shape:
         raise Failure("no shape is given; pass --config FILE or --shape NAME")
     if given.warmup >= given.steps:
-        raise Failure(f"--warmup {given.warmup} leaves none of --steps {given.steps}; give more steps")
+        raise Failure(f"--warmup {given.warmup} leaves no step of --steps {given.steps} to measure; pass more --steps")
     if given.peer and given.flags:
-        raise Failure("--peer makes the step without --flags; leave one of them out")
+        raise Failure("--peer runs without --flags; leave out one of the two flags")
     for config in given.config:
         if given.peer and not pathlib.Path(config).is_file():
-            raise Failure(f"--peer reads a file, but --config {config} is none; give the path of its config.json")
+            raise Failure(f"--peer reads a file, but --config {config} is not a file; pass the path of a config.json")
     if given.peer and not pathlib.Path(given.peer).is_file():
-        raise Failure(f"--peer {given.peer} is no file; give benchmarks/peer/torch_step.py")
+        raise Failure(f"--peer {given.peer} is not a file; pass benchmarks/peer/torch_step.py")
     check_outputs(given)
     return given
 
 
 def degrees_of(mesh):
     if not re.fullmatch(r"[0-9]*[1-9][0-9]*(x[0-9]*[1-9][0-9]*){1,2}", mesh):
-        raise Failure(f"--mesh {mesh} is no mesh; give degrees as DPxTP, such as 2x1, or as DPxCPxTP")
+        raise Failure(f"--mesh {mesh} is not a mesh; pass degrees as DPxTP, such as 2x1, or as DPxCPxTP")
     dp, *cp, tp = map(int, mesh.split("x"))
     return dp, cp[0] if cp else 1, tp
 
@@ -273,7 +273,7 @@ def trials_of(given):
             trials.append(Trial(config, model, dp, cp, tp, ac, batch, given.seq or seq))
     for trial in trials:
         if trial.batch * trial.seq > MOST_TOKENS:
-            raise Failure(f"--batch {trial.batch} of --seq {trial.seq} is more than {MOST_TOKENS} tokens a step; take fewer")
+            raise Failure(f"--batch {trial.batch} x --seq {trial.seq} is more than {MOST_TOKENS} tokens per step; pass smaller values")
     return trials
 
 

@@ -61,7 +61,7 @@ void check_integers(CLI::Option& option) {
         [name](const std::string& text) {
           const bool fits =
               name == "INT" ? is_whole<std::int64_t>(text) : is_whole<std::uint64_t>(text);
-          return fits ? std::string() : text + " is not a decimal whole number of 64 bits";
+          return fits ? std::string() : text + " is not a decimal integer of at most 64 bits";
         },
         "");
   }
@@ -76,7 +76,7 @@ void refuse_two_values(const CLI::App& app) {
         values, [&](const std::string& value) { return value != values.front(); });
     TESSERA_CHECK(option->get_items_expected_max() > 1 || other == values.end(), "--",
                   option->get_single_name(), " is given as ", values.front(), " and as ", *other,
-                  ", but has one value; leave one of them out");
+                  ", but takes one value; pass the flag once");
   }
 }
 
@@ -165,7 +165,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
     throw;
   } catch (const CLI::FileError&) {
     tessera::fail("can't read --config-file ", app.get_config_ptr()->results().back(),
-                  "; give a file that can be read");
+                  "; pass a readable TOML file");
   } catch (const CLI::ParseError& error) {
     tessera::fail(error.what(), " (--help lists the flags)");
   }
@@ -220,7 +220,7 @@ class Entries {
     FlagNames known = app_.get_groups();
     std::erase(known, app_.get_help_ptr()->get_group());
     TESSERA_CHECK(!known.empty(), file_, " has a section [", section,
-                  "], but the flags of this program are in none; leave that line out");
+                  "], but the flags of this program have no sections; remove that line");
     TESSERA_CHECK(std::ranges::find(known, section) != known.end(), "unknown section [", section,
                   "] in ", file_, "; did you mean [", nearest(section, known), "]?");
   }
@@ -232,12 +232,12 @@ class Entries {
       fail_unknown("name \"" + key + "\" in " + place, key, app_);
     }
     TESSERA_CHECK(option->get_configurable(), file_, ": \"", key,
-                  "\" is for the command line alone; leave it out here");
+                  "\" works only on the command line; remove the line from the file");
     TESSERA_CHECK(section.empty() || section == option->get_group(), file_, ": \"", key,
                   "\" is in [", section, "], but belongs to [", option->get_group(),
-                  "]; move it there");
+                  "]; move the line to that section");
     TESSERA_CHECK(seen_.insert(option).second, file_, ": \"", key,
-                  "\" is given twice; leave one of them out");
+                  "\" is given twice; remove one of the two lines");
     std::vector<std::string> values = inputs(key, node, *option);
     if (!values.empty() && !is_decided(*option)) {
       items_.push_back({.name = key, .inputs = std::move(values)});
@@ -249,7 +249,7 @@ class Entries {
   std::vector<std::string> inputs(const std::string& key, const toml::node& node,
                                   const CLI::Option& option) const {
     if (const auto* flag = node.as_boolean()) {
-      TESSERA_CHECK(option.get_expected_min() == 0, file_, ": \"", key, "\" takes a value");
+      TESSERA_CHECK(option.get_expected_min() == 0, file_, ": \"", key, "\" needs a value");
       if (flag->get()) {
         return {"{}"};  // CLI11's text for a flag that is given without a value
       }
@@ -262,9 +262,9 @@ class Entries {
       return {text(key, node)};
     }
     TESSERA_CHECK(option.get_items_expected_max() > 1, file_, ": \"", key,
-                  "\" takes one value, no list");
+                  "\" takes one value, not a list");
     TESSERA_CHECK(!list->empty(), file_, ": \"", key,
-                  "\" is an empty list; give a value, or leave the name out");
+                  "\" is an empty list; write a value, or remove the line");
     std::vector<std::string> values;
     for (const toml::node& value : *list) {
       values.push_back(text(key, value));
@@ -419,8 +419,8 @@ std::string toml_line(const ResolvedFlag& flag) {
 
 void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.set_config("--config-file", "",
-                 "These flags in a TOML file, by name, in the sections of --help or in none; "
-                 "flags given here win over it")
+                 "TOML file with flags by name, with or without the sections of --help-all; "
+                 "flags on the command line override the file")
       ->option_text("FILE.toml");
   app.config_formatter(std::make_shared<TomlFile>(app, alternatives));
 }
@@ -519,7 +519,7 @@ void check_files_differ(const std::vector<NamedFile>& files) {
          file.is_read ? places_read(file.path) : std::vector<std::string>{file.path}) {
       const auto [other, is_new] = known.try_emplace(place_of(path), &file);
       TESSERA_CHECK(is_new || (file.is_read && other->second->is_read), other->second->what,
-                    " and ", file.what, " are both ", path, "; give each its own path");
+                    " and ", file.what, " are both ", path, "; pass different paths");
     }
   }
 }

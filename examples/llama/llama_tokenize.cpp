@@ -55,20 +55,21 @@ void declare(CLI::App& app, TokenizeOptions& o) {
       ->option_text("FILE|DIR");
   app.add_option("--out", o.out, "Writes PREFIX_000000.bin, PREFIX_000001.bin and so on")
       ->option_text("PREFIX");
-  app.add_option("files", o.files, "Text or JSONL files, also gzip's or zstd's; globs, in quotes")
+  app.add_option("files", o.files,
+                 "Text or JSONL files, may be compressed by gzip or zstd; or globs, in quotes")
       ->option_text("FILES...");
-  app.add_flag("--jsonl", o.jsonl,
-               "All files are JSONL (those named .jsonl, .json or .ndjson, also with .gz or .zst)");
+  app.add_flag(
+      "--jsonl", o.jsonl,
+      "Read all files as JSONL (files named .jsonl, .json or .ndjson, also with .gz or .zst)");
   app.add_option("--field", o.field, "The field of a JSONL object that has the text (text)");
   app.add_flag("--bos,!--no-bos", o.bos, "Documents begin with the tokenizer's begin token (no)");
   app.add_flag("--eos,!--no-eos", o.eos, "Documents end with the end token (yes)");
   app.add_option("--eos-token", o.eos_token,
                  "The end token (the tokenizer's, or eos_token_id in the folder of --tokenizer)")
       ->option_text("ID|TEXT");
-  app.add_option("--shard-tokens", o.shard_tokens, "Tokens a shard (100000000)")
+  app.add_option("--shard-tokens", o.shard_tokens, "Tokens per shard (100000000)")
       ->check(number_between(1, kMostTokens));
-  app.add_option("--threads", o.threads,
-                 "That tokenize at the same time (the machine's, at most 16)")
+  app.add_option("--threads", o.threads, "Number of threads (the machine's, at most 16)")
       ->check(number_between(1, 256));
 }
 
@@ -76,7 +77,7 @@ void declare(CLI::App& app, TokenizeOptions& o) {
 /// reading the files.
 TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments) {
   TokenizeOptions o;
-  CLI::App app("Tokenizes files into shards for llama_train --tokens, in llm.c's form.",
+  CLI::App app("Tokenizes files into shards for llama_train --tokens, in llm.c's format.",
                "llama_tokenize");
   declare(app, o);
   parse_command_line(app, std::move(arguments));
@@ -84,7 +85,7 @@ TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments) {
   TESSERA_CHECK(!o.out.empty(), "no --out given; pass the PREFIX of the shards' names");
   TESSERA_CHECK(!o.out.ends_with('/'), "--out '", o.out,
                 "' is a folder; add the PREFIX of the shards' names, such as ", o.out, "train");
-  TESSERA_CHECK(!o.files.empty(), "no files given; name text or JSONL files");
+  TESSERA_CHECK(!o.files.empty(), "no files given; pass text or JSONL files");
   TESSERA_CHECK(o.eos || o.eos_token.empty(),
                 "--eos-token is given with --no-eos; leave one of them out");
   if (o.threads == 0) {
@@ -99,7 +100,7 @@ std::int64_t token_of(const std::string& text, const data::Tokenizer& tokenizer)
   const std::vector<std::int64_t> ids =
       is_id ? std::vector<std::int64_t>{std::stoll(text)} : tokenizer.encode(text);
   TESSERA_CHECK(ids.size() == 1, "--eos-token \"", text, "\" is ", ids.size(),
-                " tokens of the tokenizer; name one, by its id or its text");
+                " tokens of the tokenizer; pass the id or the text of a single token");
   TESSERA_CHECK(ids[0] < tokenizer.vocabulary(), "--eos-token ", ids[0],
                 " is outside the tokenizer's vocabulary of ", tokenizer.vocabulary());
   return ids[0];
@@ -154,9 +155,8 @@ struct PieceEncoder {
     }
     const std::string origin = files[piece.place.file] + ":" + std::to_string(piece.place.line);
     data::JsonTexts value = std::move(data::json_text_lists(piece.text, {field}, origin).front());
-    TESSERA_CHECK(
-        !value.is_list, origin, ": the field \"", field,
-        "\" must be a text, but it is of the kind array; correct it, or name another field");
+    TESSERA_CHECK(!value.is_list, origin, ": the field \"", field,
+                  "\" must be a text, but is an array; correct the line, or pass another --field");
     return std::move(value.texts.front());
   }
 };
@@ -181,14 +181,14 @@ PieceEncoder make_encoder(const TokenizeOptions& o, std::vector<std::string> fil
       encoder.begin = special.begin;
     }
     TESSERA_CHECK(!encoder.begin.empty(), "--bos: '", o.tokenizer,
-                  "' names no token that begins a text; leave --bos out");
+                  "' defines no token that begins a text; leave --bos out");
   }
   if (o.eos) {
     encoder.end = o.eos_token.empty() ? document_end(&tokenizer, special)
                                       : std::vector{token_of(o.eos_token, tokenizer)};
     TESSERA_CHECK(!encoder.end.empty(), "'", o.tokenizer,
-                  "' names no token that ends a document; pass --eos-token, --no-eos, or as "
-                  "--tokenizer the folder of the model");
+                  "' defines no token that ends a document; pass --eos-token, --no-eos, or the "
+                  "model's folder as --tokenizer");
   }
   for (const auto* tokens : {&encoder.begin, &encoder.end}) {
     for (const std::int64_t token : *tokens) {
@@ -225,10 +225,10 @@ class ShardSet {
     for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
       TESSERA_CHECK(!is_shard(entry.path().filename().string(), path.filename().string()),
                     "--out: '", entry.path().string(),
-                    "' exists; remove the shards of an earlier run, or give another --out");
+                    "' exists; remove the shards of an earlier run, or pass another --out");
     }
     TESSERA_CHECK(!error, "the folder of --out '", prefix_, "' can't be read: ", error.message(),
-                  "; make it first");
+                  "; create the folder first");
   }
 
   void append(std::span<const std::int64_t> tokens) {
@@ -250,7 +250,7 @@ class ShardSet {
 
   /// Completes the last shard. Throws Error if there were no tokens.
   void finish() {
-    TESSERA_CHECK(tokens_ > 0, "the files hold no token; give files with text");
+    TESSERA_CHECK(tokens_ > 0, "the files contain no token; pass files with text");
     if (writer_) {
       end_shard();
     }

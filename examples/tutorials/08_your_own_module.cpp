@@ -78,7 +78,7 @@ class HeadwiseParallel final : public tensor_parallel::ParallelStyle {
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const override {
     TESSERA_CHECK(dynamic_cast<const HeadScale*>(&module) != nullptr, name(),
-                  " is for a HeadScale, but was asked for a ", module.name());
+                  " needs a HeadScale, but got a ", module.name());
     return {{module.slot("scale"), Shard{0}}};
   }
 

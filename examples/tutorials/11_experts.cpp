@@ -105,8 +105,8 @@ std::string plan_of(std::int64_t experts, const MeshShape& mesh) {
 void run_rank(std::int64_t experts, std::int64_t ep) {
   const comm::WorldPtr world = comm::world_from_environment();
   ep = world->size() % ep == 0 ? ep : 1;
-  TESSERA_CHECK(kRows % world->size() == 0, kRows, " rows can't be shared by ", world->size(),
-                " ranks alike; start a number of ranks that divides them");
+  TESSERA_CHECK(kRows % world->size() == 0, kRows, " rows can't be split evenly over ",
+                world->size(), " ranks; start a number of ranks that divides ", kRows);
   const DeviceMesh mesh = init_device_mesh(world, {world->size() / ep, ep}, {"dp", "ep"});
   const std::shared_ptr<Model> model = split_model(experts, mesh);
   nn::to_empty(*model, at::kCPU);

@@ -38,7 +38,7 @@ class Points {
   /// equal on all ranks.
   Batch load(std::int64_t step, std::int64_t rank, std::int64_t ranks) const {
     TESSERA_CHECK(kBatch % ranks == 0, "a batch of ", kBatch, " rows can't be split over ", ranks,
-                  " ranks; take a number that divides it");
+                  " ranks; start a number of ranks that divides ", kBatch);
     const auto order = at::randperm(
         x_.size(0), at::make_generator<at::CPUGeneratorImpl>(step / steps_per_epoch()), at::kLong);
     const std::int64_t rows = kBatch / ranks;

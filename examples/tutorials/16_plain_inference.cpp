@@ -36,8 +36,8 @@ void fill(torch::nn::Module& module, const std::filesystem::path& path) {
       ++filled;
     }
   }
-  TESSERA_CHECK(filled == file.tensors().size(), "the module has ", filled, " tensors, and ",
-                path.string(), " has ", file.tensors().size(), "; construct the same module");
+  TESSERA_CHECK(filled == file.tensors().size(), "the module has ", filled, " tensors, but ",
+                path.string(), " has ", file.tensors().size(), "; construct the file's module");
 }
 
 void convert(const std::filesystem::path& folder) {

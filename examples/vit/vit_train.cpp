@@ -58,16 +58,17 @@ Config read_config(const std::string& path) {
   const nlohmann::json json = nlohmann::json::parse(text);
   for (const auto& [name, value] : json.items()) {
     TESSERA_CHECK(known.contains(name), path, ": \"", name,
-                  "\" is none of the names; they are those of ", known.dump());
+                  "\" is not a known name; the known names are the names in ", known.dump());
     const bool is_size = known[name].is_number_integer();
     TESSERA_CHECK(is_size ? value.is_number_integer() && value >= 1 && value <= 1 << 20
                           : value.is_number() && value >= 0 && value < 1,
-                  path, ": \"", name, "\" is ", value.dump(), "; give ",
+                  path, ": \"", name, "\" is ", value.dump(), ", but must be ",
                   is_size ? "an integer from 1 to 1048576" : "a number of at least 0, below 1");
   }
   const Config c = json;
   TESSERA_CHECK(c.image_size % c.patch_size == 0 && c.dim % c.heads == 0, path,
-                ": patch_size must divide image_size and heads dim, in ", nlohmann::json(c).dump());
+                ": patch_size must divide image_size, and heads must divide dim, in ",
+                nlohmann::json(c).dump());
   return c;
 }
 
@@ -265,7 +266,7 @@ void check_outputs(const Options& o) {
   for (const auto& [flag, path] : outputs) {
     std::error_code none;
     TESSERA_CHECK(path.empty() || !std::filesystem::equivalent(path, o.config_file, none), flag,
-                  " is ", path, ", the file of --config: give another name");
+                  " and --config are both ", path, "; pass different paths");
   }
 }
 
@@ -277,23 +278,23 @@ std::optional<Options> parse(int argc, char** argv) {
   CLI::App app("Trains a vision transformer on images of stripes");
   const CLI::Range positive(1, 1 << 24), natural(0, 1 << 24);
   app.add_option("--config", o.config_file, "JSON file with the sizes of the model");
-  app.add_option("--steps", o.checkpoints.steps, "of the whole run")->check(natural);
+  app.add_option("--steps", o.checkpoints.steps, "steps of the whole run")->check(natural);
   app.add_option("--batch", o.batch, "images of all ranks in a step")->check(positive);
   app.add_option("--dp", o.dp, "ranks of FSDP")->check(positive);
   app.add_option("--tp", o.tp, "ranks of tensor parallelism")->check(positive);
   app.add_option("--lr", o.lr, "highest learning rate")->check(CLI::Range(1e-12, 1e6));
   app.add_option("--metrics", o.metrics, "JSONL file, one line a step");
-  app.add_option("--checkpoint", o.checkpoints.folder, "folder of steps");
+  app.add_option("--checkpoint", o.checkpoints.folder, "folder of checkpoints");
   app.add_option("--checkpoint-every", o.checkpoints.every, "steps; 0: only at the end")
       ->check(natural)
       ->needs("--checkpoint");
   app.add_flag_callback(
          "--resume", [&] { o.checkpoints.resume = training::Resume::kAuto; },
-         "continue from the newest step, if there is one")
+         "continue from the newest checkpoint, if any")
       ->needs("--checkpoint");
   app.add_option("--save-hf", o.save_hf, "folder for config.json and model.safetensors");
-  app.add_flag("--plan", o.plan, "print what each rank would hold and send, and end");
-  app.add_option("--gpu", o.gpu, "what it is planned for, with times: h100, ..., or a file")
+  app.add_flag("--plan", o.plan, "print the memory and communication of each rank, and exit");
+  app.add_option("--gpu", o.gpu, "GPU of the plan, which then has times: h100, ..., or a file")
       ->needs("--plan");
   app.add_flag("--json", o.json, "print the plan as JSON")->needs("--plan");
   try {
@@ -348,7 +349,7 @@ void train(const Options& o) {
   if (checkpoints.loads()) {
     const nlohmann::json saved = checkpoints.peek(run.state).value("config", nlohmann::json());
     TESSERA_CHECK(saved == entries["config"], "--checkpoint ", o.checkpoints.folder.string(),
-                  " is of another model, ", saved.dump(), "; give its --config, or another folder");
+                  " has another model, ", saved.dump(), "; pass its --config, or another folder");
     checkpoints.load(run.state);
   }
   if (world->rank() == 0) {

@@ -55,7 +55,7 @@ def wait_for_hosts(folder, hosts, seconds=120):
     until = time.monotonic() + seconds
     while len(list(folder.glob("*.host"))) < hosts - 1:
         if time.monotonic() > until:
-            sys.exit(f"run: not all {hosts} hosts came; --out must be a folder that all hosts share")
+            sys.exit(f"run: not all {hosts} hosts have started run; --out must be a folder that all hosts share")
         time.sleep(0.1)
 
 

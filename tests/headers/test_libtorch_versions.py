@@ -59,8 +59,8 @@ class Versions(unittest.TestCase):
     def test_setup_refuses_another_in_one_line(self):
         done = subprocess.run([ROOT / "scripts/setup", "--torch", "2.99"], capture_output=True, text=True, timeout=60)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
-        self.assertEqual(done.stderr, f"setup: torch 2.99 is not tested: {' '.join(known_versions())} are; another can be used "
-                                      "with --libtorch DIR and cmake -DTESSERA_ANY_TORCH=ON\n")
+        self.assertEqual(done.stderr, f"setup: torch 2.99 is not tested (tested: {' '.join(known_versions())}): for another version use "
+                                      "--libtorch DIR and cmake -DTESSERA_ANY_TORCH=ON\n")
 
     def test_the_readme_names_the_tested_versions(self):
         readme = " ".join((ROOT / "README.md").read_text().split())

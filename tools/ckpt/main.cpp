@@ -74,14 +74,14 @@ int run(int argc, char** argv) {
   int code = 0;
   const auto add = [&](const char* name, const char* help, int (*command)(const Arguments&)) {
     CLI::App* added = app.add_subcommand(name, help);
-    added->add_option("STEP", arguments.path, "A step, or a folder of steps: then the newest")
+    added->add_option("STEP", arguments.path, "A step, or a folder of steps: the newest is used")
         ->required();
     added->callback([&arguments, &code, command] { code = command(arguments); });
     return added;
   };
-  add("info", "What a step holds", info);
+  add("info", "Describes the content of a step", info);
   add("verify", "Compares every byte of a step with its checksum", verify);
-  add("diff", "Says in which tensors two steps differ", diff)
+  add("diff", "Lists the tensors that differ between two steps", diff)
       ->add_option("OTHER", arguments.other, "The other step")
       ->required();
   const std::vector<std::string> names{"info", "verify", "diff"};

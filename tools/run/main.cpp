@@ -420,7 +420,7 @@ int run(int argc, char** argv) {
   }
   next += next < argc && std::string(argv[next]) == "--" ? 1 : 0;
   TESSERA_CHECK(next < argc && *argv[next] != '\0',
-                "no program was given: tessera-run --nproc N PROGRAM ARGS...");
+                "no program was given; pass the program: tessera-run --nproc N PROGRAM ARGS...");
   const auto number = [&](const char* name, double least, double most) {
     char* end = nullptr;
     const double value = given[name].empty() ? least : std::strtod(given[name].c_str(), &end);

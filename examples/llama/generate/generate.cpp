@@ -53,10 +53,9 @@ at::Tensor token_probabilities(const at::Tensor& logits, const SamplingOptions& 
 }
 
 Tokens Sampler::next(const at::Tensor& logits) {
-  TESSERA_CHECK(
-      !logits.isnan().any().item<bool>(),
-      "the logits of the next token are not numbers; the weights are not either, or their "
-      "products are beyond fp16: take --dtype bf16 or fp32");
+  TESSERA_CHECK(!logits.isnan().any().item<bool>(),
+                "the logits of the next token have a NaN; the weights have a NaN, or products "
+                "overflow in fp16: pass --dtype bf16 or fp32");
   // Temperature 0 selects the most likely token.
   const at::Tensor tokens = options_.temperature == 0 ? logits.to(c10::kDouble).argmax(-1)
                                                       : draw(token_probabilities(logits, options_));
@@ -107,7 +106,7 @@ std::vector<PromptText> prompts_of(const std::string& file, const std::string& c
       prompts.push_back(is_json ? prompt_of_json(line, place) : PromptText{line});
     }
   }
-  TESSERA_CHECK(!prompts.empty(), file, " holds no prompt; write one a line");
+  TESSERA_CHECK(!prompts.empty(), file, " contains no prompt; write one prompt per line");
   return prompts;
 }
 

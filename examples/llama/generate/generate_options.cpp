@@ -23,37 +23,37 @@ void declare(CLI::App& app, GenerateOptions& o) {
                  "tokenizer.json or tokenizer.model (default: the model's own)")
       ->option_text("FILE");
   app.option_defaults()->group("text");
-  app.add_option("--prompt", o.prompt, "Text to continue; several are one batch")
+  app.add_option("--prompt", o.prompt, "Text to continue; several texts form one batch")
       ->allow_extra_args(false)
       ->option_text("TEXT");
   app.add_option("--prompts", o.prompts,
-                 "A file of prompts, one a line; of .jsonl each line's \"prompt\"; "
+                 "File with one prompt per line, or .jsonl file with the field \"prompt\"; "
                  "may be given several times")
       ->allow_extra_args(false)
       ->option_text("FILE");
-  app.add_flag("--json", o.json, "Print a JSON object a prompt");
+  app.add_flag("--json", o.json, "Print one JSON object per prompt");
   SamplingOptions& sampling = o.sampling;
   app.option_defaults()->group("sampling");
-  app.add_option("--max-tokens", sampling.max_tokens, "Tokens to make (200)")
+  app.add_option("--max-tokens", sampling.max_tokens, "Maximum number of new tokens (200)")
       ->check(number_above_0());
-  app.add_option("--temperature", sampling.temperature, "0 is greedy (0.8)")
+  app.add_option("--temperature", sampling.temperature, "0: always the likeliest token (0.8)")
       ->check(number_between(0, 1e6));
-  app.add_option("--top-k", sampling.top_k, "Only the k likeliest; 0 is all (0)")
+  app.add_option("--top-k", sampling.top_k, "Sample from the k likeliest tokens; 0: from all (0)")
       ->check(number_of_at_least_0());
-  app.add_option("--top-p", sampling.top_p, "Smallest set of this probability, above 0 (1.0)")
+  app.add_option("--top-p", sampling.top_p, "Likeliest tokens with this total probability (1.0)")
       ->check(number_above_0_to(1));
-  app.add_option("--seed", sampling.seed, "Seed of the draws (0)")->check(number_of_at_least_0());
+  app.add_option("--seed", sampling.seed, "Seed of sampling (0)")->check(number_of_at_least_0());
   app.option_defaults()->group("perplexity");
   app.add_option("--perplexity", o.perplexity,
-                 "Print the perplexity of a text instead of continuing one")
+                 "Print the perplexity of a text instead of continuing prompts")
       ->option_text("FILE");
   app.add_option("--seq", o.seq,
-                 "Tokens that perplexity looks at at once (the model's positions, at most 2048)")
+                 "Tokens of a window of --perplexity (the model's positions, at most 2048)")
       ->check(number_above_0());
-  app.add_option("--stride", o.stride, "Tokens from one of these windows to the next (--seq)")
+  app.add_option("--stride", o.stride, "Tokens between the starts of two windows (--seq)")
       ->check(number_above_0());
   app.option_defaults()->group("parallelism");
-  app.add_option("--tp", o.tp, "Tensor-parallel degree (1): so many ranks, under tessera-run")
+  app.add_option("--tp", o.tp, "Tensor-parallel degree: the number of ranks (1)")
       ->check(number_between(1, 1'000'000));
   app.add_option("--device", o.device, "cpu or cuda (cpu)")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--dtype", o.dtype,
@@ -78,15 +78,15 @@ void check_consistent(const CLI::App& app, const GenerateOptions& o) {
   const double temperature = o.sampling.temperature;
   TESSERA_CHECK(temperature == 0 || temperature >= kLeastTemperature, "--temperature ", temperature,
                 " is less than ", kLeastTemperature,
-                ", where no probability can be computed; pass 0 "
-                "for the likeliest token");
+                ", too small to compute probabilities; pass 0 for the likeliest token");
   TESSERA_CHECK(measures || (o.seq == 0 && o.stride == 0), o.seq > 0 ? "--seq" : "--stride",
-                " is given, but is for --perplexity; leave it out");
+                " is given, but works only with --perplexity; leave the flag out");
   TESSERA_CHECK(o.stride == 0 || o.seq == 0 || o.stride <= o.seq, "--stride ", o.stride,
-                " is more than --seq ", o.seq, ": tokens between two windows would be left out");
+                " is more than --seq ", o.seq,
+                ", so tokens between two windows would be left out; pass a smaller --stride");
   for (const char* flag : {"--max-tokens", "--temperature", "--top-k", "--top-p", "--seed"}) {
     TESSERA_CHECK(!measures || app.get_option(flag)->count() == 0, flag,
-                  " is given, but is for texts to continue, not for --perplexity; leave it out");
+                  " is given, but has no effect with --perplexity; leave the flag out");
   }
 }
 
@@ -95,8 +95,8 @@ void check_consistent(const CLI::App& app, const GenerateOptions& o) {
 GenerateOptions parse_generate_options(std::vector<std::string> arguments) {
   GenerateOptions o;
   CLI::App app(
-      "Continues texts with a model in Hugging Face's form, or measures its perplexity. Start it "
-      "under tessera-run for --tp.",
+      "Continues texts with a model in Hugging Face's format, or measures the perplexity of a "
+      "text. For --tp, start llama_generate under tessera-run.",
       "llama_generate");
   declare(app, o);
   parse_command_line(app, std::move(arguments), {{"prompt", "prompts", "perplexity"}});

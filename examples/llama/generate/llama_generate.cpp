@@ -125,15 +125,15 @@ std::string check_positions(const Config& config, std::int64_t longest, std::int
   const std::int64_t limit = most == 0 ? kMostTokensWithoutPositions : most;
   TESSERA_CHECK(max_tokens <= std::max(limit, SamplingOptions{}.max_tokens), "--max-tokens ",
                 max_tokens, " is more than the ", limit,
-                " positions that the model is made for; take fewer");
+                " positions of the model; pass a smaller --max-tokens");
   TESSERA_CHECK(most == 0 || longest <= most, "a prompt has ", longest,
-                " tokens, but the model is made for ", most, " positions; shorten it");
+                " tokens, but the model has ", most, " positions; shorten the prompt");
   if (most == 0 || longest + max_tokens <= most) {
     return "";
   }
   return fmt::format(
-      "warning: a text may have {} tokens, but the model is made for {} positions; what "
-      "follows them may be poor",
+      "warning: a text may have {} tokens, but the model has {} positions; the text after the last "
+      "position may be poor",
       longest + max_tokens, most);
 }
 
@@ -143,7 +143,7 @@ void check_same_texts(comm::World& world, const std::vector<Tokens>& texts) {
       comm::texts_that_differ(*start_group(world), nlohmann::json(texts).dump());
   const auto other = std::ranges::find_if(all, [&](auto& text) { return text != all.front(); });
   TESSERA_CHECK(other == all.end(), "rank ", other - all.begin(),
-                " has other texts, as tokens, than rank 0; give all ranks the same files");
+                " has texts with other tokens than rank 0; pass all ranks equal files");
 }
 
 // ---- The generation loop.
@@ -292,10 +292,10 @@ struct TextLoss {
 TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride) {
   const tensor_parallel::CrossEntropyOptions options{.reduction = at::Reduction::Sum};
   const c10::NoGradGuard no_grad;
-  TESSERA_CHECK(text.size() >= 2,
-                "a text for perplexity must have two tokens or more, as the first "
-                "is not predicted, but this one has ",
-                text.size(), "; give a longer one");
+  TESSERA_CHECK(text.size() >= 2, "the text of --perplexity has ", text.size(),
+                text.size() == 1 ? " token" : " tokens",
+                ", but needs two tokens or more, because the first token is not predicted; pass a "
+                "longer text");
   const at::Tensor tokens = at::tensor(text, c10::kLong);
   const std::int64_t last = std::ssize(text) - 1;
   double sum = 0;
@@ -423,12 +423,12 @@ void measure_perplexity(const Run& run) {
   constexpr std::int64_t kDefaultWindow = 2048;
   const std::int64_t most = run.config.max_positions;
   TESSERA_CHECK(most == 0 || options.seq <= most, "--seq ", options.seq, " is more than the ", most,
-                " positions that the model is made for; take fewer");
+                " positions of the model; pass a smaller --seq");
   const std::int64_t by_default = most == 0 ? kDefaultWindow : std::min(most, kDefaultWindow);
   const std::int64_t window = options.seq > 0 ? options.seq : by_default;
   const std::int64_t stride = options.stride > 0 ? options.stride : window;
   TESSERA_CHECK(stride <= window, "--stride ", stride, " is more than --seq ", window,
-                ": tokens between two windows would be left out");
+                ", so tokens between two windows would be left out; pass a smaller --stride");
   const Tokens text =
       run.with_begin_tokens(run.tokenizer->encode(data::read_text(options.perplexity)));
   check_same_texts(*run.mesh.world(), {text});
@@ -436,8 +436,8 @@ void measure_perplexity(const Run& run) {
   const TextLoss loss = text_loss(*model, text, window, stride);
   const double perplexity = std::exp(loss.mean);
   TESSERA_CHECK(std::isfinite(perplexity), "the perplexity of '", options.perplexity,
-                "' is no number, as its mean loss is ", loss.mean,
-                "; look at the weights of the model, or take --dtype fp32");
+                "' is not finite, because the mean loss is ", loss.mean,
+                "; check the model's weights, or pass --dtype fp32");
   if (run.prints()) {
     std::cout << (options.json
                       ? fmt::format(R"({{"tokens": {}, "perplexity": {:.8g}}})", loss.tokens,
@@ -457,7 +457,7 @@ int run_generate(std::vector<std::string> arguments) {
       open_tokenizer(options.tokenizer, options.model, config, /*new_to_text=*/false);
   const SpecialTokens special = read_special_tokens(options.model, config);
   const int ranks = scope.world()->size();
-  TESSERA_CHECK(options.tp == ranks, "--tp ", options.tp, " is ", options.tp,
+  TESSERA_CHECK(options.tp == ranks, "--tp ", options.tp, " needs ", options.tp,
                 options.tp == 1 ? " rank" : " ranks", ", but ", ranks, ranks == 1 ? " is" : " are",
                 " running; start ", options.tp, " (tessera-run --nproc ", options.tp,
                 ") or change --tp");

@@ -62,7 +62,7 @@ planning::PlanOptions plan_options(const TrainOptions& o,
                                    const std::optional<planning::Machine>& machine) {
   TESSERA_CHECK(!o.fp8 || o.device != "cuda" || !machine || machine->flops_fp8 > 0,
                 "--fp8 is given, but ", machine->name,
-                " has no products in 8 bits; leave it out, or give flops_fp8 in a file for --gpu");
+                " has no 8-bit products; leave --fp8 out, or pass a --gpu file with flops_fp8");
   return {.machine = machine,
           .device = o.device,
           .offload = o.offload,
@@ -361,20 +361,20 @@ struct PlanFlags {
 
 void declare(CLI::App& app, PlanFlags& flags) {
   app.add_option("--gpu", flags.gpu,
-                 "What the run is planned for: a100, h100, h200, b200, l40s, mi300x, or a file "
+                 "GPU of the planned run: a100, h100, h200, b200, l40s, mi300x, or a file "
                  "with a machine's numbers")
       ->option_text("NAME|FILE.toml");
   app.add_flag(
       "--search", flags.search,
-      "Choose --dp, --tp, --cp, --ac, --zero and --accumulate, those of them that are not "
-      "given, for --gpus ranks: the layouts that fit, by a step's time, and the fastest in "
-      "full");
-  app.add_option("--gpus", flags.gpus, "The ranks of --search")->check(number_above_0());
+      "For --gpus ranks, choose --dp, --tp, --cp, --ac, --zero and --accumulate if not given; "
+      "list the layouts that fit, ordered by step time, and print the plan of the fastest "
+      "layout");
+  app.add_option("--gpus", flags.gpus, "Number of ranks for --search")->check(number_above_0());
   app.add_option("--expert-load", flags.expert_load,
-                 "The rows of the expert with most rows, divided by the mean over all experts (1)")
+                 "Rows of the expert with the most rows, divided by the mean over all experts (1)")
       ->check(number_between(1.0, 1e6));
   app.add_option("--json", flags.json,
-                 "Write the plan as JSON, too; tools/tessera_plot.py plan FILE draws it")
+                 "Also write the plan as JSON, which tools/tessera_plot.py plan FILE draws")
       ->option_text("FILE");
 }
 
@@ -385,10 +385,10 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
                       : options.memory           ? "--memory"
                                                  : nullptr;
   TESSERA_CHECK(needs == nullptr || !flags.gpu.empty(), needs,
-                " needs a machine, whose memory decides what fits; pass --gpu h200, for example");
+                " needs the memory size of a machine; pass --gpu h200, for example");
   TESSERA_CHECK(!flags.search || options.ac.find(':') == std::string::npos,
                 "--search is given with ", "--ac ", options.ac,
-                ", but chooses the number of blocks itself; leave --ac out");
+                ", but --search chooses the number of blocks; leave --ac out");
   TESSERA_CHECK(flags.search || flags.gpus == 0,
                 "--gpus is given without --search; pass --search, or --dp and --tp instead");
   TESSERA_CHECK(!flags.search || flags.gpus > 0,
@@ -399,8 +399,8 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
       config.num_experts == 0 || load <= static_cast<double>(config.num_experts) /
                                              static_cast<double>(config.num_experts_per_tok),
       "--expert-load ", load, " is given for a model with ", config.num_experts,
-      " experts, of which each token chooses ", config.num_experts_per_tok,
-      "; give at most the ratio of these numbers");
+      " experts, of which each token chooses ", config.num_experts_per_tok, "; pass at most ",
+      config.num_experts, " / ", config.num_experts_per_tok);
   std::vector<NamedFile> files = options.inputs;
   files.push_back({"--gpu", flags.gpu, /*is_read=*/true});
   files.push_back({"--json", flags.json});
@@ -442,7 +442,7 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
   std::ofstream out(file);
   out << json.dump(1) << "\n";
   out.close();
-  TESSERA_CHECK(out, "can't write --json ", file, "; give a file in an existing folder");
+  TESSERA_CHECK(out, "can't write --json ", file, "; pass a file in an existing folder");
 }
 
 /// With --search: finds the best parallel layout, prints the layout and sets it in `options`.

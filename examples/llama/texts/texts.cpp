@@ -37,8 +37,8 @@ bool is_zstd(const InputFile& file) {
 
 [[noreturn]] void fail_damaged(const std::string& path, const char* format, std::uint64_t offset,
                                const std::string& reason) {
-  tessera::fail("'", path, "' is damaged ", format, " data, at byte ", offset, " (", reason,
-                "); copy or make it again");
+  tessera::fail("'", path, "' has damaged ", format, " data at byte ", offset, " (", reason,
+                "); copy or create the file again");
 }
 
 /// Reads a file as it is, or decompresses gzip (RFC 1952). The contents of consecutive gzip members
@@ -47,7 +47,7 @@ class GzipStream final : public ByteStream {
  public:
   explicit GzipStream(std::string path)
       : path_(std::move(path)), file_(gzopen(path_.c_str(), "rb"), &gzclose) {
-    TESSERA_CHECK(file_ != nullptr, "'", path_, "' can't be opened: is there memory left?");
+    TESSERA_CHECK(file_ != nullptr, "'", path_, "' can't be opened; check that memory is left");
     gzbuffer(file_.get(), kInputBytes);
   }
 
@@ -57,7 +57,7 @@ class GzipStream final : public ByteStream {
     const std::string reason = gzerror(file_.get(), &status);
     if (count < 0 || status == Z_BUF_ERROR) {
       fail_damaged(path_, "gzip", static_cast<std::uint64_t>(gzoffset(file_.get())),
-                   status == Z_BUF_ERROR ? "it ends too early" : reason);
+                   status == Z_BUF_ERROR ? "the file ends too early" : reason);
     }
     return static_cast<std::size_t>(count);
   }
@@ -75,7 +75,7 @@ class ZstdStream final : public ByteStream {
       : file_(std::move(file)),
         buffer_(kInputBytes),
         state_(ZSTD_createDStream(), ZSTD_freeDStream) {
-    TESSERA_CHECK(state_ != nullptr, "zstd can't be started: is there memory left?");
+    TESSERA_CHECK(state_ != nullptr, "zstd can't be started; check that memory is left");
     constexpr int kLongestWindow = 31;
     ZSTD_DCtx_setParameter(state_.get(), ZSTD_d_windowLogMax, kLongestWindow);
   }
@@ -86,7 +86,7 @@ class ZstdStream final : public ByteStream {
       // If has_more_ is true, the decoder may have more output for the input that it already has.
       if (input_.empty() && !refill() && !has_more_) {
         if (within_frame_) {
-          fail_here("it ends too early");
+          fail_here("the file ends too early");
         }
         break;
       }
@@ -235,7 +235,7 @@ std::size_t DocumentReader::find_line() {
   while (end == std::string_view::npos && !at_end_) {
     TESSERA_CHECK(left().size() <= kLineBytes, files_[place_.file], ":", place_.line,
                   ": the line has more than ", kLineBytes,
-                  " bytes; give a file with one JSON object a line");
+                  " bytes; pass a file with one JSON object per line");
     searched = left().size();
     fill(searched + 1);
     end = left().find('\n', searched);
@@ -308,7 +308,7 @@ std::vector<std::string> list_files(const std::string& flag,
                   pattern, "'; check the folder's permissions");
     TESSERA_CHECK(!matches.empty(), flag, ": no file matches '", pattern, "'",
                   error ? " (" + error.message() + ")" : "",
-                  "; name files that exist, in folders that may be read");
+                  "; pass existing files in readable folders");
     std::ranges::sort(matches);
     files.insert(files.end(), matches.begin(), matches.end());
   }

@@ -68,7 +68,7 @@ int run_logged(std::vector<std::string> command, const std::string& log) {
   posix_spawn_file_actions_destroy(&actions);
   TESSERA_CHECK(
       failed == 0, "can't start ", command.front(),
-      "; build it in the folder of this program: cmake --build BUILD --target llama_plan");
+      "; build llama_plan in llama_train's folder: cmake --build BUILD --target llama_plan");
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
@@ -93,8 +93,8 @@ std::string error_in(const std::string& log) {
 /// arbitrary, because the speed of a GPU does not change how much memory a run needs.
 nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
   std::string name = std::filesystem::temp_directory_path() / "llama_train-XXXXXX";
-  TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, "can't make a folder ", name,
-                " for the plan of --ac auto; set TMPDIR to a folder that may be written");
+  TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, "can't create the folder ", name,
+                " for the plan of --ac auto; set TMPDIR to a writable folder");
   const std::filesystem::path folder(name);
   const auto remove = c10::make_scope_exit([&folder] {
     std::error_code ignored;
@@ -110,7 +110,7 @@ nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
                   "--ac", "auto", "--memory", number_text(static_cast<double>(room) / kGiB),
                   "--device", o.device, "--gpu", "h100", "--json", json.string()},
                  log);
-  TESSERA_CHECK(code == 0, "--ac auto: ", error_in(log), "; give --ac none, selective or full");
+  TESSERA_CHECK(code == 0, "--ac auto: ", error_in(log), "; pass --ac none, selective or full");
   std::ifstream in(json);
   return nlohmann::json::parse(in);
 }

@@ -92,12 +92,12 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
     end = document_end(tokenizer.get(), special_tokens(options, config));
   }
   TESSERA_CHECK(!end.empty(), options.document_mask ? "--document-mask" : "--jsonl",
-                ": neither the tokenizer nor the model's files name a token that ends a text; pass "
-                "--eos-token ID");
+                ": neither the tokenizer nor the model's files define a token that ends a text; "
+                "pass --eos-token ID");
   for (const std::int64_t token : end) {
     TESSERA_CHECK(token < config.vocab_size, "the token that ends a text is ", token,
-                  ", but the model's vocabulary is ", config.vocab_size,
-                  "; pass another --eos-token");
+                  ", but the model's vocabulary has ", config.vocab_size,
+                  " tokens; pass a smaller --eos-token");
   }
   return end;
 }
@@ -389,9 +389,9 @@ void check_same_data(const TrainOptions& options, const TrainingData& data, comm
     return;
   }
   const auto other = std::ranges::find_if(all, [&](auto& text) { return text != all.front(); });
-  fail("the data of rank ", other - all.begin(), " are not those of rank 0: ",
+  fail("the data of rank ", other - all.begin(), " differ from the data of rank 0: ",
        first_difference(Json::parse(all.front()), Json::parse(*other)),
-       "; give all ranks the same files");
+       "; pass all ranks equal files");
 }
 
 }  // namespace llama

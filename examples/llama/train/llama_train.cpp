@@ -45,7 +45,7 @@ namespace {
 // ---- The folder of --output-dir.
 
 std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
-  return "# The flags of a run of llama_train, given or not. " + to_use_it + options.resolved;
+  return "# All flags of a run of llama_train. " + to_use_it + options.resolved;
 }
 
 /// Returns the flags in the text of a config.toml. Omits --resume: a restart can change --resume.
@@ -79,11 +79,10 @@ void take_for_a_new_run(const std::filesystem::path& folder, const std::string& 
   if (found.empty() && !files::write_new_file(config, text) && !begins_again) {
     found = "config.toml";
   }
-  TESSERA_CHECK(found.empty(), "--output-dir ", folder.string(), " has a run already (", found, ")",
-                may_begin_again
-                    ? " with other flags, and no checkpoint that --resume auto continues; "
-                      "give a new folder"
-                    : "; give a new folder, or --resume to continue that run");
+  TESSERA_CHECK(found.empty(), "--output-dir ", folder.string(), " already has a run (", found, ")",
+                may_begin_again ? " with other flags, and no checkpoint that --resume auto could "
+                                  "continue; pass a new folder"
+                                : "; pass a new folder, or --resume to continue the run");
 }
 
 /// Reserves the folder of --output-dir for this run, and writes the flags to config.toml, or for a
@@ -95,7 +94,7 @@ void take_run_folder(const TrainOptions& options, bool goes_on) {
   const std::filesystem::path folder(options.output_dir);
   files::create_folders(folder);
   const std::string text =
-      text_of("To make it again:\n# llama_train --config-file THIS_FILE --output-dir NEW_FOLDER\n",
+      text_of("To repeat the run:\n# llama_train --config-file THIS_FILE --output-dir NEW_FOLDER\n",
               options);
   if (!goes_on) {
     take_for_a_new_run(folder, text, /*may_begin_again=*/resumes(options));
@@ -105,7 +104,7 @@ void take_run_folder(const TrainOptions& options, bool goes_on) {
     return;
   }
   const std::string resumed = text_of(
-      "To continue it once more:\n# llama_train --config-file THIS_FILE --output-dir THIS_FOLDER\n",
+      "To continue again:\n# llama_train --config-file THIS_FILE --output-dir THIS_FOLDER\n",
       options);
   const auto name = [](int i) { return "config-" + std::to_string(i) + ".toml"; };
   for (int i = 2; !files::write_new_file(folder / name(i), resumed); ++i) {
@@ -340,11 +339,12 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
     const std::string change =
         change_of(saved, now, {"--lora-rank", "--lora-targets", "--lora-alpha"});
     TESSERA_CHECK(
-        change.empty(), "--initial-load: the adapters are not those of '", source, "': ", change,
-        "; give the same, or begin with its weights by --model: llama_train --steps 0 "
-        "--resume --save-hf DIR writes them, and of a step with adapters --merge-lora as well");
-    TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer is not that of '", source,
-                  "': ", of_optimizer, "; give the same, or --exclude optimizer");
+        change.empty(), "--initial-load: the adapters differ from '", source, "': ", change,
+        "; pass the flags of the checkpoint, or pass --model DIR with weights of llama_train "
+        "--steps 0 --resume --save-hf DIR, with --merge-lora for a checkpoint with adapters");
+    TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer differs from '", source,
+                  "': ", of_optimizer,
+                  "; pass the flags of the checkpoint, or --exclude optimizer");
     return;
   }
   // The LoRA rank is compared first, because the record of a run without LoRA lacks all LoRA flags.
@@ -354,8 +354,8 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
     const std::string frozen = change_of(saved, now, {"--freeze"});
     change = frozen.empty() ? of_optimizer : frozen;
   }
-  TESSERA_CHECK(change.empty(), "the flags are not those of the checkpoint '", source,
-                "': ", change, "; give the same, or begin a run with --initial-load");
+  TESSERA_CHECK(change.empty(), "the flags differ from the checkpoint '", source, "': ", change,
+                "; pass the flags of the checkpoint, or begin a new run with --initial-load");
 }
 
 void check_data_and_model(const Json& saved, const training::Checkpointer& checkpoints,
@@ -363,13 +363,14 @@ void check_data_and_model(const Json& saved, const training::Checkpointer& check
   const std::string source = checkpoints.source().string();
   if (!checkpoints.excludes("data") && run.options.steps > 0) {
     const std::string change = data_change(saved.at("data"), entries.at("data"));
-    TESSERA_CHECK(change.empty(), "the data are not those of the checkpoint '", source,
-                  "': ", change, "; give the same, or --exclude data to begin with other data");
+    TESSERA_CHECK(change.empty(), "the data differ from the checkpoint '", source, "': ", change,
+                  "; pass the data of the checkpoint, or --exclude data to begin with other data");
   }
   if (checkpoints.resumes()) {
     const std::string change = checkpoint::config_change(saved.at("model").dump(), run.config.json);
-    TESSERA_CHECK(change.empty(), "the model is not that of the checkpoint '", source,
-                  "': ", change, "; give the same config.json, or begin a run with --initial-load");
+    TESSERA_CHECK(
+        change.empty(), "the model differs from the checkpoint '", source, "': ", change,
+        "; pass the config.json of the checkpoint, or begin a new run with --initial-load");
   }
 }
 
@@ -436,7 +437,7 @@ std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& 
     const std::string name = nonfinite_parameter(run);
     fail("the held-out loss after step ", run.state.step, " is ", *mean, "; ",
          name.empty() ? "all parameters are finite" : "the parameter " + name + " is not finite",
-         "; take the weights of an earlier step");
+         "; use the weights of an earlier step");
   }
   return mean && counted > 0 ? *mean * static_cast<double>(batches) / counted : mean;
 }
@@ -519,7 +520,7 @@ bool stop_if_asked(const RunParts& parts) {
     return false;
   }
   const std::int64_t step = parts.run.state.step;
-  parts.log.line(step == 0 ? "stopped before the first step; start it again"
+  parts.log.line(step == 0 ? "stopped before the first step; start the run again"
                            : fmt::format("stopped after step {}; --resume continues", step));
   return true;
 }

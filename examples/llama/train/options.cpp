@@ -74,7 +74,9 @@ Check one_of(std::vector<std::string> names) {
 std::string check_peak(const std::string& text) {
   std::string number = text;
   const bool valid = text == "measure" || number_between(1e6, 1e18)(number).empty();
-  return valid ? "" : text + " is neither measure nor a number of FLOP/s, such as 989e12";
+  return valid
+             ? ""
+             : text + " is neither measure nor a number of FLOP/s from 1e6 to 1e18, such as 989e12";
 }
 
 /// Checks --ac. A number of blocks can follow "selective" and "full".
@@ -83,8 +85,8 @@ std::string check_ac(const std::string& text) {
   return std::regex_match(text, valid)
              ? ""
              : text +
-                   " is not none, selective, full or auto, or selective:N or full:N, which "
-                   "recomputes the first N blocks only";
+                   " is not none, selective, full, auto, selective:N or full:N; with :N, only "
+                   "the first N blocks are recomputed";
 }
 
 const Use kLora{[](const O& o) { return o.lora_rank > 0; }, "--lora-rank"};
@@ -92,14 +94,14 @@ const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
 const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
 // A planned run uses --memory to decide whether the run fits into the memory.
 const Use kAutoAc{[](const O& o) { return o.ac == "auto" || o.planned; }, "--ac auto"};
-const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
+const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw or muon"};
 // A planned run accepts the flags of outputs such as --checkpoint, but writes no outputs.
 const Use kCheckpoint{[](const O& o) { return !o.checkpoint.empty() || o.planned; },
                       "--checkpoint"};
 const Use kExport{[](const O& o) { return !o.save_hf.empty() || o.planned; }, "--save-hf"};
 const Use kProfile{[](const O& o) { return !o.profile.empty() || o.planned; }, "--profile"};
 const Use kHeldOut{[](const O& o) { return !o.eval_text.empty() || !o.eval_tokens.empty(); },
-                   "--eval-text and --eval-tokens"};
+                   "--eval-text or --eval-tokens"};
 
 // Returns the table of all flags. Sections and flags are in the order of --help-all.
 std::vector<Section> make_table() {
@@ -160,10 +162,10 @@ std::vector<Section> make_table() {
          at_least_0},
         {"document-mask", &O::document_mask, "", "",
          "Each token attends only to its own document, and positions start at 0 in each document",
-         {}, {[](const O& o) { return o.jsonl.empty(); }, "--tokens and --text"}},
+         {}, {[](const O& o) { return o.jsonl.empty(); }, "--tokens or --text"}},
         {"eos-token", &O::eos_token, "ID", "the tokenizer's or the model's",
          "The token that ends a document or a completion",
-         at_least_0, {[](const O& o) { return o.document_mask || !o.jsonl.empty(); }, "--document-mask and --jsonl"}},
+         at_least_0, {[](const O& o) { return o.document_mask || !o.jsonl.empty(); }, "--document-mask or --jsonl"}},
         {"steps", &O::steps, "N", "10",
          "Number of optimizer steps", at_least_0, {}, Form::kOne, true},
         {"batch", &O::batch, "N", "4",
@@ -228,7 +230,7 @@ std::vector<Section> make_table() {
          "Type of AdamW's moments: fp32, or bf16 with stochastic rounding", wide_types, kAdam},
         {"momentum", &O::momentum, "M", "0.95",
          "Momentum of sgd and muon",
-         by(number_between(0.0, 0.9999)), {[](const O& o) { return o.optimizer != "adamw"; }, "--optimizer sgd and muon"}},
+         by(number_between(0.0, 0.9999)), {[](const O& o) { return o.optimizer != "adamw"; }, "--optimizer sgd or muon"}},
         {"weight-decay", &O::weight_decay, "X", "0.1",
          "Weight decay of the optimizer, on every parameter", at_least_0},
         {"decay-matrices-only", &O::decay_matrices_only, "", "",
@@ -244,7 +246,7 @@ std::vector<Section> make_table() {
          "Steps of linear warm-up", at_least_0, {}, Form::kOne, true},
         {"min-lr", &O::min_lr, "X", "0",
          "Learning rate at the end of a decaying schedule",
-         at_least_0, {[](const O& o) { return o.schedule != "constant"; }, "--schedule cosine, linear and wsd"}},
+         at_least_0, {[](const O& o) { return o.schedule != "constant"; }, "--schedule cosine, linear or wsd"}},
         {"decay-ratio", &O::decay_ratio, "R", "0.2",
          "Share of the steps in which the schedule wsd decays",
          share, {[](const O& o) { return o.schedule == "wsd"; }, "--schedule wsd"}}}},
@@ -407,8 +409,8 @@ std::vector<LeftOut> unused_flags(const CLI::App& app, const TrainOptions& o) {
         continue;
       }
       TESSERA_CHECK(app.get_option(std::string("--") + flag.name)->count() == 0, "--", flag.name,
-                    " is given, but is for ", flag.use.where,
-                    "; leave it out, or give one of these");
+                    " is given, but works only with ", flag.use.where, "; leave --", flag.name,
+                    " out, or pass ", flag.use.where);
       unused.push_back({flag.name, std::string("for ") + flag.use.where});
     }
   }
@@ -459,7 +461,7 @@ std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text) 
   const std::int64_t first = matches ? std::stoll(parts[1]) : 0;
   const std::int64_t last = matches ? std::stoll(parts[2]) : 0;
   TESSERA_CHECK(first >= 1 && first <= last, "--profile-steps ", text,
-                " is no range of steps; give A:B with 1 <= A <= B, such as 2:3");
+                " is not a range of steps; pass A:B with 1 <= A <= B, such as 2:3");
   return {first, last};
 }
 
@@ -474,32 +476,32 @@ namespace {
 
 void check_fine_tuning(const TrainOptions& o) {
   TESSERA_CHECK(!o.merge_lora || !o.save_hf.empty(),
-                "--merge-lora is given without --save-hf, which writes the merged weights; pass a "
-                "folder for them");
+                "--merge-lora is given without --save-hf, which writes the merged weights; pass "
+                "--save-hf DIR");
   TESSERA_CHECK(
       o.save_lora.empty() || !o.model.empty() || !o.initial_load.empty() || !o.checkpoint.empty(),
-      "--save-lora is given with --config, whose weights are drawn anew and saved "
-      "nowhere, so that nobody could use the adapters; pass --model DIR");
+      "--save-lora is given with --config, but the adapters would be useless: the random base "
+      "weights are not saved; pass --model DIR or --checkpoint DIR");
   TESSERA_CHECK(o.lora_rank == 0 || o.save_hf.empty() || o.merge_lora,
-                "--save-hf would write the weights as they were, without the adapters of "
-                "--lora-rank; pass --merge-lora too, or --save-lora instead");
+                "--save-hf would write the weights without the trained adapters of --lora-rank; "
+                "add --merge-lora, or pass --save-lora instead of --save-hf");
 }
 
 void check_data(const TrainOptions& o, bool needed) {
   const int kinds = static_cast<int>(!o.tokens.empty()) + static_cast<int>(!o.text.empty()) +
                     static_cast<int>(!o.jsonl.empty());
-  TESSERA_CHECK(kinds <= 1,
-                "of --tokens, --text and --jsonl more than one kind is given; pass one of them");
+  TESSERA_CHECK(
+      kinds <= 1,
+      "more than one of --tokens, --text and --jsonl is given; pass only one of these flags");
   TESSERA_CHECK(!needed || kinds == 1,
                 "no data given; pass --tokens GLOB, --text FILE or --jsonl FILE (or --steps 0)");
   TESSERA_CHECK(o.eval_text.empty() || o.eval_tokens.empty(),
                 "--eval-text and --eval-tokens are both given; pass one of them");
   TESSERA_CHECK(o.weights.empty() || o.weights.size() == o.tokens.size(), "--weight is given ",
-                o.weights.size(), " times and --tokens ", o.tokens.size(),
-                "; give a weight for each of them, or none");
-  TESSERA_CHECK(
-      std::isfinite(std::accumulate(o.weights.begin(), o.weights.end(), 0.0)),
-      "the sum of all --weight is not finite; only their ratios count, give smaller ones");
+                o.weights.size(), " times, but --tokens ", o.tokens.size(),
+                " times; pass one --weight for each --tokens, or no --weight");
+  TESSERA_CHECK(std::isfinite(std::accumulate(o.weights.begin(), o.weights.end(), 0.0)),
+                "the sum of all --weight is not finite; pass smaller weights with the same ratios");
 }
 
 void check_parallelism(const TrainOptions& o) {
@@ -514,47 +516,47 @@ void check_parallelism(const TrainOptions& o) {
                     {"--accumulate", o.accumulate}}),
       "; every micro-batch of every data-parallel rank takes the same number of sequences");
   TESSERA_CHECK(o.device == "cuda" || o.backend != "nccl",
-                "--backend nccl needs --device cuda; on the CPU use gloo");
+                "--backend nccl needs --device cuda; on the CPU pass --backend gloo");
   TESSERA_CHECK(o.loss_parallel || o.loss_chunks.value_or(1) <= 1,
-                "--no-loss-parallel gathers the logits, which --loss-chunks ", *o.loss_chunks,
-                " leaves out; leave out one of them");
+                "--no-loss-parallel gathers the full logits, but --loss-chunks ", *o.loss_chunks,
+                " never computes the full logits; leave out one of the two flags");
   TESSERA_CHECK(o.zero == 3 || !o.reshard_last,
                 "--reshard-last is given with --zero 2, which keeps all parameters gathered; leave "
-                "out one of them");
-  TESSERA_CHECK(o.cp == 1 || o.seq % (2 * o.cp) == 0, "--seq ", o.seq, " is not a multiple of ",
-                2 * o.cp, ", 2 x --cp ", o.cp,
-                "; each rank takes two chunks of every sequence, all of one length");
+                "out one of the two flags");
+  TESSERA_CHECK(
+      o.cp == 1 || o.seq % (2 * o.cp) == 0, "--seq ", o.seq, " is not a multiple of ", 2 * o.cp,
+      ", 2 x --cp ", o.cp,
+      "; each rank takes two chunks of every sequence, and all chunks have equal lengths");
   TESSERA_CHECK(o.cp == 1 || (o.dropout == 0 && o.lora_dropout == 0),
                 o.dropout > 0 ? "--dropout" : "--lora-dropout", " is given with --cp ", o.cp,
-                ", whose ranks would not drop what one rank drops; leave out one of them");
+                ", but the dropout masks would differ from the masks of one rank; leave out one of "
+                "the two flags");
 }
 
 void check_checkpoints(const TrainOptions& o) {
-  TESSERA_CHECK(
-      o.async || !o.checkpoint.empty(),
-      "--no-async is given without --checkpoint; pass the folder of the run's checkpoints");
+  TESSERA_CHECK(o.async || !o.checkpoint.empty(),
+                "--no-async is given without --checkpoint; pass --checkpoint DIR");
   TESSERA_CHECK(o.resume.empty() || o.resume_step < 0,
                 "--resume and --resume-step are both given; pass one of them");
   // --initial-load is allowed with --resume auto: a restarted run then continues from the steps
   // that this run has saved.
   TESSERA_CHECK(o.initial_load.empty() || !resumes(o) || o.resume == "auto", "--initial-load and ",
                 o.resume_step >= 0 ? "--resume-step" : "--resume",
-                " are both given; a run begins with one of them");
-  TESSERA_CHECK(
-      o.checkpoint.empty() || o.steps > 0 || resumes(o),
-      "--checkpoint is given with --steps 0, which leaves nothing to save; give steps, or "
-      "--initial-load to look at a checkpoint");
+                " are both given; pass one of them");
+  TESSERA_CHECK(o.checkpoint.empty() || o.steps > 0 || resumes(o),
+                "--checkpoint is given with --steps 0, so there is nothing to save; pass --steps "
+                "N, or to load a checkpoint pass --initial-load instead of --checkpoint");
   TESSERA_CHECK(o.exclude.empty() || o.resume != "auto" || !o.initial_load.empty(),
-                "--exclude is given with --resume auto, which would leave it out again at each "
-                "start; pass it with --initial-load, or with --resume once");
+                "--exclude is given with --resume auto, so each restart would exclude these parts "
+                "again; pass --exclude with --initial-load, or with --resume once");
   TESSERA_CHECK(o.exclude.empty() || resumes(o) || !o.initial_load.empty(),
                 "--exclude is given, but nothing is loaded; pass --resume or --initial-load");
-  TESSERA_CHECK(
-      !o.verify || o.steps > 0,
-      "--verify is given with --steps 0, which reads no data to verify with; take a step");
+  TESSERA_CHECK(!o.verify || o.steps > 0,
+                "--verify is given with --steps 0, but a run without steps reads no data to verify "
+                "with; pass --steps 1 or more");
   TESSERA_CHECK(o.profile_steps.empty() || parse_step_range(o.profile_steps).second <= o.steps,
                 "--profile-steps ", o.profile_steps, " ends after --steps ", o.steps,
-                "; name steps that the run makes");
+                "; pass a range that ends at step ", o.steps, " or before");
 }
 
 // Returns the input files that the flags name. Reads the command line, because the options of a
@@ -574,7 +576,7 @@ std::vector<LeftOut> place_outputs(const CLI::App& app, TrainOptions& o) {
   if (o.output_dir.empty()) {
     return {};
   }
-  std::vector<LeftOut> placed{{"output-dir", "another run needs another one"}};
+  std::vector<LeftOut> placed{{"output-dir", "another run needs another folder"}};
   const auto place = [&](const char* flag, std::string& output, const char* name) {
     if (app.get_option(std::string("--") + flag)->count() == 0) {
       output = std::filesystem::path(o.output_dir) / name;
@@ -618,19 +620,20 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   check_data(o, /*needed=*/o.steps > 0 && !o.planned);
   const std::size_t betas = app.get_option("--betas")->count();
   TESSERA_CHECK(betas == 0 || betas == 2, "--betas has ", betas, betas == 1 ? " value" : " values",
-                "; give two, B1,B2");
+                "; pass two values, B1,B2");
   TESSERA_CHECK(o.min_lr <= o.lr, "--min-lr ", o.min_lr, " is more than --lr ", o.lr,
-                ", from which the rate falls; give a smaller one");
+                ", the peak learning rate; pass a smaller --min-lr");
   TESSERA_CHECK(!o.fp8 || o.param_dtype != "fp16",
-                "--fp8 is given with --param-dtype fp16, which does not have the range of scaled "
-                "8-bit numbers; take bf16");
+                "--fp8 is given with --param-dtype fp16, but fp16 does not have the range of "
+                "scaled 8-bit numbers; pass --param-dtype bf16");
   TESSERA_CHECK(!o.fp8 || o.device != "cuda" || o.param_dtype == "bf16",
                 "--fp8 is given with --param-dtype ", o.param_dtype,
-                ", but on CUDA products in 8 bits give bf16; take that, or leave out one of them");
+                ", but 8-bit matrix products on CUDA return bf16; pass --param-dtype bf16, or "
+                "leave out --fp8");
   check_parallelism(o);
   TESSERA_CHECK(o.ac != "auto" || o.memory || o.device == "cuda" || o.planned,
-                "--ac auto is given on the CPU, whose memory the ranks share; pass --memory with "
-                "the GiB that a rank may take");
+                "--ac auto is given on the CPU, where all ranks share the memory; pass --memory "
+                "with the GiB that each rank may use");
   if (!o.planned) {
     check_checkpoints(o);
     check_fine_tuning(o);
@@ -691,7 +694,7 @@ TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
       product_text(
           {{"--tp", o.tp}, {"--ep", o.ep}, {"--cp", o.cp}, {"--dp-replicate", o.dp_replicate}}),
       " does not divide the ", ranks,
-      " ranks that are running, of which --dp -1 takes the rest; start a multiple");
+      " running ranks, so --dp -1 has no value; start a multiple of ", others, " ranks");
   o.dp = ranks / others;
   check_parallelism(o);
   return o;
@@ -701,7 +704,8 @@ namespace {
 
 /// Returns the options of a planned run, which reads only a configuration and writes nothing.
 TrainOptions planned(TrainOptions o) {
-  TESSERA_CHECK(o.dp > 0, "--dp -1 is for ranks that are running; a plan needs the number");
+  TESSERA_CHECK(o.dp > 0,
+                "--dp -1 is given, but a plan has no running ranks to count; pass --dp N");
   o.planned = true;
   if (!o.model.empty() && o.config.empty()) {
     o.config = o.model + "/config.json";
@@ -720,10 +724,8 @@ TrainOptions planned(TrainOptions o) {
 TrainOptions parse_train_options(std::vector<std::string> arguments) {
   TrainOptions o;
   CLI::App app(
-      "Trains a Llama on a mesh of dp-replicate x dp x ep x cp x tp ranks. Start it under "
-      "tessera-run, "
-      "torchrun, "
-      "Slurm or Open MPI for more than one rank.",
+      "Trains a Llama on a mesh of dp-replicate x dp x ep x cp x tp ranks. For more than one rank, "
+      "start llama_train under tessera-run, torchrun, Slurm or Open MPI.",
       "llama_train");
   declare_all(app, o);
   parse(app, std::move(arguments), first_flags());
@@ -736,11 +738,9 @@ TrainOptions parse_plan_options(std::vector<std::string> arguments,
                                 const std::function<bool()>& uses_gpu) {
   TrainOptions o;
   CLI::App app(
-      "Says what every rank of a run of llama_train will hold, compute and send: the real model "
-      "and "
-      "a real step of one rank of each kind, without values, in one process and without a GPU. "
-      "Takes "
-      "llama_train's flags.",
+      "Plans the memory, computation and communication of every rank of a llama_train run: "
+      "executes a real step of the real model for one rank of each kind, without values, in one "
+      "process and without a GPU. Accepts llama_train's flags.",
       "llama_plan");
   app.option_defaults()->group("plan");
   declare(app);

@@ -53,8 +53,8 @@ DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
                               {"--cp", o.cp},
                               {"--tp", o.tp},
                               {"--dp-replicate", o.dp_replicate}}),
-                ranks == 1 ? " is 1 rank, but " : " is " + std::to_string(ranks) + " ranks, but ",
-                world->size(), world->size() == 1 ? " is" : " are", " running; start ", ranks,
+                " needs ", ranks, ranks == 1 ? " rank, but " : " ranks, but ", world->size(),
+                world->size() == 1 ? " is" : " are", " running; start ", ranks,
                 " (tessera-run --nproc ", ranks, ") or change the degrees");
   std::vector<std::int64_t> sizes{o.dp, o.tp};
   std::vector<std::string> names{"dp", "tp"};
@@ -122,9 +122,9 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& conf
     // Neither the output head nor the adapters, which are added later, are converted to fp8.
     const std::vector<std::string> converted =
         nn::convert_to_fp8(*model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
-    TESSERA_CHECK(!converted.empty(), "--fp8 is given for a model without linear layers that ",
-                  "it takes: both sizes must be multiples of ", 16 * o.tp,
-                  o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
+    TESSERA_CHECK(!converted.empty(),
+                  "--fp8 is given, but no linear layer has two sizes that are multiples of ",
+                  16 * o.tp, o.tp > 1 ? " (16 x --tp)" : "", "; leave --fp8 out");
   }
   if (o.lora_rank > 0) {
     nn::apply_lora(*model, lora_options(o));
@@ -132,7 +132,7 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& conf
   nn::freeze(*model, o.freeze);
   const auto is_trained = [](const auto& entry) { return entry.second->get().requires_grad(); };
   TESSERA_CHECK(o.steps == 0 || std::ranges::any_of(model->named_slots(), is_trained),
-                "--freeze leaves no parameter to train; leave some out of its patterns");
+                "--freeze leaves no parameter to train; pass patterns that match fewer parameters");
   return model;
 }
 
@@ -150,21 +150,21 @@ Config model_config(const TrainOptions& o) {
   // longer than the model's positions, as in `transformers`.
   constexpr std::int64_t kMostTokens = 1'000'000, kMostOfAStep = std::int64_t{1} << 40;
   const std::int64_t most = std::max(config.max_positions, kMostTokens);
-  TESSERA_CHECK(o.seq <= most, "--seq ", o.seq, " is more than ", most, " tokens, far beyond the ",
-                config.max_positions, " positions that the model is made for; take fewer");
-  TESSERA_CHECK(o.batch <= kMostOfAStep / o.seq, "--batch ", o.batch, " of --seq ", o.seq,
-                " is more than ", kMostOfAStep, " tokens a step; take fewer");
+  TESSERA_CHECK(o.seq <= most, "--seq ", o.seq, " is more than ", most, " tokens (the model has ",
+                config.max_positions, " positions); pass a smaller --seq");
+  TESSERA_CHECK(o.batch <= kMostOfAStep / o.seq, "--batch ", o.batch, " x --seq ", o.seq,
+                " is more than ", kMostOfAStep, " tokens per step; pass smaller values");
   TESSERA_CHECK(o.steps == 0 || config.attention_dropout == 0, file.string(),
                 ": \"attention_dropout\" is ", config.attention_dropout,
                 ", but attention dropout is not implemented in training; set it to 0, and pass "
-                "--dropout for what attention and MLP add");
+                "--dropout for dropout of the results of attention and MLP");
   const char* for_experts = o.ep > 1                            ? "--ep"
                             : o.router_aux_loss.value_or(0) > 0 ? "--router-aux-loss"
                             : o.router_z_loss > 0               ? "--router-z-loss"
                             : o.expert_load > 1                 ? "--expert-load"
                                                                 : nullptr;
   TESSERA_CHECK(config.num_experts > 0 || for_experts == nullptr, for_experts,
-                " is given, but the model of ", file.string(), " has no experts; leave it out");
+                " is given, but the model ", file.string(), " has no experts; leave the flag out");
   check_tensor_parallel(config, o.tp);
   return config;
 }
@@ -376,7 +376,7 @@ std::shared_ptr<Llama> make_model(const LlamaRun& run, bool loads) {
   const int capability = o.fp8 && o.device == "cuda" ? observe::compute_capability() : 0;
   TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
                 "capability ", capability / 10, ".", capability % 10,
-                ", and products in 8 bits need 8.9 or more; leave it out");
+                ", but 8-bit matrix products need 8.9 or more; leave --fp8 out");
   parallelize(*model, run.mesh, parallel_options(o));
   // Allocates memory only for this rank's shards.
   nn::to_empty(*model, o.offload ? c10::Device(c10::kCPU) : c10::Device(o.device));

@@ -131,12 +131,12 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
                 ([*self.steps, "--resume-step", 2], ["has later steps, up to 3"]),
                 ([*resume, "--steps", 2], ["later step than --steps 2"]),
                 ([*resume, "--optimizer", "sgd"], ['--optimizer is "sgd" instead of "adamw"']),
-                ([*load, "--ema", 0.9], ["the optimizer is not that of", "--ema is 0.9 instead of left out", "--exclude optimizer"]),
-                ([*load, "--save-hf", step], ["--initial-load", "are both", "give each its own path"])):
+                ([*load, "--ema", 0.9], ["the optimizer differs from", "--ema is 0.9 instead of left out", "--exclude optimizer"]),
+                ([*load, "--save-hf", step], ["--initial-load", "are both", "different paths"])):
             with self.subTest(words):
                 self.refuse(flags, *words)
         programs.train([*self.flags(self.folder / "other", 4), *load, "--optimizer", "sgd", "--exclude", "optimizer"])
-        for changes, words in (({"rope_theta": 500.0}, ['"rope_theta" is 500.0 instead of 10000.0', "the same config.json"]),
+        for changes, words in (({"rope_theta": 500.0}, ['"rope_theta" is 500.0 instead of 10000.0', "the config.json of the checkpoint"]),
                                ({"hidden_size": 32}, ["does not fit the model", "(checkpoint [256, 64], here"])):
             with self.subTest(changes):
                 programs.write_config(self.folder, programs.SMALL | changes)

@@ -118,7 +118,7 @@ class TorchsOwnForm(WithTorchCheckpoint):
 
     def test_refuses_in_one_line(self):
         for arguments, part in ((["--prefix", "modle.="], "no tensor is left"),
-                                (["--prefix", "model.embed.=", "--prefix", "model.head.="], "would be 'weight'")):
+                                (["--prefix", "model.embed.=", "--prefix", "model.head.="], "to 'weight'")):
             with self.subTest(part):
                 done = self.convert("refused", *arguments)
                 self.assertNotEqual(done.returncode, 0)

@@ -128,7 +128,7 @@ def test_run_out_of_memory_is_a_result(packed, tmp_path):
 
 def test_run_continues_where_it_was_interrupted(packed, tmp_path):
     done, _ = run(packed, tmp_path, "trian")
-    assert done.returncode == 2 and "no stage is named trian; there are versions" in done.stderr
+    assert done.returncode == 2 and "unknown stage trian; the stages are versions" in done.stderr
     done, rows = run(packed, tmp_path, "ceilings", "versions", "--budget", 1)
     assert (done.returncode, rows) == (0, []), done.stderr
     assert "Left for the next run: versions; ceilings" in done.stdout

@@ -40,14 +40,14 @@ class Mixtures(Data):
         programs.train([*flags, 2, *self.mixture])
         self.assertEqual([r["loss"] for r in programs.read_metrics(self.folder / "resumed.jsonl")], want[2:])
         other = [0.6 if flag == 0.7 else flag for flag in self.mixture]
-        self.refuse([*flags[2:], 4, *other], "not those of the checkpoint", "weight", "0.6")
+        self.refuse([*flags[2:], 4, *other], "the data differ from the checkpoint", "weight", "0.6")
 
     def test_without_weights_are_one_sequence_of_sorted_files(self):
         want = self.losses(["--tokens", self.folder / "*.bin"])
         self.assertEqual(self.losses(["--tokens", self.tokens, "--tokens", self.small, "--tokens", self.small]), want)
 
     def test_refuse_a_weight_too_few(self):
-        self.refuse(self.mixture[:6], "--weight is given 1 times and --tokens 2")
+        self.refuse(self.mixture[:6], "--weight is given 1 times, but --tokens 2 times")
         self.refuse([*self.mixture, "--seq", 16, "--batch", 60], "a data source has 240 tokens", "batch of 60")
 
 
@@ -127,7 +127,7 @@ class Documents(LossesOfTransformers):
     def test_refuse_an_unknown_end_token(self):
         self.refuse(["--tokens", self.tokens, "--document-mask"], "--document-mask", "pass --eos-token")
         self.refuse(["--tokens", self.tokens, "--document-mask", "--eos-token", 256], "is 256", "vocabulary is 256")
-        self.refuse(["--tokens", self.tokens, "--eos-token", 2], "--eos-token is given, but is for --document-mask")
+        self.refuse(["--tokens", self.tokens, "--eos-token", 2], "--eos-token is given, but works only with --document-mask")
 
 
 class Prompts(LossesOfTransformers):
@@ -208,7 +208,7 @@ class Prompts(LossesOfTransformers):
         flags = ["--eos-token", self.END, "--seq", 4, "--batch", 1, "--jsonl"]
         self.refuse([*flags, self.write_lines([])], "have no JSON object")
         self.refuse([*flags, self.write_lines([("a", 3)])], 'p.jsonl:1: the field "completion" must be a text, but it is of the kind number')
-        self.refuse(flags[:-1] + ["--text", self.tokens, "--truncate"], "--truncate is given, but is for --jsonl")
+        self.refuse(flags[:-1] + ["--text", self.tokens, "--truncate"], "--truncate is given, but works only with --jsonl")
 
 
 TURNS = [{"role": "user", "content": "What is 2 + 2?\n"}, {"role": "assistant", "content": " 4 \u00e9\U0001f600"},

@@ -363,17 +363,17 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
 
     def test_refuses_bad_input(self):
         good = self.write("good.jsonl", self.lines(["a", "b"]))
-        self.refuse([self.folder / "none*"], "FILES: no file matches", "none*", "name files that exist")
-        self.refuse(["a" * 300], "FILES: no file matches", "File name too long", "name files that exist")
+        self.refuse([self.folder / "none*"], "FILES: no file matches", "none*", "pass existing files")
+        self.refuse(["a" * 300], "FILES: no file matches", "File name too long", "pass existing files")
         packed = gzip.compress(self.lines(self.documents(50)).encode())
         self.refuse([self.write("cut.jsonl.gz", packed[:-20])], "cut.jsonl.gz", "ends too early")
-        self.refuse([self.write("bad.jsonl.gz", packed[:200] + b"\xff" * 50 + packed[250:])], "is damaged gzip data")
+        self.refuse([self.write("bad.jsonl.gz", packed[:200] + b"\xff" * 50 + packed[250:])], "has damaged gzip data at byte")
         self.refuse([self.write("cut.jsonl.zst", zstd(b"{}" * 100)[:-20])], "cut.jsonl.zst", "ends too early")
         self.refuse([self.write("bad.jsonl", self.lines(["a"]) + "\n{\"text\": 3\n")], "bad.jsonl:3:", "not JSON")
         self.refuse([good, "--field", "body"], "good.jsonl:1:", 'no field "body"')
         self.refuse([self.write("number.jsonl", '{"text": 3}')], "number.jsonl:1:", "of the kind number")
         self.refuse([self.write("list.jsonl", '[3]')], "list.jsonl:1:", "no JSON object")
-        self.refuse([self.write("none.jsonl", "\n \n")], "hold no token")
+        self.refuse([self.write("none.jsonl", "\n \n")], "contain no token")
         self.refuse([self.write("marked.jsonl", "\ufeff" + self.lines(["a"]))], "marked.jsonl:1:", "a byte order mark")
         self.refuse([self.write("nan.jsonl", '{"text": NaN}')], "nan.jsonl:1:", "NaN and Infinity, which Python writes")
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
@@ -382,7 +382,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.refuse([good, "--eos-token", 99999], "outside the tokenizer's vocabulary")
         self.refuse([self.folder], "not a regular file")
         programs.fail([*self.command(good), "--out", f"{self.out.parent}/"], "is a folder; add the PREFIX")
-        programs.fail(self.command(good), "names no token that ends a document")
+        programs.fail(self.command(good), "defines no token that ends a document")
 
     def test_takes_little_memory_for_much_text(self):
         """The input has a line of 25 MB, and 60 MB of compressed text."""

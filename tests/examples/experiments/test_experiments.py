@@ -92,13 +92,13 @@ class Experiments(programs.InFolder):
         run = self.folder / "out/runs" / jobs.folder_name("TP 2")
         run.mkdir(parents=True)
         (run / "thesis.txt").write_text("mine")
-        self.assertIn("out has runs, but of no experiment", self.run_file(file).stderr)
+        self.assertIn("out has runs, but no experiment wrote", self.run_file(file).stderr)
         (self.folder / "out/experiment.json").write_text(json.dumps({"file": str(self.folder / "other.toml")}))
-        self.assertIn("other.toml; give --out another folder", self.run_file(file).stderr)
+        self.assertIn("other.toml; pass another folder as --out", self.run_file(file).stderr)
         (self.folder / "out/experiment.json").write_text(json.dumps({"file": str(file.resolve())}))
         done = self.run_file(file, 2)
         self.assertEqual(done.stderr.count("\n"), 1)
-        self.assertIn("is no run's folder; move it away", done.stderr)
+        self.assertIn("is not the folder of a run", done.stderr)
         self.assertEqual((run / "thesis.txt").read_text(), "mine")
 
     def test_a_missing_sum_of_a_norms_gradient_is_found(self):
@@ -146,11 +146,11 @@ class Experiments(programs.InFolder):
         latest = time.monotonic() + 120
         while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < latest:
             time.sleep(0.05)
-        self.assertIn("another process works in", self.run_file(file).stderr)
+        self.assertIn("another process uses", self.run_file(file).stderr)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 128 + signal.SIGTERM, err)
-        self.assertEqual(err, "experiments: interrupted; the same command continues the run that was under way\n")
+        self.assertEqual(err, "experiments: interrupted; run the command again to continue\n")
         self.assertFalse((self.folder / "out/report.json").exists())
         self.assertIn("one rank: 2 steps, kept", self.run_file(self.write(MESHES, steps=2), 0).stdout)
 
@@ -160,16 +160,16 @@ class Experiments(programs.InFolder):
                 ("", {}, "fewer than two runs"),
                 (MESHES, {"titel": "x"}, 'did you mean "title"?'),
                 (MESHES, {"separate": ["bacth"]}, 'separate has "bacth", a flag that no run has'),
-                (MESHES, {"program": "llama_trian"}, "is no program; build it"),
-                (MESHES + 'metrics = "m"\n', {}, '"metrics", which each run has from the experiment'),
-                (MESHES + "seed = 1\n", {}, "give seeds = [...] instead"),
-                (MESHES + 'dp-replicate = "2"\n', {}, 'dp-replicate = "2" is no number of ranks'),
+                (MESHES, {"program": "llama_trian"}, "is not a program; build the program"),
+                (MESHES + 'metrics = "m"\n', {}, '"metrics", which the experiment sets for each run'),
+                (MESHES + "seed = 1\n", {}, "write seeds = [...] instead"),
+                (MESHES + 'dp-replicate = "2"\n', {}, 'dp-replicate = "2" is not a number of ranks'),
                 (MESHES + MESHES, {}, 'two runs have the name "one rank"'),
                 (MESHES + '[[axis]]\nname = "sp"\n', {}, "an [[axis]] needs a name, and values"),
-                (MESHES, {"perturbed": -1}, "perturbed = -1 leaves nothing"),
+                (MESHES, {"perturbed": -1}, "perturbed = -1 leaves no runs"),
                 (MESHES, {"seeds": [2 ** 63]}, "from 0 to 9223372036854775807"),
-                (MESHES + 'text = "some.toml"\nconfig = "odd.json"\n', {}, "has text without a tokenizer, and odd.json a vocabulary of 1009"),
-                (MESHES + '[[run]]\nname = "one rank, last bits 1"\n', {}, "has a name that the experiment itself gives"),
+                (MESHES + 'text = "some.toml"\nconfig = "odd.json"\n', {}, "has text without a tokenizer, so tokens are bytes, but odd.json has a vocabulary of 1009"),
+                (MESHES + '[[run]]\nname = "one rank, last bits 1"\n', {}, "has the name of a run that the experiment adds"),
                 (MESHES + "= 1\n", {}, "can't read")]:
             with self.subTest(message):
                 self.assertRegex(self.run_file(self.write(body, **names), 2).stderr,

@@ -102,10 +102,10 @@ class FineTuning(programs.InFolder):
         programs.train([*self.data, *lora, "--steps", 1, "--checkpoint", adapted])
         load, resume = ["--initial-load", adapted], ["--steps", 2, "--checkpoint", adapted, "--resume"]
         for flags, message in (
-                (["--initial-load", steps, "--lora-rank", 2], "--lora-rank is 2 instead of left out; give the same"),
-                (load, "--lora-rank is left out instead of 2; give the same"),
+                (["--initial-load", steps, "--lora-rank", 2], "--lora-rank is 2 instead of left out; pass the flags of the checkpoint"),
+                (load, "--lora-rank is left out instead of 2; pass the flags of the checkpoint"),
                 ([*load, *lora[:4], "--lora-targets", "**.q_proj"], '--lora-targets[0] is "**.q_proj" instead of'),
-                ([*load, "--lora-rank", 2, "--ema", 0.5], "--lora-alpha is 2.0 instead of 4.0; give the same"),
+                ([*load, "--lora-rank", 2, "--ema", 0.5], "--lora-alpha is 2.0 instead of 4.0; pass the flags of the checkpoint"),
                 ([*resume, *lora, "--lora-alpha", 16], "--lora-alpha is 16.0 instead of 4.0"),
                 ([*resume, *lora, "--lora-dropout", 0.5], "--lora-dropout is 0.5 instead of 0.0"),
                 ([*resume, *lora, "--freeze", "model.norm.*"], '--freeze is ["model.norm.*"] instead of left out'),

@@ -161,11 +161,11 @@ class Generation(programs.InFolder):
         model = ["--model", folder, "--device", "cuda"]
         drawn = [*flag_of_each("--prompt", PROMPTS), "--max-tokens", 3, "--top-p", 0.9]
         done = programs.run(generating([*model, *drawn, "--json"]), env=fake)
-        if "are not numbers" not in done.stderr:
+        if "the logits of the next token" not in done.stderr:
             self.assertEqual((done.returncode, len(done.stdout.splitlines())), (0, len(PROMPTS)), done.stderr)
         text = programs.write(self.folder / "text", "x" * 40)
         done = programs.run(generating([*model, "--perplexity", text], tp=2), env=fake)
-        if "is no number" not in done.stderr:
+        if "is not finite" not in done.stderr:
             self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_a_perplexity_that_is_no_number_is_an_error(self):
@@ -176,7 +176,7 @@ class Generation(programs.InFolder):
         text.write_text("some text")
         for flags in ([], ["--json"]):
             done = programs.fail(generating(["--model", folder, "--perplexity", text, *flags]),
-                                 "is no number, as its mean loss is nan")
+                                 "is not finite, because the mean loss is nan")
             self.assertEqual((done.stdout, done.stderr.count("\n")), ("", 1), done.stderr)
 
     def test_unwritable_output_is_an_error(self):
@@ -195,8 +195,8 @@ class Generation(programs.InFolder):
         text = f"{self.folder}/text$RANK"
         for flags, message in (
                 ("--prompt A --max-tokens $((RANK + 3))", "rank 1 has --max-tokens 4, but rank 0 has --max-tokens 3"),
-                (f"--prompts {text}", "rank 1 has other texts, as tokens, than rank 0; give all ranks the same files"),
-                (f"--perplexity {text}", "rank 1 has other texts, as tokens, than rank 0; give all ranks the same files")):
+                (f"--prompts {text}", "rank 1 has texts with other tokens than rank 0"),
+                (f"--perplexity {text}", "rank 1 has texts with other tokens than rank 0")):
             with self.subTest(flags):
                 script = f"exec {programs.BIN}/llama_generate --tp 2 --model {folder} {flags}"
                 done = programs.fail(programs.on_ranks(2, ["sh", "-c", script]), message, timeout=60)
@@ -207,12 +207,12 @@ class Generation(programs.InFolder):
         empty = programs.write(self.folder / "empty.txt", "\n")
         one = programs.write(self.folder / "one", "a")
         long = "x" * (programs.POSITIONS + 1)
-        cases = [(["--prompt", long], 1, "a prompt has 33 tokens, but the model is made for 32 positions"),
+        cases = [(["--prompt", long], 1, "a prompt has 33 tokens, but the model has 32 positions"),
                  (["--prompt", "a", "--max-tokens", 999999999999], 1,
                   "--max-tokens 999999999999 is more than the 32 positions"),
-                 (["--prompts", empty], 1, "empty.txt holds no prompt"),
+                 (["--prompts", empty], 1, "empty.txt contains no prompt"),
                  (["--prompts", self.folder / "none"], 1, "none"),
-                 (["--perplexity", one], 1, "but this one has 1; give a longer one"),
+                 (["--perplexity", one], 1, "the text of --perplexity has 1 token, "),
                  (["--perplexity", one, "--seq", 33], 1, "--seq 33 is more than the 32 positions"),
                  (["--prompt", "a"], 3, "num_attention_heads 8 can't be split at a tensor-parallel degree of 3")]
         for flags, tp, message in cases:
@@ -220,4 +220,4 @@ class Generation(programs.InFolder):
                 done = programs.fail(generating(["--model", folder, *flags], tp), message, timeout=60)
                 self.assertEqual(done.stdout, "")
         self.refuse([programs.BIN / "llama_generate", "--model", folder, "--prompt", "a", "--tp", 2],
-                    "--tp 2 is 2 ranks, but 1 is running; start 2 (tessera-run --nproc 2)")
+                    "--tp 2 needs 2 ranks, but 1 is running; start 2 (tessera-run --nproc 2)")

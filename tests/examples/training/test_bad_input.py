@@ -89,7 +89,7 @@ class BadInput(programs.InFolder):
             (self.folder / "ends" / str(rank) / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
             programs.write_config(self.folder / "epsilons" / str(rank), programs.SMALL | {"rms_norm_eps": epsilon})
             (self.folder / "texts" / str(rank) / "text").write_text(text * 300)
-        data = "the data of rank 1 are not those of rank 0: "
+        data = "the data of rank 1 differ from the data of rank 0: "
         for degree, changes, flags, more, message in (
                 ("--dp", {"tokens": None}, f"--tokens {self.tokens}", f"--tokens {self.folder}/none.bin", "none.bin"),
                 ("--dp", {"tokens": None}, f"--tokens {self.tokens}", f"--tokens {others}",

@@ -101,10 +101,10 @@ class BenchMfu(programs.InFolder):
 
     def test_bad_flags_are_one_line(self):
         for mesh in ("2", "2x0", "1x1x1x1"):
-            self.assertIn(f"--mesh {mesh} is no mesh", self.bench("--mesh", mesh).stderr)
-        self.assertIn("--peer nofile is no file", self.bench("--peer", "nofile").stderr)
-        self.assertIn("tokens a step; take fewer", self.bench("--batch", 2**60).stderr)
-        self.assertIn("leaves none of --steps", self.bench("--warmup", 3).stderr)
+            self.assertIn(f"--mesh {mesh} is not a mesh", self.bench("--mesh", mesh).stderr)
+        self.assertIn("--peer nofile is not a file", self.bench("--peer", "nofile").stderr)
+        self.assertIn("tokens per step", self.bench("--batch", 2**60).stderr)
+        self.assertIn("leaves no step of --steps", self.bench("--warmup", 3).stderr)
 
 
 class PeakFlops(programs.InFolder):

@@ -42,7 +42,7 @@ class Fp8(programs.InFolder):
     def test_refuses_in_one_line(self):
         small = self.folder / "small.json"
         small.write_text(json.dumps(CONFIG | {"hidden_size": 72, "intermediate_size": 100, "head_dim": 18}))
-        self.refuse([programs.BIN / "llama_train", "--tokens", self.tokens, "--fp8", "--config", small], "--fp8 is given for a model "
-                    "without linear layers that it takes: both sizes must be multiples of 16; leave it out")
+        self.refuse([programs.BIN / "llama_train", "--tokens", self.tokens, "--fp8", "--config", small], "--fp8 is given, but no "
+                    "linear layer has two sizes that are multiples of 16; leave --fp8 out")
         self.refuse([programs.BIN / "llama_plan", "--config", self.config, "--fp8", "--gpu", "a100"],
-                    "a100 has no products in 8 bits")
+                    "a100 has no 8-bit products")

@@ -47,10 +47,10 @@ class RunFolder(programs.InFolder):
         one = ["--config", self.config, "--tokens", self.tokens, "--steps", 2, "--output-dir", self.run]
         self.start(*one, ranks=1)
         before = self.contents()
-        for flags, end in (([], "; give a new folder, or --resume to continue that run"),
-                           (["--resume", "auto"], " with other flags, and no checkpoint that --resume auto continues; give a new folder")):
+        for flags, end in (([], "; pass a new folder, or --resume to continue the run"),
+                           (["--resume", "auto"], " with other flags, and no checkpoint that --resume auto could continue; pass a new folder")):
             self.refuse([programs.BIN / "llama_train", *one, "--lr", 1, *flags],
-                        f"llama_train: --output-dir {self.run} has a run already (config.toml){end}\n")
+                        f"llama_train: --output-dir {self.run} already has a run (config.toml){end}\n")
         self.assertEqual(self.contents(), before)
         again = self.folder / "again"
         for _ in range(2):
@@ -65,7 +65,7 @@ class RunFolder(programs.InFolder):
                 for _ in range(3)]
         errors = [run.communicate(timeout=60)[1].decode() for run in runs]
         self.assertEqual(sorted(run.returncode for run in runs), [0, 1, 1])
-        self.assertEqual(sum("has a run already (config.toml)" in error for error in errors), 2)
+        self.assertEqual(sum("already has a run (config.toml)" in error for error in errors), 2)
 
     def test_a_resumed_run_continues_in_it(self):
         flags = ["--config", self.config, "--tokens", self.tokens, "--checkpoint-every", 2, "--output-dir", self.run]

@@ -174,7 +174,7 @@ class Resuming(VitRuns):
                 {(of / "model/model.safetensors").read_bytes() for of in (copy, run)}) == 1
             self.assertTrue(same or dp == 1)
         for flags, changes, part in (([], {}, "has steps of a run; pass --resume"),
-                                     (["--resume"], {"dropout": 0.5}, "is of another model")):
+                                     (["--resume"], {"dropout": 0.5}, "has another model")):
             programs.fail(self.command(self.folder, 1, 1, 5, 8, ["--checkpoint", run / "steps", *flags], changes), part)
 
 
@@ -211,10 +211,10 @@ class Refusals(VitRuns):
 
     def test_files_that_are_no_config(self):
         path = self.folder / "c.json"
-        texts = {'{"dim": 0}': f'{path}: "dim" is 0; give an integer from 1', '{"depth": 1.5}': f'{path}: "depth" is 1.5; give',
+        texts = {'{"dim": 0}': f'{path}: "dim" is 0, but must be an integer from 1', '{"depth": 1.5}': f'{path}: "depth" is 1.5, but must be',
                  "[1]": "c.json: JSON does not begin with '{'; write an object such as {", "{nope": "line 1, column 3",
-                 '{"dropout": 1}': "of at least 0, below 1", '{"head": 2}': '"head" is none of the names',
-                 '{"patch_size": 3}': '"patch_size":3', '{"heads": 3}': "patch_size must divide image_size and heads dim"}
+                 '{"dropout": 1}': "of at least 0, below 1", '{"head": 2}': '"head" is not a known name',
+                 '{"patch_size": 3}': '"patch_size":3', '{"heads": 3}': "heads must divide dim"}
         for text, part in texts.items():
             with self.subTest(text=text):
                 path.write_text(text)
