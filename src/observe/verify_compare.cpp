@@ -477,8 +477,8 @@ VerifyDifference difference_of(const OfRanks& tensor, double allowed) {
             fmt::format("{}, {} {}", worst->name, worst->layout, describe_ranks(ranks))};
   }
   return {worst->fqn,
-          fmt::format("{}, {}, is not one rank's: at [{}] it is {}, one rank has {} (off by {:.3g} "
-                      "of values up to {:.3g}; rounding makes up to {:.2g}), {}",
+          fmt::format("{}, {}, differs from the one-rank run: at [{}] it is {}, one rank has {} "
+                      "(off by {:.3g} of values up to {:.3g}; rounding makes up to {:.2g}), {}",
                       worst->name, worst->layout, fmt::join(worst->at, ", "), worst->value,
                       worst->expected, worst->distance, worst->largest, allowed,
                       describe_ranks(ranks))};
@@ -588,7 +588,7 @@ Finding finding_of(const Pair& pair, const VerifyOptions& options) {
                 options.coarsest ? epsilon_of(*options.coarsest) : 0.0});
   if (pair.on_mesh.sizes() != pair.one_rank.sizes()) {
     finding.distance = kInfinity;
-    finding.layout += fmt::format(", is {} on one rank, and so here", layout_of(pair.one_rank));
+    finding.layout += fmt::format(", but is {} on one rank; seen", layout_of(pair.one_rank));
     return finding;
   }
   if (pair.one_rank.numel() == 0) {

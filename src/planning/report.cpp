@@ -99,10 +99,10 @@ std::string to_text(const Search& search) {
     text += row(found, has_cp, has_accumulation);
   }
   if (search.best().fits) {
-    text += "* of those that fit, none takes less memory and no more time\n";
+    text += "* no layout that fits takes less memory in the same or less time\n";
   }
   if (search.skipped > 0) {
-    text += fmt::format("{} more take more memory than one that is too large\n", search.skipped);
+    text += fmt::format("{} layouts that need more memory were skipped\n", search.skipped);
   }
   for (const auto& [layout, reason] : search.refused) {
     text += fmt::format("left out: dp {}, tp {}{}: {}\n", layout.dp, layout.tp,

@@ -439,8 +439,8 @@ void expect_tap_named(const VerifyReport& report) {
   ASSERT_FALSE(report.outputs.empty()) << report.text();
   EXPECT_EQ(report.outputs[0].fqn, "block0.mlp.tap");
   EXPECT_ERROR(report.check(),
-               "verify: the output of 'block0.mlp.tap', [2, 6, 24] on (tp=2) as [Shard(2)], is not "
-               "one rank's: at [",
+               "verify: the output of 'block0.mlp.tap', [2, 6, 24] on (tp=2) as [Shard(2)], "
+               "differs from the one-rank run: at [",
                "one rank has ", "off by ", "rounding makes up to ", "on ranks 0, 1",
                "its inputs and all outputs before are equal, so look at the forward of "
                "'block0.mlp.tap'");
@@ -506,7 +506,7 @@ TEST(VerifyFaults, AFunctionWhoseBackwardLacksAReduction) {
   EXPECT_EQ(report.gradients[1].fqn, "block0.mlp.tap.gain");
   EXPECT_ERROR(report.check(),
                "verify: the gradient of parameter 'block1.mlp.tap.gain', [1] on (tp=2) as "
-               "[Replicate()], is not one rank's: at [0] it is ",
+               "[Replicate()], differs from the one-rank run: at [0] it is ",
                "to_local()", "Partial{}", "(0 outputs and 1 gradient more differ)");
 }
 
@@ -558,7 +558,7 @@ TEST(VerifyFaults, AHookThatScalesTheGradientOfOneRankAlsoUnderFsdp) {
           verify_gpt({.plant = plant_hook}, rank.mesh({dp, 2}, {"dp", "tp"}));
       EXPECT_ERROR(report.check(),
                    "verify: the gradient of parameter 'block1.mlp.up.weight', [24, 12] on ",
-                   "is not one rank's", "a hook",
+                   "differs from the one-rank run", "a hook",
                    dp == 1 ? "on (tp=2) as [Shard(0)]" : "on ranks 0, 1, 2, 3");
       EXPECT_TRUE(report.outputs.empty());
       EXPECT_EQ(report.gradients.size(), 1U) << report.text();
@@ -622,11 +622,11 @@ TEST(VerifyFaults, NameTheModuleOrTheStep) {
   const Fault faults[] = {
       {"a mask that depends on the rank, and is right on rank 0",
        {.options = {.embedded = mask}},
-       {"the output of 'tap', [2, 6, 12] on (tp=2) as [Replicate()], is not one rank's",
+       {"the output of 'tap', [2, 6, 12] on (tp=2) as [Replicate()], differs from the one-rank run",
         ", on rank 1;"}},
       {"a sum of the ranks' own logits",
        {.step = own_logits},
-       {"verify: the loss, [], plain, is not one rank's", "look at the step: the loss"}},
+       {"verify: the loss, [], plain, differs from", "look at the step: the loss"}},
       {"between two modules, each of which is right",
        {.options = {.between = own_maximum}},
        {"the output of 'block0.mlp.down'", "its input differs already",
