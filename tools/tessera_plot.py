@@ -263,7 +263,7 @@ def run_page(path, sample):
     elements = sum(math.prod(entry["sizes"]) for entry in record["sharding"])
     summary = f"{len(steps):,} steps in {duration_text(sum(step['step_time_s'] for step in steps))}"
     body = (f"<header><h1>{esc(record['title'])}</h1><p>{summary}</p></header>\n" + tiles(items) + section("Curves", f'<div class="charts">\n{charts}</div>\n')
-            + section("Communication", traffic_table(last["comm"]), f"of rank 0 in step {last['step']}; bytes that it puts in")
+            + section("Communication", traffic_table(last["comm"]), f"of rank 0 in step {last['step']}; bytes that the rank puts in")
             + section("Sample", f'<div class="card"><pre>{esc(sample)}</pre></div>\n' if sample else "")
             + section("Configuration", listing(list(record["configuration"].items())))
             + section("Sharding", table(["parameter", "global size>", "placements", "local size>", "on rank 0>"], rows) if rows else "",
@@ -383,7 +383,7 @@ def search_section(search):
         rows += row(cells)
     head = ["dp>", "tp>"] + (["cp>"] if has_cp else []) + ["ac", "ZeRO>"] + (["micro-batches>"] if has_parts else [])
     return section("Layouts", card("", "", search_picture(search)) + table(head + ["peak>", "step>", "exposed>", "MFU>", "tokens/s>", ""], rows),
-                   "memory over time of those that were estimated; the line is the frontier")
+                   "memory and step time of the estimated layouts; the line is the frontier")
 
 def plan_page(path):
     plan = json.loads(path.read_text())
@@ -417,8 +417,8 @@ def plan_page(path):
     advice = "".join(f"<li>{esc(line)}</li>" for line in plan["advice"])
     body = (f"<header><h1>{esc(title)}</h1><p>{esc(settings)}</p><p class=\"{'over' if plan['fits'] is False else ''}\">{esc(plan['verdict'])}</p>"
             f"<ul>{advice}</ul></header>\n" + tiles(items) + (search_section(plan["search"]) if "search" in plan else "")
-            + section("Memory over the step", memory, "the most while each unit is active, by kind")
-            + section("Communication", traffic_table(largest["comm"]), f"of rank {largest['rank']} in a step; bytes that it puts in")
+            + section("Memory over the step", memory, "peak while each unit is active, by kind")
+            + section("Communication", traffic_table(largest["comm"]), f"of rank {largest['rank']} in a step; bytes that the rank puts in")
             + section("Time line", times, f"of rank {largest['rank']}, estimated") + section("Configuration", listing(list(plan.get("flags", {}).items()))))
     return page(title, body)
 
@@ -469,7 +469,7 @@ def part_charts(rows):
             base = rows[0]["curves"][figure]
             curves = [(run["name"], number, [None if a is None or b is None else abs(a - b) for a, b in zip(run["curves"][figure], base)]) for number, run in judged]
             curves += [("allowed", -1, list(limit)) for limit in sorted({tuple(run["allowed"][figure]) for _, run in judged})]
-            cards += runs_chart(f"{title}: difference", f"to {rows[0]['name']}; what is 0 lies on the axis", curves, logarithmic=True)
+            cards += runs_chart(f"{title}: difference", f"to {rows[0]['name']}; a difference of 0 lies on the axis", curves, logarithmic=True)
     return f'<div class="legend">{legend}</div>\n<div class="charts">\n{cards}</div>\n'
 
 def verdict_row(number, run):
@@ -526,7 +526,7 @@ def experiment_page(path):
     shares = [run[figure]["share"] for run in done if run["verdict"] for figure in ("loss", "grad_norm")]
     if shares:
         worst = None if None in shares else max(shares)
-        items.append(("bit-equal", "loss and gradient norm") if worst == 0 else (share_text(worst), "largest share of what is allowed"))
+        items.append(("bit-equal", "loss and gradient norm") if worst == 0 else (share_text(worst), "largest share of the allowed difference"))
     if done and len(parts) == 1:
         fastest, smallest = min(done, key=lambda run: run["step_time_s"]["median"]), min(done, key=lambda run: run["memory_bytes"])
         items += [(time_text(fastest["step_time_s"]["median"]), f"shortest step: {fastest['name']}"),
@@ -542,13 +542,13 @@ def experiment_page(path):
         memory = "tensors" if all(run["memory_of"] == "peak_active_bytes" for run in done) else "process or device"
         costs = section("Time, memory, traffic", table(head, in_parts(len(head), lambda number, run: cost_row(
             number, run, axes, dimensions, most, has_mfu) if "curves" in run else "")),
-            f"of rank 0; median step ± half the distance between the quartiles; peak memory of its {memory}; bytes that it puts in, in the last step; "
+            f"of rank 0; median step ± half the distance between the quartiles; peak memory of its {memory}; bytes that the rank puts in during the last step; "
             "% of the reference")
     curves = "".join(section("Curves", part_charts(rows), part_name(rows)) for rows in parts.values())
     method = "".join(f"<p>{esc(line)}</p>" for line in report.get("method", []))
     body = (f"<header><h1>{esc(report['title'])}</h1><p>{len(report['runs'])} runs of {esc(report['program'])}</p></header>\n" + tiles(items)
             + section("Verdicts", table(["run", "verdict", "loss off by>", "of what is allowed>", "gradient norm off by>", "of what is allowed>"],
-                                        in_parts(6, verdict_row)), "largest difference to the reference, and largest share of what is allowed at a step")
+                                        in_parts(6, verdict_row)), "largest difference to the reference, and largest share of the allowed difference at a step")
             + costs + curves + section("What is allowed", f'<div class="card text">{method}</div>\n' if method else "")
             + section("Flags of all runs", listing([(name, json.dumps(value).strip('"')) for name, value in report["flags"].items()])))
     return page(report["title"], body)

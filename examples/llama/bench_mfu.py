@@ -199,7 +199,7 @@ def words_of(path):
             if name == "config-file":
                 raise Failure(f"--config-file {path} names another --config-file; remove the line")
             if name in flags:
-                raise Failure(f"--config-file {path} gives {name} twice; leave one of them out")
+                raise Failure(f"--config-file {path} gives {name} twice; remove one of the two lines")
             flags[name] = (" " if name == "flags" else ",").join(map(str, each)) if isinstance(each, list) else each
     return [f"--{name}={value}" for name, value in flags.items()]
 

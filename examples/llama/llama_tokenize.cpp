@@ -87,7 +87,7 @@ TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments) {
                 "' is a folder; add the PREFIX of the shards' names, such as ", o.out, "train");
   TESSERA_CHECK(!o.files.empty(), "no files given; pass text or JSONL files");
   TESSERA_CHECK(o.eos || o.eos_token.empty(),
-                "--eos-token is given with --no-eos; leave one of them out");
+                "--eos-token is given with --no-eos; leave out one of the two");
   if (o.threads == 0) {
     o.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U));
   }

@@ -66,7 +66,7 @@ class Experiments(programs.InFolder):
         self.assertEqual(row["memory_bytes"], max(step["peak_active_bytes"] for step in metrics))
         self.assertEqual(row["memory_percent"], 100 * row["memory_bytes"] / self.row("one rank")["memory_bytes"])
         page = (self.folder / "out/report.html").read_text()
-        for part in ("<svg", "prefers-color-scheme:dark", "bytes that it puts in", "TP 2"):
+        for part in ("<svg", "prefers-color-scheme:dark", "bytes that the rank puts in", "TP 2"):
             self.assertIn(part, page)
         # One run is made to look unfinished, and another run gets other flags.
         (self.folder / "out/runs" / jobs.folder_name("one rank") / "done.json").unlink()
