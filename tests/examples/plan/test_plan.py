@@ -123,7 +123,7 @@ class Plan(programs.InFolder):
             self.assertEqual((plan["experts"]["parameters"], plan["experts"]["active_parameters"]), (total, active))
         dense = [programs.BIN / "llama_plan", "--config", programs.write_config(self.folder, programs.SMALL)]
         for flag in ("--ep", "--router-aux-loss", "--router-z-loss", "--expert-load"):
-            self.refuse([*dense, flag, 2], flag + " is given, but the model of", "has no experts")
+            self.refuse([*dense, flag, 2], flag + " is given, but the model ", "has no experts")
         # More ranks than experts: each rank has a part of each expert.
         shards = [kind["parameters_bytes"] for kind in self.plan(programs.MOE, ["--batch", 32, "--seq", 16], dp=16)["kinds"]]
         self.assertLess(max(shards), 1.1 * 4 * said["parameters"] / 16)

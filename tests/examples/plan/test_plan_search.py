@@ -155,4 +155,4 @@ class PlanSearch(programs.InFolder):
                                    (["--json", self.folder / "no" / "p.json"], "p.json"),
                                    (["--json", self.folder / "config.json"], "--config and --json are both ")]:
             self.refuse(self.command(DEEP, [*RUN, *arguments]), message)
-        self.refuse([programs.BIN / "llama_plan", "--config", self.config, "--search", "--gpus", 8], "--search needs a machine")
+        self.refuse([programs.BIN / "llama_plan", "--config", self.config, "--search", "--gpus", 8], "--search needs the memory size of a machine")
