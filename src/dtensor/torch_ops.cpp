@@ -37,8 +37,9 @@ struct Meshes {
 
   DeviceMesh get(std::int64_t handle) {
     std::lock_guard lock(mutex);
-    TESSERA_CHECK(handle >= 0 && static_cast<std::size_t>(handle) < all.size(), "mesh ", handle,
-                  " was asked for, but init_device_mesh has made ", all.size());
+    TESSERA_CHECK(handle >= 0 && static_cast<std::size_t>(handle) < all.size(), "mesh handle ",
+                  handle, " was passed, but init_device_mesh has returned ", all.size(),
+                  " handles, from 0");
     return all[static_cast<std::size_t>(handle)];
   }
 

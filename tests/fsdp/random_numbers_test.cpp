@@ -208,7 +208,7 @@ TEST(RandomRefusals, OfAmbiguousSizesReachAllRanks) {
       nn::init_weights(model, 5);
       model(at::ones({1 + rank.rank(), kSide}));
     });
-    EXPECT_CONTAINS(errors, "aten::uniform_", "a rank has just one", "BatchPart(0, 1)");
+    EXPECT_CONTAINS(errors, "aten::uniform_", "a rank has only 1 row", "BatchPart(0, 1)");
   }
 }
 

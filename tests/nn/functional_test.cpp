@@ -212,7 +212,7 @@ TEST(DistributedEmbedding, AgreesWithOneRank) {
       at::embedding(w0, indices).backward(grad);
       const at::Tensor w = testing::leaf_on(mesh, w0.detach(), {v.weight});
       EXPECT_ERROR(nn::embedding(w, indices), "argument 1, [2, 5], is plain",
-                   "state in a ReplicationScope");
+                   "use a ReplicationScope");
       const ReplicationScope same_on_every_rank;
       const at::Tensor y = nn::embedding(w, indices);
       EXPECT_EQ(DistributedTensor(y).placements(), Placements{v.out});

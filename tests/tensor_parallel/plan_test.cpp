@@ -359,7 +359,7 @@ TEST_ON_RANKS(StrictScopeHints, NameNoPlanForATensorOutsideOfIt, 2) {
   const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"tp"}), {Shard{0}});
   const StrictScope strict;
   const std::string message = testing::message_of([&] { x.tensor().cumsum(0); });
-  EXPECT_TRUE(message.ends_with("redistribute them explicitly first")) << message;
+  EXPECT_TRUE(message.ends_with("redistribute the inputs explicitly first")) << message;
 }
 
 }  // namespace

@@ -191,13 +191,12 @@ void check_user_rules() {
   for (const std::string& name : user_ruled_operators()) {
     const c10::OperatorName parts = operator_name(name);
     const auto op = c10::Dispatcher::singleton().findSchema(parts);
-    TESSERA_CHECK(
-        op, "register_rule of ", name, ", but there is no such operator", operators_like(parts),
-        ": correct the name, overload included, or load the operator's library before the "
-        "first operator runs");
-    TESSERA_CHECK(!is_composite(*op), "register_rule of ", name,
-                  ", which is made of other operators (CompositeImplicitAutograd), whose rules are "
-                  "asked for instead: drop the rule, or implement the operator for "
+    TESSERA_CHECK(op, "register_rule: there is no operator ", name, operators_like(parts),
+                  "; correct the name and the overload, or load the library of the operator before "
+                  "the first operator runs");
+    TESSERA_CHECK(!is_composite(*op), "register_rule: ", name,
+                  " calls other operators (CompositeImplicitAutograd), and only the rules of these "
+                  "operators apply; remove the rule, or implement the operator for "
                   "CompositeExplicitAutograd or a backend");
   }
 }

@@ -61,8 +61,8 @@ void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensor
   TESSERA_CHECK(plain == tensors.end(), name,
                 " mixes distributed tensors with plain ones (tensors on ", to_string(mesh),
                 ", and a plain one of sizes ", plain->sizes(),
-                "): distribute that first, or state in a ReplicationScope that it is equal on all "
-                "ranks");
+                "); distribute the plain tensor first, or use a ReplicationScope if it is equal on "
+                "all ranks");
   compare_plain(mesh, name, tensors);
 }
 
@@ -188,7 +188,7 @@ void copy_result_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet,
   const at::Tensor result = stack->back().toTensor();
   TESSERA_CHECK(out.sizes() == result.sizes(), info.name,
                 " would resize a distributed tensor of sizes ", out.sizes(), " to ", result.sizes(),
-                ": pass one of the result's sizes");
+                "; pass a tensor that has the sizes of the result");
   out.copy_(result);
   stack->back() = out;
 }
@@ -302,7 +302,7 @@ bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
   const bool ours = as_distributed(self) != nullptr;
   TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",
                 ours ? "distributed tensor and a plain one" : "plain tensor and a distributed one",
-                ": assign a new tensor, or copy_ the values");
+                "; assign a new tensor, or copy the values with copy_()");
   return ours || may_take_state_of(self, from);
 }
 

@@ -75,9 +75,10 @@ bool has_generator(const OperatorInfo& info, Arguments arguments) {
 /// Throws Error if this rank has only a part of the tensor, because the operator draws its numbers
 /// one after another. `own_generator`: whether the caller passed a generator.
 void check_whole(const OperatorInfo& info, const RandomPlace& place, bool own_generator) {
-  TESSERA_CHECK(!place.is_part || !own_generator, info.name,
-                " was given a generator in a forward whose ranks have different parts of one "
-                "tensor: its numbers would be the same on all of them; leave it out (manual_seed)");
+  TESSERA_CHECK(
+      !place.is_part || !own_generator, info.name,
+      " was given a generator in a forward with different parts of a tensor on the ranks, but the "
+      "generator draws equal numbers on all ranks; omit the generator (seed with manual_seed)");
   TESSERA_CHECK(!place.is_part, info.name, kDrawsInOrder);
 }
 

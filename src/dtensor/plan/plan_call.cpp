@@ -356,7 +356,7 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
       const std::string remedy = remedy_of_calling(tensors);
       fail(info.name, " of tensors on different meshes, ", to_string(*mesh), " and ",
            to_string(own),
-           ": make them all on one mesh (distribute_tensor of full_tensor() makes one anew)",
+           "; put all tensors on one mesh (pass full_tensor() to distribute_tensor)",
            remedy.empty() ? "" : ", or " + remedy);
     }
   }
@@ -557,9 +557,9 @@ void check_range(const at::Tensor& indices, std::int64_t rows) {
   }
   const auto inside = indices.ge(0).logical_and(indices.lt(rows)).all();
   if (indices.is_cpu()) {
-    TESSERA_CHECK(inside.item<bool>(), "embedding: an index is outside the ", rows, " rows, from ",
-                  indices.min().item<std::int64_t>(), " to ", indices.max().item<std::int64_t>(),
-                  "; check the vocabulary");
+    TESSERA_CHECK(inside.item<bool>(), "embedding: an index is outside the ", rows,
+                  " rows of the table: the indices are from ", indices.min().item<std::int64_t>(),
+                  " to ", indices.max().item<std::int64_t>(), "; check the vocabulary size");
   } else {
     // The device assertion does not wait for the GPU, so a wrong index fails later, on the device.
     at::_assert_async(inside, "embedding: an index is outside the rows");

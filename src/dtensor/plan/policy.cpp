@@ -82,31 +82,29 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   if (std::ranges::any_of(written_inputs(call.info, bound), [&](std::size_t input) {
         return tessera::is_distributed(tensors[input]);
       })) {
-    return "to write whole values, which are the same on every rank, distribute them first "
-           "(distribute_tensor) or write in a ReplicationScope; parameters are initialised before "
-           "they are sharded, or by nn::init_weights";
+    return "to write values that are equal on every rank, distribute the values first "
+           "(distribute_tensor) or write in a ReplicationScope; initialise parameters before "
+           "sharding, or with nn::init_weights";
   }
   for (const at::Tensor& tensor : tensors) {
     const std::string name = parameter_name(tensor);
     if (!name.empty() && !tessera::is_distributed(tensor)) {
-      return "give parallelize_module a module that '" + name +
-             "' is in as well: parameters that " + "its plan does not name are replicated";
+      return "call parallelize_module for a module that contains '" + name + "'; parameters that " +
+             "the plan does not name are replicated";
     }
   }
   const std::string remedy = remedy_of_calling(tensors);
   if (remedy.empty() && std::ranges::any_of(tensors, is_trained_number)) {
-    return "a plain number with a gradient may be another on each rank, as a loss of the rank's "
-           "own batch: make the distributed one plain by DistributedTensor(x).full_tensor(), or, "
-           "where it is multiplied by such a loss, by "
-           "full_tensor(Placements{Partial{ReduceOp::kAvg}}); or state in a ReplicationScope that "
-           "it is equal on all ranks";
+    return "a plain number with a gradient may differ between ranks, for example a loss of the "
+           "rank's batch; convert the distributed tensor with DistributedTensor(x).full_tensor(), "
+           "or with full_tensor(Placements{Partial{ReduceOp::kAvg}}) if it is multiplied by such a "
+           "loss, or use a ReplicationScope if the number is equal on all ranks";
   }
-  return remedy.empty()
-             ? "compute it in the forward of the parallelized module, where plain tensors are the "
-               "same on every rank; have the last style hand out a plain one (use_local_output = "
-               "true), distribute those first, or state in a ReplicationScope that they are equal "
-               "on all ranks"
-             : remedy;
+  return remedy.empty() ? "call the operator in the forward of the parallelized module, where "
+                          "plain tensors count as equal on every rank; or set use_local_output = "
+                          "true in the last style, distribute the plain tensors first, or use a "
+                          "ReplicationScope if they are equal on all ranks"
+                        : remedy;
 }
 
 /// Warns once per process about an operator, also if ranks are threads of one process.
@@ -119,22 +117,22 @@ void warn_once(const std::string& name) {
     return;
   }
   TORCH_WARN(name,
-             " has no sharding rule for these arguments: its inputs are gathered and "
-             "the result is kept replicated (a StrictScope makes this an error)");
+             " has no sharding rule for these arguments; the inputs are gathered and the result is "
+             "replicated (a StrictScope makes this an error)");
 }
 
 /// Advice for the error message of a call that moves data. For a Partial input, names the usual
 /// origin: a Linear with sharded input features, which may be far from the call.
 std::string remedy_of_moving(const CallPlan& plan) {
-  const std::string remedy = "redistribute them explicitly first";
+  const std::string remedy = "redistribute the inputs explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {
         return input.plan != nullptr && input.spec->sharding.layout->is_partial();
       })) {
-    return remedy + ", or give the Linear that left the pending sum, whose input features are " +
-           "split, rowwise_parallel() in the plan";
+    return remedy +
+           ", or set rowwise_parallel() in the plan for the Linear that returned the pending sum";
   }
   return plain_is_replicated_on(plan.replicated.mesh)
-             ? remedy + ", or in the plan where the module is called (prepare_module_input)"
+             ? remedy + ", or in the plan with prepare_module_input()"
              : remedy;
 }
 
@@ -149,16 +147,17 @@ void check_movement(const PlannedCall& call) {
     return;
   }
   const std::string inputs = describe_inputs(call.plan, bind_call(info, call.arguments()));
-  TESSERA_CHECK(call.plan.has_rule, info.name, " has no sharding rule for ", inputs,
-                ", and the strict scope refuses to gather: redistribute to Replicate first");
+  TESSERA_CHECK(
+      call.plan.has_rule, info.name, " has no sharding rule for ", inputs,
+      ", and the strict scope refuses to gather; redistribute the inputs to Replicate first");
   fail(info.name, " needs its inputs redistributed (", inputs,
-       "), which the strict scope refuses: ", remedy_of_moving(call.plan));
+       "), which the strict scope refuses; ", remedy_of_moving(call.plan));
 }
 
 [[noreturn]] void fail_of_mixing(const PlannedCall& call) {
   const BoundCall bound = bind_call(call.info, call.arguments());
   fail(call.info.name, " mixes distributed tensors with plain ones (",
-       describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
+       describe_inputs(call.plan, bound), "); ", remedy_of_mixing(call, bound));
 }
 
 /// Whether a call has a plain argument with several elements, or a plain number that requires a
@@ -204,8 +203,8 @@ void check_gradients(const PlannedCall& call) {
   TESSERA_CHECK(std::ranges::none_of(bind_call(call.info, call.arguments()).tensors,
                                      [](const at::Tensor& t) { return t.requires_grad(); }),
                 call.info.name,
-                " has an argument whose gradient is wanted, and no autograd kernel: implement it "
-                "for DispatchKey::Autograd, or call it in a NoGradGuard");
+                " has no autograd kernel, but an argument requires a gradient; implement the "
+                "operator for DispatchKey::Autograd, or call it in a NoGradGuard");
 }
 
 }  // namespace
@@ -214,9 +213,11 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
     const std::string name = tessera::is_distributed(tensor) ? parameter_name(tensor) : "";
     if (!name.empty()) {
-      return "call the module of '" + name + "' as (*m)(x) and not as m->forward(x), so that its " +
-             "hooks run (another method than forward: as fsdp::register_forward_method returns " +
-             "it), or use it in the forward of the module that its plan was applied to";
+      return "call the module of '" + name +
+             "' as (*m)(x) and not as m->forward(x), so that the module's " +
+             "hooks run (for other methods, call the result of fsdp::register_forward_method), or "
+             "use '" +
+             name + "' in the forward of the module that the plan was applied to";
     }
   }
   return "";
@@ -237,9 +238,9 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
     if (!tessera::is_distributed(tensor) || sharding_spec(tensor).layout->is_replicated()) {
       continue;
     }
-    TESSERA_CHECK(!is_strict(), name, " has no sharding rule for ",
-                  describe(*as_distributed(tensor)->spec()),
-                  ", and the strict scope refuses to gather: redistribute to Replicate first");
+    TESSERA_CHECK(
+        !is_strict(), name, " has no sharding rule for ", describe(*as_distributed(tensor)->spec()),
+        ", and the strict scope refuses to gather; redistribute the inputs to Replicate first");
     return warn_once(name);
   }
 }

@@ -32,9 +32,9 @@ RandomFill random_fill(std::string_view name);
 
 /// The end of the error message of an operator that draws its numbers one after another.
 inline constexpr const char* kDrawsInOrder =
-    " draws its numbers one after another, so that ranks with different parts of one tensor can't "
-    "draw what one rank does; draw before forward, or uniform, normal, exponential or Bernoulli "
-    "numbers, which are drawn by element";
+    " draws numbers one after another, so ranks with different parts of a tensor can't draw the "
+    "numbers of a run on one rank; draw before forward, or draw uniform, normal, exponential or "
+    "Bernoulli numbers, which depend only on the element";
 
 /// While a RandomSourceScope exists, a tensor that this thread fills counts as computed from
 /// `source`. Composed operators, such as dropout, need the scope: they fill a new tensor, which

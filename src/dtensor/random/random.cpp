@@ -80,12 +80,13 @@ std::uint64_t substream(std::uint64_t stream, std::uint64_t index) {
 }
 
 void uniform_(const at::Tensor& tensor, double from, double to, RandomKey key) {
-  TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to, " were asked for");
+  TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to,
+                "; pass bounds in increasing order");
   fill(tensor, kernels::Uniform{from, to - from}, key);
 }
 
 void normal_(const at::Tensor& tensor, double mean, double std, RandomKey key) {
-  TESSERA_CHECK(std >= 0.0, "normal numbers with std ", std, " were asked for");
+  TESSERA_CHECK(std >= 0.0, "normal numbers with std ", std, "; pass a std of at least 0");
   fill(tensor, kernels::Normal{mean, std}, key);
 }
 
@@ -95,7 +96,7 @@ void trunc_normal_(const at::Tensor& tensor, double mean, double std, double low
 }
 
 void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
-  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "a probability of ", p, " was asked for");
+  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "Bernoulli numbers with probability ", p, "; pass 0 to 1");
   fill(tensor, kernels::Bernoulli{p}, key);
 }
 
@@ -171,9 +172,9 @@ bool is_parameter(const at::Tensor& tensor) {
 /// Returns the elements of this rank's shard, as a list of blocks of the global tensor.
 RandomPlace place_of_shard(const at::Tensor& tensor) {
   const ShardingSpec& spec = sharding_spec(tensor);
-  TESSERA_CHECK(
-      !spec.layout->is_partial(), "random numbers for a tensor of layout ", to_string(*spec.layout),
-      " were asked for, but a pending reduction has no elements yet; redistribute it first");
+  TESSERA_CHECK(!spec.layout->is_partial(), "random numbers cannot fill a tensor of layout ",
+                to_string(*spec.layout),
+                ", which is a pending reduction; redistribute the tensor first");
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
   std::vector<Box> boxes = owned_boxes(*spec.layout, sizes, spec.mesh.coordinate());
   return {{std::move(boxes), std::move(sizes)},
@@ -249,11 +250,12 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
 bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
   const std::int64_t rows = sizes_->front();
   const auto refuse = [&](const char* why) {
-    fail(call.name, " draws for ", sizes, " in a forward on ", ranks_, " data-parallel ranks, of ",
-         "which this one has ", rows, rows == 1 ? " row" : " rows", " of the batch, and ", why,
-         ": which of one rank's numbers these are is not known; put the batch first, draw in the "
-         "sizes of one of the forward's tensors (rand_like), or say with a BatchPart which part "
-         "this is, BatchPart(0, 1) for what all rows share");
+    fail(call.name, " draws for sizes ", sizes, " in a forward on ", ranks_,
+         " data-parallel ranks; this rank has ", rows, rows == 1 ? " row" : " rows",
+         " of the batch, and ", why,
+         ", so the part of the numbers on this rank is not known; put the batch first, draw like "
+         "an input of forward (rand_like), or pass the part in a BatchPart, BatchPart(0, 1) if all "
+         "rows share the numbers");
   };
   if (sizes.empty() || is_parameter(call.source)) {
     return false;
@@ -262,7 +264,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   // here, because a rank that throws alone would make other ranks wait in a collective.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
-    refuse("a rank has just one, on which no size shows whether this is drawn for rows");
+    refuse("a rank has only 1 row, which does not show whether the first dimension is the batch");
   }
   if (rows == 0) {
     return false;
@@ -271,7 +273,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   if (!divides) {
     // A tensor computed from the input has a multiple of the input's rows, or a single row.
     if (call.source.defined() && sizes[0] != 1) {
-      refuse("its first dimension is not a multiple of that");
+      refuse("the first dimension is not a multiple of the rows");
     }
     return false;
   }
@@ -282,13 +284,13 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   });
   // The sizes may be (sequence, batch, features), if the program has transposed its input.
   if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
-    refuse("its second dimension may be the batch");
+    refuse("the second dimension may be the batch");
   }
   if (call.source.defined()) {
     return true;
   }
   if (!like_input) {
-    refuse("its first dimension may be that or another");
+    refuse("the first dimension may be the batch or not");
   }
   return true;
 }
@@ -303,10 +305,9 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
     place.is_part = true;
     return;
   }
-  TESSERA_CHECK(
-      sizes_, call.name, " draws random numbers in a forward on ", ranks_,
-      " data-parallel ranks that was given no tensor with rows: which part of the batch "
-      "this rank has is not known; pass the batch to forward, or say so with a BatchPart");
+  TESSERA_CHECK(sizes_, call.name, " draws random numbers in a forward on ", ranks_,
+                " data-parallel ranks, but no input of forward has rows, so the part of the batch "
+                "on this rank is not known; pass the batch to forward, or use a BatchPart");
   settle();
   if (begins_with_rows(call, sizes)) {
     // The number of elements that belong to the batch rows of earlier ranks.
@@ -357,11 +358,10 @@ RandomPlace RandomRegion::find_place(const RandomCall& call) const {
   const bool plain = !tessera::is_distributed(call.tensor);
   TESSERA_CHECK(
       !plain || !hands_out_parts_ || call.tensor.numel() <= 1 || plain_tensors_are_replicated(),
-      call.name, " draws for a plain tensor ", call.tensor.sizes(),
-      " after a distributed one has handed out its local part (to_local, "
-      "use_local_output): for which elements this rank draws is not known; keep the "
-      "tensor distributed, say with a BatchPart which part it is, or draw in a "
-      "ReplicationScope if it is the same on all ranks");
+      call.name, " draws for a plain tensor of sizes ", call.tensor.sizes(),
+      " after a local part was taken from a distributed tensor (to_local, use_local_output), so "
+      "the elements on this rank are not known; keep the tensor distributed, pass the part in a "
+      "BatchPart, or draw in a ReplicationScope if the tensor is equal on all ranks");
   RandomPlace place = own_place(call.tensor);
   if (rows_ != nullptr) {
     rows_->move(place, call, call.tensor.sizes());
@@ -438,23 +438,24 @@ void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();
   const double to = arguments[2].toDouble();
   const c10::ScalarType type = target.local.scalar_type();
-  TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to, " were asked for");
+  TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to,
+                "; pass bounds in increasing order");
   TESSERA_CHECK(holds(type, from) && holds(type, to) && holds(type, to - from),
-                "uniform numbers from ", from, " to ", to, " were asked for, which ",
-                c10::toString(type), " does not hold: give finite bounds within it");
+                "uniform numbers from ", from, " to ", to, ": ", c10::toString(type),
+                " cannot represent this range; pass finite bounds of a smaller range");
   fill_random(target.local, target.place, kernels::Uniform{from, to - from}, target.key);
 }
 
 void fill_normal(const RandomTarget& target, Arguments arguments) {
   const double std = arguments[2].toDouble();
-  TESSERA_CHECK(std >= 0.0, "normal numbers with std ", std, " were asked for");
+  TESSERA_CHECK(std >= 0.0, "normal numbers with std ", std, "; pass a std of at least 0");
   fill_random(target.local, target.place, kernels::Normal{arguments[1].toDouble(), std},
               target.key);
 }
 
 void fill_bernoulli(const RandomTarget& target, Arguments arguments) {
   const double p = arguments[1].toDouble();
-  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "a probability of ", p, " was asked for");
+  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "Bernoulli numbers with probability ", p, "; pass 0 to 1");
   if (target.local.is_floating_point()) {
     return fill_random(target.local, target.place, kernels::Bernoulli{p}, target.key);
   }
@@ -463,9 +464,9 @@ void fill_bernoulli(const RandomTarget& target, Arguments arguments) {
 
 void fill_exponential(const RandomTarget& target, Arguments arguments) {
   const double rate = arguments[1].toDouble();
-  TESSERA_CHECK(target.local.is_floating_point(), "exponential numbers were asked for in a tensor ",
-                "of ", c10::toString(target.local.scalar_type()), ": take a floating-point one");
-  TESSERA_CHECK(rate > 0.0, "exponential numbers of rate ", rate, " were asked for");
+  TESSERA_CHECK(target.local.is_floating_point(), "exponential numbers cannot fill a tensor of ",
+                c10::toString(target.local.scalar_type()), "; pass a floating-point tensor");
+  TESSERA_CHECK(rate > 0.0, "exponential numbers of rate ", rate, "; pass a positive rate");
   target.local.copy_(uniform_numbers(target).log_().div_(-rate));
 }
 
@@ -473,12 +474,12 @@ void fill_exponential(const RandomTarget& target, Arguments arguments) {
 void fill_integers(const RandomTarget& target, std::int64_t from, std::int64_t to) {
   const auto first = static_cast<double>(from), last = static_cast<double>(to) - 1;
   const c10::ScalarType type = target.local.scalar_type();
-  TESSERA_CHECK(from < to, "random integers from ", from, " to ", to, " were asked for");
-  TESSERA_CHECK(holds(type, first) && holds(type, last) && last - first < std::exp2(53),
-                "random integers from ", from, " to ", to, " were asked for, which ",
-                c10::toString(type),
-                " does not hold, or which are more than 2^53: give other "
-                "bounds, or take another type");
+  TESSERA_CHECK(from < to, "random integers from ", from, " to ", to,
+                "; pass bounds in increasing order");
+  TESSERA_CHECK(
+      holds(type, first) && holds(type, last) && last - first < std::exp2(53),
+      "random integers from ", from, " to ", to, ": ", c10::toString(type),
+      " cannot represent them, or they are more than 2^53; pass other bounds, or use another type");
   const at::Tensor steps = uniform_numbers(target).mul_(last - first + 1).floor_();
   target.local.copy_(steps.to(at::kLong).add_(from));
 }
@@ -489,7 +490,7 @@ void fill_integers_to(const RandomTarget& target, Arguments arguments) {
 
 void fill_integers_from(const RandomTarget& target, Arguments arguments) {
   TESSERA_CHECK(!arguments[2].isNone(), "random integers from ", arguments[1].toInt(),
-                " on were asked for: give an end");
+                " without an end; pass an end");
   fill_integers(target, arguments[1].toInt(), arguments[2].toInt());
 }
 
@@ -522,7 +523,8 @@ const at::Tensor& random_source() {
 }  // namespace detail
 
 BatchPart::BatchPart(std::int64_t index, std::int64_t count) {
-  TESSERA_CHECK(index >= 0 && index < count, "part ", index, " of ", count, " was asked for");
+  TESSERA_CHECK(index >= 0 && index < count, "BatchPart: part ", index, " of ", count,
+                "; the part must be from 0 to count - 1");
   scope_ = std::make_unique<detail::RandomRegionScope>(std::make_shared<detail::RandomRegion>(
       detail::random_region(), std::make_shared<detail::BatchRows>(index, count)));
 }

@@ -53,11 +53,12 @@ std::string running_backward() {
 /// Returns the error message of data_ptr(), with advice for the program.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
-  return concat("the memory of a distributed tensor was asked for", running_backward(),
-                ", which it lacks (", fqn.empty() ? "" : "'" + fqn + "', ", describe(*impl.spec()),
-                "): read that of to_local() or full_tensor(), or call code that computes with "
-                "memory, as a torch::autograd::Function may, by local_map; print "
-                "tessera::DistributedTensor(x), or tessera::to_string of it");
+  return concat("the memory of a distributed tensor was accessed", running_backward(),
+                ", but a distributed tensor has no memory (", fqn.empty() ? "" : "'" + fqn + "', ",
+                describe(*impl.spec()),
+                "); use to_local() or full_tensor(), or run code that needs memory, for example a "
+                "torch::autograd::Function, in local_map; print with tessera::DistributedTensor(x) "
+                "or tessera::to_string");
 }
 
 }  // namespace
@@ -110,15 +111,15 @@ c10::intrusive_ptr<TensorWrapper> DistributedTensorImpl::copy() const {
 void DistributedTensorImpl::assign(const TensorWrapper* other) {
   const auto* from = dynamic_cast<const DistributedTensorImpl*>(other);
   TESSERA_CHECK(from != nullptr,
-                "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
-                "distribute it first");
+                "set_data of a distributed tensor was passed a plain tensor; distribute the plain "
+                "tensor first");
   // Optimizers and FSDP rely on the layout of a parameter, so set_data must not change this layout.
   TESSERA_CHECK(!requires_grad() || (from->sizes_default() == sizes_default() &&
                                      from->spec_->sharding == spec_->sharding),
                 "set_data of ", name_of(*this), "of sizes ", sizes_default(), " and laid out as ",
                 to_string(*spec_->sharding.layout), " needs a tensor of these sizes and layout, ",
                 "found ", from->sizes_default(), " and ", to_string(*from->spec_->sharding.layout),
-                "; copy values into it under a NoGradGuard (copy_) instead");
+                "; copy the values with copy_() under a NoGradGuard");
   replace(from->local(), from->spec_);
   take_kind_of(*from);  // dtype or device may differ: Module::to() calls set_data
   detached_view_ = from->detached_view_;
@@ -204,25 +205,25 @@ DetachedViewPtr detached_view_of(const at::Tensor& base) {
 
 void check_readable(const DistributedTensorImpl& impl, std::string_view what) {
   TESSERA_CHECK(!impl.detached_view() || !impl.detached_view()->is_stale(), what,
-                " uses a view that had to be gathered, after the viewed tensor was written: "
-                "take the view again");
+                " uses a gathered view after the viewed tensor was written; take the view again");
 }
 
 const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor) {
-  TESSERA_CHECK(tensor.defined(), "a distributed tensor was expected, found an undefined one");
+  TESSERA_CHECK(tensor.defined(), "a distributed tensor was expected, but the tensor is undefined");
   const auto* impl = as_distributed(tensor);
-  TESSERA_CHECK(impl != nullptr, "a distributed tensor was expected, found a plain one of sizes ",
-                tensor.sizes(), ": wrap it with from_local or distribute_tensor");
+  TESSERA_CHECK(impl != nullptr,
+                "a distributed tensor was expected, but found a plain tensor of sizes ",
+                tensor.sizes(), "; convert it with from_local or distribute_tensor");
   return *impl;
 }
 
 void check_plain(const at::Tensor& local) {
   TESSERA_CHECK(local.defined(),
-                "from_local of an undefined tensor; pass this rank's part, of 0 rows where it has "
-                "none");
-  TESSERA_CHECK(!tessera::is_distributed(local),
-                "from_local of a tensor that is distributed already: "
-                "redistribute() changes its placements");
+                "from_local: the tensor is undefined; pass this rank's part, with 0 rows if the "
+                "rank has no part");
+  TESSERA_CHECK(
+      !tessera::is_distributed(local),
+      "from_local: the tensor is distributed already; change the placements with redistribute()");
 }
 
 void check_local(const at::Tensor& local, const ShardingSpec& spec,
@@ -231,9 +232,9 @@ void check_local(const at::Tensor& local, const ShardingSpec& spec,
   check_partials(*spec.layout, local.scalar_type(), "from_local");
   const auto expected = local_sizes(spec, sizes);
   TESSERA_CHECK(local.sizes() == expected, "from_local: rank ", spec.mesh.world()->rank(), " of ",
-                to_string(spec.mesh), " holds ", c10::IntArrayRef(expected), " of a tensor of ",
-                c10::IntArrayRef(sizes), " as ", describe(*spec.layout, sizes), ", found ",
-                local.sizes(), ": with uneven shards pass the global sizes");
+                to_string(spec.mesh), " must pass sizes ", c10::IntArrayRef(expected),
+                " of a tensor of ", c10::IntArrayRef(sizes), " as ", describe(*spec.layout, sizes),
+                ", but passed ", local.sizes(), "; for uneven shards also pass the global sizes");
 }
 
 at::Tensor dense_local(const at::Tensor& local, const ShardingSpec& sharding,
@@ -375,7 +376,7 @@ TensorSpecPtr intern_spec(TensorSpec spec) {
 std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes) {
   const auto& coordinate = sharding.mesh.coordinate();
   TESSERA_CHECK(sharding.mesh.contains_this_rank(), "this rank is not in ",
-                to_string(sharding.mesh), " and holds no part of its tensors");
+                to_string(sharding.mesh), " and has no part of the tensors on this mesh");
   return tessera::local_sizes(*sharding.layout, sizes, coordinate);
 }
 
@@ -449,8 +450,8 @@ void check_partials(const Layout& layout, c10::ScalarType type, std::string_view
   for (const auto& partial : layout.partial()) {
     TESSERA_CHECK(is_reducible(type, partial.op), asked, ": Partial(", to_string(partial.op),
                   ") of ", c10::toString(type),
-                  " has no meaning: bool has max, min and product, integers all but avg, complex "
-                  "numbers sum and avg; choose one of these, or convert");
+                  " is not defined; use max, min or product for bool, all but avg for integers, "
+                  "sum or avg for complex numbers, or convert the tensor");
   }
 }
 

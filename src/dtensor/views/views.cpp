@@ -128,13 +128,12 @@ void replay_write(const DetachedView::Replay& replay, const DistributedTensorImp
 void check_writable(const DistributedTensorImpl& impl, std::string_view what) {
   check_readable(impl, what);
   TESSERA_CHECK(!is_strict(), what,
-                " writes through a view of a dimension that is split, which gathers the viewed "
-                "tensor; the strict scope refuses that: redistribute it first");
-  TESSERA_CHECK(
-      impl.detached_view()->seen->version, what,
-      " writes through a view of a dimension that is split, of an inference tensor, "
-      "whose writes are not counted: redistribute it first, or use NoGradGuard instead of "
-      "InferenceMode");
+                " writes through a view of a split dimension, but the strict scope refuses to "
+                "gather the viewed tensor; redistribute the viewed tensor first");
+  TESSERA_CHECK(impl.detached_view()->seen->version, what,
+                " writes through a view of a split dimension of an inference tensor, but libtorch "
+                "does not count writes to inference tensors; redistribute the viewed tensor first, "
+                "or use NoGradGuard instead of InferenceMode");
 }
 
 void write_through(const at::Tensor& view) {

@@ -24,9 +24,9 @@ TEST_ON_MESH(PlainNumber, WithAGradientIsRefusedWithDistributedTensors, {2}, {"d
   const at::Tensor penalty = leaf(mesh).square().sum();
   const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
   EXPECT_ERROR(loss + 0.01 * penalty, "aten::add.Tensor mixes",
-               "make the distributed one plain by DistributedTensor(x).full_tensor()",
+               "convert the distributed tensor with DistributedTensor(x).full_tensor()",
                "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
-  EXPECT_ERROR(penalty * loss.view({1}), "a plain number with a gradient may be another on each");
+  EXPECT_ERROR(penalty * loss.view({1}), "a plain number with a gradient may differ");
   EXPECT_NO_THROW((0.5 * penalty / at::full({}, 3.0) + 1).backward());
 }
 
@@ -146,7 +146,7 @@ TEST_ON_MESH(BackwardHook, AcceptsPlainTensorsEqualOnAllRanks, {2}, {"dp"}) {
 
 TEST_ON_MESH(Initialiser, OrthogonalAndSparseAreRefusedOnAShardedParameter, {2}, {"dp"}) {
   const at::Tensor w = leaf(mesh);
-  const char* const remedy = "initialised before they are sharded, or by nn::init_weights";
+  const char* const remedy = "initialise parameters before sharding, or with nn::init_weights";
   detail::name_parameter(w, "layer.weight");
   EXPECT_ERROR(torch::nn::init::orthogonal_(w), remedy);
   EXPECT_ERROR(torch::nn::init::sparse_(w, 0.5), remedy);

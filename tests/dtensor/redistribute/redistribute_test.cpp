@@ -118,7 +118,7 @@ TEST(PartialTensor, RefusesTypesWithoutTheReduction) {
     for (const auto& [refused_type, op] : refused) {
       const at::ScalarType type = refused_type;
       const std::string why = detail::concat("Partial(", to_string(op), ") of ",
-                                             c10::toString(type), " has no meaning");
+                                             c10::toString(type), " is not defined");
       const auto value = at::ones({4}, type);
       const Placements placements{Partial{op}};
       EXPECT_ERROR(distribute_tensor(value, mesh, placements), why);

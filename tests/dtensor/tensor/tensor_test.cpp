@@ -30,7 +30,7 @@ TEST(Wrapper, HasGlobalSizesAndStridesInLocalOrder) {
 TEST(Wrapper, RefusesDataPointers) {
   const auto t = distribute_tensor(at::zeros({2}), one_rank(), {Replicate{}});
   EXPECT_THROWN(c10::Error, t.tensor().data_ptr(),
-                "the memory of a distributed tensor was asked for");
+                "the memory of a distributed tensor was accessed");
   EXPECT_THROWN(c10::Error, t.tensor().storage(),
                 "Cannot access storage of a tessera::DistributedTensor");
 }
@@ -258,8 +258,10 @@ TEST_ON_MESH(FromLocal, NamesMissingAndInvalidArguments, {2}, {"x"}) {
   EXPECT_ERROR(DistributedTensor::from_local(three, two, {}), "0 placements for");
   const Placements rows{Shard{0}};
   const std::vector<std::int64_t> sizes{4};
-  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows), "from_local of an undefined");
-  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows, sizes), "from_local of an undefined");
+  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows),
+               "from_local: the tensor is undefined");
+  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows, sizes),
+               "from_local: the tensor is undefined");
   EXPECT_ERROR(DistributedTensor::from_local(values({2}), ShardingSpec{mesh, nullptr}, sizes),
                "from_local: the spec has no layout");
   EXPECT_ERROR(distribute_tensor({}, mesh, rows), "distribute_tensor: the tensor is undefined");
@@ -267,7 +269,7 @@ TEST_ON_MESH(FromLocal, NamesMissingAndInvalidArguments, {2}, {"x"}) {
   const DistributedTensor made = distribute_tensor(values({4}), mesh, rows);
   EXPECT_ERROR(distribute_tensor(made, mesh, rows, 0), "is distributed already");
   EXPECT_ERROR(made.redistribute(LayoutPtr()), "redistribute: the layout is null");
-  EXPECT_ERROR(check_agreement(DistributedTensor()), "found an undefined one");
+  EXPECT_ERROR(check_agreement(DistributedTensor()), "but the tensor is undefined");
   EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "the sizes are [-4, 2]");
 }
 

@@ -253,7 +253,7 @@ TEST_ON_RANKS(DetachedView, RefusesInferenceTensorsAndSizeChanges, 4) {
     const auto h = x.slice(0, 0, 3);
     {
       const StrictScope strict;
-      EXPECT_ERROR(h.uniform_(), "the strict scope refuses that");
+      EXPECT_ERROR(h.uniform_(), "the strict scope refuses to gather");
     }
     x.add_(1);
     EXPECT_ERROR(h.uniform_(), "after the viewed tensor was written");
