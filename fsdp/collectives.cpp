@@ -533,7 +533,7 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
     }
     // All parameter groups of a mesh are compared by one exchange.
     if (mesh.size() > 1) {
-      set_where_any_rank_has(outdated, mesh.group(), "what is gathered still");
+      set_where_any_rank_has(outdated, mesh.group(), "outdated gathered parameters");
     }
     for (std::size_t i = 0; i < same.size(); ++i) {
       if (outdated[i] != 0) {

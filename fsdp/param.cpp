@@ -51,13 +51,11 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
       !own.empty() && std::ranges::none_of(own, [&](auto& dim) { return contains(others, dim); });
   TESSERA_CHECK(outer.root() == root && disjoint, "fully_shard: ", name, " is distributed on ",
                 to_string(outer), ", and the mesh of fully_shard is ", to_string(mesh),
-                "; pass different slices of one mesh, for example "
-                "mesh[\"tp\"] and mesh[\"dp\"]");
-  TESSERA_CHECK(
-      !share_ranks(outer, mesh), "fully_shard: ", name, " is distributed on ", to_string(outer),
-      ", and the mesh of fully_shard, ", to_string(mesh),
-      ", contains that mesh: a mesh dimension can split a tensor only once; pass a mesh of the "
-      "other dimensions by Options::parameter_mesh, or do not distribute this parameter");
+                "; pass slices of one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
+  TESSERA_CHECK(!share_ranks(outer, mesh), "fully_shard: ", name, " is distributed on ",
+                to_string(outer), ", and the mesh of fully_shard, ", to_string(mesh),
+                ", contains that mesh: a mesh dimension can split a tensor only once; pass the "
+                "other dimensions by Options::parameter_mesh, or leave the parameter plain");
   const std::vector<std::string>& persistent = data_mesh.persistent().shape().names();
   const std::vector<std::string>& known = root.shape().names();
   std::vector<std::string> names;

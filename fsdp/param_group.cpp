@@ -129,11 +129,10 @@ void ParameterGroupShards::check_devices() const {
                 " are still on the meta device; call nn::to_empty and fill the parameters first");
   const ShardHome& home = layout_.home();
   for (const ShardedParameter& parameter : parameters_) {
-    TESSERA_CHECK(
-        parameter.device() == home.device,
-        "forward of a sharded module was called, but the shard of parameter '", parameter.name(),
-        "' is on ", parameter.device(), " instead of ", home.device,
-        "; create the shard there, for example with nn::to_empty, or change the offload_policy");
+    TESSERA_CHECK(parameter.device() == home.device,
+                  "forward of a sharded module was called, but the shard of parameter '",
+                  parameter.name(), "' is on ", parameter.device(), " instead of ", home.device,
+                  "; create the shard there (nn::to_empty), or change the offload_policy");
   }
 }
 

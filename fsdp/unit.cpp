@@ -453,7 +453,7 @@ void Unit::end_partial_forward() {
     TORCH_WARN(
         label(), ": ", to_run_.size(), " of its ", modules_.size(), " modules, for example a ",
         (*to_run_.begin())->name(),
-        ", did not run in a forward of the root; all modules of one unit must run in each forward");
+        ", did not run in a forward of the root; all modules of a unit must run in each forward");
   }
   to_run_.clear();
   if (runs_forward()) {

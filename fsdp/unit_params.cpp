@@ -315,10 +315,9 @@ void check_origins(const std::vector<const ParameterGroup*>& groups) {
     const std::string found = different_origins(*group);
     difference = difference.empty() ? found : difference;
   }
-  TESSERA_CHECK(
-      difference.empty(), difference,
-      ": the ranks filled the model with different values; use one seed on all ranks "
-      "(nn::init_weights, or at::manual_seed before the model is made), or load a checkpoint");
+  TESSERA_CHECK(difference.empty(), difference,
+                ": the ranks filled the model with different values; give all ranks one seed "
+                "(nn::init_weights, at::manual_seed before construction), or load a checkpoint");
 }
 
 }  // namespace

@@ -92,8 +92,7 @@ void check_not_split(const std::string& name, const nn::ParameterSlot& slot, con
   const DeviceMesh& known = sharding_spec(tensor).mesh;
   TESSERA_CHECK(!slot.has_persistent(), "fully_shard: parameter '", name, "' is split over ",
                 to_string(known),
-                " already, by the unit of an outer module; apply fully_shard to inner modules "
-                "before outer modules");
+                " already, by an outer module's unit; apply fully_shard to inner modules first");
   TESSERA_CHECK(known != mesh.all, "fully_shard: parameter '", name, "' is split over ",
                 to_string(known),
                 " already, by parallelize_module or distribute_module; pass different dimensions "

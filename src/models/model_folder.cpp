@@ -562,11 +562,11 @@ std::string tokenizer_file(const std::string& file, const std::filesystem::path&
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text) {
   const std::string found = tokenizer_file(file, folder);
-  TESSERA_CHECK(!found.empty() || new_to_text || config.vocab_size == 256,
-                "no tokenizer was passed, and the model folder has no tokenizer.json or "
-                "tokenizer.model: text would be read as bytes, which needs a vocabulary of 256, "
-                "but the model's vocabulary is ",
-                config.vocab_size, "; pass the tokenizer of the model or of the tokens");
+  TESSERA_CHECK(
+      !found.empty() || new_to_text || config.vocab_size == 256,
+      "no tokenizer was passed, and the model folder has no tokenizer.json or "
+      "tokenizer.model; reading bytes needs a vocabulary of 256, but the model's vocabulary is ",
+      config.vocab_size, "; pass the tokenizer of the model or of the tokens");
   data::TokenizerPtr tokenizer =
       found.empty() ? data::byte_tokenizer() : data::open_tokenizer(found);
   return tokenizer->vocabulary() <= config.vocab_size

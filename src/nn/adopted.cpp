@@ -168,13 +168,13 @@ auto find_member(const detail::ModuleMembers& members, const std::string& name,
   const bool assigned =
       std::ranges::any_of(members, [&](const auto& each) { return each.first == name; });
   TESSERA_CHECK(!assigned, "member '", name, "' of a ", module.name(),
-                " was assigned another tensor, so that forward does not read parameter '", fqn,
+                " was assigned another tensor, so forward does not read parameter '", fqn,
                 "'; to share a parameter, leave out the assignment and call tie_slot(\"", name,
-                "\", other.slot(...)) on what nn::adopt returns");
+                "\", other.slot(...)) on the result of nn::adopt");
   fail("parameter '", fqn, "' of a ", module.name(),
-       " is read by its forward through a member that is not known, where no shard could reach it; "
-       "name the member in nn::kSlotMembers of that class and pass the class, "
-       "nn::adopt<Class>(module), or derive it from nn::Module");
+       " is read through a member that nn::adopt does not know and cannot replace with a shard; "
+       "name the member in nn::kSlotMembers of the class and call nn::adopt<Class>(module), or "
+       "derive the class from nn::Module");
 }
 
 struct Taken {
@@ -193,7 +193,7 @@ Taken& taken() {
 std::shared_ptr<const void> detail::claim_module(const torch::nn::Module& module) {
   const std::lock_guard lock(taken().mutex);
   TESSERA_CHECK(taken().modules.insert(&module).second, "nn::adopt was given a ", module.name(),
-                " that was adopted before; use what the first call returned");
+                " that was adopted before; use the result of the first call");
   return {&module, [](const torch::nn::Module* own) {
             const std::lock_guard unlisting(taken().mutex);
             taken().modules.erase(own);
@@ -268,8 +268,8 @@ void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& mo
       const auto found = find_member(members, name, tensor);
       TESSERA_CHECK(found != members.end(), "buffer '", detail::join_fqn(fqn, name), "' of a ",
                     module.name(),
-                    " would be on the meta device, where nothing can re-make it; construct it "
-                    "outside the MetaDevice scope");
+                    " would be on the meta device, and nothing could fill the buffer later; "
+                    "construct the module outside the MetaDevice scope");
       tensor = at::zeros(tensor.sizes(), at::dtype(tensor.scalar_type()).device(at::kCPU))
                    .fill_(first_of_statistic(name));
       found->second() = tensor;

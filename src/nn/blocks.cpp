@@ -65,31 +65,31 @@ at::Tensor normed_over_heads(const at::Tensor& x, const std::shared_ptr<RMSNorm>
 }  // namespace
 
 AttentionOptions detail::completed(AttentionOptions options) {
-  TESSERA_CHECK(options.hidden > 0 && options.heads > 0, "an Attention of ", options.heads,
-                " heads and ", options.hidden, " features was asked for; both must be 1 or more");
+  TESSERA_CHECK(options.hidden > 0 && options.heads > 0, "an Attention with ", options.heads,
+                " heads and ", options.hidden, " features is invalid; both must be 1 or more");
   TESSERA_CHECK(options.kv_heads >= 0 && options.head_dim >= 0 && options.window >= 0,
-                "an Attention of ", options.kv_heads, " key and value heads, heads of ",
+                "an Attention with ", options.kv_heads, " key and value heads, heads of ",
                 options.head_dim, " features and a window of ", options.window,
-                " was asked for; none may be below 0");
+                " is invalid; no number may be negative");
   TESSERA_CHECK(options.dropout >= 0 && options.dropout < 1, "an Attention with a dropout of ",
-                options.dropout, " was asked for; it must be 0 or more, and below 1");
+                options.dropout, " is invalid; it must be 0 or more, and below 1");
   if (options.kv_heads == 0) {
     options.kv_heads = options.heads;
   }
-  TESSERA_CHECK(options.heads % options.kv_heads == 0, "an Attention of ", options.heads,
+  TESSERA_CHECK(options.heads % options.kv_heads == 0, "an Attention with ", options.heads,
                 " heads and ", options.kv_heads,
-                " key and value heads was asked for; as many heads must share each of these");
+                " key and value heads is invalid; heads must be a multiple of kv_heads");
   if (options.head_dim == 0) {
-    TESSERA_CHECK(options.hidden % options.heads == 0, "an Attention of ", options.heads,
-                  " heads can't share out ", options.hidden, " features; give head_dim");
+    TESSERA_CHECK(options.hidden % options.heads == 0, "an Attention with ", options.heads,
+                  " heads can't divide ", options.hidden, " features evenly; set head_dim");
     options.head_dim = options.hidden / options.heads;
   }
   TESSERA_CHECK(!options.qk_norm_over_heads || (options.qk_norm && !options.fused_qkv),
-                "an Attention with qk_norm_over_heads was asked for, but ",
-                options.qk_norm ? "with fused_qkv" : "without qk_norm",
-                "; it needs qk_norm and separate projections");
+                "an Attention with qk_norm_over_heads ",
+                options.qk_norm ? "and fused_qkv" : "but without qk_norm",
+                " is invalid; qk_norm_over_heads needs qk_norm and separate projections");
   TESSERA_CHECK(options.window == 0 || options.causal, "an Attention with a window of ",
-                options.window, " that is not causal was asked for; pass a mask in the call");
+                options.window, " is not causal; set causal, or pass a mask in the call");
   return options;
 }
 
@@ -164,8 +164,8 @@ Attention::Heads Attention::turned(const Heads& heads, const AttentionInputs& in
 at::Tensor Attention::forward(const at::Tensor& x, const AttentionInputs& inputs) {
   check_called();
   const bool folded = x.dim() == 2;
-  TESSERA_CHECK(!folded || inputs.batch > 0, "an Attention was given a folded input, ", x.sizes(),
-                ", without the number of its sequences; set AttentionInputs::batch");
+  TESSERA_CHECK(!folded || inputs.batch > 0, "an Attention was given a folded input of sizes ",
+                x.sizes(), " without the number of sequences; set AttentionInputs::batch");
   const Heads heads = project(x, inputs);
   const at::Tensor mixed =
       attend(heads.q.transpose(1, 2), heads.k.transpose(1, 2), heads.v.transpose(1, 2), inputs)
@@ -178,13 +178,13 @@ at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at:
                              const AttentionInputs& inputs) {
   TESSERA_CHECK(inputs.documents == nullptr || (options_.causal && !inputs.mask.defined()),
                 "an Attention was given documents ",
-                options_.causal ? "and a mask" : "that is not causal",
-                "; pass one mask that says both");
+                options_.causal ? "and a mask" : "but is not causal",
+                "; pass one mask that also separates the documents");
   if (inputs.context_parallel) {
     TESSERA_CHECK(!is_training() || options_.dropout == 0, "an Attention with a dropout of ",
                   options_.dropout,
-                  " was called in training on a sequence that is split: which weights one rank "
-                  "would drop is not known there; train without it");
+                  " was called in training on a split sequence; attention dropout does not support "
+                  "context parallelism: set dropout to 0");
     return inputs.context_parallel->attention(q, k, v,
                                               {.causal = options_.causal,
                                                .window = options_.window,
@@ -208,7 +208,8 @@ namespace {
 
 const MlpOptions& checked_mlp(const MlpOptions& options) {
   TESSERA_CHECK(options.hidden > 0 && options.inner > 0, "an MLP of ", options.hidden,
-                " features and ", options.inner, " within was asked for; both must be 1 or more");
+                " features and ", options.inner,
+                " inner features is invalid; both must be 1 or more");
   return options;
 }
 

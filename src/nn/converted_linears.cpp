@@ -110,10 +110,10 @@ std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& op
   TESSERA_CHECK(options.multiple_of >= 1, "convert_to_fp8: multiple_of is ", options.multiple_of,
                 "; it must be 1 or more");
   check_each_matches("convert_to_fp8", options.exclude, linears, module,
-                     "leave it out, or name one");
+                     "correct the pattern, or leave it out");
   for (const LoraLinear& each : linears) {
     TESSERA_CHECK(!is_fp8(*linear_of(each)), "convert_to_fp8: '", each.fqn,
-                  "' is converted already; call it once");
+                  "' is already converted; call convert_to_fp8 once");
     check_unchanged("convert_to_fp8", each, "call convert_to_fp8 before apply_lora");
   }
   std::vector<std::string> converted;
@@ -143,15 +143,15 @@ std::vector<LoraLinear> find_targets(const ModuleBase& root,
   TESSERA_CHECK(!patterns.empty(),
                 "apply_lora was given no targets; name Linears, for example \"**.q_proj\"");
   std::vector<LoraLinear> targets = linears_below(root);
-  check_each_matches("apply_lora", patterns, targets, root,
-                     "patterns are of modules' FQNs, and '**' stands for any number of "
-                     "their segments");
+  check_each_matches(
+      "apply_lora", patterns, targets, root,
+      "patterns are compared with the FQNs of modules, and '**' matches any number of segments");
   std::erase_if(targets, [&](const auto& each) { return !is_named_by(each, patterns); });
   for (const LoraLinear& each : targets) {
-    check_unchanged("apply_lora", each, "name it in one call only");
-    TESSERA_CHECK(
-        each.weight->owners().size() == 1, "apply_lora: the weight of '", each.fqn,
-        "' is tied to another module's, which the adapter would not change; leave it out");
+    check_unchanged("apply_lora", each, "name each Linear in one call only");
+    TESSERA_CHECK(each.weight->owners().size() == 1, "apply_lora: the weight of '", each.fqn,
+                  "' is tied to the weight of another module, which the adapter would not change; "
+                  "leave this Linear out");
   }
   return targets;
 }
@@ -237,9 +237,9 @@ void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor
 
 void apply_lora(ModuleBase& module, const LoraOptions& options) {
   TESSERA_CHECK(options.rank > 0, "apply_lora with rank ", options.rank,
-                " was asked for; it must be 1 or more");
+                " is invalid; the rank must be 1 or more");
   TESSERA_CHECK(options.dropout >= 0 && options.dropout < 1, "apply_lora with dropout ",
-                options.dropout, " was asked for; it must be in [0, 1)");
+                options.dropout, " is invalid; dropout must be in [0, 1)");
   const std::vector<LoraLinear> targets = find_targets(module, options.targets);
   // Parameters of adapters, including adapters of earlier apply_lora calls, remain trainable.
   const NamedSlots adapters = lora_slots(module);
@@ -281,9 +281,9 @@ void merge_lora(ModuleBase& module) {
   for (const LoraLinear& each : linears) {
     for (const SlotPtr& slot : {each.weight, each.a, each.b}) {
       TESSERA_CHECK(slot->initialized(), "merge_lora: ", describe(*slot),
-                    " has no values; initialise or load it first");
+                    " has no values; initialise or load the parameter first");
       TESSERA_CHECK(!slot->role.gathered, "merge_lora: FSDP has gathered ", describe(*slot),
-                    "; call it after backward, or fsdp::reshard() first");
+                    "; call merge_lora after backward, or call fsdp::reshard() first");
     }
   }
   for (const LoraLinear& each : linears) {

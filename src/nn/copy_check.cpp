@@ -313,9 +313,9 @@ class Comparison {
     }
     const std::string names = fmt::format("\"{}\"", fmt::join(dims, "\", \""));
     return fmt::format(
-        "no call sums its gradient over {}: call fsdp::fully_shard or fsdp::replicate with a mesh "
-        "that has it, parallelize_module with mesh[{}], or give those ranks the same batch{}",
-        names, names, distinct);
+        "no call sums its gradient over {0}: call fsdp::fully_shard or fsdp::replicate with a mesh "
+        "that has {0}, parallelize_module with mesh[{0}], or give those ranks the same batch{1}",
+        names, distinct);
   }
 
   [[noreturn]] void refuse(const Difference& found) const {
@@ -328,7 +328,7 @@ class Comparison {
                              : found.none_on_other ? fmt::format(" (rank {} has none)", other)
                                                    : "";
     fail(check_.what, ": ", found.name, " differs between ranks ", first, " and ", other, along,
-         none, ", where it must be equal; ", remedy(find(found.name), dims));
+         none, ", but must be equal; ", remedy(find(found.name), dims));
   }
 
   const Peers& peers_;

@@ -168,9 +168,9 @@ MixtureOfExperts::MixtureOfExperts(const ExpertsOptions& options) : options_(opt
   const ExpertsOptions& o = options;
   TESSERA_CHECK(o.hidden > 0 && o.inner > 0 && o.experts > 0, "a mixture of ", o.experts,
                 " experts with ", o.hidden, " features and ", o.inner,
-                " within was asked for; each must be 1 or more");
+                " inner features is invalid; each number must be 1 or more");
   TESSERA_CHECK(o.top_k > 0 && o.top_k <= o.experts, "a mixture with top_k ", o.top_k, " of ",
-                o.experts, " experts was asked for; take 1 to ", o.experts);
+                o.experts, " experts is invalid; top_k must be from 1 to ", o.experts);
   gate_ = register_module(
       o.names.router, std::make_shared<Linear>(o.hidden, o.experts, LinearOptions{.bias = false}));
   experts_ = register_module(o.names.experts, std::make_shared<detail::Experts>(o));
@@ -204,14 +204,14 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
   const DeviceMesh over = distributed ? sharding_spec(input).mesh : DeviceMesh();
   TESSERA_CHECK(!distributed || has_last_dim(*experts_->gate->weight, over),
                 "a MixtureOfExperts was given an input on ", to_string(over),
-                ", but its experts are on no mesh whose last dimension is the input's; call "
+                ", but its experts are neither on that mesh nor on a mesh that ends with it; call "
                 "nn::apply_expert_parallel with such a mesh");
   const tessera::detail::LocalPartsScope within_the_mixture;
   const auto& region = tessera::detail::random_region();
   TESSERA_CHECK(distributed || !ep_ || region == nullptr || !region->replicates_on(ep_),
                 "a MixtureOfExperts that is split over ", to_string(ep_),
-                " was given a plain input, which is the same on all of these ranks; give it a "
-                "distributed input, for example by prepare_module_input");
+                " was given a plain input, which is equal on all of these ranks; pass a "
+                "distributed input, for example with prepare_module_input");
   const at::Tensor flat = input.dim() == 2 ? input : input.flatten(0, -2);
   at::Tensor rows = flat;
   if (distributed) {
@@ -228,7 +228,7 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
   TESSERA_CHECK(logits.size(0) == x.size(0) && logits.size(1) == options_.experts,
                 "the router of a mixture of ", options_.experts, " experts returned ",
                 logits.sizes(), " for ", x.size(0),
-                " rows of this rank; give it a style that returns distributed results");
+                " rows of this rank; use a style for the router that returns distributed results");
   const Routing routing = route(logits);
   record(logits, routing, over);
   at::Tensor result = mix(x, routing, distributed);
@@ -448,16 +448,16 @@ struct RouterSums {
 void take_record(RouterSums& sums, MixtureOfExperts& mixture) {
   const detail::RouterRecord record = std::exchange(mixture.router_state().record, {});
   TESSERA_CHECK(record.choices.defined(),
-                "take_router_losses: a mixture has no forward since the "
-                "last call; call it once after each forward of the model, in training and with "
-                "gradients");
+                "take_router_losses: a mixture has not run since the last call; call "
+                "take_router_losses after each forward in training with gradients");
   const bool is_first = sums.counts.empty();
   TESSERA_CHECK(is_first || sums.probabilities.numel() == record.choices.numel(),
-                "take_router_losses: mixtures of ", sums.probabilities.numel(), " and of ",
-                record.choices.numel(), " experts; pass modules with equal mixtures, one by one");
-  TESSERA_CHECK(is_first || sums.token_mesh == record.token_mesh,
-                "take_router_losses: some mixtures had a plain input and some a distributed one; "
-                "give all mixtures inputs on the same mesh, or pass the mixtures one by one");
+                "take_router_losses: the module has mixtures of ", sums.probabilities.numel(),
+                " and of ", record.choices.numel(), " experts; pass the mixtures one by one");
+  TESSERA_CHECK(
+      is_first || sums.token_mesh == record.token_mesh,
+      "take_router_losses: the inputs of the mixtures were on different meshes or partly plain; "
+      "give all mixtures inputs on the same mesh, or pass the mixtures one by one");
   sums.probabilities = is_first ? record.probabilities : sums.probabilities + record.probabilities;
   sums.z = is_first ? record.z : sums.z + record.z;
   sums.counts.push_back(record.choices);

@@ -117,10 +117,10 @@ void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                     (q.size(1) == k.size(1) || (k.size(1) > 0 && q.size(1) % k.size(1) == 0));
   TESSERA_CHECK(fits, call, " was given queries of sizes ", q.sizes(), ", keys of ", k.sizes(),
                 " and values of ", v.sizes(),
-                "; pass (batch, heads, tokens, width) of the same sequences and tokens, with as "
-                "many heads or with key and value heads that divide them");
-  TESSERA_CHECK(window >= 0, call, " with a window of ", window,
-                " was asked for; give a number of positions, or 0 for all");
+                "; pass (batch, heads, tokens, width) with equal batch and tokens, and a number of "
+                "query heads that is a multiple of the key and value heads");
+  TESSERA_CHECK(window >= 0, call, " was given a window of ", window,
+                "; pass a number of positions, or 0 for all");
 }
 
 /// Calls `attend` on the local tensors, which have this rank's heads. The result has the layout of
@@ -131,12 +131,13 @@ at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tens
   for (const at::Tensor* tensor : {&q, &k, &v}) {
     const bool distributed = tessera::is_distributed(*tensor);
     const Layout* layout = distributed ? sharding_spec(*tensor).layout.get() : nullptr;
-    TESSERA_CHECK(
-        distributed && !layout->is_partial() && (by_batch || layout->mesh_dims_of(0).empty()) &&
-            layout->mesh_dims_of(2).empty() && layout->mesh_dims_of(3).empty(),
-        call, " was given queries, keys or values of sizes ", tensor->sizes(), ", ",
-        distributed ? to_string(*layout) : std::string("plain"), "; all three may be split by ",
-        by_batch ? "batch and heads" : "heads", " alone, all alike");
+    TESSERA_CHECK(distributed && !layout->is_partial() &&
+                      (by_batch || layout->mesh_dims_of(0).empty()) &&
+                      layout->mesh_dims_of(2).empty() && layout->mesh_dims_of(3).empty(),
+                  call, " was given queries, keys or values of sizes ", tensor->sizes(), ", ",
+                  distributed ? to_string(*layout) : std::string("plain"),
+                  "; all three must have one layout, split over ",
+                  by_batch ? "batch and heads" : "heads", " only");
   }
   const DistributedTensor query(q);
   std::vector<std::int64_t> sizes = q.sizes().vec();
@@ -211,8 +212,8 @@ at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device devic
 
 detail::DocumentOffsets::DocumentOffsets(const at::Tensor& positions, c10::Device device) {
   TESSERA_CHECK(positions.dim() == 2 && positions.scalar_type() == at::kLong,
-                "documents were said by positions of sizes ", positions.sizes(), " in ",
-                positions.scalar_type(), "; give (batch, tokens) in int64");
+                "documents were given by positions of sizes ", positions.sizes(), " in ",
+                positions.scalar_type(), "; pass sizes (batch, tokens) in int64");
   batch_ = positions.size(0);
   tokens_ = positions.size(1);
   const at::Tensor host = positions.cpu().contiguous();
@@ -240,7 +241,7 @@ std::vector<std::int64_t> detail::DocumentOffsets::lengths() const {
 void detail::DocumentOffsets::check_sequences(std::int64_t batch, std::int64_t tokens) const {
   TESSERA_CHECK(batch == batch_ && tokens == tokens_, "attention of ", batch, " sequences of ",
                 tokens, " tokens was given documents of ", batch_, " sequences of ", tokens_,
-                "; make them of the positions of these sequences");
+                "; make the documents from the positions of these sequences");
 }
 
 at::Tensor detail::DocumentOffsets::mask(std::int64_t window) const {
@@ -567,10 +568,9 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    TESSERA_CHECK(
-        !c10::GradMode::is_enabled(),
-        "attention over a sequence that is split is differentiable once; a gradient of its "
-        "gradient was asked for (create_graph): write it with at:: operators there");
+    TESSERA_CHECK(!c10::GradMode::is_enabled(),
+                  "attention over a split sequence is differentiable once only, but create_graph "
+                  "was set; for second gradients, write the attention with at:: operators");
     const auto saved = context->saved_data.at("sequence").toCapsule();
     const auto& sequence = static_cast<const Sequence&>(*saved);
     const auto count = std::ssize(grads);
@@ -604,8 +604,8 @@ std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, st
 
 std::int64_t counted_dim(const at::Tensor& tensor, std::int64_t dim) {
   TESSERA_CHECK(dim >= -tensor.dim() && dim < tensor.dim(), "dimension ", dim,
-                " was said to be the sequence of a tensor of sizes ", tensor.sizes(),
-                "; give one that it has");
+                " was passed as the sequence of a tensor of sizes ", tensor.sizes(),
+                "; pass a dimension of the tensor");
   return dim < 0 ? dim + tensor.dim() : dim;
 }
 
@@ -615,31 +615,32 @@ void check_inputs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   TESSERA_CHECK(k.sizes() == v.sizes() && k.scalar_type() == v.scalar_type(),
                 "context-parallel attention was given keys of sizes ", k.sizes(), " in ",
                 k.scalar_type(), " and values of ", v.sizes(), " in ", v.scalar_type(),
-                "; they travel together: make them equal");
+                "; sizes and types of keys and values must be equal");
   TESSERA_CHECK(q.size(kTokensDim) % 2 == 0, "context-parallel attention was given ",
                 q.size(kTokensDim),
-                " tokens of a rank, which are no two chunks; take them from shard()");
+                " tokens on this rank, which are not two equal chunks; pass the result of shard()");
   TESSERA_CHECK(options.causal || options.window == 0 || options.mask.defined(),
                 "context-parallel attention with a window of ", options.window,
-                " that is not causal was asked for; pass a mask in its place");
+                " is not causal; set causal, or pass a mask instead of the window");
   TESSERA_CHECK(options.documents == nullptr || (options.causal && !options.mask.defined()),
                 "context-parallel attention was given documents ",
-                options.causal ? "and a mask" : "that is not causal",
-                "; pass one mask that says both");
+                options.causal ? "and a mask" : "but is not causal",
+                "; pass one mask that also separates the documents");
 }
 
 }  // namespace
 
 ContextParallel::ContextParallel(DeviceMesh mesh) : mesh_(std::move(mesh)) {
-  TESSERA_CHECK(mesh_ && mesh_.ndim() == 1, "context parallelism on ", to_string(mesh_),
-                " was asked for; pass one dimension, for example mesh[\"cp\"]");
+  TESSERA_CHECK(mesh_ && mesh_.ndim() == 1,
+                "context parallelism needs a mesh of one dimension, but got ", to_string(mesh_),
+                "; pass for example mesh[\"cp\"]");
 }
 
 std::array<ContextParallel::Chunk, 2> ContextParallel::chunks(std::int64_t sequence) const {
   const std::int64_t all = 2 * mesh_.size(), rank = mesh_.local_rank();
-  TESSERA_CHECK(sequence % all == 0, "a sequence of ", sequence, " tokens was to be split over ",
-                mesh_.size(), " context-parallel ranks, which takes a multiple of ", all,
-                "; pad or cut it");
+  TESSERA_CHECK(sequence % all == 0, "a sequence of ", sequence, " tokens can't be split over ",
+                mesh_.size(), " context-parallel ranks; the length must be a multiple of ", all,
+                ": pad or cut the sequence");
   const std::int64_t length = sequence / all;
   return {{{rank * length, length}, {(all - 1 - rank) * length, length}}};
 }

@@ -50,7 +50,7 @@ struct InitRun {
 namespace {
 
 constexpr auto kFillOthers =
-    "fill them in reset_parameters of their class or, below what nn::adopt returned, by its "
+    "fill them in reset_parameters of their class or, in a module from nn::adopt, with "
     "set_initializers";
 
 /// Returns a random stream for each part of a fused parameter. The stream is derived from the
@@ -92,14 +92,15 @@ void materialise(ParameterSlot& slot, c10::Device device) {
 }  // namespace
 
 void InitContext::fill(const Parameter& parameter, const Initializer& initializer) const {
-  TESSERA_CHECK(parameter.slot(), "module '", fqn_, "' asked to fill a parameter that it lacks");
+  TESSERA_CHECK(parameter.slot(), "module '", fqn_,
+                "' tried to fill a parameter that does not exist");
   fill(parameter.slot(), initializer);
 }
 
 void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) const {
   const auto found = run_.fqn_of.find(slot.get());
   TESSERA_CHECK(found != run_.fqn_of.end(), "module '", fqn_,
-                "' asked to fill a parameter that is not below the module being initialised");
+                "' tried to fill a parameter outside of the module being initialised");
   // A parameter is filled only once. With buffers_only no parameter is filled.
   if (run_.buffers_only || !run_.filled.insert(slot.get()).second) {
     return;
@@ -148,7 +149,7 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
 
 void InitContext::set_buffer(const Parameter& buffer, const at::Tensor& values) const {
   const SlotPtr slot = buffer.slot();
-  TESSERA_CHECK(slot, "module '", fqn_, "' asked to set a buffer that it lacks");
+  TESSERA_CHECK(slot, "module '", fqn_, "' tried to set a buffer that the module does not have");
   TESSERA_CHECK(!slot->get().is_meta(), "a buffer of module '", fqn_,
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
   const bool after_load = run_.buffers_only || run_.unfilled_only;

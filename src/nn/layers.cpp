@@ -345,8 +345,8 @@ at::Tensor Linear::forward(const at::Tensor& x) {
 at::Tensor Linear::forward(const at::Tensor& x, const detail::LinearProduct& product) {
   check_called();
   TESSERA_CHECK(attached<LoraBranch>() == nullptr,
-                "Linear: a function in place of the product was given to a module with an adapter, "
-                "whose term nothing would add; merge the adapter first (merge_lora)");
+                "Linear: a function that replaces the product was passed to a module with an "
+                "adapter, whose term would be lost; merge the adapter first (merge_lora)");
   return product(x, *weight, own_bias());
 }
 
@@ -427,7 +427,7 @@ void LayerNorm::reset_parameters(const InitContext& init) {
 Dropout::Dropout(double p) : p_(p) {
   // Dropout probability p = 1 is refused, because the scale 1 / (1 - p) would be infinite.
   TESSERA_CHECK(p >= 0.0 && p < 1.0, "dropout with probability ", p,
-                " was asked for; it must be in [0, 1)");
+                " is invalid; it must be in [0, 1)");
 }
 
 at::Tensor Dropout::forward(const at::Tensor& x) {
@@ -436,11 +436,10 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
     return x;
   }
   if (!key_) {
-    TESSERA_CHECK(
-        is_in_a_tree(),
-        "a Dropout was called in the forward of another module, but no module has it "
-        "registered: every such one would drop the same elements, in evaluation too; give "
-        "it to register_module");
+    TESSERA_CHECK(is_in_a_tree(),
+                  "a Dropout was called in the forward of another module, but is not registered: "
+                  "all unregistered Dropouts drop the same elements, in evaluation too; pass the "
+                  "Dropout to register_module");
     key_ = RandomKey{0, stream_of(fqn()->c_str())};
   }
   // A recomputation gets forward's number of earlier calls, and so repeats the dropout mask.
@@ -461,11 +460,12 @@ std::int64_t total_features(const std::vector<FusedPart>& parts, std::int64_t gr
   std::int64_t total = 0;
   for (const FusedPart& part : parts) {
     TESSERA_CHECK(groups > 0 && part.out_features > 0 && part.out_features % groups == 0,
-                  "FusedLinear: part '", part.name, "' of ", part.out_features, " features has no ",
-                  groups, " equal groups; pass a number of groups that divides every part");
+                  "FusedLinear: part '", part.name, "' of ", part.out_features,
+                  " features can't be split into ", groups,
+                  " equal groups; pass a number of groups that divides every part");
     total += part.out_features;
   }
-  TESSERA_CHECK(total > 0, "FusedLinear without parts; name at least one");
+  TESSERA_CHECK(total > 0, "FusedLinear was given no parts; pass at least one");
   return total;
 }
 
@@ -496,9 +496,9 @@ std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const bool equal = std::ranges::all_of(parts_, is_equal);
   const auto count = static_cast<std::int64_t>(parts_.size());
   TESSERA_CHECK(whole || (groups_ > 1 ? features % of_group == 0 : equal && features % count == 0),
-                "FusedLinear: the parts of ", features, " of ", out_features(),
-                " features are not known; pass what forward returned, or a rank's share of it "
-                "under fused_colwise_parallel");
+                "FusedLinear: ", features, " of ", out_features(),
+                " features can't be split into the parts; pass the result of forward, or a rank's "
+                "share of the result under fused_colwise_parallel");
   if (groups_ == 1 && equal) {
     return output.split(features / count, -1);
   }

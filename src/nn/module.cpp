@@ -82,7 +82,7 @@ std::string first_of(const std::vector<std::string>& names) {
 void refuse_meta_buffers(const ModuleBase& module, const std::string& caller) {
   for (const auto& buffer : module.named_buffers()) {
     TESSERA_CHECK(!buffer.value().is_meta(), caller, ": buffer '", buffer.key(),
-                  "' is on the meta device and cannot be swapped; make it by register_buffer_slot");
+                  "' is on the meta device and cannot be replaced; use register_buffer_slot");
   }
 }
 
@@ -90,8 +90,8 @@ void check_filled(const ModuleBase& module, const std::string& caller, const std
   Unfilled unfilled;
   unfilled.add(module.named_slots());
   unfilled.add(module.named_buffer_slots());
-  TESSERA_CHECK(!unfilled.on_meta, caller, ": of the parameters and buffers, ",
-                unfilled.names.size(), " were never filled (", first_of(unfilled.names),
+  TESSERA_CHECK(!unfilled.on_meta, caller, ": ", unfilled.names.size(),
+                " parameters or buffers were never filled (", first_of(unfilled.names),
                 "), and some are on the meta device, without storage; call nn::to_empty, then "
                 "nn::init_weights, or load a checkpoint");
   TESSERA_CHECK(unfilled.names.empty(), caller, ": the storage of ", unfilled.names.size(),
@@ -110,8 +110,8 @@ namespace {
 /// The end of an error message about a meta tensor that forward has used. The outermost call has
 /// checked all parameters and buffers, so the meta tensor is neither a parameter nor a buffer.
 constexpr const char* kKeptFromConstructor =
-    "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
-    "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
+    "; the module kept a tensor from its constructor, which nn::to_empty did not replace: keep the "
+    "nn::Parameter or the slot, and read its tensor in forward";
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -155,9 +155,9 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
       return tessera::detail::concat(
           "; buffer '", name, "' is of type ", buffer.scalar_type(), ", and parameters are ",
           other->second->get().scalar_type(),
-          ", as a policy of mixed precision may have it: cast it where it is used, "
-          "buffer.to(x.scalar_type()), or make its module (for example an adopted one of libtorch) "
-          "an FSDP unit of its own, whose mp_policy has param_dtype = at::k",
+          ", perhaps by mixed precision: cast the buffer in forward, buffer.to(x.scalar_type()), "
+          "or make its module (for example an adopted libtorch module) a separate FSDP unit whose "
+          "mp_policy has param_dtype = at::k",
           buffer.scalar_type(), " and restore_input_dtype = true");
     }
   }
@@ -192,8 +192,8 @@ void check_not_gathered(const ModuleBase& root) {
   visit_modules(root, [](const std::string&, const ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
       TESSERA_CHECK(!slot->role.gathered, "conversion of a ", module.name(),
-                    ", but FSDP has gathered its parameter '", name,
-                    "'; convert before forward or after backward, or reshard it first");
+                    " was called, but FSDP has gathered its parameter '", name,
+                    "'; convert before forward or after backward, or call fsdp::reshard first");
     }
   });
 }
@@ -275,12 +275,11 @@ void ModuleBase::check_in_a_tree() const {
   }
   const bool trained = std::ranges::any_of(
       slots_, [](const auto& slot) { return slot.second->persistent().requires_grad(); });
-  TESSERA_CHECK(
-      !trained, "a ", name(), " with parameters was called in the forward of a ",
-      call_of_thread->outermost->name(),
-      ", but no module has it registered, so that nothing fills, trains, shards or saves "
-      "them: give it to register_module; if it is to be apart, freeze it (nn::freeze), or "
-      "give it to nn::init_weights by itself");
+  TESSERA_CHECK(!trained, "a ", name(), " with parameters was called in the forward of a ",
+                call_of_thread->outermost->name(),
+                ", but is not registered, so its parameters are not filled, trained, sharded or "
+                "saved: pass it to register_module; to keep it separate, freeze it (nn::freeze) or "
+                "call nn::init_weights on it");
   check_initialized(*this, "forward of a " + name());  // check_initialized() also sets FQNs
 }
 
@@ -294,8 +293,8 @@ void ModuleBase::check_slots(const std::string& fqn) const {
     const bool known = std::ranges::any_of(
         slots_, [&](const auto& slot) { return slot.first == parameter.key(); });
     TESSERA_CHECK(known, "parameter '", detail::join_fqn(fqn, parameter.key()), "' of a ", name(),
-                  " has no slot, so that no optimizer, no saving and no sharding would see it; "
-                  "make it by register_slot instead of register_parameter");
+                  " has no slot, so optimizers, checkpoints and sharding would miss it; use "
+                  "register_slot instead of register_parameter");
   }
 }
 
@@ -308,8 +307,8 @@ std::size_t ModuleBase::index_of(const std::string& name) const {
   for (const auto& slot : slots_) {
     known += (known.empty() ? "" : ", ") + slot.first;
   }
-  fail("parameter '", name, "' of a ", this->name(), " was asked for; it has ",
-       known.empty() ? "none" : known);
+  fail("parameter '", name, "' of a ", this->name(),
+       " does not exist; its parameters are: ", known.empty() ? "none" : known);
 }
 
 const SlotPtr& ModuleBase::slot(const std::string& name) const {
@@ -325,7 +324,8 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   // The two tied tensors can have different types and placements. From now on both modules use the
   // tensor in `slot`.
   TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
-                current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
+                current->get().sizes(), " can't be tied to a parameter of sizes ",
+                slot->get().sizes());
   current->remove_owner(this, name);
   current = slot;
   // An nn::Parameter member of the derived class shares this handle, and so refers to the new
@@ -434,8 +434,8 @@ void ModuleBase::checkpoint_calls(CheckpointOptions options) {
   TESSERA_CHECK(!checkpoints_calls(), "activation checkpointing was applied to this ", name(),
                 " already; apply it once to each module");
   TESSERA_CHECK(dynamic_cast<const ModuleList*>(this) == nullptr,
-                "activation checkpointing of a ModuleList was asked for, which has no forward; "
-                "apply it to the modules in it");
+                "activation checkpointing was applied to a ModuleList, which has no forward; apply "
+                "it to the modules in the list");
   // Hooks that were added before this call belong to the checkpointed function, so the
   // recomputation runs these hooks again. Later hooks (FSDP's) run once, outside of the function.
   checkpointed_ =
@@ -444,8 +444,8 @@ void ModuleBase::checkpoint_calls(CheckpointOptions options) {
 
 void ModuleBase::check_called() const {
   TESSERA_CHECK(running_calls_ > 0 || (hooks_.before.empty() && hooks_.after.empty()),
-                "forward of a ", name(), " was called as m.forward(x), but the module has hooks, ",
-                "which that skips; call it as m(x), or (*m)(x) of a pointer");
+                "forward of a ", name(), " was called as m.forward(x), which skips the ",
+                "module's hooks; call m(x), or (*m)(x) for a pointer");
 }
 
 bool ModuleBase::has_meta(TensorList tensors) {
@@ -571,18 +571,17 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                 },
                 {.every_place = true});
   TESSERA_CHECK(!selected.empty(), "activation checkpointing selects no module of this ",
-                root.name(), "; look at the pattern or the class");
+                root.name(), "; correct the pattern or the class");
   std::vector<std::string> applied;
   for (const auto& [fqn, module] : selected) {
     // Skips a module that is already checkpointed, perhaps under another FQN.
     if (module->checkpoints_calls()) {
       continue;
     }
-    TESSERA_CHECK(
-        dynamic_cast<const AdoptedModule*>(module) == nullptr, "activation checkpointing selects '",
-        fqn, "', a ", module->name(),
-        " inside of a module in nn::Hooked, which calls it without hooks; apply it to the "
-        "module that nn::Hooked holds");
+    TESSERA_CHECK(dynamic_cast<const AdoptedModule*>(module) == nullptr,
+                  "activation checkpointing selects '", fqn, "', a ", module->name(),
+                  " inside a module that nn::Hooked holds, which runs without hooks; select the "
+                  "module that nn::Hooked holds");
     module->checkpoint_calls(options);
     applied.push_back(fqn);
   }

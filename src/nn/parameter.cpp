@@ -232,7 +232,7 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   for (std::size_t rank = 1; rank < digests.size(); ++rank) {
     TESSERA_CHECK(digests[rank][0] == digests[0][0], "the models of the ranks differ: of ",
                   to_string(mesh), ", rank ", mesh.ranks()[rank], " has ", digests[rank][0],
-                  " parameters where rank ", mesh.ranks()[0], " has ", digests[0][0],
+                  " parameters, but rank ", mesh.ranks()[0], " has ", digests[0][0],
                   range_of(origins), "; make the same model on every rank");
   }
   if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
@@ -285,7 +285,7 @@ std::unordered_set<SlotPtr> detail::matched_slots(const ModuleBase& module,
     TESSERA_CHECK(used[i], caller, ": the pattern '", patterns[i], "' matches none of the ",
                   slots.size(), " parameters of a ", module.name(), "; FQNs look like '",
                   slots.empty() ? "" : slots.front().first,
-                  "', and '**' stands for any number of their segments");
+                  "', and '**' matches any number of segments");
   }
   return matched;
 }
@@ -327,7 +327,7 @@ void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     refuse_placeholders(value);
   }
   // Reached only for a program's own tensor class that uses the reserved dispatch key.
-  fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
+  fail(op.schema().name(), " got a tensor with a dispatch key that is for libtorch's own tests");
 }
 
 }  // namespace
@@ -355,9 +355,9 @@ class RetiredGradient final : public PlaceholderGradient {
       : PlaceholderGradient(parameter), by_(std::move(by)) {}
 
   [[noreturn]] void refuse() const override {
-    fail("an optimizer, or a backward, was to use a parameter of sizes ", sizes_default(), " that ",
-         by_, " has replaced since; make torch::optim optimizers after ", by_,
-         ", or use a tessera::optim one, which follows its parameters");
+    fail("an optimizer or a backward uses a parameter of sizes ", sizes_default(), " that ", by_,
+         " has replaced; make torch::optim optimizers after ", by_,
+         ", or use a tessera::optim optimizer, which follows the replacement");
   }
 
  private:
@@ -403,7 +403,7 @@ void compare_values(const ParameterSlot& slot, const at::Tensor& whole, const De
     tessera::detail::check_replicas(tessera::detail::peers_of(mesh),
                                     {{"the parameter", slot.initialized() ? whole : at::Tensor()}},
                                     tessera::detail::Equality::kBitwise, by,
-                                    "give it the same values on every rank");
+                                    "give the parameter the same values on every rank");
   }
 }
 
@@ -450,7 +450,7 @@ void distribute_module(
     const std::function<void(TensorList, const DeviceMesh&)>& output) {
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
-                to_string(before ? before->mesh : mesh), " already; distribute it once");
+                to_string(before ? before->mesh : mesh), " already; distribute a module once");
   // named_slots() throws for parameters without slots. The call must come before any change.
   const NamedSlots parameters = module.named_slots();
   if (partition) {

@@ -228,8 +228,8 @@ class OperatorLog {
     const Kept& kept = found->second;
     TESSERA_CHECK(versions_of(kept.results) == kept.versions, "checkpoint: the result of ", name,
                   ", call ", index,
-                  " of its region, was saved and then modified in place; let the "
-                  "policy recompute it, or write to a copy");
+                  " in the checkpointed region, was saved and then modified in place; let the "
+                  "policy recompute that operator, or write to a copy");
     if (kept.random_after) {
       // The operator does not run again, but later operators must draw the same random numbers as
       // in forward.
@@ -548,8 +548,8 @@ class Replay final : public CheckpointedRegion {
   bool replays() const override { return true; }
   std::uint64_t replay_count() override {
     TESSERA_CHECK(next_count_ < frame_.counts_.size(),
-                  "checkpoint: the recomputation counts more calls (of dropout, say) than the "
-                  "forward, which counted ",
+                  "checkpoint: the recomputation makes more calls (for example of dropout) than "
+                  "the forward, which made ",
                   frame_.counts_.size(), "; the checkpointed function must do the same both times");
     return frame_.counts_[next_count_++];
   }
@@ -680,8 +680,8 @@ void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
     TESSERA_CHECK(installs_engine(),
-                  "activation checkpointing needs its own autograd engine, but this process "
-                  "has replaced libtorch's already (Python does); checkpoint there instead");
+                  "activation checkpointing needs its own autograd engine, but this process has "
+                  "already replaced libtorch's (Python does); use Python's checkpointing instead");
   });
 }
 

@@ -358,12 +358,11 @@ kernels::NormAndFactor checked_norm(const GradTerms& terms,
   const at::Tensor& norm = total.norm;
   if (options.error_if_nonfinite) {
     const auto value = norm.item<double>();
-    TESSERA_CHECK(
-        std::isfinite(value), "the ", options.norm_type, "-norm of the gradients is ", value, ": ",
-        nonfinite_text(terms.joint, parameters),
-        "; look at the data of that rank, lower the learning rate, or accept the norm with "
-        "error_if_nonfinite = false (TESSERA_DEBUG=1 warns of each gradient that is not "
-        "finite before it is reduced)");
+    TESSERA_CHECK(std::isfinite(value), "the ", options.norm_type, "-norm of the gradients is ",
+                  value, ": ", nonfinite_text(terms.joint, parameters),
+                  "; look at the data of that rank, lower the learning rate, or set "
+                  "error_if_nonfinite = false (TESSERA_DEBUG=1 warns of each gradient that is not "
+                  "finite before it is reduced)");
   }
   return total;
 }

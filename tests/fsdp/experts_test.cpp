@@ -444,7 +444,7 @@ TEST(MixtureOfExperts, RefusesInvalidCalls) {
          {"counts", [&] { nn::all_to_all_uneven(x, {1, 2}, mesh); }, {"sum to 3", "4 rows"}},
          {"negative", [&] { nn::all_to_all_uneven(x, {5, -1}, mesh); }, {"[5, -1]", "0 or more"}},
          {"ranks", [&] { nn::all_to_all_uneven(x, {4}, mesh); }, {"1 counts for a mesh of 2"}},
-         {"no record", [&] { nn::take_router_losses(mixture); }, {"no forward since"}},
+         {"no record", [&] { nn::take_router_losses(mixture); }, {"has not run since"}},
          {"no mixture", [&] { nn::take_router_losses(linear); }, {"has no MixtureOfExperts"}},
          {"plain experts",
           [&] { mixture(distribute_tensor(x, mesh, {Shard{0}}).tensor()); },

@@ -256,7 +256,7 @@ TEST_F(Generation, CachedLogitsEqualLogitsOfTheWholeSequence) {
     const at::Tensor next = model_(tokens.slice(1, i, i + 1), &cache);
     EXPECT_CLOSE(next[0], whole[i], 1e-5, 1e-5) << "token " << i;
   }
-  EXPECT_ERROR(model_(tokens.slice(1, 0, 1), &cache), "position 13 was asked for, but the cache");
+  EXPECT_ERROR(model_(tokens.slice(1, 0, 1), &cache), "position 13 ", "the cache was made for");
 }
 
 TEST_F(Generation, RefusesInvalidCalls) {

@@ -102,7 +102,7 @@ TEST(Hooked, FindsNestedParametersOnce) {
 
 TEST(Hooked, RefusesUnknownParameters) {
   EXPECT_ERROR(Hooked<Forgotten>(), "parameter 'scale'", "nn::kSlotMembers");
-  EXPECT_ERROR(Hooked<Nests>(), "parameter 'inner.scale'", "derive it from nn::Module");
+  EXPECT_ERROR(Hooked<Nests>(), "parameter 'inner.scale'", "from nn::Module");
 }
 
 namespace adopt_test {
@@ -213,7 +213,7 @@ TEST(Adopt, SupportsParametersInNamedMembers) {
 TEST(Adopt, RefusesInvalidModules) {
   EXPECT_ERROR(adopt(std::make_shared<testing::TorchScaled>()),
                "parameter 'gain.scale' of a tessera::testing::TorchScale", "nn::kSlotMembers",
-               "derive it from nn::Module");
+               "from nn::Module");
   const auto net = std::make_shared<testing::TorchMlp>();
   net->up->weight = at::ones({7, 5}).requires_grad_();
   EXPECT_ERROR(adopt(net), "'up.weight'", "torch::nn::LinearImpl", "tie_slot");
@@ -307,7 +307,7 @@ TEST(Adopt, NamesUninitializedParametersAndTheRemedy) {
   }();
   to_empty(*model, at::kCPU);
   EXPECT_ERROR(init_weights(*model, 1), "'gain.scale'", "never filled",
-               "below what nn::adopt returned, by its set_initializers");
+               "in a module from nn::adopt, with set_initializers");
 }
 
 }  // namespace adopt_test

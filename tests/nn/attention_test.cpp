@@ -186,7 +186,7 @@ TEST(CausalAttentionInputs, AreChecked) {
   // The total number of tokens is right, but the number of sequences is wrong.
   for (const Packing& other : {Packing{"", {{7, 11}}}, Packing{"", {{6}, {6}, {6}}}}) {
     EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents_of(other)}),
-                 "2 sequences of 9 tokens", "make them of the positions");
+                 "2 sequences of 9 tokens", "from the positions");
   }
   {
     const Tensor q = at::zeros({2, 4, 9, 8});
@@ -194,7 +194,7 @@ TEST(CausalAttentionInputs, AreChecked) {
          {at::zeros({2, 3, 9, 8}), at::zeros({2, 0, 9, 8}), at::zeros({1, 4, 9, 8}),
           at::zeros({2, 4, 7, 8}), at::zeros({4, 9, 8})}) {
       EXPECT_ERROR(detail::causal_attention(q, other, other, {.window = 3}),
-                   "queries of sizes [2, 4, 9, 8]", "heads that divide them");
+                   "queries of sizes [2, 4, 9, 8]", "key and value heads");
     }
     EXPECT_ERROR(detail::causal_attention(q, q, q, {.window = -1}), "window of -1", "0 for all");
   }
@@ -217,7 +217,8 @@ TEST(CausalAttentionInputs, OfALongWindowNeedASmallMask) {
 TEST_ON_MESH(CausalAttentionInputs, WithSplitBatchesAreRefused, {2}, {"dp"}) {
   const Tensor q = distribute_tensor(at::zeros({2, 4, 9, 8}), mesh, {Shard{0}}).tensor();
   const DocumentsPtr documents = documents_of({"", {{5, 4}, {9}}});
-  EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}), "split by heads alone");
+  EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}),
+               "split over heads only");
 }
 
 TEST(CausalAttentionInputs, MayBeEmpty) {
@@ -427,8 +428,8 @@ TEST(Mlps, MatchTheFormulas) {
 }
 
 TEST(Mlps, RefuseSizesBelowOne) {
-  EXPECT_ERROR(SwiGlu({.hidden = 6}), "6 features and 0 within");
-  EXPECT_ERROR(GeluMlp({.inner = 6}), "0 features and 6 within");
+  EXPECT_ERROR(SwiGlu({.hidden = 6}), "6 features and 0 inner features");
+  EXPECT_ERROR(GeluMlp({.inner = 6}), "0 features and 6 inner features");
 }
 
 TEST(Mlps, InitializeWithTheGivenStd) {
@@ -635,7 +636,7 @@ TEST_ON_RANKS(ContextParallel, RefusesUnsuitableSizes, 3) {
   EXPECT_ERROR(split->attention(q, odd, odd), "[1, 2, 4, 8]", "[1, 2, 3, 8]");
   EXPECT_ERROR(split->attention(q, q, q.slice(3, 4)), "values of [1, 2, 4, 4]");
   const at::Tensor none = at::ones({1, 0, 4, 8});
-  EXPECT_ERROR(split->attention(q, none, none), "keys of [1, 0, 4, 8]", "heads that divide them");
+  EXPECT_ERROR(split->attention(q, none, none), "keys of [1, 0, 4, 8]", "key and value heads");
   EXPECT_ERROR(split->attention(q, q, q, {.window = -2}), "window of -2");
   EXPECT_ERROR(split->attention(q, q, q.to(at::kDouble)), "in Float", "in Double", "equal");
   EXPECT_ERROR(split->attention(q, q, q, {.causal = false, .window = 2}), "window of 2",
@@ -648,14 +649,14 @@ TEST_ON_RANKS(ContextParallel, RefusesUnsuitableSizes, 3) {
                "1 sequences of 12 tokens", "documents of 1 sequences of 4");
   const DocumentsPtr two = documents({0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8});
   EXPECT_ERROR(split->attention(q, q, q, {.causal = false, .documents = two}), "not causal",
-               "one mask that says both");
+               "one mask");
   EXPECT_ERROR(split->attention(q, q, q, {.mask = at::ones({4, 12}, at::kBool), .documents = two}),
                "documents and a mask");
   const DeviceMesh mesh = rank.mesh({3}, {"cp"});
   const at::Tensor whole = distribute_tensor(q, mesh, {Replicate{}});
-  EXPECT_ERROR(split->attention(whole, q, q), "plain", "split by batch and heads alone");
+  EXPECT_ERROR(split->attention(whole, q, q), "plain", "split over batch and heads only");
   const at::Tensor tokens = distribute_tensor(q, mesh, {Shard{2}});
-  EXPECT_ERROR(split->attention(tokens, tokens, tokens), "split by batch and heads alone");
+  EXPECT_ERROR(split->attention(tokens, tokens, tokens), "split over batch and heads only");
   // With sharded sequences, dropout would drop other elements than on one rank.
   Attention block({.hidden = 4, .heads = 2, .dropout = 0.5});
   init_weights(block, 0);

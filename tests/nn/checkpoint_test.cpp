@@ -609,8 +609,8 @@ TEST(SelectiveCheckpoint, RefusesSavedResultsChangedInPlace) {
   const auto fn = [](const at::Tensor& a, const at::Tensor& b) { return a.mm(b).add_(1).sin(); };
   const at::Tensor loss = checkpoint(counted.options, fn, leaf({2, 2}, 1), leaf({2, 2}, 2)).sum();
   EXPECT_EQ(message_of([&] { loss.backward(); }),
-            "checkpoint: the result of aten::mm, call 0 of its region, was saved and then modified "
-            "in place; let the policy recompute it, or write to a copy");
+            "checkpoint: the result of aten::mm, call 0 in the checkpointed region, was saved and "
+            "then modified in place; let the policy recompute that operator, or write to a copy");
   {
     // For a 3-D tensor, matmul calls mm and returns a view of the result of mm.
     const Counted counted = keeping(save_operators({"aten::mm"}));
@@ -619,8 +619,9 @@ TEST(SelectiveCheckpoint, RefusesSavedResultsChangedInPlace) {
     };
     const at::Tensor loss =
         checkpoint(counted.options, fn, leaf({2, 3, 2}, 1), leaf({2, 2}, 2)).sum();
-    EXPECT_CONTAINS(message_of([&] { loss.backward(); }),
-                    "the result of aten::mm, call 0 of its region, was saved and then modified");
+    EXPECT_CONTAINS(
+        message_of([&] { loss.backward(); }),
+        "the result of aten::mm, call 0 in the checkpointed region, was saved and then modified");
   }
 }
 

@@ -584,7 +584,7 @@ TEST(Fp8, RefusesUnsupportedModules) {
   EXPECT_ERROR(convert_to_fp8(model, {.multiple_of = 0}), "multiple_of is 0");
   EXPECT_FALSE(is_fp8(*model.up));
   convert_to_fp8(model);
-  EXPECT_ERROR(convert_to_fp8(model), "'up' is converted already");
+  EXPECT_ERROR(convert_to_fp8(model), "'up' is already converted");
   Mlp adapted;
   apply_lora(adapted, {.rank = 2, .targets = {"up"}});
   EXPECT_ERROR(convert_to_fp8(adapted), "'up' has an adapter", "before apply_lora");

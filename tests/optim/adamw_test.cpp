@@ -150,7 +150,7 @@ TEST(AdamW, RefusesStateOfAnotherType) {
     optimizer.step();
     slot->set(at::ones({4}, at::kDouble).requires_grad_());
     set_grad(slot, at::ones({4}, at::kDouble));
-    EXPECT_ERROR(optimizer.step(), "would be made as Double now", "before the first step");
+    EXPECT_ERROR(optimizer.step(), "type Double is needed now", "before the first step");
     slot->set(at::ones({4}).requires_grad_());
     set_grad(slot, at::ones({4}));
     optimizer.options().moment_dtype = moments == at::kFloat ? at::kBFloat16 : at::kFloat;

@@ -90,7 +90,7 @@ TEST(Optimizer, RefusesRatesThatWereSetBetweenSteps) {
   }
   optimizer.options().lr = 0.5;
   optimizer.scale_lr(std::nan(""));
-  EXPECT_ERROR(optimizer.step(), "a step at the rate nan");
+  EXPECT_ERROR(optimizer.step(), "a learning rate of nan");
   EXPECT_FLOAT_EQ(value(slot), 1.0F);
 }
 

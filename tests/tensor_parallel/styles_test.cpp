@@ -101,9 +101,9 @@ std::vector<nn::FusedPart> query_key_value(std::int64_t query, std::int64_t key_
 TEST(FusedLinear, RefusesGroupsThatDoNotDivide) {
   EXPECT_ERROR(FusedLinear(5, query_key_value(16, 6), {.groups = 4}), "'k_proj'", "6 features",
                "4 equal groups");
-  EXPECT_ERROR(FusedLinear(5, {}), "without parts");
+  EXPECT_ERROR(FusedLinear(5, {}), "no parts");
   FusedLinear fused(5, query_key_value(16, 4));
-  EXPECT_ERROR(fused.split(uniform_values({2, 12}, 0.5)), "12 of 24 features are not known");
+  EXPECT_ERROR(fused.split(uniform_values({2, 12}, 0.5)), "12 of 24 features can't be split");
 }
 
 // Tests fused Linears: with equal parts, and with groups of unequal parts.

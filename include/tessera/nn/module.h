@@ -346,8 +346,8 @@ class Module : public ModuleBase {
     if constexpr ((std::is_copy_constructible_v<Values> && ...)) {
       return checkpoint(checkpoint_options(), region, values...);
     } else {
-      fail("activation checkpointing of a ", name(), " keeps a copy of its arguments, but one of ",
-           "them can't be copied; pass it by reference or pointer");
+      fail("activation checkpointing of a ", name(), " copies the arguments, but one argument ",
+           "can't be copied; pass that argument by reference or pointer");
       return region(values...);
     }
   }
@@ -501,11 +501,11 @@ class ModuleList : public ModuleBase {
   /// module is not an M.
   template <class M>
   std::shared_ptr<M> at(std::size_t index) const {
-    TESSERA_CHECK(index < size(), "module ", index, " of a ModuleList of ", size(),
-                  " was asked for");
+    TESSERA_CHECK(index < size(), "index ", index, " is out of range for a ModuleList of ", size(),
+                  " modules");
     auto module = std::dynamic_pointer_cast<M>(modules_[index]);
     TESSERA_CHECK(module, "module ", index, " of a ModuleList is a ", modules_[index]->name(),
-                  ", not of the type asked for");
+                  "; call at() with that type");
     return module;
   }
 
