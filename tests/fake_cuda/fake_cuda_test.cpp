@@ -112,7 +112,7 @@ std::pair<int, int> copies_of_two_streams(bool waits) {
   return {before, value_of(copy)};
 }
 
-TEST(FakeStreams, WaitForEachOtherByEventsOnly) {
+TEST(FakeStreams, SynchronizeOnlyThroughEvents) {
   EXPECT_EQ(copies_of_two_streams(/*waits=*/true), std::pair(7, 0));
   EXPECT_EQ(copies_of_two_streams(/*waits=*/false), std::pair(1, 1));
 }
@@ -130,7 +130,7 @@ int copy_of_changed(int* host) {
   return value_of(value);
 }
 
-TEST(FakeCopies, ReadPageableMemoryAtTheCallAndPinnedMemoryLater) {
+TEST(FakeCopies, ReadPageableMemoryImmediatelyAndPinnedMemoryLater) {
   int pageable = 0;
   void* pinned = nullptr;
   expect_ok(cudaHostAlloc(&pinned, sizeof(int), 0));
@@ -159,7 +159,7 @@ TEST(FakeMemory, IsCountedPerDevice) {
   expect_ok(cudaSetDevice(0));
 }
 
-TEST(FakeMemoryDeathTest, OfADeviceIsNotTheHosts) {
+TEST(FakeMemoryDeathTest, HostAccessToDeviceMemoryCrashes) {
   int* const value = on_device<int>({1});
   const auto touch = [](int* at) { *static_cast<volatile int*>(at) = 2; };
   EXPECT_EXIT(touch(value), ::testing::KilledBySignal(SIGSEGV),
@@ -168,7 +168,7 @@ TEST(FakeMemoryDeathTest, OfADeviceIsNotTheHosts) {
   EXPECT_EQ(value_of(value), 1);
 }
 
-TEST(FakeHandles, EndedOnesAreRefused) {
+TEST(FakeHandles, AreRefusedAfterTheirDestruction) {
   cudaEvent_t event = new_event();
   expect_ok(cudaEventDestroy(event));
   EXPECT_EQ(cudaEventRecord(event, nullptr), cudaErrorInvalidResourceHandle);
@@ -191,7 +191,7 @@ cudaError_t launch(dim3 grid, dim3 block, std::size_t shared_bytes = 0) {
   return cudaLaunchKernel(&kKernel, grid, block, nullptr, shared_bytes, nullptr);
 }
 
-TEST(FakeLaunches, HaveGridsAndBlocksOfLimitedSizesAndLeaveTheirErrorBehind) {
+TEST(FakeLaunches, RefuseTooLargeGridsAndBlocks) {
   expect_ok(launch({2147483647, 65535, 65535}, {16, 1, 64}));
   const std::pair<dim3, dim3> refused[] = {{{0}, {1}},    {{1, 65536}, {1}}, {{1, 1, 65536}, {1}},
                                            {{1}, {1025}}, {{1}, {32, 33}},   {{1}, {1, 1, 65}}};
@@ -203,7 +203,7 @@ TEST(FakeLaunches, HaveGridsAndBlocksOfLimitedSizesAndLeaveTheirErrorBehind) {
   }
 }
 
-TEST(FakeLaunches, HaveMuchSharedMemoryOnlyIfTheyAskFirst) {
+TEST(FakeLaunches, NeedAnAttributeForLargeSharedMemory) {
   constexpr int kMost = 227 << 10;
   EXPECT_EQ(launch({1}, {1}, (48 << 10) + 1), cudaErrorInvalidValue);
   EXPECT_EQ(cudaFuncSetAttribute(&kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMost + 1),
@@ -215,7 +215,7 @@ TEST(FakeLaunches, HaveMuchSharedMemoryOnlyIfTheyAskFirst) {
 }
 
 /// The base of tests that check the buffers of a collective, on a communicator of one rank.
-class FakeBuffers : public ::testing::Test {
+class FakeNcclBuffers : public ::testing::Test {
  protected:
   void SetUp() override {
     ncclUniqueId id;
@@ -232,7 +232,7 @@ class FakeBuffers : public ::testing::Test {
   cudaStream_t stream_ = new_stream();
 };
 
-TEST_F(FakeBuffers, AreAlignedMemoryOfTheDeviceThatOverlapsInPlaceAlone) {
+TEST_F(FakeNcclBuffers, MustBeAlignedDeviceMemoryWithoutOverlap) {
   float host = 0;
   float* const device = on_device(std::vector<float>(8));
   auto* const bytes = reinterpret_cast<char*>(device);
@@ -315,7 +315,7 @@ std::vector<float> counting(int first, std::size_t count) {
 // A number of elements that does not fit into the byte queue between two ranks.
 constexpr std::size_t kMany = 100'000;
 
-TEST(FakeNccl, MovesMoreThanFitsAtOnce) {
+TEST(FakeNccl, TransfersMoreThanItsQueueHolds) {
   on_ranks(3, [](const Rank& self) {
     float* const all = on_device(std::vector<float>(3 * kMany));
     float* const own = all + static_cast<std::size_t>(self.rank) * kMany;
@@ -339,7 +339,7 @@ TEST(FakeNccl, MovesMoreThanFitsAtOnce) {
   });
 }
 
-TEST(FakeNccl, MovesWhatEachCollectiveMoves) {
+TEST(FakeNccl, CollectivesGiveTheCorrectResults) {
   on_ranks(3, [](const Rank& self) {
     const auto own = static_cast<float>(self.rank);
     float* const values = on_device(counting(self.rank, 6));
@@ -375,7 +375,7 @@ void expect_reductions(ncclDataType_t type) {
   });
 }
 
-TEST(FakeNccl, ReducesEachTypeInEachWay) {
+TEST(FakeNccl, SupportsEveryReductionOfEveryType) {
   expect_reductions<std::int8_t>(ncclInt8);
   expect_reductions<std::uint8_t>(ncclUint8);
   expect_reductions<std::int32_t>(ncclInt32);
@@ -413,7 +413,7 @@ class TwoCommunicators {
   Rank second_;
 };
 
-TEST(FakeNccl, TwoStreamsMayIssueInAnyOrder) {
+TEST(FakeNccl, TwoStreamsCanIssueInAnyOrder) {
   on_ranks(2, [](const Rank& self) {
     const TwoCommunicators both(self);
     float* const sums = on_device(std::vector<float>(2, 1));
@@ -448,7 +448,7 @@ TEST(FakeNccl, SplitsByColorAndKey) {
   });
 }
 
-TEST(FakeNccl, RankOutsideOfASplitGetsNoneAndAnEndedCommunicatorIsRefused) {
+TEST(FakeNccl, SplitWithoutColorReturnsNoCommunicator) {
   on_ranks(2, [](const Rank& self) {
     ncclComm_t alone = nullptr;
     const int color = self.rank == 0 ? 5 : NCCL_SPLIT_NOCOLOR;
@@ -471,7 +471,7 @@ void expect_no_end(const Rank& self, std::size_t count) {
   self.synchronize();
 }
 
-TEST(FakeNccl, CollectivesOfAMissingPeerOrThatDoNotMatchNeverEnd) {
+TEST(FakeNccl, UnmatchedCollectivesNeverEnd) {
   on_ranks(2, [](const Rank& self) {
     if (self.rank == 0) {
       expect_no_end(self, 1);

@@ -300,13 +300,13 @@ TEST(Fuzz, FindsNoSilentDifference) {
   EXPECT_GT(4 * count(Verdict::kEqual), 3 * std::ssize(results)) << report(options, results);
 }
 
-TEST(Fuzz, DrawsTheSameCaseAgain) {
+TEST(Fuzz, DrawsReproducibleCases) {
   const Result a = run_one({.seed = 3}, 5), b = run_one({.seed = 3}, 5);
   EXPECT_EQ(to_string(a.decisions), to_string(b.decisions));
   EXPECT_EQ(a.outcome.verdict, b.outcome.verdict);
 }
 
-TEST(Fuzz, FindsAGradientThatIsSlightlyWrong) {
+TEST(Fuzz, FindsASlightlyWrongGradient) {
   const SearchOptions options{
       .fixed = {{"planted", "wrong_gradient"}, {"final_norm", "rms"}, {Choices::kOthers, ""}}};
   const Result result = run_one(options, 0);
@@ -316,7 +316,7 @@ TEST(Fuzz, FindsAGradientThatIsSlightlyWrong) {
 
 // torch::optim::AdamW amplifies rounding errors in this case. On one rank, flipped last bits of the
 // initial weights change the results by more than the tolerance.
-TEST(Fuzz, TellsRoundingThatGrowsFromAWrongGradient) {
+TEST(Fuzz, DistinguishesAmplifiedRoundingFromAWrongGradient) {
   SearchOptions options{.seed = 52};
   constexpr std::int64_t kIllConditioned = 4153;
   const Result right = run_one(options, kIllConditioned);

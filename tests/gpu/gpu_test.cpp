@@ -52,7 +52,7 @@ std::ostream& operator<<(std::ostream& out, const Fill& fill) {
 class RandomNumbers : public ::testing::TestWithParam<Fill> {};
 
 // Sizes are odd, so that the last block of threads is not full.
-TEST_P(RandomNumbers, AreTheCpusBits) {
+TEST_P(RandomNumbers, EqualTheCpusBitForBit) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const auto& sizes : {std::vector<std::int64_t>{1}, {777, 131}, {0, 4}, {3, 1, 5}}) {
       const at::Tensor on_cpu = at::zeros(sizes, type);
@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Fill{"bernoulli", [](const at::Tensor& x) { bernoulli_(x, 0.3, kKey); }}),
     [](const auto& info) { return info.param.name; });
 
-TEST(Dropout, DropsWhatTheCpuDrops) {
+TEST(Dropout, DropsTheSameElementsOnCpuAndGpu) {
   const at::Tensor x = at::arange(1, 1002, at::kFloat);
   const at::Tensor dropped = dropout(x, 0.3, kKey);
   EXPECT_TRUE(at::equal(dropout(x.cuda(), 0.3, kKey).cpu(), dropped));
@@ -109,7 +109,7 @@ std::vector<at::Tensor> results_of(const Function& function, const std::vector<a
   return results;
 }
 
-TEST_P(Functions, AreTheCpusWithinRounding) {
+TEST_P(Functions, EqualTheCpuUpToRounding) {
   at::manual_seed(3);
   nn::allow_math_attention(true);  // In fp64, libtorch has only the math kernel.
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
@@ -220,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 /// Backward must add the product in fp32 to an fp32 .grad, without rounding the product to bf16.
-TEST(LinearProduct, AddsToAnFp32GradientOfABf16Weight) {
+TEST(LinearProduct, AccumulatesBf16ProductsInAnFp32Gradient) {
   const auto on_gpu = at::TensorOptions(at::Device(at::kCUDA, 0)).dtype(at::kBFloat16);
   at::manual_seed(4);
   const at::Tensor weight = at::randn({48, 64}, on_gpu).requires_grad_();
@@ -263,7 +263,7 @@ at::Tensor codes_of(const Fp8Rows& rows) {
   return at::where(magnitudes.eq(127), magnitudes, codes);
 }
 
-TEST(QuantizeFp8OnGpu, HasTheCpusBits) {
+TEST(QuantizeFp8OnGpu, EqualsTheCpuBitForBit) {
   for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
     for (const auto& sizes : {std::vector<std::int64_t>{1, 1}, {5, 37}, {130, 72}, {512, 4096}}) {
       for (const double scale : {1.0, 1e-3, 1e-38, 1e30}) {
@@ -279,7 +279,7 @@ TEST(QuantizeFp8OnGpu, HasTheCpusBits) {
   }
 }
 
-TEST(Fp8ProductsOnGpu, AreTheCpusWithinRounding) {
+TEST(Fp8ProductsOnGpu, EqualTheCpuUpToRounding) {
   if (observe::compute_capability() < 89) {
     GTEST_SKIP() << "products in 8 bits need compute capability 8.9";
   }
@@ -312,7 +312,7 @@ AdamWTensors update_of(std::int64_t size, c10::ScalarType moments, c10::Device d
           .stream = 11};
 }
 
-TEST(AdamWOnGpu, HasTheCpusBitsForBothTypesOfMoments) {
+TEST(AdamWOnGpu, EqualsTheCpuBitForBit) {
   for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {
     std::vector<std::vector<AdamWTensors>> updates;
     for (const c10::Device device : {c10::Device(c10::kCPU), c10::Device(c10::kCUDA, 0)}) {
@@ -358,7 +358,7 @@ std::vector<at::Tensor> after_steps(const std::vector<double>& added, c10::Scala
   return end;
 }
 
-TEST(AdamWOnGpu, SkipsAStepWhoseGradientsAreNotFinite) {
+TEST(AdamWOnGpu, SkipsStepsWithNonFiniteGradients) {
   for (const c10::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {
       const std::vector<at::Tensor> expected = after_steps({0, 0}, type, moments);
@@ -372,7 +372,7 @@ TEST(AdamWOnGpu, SkipsAStepWhoseGradientsAreNotFinite) {
   }
 }
 
-TEST(RmsNormOnGpu, TreatsHugeAndTinyRowsAsTheCpu) {
+TEST(RmsNormOnGpu, EqualsTheCpuForHugeAndTinyRows) {
   const at::Tensor scales = at::tensor({1e20, 1.0, 1e-25, 1e30, 3e37}, at::kDouble).unsqueeze(1);
   const at::Tensor weight = numbers({16384}, 8).to(at::kFloat);
   const at::Tensor x = (numbers({5, 16384}, 9) * scales).to(at::kFloat);
@@ -389,7 +389,7 @@ TEST(RmsNormOnGpu, TreatsHugeAndTinyRowsAsTheCpu) {
 }
 
 /// The test itself combines three vocabulary shards on one GPU, in place of all-reduces.
-TEST(SplitCrossEntropyOnGpu, IsThatOfTheWholeVocabulary) {
+TEST(SplitCrossEntropyOnGpu, EqualsTheLossOfTheWholeVocabulary) {
   constexpr std::int64_t kRows = 33, kVocabulary = 5003;
   const RowLossOptions options{.label_smoothing = 0.1, .z_loss = 0.01};
   const at::Tensor targets = at::arange(kRows, at::kLong).mul(151);
@@ -431,7 +431,7 @@ TEST(SplitCrossEntropyOnGpu, IsThatOfTheWholeVocabulary) {
 }
 
 /// The weight's gradient is a sum over chunks of tokens, in fp32, and is rounded to bf16 once.
-TEST(LinearCrossEntropyOnGpu, RoundsABf16WeightsGradientOnce) {
+TEST(LinearCrossEntropyOnGpu, RoundsTheBf16GradientOnce) {
   constexpr std::int64_t kTokens = 640, kVocabulary = 256, kFeatures = 64;
   const at::Tensor hidden = numbers({kTokens, kFeatures}, 12).to(at::kBFloat16);
   const at::Tensor targets = at::arange(kTokens, at::kLong).mul(91).remainder(kVocabulary);
@@ -453,7 +453,7 @@ TEST(LinearCrossEntropyOnGpu, RoundsABf16WeightsGradientOnce) {
   }
 }
 
-TEST(CopyAllOnGpu, HasTheCpusBits) {
+TEST(CopyAllOnGpu, EqualsTheCpuBitForBit) {
   const std::vector<at::ScalarType> types{at::kFloat, at::kBFloat16, at::kHalf};
   const at::Tensor x = numbers({64, 48, 5}, 13);
   for (const at::ScalarType from_type : types) {

@@ -126,10 +126,10 @@ class Subfolders:
 
 
 class Architecture(unittest.TestCase):
-    def test_the_drawn_arrows_are_those_of_cmake(self):
+    def test_diagram_arrows_match_cmake(self):
         self.assertEqual(drawn_arrows(), cmake_arrows())
 
-    def test_sources_include_the_layers_below_them_only(self):
+    def test_sources_include_only_lower_layers(self):
         arrows = drawn_arrows()
         layers = {layer for arrow in arrows for layer in arrow}
         for path in [*(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")),
@@ -141,7 +141,7 @@ class Architecture(unittest.TestCase):
                 with self.subTest(file=path.relative_to(ROOT).as_posix(), includes=used):
                     self.assertIn(used, below(layer, arrows))
 
-    def test_only_internals_name_what_is_not_public_of_libtorch(self):
+    def test_only_internals_use_non_public_libtorch(self):
         for path in sources():
             if "internals" in path.parts:
                 continue
@@ -172,12 +172,12 @@ class Architecture(unittest.TestCase):
                 self.assertEqual(set(order) or {"."}, found)
                 self.assertEqual(len(order), len(set(order)))
 
-    def test_subfolders_include_the_subfolders_before_them_only(self):
+    def test_subfolders_include_only_earlier_subfolders(self):
         for layer, order in subfolders_in_order().items():
             with self.subTest(layer=layer):
                 self.assertEqual(Subfolders(layer).backward(order or ["."]), [])
 
-    def test_programs_include_no_header_of_the_librarys_own(self):
+    def test_programs_include_no_detail_headers(self):
         # Benchmarks measure kernels of the library, too. tessera-run --explain reads the flight records.
         for path in [path for folder in ("examples", "tools") for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES]:
             with self.subTest(file=path.relative_to(ROOT).as_posix()):

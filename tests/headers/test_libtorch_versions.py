@@ -40,14 +40,14 @@ def configure(minor, *options):
 
 
 class Versions(unittest.TestCase):
-    def test_cmake_takes_those_that_are_tested(self):
+    def test_cmake_accepts_the_tested_versions(self):
         for version in (known_versions()[0], known_versions()[-1]):
             minor = version.split(".")[1]
             status, said = configure(minor)
             self.assertEqual(status, 0, said)
             self.assertIn(f"took 2.{minor}", said)
 
-    def test_cmake_refuses_another_and_tries_it_all_the_same(self):
+    def test_cmake_refuses_other_versions_without_the_option(self):
         status, said = configure(99)
         self.assertNotEqual(status, 0)
         minors = ", ".join(version.rsplit(".", 1)[0] for version in known_versions())
@@ -56,7 +56,7 @@ class Versions(unittest.TestCase):
         self.assertEqual(status, 0, said)
         self.assertIn("took 2.99", said)
 
-    def test_setup_refuses_another_in_one_line(self):
+    def test_setup_refuses_other_versions_in_one_line(self):
         done = subprocess.run([ROOT / "scripts/setup", "--torch", "2.99"], capture_output=True, text=True, timeout=60)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertEqual(done.stderr, f"setup: torch 2.99 is not tested (tested: {' '.join(known_versions())}): for another version use "

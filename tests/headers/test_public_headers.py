@@ -44,7 +44,7 @@ def declared(text, end):
 
 
 class PublicHeaders(unittest.TestCase):
-    def test_the_umbrella_includes_each_of_them_but_that_of_mpi(self):
+    def test_umbrella_header_includes_all_but_mpi(self):
         self.assertEqual(includes("tessera/tessera.hpp"), public_headers() - {"tessera/comm/mpi_world.h"})
 
     def test_all_declarations_are_exported(self):
@@ -56,7 +56,7 @@ class PublicHeaders(unittest.TestCase):
                     self.assertEqual((marks[0], marks[-1]), ("TESSERA_API_BEGIN", "TESSERA_API_END"))
                     self.assertEqual(len(marks), 2 + marks.count("namespace tessera"))
 
-    def test_first_declarations_are_exported_too(self):
+    def test_forward_declarations_are_exported(self):
         # g++ decides by that one.
         exported = {name for _, text in sources() if BEGIN in text for name in declared(text, r"[^;{]*\{")}
         for path, text in sources():
@@ -90,7 +90,7 @@ def changed(name, what):
 class Names(unittest.TestCase):
     """Which changes of the list of symbols a changelog must name, and how."""
 
-    def test_a_change_needs_an_entry_of_its_name(self):
+    def test_changelog_must_name_every_change(self):
         lr, order, schedule = "tessera::Options::lr", "tessera::Options", "tessera::Schedule::Schedule"
         overload = [*OLD, "tessera::save | void (int, bool)"]
         without = [line for line in OLD if "Schedule" not in line]
@@ -122,17 +122,17 @@ class Releases(unittest.TestCase):
             with mock.patch.multiple(symbols, ROOT=root, LIST=root / "docs/api/symbols.txt"):
                 return "\n".join(symbols.faults(found))
 
-    def test_only_entries_above_the_last_release_count(self):
+    def test_changelog_entries_of_the_last_release_do_not_count(self):
         new = [*OLD, "tessera::load | void ()"]
         self.assertIn("+ tessera::load", self.faults("0.10.1", new, "# C\n\n## 0.10.0\n\n`load`\n"))
         self.assertEqual(self.faults("0.10.1", new, "# C\n\n## 0.10.1\n\n`load`\n\n## 0.10.0\n"), "")
 
-    def test_a_removed_name_needs_a_greater_minor_version(self):
+    def test_removed_name_needs_a_new_minor_version(self):
         new = [line for line in OLD if "save" not in line]
         self.assertIn("needs a greater number", self.faults("0.10.1", new, "`save`"))
         self.assertEqual(self.faults("0.11.0", new, "`save`"), "")
 
-    def test_a_field_behind_the_others_needs_no_greater_version(self):
+    def test_appended_field_needs_no_new_minor_version(self):
         new = [*changed("tessera::Options", "struct { lr, eps }"), "tessera::Options::eps | double = 0"]
         self.assertEqual(self.faults("0.10.1", new, "`Options::eps`, a field of `optim::Options`"), "")
         first = [*changed("tessera::Options", "struct { eps, lr }"), "tessera::Options::eps | double = 0"]
@@ -219,7 +219,7 @@ class CompilerMessages(unittest.TestCase):
         self.assertEqual((len(needs_forward), len(takes_others), len(errors)), (1, 3, 4), said)
         self.assertLess(len(said.splitlines()), 12 * len(errors), said)
 
-    def test_no_name_is_ambiguous_beside_the_readmes_two_lines(self):
+    def test_readme_using_directives_make_no_name_ambiguous(self):
         types = public_types()
         self.assertTrue({"DeviceMesh", "Shard", "ShardingSpec", "ParallelizePlan", "StylePtr", "RandomKey"} <= types, types)
         aliases = "".join(f"using Alias{i} = {name};\n" for i, name in enumerate(sorted(types)))

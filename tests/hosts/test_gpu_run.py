@@ -12,7 +12,7 @@ REASON = hosts.why_not() if programs.FAKE_CUDA.exists() else "built without CUDA
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces or no fake CUDA here: {REASON}")
 
 
-def test_items_run_on_the_cards_of_both_hosts(folder, two):
+def test_items_run_on_the_gpus_of_both_hosts(folder, two):
     packed, out = folder / "pack", folder / "out"
     programs.succeed([programs.ROOT / "scripts/gpu/pack", packed, programs.BIN.parent])
     program = [sys.executable, packed / "run", "--rehearse", "--out", out, "ranks", "collectives"]

@@ -20,13 +20,13 @@ MESHES = {"fsdp_of_tp": ["--dp", 2, "--tp", 2], "fsdp": ["--dp", 4, "--zero", 2,
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_trains_as_on_one_host(folder, two, mesh):
+def test_training_equals_one_host(folder, two, mesh):
     """But for rounding: between hosts four terms are added in another order than in one host's memory."""
     there, here = Run(folder, *MESHES[mesh]).on(two), Run(folder, *MESHES[mesh]).on_one_host()
     assert np.allclose(there, here, rtol=1e-5, atol=0)
 
 
-def test_tensor_parallelism_within_hosts_sends_nothing_between_them(folder, two):
+def test_tensor_parallelism_within_hosts_uses_no_network(folder, two):
     """What the ranks of a host exchange goes through its memory: only FSDP's half of the traffic is on the link."""
     run = Run(folder, *MESHES["fsdp_of_tp"])
     run.on(two)
@@ -63,7 +63,7 @@ def names(output, rank):
 
 
 @pytest.mark.parametrize("mesh, victim", [("fsdp_of_tp", 0), ("fsdp", 1)])
-def test_a_host_that_is_cut_off_is_named_by_the_other(folder, two, mesh, victim):
+def test_disconnected_host_is_named(folder, two, mesh, victim):
     run = Run(folder, *MESHES[mesh], "--steps", 100000)
     launchers = two.start(2, run.program, environment={"TESSERA_TIMEOUT": str(LIMIT)})
     wait_for_step(run, 5, launchers)
@@ -73,7 +73,7 @@ def test_a_host_that_is_cut_off_is_named_by_the_other(folder, two, mesh, victim)
         assert any(names(output, rank) for rank in (2 * other, 2 * other + 1)), output
 
 
-def test_a_host_without_power_is_named_by_the_other(folder, two):
+def test_powered_off_host_is_named(folder, two):
     """Nothing closes its connections."""
     victim = 0
     run = Run(folder, "--dp", 2, "--tp", 2, "--steps", 100000)
@@ -87,7 +87,7 @@ def test_a_host_without_power_is_named_by_the_other(folder, two):
 
 @pytest.mark.parametrize("mesh, victim", [("fsdp_of_tp", 0), ("fsdp", 1)])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_killed_or_stopped_ends_both_hosts(folder, two, number, mesh, victim):
+def test_killed_or_stopped_rank_ends_both_hosts(folder, two, number, mesh, victim):
     run = Run(folder, *MESHES[mesh], "--steps", 100000)
     launchers = two.start(2, run.program, environment={"TESSERA_TIMEOUT": str(LIMIT)})
     wait_for_step(run, 5, launchers)
@@ -99,7 +99,7 @@ def test_a_rank_that_is_killed_or_stopped_ends_both_hosts(folder, two, number, m
     assert [host.processes() for host in two] == [[], []]
 
 
-def test_torchrun_starts_all_hosts_again_after_a_kill(folder, two):
+def test_torchrun_restarts_all_hosts_after_a_kill(folder, two):
     flags = ["--dp", 2, "--tp", 2, "--steps", 30]
     whole = Run(folder, *flags).on(two)
     run = Run(folder, *flags, "--checkpoint", folder / "again", "--checkpoint-every", 5, "--resume", "auto")
@@ -113,7 +113,7 @@ def test_torchrun_starts_all_hosts_again_after_a_kill(folder, two):
 
 
 @pytest.mark.parametrize("places", [[0, 0, 0, 1], [0, 1, 0, 0]])
-def test_hosts_need_not_have_equally_many_ranks(folder, two, places):
+def test_hosts_can_have_different_rank_counts(folder, two, places):
     """Without a launcher."""
     run = Run(folder, "--dp", 4)
     job = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": two[0].ip, "MASTER_PORT": "29500"}

@@ -66,7 +66,7 @@ class CheckpointTool(programs.WithFolder):
         self.assertEqual(done.returncode, 2)
         self.assertIn("unknown subcommand 'verfy'; did you mean verify?", done.stderr)
 
-    def test_differences_are_the_exit_code(self):
+    def test_diff_exit_code_reports_differences(self):
         one = save_shards(self.folder / "one", {"a": torch.ones(3), "b": torch.ones(2)})
         other = save_shards(self.folder / "other", {"a": torch.tensor([1.0, 1.5, 1.0]), "b": torch.ones(2)})
         same = ckpt("diff", one, one)

@@ -31,7 +31,7 @@ class Signals(programs.TrainingRuns):
         self.assertEqual([path.name for path in (run / "steps").glob("step-*")], [f"step-{steps:08}"])
         return run, steps
 
-    def test_sigterm_to_the_launcher_saves_the_step_from_which_the_run_continues(self):
+    def test_sigterm_to_the_launcher_saves_a_step(self):
         run, steps = self.stop(lambda job: job.process.send_signal(signal.SIGTERM))
         constant = ["--schedule", "constant"]
         self.train(run.name, [*self.checkpoints(run), "--resume", *constant], tp=1, steps=steps + 2)
@@ -40,7 +40,7 @@ class Signals(programs.TrainingRuns):
     def test_sigusr1_to_one_rank_stops_all(self):
         self.stop(lambda job: os.kill(job.ranks()[1], signal.SIGUSR1))
 
-    def test_sigterm_after_a_save_has_failed_still_saves_the_step(self):
+    def test_sigterm_after_a_failed_save_saves_the_step(self):
         run = self.folder / "run"
         taken = run / "steps/step-00000100"  # a file in place of the step's folder, so that the save fails
         taken.parent.mkdir(parents=True)
@@ -58,7 +58,7 @@ class Signals(programs.TrainingRuns):
         self.assertEqual([path.name for path in taken.parent.glob("step-*") if path.is_dir()],
                          [f"step-{last:08}"])
 
-    def test_sigusr1_while_ranks_wait_for_each_other_ends_the_run_before_its_first_step(self):
+    def test_sigusr1_during_the_rendezvous_ends_the_run(self):
         run = self.folder / "run"
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
@@ -85,7 +85,7 @@ class Signals(programs.TrainingRuns):
             time.sleep(0.01)
         self.fail("the signal is not handled while a rank waits for the others")
 
-    def test_sigterm_in_the_evaluation(self):
+    def test_sigterm_during_the_evaluation(self):
         run, text = self.folder / "run", self.folder / "held_out.txt"
         text.write_text("All work and no play makes Jack a dull boy. " * 200)
         flags = [*self.checkpoints(run), "--eval-text", text]
@@ -100,7 +100,7 @@ class Signals(programs.TrainingRuns):
 
 
 class Kills(programs.TrainingRuns):
-    def test_kills_at_random_moments_change_no_bit(self):
+    def test_random_kills_do_not_change_the_result(self):
         seed = random.randrange(1 << 30)
         draw = random.Random(seed)
         run, steps = self.folder / "run", 40 * KILLS

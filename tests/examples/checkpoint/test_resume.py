@@ -19,7 +19,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
         run = self.broken_copy(name, self.unbroken)
         return self.train(name, [*self.checkpoints(run), "--resume"], dp, tp)
 
-    def test_on_the_same_mesh_is_bit_equal_with_dropout(self):
+    def test_same_mesh_is_bit_equal(self):
         run = self.resume("resumed", 2, 2)
         self.assert_equal_runs(run, self.unbroken)
         self.assertTrue((run / "run.json").exists())
@@ -29,7 +29,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
                          [step in (EVERY + 1, 2 * EVERY + 1) for step in range(1, STEPS + 1)])
         self.assert_equal_runs(self.train("plain"), self.unbroken)
 
-    def test_on_other_meshes_is_equal_but_for_rounding(self):
+    def test_other_meshes_are_equal_up_to_rounding(self):
         want = programs.figures(self.unbroken / "metrics.jsonl")
         for dp, tp in [(1, 4), (3, 1)]:
             with self.subTest(dp=dp, tp=tp):
@@ -38,7 +38,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
                 self.assertEqual(got[:EVERY], want[:EVERY])
                 self.assert_close([row[1] for row in got], [row[1] for row in want])
 
-    def test_with_each_optimizer_schedule_type_and_memory_saver_is_bit_equal(self):
+    def test_every_optimizer_and_schedule_is_bit_equal(self):
         for name, mesh, flags in (
                 ("muon", {"dp": 1, "cp": 2}, ["--optimizer", "muon", "--accumulate", 3, "--zero", 2, "--ema", 0.9,
                                               "--shuffle", 3, "--dropout", 0]),
@@ -52,7 +52,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
                 self.train(copy, [*flags, *self.checkpoints(copy), "--resume"], **few)
                 self.assert_equal_runs(copy, run)
 
-    def test_moments_may_be_of_another_type_than_those_saved(self):
+    def test_moments_can_be_loaded_in_another_type(self):
         run = self.broken_copy("narrow", self.unbroken)
         self.train("narrow", [*self.checkpoints(run), "--resume", "--moment-dtype", "bf16"])
         got = programs.figures(run / "metrics.jsonl")
@@ -61,7 +61,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
         self.assertNotEqual(got[-1], want[-1])
         self.assert_close([row[1] for row in got], [row[1] for row in want], 1e-3)
 
-    def test_auto_begins_in_an_empty_folder_and_then_continues(self):
+    def test_auto_starts_in_an_empty_folder_and_then_resumes(self):
         run = self.folder / "run"
         flags = [*self.checkpoints(run), "--resume", "auto", "--keep", 2]
         # Both runs have the same --steps, and so the same schedule.
@@ -73,7 +73,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
         self.assertEqual(self.weights(run), weights)
         self.assertEqual(len(programs.figures(run / "metrics.jsonl")), STEPS)
 
-    def test_later_folders_that_are_not_of_the_run_are_refused_and_nothing_is_withdrawn(self):
+    def test_later_steps_without_a_manifest_are_refused(self):
         run = self.folder / "other"
         shutil.copytree(self.unbroken, run)
         (run / "steps/step-00000008/manifest.json").unlink()
@@ -83,7 +83,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
         programs.fail(programs.on_ranks(4, command), "step-00000008' has no manifest")
         self.assertTrue((shard.parent / "manifest.json").exists())
 
-    def test_initial_load_begins_with_other_data_and_what_it_excludes_is_loaded_on_resume(self):
+    def test_initial_load_with_excluded_data_and_optimizer(self):
         entries = self.entries(self.unbroken / "steps/step-00000008")
         self.assertEqual(entries["samples"], STEPS * programs.BATCH)
         self.tokens = programs.write_tokens(self.folder / "new.bin", programs.text_tokens(4000, 256))
@@ -119,7 +119,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
         self.assertTrue(lines, f"no line with {parts} in:\n{done.stderr}")
         self.assertLessEqual(len(done.stderr.splitlines()), 2, done.stderr)
 
-    def test_folders_flags_and_models_that_do_not_fit(self):
+    def test_invalid_folders_flags_and_models(self):
         step, empty = self.run_folder / "steps/step-00000003", self.checkpoints(self.folder / "none")
         (self.folder / "file").write_text("")
         resume, load = [*self.steps, "--resume"], ["--initial-load", step]
@@ -142,7 +142,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
                 programs.write_config(self.folder, programs.SMALL | changes)
                 self.refuse(resume, *words)
 
-    def test_no_step_that_is_whole(self):
+    def test_no_complete_step(self):
         steps = self.folder / "run/steps"
         shutil.copytree(self.run_folder / "steps", steps)
         for step in steps.glob("step-*"):
@@ -150,7 +150,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
         programs.fail([programs.BIN / "llama_train", *self.flags(self.folder / "run"), "--checkpoint", steps,
                        "--resume", "auto"], "has steps, but no complete step")
 
-    def test_changed_data_and_what_changed(self):
+    def test_changed_data_is_named(self):
         resume = [*self.steps, "--resume"]
         self.refuse([*resume, "--batch", 6], "batch is 6 instead of 12", "--exclude data")
         self.refuse([*resume, "--shuffle", 3], "shuffle is 3 instead of left out")
@@ -172,7 +172,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
         self.train("run", [*self.checkpoints(run), "--resume", "--exclude", "data"], 1, 1, steps=4)
         self.assertEqual(len(programs.figures(run / "metrics.jsonl")), 4)
 
-    def test_another_file_beside_the_tokenizer(self):
+    def test_added_tokenizer_config_file(self):
         tokenizer = self.folder / "tokenizer.json"
         kinds.digits(kinds.multilingual(20_000, seed=1)).save(str(tokenizer))
         config = programs.write_config(self.folder, programs.SMALL | {"vocab_size": 4000})

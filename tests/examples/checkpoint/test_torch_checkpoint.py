@@ -52,7 +52,7 @@ class TorchCheckpoint(WithTorchCheckpoint):
         copy(3, 1, self.shared / "sharded", out)
         self.expect_equal(out, self.whole)
 
-    def test_torch_reads_what_was_saved_here(self):
+    def test_torch_reads_tessera_checkpoints(self):
         copy(2, 2, self.shared / "whole.safetensors", self.shared / "run")
         torch_checkpoint("read", self.shared / "run" / "step-00000001", self.shared / "read.safetensors")
         self.expect_equal(self.shared / "read.safetensors", self.whole)
@@ -71,7 +71,7 @@ class TorchCheckpoint(WithTorchCheckpoint):
                 self.assertTrue(torch.equal(found[weight], weights[weight]), weight)
                 self.assertTrue(found[f"optimizer.state.{weight}.exp_avg"].any(), weight)
 
-    def test_a_consolidated_checkpoint_of_torch_is_a_model(self):
+    def test_consolidated_checkpoint_loads_like_a_model(self):
         torch_checkpoint("save", "consolidated", self.shared / "model", self.shared / "same.safetensors")
         copy(2, 2, self.shared / "model", self.shared / "weights.safetensors")
         self.expect_equal(self.shared / "weights.safetensors", self.weights, beside=self.whole)
@@ -92,19 +92,19 @@ class TorchsOwnForm(WithTorchCheckpoint):
                 self.assertIn("is a checkpoint of torch.distributed.checkpoint", done.stderr)
                 self.assertIn("from_torch_checkpoint.py", done.stderr)
 
-    def test_weights_become_a_model(self):
+    def test_weights_are_converted_to_a_model(self):
         done = self.convert("model", "--prefix", "model.=")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("left out", done.stdout)
         self.expect_equal(self.shared / "model/model.safetensors", self.weights)
 
-    def test_weights_and_optimizer_become_a_step_that_is_loaded_on_a_mesh(self):
+    def test_weights_and_optimizer_are_converted_to_a_step(self):
         done = self.convert("step", "--prefix", "model.=", "--prefix", "optim.=optimizer.", "--step")
         self.assertEqual(done.returncode, 0, done.stderr)
         copy(2, 2, self.shared / "step", self.shared / "out.safetensors")
         self.expect_equal(self.shared / "out.safetensors", self.whole)
 
-    def test_experts_become_a_model(self):
+    def test_experts_are_converted_to_a_model(self):
         folder = self.shared / "mixtral"
         weights = programs.make_architecture(folder, programs.MODELS["mixtral"]).state_dict()
         (folder / "model.safetensors").unlink()
@@ -116,7 +116,7 @@ class TorchsOwnForm(WithTorchCheckpoint):
         for name, weight in weights.items():
             self.assertTrue(torch.equal(saved[name], weight), name)
 
-    def test_refuses_in_one_line(self):
+    def test_refusals_are_one_line(self):
         for arguments, part in ((["--prefix", "modle.="], "no tensor is left"),
                                 (["--prefix", "model.embed.=", "--prefix", "model.head.="], "to 'weight'")):
             with self.subTest(part):

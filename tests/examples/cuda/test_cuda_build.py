@@ -125,14 +125,14 @@ def output_of(*command):
                           check=True).stdout
 
 
-def test_a_program_is_built_with_the_library_that_it_opens():
+def test_programs_depend_on_the_cuda_library():
     ninja = shutil.which("ninja")
     if ninja is None or not (BUILD / "build.ninja").exists():
         pytest.skip("not built with ninja")
     assert "lib/libtessera_cuda.so" in output_of(ninja, "-C", BUILD, "-t", "query", "bin/llama_train")
 
 
-def test_it_finds_all_that_it_uses_of_the_other_libraries():
+def test_cuda_library_has_no_undefined_tessera_symbols():
     loaded = subprocess.run(["ldd", "-r", LIBRARY], capture_output=True, text=True)
     missing = [line for line in (loaded.stdout + loaded.stderr).splitlines()
                if "undefined symbol" in line and "tessera" in line.split("(")[0]]
@@ -150,7 +150,7 @@ def kernels():
     return families
 
 
-def test_kernels_spill_nothing_and_stay_within_their_registers():
+def test_kernels_stay_within_their_register_budget():
     families = kernels()
     assert REGISTERS.keys() == families.keys()
     for name, family in families.items():

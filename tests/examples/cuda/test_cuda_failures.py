@@ -38,7 +38,7 @@ def error_of(run, rank):
     return lines[0]
 
 
-def test_groups_are_split_from_one_and_end_in_the_opposite_order_of_their_making(folder, monkeypatch):
+def test_groups_are_split_and_destroyed_in_reverse_order(folder, monkeypatch):
     """One rank is slow to end its last group, so that its peers have ended already."""
     run = train(folder, monkeypatch, fault="slow-end:4@0", timeout=60)
     assert run.done.returncode == 0, run.done.stderr
@@ -67,7 +67,7 @@ def traffic(report):
     return moved
 
 
-def test_groups_whose_ranks_do_not_all_come_at_once_are_made_each_by_itself(folder, monkeypatch):
+def test_groups_are_created_separately_if_ranks_are_late(folder, monkeypatch):
     """Ranks 2 and 3 do not wait for rank 1 to split the groups of tp. The traffic is that of groups that are split."""
     monkeypatch.setenv("TESSERA_TIMEOUT", "60")
     run = programs.run_on_fake_cuda(folder, [programs.BIN / "late_rank", 5], 4)
@@ -84,7 +84,7 @@ def test_groups_whose_ranks_do_not_all_come_at_once_are_made_each_by_itself(fold
         assert [of_all, of_tp, *others] == traffic(split.reports[rank])
 
 
-def test_a_set_up_that_hangs_ends_at_the_time_out(folder, monkeypatch):
+def test_hanging_set_up_ends_at_the_time_out(folder, monkeypatch):
     began = time.monotonic()
     run = train(folder, monkeypatch, fault="init:2@1", timeout=3)
     # Besides the time-out, four processes take time to start and to end.
@@ -109,14 +109,14 @@ def test_a_set_up_that_hangs_ends_at_the_time_out(folder, monkeypatch):
     ("nccl:40@1", 1, r"\w+ .*in group '(dp|tp)' \(ranks .*\), rank 1: NCCL reported an error"),
     ("lost:40@1", None, r"error: .*\(call \d+ of group '(dp|tp)'\).*, rank \d.* did not end for 4"),
     ("malloc-above:1000000@1", 1, "CUDA out of memory")])
-def test_a_failure_is_said_in_a_line(folder, monkeypatch, fault, rank, said):
+def test_failure_is_reported_in_one_line(folder, monkeypatch, fault, rank, said):
     run = train(folder, monkeypatch, fault=fault)
     assert run.done.returncode == 1
     assert re.search(said, run.done.stderr if rank is None else error_of(run, rank)), run.done.stderr
 
 
 @pytest.mark.parametrize("malloc, where", [(6, "the forward of unit 'model.layers"), (9, "the backward of ")])
-def test_a_step_without_memory_names_the_unit(folder, monkeypatch, malloc, where):
+def test_out_of_memory_names_the_unit(folder, monkeypatch, malloc, where):
     """The request for memory that fails is one of the activations; the requests for the weights come first."""
     run = train(folder, monkeypatch, fault=f"malloc:{malloc}@1", timeout=60, flags=["--batch", 16, "--seq", 512])
     assert run.done.returncode == 1

@@ -134,14 +134,14 @@ def in_order(rows):
 
 
 @of_cases(CASES)
-def test_runs_to_its_end(case):
+def test_run_completes(case):
     for steps in (EARLY, LATE):
         done = on_cuda(case, steps).done
         assert done.returncode == 0, done.stderr
         assert f"step: {steps:2}" in done.stdout
 
 
-def test_initial_weights_are_those_of_a_cpu():
+def test_initial_weights_equal_the_cpus():
     """The fake runs the kernel that fills matrices at random, but not the kernel that fills norms with ones."""
     folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
     flags = ["--config", inputs()[1], "--seed", 3, "--steps", 0, "--save-hf"]
@@ -156,7 +156,7 @@ def test_initial_weights_are_those_of_a_cpu():
 
 
 @of_cases(CASES)
-def test_makes_no_wrong_call_and_each_rank_uses_its_device_alone(case):
+def test_calls_are_valid_and_ranks_use_their_own_device(case):
     """If a thread of a rank made a context on the device of another rank, that device would lose some hundred MiB."""
     for rank, report in enumerate(reports(case)):
         assert report["violations"] == []
@@ -165,7 +165,7 @@ def test_makes_no_wrong_call_and_each_rank_uses_its_device_alone(case):
 
 
 @of_cases(NCCL)
-def test_groups_are_shut_down_in_one_order(case):
+def test_groups_are_destroyed_in_the_same_order(case):
     """NCCL may wait for all ranks of a host when a communicator ends."""
     ends = []
     for report in reports(case):
@@ -189,7 +189,7 @@ def moved(report, index, name):
 
 
 @of_cases(NCCL)
-def test_nccl_moves_what_the_cpu_run_counts(case):
+def test_nccl_traffic_equals_the_cpu_run(case):
     groups = []
     for index in range(len(reports(case)[0]["communicators"])):
         bytes_of = {counted: a_step(case, lambda report: moved(report, index, name))
@@ -199,7 +199,7 @@ def test_nccl_moves_what_the_cpu_run_counts(case):
 
 
 @of_cases([case for case in CASES if not case.nccl])
-def test_others_use_no_nccl(case):
+def test_other_backends_use_no_nccl(case):
     assert reports(case)[0]["communicators"] == []
 
 
@@ -215,7 +215,7 @@ def test_groups_share_no_stream(case):
 
 
 @of_cases(NCCL)
-def test_nccl_moves_wide_packs_with_high_priority(case):
+def test_nccl_collectives_are_aligned_and_have_high_priority(case):
     """NCCL moves single bytes, many times slower, from unaligned addresses or of types of one byte. A rank's part of a vector
     is short and may be unaligned. The collectives of every layer have a high priority."""
     for row in reports(case)[0]["collectives"]:
@@ -224,7 +224,7 @@ def test_nccl_moves_wide_packs_with_high_priority(case):
 
 
 @of_cases([case for case in NCCL if case.tp == case.cp == 1])
-def test_gradients_are_reduced_in_the_type_of_the_flag(case):
+def test_gradients_are_reduced_in_the_requested_type(case):
     rows = [row for row in reports(case)[0]["collectives"] if row["collective"] == "reduce_scatter" or
             row["collective"] == "all_reduce" and row["bytes"] > 1000]
     assert {row["type"] for row in rows} == {"bf16" if "--reduce-dtype bf16" in case.flags else "fp32"}
@@ -274,7 +274,7 @@ def test_memory_does_not_grow(case):
 
 
 @of_cases([case for case in CASES if case.name == "dp"])
-def test_pinned_memory_is_that_of_few_batches_and_events_are_reused(case):
+def test_pinned_memory_and_events_are_reused(case):
     """Three batches are pinned: the one in use, one that is being copied, and the next one. Lanes and collectives
     take their events from a pool; libtorch makes some events of its own."""
     early, late = (reports(case, steps)[0] for steps in (EARLY, 4 * LATE))
@@ -295,7 +295,7 @@ def test_attention_runs_as_logged(case):
     assert used == {logged}
 
 
-def test_checkpointing_is_chosen_for_the_memory_of_the_device():
+def test_auto_checkpointing_uses_the_device_memory():
     case = Case("auto", dp=2, flags="--ac auto")
     assert "--ac auto: none (" in on_cuda(case, EARLY).done.stdout
 
@@ -311,7 +311,7 @@ def launches(*parts):
     return a_step(next(case for case in CASES if case.name == "cp"), launches_of(*parts))
 
 
-def test_split_sequences_keep_the_fast_kernel():
+def test_split_sequences_use_flash_attention():
     """The first of two ranks computes its head by one call and its tail by two, the last one all of its tokens by two.
     No kernel makes a mask."""
     case = next(case for case in CASES if case.name == "cp")
@@ -327,7 +327,7 @@ WINDOW = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sli
 @pytest.mark.parametrize("changes, flags, tp", [
     ({}, "--document-mask --eos-token 187", 2), (WINDOW, "", 1), (WINDOW, "--document-mask --eos-token 187", 2),
 ], ids=["documents", "window", "documents_in_a_window"])
-def test_flash_attention_takes_documents_and_windows_without_a_mask(changes, flags, tp):
+def test_documents_and_windows_use_flash_without_a_mask(changes, flags, tp):
     case = Case("packed", tp=tp)
     run = train_config(case, changes, *flags.split())
     assert run.done.returncode == 0, run.done.stderr
@@ -393,7 +393,7 @@ def test_every_exit_is_clean():
         assert done.returncode == 0 and "warning" not in done.stderr.lower(), done.stderr
 
 
-def test_fake_offers_all_that_libtorch_links():
+def test_fake_has_every_symbol_that_libtorch_needs():
     """A call that the fake lacks would go to NVIDIA's library, with handles that are not its own."""
     def symbols(library, kind):
         names = subprocess.run(["nm", "-D", kind, library], capture_output=True, text=True, check=True)

@@ -102,7 +102,7 @@ def test_run_ends_at_the_first_failed_check(packed, tmp_path):
     assert [stage for stage, _ in ends(rows)] == flags and done.returncode == 1
 
 
-def test_the_first_items_on_one_card_take_at_most_20_minutes():
+def test_first_items_take_at_most_20_minutes():
     items = runpy.run_path(str(SCRIPTS / "run"))["items"](1)
     second = next(i for i, item in enumerate(items) if item.name().startswith("compare") and item.turn == 2)
     assert sum(item.limit for item in items[:second + 1]) <= 1200
@@ -119,14 +119,14 @@ def test_kinds_of_ranks_use_all_cards(tmp_path):
     assert {count for kind, count in counts(8, 2) if kind == "HSDP"} == {4, 8, 16}
 
 
-def test_run_out_of_memory_is_a_result(packed, tmp_path):
+def test_out_of_memory_is_a_result(packed, tmp_path):
     done, rows = run(packed, tmp_path, "train", TESSERA_FAKE_CUDA_FAULT="malloc-above:1000000")
     assert done.returncode == 0, done.stderr
     assert {row["value"] for row in of_stage(rows, "train")} == {"out of memory"}
     assert {value for _, value in ends(rows)} == {"ended"}
 
 
-def test_run_continues_where_it_was_interrupted(packed, tmp_path):
+def test_interrupted_run_continues(packed, tmp_path):
     done, _ = run(packed, tmp_path, "trian")
     assert done.returncode == 2 and "unknown stage trian; the stages are versions" in done.stderr
     done, rows = run(packed, tmp_path, "ceilings", "versions", "--budget", 1)

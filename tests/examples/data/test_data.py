@@ -28,7 +28,7 @@ class Mixtures(Data):
         self.mixture = ["--tokens", self.tokens, "--weight", 0.7, "--tokens", self.small, "--weight", 0.3,
                         "--shuffle", 3]
 
-    def test_are_the_same_on_every_mesh_and_after_a_resume(self):
+    def test_mixture_does_not_depend_on_mesh_or_resume(self):
         steps = self.folder / "steps"
         saved = ["--checkpoint", steps, "--checkpoint-every", 2]
         want = self.losses([*self.mixture, *saved])
@@ -42,11 +42,11 @@ class Mixtures(Data):
         other = [0.6 if flag == 0.7 else flag for flag in self.mixture]
         self.refuse([*flags[2:], 4, *other], "the data differ from the checkpoint", "weight", "0.6")
 
-    def test_without_weights_are_one_sequence_of_sorted_files(self):
+    def test_files_without_weights_are_sorted_and_joined(self):
         want = self.losses(["--tokens", self.folder / "*.bin"])
         self.assertEqual(self.losses(["--tokens", self.tokens, "--tokens", self.small, "--tokens", self.small]), want)
 
-    def test_refuse_a_weight_too_few(self):
+    def test_missing_weight_is_refused(self):
         self.refuse(self.mixture[:6], "--weight is given 1 times, but --tokens 2 times")
         self.refuse([*self.mixture, "--seq", 16, "--batch", 60], "a data source has 240 tokens", "batch of 60")
 
@@ -108,12 +108,12 @@ class Documents(LossesOfTransformers):
         want = own_loss(model, [list(zip(doc, doc[1:])) for doc in documents])
         self.check(["--tokens", shard, "--document-mask", *flags], want)
 
-    def test_have_their_own_loss_also_with_a_sliding_window(self):
+    def test_document_mask_separates_documents(self):
         self.check_documents(programs.SMALL, ["--eos-token", self.END])
         self.check_documents(programs.SMALL | {"architectures": ["MistralForCausalLM"], "model_type": "mistral",
                                                "sliding_window": 3, "eos_token_id": self.END}, [])
 
-    def test_have_their_own_held_out_loss(self):
+    def test_document_mask_applies_to_the_held_out_loss(self):
         model = self.model(programs.SMALL)
         documents, shard = self.packed(24, 16)
         want = own_loss(model, [list(zip(doc, doc[1:])) for doc in documents])
@@ -124,7 +124,7 @@ class Documents(LossesOfTransformers):
                 done = programs.train([*flags, *more], **mesh)
                 self.assertAlmostEqual(float(re.search(r"held-out loss: ([\d.]+)", done.stdout)[1]), want, delta=2e-4)
 
-    def test_refuse_an_unknown_end_token(self):
+    def test_unknown_end_token_is_refused(self):
         self.refuse(["--tokens", self.tokens, "--document-mask"], "--document-mask", "pass --eos-token")
         self.refuse(["--tokens", self.tokens, "--document-mask", "--eos-token", 256], "is 256", "vocabulary is 256")
         self.refuse(["--tokens", self.tokens, "--eos-token", 2], "--eos-token is given, but works only with --document-mask")
@@ -158,7 +158,7 @@ class Prompts(LossesOfTransformers):
                              "--prompt-field", "q", "--completion-field", "a"], steps=1)
         self.assert_close(again, [own_loss(model, self.rows(pairs))])
 
-    def test_come_from_all_files_compressed_or_not(self):
+    def test_plain_and_compressed_jsonl_files(self):
         import gzip
         self.model(programs.SMALL)
         pairs = [(self.text(0, 9), self.text(1, 6)) for _ in range(12)]
@@ -172,7 +172,7 @@ class Prompts(LossesOfTransformers):
         (self.folder / "c").write_text('{"prompt": "a"}\n')
         self.refuse([*several, *flags], "c:1: the object has no field")
 
-    def test_begin_as_texts_of_the_model_and_are_cut_if_asked(self):
+    def test_truncated_prompts_have_the_begin_token(self):
         model = self.model(programs.SMALL | {"bos_token_id": 1, "eos_token_id": self.END})
         pairs = [(self.text(3, 9), self.text(4, 20)) for _ in range(12)]
         flags = ["--jsonl", self.write_lines(pairs)]
@@ -180,7 +180,7 @@ class Prompts(LossesOfTransformers):
         self.assert_close(self.losses([*flags, "--truncate"], 2, 2)[:1], [want])
         self.refuse([*flags, "--seq", 16, "--batch", 12], "p.jsonl:", "a sequence and the last target have 17")
 
-    def test_begin_alike_however_the_tokenizer_is_named(self):
+    def test_begin_token_does_not_depend_on_the_tokenizer_path(self):
         import shutil
         config = programs.write(self.folder / "config.json", json.dumps(programs.SMALL | {"bos_token_id": 1, "eos_token_id": 2}))
         tokenizer = {"model": {"type": "BPE", "vocab": {chr(97 + i): i for i in range(26)}, "merges": []}}
@@ -193,7 +193,7 @@ class Prompts(LossesOfTransformers):
                   for name in (folder / "tokenizer.json", folder, self.folder / "vocabulary")]
         self.assertEqual(losses[1:], losses[:1] * 2)
 
-    def test_go_on_with_the_same_ends_alone(self):
+    def test_resume_requires_the_same_end_token(self):
         """A run continues if --eos-token is the end token that the model's files name, and not otherwise."""
         model = programs.write_config(self.folder, programs.SMALL)
         ends = programs.write(self.folder / "generation_config.json", json.dumps({"eos_token_id": self.END}))
@@ -204,7 +204,7 @@ class Prompts(LossesOfTransformers):
         ends.write_text(json.dumps({"eos_token_id": self.END + 1}))
         self.refuse([*flags, "--steps", 3], f"samples.end[0] is {self.END + 1} instead of {self.END}")
 
-    def test_refuse_unusable_completions(self):
+    def test_invalid_completions_are_refused(self):
         flags = ["--eos-token", self.END, "--seq", 4, "--batch", 1, "--jsonl"]
         self.refuse([*flags, self.write_lines([])], "have no JSON object")
         self.refuse([*flags, self.write_lines([("a", 3)])], 'p.jsonl:1: the field "completion" must be a text, but it is of the kind number')
@@ -239,7 +239,7 @@ class Chat(programs.WithSharedFolder):
         lines = "".join(json.dumps({"messages": chat}) + "\n" for chat in (TURNS, TURNS[:3]))
         return programs.run([sys.executable, cls.program, cls.shared], input=lines)
 
-    def test_the_assistants_turns_are_learned(self):
+    def test_assistant_turns_are_the_completions(self):
         self.assertEqual(self.done.returncode, 0, self.done.stderr)
         both, first = map(json.loads, self.done.stdout.splitlines())
         self.assertEqual(both["completion"], [" 4 \u00e9\U0001f600<|im_end|>\n", "8 <b><|im_end|>\n"])
@@ -248,11 +248,11 @@ class Chat(programs.WithSharedFolder):
         theirs = transformers.AutoTokenizer.from_pretrained(str(self.shared))
         self.assertEqual(text, theirs.apply_chat_template(TURNS, tokenize=False))
 
-    def test_a_template_that_changes_earlier_messages_is_refused(self):
+    def test_templates_that_change_earlier_messages_are_refused(self):
         self.assertEqual(self.refused.returncode, 1)
         self.assertIn("changes earlier messages", self.refused.stderr)
 
-    def test_a_run_learns_and_generates(self):
+    def test_chat_data_trains_and_generates(self):
         data, model = self.shared / "data.jsonl", self.shared / "model"
         data.write_text(self.done.stdout)
         config = programs.write_config(self.shared, programs.SMALL | {"vocab_size": 4000})

@@ -60,7 +60,7 @@ class TrainedHere(Comparison):
         learnt = kinds.multilingual(200_000, seed=1) + kinds.code(programs.ROOT / "docs", 100_000)
         cls.tokenizers = kinds.save_all(cls.shared, learnt)
 
-    def test_each_kind(self):
+    def test_every_kind_of_tokenizer_json(self):
         for kind, theirs in self.tokenizers.items():
             self.compare(self.shared / f"{kind}.json",
                          lambda text, of=theirs: of.encode(text, add_special_tokens=False).ids, theirs.decode)
@@ -71,7 +71,7 @@ class SentencePiece(Comparison):
     # The texts are short: SentencePiece 0.1.97 adds scores in fp32, and newer versions choose other tokens in long texts.
     sizes = 20_000, 8_000, 5_000
 
-    def test_special_tokens_have_no_text(self):
+    def test_ids_and_texts_equal_llama_tokenizer(self):
         import sentencepiece
         import transformers
         learnt = kinds.multilingual(60_000, seed=1) + kinds.code(programs.ROOT / "docs", 60_000)
@@ -108,7 +108,7 @@ class OfModels(Comparison):
             tokenizer = transformers.LlamaTokenizer(str(data / name), legacy=True, add_bos_token=False)
             self.compare(data / name, tokenizer.encode, theirs.decode)
 
-    def test_mistral_with_files_beside_it(self):
+    def test_mistral_with_tokenizer_config(self):
         import sentencepiece
         import transformers
         data = pathlib.Path(importlib.util.find_spec("mistral_common").origin).parent / "data"
@@ -185,7 +185,7 @@ class Unicode(programs.WithSharedFolder):
     def test_nfc(self):
         self.compare_normalizer(normalizers.NFC(), LINES)
 
-    def test_nfc_of_many_marks(self):
+    def test_nfc_of_mark_sequences(self):
         """Random sequences of letters, marks and Hangul letters, which NFC orders and composes."""
         rng = random.Random(1)
         decomposed = [c for c in LINES.split("\n") if c and len(normalizers.NFD().normalize_str(c)) > 1]
@@ -278,7 +278,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
     def lines(self, documents, field="text"):
         return "".join(json.dumps({"id": 1, field: text}) + "\n" for text in documents)
 
-    def test_texts_and_jsonl_plain_and_compressed(self):
+    def test_plain_and_compressed_texts_and_jsonl(self):
         docs = self.documents(60)
         self.write("a[1].txt", docs[0])
         self.write("b.txt", "")
@@ -289,7 +289,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.tokenize(self.folder / "a[1].txt", self.folder / "[b-f].*", "--threads", 3)
         self.expect([[docs[0]], [docs[1] + docs[2]], *([doc] for doc in docs[3:])])
 
-    def test_shards_of_so_many_tokens_whatever_the_threads(self):
+    def test_shards_do_not_depend_on_the_thread_count(self):
         docs = self.documents(200)
         path = self.write("d.jsonl", self.lines(docs, "content"))
         self.tokenize(path, "--field", "content", "--shard-tokens", 1000, "--threads", 1, "--bos")
@@ -304,7 +304,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.tokenize(path, "--field", "content", "--no-eos")
         self.expect([[doc] for doc in docs], end=[])
 
-    def test_a_large_vocabulary_takes_32_bits(self):
+    def test_large_vocabulary_needs_32_bit_tokens(self):
         large = json.loads(self.path.read_text())
         large["added_tokens"] += [{"id": i, "content": f"<{i}>", "special": True}
                                   for i in range(self.tokenizer.get_vocab_size(), 70_001)]
@@ -315,19 +315,19 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.assertEqual(struct.unpack_from("<3i", data), (20240801, 7, len(want)))
         self.assertEqual(numpy.frombuffer(data, "<u4", offset=1024).tolist(), want)
 
-    def test_a_long_text_is_cut_between_lines_where_its_tokens_stay_the_same(self):
+    def test_cutting_long_texts_does_not_change_tokens(self):
         text = (kinds.code(programs.ROOT / "tests", 600_000) * 10)[:2 * PIECE + 100_000]
         self.tokenize(self.write("a.txt", text))
         self.expect([[text]])
 
-    def test_the_end_token_comes_from_the_folder_of_the_model(self):
+    def test_end_token_comes_from_the_model_folder(self):
         (self.folder / "tokenizer.json").write_bytes(self.path.read_bytes())
         programs.write_config(self.folder, programs.SMALL | {"vocab_size": 4000, "eos_token_id": [7, 8]})
         path = self.write("a.txt", "some text")
         programs.succeed(self.command(path, tokenizer=self.folder))
         self.expect([["some text"]], end=[7])
 
-    def test_documents_begin_and_end_with_all_tokens_of_the_template(self):
+    def test_documents_have_all_template_tokens(self):
         tokenizer = kinds.of_letters("<1> <2> $A <3> <4> <3>")
         path = self.folder / "letters.json"
         tokenizer.save(str(path))
@@ -337,7 +337,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         whole = [token for doc in docs for token in tokenizer.encode(doc).ids]
         self.assertEqual(numpy.fromfile(self.out.with_name("t_000000.bin"), "<u2", offset=1024).tolist(), whole)
 
-    def test_takes_a_file_once_however_often_it_is_named(self):
+    def test_files_named_twice_are_tokenized_once(self):
         docs = self.documents(4)
         files = [self.write(f"{i}.txt", doc) for i, doc in enumerate(docs)]
         self.tokenize(files[2], self.folder / "*.txt", self.folder / "out/../2.txt", self.folder / "[0-2].txt")
@@ -348,7 +348,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.assertRegex(self.tokenize(path).stdout, r": \d+ tokens in 1 shard of 1 file\n$")
         self.refuse([path], "t_000000.bin", "exists", leaves=["t_000000.bin"])
 
-    def test_takes_gzip_with_zeros_behind_it(self):
+    def test_accepts_gzip_followed_by_zeros(self):
         """Like the gzip program, llama_tokenize ignores bytes behind the zeros."""
         docs = self.documents(2)
         packed = [gzip.compress(doc.encode()) for doc in docs]
@@ -384,7 +384,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         programs.fail([*self.command(good), "--out", f"{self.out.parent}/"], "is a folder; add the PREFIX")
         programs.fail(self.command(good), "defines no token that ends a document")
 
-    def test_takes_little_memory_for_much_text(self):
+    def test_memory_is_bounded(self):
         """The input has a line of 25 MB, and 60 MB of compressed text."""
         line = json.dumps({"text": "words and words again " * 1_200_000}) + "\n"
         path = self.write("a.jsonl.gz", gzip.compress((line + self.lines(["x" * 60]) * 400_000).encode(), 1))

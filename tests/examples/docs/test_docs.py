@@ -30,7 +30,7 @@ def anchors(page):
 
 
 class Documents(unittest.TestCase):
-    def test_what_tutorials_mark_is_shown_as_it_is(self):
+    def test_marked_tutorial_code_is_shown_unchanged(self):
         shown = "".join(page.read_text() for page in PAGES)
         marked = [part for source in sorted((programs.ROOT / "examples/tutorials").glob("*.cpp"))
                   for _, part in re.findall(r"(?ms)^// \[(\w+)\]\n(.*?)^// \[\1\]$", source.read_text())]
@@ -39,7 +39,7 @@ class Documents(unittest.TestCase):
             with self.subTest(part.splitlines()[0]):
                 self.assertTrue("```cpp\n" + part + "```" in shown)
 
-    def test_the_names_beside_pytorchs_are_in_the_headers(self):
+    def test_names_in_the_pytorch_table_are_in_the_headers(self):
         headers = "".join(path.read_text() for path in (programs.ROOT / "include").rglob("*.h"))
         table = (programs.ROOT / "docs/from_pytorch.md").read_text().split("| PyTorch | Tessera |\n")[1].split("\n\n")[0]
         for row in table.splitlines()[1:]:
@@ -49,7 +49,7 @@ class Documents(unittest.TestCase):
                         with self.subTest(code):
                             self.assertRegex(headers, rf"\b{name}\b")
 
-    def test_links_lead_to_files_and_headings(self):
+    def test_links_point_to_existing_files_and_headings(self):
         for page in PAGES:
             for target, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
                 with self.subTest(page=page.name, target=target, heading=heading):
@@ -58,14 +58,14 @@ class Documents(unittest.TestCase):
                     if heading:
                         self.assertIn(heading, anchors(file))
 
-    def test_files_that_the_pages_name_exist(self):
+    def test_named_files_exist(self):
         folders = "src|fsdp|mesh|tensor_parallel|tools|include|tests|examples|benchmarks|scripts|docs"
         for page in PAGES:
             for name in re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text()):
                 with self.subTest(page=page.name, name=name):
                     self.assertTrue((programs.ROOT / name).exists())
 
-    def test_every_flag_of_llama_generate_is_explained_and_no_other(self):
+    def test_exactly_the_flags_of_llama_generate_are_explained(self):
         text = (programs.ROOT / "docs/programs/generation.md").read_text()
         table = "\n".join(line for line in text.splitlines() if line.startswith("| `--"))
         done = programs.succeed([programs.BIN / "llama_generate", "--help"])
@@ -104,7 +104,7 @@ class FromFilesToText(programs.InFolder):
                                               for i in range(64)))
         os.symlink(programs.BIN.parent, self.folder / "build")
 
-    def test_every_command_does_what_it_says(self):
+    def test_every_command_of_the_page_works(self):
         import transformers
         self.make_files()
         blocks = re.findall(r"(?ms)^```sh\n(.*?)^```$", FILES_TO_TEXT.read_text())
@@ -125,7 +125,7 @@ ALWAYS = (1, 3)
 
 
 class PlanA70bRun(programs.InFolder):
-    def test_what_the_page_shows_is_what_its_commands_print(self):
+    def test_commands_print_the_output_that_the_page_shows(self):
         for name, target in (("build", programs.BIN.parent), ("examples", programs.ROOT / "examples"),
                              ("tools", programs.ROOT / "tools"), (".deps", programs.ROOT / ".deps")):
             os.symlink(target, self.folder / name)
@@ -144,7 +144,7 @@ class PlanA70bRun(programs.InFolder):
 
 
 class TorchExport(programs.InFolder):
-    def test_the_exported_program_computes_the_logits_of_transformers(self):
+    def test_exported_program_equals_transformers(self):
         """The program of docs/programs/exporting.md that exports a model with torch.export."""
         import torch
         import transformers
@@ -175,7 +175,7 @@ class Tutorials(unittest.TestCase):
                 program = [programs.BIN / f"tutorial_{name}", *arguments]
                 yield programs.succeed(programs.on_ranks(ranks, program), timeout=120).stdout
 
-    def test_each_prints_what_it_found(self):
+    def test_each_tutorial_prints_its_result(self):
         equal = "every gradient is as one rank computes it"
         with tempfile.TemporaryDirectory() as folder:
             for name, arguments, on, patterns in (
@@ -200,7 +200,7 @@ class Tutorials(unittest.TestCase):
                 self.assertEqual(len(losses), 20)
                 self.assertLess(losses[-1], losses[0])
 
-    def test_losses_are_those_of_one_rank(self):
+    def test_losses_equal_one_rank(self):
         """`fall`: the last loss as a share of the first one. `early`: the tolerance of the first three steps, before rounding
         has been multiplied by the steps."""
         for name, on, count, fall, early, late in (

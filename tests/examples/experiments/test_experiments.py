@@ -54,7 +54,7 @@ class Experiments(programs.InFolder):
     def row(self, name):
         return next(row for row in self.report()["runs"] if row["name"] == name)
 
-    def test_meshes_train_the_same_and_what_is_finished_is_kept(self):
+    def test_equal_meshes_pass_and_finished_runs_are_kept(self):
         self.assertIn("all 2 runs are as expected", self.run_file(self.write(MESHES), 0).stdout)
         row = self.row("TP 2")
         self.assertEqual((row["verdict"], row["rule"], row["ranks"]), ("same", "fp32", 2))
@@ -87,7 +87,7 @@ class Experiments(programs.InFolder):
         for part in ("a b: 1 steps in", "a-b: 1 steps, kept"):
             self.assertIn(part, again)
 
-    def test_folders_of_others_are_refused(self):
+    def test_foreign_folders_are_refused(self):
         file = self.write(MESHES, steps=1)
         run = self.folder / "out/runs" / jobs.folder_name("TP 2")
         run.mkdir(parents=True)
@@ -101,7 +101,7 @@ class Experiments(programs.InFolder):
         self.assertIn("is not the folder of a run", done.stderr)
         self.assertEqual((run / "thesis.txt").read_text(), "mine")
 
-    def test_a_missing_sum_of_a_norms_gradient_is_found(self):
+    def test_unsummed_norm_gradient_is_detected(self):
         file = self.write(MESHES, program="llama_unsummed_norm")
         self.assertIn("TP 2: different, expected same: ", self.run_file(file, 1).stdout)
         self.assertEqual(self.row("TP 2")["grad_norm"]["first_beyond"], 1)
@@ -111,7 +111,7 @@ class Experiments(programs.InFolder):
         self.assertEqual(self.run_file(file).stdout.count("kept"), 3)
         self.assertEqual(self.row("1-D")["verdict"], "same")
 
-    def test_half_types_are_judged_by_their_own_rounding(self):
+    def test_bf16_runs_are_judged_by_bf16_rounding(self):
         body = (MESHES + 'param-dtype = "bf16"\n[[run]]\nname = "another rate"\nlr = 0.006\nparam-dtype = "bf16"\n'
                 'expect = "different"\n')
         done = self.run_file(self.write(body, steps=6), 0)
@@ -123,7 +123,7 @@ class Experiments(programs.InFolder):
         self.assertTrue(results.WEAK < row["grad_norm"]["found_from"] < 1)
         self.assertIn("(weak: finds faults from ", done.stdout)
 
-    def test_each_part_has_its_reference_and_a_failed_run_is_one_line(self):
+    def test_each_axis_value_has_its_reference(self):
         file = self.write('[[axis]]\nname = "batch"\nvalues = [4, 6]\n[[axis]]\nname = "reshard"\n[axis.values]\n'
                           '"all" = { dp = 2, reshard-last = true }\n"most" = { dp = 2 }\n"bad" = { dp = 2, zero = 2, reshard-last = true }\n',
                           separate=["batch"], steps=2)
@@ -176,7 +176,7 @@ class Experiments(programs.InFolder):
                                  rf"^experiments: .*{re.escape(message)}.*\n\Z")
         self.assertIn("No such file", self.run_file(self.folder / "none.toml").stderr)
 
-    def test_no_run_writes_files_of_other_runs(self):
+    def test_all_output_flags_are_set_by_the_experiment(self):
         text = programs.succeed([programs.BIN / "llama_train", "--help-all"]).stdout
         files = set(re.findall(r"^  --([a-z-]+) (?:DIR|FILE)", text, re.M))
         read = {"model", "config", "text", "tokenizer", "eval-text"}
@@ -184,13 +184,13 @@ class Experiments(programs.InFolder):
         self.assertEqual(read - files, set())
         self.assertEqual(set(re.findall(r"^  --([a-z-]+) N .*(?:degree|replicas)", text, re.M)), set(experiment.DEGREES))
 
-    def test_ready_made_files_have_their_runs(self):
+    def test_provided_experiments_have_the_expected_runs(self):
         sizes = {file.stem: len(experiment.read(file).runs) for file in EXPERIMENTS.glob("*.toml")}
         self.assertEqual(sizes, {"memory": 27, "mesh_1d_2d": 5, "tensor_parallel": 9})
 
 
 class Parts(unittest.TestCase):
-    def test_last_bits_of_half_of_the_values_are_flipped(self):
+    def test_flip_changes_half_of_the_values(self):
         values = [1.0, -0.5, 3.14159, 1e-30] * 500
         header = json.dumps({"w": {"dtype": "F32", "shape": [40, 50], "data_offsets": [0, 8000]},
                              "i": {"dtype": "I32", "shape": [1], "data_offsets": [8000, 8004]},
@@ -206,7 +206,7 @@ class Parts(unittest.TestCase):
             self.assertLess(abs(sum(a != b for a, b in zip(before, after)) - 1000), 150)
             jobs.flip(path, 1, bit)
 
-    def test_rounding_of_metrics_hides_no_fault(self):
+    def test_allowance_for_rounded_metrics_is_small(self):
         flags = {"batch": 16, "seq": 4096}
         asked = experiment.Experiment("x", pathlib.Path("/x.toml"), "x", [0], 1, [], flags,
                                       [experiment.Run("one", flags, 0), experiment.Run("two", flags | {"dp": 2}, 0)])
@@ -216,7 +216,7 @@ class Parts(unittest.TestCase):
         self.assertLess(limit, 5e-4)
         self.assertGreater(limit, 2 * 256 * 5 * 2.0 ** -24)
 
-    def test_a_difference_is_judged_at_its_worst_step(self):
+    def test_worst_step_decides_the_verdict(self):
         found = results.compare([1.0, 2.0, 3.5], [1.0, 2.1, 3.0], [0.0, 0.2, 0.1])
         self.assertAlmostEqual(found["share"], 5)
         self.assertEqual((found["step"], found["first_beyond"], found["largest"]), (3, 3, 0.5))

@@ -95,7 +95,7 @@ class TestSbatch(programs.InFolder):
         self.assertEqual(set(found) - SBATCH, set())
         self.assertEqual((found["nodes"], found["ntasks-per-node"], found["signal"]), ("2", "8", "USR1@300"))
 
-    def test_a_job_whose_time_is_over_is_queued_again(self):
+    def test_job_is_requeued_at_its_time_limit(self):
         # Each task gets the signal that Slurm sends when the time is over.
         make_program(self.place / "llama_train", '#!/bin/sh\n(until [ -s first.jsonl ]; do sleep 0.1; done; kill -USR1 $$) &\n'
                      f'exec {programs.BIN}/llama_train "$@"\n')
@@ -116,7 +116,7 @@ class TestSbatch(programs.InFolder):
 
 
 class TestManifests(programs.InFolder):
-    def test_flags_are_llama_trains(self):
+    def test_manifests_use_valid_llama_train_flags(self):
         programs.train(["--config", self.config, "--steps", 0, "--save-hf", self.folder / "Llama-3.2-1B"])
         (self.folder / "book.txt").write_text("It was the best of times. " * 200)
         for name in ("train_job.yaml", "pytorch_job.yaml"):
@@ -151,13 +151,13 @@ class Launchers(unittest.TestCase):
         done = programs.succeed([*launcher, programs.BIN / "tutorial_01_data_parallel"], timeout=120, env=environment())
         return [line for line in done.stdout.splitlines() if "loss" in line]
 
-    def test_torchrun_starts_the_ranks_that_tessera_run_starts(self):
+    def test_torchrun_equals_tessera_run(self):
         self.assertEqual(self.losses([*torchrun(), "2"]), self.losses(programs.on_ranks(2, [])))
 
     @unittest.skipUnless(shutil.which("mpirun"), "Open MPI's mpirun is not installed")
-    def test_mpirun_starts_the_ranks_that_tessera_run_starts(self):
+    def test_mpirun_equals_tessera_run(self):
         self.assertEqual(self.losses([*MPIRUN, "2"]), self.losses(programs.on_ranks(2, [])))
 
     @unittest.skipUnless(MPI_RANKS.exists(), "mpi_ranks was built without MPI, or not at all")
-    def test_a_world_is_made_of_a_communicator(self):
+    def test_mpi_communicator_becomes_a_world(self):
         self.assertIn("well", programs.succeed([*MPIRUN, "3", MPI_RANKS], timeout=120, env=environment()).stdout)

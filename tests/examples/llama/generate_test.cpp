@@ -19,7 +19,7 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-TEST(GenerateOptions, TakeListsAndSectionsOfTheConfigFileUnlessFlagsGiveThem) {
+TEST(GenerateOptions, FlagsOverrideTheConfigFile) {
   const tessera::testing::TemporaryFolder folder;
   const std::string file = (folder.path() / "run.toml").string();
   tessera::testing::WriteFile(file,
@@ -36,7 +36,7 @@ TEST(GenerateOptions, TakeListsAndSectionsOfTheConfigFileUnlessFlagsGiveThem) {
                "\"top-k\" is in [text], but belongs to [sampling]");
 }
 
-TEST(GenerateOptions, RefuseWhatContradicts) {
+TEST(GenerateOptions, RefuseContradictoryFlags) {
   const auto refused = [](Texts flags, const auto&... words) {
     flags.insert(flags.begin(), {"--model", "m"});
     EXPECT_ERROR(parse_generate_options(flags), words...);
@@ -65,7 +65,7 @@ Texts texts_of(const std::vector<PromptText>& prompts) {
   return texts;
 }
 
-TEST(PromptTexts, AreALineEachOrOfJson) {
+TEST(PromptTexts, AreReadFromTextAndJsonLines) {
   const tessera::testing::TemporaryFolder folder;
   const auto read = [&](const char* name, const std::string& content) {
     const std::string file = (folder.path() / name).string();
@@ -99,7 +99,7 @@ struct Probabilities {
   std::vector<double> expected;
 };
 
-TEST(TokenProbabilities, AreThoseOfTheLikeliestTokens) {
+TEST(TokenProbabilities, FollowTemperatureTopKAndTopP) {
   const at::Tensor logits =
       OneText({std::log(0.05), std::log(0.5), std::log(0.15), std::log(0.3)}) - 7;
   const std::vector<Probabilities> rows{
@@ -119,7 +119,7 @@ TEST(TokenProbabilities, AreThoseOfTheLikeliestTokens) {
   }
 }
 
-TEST(Sampler, DrawsAsOftenAsTheSoftmaxOfTheLikeliestTokensSays) {
+TEST(Sampler, DrawsFromTheSoftmaxOfTheTopKTokens) {
   const at::Tensor logits = OneText({-0.1, 0.0, std::log(3.0), -3.0});
   Sampler sampler({.temperature = 1.0, .top_k = 2});
   std::int64_t twos = 0;
@@ -131,7 +131,7 @@ TEST(Sampler, DrawsAsOftenAsTheSoftmaxOfTheLikeliestTokensSays) {
   EXPECT_NEAR(static_cast<double>(twos) / 2000, 0.75, 0.04);
 }
 
-TEST(Sampler, DrawsForEachTextAndForTheFirstAsForItAlone) {
+TEST(Sampler, FirstTextDoesNotDependOnTheBatchSize) {
   const at::Tensor logits = OneText({0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7});
   Sampler alone({.temperature = 1.0, .seed = 5});
   Sampler both({.temperature = 1.0, .seed = 5});
@@ -144,7 +144,7 @@ TEST(Sampler, DrawsForEachTextAndForTheFirstAsForItAlone) {
   EXPECT_TRUE(differ);
 }
 
-TEST(Sampler, RefusesLogitsThatAreNotNumbers) {
+TEST(Sampler, RefusesNanLogits) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_ERROR(Sampler({}).next(OneText({1.0, nan})), "NaN", "--dtype bf16");
 }

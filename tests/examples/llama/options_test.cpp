@@ -56,12 +56,12 @@ TEST(TrainOptions, ResumeHasAnOptionalValue) {
   EXPECT_EQ(ParseFlags({"--checkpoint", "run", "--resume", "auto"}).resume, "auto");
 }
 
-TEST(Nearest, FindsTheFewestEdits) {
+TEST(Nearest, FindsTheNameWithTheFewestEdits) {
   EXPECT_EQ(nearest("stpes", {"seq", "steps", "seed"}), "steps");
   EXPECT_EQ(nearest("x", {}), "");
 }
 
-TEST(TrainOptions, AFileHasSections) {
+TEST(TrainOptions, ConfigFileHasSections) {
   const TrainOptions options = ParseFile(
       "steps = 7\n[training]\nbatch = 6\nparam-dtype = \"bf16\"\n[parallelism]\ndp = 2\nsp = "
       "false\n"
@@ -82,7 +82,7 @@ TEST(TrainOptions, AFileHasSections) {
   EXPECT_EQ(options.resume_step, 3);
 }
 
-TEST(TrainOptions, AFileHasListsAndSwitches) {
+TEST(TrainOptions, ConfigFileHasListsAndSwitches) {
   const TrainOptions options = ParseFile(
       "initial-load = \"run\"\nresume = false\nexclude = [\"optimizer\", \"data\"]\n"
       "offload = true\ndecay-matrices-only = false\n");
@@ -98,7 +98,7 @@ TEST(TrainOptions, AFileHasListsAndSwitches) {
       6);
 }
 
-TEST(TrainOptions, FilesAreRefusedByNameAndPlace) {
+TEST(TrainOptions, ErrorsNameTheInvalidConfigEntry) {
   const std::vector<std::pair<const char*, std::vector<std::string_view>>> rows{
       {"[model]\nsteps = 3\n", {"run.toml", "\"steps\"", "[model]", "[training]"}},
       {"[trainig]\nsteps = 3\n", {"[trainig]", "run.toml", "did you mean [training]"}},
@@ -119,7 +119,7 @@ TEST(TrainOptions, FilesAreRefusedByNameAndPlace) {
   }
 }
 
-TEST(TrainOptions, FlagsAreRefusedByName) {
+TEST(TrainOptions, ErrorsNameTheInvalidFlag) {
   expect_refused({{"", {"no model"}},
                   {"--config c", {"no data"}},
                   {"--config c --model m", {"--model", "--config"}},
@@ -187,7 +187,7 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
       ParseFlags);
 }
 
-TEST(TrainOptions, ValuesAreTakenAsTheyAre) {
+TEST(TrainOptions, KeepTheGivenValues) {
   const auto parsed = [](const char* flags) { return ParseFlags(flags_in(flags)); };
   EXPECT_EQ(parsed("--betas 0.8,0.99").betas, (std::vector<double>{0.8, 0.99}));
   EXPECT_EQ(parsed("--lr 1.5E-3").lr, 1.5e-3);
@@ -205,7 +205,7 @@ TEST(TrainOptions, ValuesAreTakenAsTheyAre) {
   EXPECT_TRUE(parsed("--verify").verify);
 }
 
-TEST(TrainOptions, OutputsNeedDifferentPlaces) {
+TEST(TrainOptions, OutputsNeedDifferentPaths) {
   const Flags outputs{"--output-dir",  "--metrics",    "--profile",
                       "--tensorboard", "--checkpoint", "--save-hf"};
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -217,7 +217,7 @@ TEST(TrainOptions, OutputsNeedDifferentPlaces) {
   EXPECT_EQ(ParseFlags({"--profile", "x.json", "--metrics", "x.jsonl"}).profile, "x.json");
 }
 
-TEST(TrainOptions, OutputsAreNotFilesOfTheRun) {
+TEST(TrainOptions, OutputsMustNotOverwriteInputs) {
   const TemporaryFolder folder;
   const auto in_folder = [&](const std::string& name) { return (folder / name).string(); };
   std::filesystem::create_directory(folder / "m");
@@ -242,7 +242,7 @@ TEST(TrainOptions, OutputsAreNotFilesOfTheRun) {
 
 class ResolvedFlags : public testing::TestWithParam<Flags> {};
 
-TEST_P(ResolvedFlags, ComeBackFromTheirFile) {
+TEST_P(ResolvedFlags, RoundTripThroughTheConfigFile) {
   const TrainOptions options = parse_train_options(GetParam());
   const TemporaryFolder folder;
   const std::string file = (folder / "run.toml").string();
@@ -273,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(
                  "--resume auto --eval-text e --eval-every 5 --peak-flops 1e12 --metrics m.jsonl "
                  "--no-async")));
 
-TEST(ResolvedFlagsFile, HasEveryFlagInSections) {
+TEST(ResolvedFlagsFile, ListsEveryFlagInSections) {
   const TrainOptions options =
       ParseFlags(flags_in("--lr 0.25 --output-dir run --checkpoint-every 3"));
   const std::string& text = options.resolved;
@@ -294,7 +294,7 @@ TEST(ResolvedFlagsFile, HasEveryFlagInSections) {
   EXPECT_FALSE(has("--momentum", "0.95"));
 }
 
-TEST(FlagsPage, IsTheTable) {
+TEST(FlagsPage, MatchesTheFlags) {
   std::ifstream in(TESSERA_TRAINING_DOC);
   const std::string page{std::istreambuf_iterator<char>(in), {}};
   const std::string begin = "<!-- flags -->\n", end = "<!-- end of flags -->";

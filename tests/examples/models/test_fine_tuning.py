@@ -31,7 +31,7 @@ class FineTuning(programs.InFolder):
         for name, value in one.items():
             self.assertLess((value - four[name]).abs().max().item(), delta, name)
 
-    def test_adapters_train_on_2x2_as_in_one_process_and_load_in_peft(self):
+    def test_adapters_of_a_mesh_equal_one_process_and_peft(self):
         import peft
         import torch
         import transformers
@@ -56,7 +56,7 @@ class FineTuning(programs.InFolder):
         self.assertLess((ours - theirs).abs().max().item(), 1e-4)
         self.assertGreater((ours - before).abs().max().item(), 1e-2)
 
-    def test_adapters_of_experts_train_and_continue_on_any_mesh_and_load_in_peft(self):
+    def test_adapters_of_experts_on_any_mesh_equal_peft(self):
         import peft
         import torch
         import transformers
@@ -95,7 +95,7 @@ class FineTuning(programs.InFolder):
                         "--save-hf", merged])
         self.assert_close(self.weights(merged / "model.safetensors"), self.weights(whole / "model/model.safetensors"))
 
-    def test_a_run_continues_or_begins_with_the_adapters_of_a_checkpoint_alone(self):
+    def test_loading_adapters_requires_the_same_lora_flags(self):
         steps, adapted = self.folder / "steps", self.folder / "adapted"
         lora = ["--lora-rank", 2, "--lora-alpha", 4, "--ema", 0.5]
         programs.train([*self.data, "--steps", 1, "--checkpoint", steps])
@@ -116,7 +116,7 @@ class FineTuning(programs.InFolder):
         # If the optimizer state is excluded, the average of the weights begins anew.
         programs.train([*self.data, *lora[:4], *resume, "--exclude", "optimizer"])
 
-    def test_frozen_parameters_stay_and_the_others_train_as_in_one_process(self):
+    def test_frozen_parameters_do_not_change(self):
         flags = ["--freeze", "model.embed_tokens.**,model.layers.0.**,**.q_norm.weight", "--optimizer", "muon",
                  "--lr", 1e-3]
         one, losses, _ = self.run_on("one", flags)
@@ -129,7 +129,7 @@ class FineTuning(programs.InFolder):
             frozen = "embed" in name or "layers.0." in name or "q_norm" in name
             self.assertEqual(bool((value == before[name]).all()), frozen, name)
 
-    def test_the_average_is_that_of_the_weights_and_is_saved_and_resumed_on_a_mesh(self):
+    def test_weight_average_is_correct_after_resuming(self):
         import torch
         flags = ["--ema", 0.5, "--lr", 1e-3]
         # The expected average is computed from the weights after each step.
@@ -143,7 +143,7 @@ class FineTuning(programs.InFolder):
         resumed, _, _ = self.run_on("resumed", [*flags, "--checkpoint", steps, "--resume"], 2, 2)
         self.assert_close(self.weights(resumed / "model/model.safetensors"), average, 2e-4)
 
-    def test_outputs_that_cannot_be_written_end_all_ranks_by_that_reason(self):
+    def test_unwritable_output_ends_all_ranks(self):
         """Only rank 0 checks the output folders."""
         folder = self.folder / "lora"
         folder.mkdir()
@@ -155,7 +155,7 @@ class FineTuning(programs.InFolder):
         for line in lines:
             self.assertIn(f"{folder}", line, done.stderr)
 
-    def test_refuses_flags_that_do_not_fit(self):
+    def test_invalid_flags_are_refused(self):
         for flags, message in ((["--freeze", "model.layer.*"], "'model.layer.*' matches none"),
                                (["--freeze", "**"], "leaves no parameter to train"),
                                (["--lora-rank", 2, "--lora-targets", "model.norm"], "'model.norm' matches no nn::Linear"),

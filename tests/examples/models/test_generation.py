@@ -41,7 +41,7 @@ class Generation(programs.InFolder):
         folder = self.folder / name
         return folder, programs.make_architecture(folder, programs.MODELS[name])
 
-    def test_a_batch_has_each_prompts_greedy_text_on_any_mesh(self):
+    def test_greedy_texts_equal_transformers_on_any_mesh(self):
         # The texts become longer than the sliding window.
         for name, meshes in (("llama1", (1,)), ("llama2_with_biases", (2,)), ("llama3", (4,)), ("linear", (1,)),
                              ("yarn", (1,)), ("mistral_with_window", (1, 4)), ("qwen2", (4,)), ("qwen3", (2,)),
@@ -53,7 +53,7 @@ class Generation(programs.InFolder):
                     batch = ["--model", folder, *flag_of_each("--prompt", PROMPTS), *GREEDY]
                     self.assertEqual(texts(batch, tp), theirs)
 
-    def test_key_value_heads_are_shared_where_ranks_are_more(self):
+    def test_ranks_can_outnumber_key_value_heads(self):
         """A model with 2 key-value heads is trained on 4 ranks, exported, and generates the texts of transformers."""
         import torch
         import transformers
@@ -72,7 +72,7 @@ class Generation(programs.InFolder):
         batch = ["--model", export, *flag_of_each("--prompt", PROMPTS), *GREEDY]
         self.assertEqual(texts(batch, 4), theirs)
 
-    def test_one_seed_is_one_text_on_any_mesh(self):
+    def test_seed_gives_the_same_text_on_any_mesh(self):
         folder, _ = self.make("llama3")
         drawn = ["--model", folder, *flag_of_each("--prompt", PROMPTS), "--max-tokens", 20, "--seed", 3, "--top-k", 50]
         one = texts(drawn)
@@ -80,7 +80,7 @@ class Generation(programs.InFolder):
             self.assertEqual(texts(drawn, tp), one)
         self.assertNotEqual(texts([*drawn[:-3], 4, *drawn[-2:]]), one)
 
-    def test_begins_and_ends_a_text_as_the_models_files_say(self):
+    def test_begin_and_end_tokens_come_from_the_model_folder(self):
         folder, model = self.make("llama1")
         config = folder / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"bos_token_id": 7}))
@@ -100,7 +100,7 @@ class Generation(programs.InFolder):
                 # Roundings differ, so that texts may differ after some tokens.
                 self.assertEqual(ours[:8], theirs[:8])
 
-    def test_attention_dropout_is_of_training_alone(self):
+    def test_generation_ignores_attention_dropout(self):
         folder, model = self.make("llama1")
         config = folder / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"attention_dropout": 0.1}))
@@ -109,7 +109,7 @@ class Generation(programs.InFolder):
         self.refuse([programs.BIN / "llama_train", "--model", folder, "--tokens", self.tokens],
                     '"attention_dropout" is 0.1, but attention dropout is not implemented in training')
 
-    def test_perplexity_is_that_of_transformers_by_the_same_windows(self):
+    def test_perplexity_equals_transformers(self):
         import torch
         folder, model = self.make("mistral")
         text = bytes(programs.text_tokens(150, 90))
@@ -154,7 +154,7 @@ class Generation(programs.InFolder):
         self.assertAlmostEqual(ours["perplexity"] / want, 1, delta=1e-4)
 
     @unittest.skipUnless(programs.FAKE_CUDA.exists(), "built without CUDA's headers")
-    def test_computes_on_the_device_alone(self):
+    def test_computes_only_on_the_device(self):
         """The device is fake, and its kernels compute nothing. An operator of tensors on two devices would be an error."""
         folder, _ = self.make("qwen3")
         fake = dict(os.environ, LD_PRELOAD=str(programs.FAKE_CUDA))
@@ -168,7 +168,7 @@ class Generation(programs.InFolder):
         if "is not finite" not in done.stderr:
             self.assertEqual(done.returncode, 0, done.stderr)
 
-    def test_a_perplexity_that_is_no_number_is_an_error(self):
+    def test_nan_perplexity_is_an_error(self):
         folder, model = self.make("llama1")
         model.lm_head.weight.data.fill_(float("nan"))
         model.save_pretrained(folder)
@@ -188,7 +188,7 @@ class Generation(programs.InFolder):
                 self.assertGreater(done.returncode, 0, done.stderr)
                 self.assertIn("standard output can't be written", done.stderr)
 
-    def test_refuses_what_differs_between_ranks(self):
+    def test_differences_between_ranks_are_refused(self):
         folder, _ = self.make("llama1")
         for rank, words in enumerate(("one text", "two text")):
             (self.folder / f"text{rank}").write_text(words)
@@ -202,7 +202,7 @@ class Generation(programs.InFolder):
                 done = programs.fail(programs.on_ranks(2, ["sh", "-c", script]), message, timeout=60)
                 self.assertEqual(done.stdout, "")
 
-    def test_refuses_in_one_line(self):
+    def test_refusals_are_one_line(self):
         folder, _ = self.make("llama1")
         empty = programs.write(self.folder / "empty.txt", "\n")
         one = programs.write(self.folder / "one", "a")

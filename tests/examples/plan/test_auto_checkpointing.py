@@ -26,7 +26,7 @@ class AutoCheckpointing(programs.InFolder):
             self.folder, ["--config", self.config, "--tokens", self.tokens, *RUN, "--steps", 2, *flags], dp=2)
         return [(each["loss"], each["grad_norm"]) for each in rows], said
 
-    def test_a_run_takes_what_its_plan_takes(self):
+    def test_run_chooses_the_checkpointing_of_its_plan(self):
         none, selective = (self.peak(kind, dp=2) for kind in ("none", "selective"))
         for kind, limit, end in (("none", none, ""), ("selective:3", (none + selective) / 2, ""), ("full", 1e-6, "; no --ac fits")):
             with self.subTest(kind):

@@ -70,7 +70,7 @@ class Plan(programs.InFolder):
         return programs.metrics_of(self.folder, flags, dp, tp, replicas, cp,
                                    env=dict(os.environ, TESSERA_COUNT_MEMORY="1", OMP_NUM_THREADS="1"))[0][-1]
 
-    def test_a_plan_is_what_a_run_does(self):
+    def test_plan_equals_the_run(self):
         for config, mesh, flags in RUNS:
             with self.subTest(config=config, mesh=mesh, flags=flags):
                 real = self.train(config, STEP + flags, *mesh)
@@ -80,7 +80,7 @@ class Plan(programs.InFolder):
                 self.assertEqual(self.sums(plan["modules"]), real["comm"])
                 self.assertLess(abs(planned["peak_bytes"] / real["peak_active_bytes"] - 1), 0.05)
 
-    def test_a_plan_of_experts_is_what_a_run_with_even_routing_does(self):
+    def test_plan_of_experts_equals_an_evenly_routed_run(self):
         for experts, (dp, tp, ep), flags in [(8, (2, 1, 2), ["--accumulate", 2]), (6, (1, 1, 4), []), (8, (2, 2, 2), ["--ac", "full"])]:
             with self.subTest(experts=experts, dp=dp, tp=tp, ep=ep):
                 config = programs.MOE | {"num_local_experts": experts}
@@ -105,7 +105,7 @@ class Plan(programs.InFolder):
                 self.assertGreater(loaded["peak_bytes"], plan["peak_bytes"])
                 self.assertEqual(loaded["experts"]["largest_rows"], tokens)
 
-    def test_active_parameters_count(self):
+    def test_flops_count_only_active_parameters(self):
         flags, config = [*STEP, "--gpu", "h100"], programs.MOE
         plan = self.plan(config, flags)
         hidden, inner, layers, head = 64, 128, 2, 256 * 64
@@ -138,13 +138,13 @@ class Plan(programs.InFolder):
             entry["bytes"] += row["bytes"]
         return comm
 
-    def test_collectives_are_those_of_modules(self):
+    def test_collectives_are_listed_by_module(self):
         modules = self.plan(programs.ODD, STEP, tp=2)["modules"]
         layers = [row for row in modules if row["module"].startswith("model.layers.*")]
         self.assertEqual({(row["backward"], row["collective"]) for row in layers},
                          {(False, "all_gather"), (False, "reduce_scatter"), (True, "all_gather"), (True, "reduce_scatter")})
 
-    def test_ranks_of_a_split_sequence_compute_as_much(self):
+    def test_ranks_of_a_split_sequence_have_equal_flops(self):
         kinds = self.plan(programs.SMALL, [*STEP, "--gpu", "h100"], cp=4)["kinds"]
         # Kinds of ranks: the first chunk has no keys before it, and the two chunks of the last rank are adjacent.
         self.assertEqual([kind["ranks"] for kind in kinds], [1, 2, 1])
@@ -160,7 +160,7 @@ class Plan(programs.InFolder):
         gathered = programs.SMALL["num_hidden_layers"] * 2 * 4 * 8192 * width
         self.assertLess(peaks[1] - peaks[0], 3 * gathered)
 
-    def test_405b_takes_seconds_and_little_memory(self):
+    def test_plan_of_405b_takes_seconds_and_little_memory(self):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         plan = self.plan(programs.ROOT / "examples/llama/configs/llama3.1-405b.json",
                          ["--batch", 512, "--seq", 8192, "--ac", "full", "--gpu", "h200"], dp=64, tp=8)
@@ -199,7 +199,7 @@ class Plan(programs.InFolder):
         freeze = ",".join([f"model.layers.{i}.**" for i in range(layers - 1)] + others)
         self.assertAlmostEqual(per_token(config, "--freeze", freeze) / last, 1)
 
-    def test_collectives_take_their_bytes(self):
+    def test_communication_time_follows_the_bytes(self):
         """Times are those of a ring's bytes, also if they are hidden. The few bytes of the hosts' agreement are not counted."""
         plan = self.plan(programs.SMALL, [*STEP, "--gpu", self.machine(link_bandwidth=1e9, network_share=0.5)],
                          dp=2, tp=4)
@@ -281,7 +281,7 @@ PREDICTED = [("llama3.1-8b.json", "h100", 8, 57), ("llama3.2-1b.json", "h200", 1
 
 
 @pytest.mark.parametrize("config, gpu, dp, least", PREDICTED)
-def test_predicted_step_stays_as_quick(config, gpu, dp, least):
+def test_predicted_mfu_does_not_fall(config, gpu, dp, least):
     with tempfile.TemporaryDirectory() as name:
         file = pathlib.Path(name, "plan.json")
         done = programs.succeed([programs.BIN / "llama_plan", "--config", LLAMA_1B.with_name(config), "--gpu", gpu, "--dp", dp,

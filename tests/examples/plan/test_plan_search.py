@@ -37,7 +37,7 @@ class PlanSearch(programs.InFolder):
     def flags(layout):
         return [part for key in ("dp", "tp", "ac", "zero") for part in ("--" + key, layout[key])]
 
-    def test_estimates_are_what_plans_say(self):
+    def test_estimates_equal_full_plans(self):
         found, _, _ = self.search(8)
         self.assertEqual({(each["dp"], each["tp"]) for each in found["layouts"]}, {(8, 1), (4, 2), (2, 4)})
         self.assertEqual(len(found["layouts"]), 18)
@@ -49,7 +49,7 @@ class PlanSearch(programs.InFolder):
                 self.assertLess(abs(layout["peak_bytes"] / plan["peak_bytes"] - 1), 1e-3)
                 self.assertLess(abs(layout["step_time_s"] / plan["step_time_s"] - 1), 0.01)
 
-    def test_the_frontier_is_what_no_other_beats_and_what_is_larger_than_what_does_not_fit_is_not_planned(self):
+    def test_frontier_has_the_pareto_optimal_layouts(self):
         layouts = self.search(8)[0]["layouts"]
         self.assertEqual([each["step_time_s"] for each in layouts],
                          sorted(each["step_time_s"] for each in layouts))
@@ -69,7 +69,7 @@ class PlanSearch(programs.InFolder):
         self.assertTrue(plan["fits"])  # the full plan of the fastest layout
         self.assertIn("It fits", text)
 
-    def test_auto_checkpointing_is_the_least_that_fits(self):
+    def test_auto_checkpointing_recomputes_the_least_that_fits(self):
         run = [*RUN, "--dp", 2, "--ac"]
         none, selective, full = peaks = [self.plan(DEEP, [*run, ac])[0]["peak_bytes"] for ac in ("none", "selective", "full")]
         self.assertEqual(peaks, sorted(set(peaks), reverse=True))
@@ -81,7 +81,7 @@ class PlanSearch(programs.InFolder):
                 self.assertEqual(plan["fits"], limit > 1000)
                 self.assertIn(f"--ac auto: {plan['flags']['--ac']}\n", text)
 
-    def test_only_as_many_blocks_as_needed_are_recomputed(self):
+    def test_search_recomputes_as_few_blocks_as_possible(self):
         every = {each["ac"]: each for each in self.search(2, "--tp", 1, "--zero", 3)[0]["layouts"]}
         limit = (every["none"]["peak_bytes"] + every["selective"]["peak_bytes"]) / 2
         found, plan, text = self.search(2, "--tp", 1, "--zero", 3, memory=limit)
@@ -93,14 +93,14 @@ class PlanSearch(programs.InFolder):
         self.assertLessEqual(plan["peak_bytes"], best["peak_bytes"])
         self.assertLess(abs(best["step_time_s"] / plan["step_time_s"] - 1), 0.01)
 
-    def test_where_none_fits_it_says_by_how_much_and_what_to_try(self):
+    def test_advice_if_no_layout_fits(self):
         found, plan, text = self.search(8, memory=1e5)
         self.assertFalse(any(each["fits"] or each["frontier"] for each in found["layouts"]))
         self.assertIn("no layout fits", text)
         self.assertIn("It does not fit", text)
         self.assertIn("--dp or --tp", " ".join(plan["advice"]))
 
-    def test_micro_batches_are_as_many_as_it_takes(self):
+    def test_search_uses_micro_batches_to_fit(self):
         run = ["--dp", 2, "--ac", "full", "--zero", 3]  # each rank has 8 sequences
         whole, half, parts = (self.plan(DEEP, [*RUN, *run, "--accumulate", count])[0]["kinds"][0] for count in (1, 2, 4))
         limit = (half["peak_bytes"] + parts["peak_bytes"]) / 2
@@ -114,7 +114,7 @@ class PlanSearch(programs.InFolder):
         self.assertEqual([each["accumulate"] for each in found["layouts"]], [1])
         self.assertNotIn("acc.", text)
 
-    def test_sequences_are_split_where_nothing_fits_otherwise(self):
+    def test_sequences_are_split_if_the_batch_is_small(self):
         run = ["--batch", 2, "--seq", 64, "--ac", "full", "--zero", 3]  # 8 ranks have 2 sequences together
         found, plan, text = self.search(8, *run, "--tp", 1)
         self.assertEqual({(each["dp"], each["cp"]) for each in found["layouts"]}, {(2, 4), (1, 8)})
@@ -137,7 +137,7 @@ class PlanSearch(programs.InFolder):
         found, _, _ = self.search(8, *run, "--cp", 2)
         self.assertEqual({each["cp"] for each in found["layouts"]}, {2})
 
-    def test_meshes_of_experts_keep_ep(self):
+    def test_search_keeps_the_given_ep(self):
         config = programs.MOE | {"num_hidden_layers": 9}
         found, plan, text = self.search(8, "--ep", 2, "--zero", 3, config=config)
         self.assertEqual({(each["dp"], each["tp"]) for each in found["layouts"]}, {(4, 1), (2, 2), (1, 4)})

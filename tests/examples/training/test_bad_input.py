@@ -35,7 +35,7 @@ class BadInput(programs.InFolder):
         path = programs.write(self.folder / "changed.json", json.dumps(programs.SMALL | changes))
         return path
 
-    def test_is_refused_by_name(self):
+    def test_errors_name_the_invalid_input(self):
         model = programs.make_model(self.folder, programs.SMALL)
         weights = model / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
@@ -58,7 +58,7 @@ class BadInput(programs.InFolder):
             with self.subTest(words):
                 self.refuse([*self.data(**data), *flags], *words, **mesh)
 
-    def test_what_does_not_fit_the_model_is_found_before_the_ranks_meet(self):
+    def test_invalid_flags_fail_before_the_rendezvous(self):
         config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
         # The program is rank 1, and no rank 0 is started.
         alone = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
@@ -77,7 +77,7 @@ class BadInput(programs.InFolder):
             rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             programs.fail([programs.BIN / "llama_train", *self.data(), "--dp", 2], port, timeout=60, env=os.environ | rank)
 
-    def test_failure_and_difference_of_one_rank_end_all(self):
+    def test_error_or_difference_on_one_rank_ends_all_ranks(self):
         """Rank 1 has other flags, or other files in a folder that is named by the rank."""
         others = self.folder / "others" / self.tokens.name
         others.parent.mkdir()
@@ -127,7 +127,7 @@ class Help(unittest.TestCase):
         cls.all = sections("llama_train", "--help-all")
         cls.first = sections("llama_train", "--help")
 
-    def test_short_help_has_some_of_the_flags_in_the_same_sections(self):
+    def test_short_help_is_a_subset_of_the_full_help(self):
         self.assertEqual(len(set(self.all)), len(self.all))
         self.assertGreater(len(self.all), 70)
         self.assertLess(set(self.first), set(self.all))
@@ -136,7 +136,7 @@ class Help(unittest.TestCase):
         self.assertLess(len(text.splitlines()), 66)
         self.assertIn("--help-all", text)
 
-    def test_a_plan_has_its_own_flags_beside_them(self):
+    def test_llama_plan_has_the_shared_flags_and_its_own(self):
         shared = {name for _, name in self.all}
         own = {name for section, name in sections("llama_plan", "--help-all") if section == "plan"}
         self.assertLess({"gpu", "search", "gpus", "json"}, own | {"x"})

@@ -35,7 +35,7 @@ class BenchMfu(programs.InFolder):
         time.sleep(1)
         self.assertEqual(metrics.stat().st_size, size)
 
-    def test_three_conventions(self):
+    def test_mfu_hfu_and_causal_mfu(self):
         done = self.bench("--mesh", "1x1,1x2x1", "--ac", "none,full", "--batch", BATCH, "--peak-flops", PEAK,
                           run=programs.succeed)
         none, full, split, _ = self.runs()
@@ -64,7 +64,7 @@ class BenchMfu(programs.InFolder):
         self.assertLess(full["active_bytes"], none["active_bytes"])
         self.assertIn("HFU", done.stdout)
 
-    def test_a_peer_in_the_same_call(self):
+    def test_peer_results_are_reported(self):
         script = self.folder / "peer.py"
         script.write_text("import sys\n"
                           "compiled, alone = '--compile' in sys.argv, sys.argv[-2:] == ['--parallel', 'none']\n"
@@ -77,7 +77,7 @@ class BenchMfu(programs.InFolder):
             self.assertIn(f"PyTorch {name}, ", done.stdout)
             self.assertEqual(two["peer"][name]["error"], "--peer runs one rank, not 2")
 
-    def test_a_run_that_fails_does_not_end_the_others(self):
+    def test_failed_run_does_not_end_the_other_runs(self):
         done = self.bench("--mesh", "1x3,1x1", "--peak-flops", "measure", "--flags=--param-dtype bf16")
         bad, good = self.runs()
         self.assertEqual((bad["mfu"], good["error"]), (None, None))
@@ -85,7 +85,7 @@ class BenchMfu(programs.InFolder):
         self.assertIn("tensor-parallel degree of 3", bad["error"])
         self.assertIn("tensor-parallel degree of 3", done.stdout)
 
-    def test_published_shapes_have_their_sizes(self):
+    def test_published_shapes_have_the_published_sizes(self):
         parameters = {"llmq-1.5b": 1.54e9, "llmq-7b": 7.62e9, "torchtitan-8b": 8.03e9}
         # No run begins, because models of this size are too large for a CPU.
         done = programs.fail([programs.BIN / "bench_mfu", "--shape", ",".join(parameters), "--mesh", "2x1", "--out",
@@ -112,7 +112,7 @@ class PeakFlops(programs.InFolder):
         return programs.metrics_of(self.folder, ["--config", self.config, "--tokens", self.tokens, "--steps", 3, "--seq", 64,
                                                  "--log-every", 1, *flags], dp, tp)
 
-    def test_a_given_peak_is_what_the_mfu_is_against(self):
+    def test_mfu_uses_the_given_peak(self):
         toml = programs.write(self.folder / "run.toml", "peak-flops = 2e12\n")
         records, output = self.run_with(["--config-file", toml])
         for record in records:
@@ -121,7 +121,7 @@ class PeakFlops(programs.InFolder):
         self.assertIn("peak: 2 TFLOP/s a rank in fp32\n", output)
         self.assertNotIn("N/A", output)
 
-    def test_a_measured_peak_is_one_number_of_all_ranks(self):
+    def test_measured_peak_is_the_same_on_all_ranks(self):
         records, output = self.run_with(["--peak-flops", "measure", "--param-dtype", "bf16"], dp=2)
         peaks = [100 * record["tflops"] / record["mfu"] for record in records]
         for peak, record in zip(peaks, records):

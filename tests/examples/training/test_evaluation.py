@@ -24,7 +24,7 @@ class Evaluation(programs.InFolder):
     def evaluations(self, metrics):
         return {r["step"]: r["eval_loss"] for r in programs.read_metrics(metrics) if "eval_loss" in r}
 
-    def test_training_is_bit_equal_with_and_without(self):
+    def test_evaluation_does_not_change_the_training(self):
         held_out = ["--eval-tokens", self.held_out, "--zero", 2, "--accumulate", 2, "--ema", 0.5, "--ac", "full"]
         want, weights, loss = self.run_with("without", held_out, dp=2, tp=2)
         got, same_weights, same_loss = self.run_with("with", [*held_out, "--eval-every", 2], dp=2, tp=2)
@@ -36,7 +36,7 @@ class Evaluation(programs.InFolder):
         self.assertEqual(list(evaluated), [2, 4, STEPS])
         self.assertAlmostEqual(evaluated[STEPS], loss, delta=1e-4)
 
-    def test_nats_per_byte_are_of_the_evaluated_tokens(self):
+    def test_nats_per_byte_count_only_evaluated_tokens(self):
         """The first 32 batches have long tokens, the rest of the file has short ones."""
         import tokenizers_of_kinds as kinds
         tokenizer = kinds.gpt2("the same words " * 1000)
@@ -51,7 +51,7 @@ class Evaluation(programs.InFolder):
         ids = tokenizer.encode(text.read_text()).ids[1:tokens + 1]
         self.assertAlmostEqual(per_byte, loss * tokens / len(tokenizer.decode(ids)), delta=2e-4)
 
-    def test_a_loss_that_is_not_finite_ends_the_run(self):
+    def test_non_finite_loss_ends_the_run(self):
         import numpy
         from safetensors.numpy import load_file, save_file
         self.run_with("run", [], steps=1)

@@ -21,14 +21,14 @@ class Fp8(programs.InFolder):
         self.assertEqual(f"fp8: {LAYERS} of {LAYERS + 1} linear layers\n" in said, "--fp8" in flags)
         return [row["loss"] for row in rows]
 
-    def test_the_loss_falls_as_without(self):
+    def test_fp8_loss_follows_the_bf16_loss(self):
         flags = ["--steps", 60, "--param-dtype", "bf16"]
         want, got = self.losses(flags), self.losses([*flags, "--fp8"])
         self.assertNotEqual(got[0], want[0])
         self.assertLess(want[-1], 0.9 * want[0])
         self.assert_close(got, want, 0.03)
 
-    def test_meshes_train_alike_and_agree_with_one_rank_by_verify(self):
+    def test_every_mesh_equals_one_rank(self):
         flags = ["--steps", 4, "--fp8", "--verify"]
         want = self.losses(flags)
         for mesh, more in (((2, 2), ["--ac", "full"]), ((1, 2, 2), ["--no-sp", "--offload", "--zero", 2])):
@@ -39,7 +39,7 @@ class Fp8(programs.InFolder):
         losses = self.losses(["--steps", 20, "--fp8", "--lora-rank", 16])
         self.assertLess(losses[-1], losses[0])
 
-    def test_refuses_in_one_line(self):
+    def test_refusals_are_one_line(self):
         small = self.folder / "small.json"
         small.write_text(json.dumps(CONFIG | {"hidden_size": 72, "intermediate_size": 100, "head_dim": 18}))
         self.refuse([programs.BIN / "llama_train", "--tokens", self.tokens, "--fp8", "--config", small], "--fp8 is given, but no "

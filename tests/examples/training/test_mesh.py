@@ -79,7 +79,7 @@ class Communication(programs.InFolder):
         self.assertEqual(comm["all_gather"]["calls"], accumulate * (gathers * layers + others))
         self.assertEqual(comm["reduce_scatter"]["calls"], accumulate * (scatters * layers + 2))
 
-    def test_rows(self):
+    def test_every_kind_of_fsdp_equals_one_rank(self):
         """Each kind of FSDP, with what it combines with; --verify finds each equal to one rank."""
         for config, mesh, options in (
                 (programs.SMALL, (4, 1), {"accumulate": 3}),
@@ -103,7 +103,7 @@ class Verify(programs.InFolder):
         text = programs.write(self.folder / "text", "A mesh computes what one rank does.\n" * 200)
         self.flags = ["--config", self.config, "--text", text, "--steps", 2, "--batch", 4, "--seq", 32]
 
-    def test_finds_every_mesh_equal(self):
+    def test_verify_accepts_every_mesh(self):
         few = programs.write(self.folder / "few.json", json.dumps(programs.SMALL | {"num_key_value_heads": 2}))
         documents = ["--document-mask", "--eos-token", 10]
         for mesh, flags, said in (
@@ -119,7 +119,7 @@ class Verify(programs.InFolder):
             with self.subTest(mesh=mesh, flags=flags):
                 self.assertRegex(programs.train([*self.flags, "--verify", *flags], **mesh).stdout, said)
 
-    def test_names_a_gradient_that_is_not_summed_on_every_rank(self):
+    def test_verify_names_an_unsummed_gradient(self):
         done = programs.fail(programs.on_ranks(2, [programs.BIN / "llama_unsummed_norm", "--tp", 2, *self.flags, "--verify"]))
         errors = [line for line in done.stderr.splitlines() if "verify: " in line]
         self.assertIn(len(errors), (1, 2), done.stderr)  # the launcher may end the other rank before it prints its line

@@ -76,7 +76,7 @@ class Optimizers(programs.InFolder):
              ["--betas", "0.7,0.8", "--eps", 1e-3, "--schedule", "wsd", "--decay-ratio", 0.5, "--min-lr", 1e-4,
               "--moment-dtype", "bf16"]]
 
-    def test_train_as_one_rank_does(self):
+    def test_mesh_equals_one_rank(self):
         seen = set()
         for flags in self.FLAGS:
             with self.subTest(flags):
@@ -96,7 +96,7 @@ GOLDEN = "826585b8668fe5ae88972c7f55aacb5d04d31a4707a652485e2490d0f5963438"
 
 
 class Initialisation(programs.InFolder):
-    def test_is_byte_equal_on_every_mesh_has_the_golden_hash_and_depends_on_the_seed(self):
+    def test_has_the_golden_hash_on_every_mesh(self):
         config = programs.write_config(self.folder, programs.ODD | {"num_hidden_layers": 1})
         for dp, tp, seed in (1, 4, 1), (2, 2, 1), (3, 1, 1), (1, 1, 2):
             with self.subTest(dp=dp, tp=tp, seed=seed):
@@ -116,7 +116,7 @@ class ContextParallel(programs.InFolder):
     def check_curve(self):
         assert_equal_curves(*(programs.read_metrics(self.folder / f"{name}.jsonl") for name in ("split", "alone")))
 
-    def test_trains_as_one_rank_does_and_resumes_on_another_mesh(self):
+    def test_equals_one_rank_also_after_resuming(self):
         self.train("alone")
         for mesh, flags in (({"cp": 3}, ["--zero", 2]), ({"cp": 2, "dp": 2}, ["--ac", "full", "--accumulate", 2])):
             with self.subTest(mesh=mesh):
@@ -133,7 +133,7 @@ class ContextParallel(programs.InFolder):
             self.train("split", flags=[*saved, "--resume"], cp=2, replicas=2)
             self.check_curve()
 
-    def test_counts_the_tokens_of_all_parts(self):
+    def test_loss_counts_the_tokens_of_all_chunks(self):
         """With a mask of documents some targets do not count, and not as many on each rank."""
         text = programs.write(self.folder / "held.txt", "The shell reads a line. It runs what the line says. " * 30)
         losses = []
@@ -149,7 +149,7 @@ class HalfPrecision(programs.InFolder):
         return programs.metrics_of(self.folder, ["--config", self.config, "--tokens", self.tokens, "--steps", 4, "--batch", 4,
                                                  "--seq", 32, *flags], **mesh)[0]
 
-    def test_losses_and_norms_are_those_of_fp32(self):
+    def test_fp16_losses_and_norms_follow_fp32(self):
         want = self.rows([])
         self.assertNotIn("loss_scale", want[0])
         for mesh, more in (({"dp": 2, "tp": 2}, ["--loss-chunks", 4]),
@@ -158,7 +158,7 @@ class HalfPrecision(programs.InFolder):
             self.assertEqual({(row["loss_scale"], row["skipped"]) for row in got}, {(65536.0, False)})
             assert_equal_curves(got, want, loss=1e-3, norm=1e-2)
 
-    def test_biases_are_rounded_alike_whatever_is_kept(self):
+    def test_recomputation_does_not_change_bias_gradients(self):
         config = programs.write_config(self.folder, programs.SMALL | {"attention_bias": True, "mlp_bias": True})
         flags = ["--config", config, "--lr", 1e-2, "--accumulate", 2, "--param-dtype", "bf16"]
         runs = [[(row["loss"], row["grad_norm"]) for row in self.rows([*flags, *more], tp=2)]

@@ -23,7 +23,7 @@ class RunFolder(programs.InFolder):
         command = programs.on_ranks(ranks, [programs.BIN / "llama_train", *flags])
         programs.succeed(command, **kwargs)
 
-    def test_its_configuration_makes_the_run_again(self):
+    def test_configuration_reproduces_the_run(self):
         self.start(*self.flags, "--output-dir", "run", cwd=self.folder)
         self.assertEqual({path.name for path in self.run.iterdir()},
                          {"config.toml", "metrics.jsonl", "run.json", "tensorboard"})
@@ -42,7 +42,7 @@ class RunFolder(programs.InFolder):
         """Returns the files of the run, without checkpoints, for which --resume makes a folder."""
         return {path: path.read_bytes() for path in self.run.rglob("*") if path.is_file() and path.parent.name != "checkpoints"}
 
-    def test_another_run_leaves_it_alone(self):
+    def test_other_runs_do_not_change_the_folder(self):
         """In the folder of a run without checkpoints, --resume auto repeats the run, or is refused for other flags."""
         one = ["--config", self.config, "--tokens", self.tokens, "--steps", 2, "--output-dir", self.run]
         self.start(*one, ranks=1)
@@ -58,7 +58,7 @@ class RunFolder(programs.InFolder):
             shutil.rmtree(again / "checkpoints")
         self.assertEqual([path.name for path in again.glob("*.toml")], ["config.toml"])
 
-    def test_one_of_several_simultaneous_runs_gets_it(self):
+    def test_one_of_several_concurrent_runs_uses_the_folder(self):
         command = [programs.BIN / "llama_train", "--config", self.config, "--tokens", self.tokens, "--steps", 2,
                    "--output-dir", self.run]
         runs = [subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -67,7 +67,7 @@ class RunFolder(programs.InFolder):
         self.assertEqual(sorted(run.returncode for run in runs), [0, 1, 1])
         self.assertEqual(sum("already has a run (config.toml)" in error for error in errors), 2)
 
-    def test_a_resumed_run_continues_in_it(self):
+    def test_resumed_run_continues_in_the_same_folder(self):
         flags = ["--config", self.config, "--tokens", self.tokens, "--checkpoint-every", 2, "--output-dir", self.run]
         self.start(*flags, "--steps", 3, "--resume", "auto", ranks=1)
         self.start(*flags, "--steps", 5, "--resume", "auto", ranks=1)
@@ -81,7 +81,7 @@ class RunFolder(programs.InFolder):
             self.start("--config-file", self.run / name, "--output-dir", self.run, "--steps", 7, "--resume", "auto", ranks=1)
         self.assertIn("--output-dir THIS_FOLDER\n", (self.run / "config-4.toml").read_text())
 
-    def test_a_folder_that_cannot_be_made_is_said(self):
+    def test_error_names_a_folder_that_cannot_be_created(self):
         self.refuse([programs.BIN / "llama_train", "--config", self.config, "--tokens", self.tokens, "--output-dir",
                      self.tokens / "run"], self.tokens / "run")
 
@@ -92,7 +92,7 @@ class TensorBoard(programs.InFolder):
         events = EventAccumulator(str(self.folder / "run/tensorboard")).Reload()
         return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
-    def test_shows_the_metrics_under_torchtitans_names(self):
+    def test_metrics_have_torchtitans_names(self):
         programs.train(["--config", self.config, "--tokens", self.tokens, "--batch", 4, "--seq", 16, "--steps", 4, "--peak-flops",
                         1e12, "--eval-tokens", self.tokens, "--eval-every", 2, "--output-dir", self.folder / "run"], dp=2)
         records, scalars = programs.read_metrics(self.folder / "run/metrics.jsonl"), self.scalars()

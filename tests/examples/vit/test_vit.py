@@ -128,7 +128,7 @@ class Training(VitRuns):
             figures.append((record["step"], loss.item(), norm.item()))
         return model, figures
 
-    def test_losses_gradients_and_weights_are_pytorchs_on_every_mesh(self):
+    def test_every_mesh_equals_pytorch(self):
         for dp, tp in MESHES:
             with self.subTest(dp=dp, tp=tp):
                 run = self.run_once(dp=dp, tp=tp)
@@ -145,12 +145,12 @@ class Training(VitRuns):
         want = self.train_in_torch(programs.read_metrics(run / "metrics.jsonl"), 1)[1]
         self.assert_close(self.figures(run), want)
 
-    def test_dropout_is_that_of_one_rank(self):
+    def test_dropout_equals_one_rank(self):
         alone = self.figures(self.run_once(dropout=0.2))
         self.assert_close(self.figures(self.run_once(dp=2, tp=2, dropout=0.2)), alone)
         self.assertGreater(abs(alone[0][1] / self.figures(self.run_once(dp=1, tp=1))[0][1] - 1), 1e-3)
 
-    def test_a_plan_has_the_bytes_and_the_peak_of_a_run(self):
+    def test_plan_equals_the_run(self):
         for dp, tp in MESHES[1:]:
             with self.subTest(dp=dp, tp=tp):
                 run = self.run_once(dp=dp, tp=tp)
@@ -162,7 +162,7 @@ class Training(VitRuns):
 
 
 class Resuming(VitRuns):
-    def test_is_bit_equal_on_the_same_mesh_and_equal_but_for_rounding_on_another(self):
+    def test_resumed_run_equals_the_whole_run(self):
         run = self.run_once(dp=2, tp=2, dropout=0.1)
         for dp, tp in (2, 2), (1, 2):
             copy = self.folder / f"{dp}"  # like a run that was killed after its first save
@@ -184,7 +184,7 @@ class Planning(VitRuns):
         return programs.succeed(
             [programs.BIN / "vit_train", "--dp", 2, "--tp", 2, "--batch", 16, "--plan", *flags]).stdout
 
-    def test_for_a_machine_has_times_and_says_whether_it_fits(self):
+    def test_plan_for_a_gpu_has_times(self):
         plan = json.loads(self.plan("--gpu", "h100", "--json"))
         self.assertTrue(plan["fits"])
         self.assertEqual(set(plan["communication_s"]), {"dp", "tp", "dp_tp"})
@@ -199,17 +199,17 @@ class Refusals(VitRuns):
         done = programs.fail([programs.BIN / "vit_train", *arguments, "--plan"], part)
         self.assertEqual((done.stdout, done.stderr.count("\n")), ("", 1), done.stderr)
 
-    def test_heads_that_the_ranks_do_not_divide(self):
+    def test_indivisible_heads(self):
         programs.fail(self.command(self.folder, 1, 2, 5, 1, [], {"heads": 5}),
                       "'blocks.0.attn.proj': rowwise_parallel: 2 ranks do not divide 5 heads")
 
-    def test_flags_that_no_run_can_have(self):
+    def test_invalid_flags(self):
         for flag, value in (("--batch", 0), ("--dp", 2**40), ("--lr", 0)):
             self.refuse_line(f"{flag}: Value {value} not in range", f"{flag}={value}")
         self.refuse_line("--gpu h201 is not known; pass a100, h100", "--gpu", "h201")
         programs.fail([programs.BIN / "vit_train", "--resume"], "error: --resume requires --checkpoint\n")
 
-    def test_files_that_are_no_config(self):
+    def test_invalid_config_files(self):
         path = self.folder / "c.json"
         texts = {'{"dim": 0}': f'{path}: "dim" is 0, but must be an integer from 1', '{"depth": 1.5}': f'{path}: "depth" is 1.5, but must be',
                  "[1]": "c.json: JSON does not begin with '{'; write an object such as {", "{nope": "line 1, column 3",
