@@ -245,7 +245,7 @@ void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurs
 void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event) {
   const std::shared_ptr<Unit> unit = unit_of(root, "set_post_optim_event");
   TESSERA_CHECK(!unit->is_below_root(), "set_post_optim_event: ", unit->label(),
-                " is not the root unit; pass the outermost module of the model");
+                " is not the root unit; pass the outermost module that fully_shard was applied to");
   unit->settings().post_optim_event = std::move(event);
 }
 

@@ -195,10 +195,10 @@ void check_layer_types(const ConfigReader& reader, std::int64_t window) {
   }
   const char* expected = window > 0 ? "sliding_attention" : "full_attention";
   for (const Json& layer : reader.at("layer_types")) {
-    TESSERA_CHECK(layer == expected, reader.origin(), ": \"layer_types\" has ", layer.dump(),
-                  ", but the other keys make all layers ", expected,
-                  ", and layers that differ in attention are not implemented; use a model "
-                  "without them");
+    TESSERA_CHECK(
+        layer == expected, reader.origin(), ": \"layer_types\" has ", layer.dump(),
+        ", but the other keys make all layers ", expected,
+        ", and layers that differ in attention are not implemented; use a model with equal layers");
   }
 }
 
@@ -298,7 +298,7 @@ Rope read_rope_object(const ConfigReader& reader, const char* key, double defaul
   for (const auto& [name, value] : object.items()) {
     TESSERA_CHECK(!value.is_object(), reader.origin(), ": \"", key, "\" has \"", name,
                   "\", but layers that differ in their positions are not implemented; use a model "
-                  "without them");
+                  "with equal layers");
   }
   Rope rope;
   rope.theta = reader.number_or("rope_theta", default_theta);
