@@ -45,7 +45,7 @@ StepMetrics Sample() {
   return metrics;
 }
 
-TEST(ToJson, HasTheContractsKeysInOrderAndExactValues) {
+TEST(ToJson, WritesKeysInOrderAndExactValues) {
   auto metrics = Sample();
   metrics.loss = 0.1 + 0.2;
   metrics.mfu = 51.25;
@@ -67,7 +67,7 @@ TEST(ToJson, HasTheContractsKeysInOrderAndExactValues) {
   EXPECT_EQ(ordered_json::parse(to_json(StepMetrics{}))["comm"].dump(), "{}");
 }
 
-TEST(MetricsWriter, CutsTheRecordsOfLaterStepsInAResumedRun) {
+TEST(MetricsWriter, DropsRecordsOfLaterStepsOnResume) {
   const TemporaryFolder folder;
   const auto file = folder / "m.jsonl";
   auto metrics = Sample();
@@ -87,7 +87,7 @@ TEST(MetricsWriter, CutsTheRecordsOfLaterStepsInAResumedRun) {
   EXPECT_EQ(ReadFile(file), first_two + to_json(metrics) + "\n");
 }
 
-TEST(ToJson, HasWhatIsKnownAndNullForWhatIsUnknownOrNotFinite) {
+TEST(ToJson, WritesNullForUnknownOrNonfiniteValues) {
   auto metrics = Sample();
   auto json = ordered_json::parse(to_json(metrics));
   EXPECT_FALSE(json.contains("loss_scale") || json.contains("peak_active_bytes"));
@@ -105,7 +105,7 @@ TEST(ToJson, HasWhatIsKnownAndNullForWhatIsUnknownOrNotFinite) {
   }
 }
 
-TEST(TitanLine, IsTorchtitansLine) {
+TEST(TitanLine, MatchesTorchtitan) {
   auto metrics = Sample();
   EXPECT_TRUE(titan_line(metrics, 4).ends_with("mfu: N/A"));
   metrics.mfu = 38.987;
@@ -135,14 +135,14 @@ TEST(SetThroughput, DividesTheWorkAmongTheRanks) {
   EXPECT_FALSE(unknown.mfu || unknown.mfu_causal);
 }
 
-TEST(ModelFlops, AgreesWithTorchtitansFigureForLlama8B) {
+TEST(ModelFlops, AgreesWithTorchtitanForLlama8B) {
   // A model of 8.03e9 parameters (128256 x 4096 in the embedding) needs 57.91 GFLOPs per token.
   const auto flops = model_flops(8030261248, 525336576, 32, 4096, 8192);
   EXPECT_NEAR(flops.per_token, 57.91e9, 0.01e9);
   EXPECT_NEAR(flops.per_token_causal, 51.47e9, 0.01e9);
 }
 
-TEST(PeakFlops, KnowsDevicesByTheirDriversNamesAndGuessesNothing) {
+TEST(PeakFlops, RecognizesDriverNamesAndNeverGuesses) {
   for (const auto& [name, flops] :
        std::vector<std::pair<std::string, double>>{{"NVIDIA H100 80GB HBM3", 989e12},
                                                    {"NVIDIA H100 PCIe", 756e12},
@@ -172,7 +172,7 @@ TEST(MemoryUse, IsWithinTheMachineAndGrowsWithUse) {
   EXPECT_GE(take_memory_use("cpu").peak_bytes, before.peak_bytes + (60 << 20)) << touched.size();
 }
 
-TEST(MetricsWriter, WritesALineAStepAtOnceAndMakesTheFolder) {
+TEST(MetricsWriter, WritesEachStepImmediatelyAndCreatesTheFolder) {
   TemporaryFolder folder;
   const auto line = to_json(Sample()) + "\n";
   WriteFile(folder / "m.jsonl", "an older run\n");
@@ -190,7 +190,7 @@ TEST(MetricsWriter, WritesALineAStepAtOnceAndMakesTheFolder) {
   EXPECT_EQ(ReadFile(folder / "notes"), "dear diary\n");
 }
 
-TEST(MetricsWriter, WritesToAPipeAndReadsNothingFromIt) {
+TEST(MetricsWriter, WritesToAPipeWithoutReading) {
   const TemporaryFolder folder;
   const auto pipe = folder / "pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
@@ -201,7 +201,7 @@ TEST(MetricsWriter, WritesToAPipeAndReadsNothingFromIt) {
   }
 }
 
-TEST(MeasuredPeak, IsANumberThatAllRanksHaveAndLeavesRandomNumbersAndTraffic) {
+TEST(MeasuredPeak, IsEqualOnAllRanksWithoutSideEffects) {
   const auto draw = [] { return at::randn({4}); };
   at::manual_seed(3);
   const at::Tensor expected = draw();
@@ -219,7 +219,7 @@ TEST(MeasuredPeak, IsANumberThatAllRanksHaveAndLeavesRandomNumbersAndTraffic) {
   EXPECT_TRUE(draw().equal(expected));
 }
 
-TEST_ON_MESH(ShardingTable, ListsPlainParametersAndTheLocalPartsOfEachRank, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(ShardingTable, ListsPlainParametersAndLocalParts, {2, 2}, {"dp", "tp"}) {
   nn::Linear linear(3, 5);
   EXPECT_EQ(sharding_table(linear)[0].dump(),
             R"({"name":"weight","sizes":[5,3],"placements":"-","local_sizes":[5,3],)"
@@ -238,7 +238,7 @@ TEST_ON_MESH(ShardingTable, ListsPlainParametersAndTheLocalPartsOfEachRank, {2, 
   EXPECT_EQ(table[1]["placements"], "dp: Shard(0)");
 }
 
-TEST_ON_RANKS(ShardingTable, ShowsTheLayoutThatPlacementsCannotSay, 2) {
+TEST_ON_RANKS(ShardingTable, ShowsLayoutsThatPlacementsCannotExpress, 2) {
   nn::Linear linear(3, 6);
   const auto layout = Layout::intern({2}, {{Digit{3, {0}}, Digit{2, {}}}});
   const auto local = at::zeros({rank.rank() == 0 ? 4 : 2});
@@ -274,7 +274,7 @@ TEST(TensorMemory, ReportsEachBlockInMultiplesOfTheGranularity) {
   EXPECT_EQ(told[2].number, told[0].number + 1);
 }
 
-TEST(TensorMemory, ReservesMoreThanAnyMachineHas) {
+TEST(TensorMemory, CanReserveATebibyte) {
   count_tensor_memory({.reserve_only = true});
   const std::int64_t before = *tensor_bytes();
   {
@@ -290,7 +290,7 @@ TEST(TensorMemory, ReservesMoreThanAnyMachineHas) {
 // The mean over three ranks with the values 0, 10 and 20 and the weights 1, 2 and 3.
 constexpr double kMeanOfAll = 80.0 / 6;
 
-TEST(MeanMetric, HasTheValuesOfAllRanksBetweenSyncAndUnsync) {
+TEST(MeanMetric, CoversAllRanksBetweenSyncAndUnsync) {
   for (const int ranks : {1, 3}) {
     RunRanks(ranks, [&](Rank& rank) {
       MeanMetric mean;
@@ -311,7 +311,7 @@ TEST(MeanMetric, HasTheValuesOfAllRanksBetweenSyncAndUnsync) {
   }
 }
 
-TEST(MeanMetric, IsSavedUnsynchronisedAndLoadedOnAnyNumberOfRanks) {
+TEST(MeanMetric, IsSavedUnsynchronizedAndLoadedOnAnyRankCount) {
   const TemporaryFolder dir;
   const auto filled = [] {
     auto linear = std::make_unique<nn::Linear>(2, 3);
@@ -361,7 +361,7 @@ StepMetrics StepOfSevenSeconds() {
   return metrics;
 }
 
-TEST(TitanScalars, AreWhatIsKnownOfARankInTorchtitansUnits) {
+TEST(TitanScalars, UseTorchtitanNamesAndUnits) {
   StepMetrics metrics = StepOfSevenSeconds();
   metrics.mfu = 40;
   metrics.eval_loss = 2.25;
@@ -382,7 +382,7 @@ TEST(TitanScalars, AreWhatIsKnownOfARankInTorchtitansUnits) {
   EXPECT_EQ(ValueOf(fewer, "memory/max_resident(GiB)"), 3);
 }
 
-TEST(TensorBoardWriter, LeavesOlderFilesAsTheyAreAndSaysWhyItCannotWrite) {
+TEST(TensorBoardWriter, KeepsOlderFilesAndReportsWriteErrors) {
   const TemporaryFolder folder;
   TensorBoardWriter first(folder / "tb");
   first.write(1, {{"loss", 2.5}});

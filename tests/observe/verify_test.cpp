@@ -206,7 +206,7 @@ struct MeshCase {
 
 class VerifyOnMesh : public ::testing::TestWithParam<MeshCase> {};
 
-TEST_P(VerifyOnMesh, FindsARightModelEqual) {
+TEST_P(VerifyOnMesh, AcceptsACorrectModel) {
   const MeshCase& c = GetParam();
   RunRanks(static_cast<int>(c.dp * c.tp), [&](Rank& rank) {
     manual_seed(3);
@@ -233,7 +233,7 @@ INSTANTIATE_TEST_SUITE_P(
                       MeshCase{.dp = 3, .dropout = 0.3}),
     [](const auto& info) { return "Case" + std::to_string(info.index); });
 
-TEST_ON_MESH(Verify, JoinsPlainPartsThatAStyleHandsOut, {3}, {"tp"}) {
+TEST_ON_MESH(Verify, JoinsPlainPartsReturnedByStyles, {3}, {"tp"}) {
   GptMlp model(GptOptions{}), reference(GptOptions{});
   fill(model);
   using namespace tensor_parallel;
@@ -260,7 +260,7 @@ TEST_ON_MESH(Verify, ComparesEveryCopyOfAHead, {4}, {"tp"}) {
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
-TEST_ON_MESH(Verify, TakesAReferenceOnTheMetaDeviceAndInHalfTheDigits, {1, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(Verify, AcceptsMetaAndBf16References, {1, 2}, {"dp", "tp"}) {
   const auto model = make_gpt({}, mesh);
   const auto reference = testing::made_on_meta<Gpt>();
   const auto step = [&](Gpt& gpt) { return gpt_loss(gpt, gpt_tokens(mesh)); };
@@ -273,7 +273,7 @@ TEST_ON_MESH(Verify, TakesAReferenceOnTheMetaDeviceAndInHalfTheDigits, {1, 2}, {
   EXPECT_GT(report.largest, 1e-4);
 }
 
-TEST_ON_RANKS(Verify, LooksAtInferenceWithoutGradients, 2) {
+TEST_ON_RANKS(Verify, SupportsInferenceWithoutGradients, 2) {
   GptRun run;
   run.step = [](Gpt& model, const at::Tensor& tokens) {
     const c10::NoGradGuard no_grad;
@@ -283,7 +283,7 @@ TEST_ON_RANKS(Verify, LooksAtInferenceWithoutGradients, 2) {
   EXPECT_CONTAINS(report.text(), "verify: 31 modules equal one rank's");
 }
 
-TEST_ON_MESH(Verify, SeesThroughActivationCheckpointing, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(Verify, SupportsActivationCheckpointing, {2, 2}, {"dp", "tp"}) {
   GptRun run{.options = {.dropout = 0.3}, .sequence_parallel = true};
   const auto model = make_gpt(run, mesh);
   nn::apply_activation_checkpointing(*model, nn::of_class<GptBlock>());
@@ -291,7 +291,7 @@ TEST_ON_MESH(Verify, SeesThroughActivationCheckpointing, {2, 2}, {"dp", "tp"}) {
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
-TEST_ON_MESH(Verify, TakesARankWithoutRows, {2}, {"dp"}) {
+TEST_ON_MESH(Verify, SupportsARankWithoutRows, {2}, {"dp"}) {
   GptMlp model(GptOptions{}), reference(GptOptions{});
   fill(model);
   fsdp::fully_shard(model, mesh);
@@ -302,7 +302,7 @@ TEST_ON_MESH(Verify, TakesARankWithoutRows, {2}, {"dp"}) {
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
-TEST_ON_MESH(Verify, RefusesUnevenRowsOfAModelThatDraws, {2, 1}, {"dp", "tp"}) {
+TEST_ON_MESH(Verify, RefusesUnevenRowsWithRandomOperators, {2, 1}, {"dp", "tp"}) {
   GptRun run{.options = {.dropout = 0.3}};
   run.step = [&](Gpt& model, const at::Tensor& tokens) {
     return gpt_loss(model, tokens.narrow(0, 0, 2 - rank.rank()));
@@ -326,7 +326,7 @@ std::vector<at::Tensor> step_of(Gpt& model, const DeviceMesh& mesh) {
   return values;
 }
 
-TEST_ON_MESH(Verify, LeavesTheModuleAsItWas, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(Verify, DoesNotChangeTheModule, {2, 2}, {"dp", "tp"}) {
   const GptRun run{.options = {.dropout = 0.3}};
   const auto train = [&](bool verified) {
     manual_seed(7);
@@ -343,7 +343,7 @@ TEST_ON_MESH(Verify, LeavesTheModuleAsItWas, {2, 2}, {"dp", "tp"}) {
   EXPECT_EACH(train(true), train(false));
 }
 
-TEST_ON_MESH(Verify, TakesTheModesAndWhatIsFrozenFromTheModule, {1, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(Verify, CopiesModesAndFrozenParameters, {1, 2}, {"dp", "tp"}) {
   const GptRun run{.options = {.dropout = 0.3}, .plant = [](Gpt& model, const DeviceMesh&) {
                      model.eval();
                      model.blocks[1]->train();
@@ -354,8 +354,7 @@ TEST_ON_MESH(Verify, TakesTheModesAndWhatIsFrozenFromTheModule, {1, 2}, {"dp", "
   EXPECT_EQ(report.parameters, 37U);
 }
 
-TEST_ON_MESH(Verify, RefusesAReferenceThatDoesNotFitAndAGradientOfManyNumbers, {1, 2},
-             {"dp", "tp"}) {
+TEST_ON_MESH(Verify, RefusesAWrongReferenceAndANonscalarLoss, {1, 2}, {"dp", "tp"}) {
   const auto model = make_gpt({}, mesh);
   const VerifyStep step = [](nn::ModuleBase&) { return at::Tensor(); };
   EXPECT_ERROR(verify(*model, *model, mesh, step), "the module itself is passed");
@@ -375,7 +374,7 @@ TEST_ON_MESH(Verify, RefusesAReferenceThatDoesNotFitAndAGradientOfManyNumbers, {
                "it returned a tensor of sizes [2, 6, 13] that has a gradient; return the loss");
 }
 
-TEST_ON_MESH(Verify, TellsEveryRankWhatTheStepThrowsWithTheReference, {1, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(Verify, ReportsReferenceErrorsOnAllRanks, {1, 2}, {"dp", "tp"}) {
   const bool wrong = rank.rank() == 1;
   const GptRun run{.options = {.inner = [wrong](const at::Tensor& x, const at::Tensor&) {
                      TESSERA_CHECK(!wrong, "planted");
@@ -385,7 +384,7 @@ TEST_ON_MESH(Verify, TellsEveryRankWhatTheStepThrowsWithTheReference, {1, 2}, {"
                "'block0.mlp.tap': planted");
 }
 
-TEST(Verify, NamesTheModuleInWhichTheStepThrowsOnTheMesh) {
+TEST(Verify, NamesTheModuleThatThrowsOnTheMesh) {
   const std::vector<std::string> errors = ErrorsOfRanks(2, [](Rank& rank) {
     const bool wrong = rank.rank() == 1;
     const GptRun run{.options = {.inner = [wrong](const at::Tensor& x, const at::Tensor&) {
@@ -446,7 +445,7 @@ void expect_tap_named(const VerifyReport& report) {
                "'block0.mlp.tap'");
 }
 
-TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
+TEST(Verify, FindsFaultsBetweenProjections) {
   const at::Tensor table = at::linspace(0.5, 1.5, kGptInner);
   const std::vector<Named<at::Tensor(const at::Tensor&)>> faults{
       // narrow() takes the first feature of the rank's shard, not the first of all features.
@@ -497,7 +496,7 @@ at::Tensor times_gain(const at::Tensor& x, const at::Tensor& gain) {
   return by_hand(x, [&](const at::Tensor& local) { return GainFunction::apply(local, own); });
 }
 
-TEST(VerifyFaults, AFunctionWhoseBackwardLacksAReduction) {
+TEST(Verify, FindsAMissingReductionInBackward) {
   const VerifyReport report = found({.options = {.inner = times_gain}});
   EXPECT_TRUE(report.outputs.empty()) << report.text();
   ASSERT_EQ(report.gradients.size(), 2U) << report.text();
@@ -510,8 +509,7 @@ TEST(VerifyFaults, AFunctionWhoseBackwardLacksAReduction) {
                "to_local()", "Partial{}", "(0 outputs and 1 gradient more differ)");
 }
 
-TEST_ON_MESH(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward, {1, 2},
-             {"dp", "tp"}) {
+TEST_ON_MESH(Verify, FindsAParameterThatDivergedAfterForward, {1, 2}, {"dp", "tp"}) {
   const auto model = make_gpt({}, mesh);
   gpt_loss(*model, gpt_tokens(mesh)).backward();
   if (rank.rank() == 1) {
@@ -531,7 +529,7 @@ double rank_value(const DeviceMesh& mesh) {
   return part * static_cast<double>(10 + mesh.local_rank("tp"));
 }
 
-TEST_ON_RANKS(VerifyFaults, ABufferOfOneRank, 4) {
+TEST_ON_RANKS(Verify, FindsABufferThatDiffersOnOneRank, 4) {
   const GptRun run{.plant = [](Gpt& model, const DeviceMesh& mesh) {
     model.tap->calls->fill_(rank_value(mesh));
   }};
@@ -551,7 +549,7 @@ void plant_hook(Gpt& model, const DeviceMesh& mesh) {
   }
 }
 
-TEST(VerifyFaults, AHookThatScalesTheGradientOfOneRankAlsoUnderFsdp) {
+TEST(Verify, FindsAHookThatScalesGradientsOfOneRank) {
   for (const int dp : {1, 2}) {
     RunRanks(2 * dp, [dp](Rank& rank) {
       const VerifyReport report =
@@ -566,7 +564,7 @@ TEST(VerifyFaults, AHookThatScalesTheGradientOfOneRankAlsoUnderFsdp) {
   }
 }
 
-TEST_ON_MESH(VerifyFaults, OneDataParallelRankAlone, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(Verify, FindsAFaultOnOneDataParallelRank, {2, 2}, {"dp", "tp"}) {
   const bool wrong = mesh.local_rank("dp") == 1;
   const VerifyReport report =
       verify_gpt({.options = {.embedded =
@@ -577,7 +575,7 @@ TEST_ON_MESH(VerifyFaults, OneDataParallelRankAlone, {2, 2}, {"dp", "tp"}) {
   EXPECT_ERROR(report.check(), "the output of 'tap', ", "on ranks 2, 3;");
 }
 
-TEST_ON_RANKS(VerifyFaults, CallsThatOneRankAloneMakes, 2) {
+TEST_ON_RANKS(Verify, FindsCallsOfOnlyOneRank, 2) {
   GptRun run;
   run.plant = [](Gpt& model, const DeviceMesh& mesh) {
     if (mesh.local_rank("tp") == 1) {
@@ -591,7 +589,7 @@ TEST_ON_RANKS(VerifyFaults, CallsThatOneRankAloneMakes, 2) {
                "every rank make the same calls");
 }
 
-TEST(VerifyFaults, NameTheModuleOrTheStep) {
+TEST(Verify, NamesTheFaultyModuleOrStep) {
   struct Fault {
     const char* name;
     GptRun run;
@@ -713,7 +711,7 @@ VerifyReport verify_experts(ExpertsNet& model, const DeviceMesh& mesh,
                 {.batch_dims = {"replicas", "dp", "ep"}, .splits_samples = losses_of != nullptr});
 }
 
-TEST(Verify, FindsExpertsEqual) {
+TEST(Verify, AcceptsCorrectExperts) {
   for (const std::vector<std::int64_t>& sizes : std::vector<std::vector<std::int64_t>>{
            {1, 2, 2, 1}, {1, 1, 4, 1}, {1, 1, 1, 2}, {1, 1, 2, 2}, {1, 2, 2, 2}, {2, 1, 2, 1}}) {
     RunOnMesh(sizes, {"replicas", "dp", "ep", "tp"}, [&](const DeviceMesh& mesh) {
@@ -729,7 +727,7 @@ TEST(Verify, FindsExpertsEqual) {
   }
 }
 
-TEST_ON_MESH(VerifyFaults, AnExpertThatOneReplicaHasChanged, {2, 1, 2, 1},
+TEST_ON_MESH(Verify, FindsAnExpertChangedOnOneReplica, {2, 1, 2, 1},
              {"replicas", "dp", "ep", "tp"}) {
   const auto model = make_experts(mesh);
   if (rank.rank() == 3) {
@@ -743,7 +741,7 @@ TEST_ON_MESH(VerifyFaults, AnExpertThatOneReplicaHasChanged, {2, 1, 2, 1},
   EXPECT_ERROR(verify_experts(*model, mesh).check(), "mixture.experts.up_proj.weight");
 }
 
-TEST_ON_MESH(VerifyFaults, RouterLossesOfOneRanksTokens, {1, 1, 4, 1},
+TEST_ON_MESH(Verify, FindsRouterLossesOverLocalTokens, {1, 1, 4, 1},
              {"replicas", "dp", "ep", "tp"}) {
   const auto model = make_experts(mesh);
   const DeviceMesh none;

@@ -118,7 +118,7 @@ TEST_ON_MESH(AdamW, ReducesAPendingGradient, {2}, {"tp"}) {
   EXPECT_CLOSE(local_tensor(slot->get()), reference->get());
 }
 
-TEST(AdamW, SkipsParametersWithoutGradientAndUpdatesATiedOneOnce) {
+TEST(AdamW, UpdatesTiedParametersOnceAndSkipsMissingGradients) {
   const nn::SlotPtr tied = slot_of(at::ones({2})), reference = slot_of(at::ones({2}));
   const nn::SlotPtr without = slot_of(at::ones({2}));
   set_grad(tied, at::ones({2}));
@@ -142,7 +142,7 @@ TEST_ON_MESH(AdamW, FollowsASlotThatIsShardedLater, {2}, {"dp"}) {
   EXPECT_CLOSE(slot->get(), reference->get().detach());
 }
 
-TEST(AdamW, RefusesStateOfAnotherType) {
+TEST(AdamW, RefusesStateOfAnotherDtype) {
   for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {
     const nn::SlotPtr slot = slot_of(at::ones({4}));
     AdamW optimizer({slot}, {.moment_dtype = moments});
@@ -167,7 +167,7 @@ TEST(AdamW, HasLibtorchsDefaults) {
   EXPECT_EQ(ours.weight_decay, theirs.weight_decay());
 }
 
-TEST(AdamW, Refusals) {
+TEST(AdamW, RefusesInvalidCalls) {
   const nn::SlotPtr slot = slot_of(at::ones({4}));
   AdamW optimizer({slot}, kOptions);
   set_grad(slot, at::ones({4}));
@@ -188,7 +188,7 @@ TEST(AdamW, Refusals) {
                "moments in Half");
 }
 
-TEST(MergeAdjoining, JoinsNeighboursInMemoryWithoutAGapOfOneOrderAndType) {
+TEST(MergeAdjoining, JoinsAdjacentTensors) {
   const at::Tensor buffer = at::arange(12, at::kFloat);
   const at::Tensor first = buffer.narrow(0, 0, 4), matrix = buffer.narrow(0, 0, 6).view({2, 3});
   const std::vector<at::Tensor> runs =
@@ -203,7 +203,7 @@ TEST(MergeAdjoining, JoinsNeighboursInMemoryWithoutAGapOfOneOrderAndType) {
   EXPECT_EQ(merge_adjoining({matrix.t(), buffer.narrow(0, 6, 4)}).size(), 2U);
 }
 
-TEST(ZerosBeside, BeginAtMultiplesOfSixteenBytes) {
+TEST(ZerosBeside, AreAlignedToSixteenBytes) {
   const std::vector<std::int64_t> sizes{171, 1, 0, 4096, 3, 16};
   for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
     std::vector<at::Tensor> tensors;
@@ -234,7 +234,7 @@ std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
 }
 
 // In step 1 only one parameter has a gradient; in step 2 the gradients are not adjacent in memory.
-TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
+TEST(AdamW, UpdatesDoNotDependOnAdjacency) {
   for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor buffer = normal_values({10}, 0).to(dtype);
     const std::vector<nn::SlotPtr> reference{slot_of(buffer.narrow(0, 0, 6).view({2, 3})),
@@ -263,7 +263,7 @@ TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
 }
 
 // A step must increment the version of each parameter, so that autograd finds the change.
-TEST(AdamW, ChangesTheVersionsOfNeighbours) {
+TEST(AdamW, ChangesTheVersionsOfAdjacentParameters) {
   const std::vector<nn::SlotPtr> slots = neighbours(normal_values({10}, 0));
   const at::Tensor loss = slots[1]->get().square().sum();
   const at::Tensor grads = normal_values({10}, 1);
@@ -343,7 +343,7 @@ TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) 
 
 /// With random rounding, the mean of many bf16 moments is the fp32 moment. With rounding to
 /// nearest, an average of squares with the decay 0.999 would never change.
-TEST(NarrowMoments, AreRightInTheMean) {
+TEST(NarrowMoments, AreUnbiased) {
   const auto mean_of = [](c10::ScalarType type, std::size_t which) {
     const nn::SlotPtr slot = slot_of(at::zeros({20000}));
     AdamW optimizer({slot}, {.lr = 1e-3, .moment_dtype = type});
@@ -359,7 +359,7 @@ TEST(NarrowMoments, AreRightInTheMean) {
   }
 }
 
-TEST(NarrowMoments, ContinueBitForBit) {
+TEST(NarrowMoments, ContinueExactlyFromSavedState) {
   const std::vector<nn::SlotPtr> slots = plain_slots();
   AdamW optimizer(slots, kNarrow);
   run(optimizer, 0, 2);
@@ -379,7 +379,7 @@ TEST(NarrowMoments, ContinueBitForBit) {
   EXPECT_EACH(tensors_of(slots), tensors_of(copies));
 }
 
-TEST(NarrowMoments, OfNarrowAndWideAndComplexParameters) {
+TEST(NarrowMoments, SupportEveryParameterDtype) {
   const nn::SlotPtr narrow = slot_of(at::ones({9}, at::kBFloat16));
   const nn::SlotPtr single = slot_of(at::ones({9}));
   const nn::SlotPtr wide = slot_of(at::ones({9}, at::kDouble));
@@ -401,7 +401,7 @@ TEST(NarrowMoments, OfNarrowAndWideAndComplexParameters) {
 }
 
 /// A parameter's random numbers must not change if the list of parameters changes.
-TEST(NarrowMoments, AreRoundedByTheNameOfTheParameter) {
+TEST(NarrowMoments, AreRoundedByParameterName) {
   nn::Linear module(64, 64);
   module.named_slots();
   const auto squares_of = [&](std::vector<nn::SlotPtr> slots, std::size_t which) {

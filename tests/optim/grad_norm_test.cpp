@@ -56,7 +56,7 @@ TEST(GradNorm, WorksForPlainGradients) {
   expect_as_libtorch({slot_of(at::zeros({7, 5}))}, 2, 1e6);
 }
 
-TEST(GradNorm, OfMillionsOfElementsIsThatOfFp64) {
+TEST(GradNorm, OfMillionsOfElementsIsAccurate) {
   const nn::SlotPtr slot = slot_of(at::zeros({3'000'001}));
   const at::Tensor grad = normal_values({3'000'001}, 1);
   set_grad(slot, grad);
@@ -65,13 +65,13 @@ TEST(GradNorm, OfMillionsOfElementsIsThatOfFp64) {
 }
 
 // The parameter with 1 row has empty shards on three of four ranks.
-TEST_ON_MESH(GradNorm, OverOneMeshDimensionWithEmptyShards, {4}, {"dp"}) {
+TEST_ON_MESH(GradNorm, SupportsEmptyShards, {4}, {"dp"}) {
   expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Shard{0}}),
                     slot_of(at::zeros({1, 4}), mesh, {Shard{0}}),
                     slot_of(at::zeros({8}), mesh, {Replicate{}})});
 }
 
-TEST_ON_MESH(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes, {3, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(GradNorm, SupportsSubmeshesAndPlainParameters, {3, 2}, {"dp", "tp"}) {
   expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Shard{0}, Shard{0}}),
                     slot_of(at::zeros({5}), mesh, {Shard{0}, Replicate{}}),
                     slot_of(at::zeros({3, 4}), mesh["tp"], {Shard{1}}),
@@ -80,7 +80,7 @@ TEST_ON_MESH(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes, {3, 2}, {"dp",
 }
 
 // The mesh `pair` has only some of the ranks.
-TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
+TEST(GradNorm, UsesOneAllReduceForSeveralMeshes) {
   RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& all) {
     const DeviceMesh square = rank.mesh({2, 2}, {"a", "b"});
     const DeviceMesh pair(rank.world(),
@@ -103,7 +103,7 @@ TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
 }
 
 // A rank knows the mesh of its own pipeline stage, but not the mesh of the other stage.
-TEST_ON_MESH(GradNorm, OverAMeshThatNoParameterNames, {4}, {"world"}) {
+TEST_ON_MESH(GradNorm, CanCoverAllPipelineStages, {4}, {"world"}) {
   const bool first = rank.rank() < 2;
   const DeviceMesh stage(rank.world(), first ? std::vector<int>{0, 1} : std::vector{2, 3},
                          MeshShape({2}, {"dp"}));
@@ -123,19 +123,19 @@ double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& disti
 }
 
 // A rank's index is 4 pp + 2 dp + tp. Along `distinct`, ranks have different parameters.
-TEST_ON_MESH(GradNorm, CountsSlicesThatDifferAlongAMeshDimension, {2, 2, 2}, {"pp", "dp", "tp"}) {
+TEST_ON_MESH(GradNorm, CountsDistinctParametersAlongAMeshDimension, {2, 2, 2}, {"pp", "dp", "tp"}) {
   EXPECT_EQ(norm_on(rank, mesh["dp"]), 1.0);
   EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["pp"]), 1.0 + 16.0);
   EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["tp"]), 1.0 + 2.0);
   EXPECT_EQ(norm_on(rank, mesh["dp"], mesh[{"pp", "tp"}]), 1.0 + 2.0 + 16.0 + 32.0);
 }
 
-TEST_ON_MESH(GradNorm, CountsSlicesOfAMeshThatWasMadeOfOneDimension, {4}, {"world"}) {
+TEST_ON_MESH(GradNorm, CountsDistinctParametersOfAnUnflattenedMesh, {4}, {"world"}) {
   const DeviceMesh grid = mesh.unflatten("world", {2, 2}, {"ep", "edp"});
   EXPECT_EQ(norm_on(rank, grid["edp"], grid["ep"]), 1.0 + 4.0);
 }
 
-TEST_ON_RANKS(GradNorm, RefusesMeshesThatDoNotContainEachOther, 3) {
+TEST_ON_RANKS(GradNorm, RefusesPartlyOverlappingMeshes, 3) {
   if (rank.rank() != 1) {
     return;
   }
@@ -147,7 +147,7 @@ TEST_ON_RANKS(GradNorm, RefusesMeshesThatDoNotContainEachOther, 3) {
 }
 
 // On one rank, one element of a sharded, replicated or plain gradient is infinite or NaN.
-TEST_ON_MESH(GradNorm, IsNonFiniteEverywhereIfOneElementIs, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(GradNorm, IsNonfiniteOnAllRanksForOneNonfiniteElement, {2, 2}, {"dp", "tp"}) {
   const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({4}), mesh, {Shard{0}, Shard{0}}),
                                        slot_of(at::zeros({2}), mesh["dp"], {Shard{0}}),
                                        slot_of(at::zeros({2}))};
@@ -167,7 +167,7 @@ TEST_ON_MESH(GradNorm, IsNonFiniteEverywhereIfOneElementIs, {2, 2}, {"dp", "tp"}
   }
 }
 
-TEST(GradNorm, ThrowsOnEveryRankIfAskedTo) {
+TEST(GradNorm, ThrowsOnAllRanksIfRequested) {
   const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
     const nn::SlotPtr slot = slot_of(at::zeros({3}), rank.mesh({3}, {"dp"}), {Shard{0}});
     set_grad(slot, at::tensor({1.0, 2.0, kInfinity}).to(at::kFloat));
@@ -200,7 +200,7 @@ TEST(GradNorm, ReadsGradientsThatShareABuffer) {
   EXPECT_EQUAL(buffer.narrow(0, 10, 2), normal_values({12}, 3).narrow(0, 10, 2));
 }
 
-TEST(GradNorm, IsZeroWithoutGradientsAndRefusals) {
+TEST(GradNorm, IsZeroWithoutGradientsAndRefusesInvalidCalls) {
   EXPECT_EQ(clip_grad_norm_({}, 1.0).item<float>(), 0.0F);
   EXPECT_EQ(clip_grad_norm_({slot_of(at::ones({2}))}, 1.0).item<float>(), 0.0F);
   EXPECT_ERROR(grad_norm({}, {.norm_type = 0.0}), "a 0-norm of gradients");
@@ -209,7 +209,7 @@ TEST(GradNorm, IsZeroWithoutGradientsAndRefusals) {
   EXPECT_ERROR(grad_norm({nullptr}), "with a null parameter");
 }
 
-TEST_ON_MESH(ClipGradNorm, RefusesPlainGradientsThatDifferBesideDistributedOnes, {3}, {"dp"}) {
+TEST_ON_MESH(ClipGradNorm, RefusesUnequalPlainGradientsInDistributedModels, {3}, {"dp"}) {
   nn::Linear body(4, 6), head(6, 2);
   testing::fill(body);
   testing::fill(head);
@@ -229,7 +229,7 @@ TEST_ON_MESH(ClipGradNorm, RefusesPlainGradientsThatDifferBesideDistributedOnes,
 }
 
 // A rank without gradients must take part in the collectives: other ranks wait for this rank.
-TEST_ON_MESH(ClipGradNorm, ReducesPendingGradientsAndAgreesWhenARankHasNone, {2}, {"tp"}) {
+TEST_ON_MESH(ClipGradNorm, ReducesPendingGradientsAndAcceptsMissingGradients, {2}, {"tp"}) {
   const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh, {Replicate{}});
   const at::Tensor term = rank.rank() == 0 ? at::tensor({3.0F, 0.0F}) : at::tensor({0.0F, 4.0F});
   slot->get().mutable_grad() =
@@ -280,7 +280,7 @@ void expect_same_bits(const Make& make, c10::ScalarType type) {
       << type;
 }
 
-TEST(ScaledStep, HasTheBitsOfClippingBefore) {
+TEST(ScaledStep, EqualsClippingFirst) {
   const std::vector<Make> makers{
       [](auto slots) { return std::make_unique<AdamW>(std::move(slots), AdamWOptions{}); },
       [](auto slots) {
@@ -298,7 +298,7 @@ TEST(ScaledStep, HasTheBitsOfClippingBefore) {
   }
 }
 
-TEST(ScaledStep, OfMuonAnAverageAndAListToo) {
+TEST(ScaledStep, SupportsMuonEmaAndOptimizerLists) {
   expect_same_bits(
       [](auto slots) -> std::unique_ptr<Optimizer> {
         const std::vector<nn::SlotPtr> matrices{slots[0], slots[2], slots[3]};
@@ -311,7 +311,7 @@ TEST(ScaledStep, OfMuonAnAverageAndAListToo) {
       at::kFloat);
 }
 
-TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
+TEST(ClipFactor, KeepsGradientsAndReturnsTheClippingNorm) {
   const std::vector<nn::SlotPtr> slots = slots_of_type(at::kFloat);
   set_grads(slots, 0);
   const at::Tensor before = slots[0]->get().grad().clone();
@@ -324,7 +324,7 @@ TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   EXPECT_ERROR(clip_factor({}, -1), "max_norm -1");
 }
 
-TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {
+TEST(ScaledStep, ChangesNothingForNonfiniteGradients) {
   for (const c10::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {
       for (const double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
@@ -344,7 +344,7 @@ TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {
   }
 }
 
-TEST(ClipAndStep, ClipsWithLossScalingAndWithoutAndSkipsWhatOverflowed) {
+TEST(ClipAndStep, ClipsAndSkipsOverflowedSteps) {
   for (const bool enabled : {true, false}) {
     const std::vector<nn::SlotPtr> slots = slots_of_type(at::kFloat);
     set_grads(slots, 0);

@@ -22,7 +22,7 @@ bool step(GradScaler& scaler, bool overflow) {
 }
 
 /// clip_grad_norm_() gets only `a`. A later step() that would also update `b` must throw.
-TEST(GradScaler, RefusesAStepOfMoreThanWasClippedOrUnscaled) {
+TEST(GradScaler, RefusesAStepOnPartlyUnscaledGradients) {
   const nn::SlotPtr a = slot_of(at::ones({2})), b = slot_of(at::ones({2}));
   set_grad(a, at::ones({2}));
   AdamW optimizer({a, b}, kAdamW);
@@ -43,7 +43,7 @@ TEST(GradScaler, RefusesAStepOfMoreThanWasClippedOrUnscaled) {
   EXPECT_EQUAL(a->get().detach(), before);
 }
 
-TEST(GradScaler, UnscalesInPlaceOnceAStepAndNoNarrowGradients) {
+TEST(GradScaler, UnscalesOncePerStepAndRefusesNarrowGradients) {
   const nn::SlotPtr slot = slot_of(at::zeros({2}));
   set_grad(slot, at::tensor({3.0F, 4.0F}).mul(256.0));
   GradScaler scaler({.init_scale = 256.0});
@@ -59,7 +59,7 @@ TEST(GradScaler, UnscalesInPlaceOnceAStepAndNoNarrowGradients) {
 }
 
 // In fp16, the unscaled gradient (2^-26) would become 0.
-TEST(GradScaler, KeepsGradientsThatFp16CannotHold) {
+TEST(GradScaler, SupportsGradientsBelowTheFp16Range) {
   const nn::SlotPtr slot = slot_of(at::ones({2}, at::kHalf));
   set_grad(slot, at::full({2}, std::ldexp(1.0, -10), at::kHalf));
   GradScaler scaler({.init_scale = 65536.0});
@@ -68,7 +68,7 @@ TEST(GradScaler, KeepsGradientsThatFp16CannotHold) {
   EXPECT_EQUAL(slot->get().detach(), at::full({2}, 0.875, at::kHalf));
 }
 
-TEST(GradScaler, LeavesOutAStepThatOverflowed) {
+TEST(GradScaler, SkipsAnOverflowedStep) {
   for (const double bad : {kInfinity, -kInfinity, std::nan("")}) {
     const nn::SlotPtr slot = slot_of(at::ones({2}));
     AdamW optimizer({slot}, kAdamW);
@@ -81,7 +81,7 @@ TEST(GradScaler, LeavesOutAStepThatOverflowed) {
   }
 }
 
-TEST(GradScaler, GrowsAfterAnIntervalWithoutOverflowAndEndsBelowTheLeastScale) {
+TEST(GradScaler, GrowsAfterFiniteStepsAndStopsAtTheMinimum) {
   GradScaler scaler({.init_scale = 16.0, .growth_interval = 3});
   std::vector<double> found;
   for (const bool overflow : {false, false, true, false, false, false, false}) {
@@ -120,7 +120,7 @@ TEST(GradScaler, ContinuesFromItsState) {
   EXPECT_ERROR(other.load_state({}), "a state with a scale of");
 }
 
-TEST(GradScaler, RefusesOptionsThatMakeNoSense) {
+TEST(GradScaler, RefusesInvalidOptions) {
   EXPECT_ERROR(GradScaler({.init_scale = 0.0}), "initial scale 0");
   EXPECT_ERROR(GradScaler({.backoff_factor = 1.0}), "backoff 1 is");
   EXPECT_ERROR(GradScaler({.growth_interval = 0}), "every 0 steps");
@@ -142,7 +142,7 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, double scale) {
 
 // One rank's shard of one gradient is infinite. Norms ignore some gradients of rank 2 because they
 // are replicas, but all ranks must still skip the step.
-TEST_ON_MESH(GradScaler, AllRanksLeaveOutTheStepTogether, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(GradScaler, SkipsAStepOnAllRanks, {2, 2}, {"dp", "tp"}) {
   for (const auto& [bad, where] : {std::pair(0U, 0), {1U, 0}, {2U, 0}, {3U, 0}, {2U, 2}, {3U, 2}}) {
     const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
     AdamW optimizer(slots, kAdamW);
@@ -159,7 +159,7 @@ TEST_ON_MESH(GradScaler, AllRanksLeaveOutTheStepTogether, {2, 2}, {"dp", "tp"}) 
 }
 
 // Two pipeline stages: ranks 0 and 1, and ranks 2 and 3. A stage knows only its own mesh.
-TEST(GradScaler, AllPipelineStagesLeaveOutTheStepTogether) {
+TEST(GradScaler, SkipsAStepOnAllPipelineStages) {
   RunOnMesh({2, 2}, {"pp", "dp"}, [](Rank& rank, const DeviceMesh& all) {
     const std::vector<int> stage = rank.rank() < 2 ? std::vector{0, 1} : std::vector{2, 3};
     const DeviceMesh mesh(rank.world(), stage, MeshShape({2}, {"stage"}));
@@ -178,7 +178,7 @@ TEST(GradScaler, AllPipelineStagesLeaveOutTheStepTogether) {
   });
 }
 
-TEST_ON_MESH(GradScaler, AgreesWithUnscaledTrainingByOneAllReduce, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(GradScaler, MatchesUnscaledTrainingWithOneAllReduce, {2, 2}, {"dp", "tp"}) {
   const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
   const std::vector<nn::SlotPtr> reference = spread_slots(mesh);
   AdamW optimizer(slots, kAdamW);

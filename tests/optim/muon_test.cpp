@@ -95,7 +95,7 @@ TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
 }
 
 // Rank 1 has no gradient, as if rank 1 had not used the module.
-TEST_ON_MESH(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros, {2}, {"dp"}) {
+TEST_ON_MESH(Muon, TreatsAMissingGradientOfAShardedMatrixLikeZeros, {2}, {"dp"}) {
   const nn::SlotPtr slot = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
   const nn::SlotPtr frozen = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
   const nn::SlotPtr reference = slot_of(normal_values({4, 3}, 0));
@@ -113,7 +113,7 @@ TEST_ON_MESH(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros, {2}, {"dp"}) {
 }
 
 // For a gradient of zeros, momentum and decay still act. Without a gradient, nothing changes.
-TEST_ON_MESH(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf, {3}, {"dp"}) {
+TEST_ON_MESH(Muon, SkipsAShardedMatrixWithoutGradientOnAllRanks, {3}, {"dp"}) {
   std::vector<nn::SlotPtr> slots, reference;
   for (int i = 0; i < 3; ++i) {
     slots.push_back(slot_of(normal_values({5, 4}, i), mesh, {Shard{0}}));
@@ -156,7 +156,7 @@ TEST(Muon, UpdatesNarrowMatricesInFp32) {
 }
 
 // Rank 1's parameter is marked as never filled. Rank 1's error must say so; all ranks must end.
-TEST(Muon, AFailureOnOneRankEndsAll) {
+TEST(Muon, FailsOnAllRanksIfOneRankFails) {
   const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
     const nn::SlotPtr slot = slot_of(normal_values({6, 3}, 0), rank.mesh({3}, {"dp"}), {Shard{0}});
     set_grad(slot, normal_values({6, 3}, 1));
@@ -170,7 +170,7 @@ TEST(Muon, AFailureOnOneRankEndsAll) {
   EXPECT_FALSE(errors[2].empty());
 }
 
-TEST(Muon, Refusals) {
+TEST(Muon, RefusesInvalidCalls) {
   EXPECT_ERROR(Muon({slot_of(at::ones({3}))}, MuonOptions{}), "a parameter of sizes [3]");
   EXPECT_ERROR(Muon({slot_of(at::ones({3, 2, 2}))}, MuonOptions{}),
                "a parameter of sizes [3, 2, 2]");
@@ -247,7 +247,7 @@ TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
 
 // There are 4 matrices of 8 x 8, and each of the 4 ranks updates one matrix. Two all-to-alls send
 // shards of 16 elements: to the updating rank, and back.
-TEST_ON_MESH(Muon, SendsEachShardToAnOwnerAndBackInTwoAllToAlls, {4}, {"dp"}) {
+TEST_ON_MESH(Muon, ExchangesShardsInTwoAllToAlls, {4}, {"dp"}) {
   std::vector<nn::SlotPtr> slots;
   for (int i = 0; i < 4; ++i) {
     slots.push_back(slot_of(normal_values({8, 8}, i), mesh, {Shard{0}}));

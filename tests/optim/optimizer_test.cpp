@@ -62,7 +62,7 @@ at::Tensor trained(MakeOptimizer make, const std::vector<nn::SlotPtr>& slots, st
 }
 
 // A parameter's update must not depend on which parameters are adjacent in memory.
-TEST(Optimizer, UpdatesAParameterToTheSameBitsBesideAnyOther) {
+TEST(Optimizer, UpdatesDoNotDependOnAdjacentParameters) {
   const auto adamw = [](const std::vector<nn::SlotPtr>& slots) -> std::shared_ptr<Optimizer> {
     return std::make_shared<AdamW>(slots, AdamWOptions{.lr = 0.03, .weight_decay = 0.05});
   };
@@ -81,7 +81,7 @@ TEST(Optimizer, UpdatesAParameterToTheSameBitsBesideAnyOther) {
   }
 }
 
-TEST(Optimizer, RefusesRatesThatWereSetBetweenSteps) {
+TEST(Optimizer, RefusesInvalidRatesSetBetweenSteps) {
   const nn::SlotPtr slot = with_grad(1.0, 1.0);
   Sgd optimizer({slot}, {.lr = 0.5});
   for (const double lr : {std::nan(""), -0.1, HUGE_VAL}) {
@@ -94,7 +94,7 @@ TEST(Optimizer, RefusesRatesThatWereSetBetweenSteps) {
   EXPECT_FLOAT_EQ(value(slot), 1.0F);
 }
 
-TEST(Optimizer, GivesEachGroupItsOptionsWhichMayChangeBetweenSteps) {
+TEST(Optimizer, AppliesTheOptionsOfEachGroup) {
   const nn::SlotPtr a = with_grad(1.0, 1.0);
   const nn::SlotPtr b = with_grad(1.0, 1.0);
   Sgd optimizer({{{a}, {.lr = 0.1}}, {{b}, {.lr = 0.2, .weight_decay = 1.0}}});
@@ -111,7 +111,7 @@ TEST(Optimizer, GivesEachGroupItsOptionsWhichMayChangeBetweenSteps) {
   EXPECT_FLOAT_EQ(value(b), 0.5F);
 }
 
-TEST_ON_MESH(Optimizer, NamesStateByFqnAndLaysItOutAsTheParameter, {2}, {"dp"}) {
+TEST_ON_MESH(Optimizer, NamesAndShardsStateLikeParameters, {2}, {"dp"}) {
   nn::Linear linear(3, 5);
   for (const auto& [name, slot] : linear.named_slots()) {
     slot->set(slot_of(normal_values(slot->get().sizes().vec(), 0), mesh, {Shard{0}})->get());
@@ -128,7 +128,7 @@ TEST_ON_MESH(Optimizer, NamesStateByFqnAndLaysItOutAsTheParameter, {2}, {"dp"}) 
   EXPECT_EQ(state.sizes(), linear.weight->sizes());
 }
 
-TEST(Optimizer, Refusals) {
+TEST(Optimizer, RefusesInvalidCalls) {
   const nn::SlotPtr slot = with_grad(1.0, 1.0);
   EXPECT_ERROR(Sgd({{{slot}, {.lr = 0.1}}, {{slot}, {.lr = 0.2}}}), "is in the groups 0 and 1");
   EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{nullptr}, {}), "null slot in group 0");
@@ -167,7 +167,7 @@ TEST(Optimizer, CountsStepsOfEachParameter) {
 
 /// A load can give adjacent shards different step counters. These shards must then be updated
 /// separately, not as one tensor.
-TEST(Optimizer, KnowsWhatWasWrittenToItsCounters) {
+TEST(Optimizer, RespectsLoadedStepCounters) {
   nn::Linear linear(16, 16);
   const nn::SlotPtr weight = linear.named_slots()[0].second, bias = linear.named_slots()[1].second;
   const at::Tensor values = at::ones({272}), gradients = at::ones({272});
@@ -215,7 +215,7 @@ TEST(Optimizer, CountsStepsWithoutOtherState) {
   EXPECT_EQ(optimizer.state().front().tensor.item<double>(), 2);
 }
 
-TEST(OptimizerList, StepsAndSchedulesAllOfThem) {
+TEST(OptimizerList, StepsAndSchedulesAllOptimizers) {
   const nn::SlotPtr a = with_grad(1.0, 1.0);
   const nn::SlotPtr b = with_grad(1.0, 1.0);
   OptimizerList list({std::make_shared<Sgd>(std::vector{a}, SgdOptions{.lr = 0.5}),
@@ -229,7 +229,7 @@ TEST(OptimizerList, StepsAndSchedulesAllOfThem) {
   EXPECT_EQ(list.parameters().size(), 2U);
 }
 
-TEST(SplitForMuon, LeavesEmbeddingsAndNamedParametersToTheRest) {
+TEST(SplitForMuon, ExcludesEmbeddingsAndNamedParameters) {
   struct Model : nn::Module<Model> {
     Model() { tied->tie_slot("weight", embed->slot("weight")); }
     nn::Child<nn::Embedding> embed{*this, "embed", 7, 4};
@@ -242,7 +242,7 @@ TEST(SplitForMuon, LeavesEmbeddingsAndNamedParametersToTheRest) {
   EXPECT_EQ(split.rest.size(), model.named_slots().size() - 1);
 }
 
-TEST(SplitForMuon, KnowsTheEmbeddingsOfLibtorch) {
+TEST(SplitForMuon, ExcludesEmbeddingsOfLibtorch) {
   struct Net : torch::nn::Module {
     Net() {
       register_module("embed", torch::nn::Embedding(7, 4));
@@ -327,7 +327,7 @@ TEST(Sgd, KeepsMomentumOfNarrowParametersInFp32) {
   EXPECT_EQ(optimizer.state()[0].tensor.item<double>(), 8 * tiny);
 }
 
-TEST(Sgd, Refusals) {
+TEST(Sgd, RefusesInvalidCalls) {
   const std::vector<nn::SlotPtr> slots{slot_of(at::ones({2}))};
   EXPECT_ERROR(Sgd(slots, {.lr = -1.0}), "SGD with lr -1");
   EXPECT_ERROR(Sgd(slots, {.lr = 0.1, .nesterov = true}), "Nesterov's momentum");
@@ -343,7 +343,7 @@ at::Tensor complex_values(std::size_t i, std::uint64_t seed) {
   return at::view_as_complex(values_of(i, seed, /*is_complex=*/true));
 }
 
-TEST(ComplexParameters, HaveTheirGradientIfConjugatedLazily) {
+TEST(ComplexParameters, SupportLazilyConjugatedGradients) {
   const nn::SlotPtr slot = slot_of(complex_values(0, 0));
   slot->persistent().mutable_grad() = complex_values(0, 100).conj();
   const at::Tensor expected =
@@ -376,12 +376,12 @@ TEST_ON_MESH(ComplexParameters, AreClippedByTheirAbsoluteValues, {4}, {"dp"}) {
   }
 }
 
-TEST(ComplexParameters, AreNotForMuon) {
+TEST(ComplexParameters, AreRefusedByMuon) {
   const std::vector<nn::SlotPtr> slots{slot_of(complex_values(0, 0))};
   EXPECT_ERROR(Muon(slots, {}), "Muon", "ComplexFloat", "AdamW");
 }
 
-TEST(Ema, IsTheAverageOnUnevenShards) {
+TEST(Ema, IsCorrectOnUnevenShards) {
   constexpr double kDecay = 0.8;
   RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
     for (const std::vector<std::int64_t>& sizes : kSizes) {
@@ -413,7 +413,7 @@ TEST(Ema, IsTheAverageOnUnevenShards) {
 }
 
 /// If a load fills no averages after state(), the averages begin with the loaded parameters.
-TEST(Ema, BeginsWithALoadedStateOrTheParametersOfTheFirstStep) {
+TEST(Ema, BeginsWithLoadedAveragesOrCurrentParameters) {
   for (const bool loads : {true, false}) {
     const nn::SlotPtr slot = slot_of(at::ones({3}));
     Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
@@ -428,7 +428,7 @@ TEST(Ema, BeginsWithALoadedStateOrTheParametersOfTheFirstStep) {
   }
 }
 
-TEST(Ema, RefusesStepsAndItsStateWhileSwapped) {
+TEST(Ema, RefusesStepsAndStateAccessWhileSwapped) {
   const nn::SlotPtr slot = slot_of(at::ones({3}));
   Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{}), 0.5);
   ema.swap();
@@ -441,7 +441,7 @@ TEST(Ema, RefusesStepsAndItsStateWhileSwapped) {
   EXPECT_EQ(ema.state().size(), 1U);
 }
 
-TEST(Ema, ChecksAllParametersBeforeItSwapsTheFirst) {
+TEST(Ema, ChecksAllParametersBeforeASwap) {
   const nn::SlotPtr slot = slot_of(at::ones({3}));
   const nn::SlotPtr narrow = slot_of(at::ones({3}, at::kBFloat16));
   Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot, narrow}, SgdOptions{.lr = 1}), 0.5);
@@ -452,7 +452,7 @@ TEST(Ema, ChecksAllParametersBeforeItSwapsTheFirst) {
   EXPECT_EQ(ema.state().size(), 2U);
 }
 
-TEST(Ema, Refusals) {
+TEST(Ema, RefusesInvalidCalls) {
   const nn::SlotPtr slot = slot_of(at::ones({3}, at::kBFloat16));
   const auto sgd = std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{});
   EXPECT_ERROR(Ema(sgd, 1.0), "decay 1", "[0, 1)");
@@ -474,7 +474,7 @@ struct Row {
   std::vector<std::pair<int, double>> factors;
 };
 
-TEST(LrSchedule, HasItsFactors) {
+TEST(LrSchedule, GivesTheExpectedFactors) {
   const std::vector<Row> rows{
       {"warms up without a step at 0",
        {.schedule = Schedule::kConstant, .warmup = 3, .steps = 10},
@@ -504,7 +504,7 @@ TEST(LrSchedule, HasItsFactors) {
   }
 }
 
-TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
+TEST(LrSchedule, StartsDecayAtThePeakWhenWarmupIsLong) {
   ::testing::internal::CaptureStderr();
   const LrSchedule schedule(
       {.schedule = Schedule::kWsd, .warmup = 6, .steps = 10, .decay_ratio = 0.8});
@@ -518,7 +518,7 @@ TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
 }
 
 // Without the number of steps, a schedule can be constructed, but factor() must throw.
-TEST(LrSchedule, NeedsTheRunsStepsUnlessConstantAndRefusals) {
+TEST(LrSchedule, RequiresStepsUnlessConstant) {
   EXPECT_EQ(LrSchedule({.warmup = 0}).factor(7), 1);
   for (const char* name : {"linear", "cosine", "wsd"}) {
     const LrSchedule unset({.schedule = parse_schedule(name), .warmup = 2});

@@ -50,7 +50,7 @@ double sum_of(const std::map<std::string, double>& seconds) {
                          [](double sum, const auto& entry) { return sum + entry.second; });
 }
 
-TEST(Exposed, IsAllThatIsSentWhereComputingTakesNoTime) {
+TEST(ExposedTime, CoversAllCommunicationIfComputeIsFree) {
   constexpr double kBandwidth = 1e9;
   planning::Machine links = testing::products_alone();
   links.flops_half = links.flops_fp32 = 1e30;
@@ -70,13 +70,13 @@ TEST(Exposed, IsAllThatIsSentWhereComputingTakesNoTime) {
   EXPECT_NEAR(plan.time->total, seconds, 1e-6 * seconds);
 }
 
-TEST(Exposed, IsLittleWhereLayersAreGatheredWhileOthersCompute) {
+TEST(ExposedTime, IsSmallIfGathersOverlapCompute) {
   const planning::StepTime time = *plan_first({.dp = kRanks}, on_h100s()).time;
   EXPECT_LT(time.exposed.at("dp"), 0.5 * time.communication.at("dp"));
   EXPECT_NEAR(time.total, time.compute + sum_of(time.exposed), 1e-9);
 }
 
-TEST(Overlap, ProductsAreSlowerWhileACollectiveTakesMultiprocessors) {
+TEST(Overlap, SlowsProductsWhenCollectivesUseMultiprocessors) {
   planning::PlanOptions options = on_h100s();
   const auto compute = [&](double taken, std::int64_t ranks) {
     options.machine->collective_multiprocessors = taken;
@@ -87,7 +87,7 @@ TEST(Overlap, ProductsAreSlowerWhileACollectiveTakesMultiprocessors) {
   EXPECT_EQ(compute(66, 1), compute(0, 1));
 }
 
-TEST(Estimate, IsThatOfTheWholeModelFromPlansOfFewLayers) {
+TEST(Estimate, FromFewLayersMatchesTheWholeModel) {
   for (const TrainingLayout& layout :
        {TrainingLayout{.dp = 4, .tp = 1}, TrainingLayout{.dp = 2, .tp = 2},
         TrainingLayout{.dp = 1, .tp = 4}, TrainingLayout{.dp = 4, .tp = 1, .zero = 2}}) {
@@ -136,7 +136,7 @@ TEST(Search, ByPlansFindsTheFastestLayoutThatFits) {
   EXPECT_GT(less.best().estimate.metrics.step_time_s, fastest);
 }
 
-TEST(Report, JsonHasTheMomentsAndTheSpansOfTheLargestKindAndTextMilliseconds) {
+TEST(Report, GivesMomentsAndSpansInJsonAndTimesInText) {
   const planning::RunPlan plan =
       planning::plan_run(run_of({.dp = 2, .tp = 2}, 0), kRanks, on_h100s());
   const planning::StepTime& time = *plan.ranks.front().time;

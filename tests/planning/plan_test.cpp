@@ -81,11 +81,11 @@ void expect_sends_as_planned(const Make& make, const Train& train) {
   });
 }
 
-TEST(Plan, SendsWhatEachRankOfARunSends) {
+TEST(Plan, PredictsTrafficOfEachRank) {
   expect_sends_as_planned(make_net, train_net);
 }
 
-TEST(Plan, SendsWhatARunOfAnAdoptedEncoderSends) {
+TEST(Plan, PredictsTrafficOfAnAdoptedEncoder) {
   using Encoder = nn::Adopted<torch::nn::TransformerEncoderImpl>;
   const auto make = [](const DeviceMesh& mesh) {
     auto encoder = [] {
@@ -118,7 +118,7 @@ TEST(DISABLED_Plan, PeakOfARank) {
       << observe::take_peak_tensor_bytes().value();
 }
 
-TEST(Plan, TakesTheMemoryOfARunOnRanksOfSeveralKinds) {
+TEST(Plan, PredictsPeakMemoryOfEachRankKind) {
   const testing::TemporaryFolder dir;
   for (const testing::Ended& ended : testing::RunProcesses(
            4, "DISABLED_Plan.PeakOfARank", {.environment = {{"TEST_DIR", dir.path().string()}}})) {
@@ -138,7 +138,7 @@ TEST(Plan, TakesTheMemoryOfARunOnRanksOfSeveralKinds) {
   EXPECT_GE(plan.ranks.size(), 3U);
 }
 
-TEST(Plan, RanksOfAFlattenedDimensionAreAlikeByTheirPlaceInIt) {
+TEST(Plan, GroupsRanksByPositionInAFlattenedDimension) {
   const auto make = [](const DeviceMesh& mesh) {
     const auto linear = testing::made_on_meta<nn::Linear>(3, 7, nn::LinearOptions{.bias = false});
     fsdp::fully_shard(*linear, mesh[{"a", "b"}].flatten());
@@ -158,7 +158,7 @@ TEST(Plan, RanksOfAFlattenedDimensionAreAlikeByTheirPlaceInIt) {
   EXPECT_EQ(kinds, (std::vector<std::pair<int, std::int64_t>>{{0, 6}, {6, 2}, {8, 4}}));
 }
 
-TEST(Plan, CopiesThatStandInForOtherRanksAreNoOperators) {
+TEST(Plan, DoesNotCountCopiesOfFakeCollectives) {
   int copies = 0;
   const kernels::FakeMode fake(c10::DeviceType::CPU, [&](const kernels::FakeCall& call) {
     copies += static_cast<int>(call.name == "aten::copy_");
@@ -178,7 +178,7 @@ TEST(Plan, CopiesThatStandInForOtherRanksAreNoOperators) {
   EXPECT_EQ(numbers.sum().item<std::int64_t>(), 21);
 }
 
-TEST(Plan, ProductsTakeTheirFlops) {
+TEST(Plan, CountsFlopsOfProducts) {
   const planning::RunPlan plan =
       planning::plan(make_net, train_net, MeshShape({1, 1}, {"dp", "tp"}),
                      {.machine = products_alone(), .tokens = testing::kSamples});
@@ -194,7 +194,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
 }
 
 /// The FLOP rate depends on the type of the factors (bf16), not on the type of the result (fp32).
-TEST(Plan, ProductsTakeTheRateOfTheirFactors) {
+TEST(Plan, UsesTheFlopRateOfFactorDtypes) {
   const auto step = [](Net&, optim::Optimizer&, const DeviceMesh&) {
     const at::Tensor a = at::empty({8, 4}, at::kBFloat16), b = at::empty({4, 16}, at::kBFloat16);
     at::Tensor sum = at::empty({8, 16});
@@ -210,7 +210,7 @@ TEST(Plan, ProductsTakeTheRateOfTheirFactors) {
   EXPECT_NEAR(time.compute, time.flops / 4e9, 1e-9 * time.compute);
 }
 
-TEST(Plan, OperatorsReadAndWriteTheMemoryOfTheirTensors) {
+TEST(Plan, CountsMemoryTrafficOfOperators) {
   constexpr std::int64_t kRows = 40, kColumns = 30;
   const auto step = [](Net&, optim::Optimizer&, const DeviceMesh&) {
     const at::Tensor whole = at::empty({kRows, kColumns});
@@ -226,7 +226,7 @@ TEST(Plan, OperatorsReadAndWriteTheMemoryOfTheirTensors) {
   EXPECT_EQ(use.flops, 0);
 }
 
-TEST(Plan, SaysOfWhichOperatorsItsTimeIs) {
+TEST(Plan, ListsTimePerOperator) {
   const planning::RunPlan plan = plan_net({.machine = planning::machine_of("h100")});
   const planning::StepTime& time = *plan.largest().time;
   double seconds = 0;
@@ -242,7 +242,7 @@ TEST(Plan, SaysOfWhichOperatorsItsTimeIs) {
                   "measured on: one H200, libtorch 2.11");
 }
 
-TEST(Plan, OnACpuCollectivesTakeTheTimeOfTheirRank) {
+TEST(Plan, ExposesAllCollectiveTimeOnCpu) {
   planning::Machine machine = products_alone();
   machine.link_bandwidth = 1e6;
   const planning::StepTime time = *plan_net({.machine = machine}).ranks.front().time;
@@ -252,7 +252,7 @@ TEST(Plan, OnACpuCollectivesTakeTheTimeOfTheirRank) {
   }
 }
 
-TEST(Plan, SaysWhetherItFitsAndWhatToTry) {
+TEST(Plan, ReportsWhetherMemorySuffices) {
   planning::Machine machine = products_alone();
   machine.reserved_bytes = 0;
   machine.memory_bytes = 1000;
@@ -263,7 +263,7 @@ TEST(Plan, SaysWhetherItFitsAndWhatToTry) {
   EXPECT_CONTAINS(planning::to_json(plan), "\"fits\": false");
 }
 
-TEST(Plan, AStepThatFailsEndsThePlanAndAnotherOneCanBeMade) {
+TEST(Plan, RecoversAfterAFailedStep) {
   const auto fail_step = [](Net&, optim::Optimizer&, const DeviceMesh&) { fail("no data"); };
   EXPECT_ERROR(planning::plan(make_net, fail_step, two_by_two()), "no data");
   EXPECT_EQ(plan_net().mesh, two_by_two());
@@ -282,7 +282,7 @@ void train_uneven(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceM
   optimizer.zero_grad();
 }
 
-TEST(Plan, AnUnevenBatchIsRefusedUnlessItsSizesAreGiven) {
+TEST(Plan, RefusesUnevenBatchesWithoutSizes) {
   const MeshShape two({2}, {"dp"});
   EXPECT_ERROR(planning::plan(make_linear, train_uneven, two), "ranks 0 and 1 ",
                "PlanOptions::sizes");
@@ -304,7 +304,7 @@ void train_chosen_rows(nn::Linear& linear, optim::Optimizer& optimizer, const De
   optimizer.zero_grad();
 }
 
-TEST(Plan, WhatADataDependentOperatorReturnsIsGiven) {
+TEST(Plan, RequiresResultsOfDataDependentOperators) {
   const MeshShape one({1}, {"dp"});
   EXPECT_ERROR(planning::plan(make_linear, train_chosen_rows, one), "aten::nonzero",
                "PlanOptions::data_dependent");

@@ -25,7 +25,7 @@ planning::Machine read_machine(const std::string& like, const std::string& text)
   return planning::machine_of(file);
 }
 
-TEST(Machine, AFileBeginsFromAKnownOneAndNamesTheSourceOfItsShares) {
+TEST(Machine, FileOverridesAKnownMachine) {
   const planning::Machine known = planning::machine_of("h200");
   const planning::Machine machine =
       read_machine("h200", "name = \"slow\"\nnetwork_bandwidth = 1e9\n");
@@ -43,7 +43,7 @@ TEST(Machine, AFileBeginsFromAKnownOneAndNamesTheSourceOfItsShares) {
                "\"collective_multiprocessors\" is 132");
 }
 
-TEST(Machine, HasTheRatesOfItsTypesAndHeads) {
+TEST(Machine, HasRatesForDtypesAndHeadSizes) {
   planning::Machine machine = planning::machine_of("h200");
   const auto type = c10::ScalarType::Float8_e4m3fn;
   EXPECT_EQ(machine.peak_flops(type), 1979e12);
@@ -76,7 +76,7 @@ planning::SearchSpace space(double memory) {
   return {.ranks = 8, .machine = machine, .batch = 16, .estimate = estimate};
 }
 
-TEST(Search, TheFastestThatFitsIsFirstAndFixedOptionsStay) {
+TEST(Search, OrdersLayoutsBySpeedAndKeepsFixedOptions) {
   const planning::Search all = planning::search(space(1e6));
   EXPECT_EQ(all.found.size(), 24U);
   EXPECT_EQ(planning::detail::name_of(all.best().layout), "dp 8 × tp 1, ac none, ZeRO-2");
@@ -88,7 +88,7 @@ TEST(Search, TheFastestThatFitsIsFirstAndFixedOptionsStay) {
   EXPECT_EQ(planning::detail::name_of(found.best().layout), "dp 4 × tp 2, ac full, ZeRO-2");
 }
 
-TEST(Search, LayoutsLargerThanOneThatDoesNotFitAreSkippedAndMicroBatchesAreTriedIfNothingFits) {
+TEST(Search, SkipsLargerLayoutsAndTriesMicroBatches) {
   const planning::Search found = planning::search(space(600));
   for (const FoundLayout& each : found.found) {
     EXPECT_EQ(each.fits, each.estimate.peak_bytes <= 600);
@@ -100,7 +100,7 @@ TEST(Search, LayoutsLargerThanOneThatDoesNotFitAreSkippedAndMicroBatchesAreTried
   EXPECT_GT(small.best().layout.accumulate, 1);
 }
 
-TEST(Search, OnlyAsManyBlocksAsNeededAreCheckpointed) {
+TEST(Search, CheckpointsOnlyNecessaryBlocks) {
   planning::SearchSpace asked = space(3100);
   asked.fixed = {"tp"};
   asked.blocks = 10;
@@ -114,7 +114,7 @@ TEST(Search, OnlyAsManyBlocksAsNeededAreCheckpointed) {
   EXPECT_EQ(planning::checkpointed_blocks(4000, 4000, 3000, 10), 10);
 }
 
-TEST(Search, OfLayoutsThatTakeAsLongTheSmallestIsFirst) {
+TEST(Search, PrefersTheSmallerOfEquallyFastLayouts) {
   planning::SearchSpace asked = space(1e6);
   asked.estimate = [](const TrainingLayout& layout) {
     planning::Estimate estimate;
@@ -127,7 +127,7 @@ TEST(Search, OfLayoutsThatTakeAsLongTheSmallestIsFirst) {
   EXPECT_EQ(std::ranges::count_if(found.found, &FoundLayout::frontier), 1);
 }
 
-TEST(Search, OfManyRanksEndsAtOnce) {
+TEST(Search, OfManyRanksEndsQuickly) {
   planning::SearchSpace asked = space(1e6);
   asked.ranks = asked.batch = 1 << 24;
   asked.fixed = {"tp"};
@@ -136,7 +136,7 @@ TEST(Search, OfManyRanksEndsAtOnce) {
   EXPECT_ERROR(planning::search(asked), "search for at most 16777216");
 }
 
-TEST(Search, ALayoutThatTheModelRefusesIsLeftOutWithTheReason) {
+TEST(Search, SkipsRefusedLayoutsAndReportsTheReason) {
   planning::SearchSpace space_of_eight = space(1e6);
   space_of_eight.estimate = [](const TrainingLayout& layout) {
     TESSERA_CHECK(layout.tp < 8, "eight parts are too many");

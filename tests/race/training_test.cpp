@@ -370,7 +370,7 @@ std::vector<std::string> faults_of(const std::function<void(CheckedRank&)>& work
   return faults;
 }
 
-TEST(RaceChecker, LooksAtTheElementsThatAreUsed) {
+TEST(RaceChecker, ComparesOnlyAccessedElements) {
   EXPECT_EQ(faults_of([](CheckedRank& rank) {
               const at::Tensor a = at::ones({8});
               rank.streams().order(Lane::kCompute, Lane::kAllGather);
@@ -381,7 +381,7 @@ TEST(RaceChecker, LooksAtTheElementsThatAreUsed) {
             0u);
 }
 
-TEST(RaceChecker, FindsAReadOfUnwrittenMemoryAndFillsItWithNan) {
+TEST(RaceChecker, FindsReadsOfUnwrittenMemory) {
   const auto faults = faults_of([](CheckedRank&) {
     const at::Tensor a = at::empty({128});
     EXPECT_TRUE(a.isnan().all().item<bool>());
@@ -390,7 +390,7 @@ TEST(RaceChecker, FindsAReadOfUnwrittenMemoryAndFillsItWithNan) {
   EXPECT_CONTAINS(faults.front(), "nobody has written", "memory in lane compute");
 }
 
-TEST(RaceChecker, FindsFreedMemoryThatIsTakenBeforeItsUserIsDone) {
+TEST(RaceChecker, FindsEarlyReuseOfFreedMemory) {
   const auto use_elsewhere = [](CheckedRank& rank, bool waits) {
     at::Tensor a = at::ones({8});
     rank.streams().order(Lane::kCompute, Lane::kAllGather);
@@ -411,7 +411,7 @@ TEST(RaceChecker, FindsFreedMemoryThatIsTakenBeforeItsUserIsDone) {
                   "aten::sum in lane all_gather");
 }
 
-TEST(RaceChecker, FindsACollectiveThatIsNotWaitedFor) {
+TEST(RaceChecker, FindsAMissingWaitForACollective) {
   std::vector<std::string> faults;
   RunRanks(2, [&](Rank& rank) {
     CheckedRank checked(rank);
