@@ -34,7 +34,7 @@ class Failures : public OnBackend {
   }
 };
 
-TEST_P(Failures, OfOneRankEndTheOtherRanks) {
+TEST_P(Failures, OnOneRankEndTheOtherRanks) {
   const auto body = [](Rank& rank) {
     sum(rank);
     if (rank.rank() == 1) {

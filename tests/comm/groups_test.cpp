@@ -128,7 +128,7 @@ TEST_ON_RANKS(HostGroup, WorksOnAnotherThreadAndCountsNoTraffic, 2) {
 
 // With shared memory, ranks always compare the purposes and sizes of calls; with Gloo, only if
 // TESSERA_DEBUG=1. Gloo itself ends the process if sizes differ.
-TEST(Purpose, AndSizeAreComparedBetweenRanks) {
+TEST(Purpose, IsComparedBetweenRanks) {
   const testing::DebugChecks checks("1");
   for (const bool shared : {true, false}) {
     const testing::SharedMemory shared_memory(shared);

@@ -262,7 +262,7 @@ milliseconds soon(const Job& job) {
 
 class HangsOfRank1 : public ::testing::TestWithParam<Fault> {};
 
-TEST_P(HangsOfRank1, NamesRank1) {
+TEST_P(HangsOfRank1, AreReportedWithTheRank) {
   const Fault& fault = GetParam();
   const testing::ScopedVariable variable("HANGS_FAULT", fault.name);
   for_each_backend("Rank1", [&](const Job& job) {

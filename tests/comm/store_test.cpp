@@ -155,7 +155,7 @@ class SilentStore final : public c10d::HashStore {
   std::mutex mutex_;
 };
 
-TEST(UnresponsiveStore, IsATimeOut) {
+TEST(UnresponsiveStore, CausesATimeOut) {
   std::promise<void> end;
   const StorePtr store = c10::make_intrusive<SilentStore>(end.get_future().share());
   const std::vector<int> ranks{0, 1};

@@ -73,7 +73,7 @@ TEST(RedistributePlan, GathersSeveralMeshDimensionsInOneCollective) {
   EXPECT_EQ(steps({2, 2, 2}, {S0, S0, S0}, {S0, R, R}), Names{"all-gather 0 m1m2"});
 }
 
-TEST(RedistributePlan, ReducesInnerMeshDimensionsFirstAndReducesShards) {
+TEST(RedistributePlan, ReducesInnerMeshDimensionsFirst) {
   EXPECT_EQ(steps({2, 2}, {P, Max}, {R, R}), (Names{"all-reduce m1", "all-reduce m0"}));
   EXPECT_EQ(steps({2, 2}, {P, Max}, {R, Max}),
             (Names{"all-reduce m1", "all-reduce m0", "make-partial m1"}));

@@ -131,7 +131,7 @@ TEST(PartialTensor, RefusesTypesWithoutTheReduction) {
   });
 }
 
-TEST_ON_MESH(PartialTensor, WithMaximumIsReducedBeforeComplexPromotion, {2}, {"x"}) {
+TEST_ON_MESH(PartialTensor, OfMaximumIsReducedBeforeComplexPromotion, {2}, {"x"}) {
   const auto value = at::sin(at::arange(4, at::kDouble));
   const auto x = distribute_tensor(value, mesh, {Partial{ReduceOp::kMax}}).tensor();
   const auto z = at::complex(value, value);
