@@ -34,7 +34,7 @@ class Architectures(programs.InFolder):
                 folder = self.folder / name
                 yield name, folder, programs.make_architecture(folder, programs.MODELS[name])
 
-    def test_logits_are_those_of_transformers(self):
+    def test_logits_match_transformers(self):
         import torch
         tokens = programs.text_tokens(SEQUENCE, 256)
         for name, folder, model in self.each():
@@ -47,7 +47,7 @@ class Architectures(programs.InFolder):
             self.assertLess(difference, 1e-4, name)
             self.assertGreater(theirs.abs().max().item(), 1, name)
 
-    def test_trains_on_2x2_as_transformers_and_exports(self):
+    def test_training_on_2x2_matches_transformers_and_exports(self):
         import torch
         import transformers
         rows, steps = 4, 5

@@ -27,7 +27,7 @@ linalg.inv linalg.cholesky fft.fft
 
 @pytest.mark.parametrize("configuration,variant",
                          [("A", "nograd"), ("B", "function"), ("C", "function")])
-def test_operators_are_right(configuration, variant, tmp_path):
+def test_operators_are_correct(configuration, variant, tmp_path):
     report = tmp_path / "report.json"
     done = subprocess.run(
         [sys.executable, HERE / "run.py", "--configuration", configuration, "--variant", variant,

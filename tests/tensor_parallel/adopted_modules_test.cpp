@@ -73,7 +73,7 @@ void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows
   }
 }
 
-TEST(Adopted, TrainsAsItDoesAlone) {
+TEST(Adopted, TrainsLikeTheLibtorchModule) {
   const at::Tensor x = uniform_values({6, 5}, 1);
   expect_as_libtorch([] { return std::make_shared<testing::TorchMlp>(); }, x, 0,
                      {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
@@ -95,7 +95,7 @@ TEST(Adopted, TrainsAsItDoesAlone) {
   expect_as_libtorch(embedding, ids, 0, {{"0", rowwise_parallel()}});
 }
 
-TEST(Adopted, AModelBeginsAlikeOnEveryMesh) {
+TEST(Adopted, HasEqualInitialWeightsOnEveryMesh) {
   const auto values = [](Rank& rank, const Sizes& sizes) {
     const DeviceMesh mesh = rank.mesh(sizes, {"dp", "tp"});
     const auto model = [] {
@@ -118,7 +118,7 @@ TEST(Adopted, AModelBeginsAlikeOnEveryMesh) {
   }
 }
 
-TEST(Adopted, AParameterOfTheClassItselfTrainsIfItsMemberIsNamed) {
+TEST(Adopted, TrainsParametersInNamedMembers) {
   const auto expected =
       of_libtorch(std::make_shared<testing::TorchScaled>(), uniform_values({6, 5}, 1));
   RunRanks(2, [&](Rank& rank) {
@@ -131,7 +131,7 @@ TEST(Adopted, AParameterOfTheClassItselfTrainsIfItsMemberIsNamed) {
 }
 
 /// After fully_shard(), the libtorch module must have only this rank's shards in memory.
-TEST_ON_RANKS(Adopted, TheModuleItselfHasTheShards, 2) {
+TEST_ON_RANKS(Adopted, ReplacesParametersOfTheLibtorchModuleByShards, 2) {
   const auto module = std::make_shared<testing::TorchMlp>();
   const at::Tensor before = module->up->weight;
   const auto model = nn::adopt(module);
@@ -149,7 +149,7 @@ using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
 
 /// Exactly one of three ranks must add the bias: a sum of three thirds would be rounded
 /// differently. The call must not leave the module without its bias.
-TEST_ON_RANKS(StockModules, HaveTheirBiasAddedOnce, 3) {
+TEST_ON_RANKS(StockModules, AddTheBiasOnce, 3) {
   HookedLinear linear(6, 2);
   linear.held().weight.detach().zero_();
   linear.held().bias.detach().fill_(0.1);
@@ -160,7 +160,7 @@ TEST_ON_RANKS(StockModules, HaveTheirBiasAddedOnce, 3) {
   EXPECT_TRUE(linear.held().bias.defined());
 }
 
-TEST_ON_MESH(Adopted, StylesThatDoNotFitAreRefusedByName, {2}, {"tp"}) {
+TEST_ON_MESH(Adopted, RefusesUnsuitableStyles, {2}, {"tp"}) {
   struct Table : nn::Module<Table> {
     nn::Child<HookedEmbedding> rows{*this, "rows", torch::nn::EmbeddingOptions(4, 3).sparse(true)};
   } table;
@@ -249,7 +249,7 @@ void expect_as_alone(Encoder& model) {
   testing::expect_gradients(model, testing::gradients_of(alone));
 }
 
-TEST(OwnParameters, MayBePlacedByAnEntryNextToEntriesOfModulesBelow) {
+TEST(OwnParameters, MayBePlacedTogetherWithSubmodules) {
   for (const int ranks : {1, 2, 3}) {
     RunRanks(ranks, [](Rank& rank) {
       Encoder model;
@@ -268,7 +268,7 @@ TEST(OwnParameters, MayBePlacedByAnEntryNextToEntriesOfModulesBelow) {
   }
 }
 
-TEST_ON_MESH(OwnParameters, FollowTheInnermostEntry, {2}, {"tp"}) {
+TEST_ON_MESH(OwnParameters, FollowTheInnermostPlanEntry, {2}, {"tp"}) {
   Encoder model;
   EXPECT_ERROR(
       parallelize_module(model, mesh,
@@ -283,7 +283,7 @@ TEST_ON_MESH(OwnParameters, FollowTheInnermostEntry, {2}, {"tp"}) {
   EXPECT_EQ(DistributedTensor(*block->up->weight).placements(), Placements{Shard{0}});
 }
 
-TEST_ON_MESH(UnnamedParameters, StayPlainIfTheyDifferByRank, {2}, {"tp"}) {
+TEST_ON_MESH(UnnamedParameters, StayPlainIfMarkedDistinct, {2}, {"tp"}) {
   Encoder model;
   const auto block = model.blocks->at<ScaledBlock>(0);
   block->slot("scale")->set_distinct_along(mesh);
@@ -311,7 +311,7 @@ TEST(PlainTensors, GetPlainAndWholeGradients) {
   });
 }
 
-TEST(PlainTensors, MadeOutsideTheForwardAreNotMixedWithItsResult) {
+TEST(PlainTensors, CannotBeMixedWithDistributedResults) {
   struct Linear : nn::Module<Linear> {
     at::Tensor forward(const at::Tensor& x) { return (*q)(x); }
     nn::Child<nn::Linear> q{*this, "q", 8, 8};

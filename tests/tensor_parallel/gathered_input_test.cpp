@@ -46,7 +46,7 @@ std::vector<at::Tensor> results_of_block(Rank& rank, bool regather,
 }
 
 // The bias must be added before the product is rounded to bf16.
-TEST(GatheredInput, HasTheResultsOfASavedInput) {
+TEST(GatheredInput, EqualsASavedInput) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const auto& [ranks, bias, together] : {std::tuple(2, false, false),
                                                 {2, false, true},
@@ -91,10 +91,10 @@ void parallelize_mixer(testing::Mixer& mixer, const DeviceMesh& mesh) {
 }
 
 /// GetParam(): whether linear_products() computes q, k and v in a single autograd function.
-class GatheredInputOfSeveral : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Together, GatheredInputOfSeveral, ::testing::Bool());
+class SharedGatheredInput : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Together, SharedGatheredInput, ::testing::Bool());
 
-TEST_P(GatheredInputOfSeveral, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
+TEST_P(SharedGatheredInput, IsGatheredOnceAndReducedBeforeWeightGradients) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     testing::Filled<testing::Mixer> mixer(testing::SmallLlamaConfig{.together = GetParam()});
     parallelize_mixer(mixer, mesh);
@@ -114,7 +114,7 @@ TEST_P(GatheredInputOfSeveral, IsGatheredOnceAndReducedBeforeTheWeightsGradients
 }
 
 // The recomputation of activation checkpointing gathers the input. Backward must not gather again.
-TEST_P(GatheredInputOfSeveral, IsTakenFromTheRecomputationOfActivationCheckpointing) {
+TEST_P(SharedGatheredInput, IsNotGatheredTwiceUnderActivationCheckpointing) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     std::vector<std::vector<at::Tensor>> results;
     for (const bool checkpointed : {false, true}) {
@@ -142,7 +142,7 @@ TEST_P(GatheredInputOfSeveral, IsTakenFromTheRecomputationOfActivationCheckpoint
   });
 }
 
-TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
+TEST_P(SharedGatheredInput, SupportsSeveralBackwardsAndFrozenParameters) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     testing::Filled<testing::Mixer> mixer(
         testing::SmallLlamaConfig{.bias = true, .together = GetParam()});
@@ -170,7 +170,7 @@ TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
   });
 }
 
-TEST(GatheredInput, TakesTheTermsOfSeveralProductsAsTheyAreComputed) {
+TEST(GatheredInput, AccumulatesProductsInPlace) {
   testing::AddedTerms::reset();
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     testing::Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
@@ -201,7 +201,7 @@ TEST_ON_MESH(GatheredInput, MayBeAVector, {2}, {"tp"}) {
   EXPECT_TRUE(full_tensor(x.grad()).allclose(weight.sum(0)));
 }
 
-TEST(GatheredInput, LetsItsProductBeWrittenTo) {
+TEST(GatheredInput, SupportsInPlaceChangesOfTheProduct) {
   for (const bool local : {false, true}) {
     RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
       testing::Filled<nn::Linear> linear(4, 6);
@@ -268,7 +268,7 @@ TEST(Fp8UnderTensorParallelism, HasTheResultsOfOneRank) {
   }
 }
 
-TEST(Fp8UnderTensorParallelism, IsInEightBits) {
+TEST(Fp8UnderTensorParallelism, DiffersFromFp32) {
   const Tensors expected = step_alone();
   testing::Filled<testing::LlamaBlock> block(kConfig);
   const Tensors found =
@@ -290,7 +290,7 @@ TEST(Fp8UnderTensorParallelism, ComputesReplicatedHeads) {
   });
 }
 
-TEST_ON_MESH(Fp8UnderTensorParallelism, RefusesToConvertWhatIsDistributed, {2}, {"tp"}) {
+TEST_ON_MESH(Fp8UnderTensorParallelism, RefusesToConvertDistributedLinears, {2}, {"tp"}) {
   testing::Filled<nn::Linear> linear(16, 32);
   parallelize_module(linear, mesh, {{"", colwise_parallel()}});
   EXPECT_ERROR(nn::convert_to_fp8(linear), "is distributed already", "before parallelize_module");

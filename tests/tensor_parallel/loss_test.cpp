@@ -29,7 +29,7 @@ struct Expected {
   at::Tensor loss, gradient;
 };
 
-TEST(LossParallel, IsZeroWhereAllTargetsAreIgnored) {
+TEST(LossParallel, IsZeroIfAllTargetsAreIgnored) {
   const at::Tensor leaf = some_logits(3, 5).requires_grad_();
   const at::Tensor loss = cross_entropy(leaf, at::full({3}, -100, at::kLong));
   loss.backward();
@@ -37,7 +37,7 @@ TEST(LossParallel, IsZeroWhereAllTargetsAreIgnored) {
   EXPECT_TRUE(leaf.grad().eq(0).all().item<bool>());
 }
 
-TEST(LossParallel, RefusesMeaninglessOptions) {
+TEST(LossParallel, RefusesInvalidOptions) {
   const auto loss = [](const CrossEntropyOptions& options) {
     cross_entropy(some_logits(2, 3), some_targets(2, 3), options);
   };
@@ -145,7 +145,7 @@ TEST(LossOnMeshes, EqualsTheLossOfOneRank) {
 
 // A plain target is on all ranks, so all ranks must throw the same error for a wrong target. For a
 // distributed target, only the ranks with this target must throw.
-TEST(LossOnMeshes, EndsEveryRankForATargetInTheRowsOfOne) {
+TEST(LossOnMeshes, FailsOnAllRanksForAnInvalidTarget) {
   for (const bool distributed : {false, true}) {
     const auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
       const DeviceMesh mesh = rank.mesh({2}, {"dp"});
@@ -161,7 +161,7 @@ TEST(LossOnMeshes, EndsEveryRankForATargetInTheRowsOfOne) {
   }
 }
 
-TEST_ON_MESH(LossOnMeshes, RefusesLayoutsThatHaveNoLoss, {2}, {"tp"}) {
+TEST_ON_MESH(LossOnMeshes, RefusesUnsupportedLayouts, {2}, {"tp"}) {
   const at::Tensor terms = distribute_tensor(mesh_logits(), mesh, {Partial{}}).tensor();
   EXPECT_ERROR(cross_entropy(terms, mesh_targets()), "partial", "Shard(1)");
   const at::Tensor even = mesh_logits().narrow(1, 0, 8);
@@ -236,7 +236,7 @@ TEST(LinearCrossEntropy, OnMeshesEqualsTheLossOfWholeLogits) {
   }
 }
 
-TEST(LinearCrossEntropy, GivesGradientsAgainAndOnlyRequestedOnes) {
+TEST(LinearCrossEntropy, SupportsRepeatedBackwardAndRequestedGradients) {
   const at::Tensor weight = head_weight().requires_grad_();
   const at::Tensor loss =
       linear_cross_entropy(head_hidden(), weight, head_targets(), {.chunks = 2});
@@ -254,7 +254,7 @@ TEST(LinearCrossEntropy, GivesGradientsAgainAndOnlyRequestedOnes) {
 }
 
 /// In fp16 and bf16, the error of the gradients must not exceed one rounding of the type.
-TEST(LinearCrossEntropy, InHalfRoundsNoMoreThanTheTypeDoes) {
+TEST(LinearCrossEntropy, InHalfPrecisionIsAccurate) {
   constexpr double kFactor = 1.0 / 3;
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     for (const auto& [type, tolerance] : {std::pair(at::kHalf, 2e-3), {at::kBFloat16, 1.6e-2}}) {
@@ -272,7 +272,7 @@ TEST(LinearCrossEntropy, InHalfRoundsNoMoreThanTheTypeDoes) {
 }
 
 // A sum in bf16 would stop changing at terms below half of the sum's last bit.
-TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
+TEST(LinearCrossEntropy, SumsTheGradientOfABf16WeightInFp32) {
   const auto gradient_of = [](std::int64_t tokens, std::int64_t chunks) {
     const at::Tensor hidden = at::ones({tokens, 2}, at::kBFloat16);
     const at::Tensor weight = at::zeros({4, 2}, at::kBFloat16).requires_grad_();
@@ -323,7 +323,7 @@ TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
             2 * 2 * kTokens * kVocabulary);
 }
 
-TEST(LinearCrossEntropy, RefusesUnfitInputs) {
+TEST(LinearCrossEntropy, RefusesInvalidInputs) {
   const at::Tensor hidden = head_hidden(), weight = head_weight(), targets = head_targets();
   const auto run = [&](const LinearCrossEntropyOptions& options) {
     linear_cross_entropy(hidden.clone().requires_grad_(), weight, targets, options);

@@ -54,7 +54,7 @@ TEST(DeclaredPlan, NamesModulesFromTheRoot) {
 }
 
 // The style gathers a norm's sharded input and shards the norm's result: 7 tokens on 3 ranks.
-TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsItsResult) {
+TEST(PrepareModuleInputOutput, GathersInputsAndShardsResults) {
   testing::Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({7, 4}, 0.1);
   const at::Tensor expected = alone(x);
@@ -177,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(
             .gated = true}),
     [](const auto& info) { return "Case" + std::to_string(info.index); });
 
-TEST_ON_MESH(BlockPlan, RefusesHeadsThatRanksDoNotDivide, {3}, {"tp"}) {
+TEST_ON_MESH(BlockPlan, RefusesIndivisibleHeads, {3}, {"tp"}) {
   for (const bool fused : {false, true}) {
     const BlockCase c{
         .attention = {.hidden = kHidden, .heads = 4, .fused_qkv = fused, .names = {.output = "o"}}};
@@ -251,7 +251,7 @@ std::shared_ptr<AdaptedBlock> adapted_on(const DeviceMesh& mesh) {
   return model;
 }
 
-TEST(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
+TEST(LoraOnAMesh, StartsTrainsAndMergesLikeOneRank) {
   at::Tensor initial, merged;
   std::vector<at::Tensor> expected;
   // Under FSDP, dropout draws random numbers by global index, also on one rank.
@@ -284,8 +284,7 @@ TEST(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
   }
 }
 
-TEST_ON_MESH(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding, {2, 1},
-             {"dp", "tp"}) {
+TEST_ON_MESH(LoraOnAMesh, SendsOnlyAdapterGradients, {2, 1}, {"dp", "tp"}) {
   const auto model = adapted_on(mesh);
   const Sent sent(rank);
   (*model)(uniform_values({2, 6}, 0.2)).sum().backward();

@@ -100,7 +100,7 @@ struct Stack : nn::Module<Stack> {
   nn::Child<nn::ModuleList> layers{*this, "layers"};
 };
 
-TEST(PlanPatterns, MatchBelowAllModulesOfAClassOrAreRefused) {
+TEST(PlanPatterns, AreRefusedIfSomeModulesLackTheChild) {
   Stack stack;
   EXPECT_EQ(matches(stack, "**.q_norm").size(), 3U);
   EXPECT_EQ(matches(stack, "layers.[013].q_norm").size(), 3U);
@@ -123,7 +123,7 @@ TEST(PlanPatterns, MatchASharedModuleOnce) {
   EXPECT_EQ(matches(model, "a*.q").size(), 1U);
 }
 
-TEST(Plan, IsRefusedBeforeAnythingIsChanged) {
+TEST(Plan, IsRefusedBeforeAnyChange) {
   struct Case {
     const char* name;
     int ranks;
@@ -183,7 +183,7 @@ TEST(Plan, IsRefusedBeforeAnythingIsChanged) {
   }
 }
 
-TEST_ON_RANKS(Parallelize, ShardsParametersAsTheStylesSay, 4) {
+TEST_ON_RANKS(Parallelize, ShardsParametersByStyle, 4) {
   Tree tree;
   const at::Tensor up = tree.layer(1).up->weight->detach().clone();
   const at::Tensor down = tree.layer(1).down->weight->detach().clone();
@@ -204,7 +204,7 @@ TEST_ON_RANKS(Parallelize, ShardsParametersAsTheStylesSay, 4) {
   EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Replicate{}});
 }
 
-TEST_ON_RANKS(Parallelize, NeedsNoCommunicationAndKeepsFrozenParametersFrozen, 2) {
+TEST_ON_RANKS(Parallelize, SendsNothingAndKeepsFrozenParameters, 2) {
   const DeviceMesh mesh = rank.mesh({2}, {"tp"});
   Tree tree;
   tree.norm->slot("weight")->get().set_requires_grad(false);
@@ -232,7 +232,7 @@ TEST_ON_RANKS(Parallelize, KeepsTiedWeightsTied, 2) {
 }
 
 // torchtitan applies a plan to the model, and then another plan to each block.
-TEST_ON_MESH(Parallelize, TakesASecondPlanForOtherModules, {2}, {"tp"}) {
+TEST_ON_MESH(Parallelize, AcceptsASecondPlanForOtherModules, {2}, {"tp"}) {
   Tree tree;
   const at::Tensor up = tree.layer(1).up->weight->detach().clone();
   parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
@@ -243,7 +243,7 @@ TEST_ON_MESH(Parallelize, TakesASecondPlanForOtherModules, {2}, {"tp"}) {
   EXPECT_EQ(DistributedTensor(tree.layer(0).up->weight).placements(), Placements{Replicate{}});
 }
 
-TEST(Parallelize, RefusesByName) {
+TEST(Parallelize, RefusesInvalidCalls) {
   EXPECT_ERROR(prepare_module_input({.input_layouts = {Replicate{}}, .desired_input_layouts = {}}),
                "prepare_module_input", "1 placements", "0 desired");
   RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
@@ -286,7 +286,7 @@ struct ScaledMlp : nn::Module<ScaledMlp> {
   nn::Parameter scale;
 };
 
-TEST_ON_MESH(Mistakes, ForwardInsteadOfTheCall, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(Mistakes, DirectForwardIsReported, {2, 2}, {"dp", "tp"}) {
   const at::Tensor plain = at::ones({3, 4});
   ScaledMlp model, sharded;
   parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
@@ -301,7 +301,7 @@ TEST_ON_MESH(Mistakes, ForwardInsteadOfTheCall, {2, 2}, {"dp", "tp"}) {
                "m->forward(x)");
 }
 
-TEST_ON_MESH(Mistakes, APlanOfAPartOfTheModelOrFsdpOnItsMesh, {2}, {"tp"}) {
+TEST_ON_MESH(Mistakes, PartialPlansAndFsdpOnTheTpMeshAreReported, {2}, {"tp"}) {
   ScaledMlp model;
   parallelize_module(*model.up, mesh, {{"", colwise_parallel()}});
   EXPECT_ERROR(model(at::ones({3, 4})), "'scale', [1]", "plain", "parallelize_module");
@@ -317,7 +317,7 @@ struct HalfSlotted : nn::Module<HalfSlotted> {
   nn::Child<nn::Linear> up{*this, "up", 4, 6};
 };
 
-TEST_ON_MESH(Mistakes, AParameterWithoutASlot, {1, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(Mistakes, ParameterWithoutASlotIsReported, {1, 2}, {"dp", "tp"}) {
   nn::Sequential model(std::make_shared<HalfSlotted>());
   EXPECT_ERROR(parallelize_module(model, mesh["tp"], {{"0.up", colwise_parallel()}}),
                "parameter '0.stray'", "register_slot");
@@ -340,7 +340,7 @@ struct NormedMlp : nn::Module<NormedMlp> {
   nn::Child<nn::Linear> fc1{*this, "fc1", 4, 6}, fc2{*this, "fc2", 6, 4};
 };
 
-TEST_ON_MESH(StrictScopeHints, NameTheEntryThatThePlanForgot, {2}, {"tp"}) {
+TEST_ON_MESH(StrictScopeHints, NameTheMissingPlanEntry, {2}, {"tp"}) {
   const at::Tensor x = at::ones({6, 4});
   for (const bool in_forward : {false, true}) {
     NormedMlp model(in_forward);
@@ -355,7 +355,7 @@ TEST_ON_MESH(StrictScopeHints, NameTheEntryThatThePlanForgot, {2}, {"tp"}) {
   EXPECT_ERROR(model(x), "[Shard(1)] -> [Replicate()]", "prepare_module_input");
 }
 
-TEST_ON_RANKS(StrictScopeHints, NameNoPlanForATensorOutsideOfIt, 2) {
+TEST_ON_RANKS(StrictScopeHints, NameNoPlanForATensorOutsideAPlan, 2) {
   const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"tp"}), {Shard{0}});
   const StrictScope strict;
   const std::string message = testing::message_of([&] { x.tensor().cumsum(0); });

@@ -64,7 +64,7 @@ StylePtr takes_parts() {
   return prepare_module_input({.input_layouts = {Shard{0}}, .desired_input_layouts = {Shard{0}}});
 }
 
-TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
+TEST(UnevenParts, MustMatchTheAgreedSizes) {
   Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({8, 4}, 0.1);
   const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
@@ -78,7 +78,7 @@ TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
   EXPECT_CONTAINS(errors, "the root module", "[Shard(0)]", "[2, 3, 3]", "[3, 3, 2]");
 }
 
-TEST(Replicas, AreEqualBeforeTheFirstForward) {
+TEST(Replicas, AreComparedBeforeTheFirstForward) {
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     Filled<HeadsModel> model;
@@ -94,7 +94,7 @@ TEST(Replicas, AreEqualBeforeTheFirstForward) {
 }
 
 // Ranks compare plain inputs only once: in the first training forward.
-TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
+TEST(PlainInputs, AreComparedInTheFirstTrainingForward) {
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     const auto of_rank = static_cast<double>(rank.rank());
@@ -121,7 +121,7 @@ TEST_ON_MESH(Replicas, MayDifferIfMarkedDistinct, {2}, {"tp"}) {
   model.layer(0)(tokens());
 }
 
-TEST_ON_RANKS(Replicas, AreNotOnTheMetaDevice, 2) {
+TEST_ON_RANKS(Replicas, OnTheMetaDeviceAreRefused, 2) {
   const nn::MetaDevice meta;
   nn::RMSNorm norm(4);
   parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", sequence_parallel()}});
@@ -234,7 +234,7 @@ struct SumOfTwo : nn::Module<SumOfTwo> {
   nn::Child<nn::Linear> b{*this, "b", 8, 6};
 };
 
-TEST(DebugMode, CompareGradientsThatOperatorsHaveSplit) {
+TEST(DebugMode, AcceptsGradientsThatOperatorsSharded) {
   const DebugChecks checks("1");
   Filled<SumOfTwo> alone;
   alone(tokens()).backward();
@@ -263,7 +263,7 @@ void split(nn::Linear& linear, const DeviceMesh& mesh) {
   parallelize_module(linear, mesh, {{"", colwise_parallel()}});
 }
 
-TEST(SplitOrigins, OfDifferentSeedsOrValuesAreRefused) {
+TEST(ShardedParameters, OfDifferentSeedsOrValuesAreRefused) {
   RunRanks(3, [](Rank& rank) {
     nn::Linear linear(4, 5);
     nn::init_weights(linear, rank.rank() == 2 ? 1 : 0);
@@ -287,7 +287,7 @@ TEST(SplitOrigins, OfDifferentSeedsOrValuesAreRefused) {
   });
 }
 
-TEST(SplitOrigins, OfDifferentNumbersOfParametersAreRefused) {
+TEST(ShardedParameters, OfDifferentCountsAreRefused) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     testing::Filled<nn::Linear> linear(4, 5, nn::LinearOptions{.bias = rank.rank() == 1});
     split(linear, rank.mesh({2}, {"tp"}));
@@ -298,7 +298,7 @@ TEST(SplitOrigins, OfDifferentNumbersOfParametersAreRefused) {
   EXPECT_CONTAINS(errors[1], "from parameter 'weight' to parameter 'bias'");
 }
 
-TEST_ON_MESH(SplitOrigins, DoNotMatterAfterAWriteOrIfMarkedDistinct, {2}, {"tp"}) {
+TEST_ON_MESH(ShardedParameters, MayDifferIfWrittenOrMarkedDistinct, {2}, {"tp"}) {
   nn::Linear written(4, 5), distinct(4, 5);
   for (nn::Linear* linear : {&written, &distinct}) {
     nn::init_weights(*linear, static_cast<std::uint64_t>(rank.rank()));

@@ -14,7 +14,7 @@ namespace {
 
 using testing::Filled;
 
-TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
+TEST(Rowwise, ShardsAReplicatedPlainInput) {
   Filled<nn::Linear> alone(7, 5);
   const at::Tensor expected = uniform_values({3, 7}, 0.5).requires_grad_();
   alone(expected).square().sum().backward();
@@ -38,7 +38,7 @@ TEST_ON_RANKS(Rowwise, AddsTheBiasOnceAndUnchanged, 3) {
   EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1f)));
 }
 
-TEST(Styles, RefuseByName) {
+TEST(Styles, RefuseInvalidCalls) {
   const at::Tensor x = uniform_values({3, 3}, 0.5);
   RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     Filled<nn::Linear> undeclared(6, 5), two_inputs(3, 2), other_mesh(3, 4);
@@ -68,7 +68,7 @@ TEST(Styles, RefuseByName) {
   });
 }
 
-TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
+TEST(Block, GathersAndScattersTwicePerPass) {
   // Four ranks split 10 tokens unevenly.
   RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
@@ -98,7 +98,7 @@ std::vector<nn::FusedPart> query_key_value(std::int64_t query, std::int64_t key_
   return {{"q_proj", query}, {"k_proj", key_value}, {"v_proj", key_value}};
 }
 
-TEST(FusedLinear, RefusesGroupsThatDoNotDivide) {
+TEST(FusedLinear, RefusesIndivisibleGroups) {
   EXPECT_ERROR(FusedLinear(5, query_key_value(16, 6), {.groups = 4}), "'k_proj'", "6 features",
                "4 equal groups");
   EXPECT_ERROR(FusedLinear(5, {}), "no parts");
@@ -135,7 +135,7 @@ TEST(FusedColwise, GivesEachRankAShareOfEveryPart) {
   }
 }
 
-TEST_ON_MESH(FusedColwise, RefusesWhatItCannotSplit, {2}, {"tp"}) {
+TEST_ON_MESH(FusedColwise, RefusesIndivisibleParts, {2}, {"tp"}) {
   const auto apply = [&](nn::ModuleBase& module, const StylePtr& style) {
     parallelize_module(module, mesh, {{"", style}});
   };
@@ -167,7 +167,7 @@ TEST_ON_MESH(FusedWeight, UnderFsdpIsShardedInEveryPart, {2, 2}, {"dp", "tp"}) {
 }
 
 // split() of a distributed result, and backward of split(), must not communicate.
-TEST(FusedColwise, ADistributedResultIsSplitWithoutCommunication) {
+TEST(FusedColwise, SplitsResultsWithoutCommunication) {
   const at::Tensor values = uniform_values({4, 21}, 0.3);
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     const StrictScope strict;
@@ -281,7 +281,7 @@ TEST(ReplicatedHeads, HaveTheResultsAndGradientsOfOneRank) {
   }
 }
 
-TEST_ON_MESH(ReplicatedHeadsStyle, RefusesHeadsThatItCannotDivide, {4}, {"tp"}) {
+TEST_ON_MESH(ReplicatedHeadsStyle, RefusesIndivisibleHeads, {4}, {"tp"}) {
   nn::Linear linear(5, 12);
   const auto of = [](std::int64_t heads) {
     return ParallelizePlan{{"", replicated_heads_parallel({.heads = heads})}};

@@ -225,7 +225,7 @@ std::string ValueOf(const std::string& text, const std::string& name) {
   return "(none)";
 }
 
-TEST(LauncherEnvironment, NamesRankAndWorldAndGivesRankZeroAListeningSocket) {
+TEST(LauncherEnvironment, ContainsRankAndWorldSizeAndAStoreSocket) {
   const auto out = RunShell(3,
                             "echo $RANK/$LOCAL_RANK/$WORLD_SIZE/$LOCAL_WORLD_SIZE; "
                             "echo STORE=$TESSERA_STORE_FD; ls -l /proc/$$/fd | grep -c socket || :")
@@ -235,13 +235,13 @@ TEST(LauncherEnvironment, NamesRankAndWorldAndGivesRankZeroAListeningSocket) {
   EXPECT_CONTAINS(out, "[rank 1] STORE=\n", "[rank 1] 0\n");
 }
 
-TEST(LauncherEnvironment, DividesTheCores) {
+TEST(LauncherEnvironment, DividesCoresAmongRanks) {
   const int ranks = static_cast<int>(std::thread::hardware_concurrency()) + 1;
   const auto out = RunShell(ranks, "echo OMP=$OMP_NUM_THREADS", {{"OMP_NUM_THREADS", ""}}).out;
   EXPECT_EQ(ValueOf(out, "OMP"), "1");
 }
 
-TEST(LauncherEnvironment, ReplacesThatOfAnOuterJobAndPassesTheRestOn) {
+TEST(LauncherEnvironment, OverridesAnOuterJobAndKeepsOtherVariables) {
   const TemporaryFolder folder;
   const std::string given = (folder / "new" / "run").string();
   const auto run = Launcher({"--nproc=1", "--timeout", "20", "--watchdog", "0.5", "--run-dir",
@@ -279,19 +279,19 @@ TEST(LauncherEnvironment, PassesArgumentsUnchanged) {
   EXPECT_EQ(out, "<a b><--nproc><><--><*>");
 }
 
-TEST(LauncherEnvironment, OnlyRankZeroHasTheStandardInput) {
+TEST(LauncherEnvironment, GivesStandardInputOnlyToRankZero) {
   const auto out = RunAround("printf 'a\\nb\\n' | $RUN --nproc 2 sh -c 'echo $RANK $(cat)'").out;
   EXPECT_CONTAINS(out, "0 a b\n", "[rank 1] 1\n");
 }
 
-TEST(LauncherOutput, NamesTheRankOfEachLineButRankZerosOutput) {
+TEST(LauncherOutput, PrefixesLinesWithTheRank) {
   EXPECT_EQ(RunShell(1, "printf 'step 1\\rstep 2'").out, "step 1\rstep 2");
   const auto result = RunShell(2, "[ $RANK = 0 ] || printf out; echo err of $RANK >&2");
   EXPECT_EQ(result.out, "[rank 1] out\n");
   EXPECT_CONTAINS(result.err, "[rank 0] err of 0\n", "[rank 1] err of 1\n");
 }
 
-TEST(LauncherOutput, KeepsLinesWholeAndLosesNothing) {
+TEST(LauncherOutput, KeepsLinesIntactAndComplete) {
   const auto out = RunShell(4, "for i in $(seq 1 2000); do echo abcdefghij; done").out;
   std::size_t lines = 0;
   for (std::size_t start = 0; start < out.size(); ++lines) {
@@ -305,7 +305,7 @@ TEST(LauncherOutput, KeepsLinesWholeAndLosesNothing) {
   EXPECT_EQ(std::count(large.begin(), large.end(), 'x'), 3'000'000);
 }
 
-TEST(LauncherOutput, IsAFailureIfItCannotBeWritten) {
+TEST(LauncherOutput, FailsTheJobIfUnwritable) {
   for (const auto& [where, code] : {std::pair("/dev/full", "1\n"), std::pair("/dev/null", "0\n")}) {
     const auto result = RunAround("$RUN --nproc 2 sh -c '[ $RANK = 0 ] || echo out' >" +
                                   std::string(where) + "; echo $?");
@@ -331,7 +331,7 @@ struct End {
 
 class LauncherEnd : public ::testing::TestWithParam<End> {};
 
-TEST_P(LauncherEnd, HasTheJobsExitCodeAndLeavesNoProcess) {
+TEST_P(LauncherEnd, ReturnsTheExitCodeAndLeavesNoProcess) {
   const End& end = GetParam();
   Launcher launcher(Shell(end.ranks, end.script));
   const auto result = launcher.wait();
@@ -355,7 +355,7 @@ INSTANTIATE_TEST_SUITE_P(
         End{"ChildrenLeft", 2, "sleep 1000 & exit 0", 0, ""}),
     [](const auto& info) { return info.param.name; });
 
-TEST(LauncherEnd, PrintsTheErrorsOfTheFirstFailureAboveItsName) {
+TEST(LauncherEnd, PrintsErrorsBeforeTheNameOfTheFailedRank) {
   const auto result =
       RunShell(3,
                "[ $RANK != 1 ] || { printf 'first\\ncause\\n' >&2; exit 1; }; "
@@ -364,7 +364,7 @@ TEST(LauncherEnd, PrintsTheErrorsOfTheFirstFailureAboveItsName) {
   EXPECT_LT(result.err.find("tessera-run: rank 1"), result.err.find("witness")) << result.err;
 }
 
-TEST(LauncherCommandLine, IsRefused) {
+TEST(LauncherCommandLine, RefusesInvalidArguments) {
   struct BadLine {
     std::vector<std::string> arguments;
     int code;
@@ -420,7 +420,7 @@ INSTANTIATE_TEST_SUITE_P(All, LauncherStop, ::testing::Values(SIGINT, SIGTERM, S
                            return std::string("SIG") + sigabbrev_np(info.param);
                          });
 
-TEST_F(LauncherSignal, GivesRanksTheGraceToSave) {
+TEST_F(LauncherSignal, GivesRanksAGracePeriod) {
   for (const auto& [grace, code] : {std::pair("0.2", 128 + SIGTERM), std::pair("30", 75)}) {
     auto arguments = Job(1, kLoop, "trap 'sleep 1; echo saved; exit 75' TERM");
     arguments.insert(arguments.begin(), {"--grace", grace});
@@ -448,7 +448,7 @@ TEST_F(LauncherSignal, KillsAtTheSecondSignal) {
 }
 
 // A rank would die of SIGUSR1 without a handler, so the launcher must first wait for the handler.
-TEST_F(LauncherSignal, PassesUserSignalsOnOnceTheRankHandlesThem) {
+TEST_F(LauncherSignal, ForwardsUserSignalsToRanksWithAHandler) {
   Launcher launcher(Job(2, std::string("sleep 0.5; trap 'echo noted; exit 0' USR1; ") + kLoop));
   WaitForRanks(2);
   kill(launcher.pid(), SIGUSR1);
@@ -465,7 +465,7 @@ TEST_F(LauncherSignal, RanksDieWithTheLauncher) {
   EXPECT_TRUE(launcher.left_over().empty());
 }
 
-TEST_F(LauncherSignal, DoesNotWaitForAReaderThatStalls) {
+TEST_F(LauncherSignal, DoesNotWaitForAStalledReader) {
   Launcher launcher(Job(2,
                         "[ $RANK = 0 ] || { sleep 0.5; exit 6; }; "
                         "while :; do echo 0123456789012345678901234567890123456789 >&2; done"));
@@ -487,7 +487,7 @@ TEST_F(LauncherSignal, OutlivesItsReader) {
 }
 
 // Rank 0 has the terminal; other ranks have none. Ctrl-C must end the whole job.
-TEST(LauncherTerminal, IsRankZerosAndTakesCtrlC) {
+TEST(LauncherTerminal, BelongsToRankZeroAndAcceptsCtrlC) {
   int terminal = -1;
   const pid_t pid = forkpty(&terminal, nullptr, nullptr, nullptr);
   if (pid == 0) {
@@ -511,7 +511,7 @@ TEST(LauncherTerminal, IsRankZerosAndTakesCtrlC) {
   EXPECT_EQ(seen.find("rank 1 has a terminal"), std::string::npos) << seen;
 }
 
-TEST(LauncherRecords, AreInATemporaryFolderThatStaysIfTheJobFails) {
+TEST(LauncherRecords, AreKeptOnlyIfTheJobFails) {
   for (const int code : {0, 3}) {
     const auto result = RunShell(2,
                                  "touch $TESSERA_RUN_DIR/world-0.rank-$RANK.flight; "

@@ -133,7 +133,7 @@ void expect_one_ranks_steps(MlpRun& run, const StepOptions& options) {
   EXPECT_TRUE(run.weights().allclose(one.weights, 1e-4, 1e-6));
 }
 
-TEST(StepTest, EqualsOneRanksStepOnMeshesAndWithMicroBatches) {
+TEST(StepTest, EqualsAStepOfOneRank) {
   struct Row {
     std::int64_t dp, tp;
     StepOptions options;
@@ -155,7 +155,7 @@ TEST(StepTest, EqualsOneRanksStepOnMeshesAndWithMicroBatches) {
   }
 }
 
-TEST_ON_RANKS(StepTest, SumsMicroBatchesThatCountForThemselves, 2) {
+TEST_ON_RANKS(StepTest, SumsLossesOfMicroBatchesIfRequested, 2) {
   MlpRun run(rank, 2, 1), other(rank, 2, 1);
   const double loss = run.step({.accumulate = 2}).loss;
   const StepResult summed =
@@ -166,7 +166,7 @@ TEST_ON_RANKS(StepTest, SumsMicroBatchesThatCountForThemselves, 2) {
   EXPECT_TRUE(other.weights().equal(run.weights()));
 }
 
-TEST_ON_RANKS(StepTest, TheScheduleSetsTheRate, 1) {
+TEST_ON_RANKS(StepTest, UsesTheRateOfTheSchedule, 1) {
   MlpRun run(rank, 1, 1);
   const at::Tensor before = run.weights();
   const optim::LrSchedule schedule({.warmup = 4, .steps = 8});
@@ -176,7 +176,7 @@ TEST_ON_RANKS(StepTest, TheScheduleSetsTheRate, 1) {
   EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.5);
 }
 
-TEST_ON_RANKS(StepTest, LeavesOutAStepWhoseScaledGradientsOverflow, 2) {
+TEST_ON_RANKS(StepTest, SkipsAStepWithOverflowedGradients, 2) {
   MlpRun run(rank, 2, 1);
   run.state->scaler = optim::GradScaler({.init_scale = std::numeric_limits<float>::max()});
   const at::Tensor before = run.weights();
@@ -187,7 +187,7 @@ TEST_ON_RANKS(StepTest, LeavesOutAStepWhoseScaledGradientsOverflow, 2) {
   EXPECT_EQ(run.state->step, 1);
 }
 
-TEST(StepTest, ALossThatIsNotFiniteOnOneRankIsAnErrorOnAll) {
+TEST(StepTest, FailsOnAllRanksForANonfiniteLoss) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     MlpRun run(rank, 2, 2);
     run.step();
@@ -202,7 +202,7 @@ TEST(StepTest, ALossThatIsNotFiniteOnOneRankIsAnErrorOnAll) {
   }
 }
 
-TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
+TEST(StepTest, ChangesNothingForNonfiniteValuesOnCpu) {
   for (const bool scaled : {false, true}) {
     RunRanks(2, [scaled](Rank& rank) {
       MlpRun run(rank, 2, 1);
@@ -234,7 +234,7 @@ TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
 }
 
 /// training::step() must also clear gradients of parameters that the optimizer does not have.
-TEST_ON_RANKS(StepTest, LeavesNoGradientsOfOthers, 1) {
+TEST_ON_RANKS(StepTest, ClearsGradientsOfUnoptimizedParameters, 1) {
   MlpRun run(rank, 1, 1);
   optim::AdamW optimizer(*run.model->down, {.lr = 0});
   training::TrainState state{.model = *run.model, .optimizer = optimizer};
@@ -261,13 +261,13 @@ void expect_nothing_left(const StepOptions& options, const fsdp::Options& units)
   });
 }
 
-TEST(StepTest, ALossFunctionThatThrowsLeavesNoGradientsAndTheUnitsReducing) {
+TEST(StepTest, CleansUpAfterALossFunctionThrows) {
   expect_nothing_left({.batch = kBatch, .accumulate = 2}, {});
   expect_nothing_left({.batch = kBatch, .accumulate = 2, .sync_each_micro_batch = false},
                       {.reshard_after_forward = false});
 }
 
-TEST_ON_MESH(StepTest, AModelThatIsOnNoMeshOfTheDataIsRefused, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(StepTest, RefusesAModelOutsideTheDataMesh, {2, 2}, {"dp", "tp"}) {
   Mlp model;
   nn::init_weights(model, /*seed=*/3);
   optim::AdamW optimizer(model, {});
@@ -288,7 +288,7 @@ TEST_ON_MESH(StepTest, AModelThatIsOnNoMeshOfTheDataIsRefused, {2, 2}, {"dp", "t
   EXPECT_GT(step().grad_norm, 0);
 }
 
-TEST_ON_RANKS(StepTest, NamesWhatIsWrongWithTheOptionsOrTheLoss, 1) {
+TEST_ON_RANKS(StepTest, RefusesInvalidOptionsAndLosses, 1) {
   MlpRun run(rank, 1, 1);
   const auto step = [&](const StepOptions& options, const training::LossFunction& loss) {
     training::step(*run.state, run.mesh["dp"], options, loss);
@@ -310,7 +310,7 @@ TEST_ON_RANKS(StepTest, NamesWhatIsWrongWithTheOptionsOrTheLoss, 1) {
   EXPECT_EQ(run.state->step, 0);
 }
 
-TEST_ON_MESH(StepTest, MeanOverTakesADistributedLossWhole, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(StepTest, MeanOverUsesTheWholeDistributedLoss, {2, 2}, {"dp", "tp"}) {
   const double own = 1.0 + static_cast<double>(mesh.local_rank("dp"));
   const at::Tensor value = at::full({}, own, at::kDouble).requires_grad_();
   for (const Placement& placement : {Placement(Replicate{}), Placement(Partial{})}) {
@@ -330,7 +330,7 @@ TEST_ON_MESH(StepTest, MeanOverTakesADistributedLossWhole, {2, 2}, {"dp", "tp"})
   });
 }
 
-TEST(StepTest, AnErrorOfLibtorchOnOneRankNamesTheStepAndTheRank) {
+TEST(StepTest, NamesStepAndRankInErrorsOfLibtorch) {
   const std::vector<std::string> errors = ErrorsOfRanks(2, [](Rank& rank) {
     MlpRun run(rank, 2, 1);
     run.step();
@@ -342,7 +342,7 @@ TEST(StepTest, AnErrorOfLibtorchOnOneRankNamesTheStepAndTheRank) {
   EXPECT_FALSE(errors[0].empty());
 }
 
-TEST_ON_RANKS(EvaluationTest, IsTheMeanOverBatchesAndRanksAndEndsWhenAskedToStop, 2) {
+TEST_ON_RANKS(EvaluationTest, AveragesOverBatchesAndRanksAndCanBeStopped, 2) {
   MlpRun run(rank, 2, 1);
   const auto loss = [&](std::int64_t batch) {
     EXPECT_FALSE(run.model->is_training());
@@ -366,7 +366,7 @@ TEST_ON_RANKS(EvaluationTest, IsTheMeanOverBatchesAndRanksAndEndsWhenAskedToStop
   EXPECT_ERROR(training::evaluate(*run.model, run.mesh["dp"], 0, loss), "0 batches");
 }
 
-TEST_ON_RANKS(EvaluationTest, UsesTheAveragesAndRestoresTheWeights, 2) {
+TEST_ON_RANKS(EvaluationTest, UsesAveragedWeightsAndRestoresTheOriginals, 2) {
   MlpRun run(rank, 2, 1);
   const at::Tensor initial = run.weights();
   optim::Ema ema(std::make_shared<optim::AdamW>(*run.model, optim::AdamWOptions{.lr = 1e-2}), 0.5);
@@ -383,7 +383,7 @@ TEST_ON_RANKS(EvaluationTest, UsesTheAveragesAndRestoresTheWeights, 2) {
                                   [&] { EXPECT_TRUE(run.weights().equal(trained)); });
 }
 
-TEST_ON_RANKS(StepMeterTest, CountsTheTrafficOfItsStepAlone, 2) {
+TEST_ON_RANKS(StepMeterTest, CountsOnlyTrafficOfTheStep, 2) {
   MlpRun run(rank, 2, 1);
   training::StepMeter meter(rank.world(), "cpu");
   std::vector<observe::StepMetrics> steps;
@@ -425,7 +425,7 @@ using training::Checkpointer;
 using training::CheckpointOptions;
 using training::Resume;
 
-TEST(CheckpointerTest, RandomNumbersAndTheLossScaleContinue) {
+TEST(CheckpointerTest, RestoresRandomNumbersAndLossScale) {
   const TemporaryFolder folder;
   RunRanks(2, [&](Rank& rank) {
     MlpRun run(rank, 2, 1), resumed(rank, 2, 1);
@@ -449,7 +449,7 @@ TEST(CheckpointerTest, RandomNumbersAndTheLossScaleContinue) {
   });
 }
 
-TEST(CheckpointerTest, FinishThrowsTheErrorOfTheLastSave) {
+TEST(CheckpointerTest, FinishReturnsTheErrorOfTheLastSave) {
   const TemporaryFolder folder;
   RunRanks(2, [&](Rank& rank) {
     MlpRun run(rank, 2, 1);
@@ -465,7 +465,7 @@ TEST(CheckpointerTest, FinishThrowsTheErrorOfTheLastSave) {
   });
 }
 
-TEST(CheckpointerTest, Refusals) {
+TEST(CheckpointerTest, RefusesInvalidUse) {
   const TemporaryFolder folder;
   RunRanks(1, [&](Rank& rank) {
     MlpRun run(rank, 1, 1);
