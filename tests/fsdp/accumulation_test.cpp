@@ -211,7 +211,7 @@ TEST_SHARDED(PendingGradients, CannotBeUsedByOptimizersOrNorms, 2) {
   EXPECT_ERROR(slots[0]->persistent().grad().add(1), "'block0.up.weight'", "is not reduced");
 }
 
-TEST_ON_MESH(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain, {2}, {"dp"}) {
+TEST_ON_MESH(DroppedGradient, IsUndefinedIfTheParameterIsNotUsedAgain, {2}, {"dp"}) {
   Pair model;
   fully_shard(model, mesh);
   const at::Tensor x = uniform_values({2, 3}, rank.rank());
@@ -245,9 +245,9 @@ void accumulate(SmallModel& model, const Rank& rank) {
   }
 }
 
-TESSERA_ARRANGED(AddedProducts, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded");
+TESSERA_ARRANGED(InPlaceAdditionOnMeshes, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded");
 
-TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
+TEST_P(InPlaceAdditionOnMeshes, GivesTheGradientsOfOneRank) {
   const Arrangement& c = GetParam();
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
   for (const bool checkpointed : {false, true}) {

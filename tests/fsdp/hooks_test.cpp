@@ -103,7 +103,7 @@ TEST_P(OptimizerInBackward, MatchesAStepAfterBackward) {
   });
 }
 
-TEST_SHARDED(PostAccumulateHook, IsCalledForReducedGradientsOnly, 2) {
+TEST_SHARDED(PostAccumulateHook, IsCalledOnlyForReducedGradients, 2) {
   int calls = 0;
   const auto optimizers = step_in_backward(model, calls);
   set_requires_gradient_sync(model, false);

@@ -146,7 +146,7 @@ struct RandomRefusal {
   bool local_part = false;
 };
 
-TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
+TEST(RandomErrors, NameTheOperatorAndTheRemedyOnEveryRank) {
   const std::vector<RandomRefusal> cases{
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 3); },
        {"bernoulli_", "[3, 4, 8]", "2 data-parallel ranks", "4 rows", "put the batch first"},
@@ -187,7 +187,7 @@ TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
   }
 }
 
-TEST(RandomRefusals, DoNotOccurInBatchPartOrOnOneRank) {
+TEST(RandomErrors, DoNotOccurInBatchPartOrOnOneRank) {
   const auto in_scope = [](const at::Tensor& y) {
     const BatchPart part(0, 1);
     return at::dropout(y, 0.4, true);
@@ -199,7 +199,7 @@ TEST(RandomRefusals, DoNotOccurInBatchPartOrOnOneRank) {
 
 // On a rank with one row, a random tensor of sizes {1, 1} can be for this row or for all rows. All
 // ranks must throw, and no rank may wait for another rank.
-TEST(RandomRefusals, OfAmbiguousSizesReachAllRanks) {
+TEST(RandomErrors, OfAmbiguousSizesReachAllRanks) {
   for (const bool of_rows : {false, true}) {
     const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
       OneDraw model(

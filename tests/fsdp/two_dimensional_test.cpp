@@ -105,7 +105,7 @@ at::Tensor take_gradient(ScaleOfTokens& model) {
   return taken;
 }
 
-TEST_ON_MESH(PendingSums, DoNotDependOnTheUsesOfOtherRanks, {2, 2}, {"dp", "tp"}) {
+TEST_ON_MESH(PendingSums, AreCorrectIfRanksUseParametersDifferently, {2, 2}, {"dp", "tp"}) {
   for (const Use first : kUses) {
     for (const Use second : kUses) {
       ScaleOfTokens model(mesh["tp"]);

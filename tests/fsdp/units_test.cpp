@@ -261,7 +261,7 @@ struct OwnModel : nn::Module<OwnModel> {
   nn::Child<OwnLayer> layer{*this, "layer", 4};
 };
 
-TEST(CallsWithoutHooks, AreRefused) {
+TEST(DirectForward, IsRefused) {
   const char* kAdvice = "(*m)(x) and not as m->forward(x)";
   const at::Tensor x = at::ones({3, 4}), ids = at::arange(6, at::kLong);
   for (const int ranks : {1, 2, 3}) {
@@ -321,7 +321,7 @@ TEST_ON_RANKS(Slots, ShowGatheredTensorsInForwardAndOnRequest, 2) {
   EXPECT_FALSE(shown());
 }
 
-TEST_ON_RANKS(UnfilledStorage, IsRefusedBeforeAnythingIsGathered, 2) {
+TEST_ON_RANKS(UninitializedParameters, AreRefusedBeforeAnyGather, 2) {
   const auto model = testing::made_on_meta<nn::Linear>(4, 4);
   const at::Tensor x = at::ones({3, 4});
   fully_shard(*model, rank.mesh({2}, {"dp"}));

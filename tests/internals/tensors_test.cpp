@@ -320,7 +320,7 @@ TEST(PlaceholderTensorCanary, SendsEveryOperatorToItsFallback) {
   EXPECT_EQ(refused, 2);
 }
 
-TEST(PlaceholderTensorCanary, RefusesToBeCopied) {
+TEST(PlaceholderTensorCanary, CannotBeCopied) {
   const at::Tensor gradient = make_placeholder<Refusing>(at::ones({2}));
   EXPECT_THROW(gradient.data(), std::runtime_error);
 }

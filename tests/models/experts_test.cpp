@@ -134,9 +134,9 @@ void expect_close(const Tensors& found, const Tensors& expected, double toleranc
   }
 }
 
-class ModelsWithExpertsOn : public ::testing::TestWithParam<Mesh> {};
+class ModelsWithExperts : public ::testing::TestWithParam<Mesh> {};
 
-TEST_P(ModelsWithExpertsOn, TrainLikeOneRank) {
+TEST_P(ModelsWithExperts, TrainLikeOneRank) {
   const Mesh& c = GetParam();
   for (const Kind& kind : kKinds) {
     SCOPED_TRACE(kind.type);
@@ -150,7 +150,7 @@ TEST_P(ModelsWithExpertsOn, TrainLikeOneRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Meshes, ModelsWithExpertsOn,
+    Meshes, ModelsWithExperts,
     ::testing::Values(Mesh{{1, 1, 1}}, Mesh{{1, 2, 1}}, Mesh{{4, 1, 1}}, Mesh{{2, 2, 1}},
                       Mesh{{1, 4, 1}, kUsual, true, ActivationMemory::kInputs}, Mesh{{1, 2, 2}},
                       Mesh{{1, 2, 2}, kUsual, false}, Mesh{{2, 1, 2}},

@@ -171,9 +171,9 @@ DeviceMesh split_mesh(const Rank& rank, const SplitMesh& c) {
              : rank.mesh({c.dp, c.cp, c.tp}, {"dp", "cp", "tp"});
 }
 
-class SplitSequencesOn : public ::testing::TestWithParam<SplitMesh> {};
+class ContextParallelLlama : public ::testing::TestWithParam<SplitMesh> {};
 
-TEST_P(SplitSequencesOn, HaveTheLossAndGradientsOfOneRank) {
+TEST_P(ContextParallelLlama, HasTheLossAndGradientsOfOneRank) {
   const SplitMesh& c = GetParam();
   const auto alone = make_split_llama(c);
   const double loss = step_of_rows(*alone, c, 0, kSplitShape.batch);
@@ -196,7 +196,7 @@ TEST_P(SplitSequencesOn, HaveTheLossAndGradientsOfOneRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Meshes, SplitSequencesOn,
+    Meshes, ContextParallelLlama,
     ::testing::Values(SplitMesh{1, 1, 2, 1}, SplitMesh{1, 1, 3, 1},
                       SplitMesh{1, 1, 4, 1, true, ActivationMemory::kInputs},
                       SplitMesh{1, 1, 2, 2, false}, SplitMesh{1, 1, 3, 2},
@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitMesh{1, 1, 1, 4}, SplitMesh{1, 1, 1, 8, false},
                       SplitMesh{1, 2, 1, 4, true, ActivationMemory::kInputs}));
 
-TEST_ON_RANKS(SplitSequences, AreRefusedWithACache, 2) {
+TEST_ON_RANKS(ContextParallelGeneration, IsRefusedWithACache, 2) {
   const SplitMesh c{1, 1, 2, 1};
   const auto model = make_split_llama(c);
   parallelize(*model, split_mesh(rank, c), {});

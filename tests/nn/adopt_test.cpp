@@ -58,7 +58,7 @@ TEST(Hooked, ComputesLikeItsModule) {
   EXPECT_EQUAL(module(x), module.held().forward(x));
 }
 
-TEST(Hooked, HoldsModulesWithoutParameters) {
+TEST(Hooked, SupportsModulesWithoutParameters) {
   Hooked<torch::nn::ReLU> module;
   int runs = 0;
   module.add_forward_pre_hook([&](ModuleBase&, TensorList) { ++runs; });

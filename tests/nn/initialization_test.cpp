@@ -298,7 +298,7 @@ TEST(CallChecks, RefuseDirectForwardOfAModuleWithHooks) {
   EXPECT_ERROR(module.forward(input()), "skips the module's hooks");
 }
 
-TEST(CallChecks, RefuseUnregisteredParameters) {
+TEST(CallChecks, RefuseUnregisteredAndUninitializedParameters) {
   HalfIn module;
   EXPECT_ERROR(module(input()), "parameter 'stray'", "optimizers, checkpoints", "register_slot");
   EXPECT_ERROR(init_weights(module, 0), "parameter 'stray'");
@@ -442,7 +442,7 @@ TEST(CallChecks, NameTheConstructorThatKeptAMetaTensor) {
   }
 }
 
-TEST(CallChecks, AllowAMarkedUnregisteredModule) {
+TEST(CallChecks, AllowASeparatelyInitializedModule) {
   const auto teacher = std::make_shared<Linear>(2, 2);
   init_weights(*teacher, 0);
   Forgets module(teacher);

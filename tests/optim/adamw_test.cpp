@@ -130,7 +130,7 @@ TEST(AdamW, UpdatesTiedParametersOnceAndSkipsMissingGradients) {
   EXPECT_EQUAL(without->get().detach(), at::ones({2}));
 }
 
-TEST_ON_MESH(AdamW, FollowsASlotThatIsShardedLater, {2}, {"dp"}) {
+TEST_ON_MESH(AdamW, SupportsParametersShardedLater, {2}, {"dp"}) {
   const nn::SlotPtr slot = slot_of(values_of(0, 0));
   AdamW optimizer({slot}, kOptions);
   slot->set(slot_of(values_of(0, 0), mesh, {Shard{0}})->get());

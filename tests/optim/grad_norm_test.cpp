@@ -280,7 +280,7 @@ void expect_same_bits(const Make& make, c10::ScalarType type) {
       << type;
 }
 
-TEST(ScaledStep, EqualsClippingFirst) {
+TEST(ScaledStep, EqualsAStepAfterClipping) {
   const std::vector<Make> makers{
       [](auto slots) { return std::make_unique<AdamW>(std::move(slots), AdamWOptions{}); },
       [](auto slots) {

@@ -457,7 +457,7 @@ TEST_F(LauncherSignal, ForwardsUserSignalsToRanksWithAHandler) {
   EXPECT_CONTAINS(result.out, "noted\n", "[rank 1] noted\n");
 }
 
-TEST_F(LauncherSignal, RanksDieWithTheLauncher) {
+TEST_F(LauncherSignal, KillOfTheLauncherEndsAllRanks) {
   Launcher launcher(Job(3, kLoop, "trap '' HUP INT TERM"));
   WaitForRanks(3);
   kill(launcher.pid(), SIGKILL);
@@ -524,7 +524,7 @@ TEST(LauncherRecords, AreKeptOnlyIfTheJobFails) {
   }
 }
 
-TEST(LauncherRecords, AreExplained) {
+TEST(LauncherRecords, CanBeExplained) {
   const TemporaryFolder folder;
   for (const int rank : {0, 2}) {
     const auto record = std::make_unique<flight::Record>();
