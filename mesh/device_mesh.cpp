@@ -268,15 +268,15 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
     const bool fits = group != nullptr && group->size() == mesh.size(dim) &&
                       group->rank() == mesh.local_rank(dim);
     TESSERA_CHECK(fits, to_string(mesh), ": the group given for ", dim_name(mesh.shape(), dim),
-                  " must have ", mesh.size(dim), " ranks and this one as number ",
+                  " must have ", mesh.size(dim), " ranks, with this rank as number ",
                   mesh.local_rank(dim));
     const auto other = known.find({dim});
     // An existing process group must not be replaced, because it can have pending collectives:
     // equal meshes are one object, so another DeviceMesh can use the group.
     TESSERA_CHECK(other == known.end() || other->second == group, to_string(mesh), ": ",
                   dim_name(mesh.shape(), dim),
-                  " has a group already; make the mesh from groups before it is used, or give it "
-                  "other names");
+                  " already has a group; call from_groups() before the mesh is used, or use other "
+                  "dimension names");
   }
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
     known.emplace(std::vector<int>{dim}, groups[static_cast<std::size_t>(dim)]);
@@ -287,9 +287,9 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
 /// Returns the description of the mesh. All queries call this function, so that the use of a
 /// default-constructed DeviceMesh throws Error and does not crash.
 const DeviceMesh::Impl& DeviceMesh::impl() const {
-  TESSERA_CHECK(impl_ != nullptr,
-                "DeviceMesh: used before a mesh was assigned to it; "
-                "make one with init_device_mesh()");
+  TESSERA_CHECK(
+      impl_ != nullptr,
+      "DeviceMesh: used before a mesh was assigned; create a mesh with init_device_mesh()");
   return *impl_;
 }
 
@@ -297,7 +297,7 @@ const DeviceMesh::Impl& DeviceMesh::impl() const {
 /// compare the mesh (pipeline stages do), but have no coordinate in it.
 void DeviceMesh::check_member(const char* wish) const {
   TESSERA_CHECK(contains_this_rank(), to_string(*this), ": rank ", world()->rank(),
-                " is not a member and has no ", wish, "; ask contains_this_rank() first");
+                " is not a member and has no ", wish, "; check contains_this_rank() first");
 }
 
 const MeshShape& DeviceMesh::shape() const {
@@ -355,7 +355,7 @@ std::int64_t DeviceMesh::local_rank(std::string_view name) const {
 }
 
 std::int64_t DeviceMesh::local_rank() const {
-  TESSERA_CHECK(ndim() == 1, to_string(*this), ": local_rank() needs a 1-D mesh; name a dimension");
+  TESSERA_CHECK(ndim() == 1, to_string(*this), ": local_rank() needs a 1-D mesh; pass a dimension");
   return local_rank(0);
 }
 
@@ -379,7 +379,7 @@ comm::Communicator& DeviceMesh::group(std::string_view name) const {
 }
 
 comm::Communicator& DeviceMesh::group() const {
-  TESSERA_CHECK(ndim() == 1, to_string(*this), ": group() needs a 1-D mesh; name a dimension");
+  TESSERA_CHECK(ndim() == 1, to_string(*this), ": group() needs a 1-D mesh; pass a dimension");
   return group(0);
 }
 
@@ -507,7 +507,7 @@ DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   }
   TESSERA_CHECK(std::ranges::adjacent_find(dims, std::greater_equal<>()) == dims.end(),
                 to_string(*this), ": slice [", listed(names),
-                "] repeats a dimension or changes their order; keep the mesh's order");
+                "] repeats dimensions or changes their order; keep the order of the mesh");
   check_member("slice");
   return relative(ranks_through(ranks(), shape(), coordinate(), dims), MeshShape(sizes, names));
 }
@@ -531,13 +531,13 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
 /// stands for other dimensions.
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
-                ": flattening an unnamed mesh needs a name");
+                ": flatten() of an unnamed mesh needs a name");
   const std::string flat = name.empty() ? fmt::format("{}", fmt::join(shape().names(), "_")) : name;
   if (shape().names() == std::vector<std::string>{flat}) {
     return *this;
   }
   TESSERA_CHECK(!has(root().shape().names(), flat), to_string(*this), ": '", flat,
-                "' is a dimension of the mesh it comes from; choose another name");
+                "' is a dimension of the root mesh; choose another name");
   if (!shape().names().empty()) {
     const std::vector<std::string> known =
         impl().family->remember_flattened(impl().root, flat, shape().names());
@@ -554,7 +554,7 @@ DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::i
   const MeshShape inner(sizes, names);
   TESSERA_CHECK(names.size() == sizes.size() && inner.numel() == size(dim), to_string(*this),
                 ": unflatten '", name, "' into ", to_string(inner), ": the sizes multiply to ",
-                inner.numel(), ", not ", size(dim), "; give named sizes that do");
+                inner.numel(), ", not ", size(dim), "; pass other sizes, and one name per size");
   std::vector<std::int64_t> all_sizes = shape().sizes();
   std::vector<std::string> all_names = shape().names();
   all_sizes.erase(all_sizes.begin() + dim);
@@ -573,7 +573,7 @@ DeviceMesh DeviceMesh::concatenate(const std::vector<DeviceMesh>& meshes) {
   std::vector<std::string> names;
   for (const DeviceMesh& mesh : meshes) {
     TESSERA_CHECK(mesh.root() == root, "concatenate: ", to_string(mesh), " and ",
-                  to_string(meshes.front()), " come from different meshes; slice both from one");
+                  to_string(meshes.front()), " come from different meshes; slice the same mesh");
     mesh.check_member("concatenation");
     parts.push_back(mesh.ranks());
     sizes.insert(sizes.end(), mesh.shape().sizes().begin(), mesh.shape().sizes().end());
@@ -582,7 +582,7 @@ DeviceMesh DeviceMesh::concatenate(const std::vector<DeviceMesh>& meshes) {
   const MeshShape shape(sizes, names);
   std::vector<int> ranks = product_through(root.ranks(), parts, root.world()->rank());
   TESSERA_CHECK(!ranks.empty(), "concatenate: ", to_string(shape), " of ", to_string(root),
-                ": two of the meshes share a dimension; give disjoint ones");
+                ": two of the meshes share a dimension; pass meshes of different dimensions");
   return root.relative(std::move(ranks), shape);
 }
 

@@ -56,9 +56,9 @@ void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   const std::int64_t ignored = tokens - count.item<std::int64_t>();
   TESSERA_CHECK(
       ignored == 0, "cross_entropy: ", ignored, " of ", tokens, " targets are ignored, and ", ranks,
-      " data-parallel ranks share the batch: the mean of their means is not the mean over the "
+      " data-parallel ranks share the batch: the mean of the ranks' means is not the mean over the "
       "tokens; pass {.over = mesh} with the mesh of fully_shard, with micro-batches {.tokens = "
-      "tokens_per_rank(targets, mesh)}, or the number of tokens if this rank trains by itself");
+      "tokens_per_rank(targets, mesh)}, or the number of tokens if this rank trains alone");
 }
 
 at::Tensor whole(const at::Tensor& tensor) {
@@ -92,8 +92,8 @@ void check_options(const CrossEntropyOptions& options) {
                 "cross_entropy: .tokens is for at::Reduction::Mean; remove it, or use Mean");
   TESSERA_CHECK(
       !options.over || (options.reduction == at::Reduction::Mean && !options.tokens.defined()),
-      "cross_entropy: .over is for at::Reduction::Mean without .tokens; remove one of them, or use "
-      "Mean");
+      "cross_entropy: .over is for at::Reduction::Mean without .tokens; remove .over or .tokens, "
+      "or use Mean");
   TESSERA_CHECK(!options.tokens.defined() || options.tokens.dim() == 0,
                 "cross_entropy: .tokens must be one number, but has sizes ",
                 options.tokens.sizes());
@@ -120,7 +120,7 @@ at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
   const bool distributed = tessera::is_distributed(targets);
   TESSERA_CHECK(!distributed || (rows && sharding_spec(targets).mesh == rows->mesh),
                 "cross_entropy: the targets are distributed on another mesh than the logits; pass "
-                "targets on the same mesh, or full_tensor() of them");
+                "targets on the same mesh, or full_tensor() of the targets");
   if (!distributed && are_split(rows)) {
     tessera::detail::check_targets(targets, vocabulary, ignore_index);
   }
@@ -179,7 +179,7 @@ void check_layout(const at::Tensor& logits) {
   }
   const ShardingSpec& spec = sharding_spec(logits);
   TESSERA_CHECK(!spec.layout->is_partial(), "cross_entropy: the layout of the logits is ",
-                to_string(*spec.layout), "; redistribute them to Shard(1)");
+                to_string(*spec.layout), "; redistribute the logits to Shard(1)");
   tessera::detail::check_consecutive_columns(spec, 1);
 }
 
@@ -339,7 +339,7 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
   TESSERA_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1) &&
                     hidden.scalar_type() == weight.scalar_type(),
                 "linear_cross_entropy: hidden must be (tokens, features) and weight (vocabulary, "
-                "features) of one type, but they are ",
+                "features) of the same type, but are ",
                 hidden.sizes(), " ", hidden.scalar_type(), " and ", weight.sizes(), " ",
                 weight.scalar_type());
   const bool distributed = tessera::is_distributed(hidden);

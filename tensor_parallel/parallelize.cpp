@@ -208,7 +208,7 @@ void check_is_called(const NamedModule& target, const ParallelStyle& style) {
   TESSERA_CHECK(
       !style.adds_hooks() || dynamic_cast<const nn::AdoptedModule*>(target.module) == nullptr,
       style.name(), " with these options needs hooks, but a ", target.module->name(),
-      " inside of an nn::Hooked runs none; use colwise_parallel() or rowwise_parallel() without "
+      " inside an nn::Hooked runs no hooks; use colwise_parallel() or rowwise_parallel() without "
       "layouts, or place_parameters()");
 }
 
@@ -277,7 +277,7 @@ class PlacementTable {
     const auto [owner, first] = styles_.emplace(application.target.module, application.style);
     TESSERA_CHECK(first, "parallelize_module: two entries place the parameters of ",
                   quoted(application.target.fqn), ": ", owner->second->name(), " and ",
-                  application.style->name(), "; keep one");
+                  application.style->name(), "; keep one entry");
     for (const auto& [slot, placement] : placements) {
       add_slot(application, slot, placement);
     }
@@ -348,7 +348,7 @@ CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
                        const ParallelizePlan& plan) {
   TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
                 mesh ? to_string(mesh) : "undefined",
-                "; pass one dimension of it, for example mesh[\"tp\"]");
+                "; pass a mesh of one dimension, for example mesh[\"tp\"]");
   module.named_slots();  // named_slots() throws if a parameter has no nn::ParameterSlot
   CheckedPlan checked;
   PlacementTable placements(mesh);

@@ -30,15 +30,14 @@ using tessera::detail::Replica;
 
 constexpr const char* kSameValues =
     "give all ranks the same values (one seed, nn::init_weights, a checkpoint), split the "
-    "parameter "
-    "in the plan, or call ParameterSlot::set_distinct_along() if each rank has its own (experts)";
+    "parameter in the plan, or call ParameterSlot::set_distinct_along() if the ranks have "
+    "different values (experts)";
 constexpr const char* kSameOrigin =
     "give all ranks one seed (nn::init_weights, or at::manual_seed before the model is made), or "
     "load a checkpoint";
 constexpr const char* kSameInput =
     "give every rank of this mesh the same batch (was another dimension of the mesh meant?), or "
-    "pass "
-    "the part of each rank by DistributedTensor::from_local or prepare_module_input";
+    "pass the part of each rank by DistributedTensor::from_local or prepare_module_input";
 
 /// Returns the parameters of `root` and its submodules, each once. named_slots() cannot be used: it
 /// throws for a parameter without an nn::ParameterSlot.
@@ -163,7 +162,7 @@ std::string ReplicaCheck::name_of(const nn::ModuleBase& module) const {
 void ReplicaCheck::check_input(const nn::ModuleBase& module, const at::Tensor& tensor) const {
   if (debug_ && has_values(tensor)) {
     tessera::detail::check_replicas(
-        tessera::detail::peers_of(mesh_), {{"its plain input", tensor.detach()}},
+        tessera::detail::peers_of(mesh_), {{"the plain input", tensor.detach()}},
         Equality::kRounded, detail::concat(name_of(module), " on ", to_string(mesh_)), kSameInput);
   }
 }
@@ -192,7 +191,7 @@ void ReplicaCheck::compare_before_forward(nn::TensorList inputs) {
   std::string remedy = kSameValues;
   if (!inputs.empty() && c10::GradMode::is_enabled() && !std::exchange(compared_inputs_, true)) {
     std::ranges::move(plain_inputs(inputs), std::back_inserter(found));
-    remedy += detail::concat("; of inputs: ", kSameInput);
+    remedy += detail::concat("; for inputs: ", kSameInput);
   }
   compare(found, is_first ? Equality::kBitwise : Equality::kRounded, remedy);
   if (is_first) {
@@ -243,8 +242,8 @@ void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
               call_at_end_of_backward([self] {
                 self->compare(
                     self->replicas(true), Equality::kRounded,
-                    "let each rank compute the same with the parameter, or distribute "
-                    "the tensors that it is combined with; otherwise its replicas diverge");
+                    "compute equal results with the parameter on every rank, or distribute the "
+                    "tensors that are combined with it; otherwise the replicas diverge");
               });
             });
           }

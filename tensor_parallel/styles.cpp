@@ -100,9 +100,9 @@ SlotPlacements placements_of(const nn::ModuleBase& module, const Placement& all,
 void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t features,
                  const DeviceMesh& mesh) {
   TESSERA_CHECK(heads >= 0 && (heads == 0 || features % heads == 0), style.name(), ": ", features,
-                " features are not .heads = ", heads, " heads of equal size; correct .heads");
+                " features cannot be split into .heads = ", heads, " equal heads; correct .heads");
   TESSERA_CHECK(heads % mesh.size() == 0, style.name(), ": ", mesh.size(), " ranks do not divide ",
-                heads, " heads; choose a tensor-parallel size that divides them");
+                heads, " heads; choose a tensor-parallel size that divides the heads");
 }
 
 [[noreturn]] void fail_unfit(const ParallelStyle& style, const nn::ModuleBase& module,
@@ -121,7 +121,7 @@ void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Pl
 
 void require_tensor(const nn::ModuleBase& module, nn::TensorList tensors, const char* of) {
   TESSERA_CHECK(!tensors.empty(), module.name(), " has no tensor among its ", of,
-                ", but its style converts the first one; remove the module from the plan");
+                ", but the style converts the first tensor; remove the module from the plan");
 }
 
 // In the column-wise style each rank computes a part of the output features from the whole input.
@@ -147,7 +147,7 @@ class Colwise final : public ParallelStyle {
       fail_unfit(*this, module, "Linear and Embedding");
     }
     TESSERA_CHECK(dynamic_cast<const nn::FusedLinear*>(&module) == nullptr, name(),
-                  " of an nn::FusedLinear would cut its parts; use fused_colwise_parallel()");
+                  " would not split each part of an nn::FusedLinear; use fused_colwise_parallel()");
     // the weight of a Linear has the sizes (out, in), and its bias (out)
     return placements_of(module, Shard{0}, Replicate{}, Shard{0});
   }
@@ -190,7 +190,7 @@ class FusedColwise final : public ParallelStyle {
     const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
     TESSERA_CHECK(fused == nullptr || fused->groups() == 1 || fused->groups() % mesh.size() == 0,
                   name(), ": ", mesh.size(), " ranks do not divide the ", fused->groups(),
-                  " groups of the FusedLinear; choose a tensor-parallel size that divides them");
+                  " groups of the FusedLinear; choose a size that divides the groups");
   }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
@@ -220,7 +220,7 @@ class FusedColwise final : public ParallelStyle {
     }
     TESSERA_CHECK(options_.parts > 0 && linear->out_features() % options_.parts == 0, name(),
                   ": an nn::Linear with ", linear->out_features(),
-                  " output features has no .parts = ", options_.parts,
+                  " output features cannot be split into .parts = ", options_.parts,
                   " equal parts; pass .parts = 3 for query, key and value of one size, .parts = 2 "
                   "for gate and up, or use an nn::FusedLinear");
     return options_.parts;
@@ -273,15 +273,15 @@ class ReplicatedHeads final : public ParallelStyle {
     }
     TESSERA_CHECK(options_.heads > 0 && linear->out_features() % options_.heads == 0, name(),
                   ": an nn::Linear with ", linear->out_features(),
-                  " output features has no .heads = ", options_.heads,
-                  " heads of equal size; pass the number of key and value heads");
+                  " output features cannot be split into .heads = ", options_.heads,
+                  " equal heads; pass the number of key and value heads");
     return placements_of(module, Replicate{}, Replicate{}, Replicate{});
   }
 
   void check(const nn::ModuleBase&, const DeviceMesh& mesh) const override {
     TESSERA_CHECK(mesh.size() % options_.heads == 0, name(), ": ", mesh.size(),
                   " ranks are not a multiple of ", options_.heads,
-                  " heads; choose a tensor-parallel size that is, or one that divides the heads "
+                  " heads; choose a multiple of the heads as tensor-parallel size, or a divisor "
                   "with colwise_parallel()");
   }
 
@@ -336,8 +336,8 @@ void check_features(const nn::ModuleBase& linear, const at::Tensor& input,
                     input.dim() == 0 || input.size(-1) == features,
                 "rowwise_parallel: the input of a Linear with ", features,
                 " input features is a plain tensor of sizes ", input.sizes(),
-                "; a plain tensor is the same on every rank: set use_local_output = false in the "
-                "style before, or input_layouts = Shard{-1} here if it is this rank's part");
+                "; a plain tensor counts as replicated: set use_local_output = false in the style "
+                "before, or input_layouts = Shard{-1} here if the tensor is this rank's part");
 }
 
 /// In Megatron-LM's notation x W, the row-wise style shards the rows of W. For an embedding, the
@@ -465,7 +465,7 @@ class PlaceParameters final : public ParallelStyle {
 
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     TESSERA_CHECK(!module.slots().empty(), name(), ": a ", module.name(),
-                  " has no parameters of its own; name the modules below it that have some");
+                  " has no parameters of its own; name the child modules that have parameters");
     for (const auto& [parameter, placement] : placements_) {
       module.slot(parameter);  // slot() throws if no parameter has this name
     }
@@ -494,7 +494,7 @@ void check_lists(const std::string& style, const OptionalPlacements& layouts,
                  const OptionalPlacements& desired) {
   TESSERA_CHECK(layouts.size() == desired.size(), style, " was given ", layouts.size(),
                 " placements and ", desired.size(),
-                " desired placements; pass as many of both (nullopt leaves a tensor unchanged)");
+                " desired placements; pass equal numbers (nullopt leaves a tensor unchanged)");
   for (std::size_t i = 0; i < layouts.size(); ++i) {
     TESSERA_CHECK(layouts[i].has_value() == desired[i].has_value(), style, ": tensor ", i,
                   " has only one of its placement and its desired placement; pass both or neither");
@@ -587,7 +587,7 @@ at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
   const DistributedTensor distributed(tensor);
   TESSERA_CHECK(distributed.mesh() == mesh, "a tensor-parallel style of a ", module.name(), " on ",
                 to_string(mesh), " was given a tensor on ", to_string(distributed.mesh()),
-                "; pass a tensor on the mesh of the style, or its to_local()");
+                "; pass a tensor on the mesh of the style, or to_local() of the tensor");
   return redistribute_to(distributed, desired, regather);
 }
 

@@ -38,8 +38,7 @@ struct Meshes {
   DeviceMesh get(std::int64_t handle) {
     std::lock_guard lock(mutex);
     TESSERA_CHECK(handle >= 0 && static_cast<std::size_t>(handle) < all.size(), "mesh handle ",
-                  handle, " was passed, but init_device_mesh has returned ", all.size(),
-                  " handles, from 0");
+                  handle, " is not among the ", all.size(), " handles of init_device_mesh");
     return all[static_cast<std::size_t>(handle)];
   }
 

@@ -87,18 +87,18 @@ at::Tensor with_rows_for_gpu(const at::Tensor& x) {
 /// with fewer bits. As in torchao's recipe, only forward sets `fast`.
 at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type, bool fast) {
   TESSERA_CHECK(type != at::kHalf,
-                "fp8 rows in fp16 were asked for, which lacks the range of their scales; take bf16 "
-                "or fp32");
+                "a product in fp8 of fp16 tensors is not supported: fp16 lacks the range of the "
+                "scales; take bf16 or fp32");
   if (!runs_on_cuda(a.values)) {
     const c10::ScalarType sums = type == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor sum = at::mm(a.values.to(sums), b.values.to(sums).t());
     return sum.mul_(a.scales).mul_(b.scales.t()).to(type);
   }
   TESSERA_CHECK(type == at::kBFloat16, "a product in fp8 of tensors of type ", type,
-                " was asked for; on CUDA its results are bf16");
+                " is not supported on CUDA; take bf16");
   TESSERA_CHECK(b.values.size(0) % kMultiple == 0 && b.values.size(1) % kMultiple == 0,
                 "a product in fp8 with a factor of sizes ", b.values.sizes(),
-                " was asked for; on CUDA both must be multiples of ", kMultiple);
+                " is not supported; on CUDA both sizes must be multiples of ", kMultiple);
   if (a.values.numel() == 0 || b.values.numel() == 0) {
     return at::zeros({a.values.size(0), b.values.size(0)}, a.scales.options().dtype(type));
   }

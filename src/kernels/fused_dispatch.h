@@ -94,8 +94,8 @@ T* out(const at::Tensor& x) {
 /// rounding at the end, as in the row kernels. Throws Error for types that are not floating point.
 inline c10::ScalarType compute_type(const at::Tensor& x) {
   TESSERA_CHECK(x.is_floating_point(),
-                "an operator of floating-point numbers was given a tensor of ", x.scalar_type(),
-                "; convert it, or write the formula with at:: operators");
+                "an operator for floating-point tensors was given a tensor of ", x.scalar_type(),
+                "; convert the tensor, or write the formula with at:: operators");
   return x.scalar_type() == c10::ScalarType::Double ? c10::ScalarType::Double
                                                     : c10::ScalarType::Float;
 }

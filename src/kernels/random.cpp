@@ -50,7 +50,7 @@ const CudaKernels& cuda_kernels() {
   const CudaKernels* kernels = registered;
   TESSERA_CHECK(
       kernels != nullptr,
-      "a kernel was to run on CUDA, but libtessera_cuda.so is not loaded; build with a CUDA "
+      "a kernel was called on CUDA, but libtessera_cuda.so is not loaded; build with a CUDA "
       "toolkit and use a world of device \"cuda\"");
   return *kernels;
 }
@@ -59,7 +59,7 @@ const CudaKernels& cuda_kernels() {
 /// TruncatedNormal).
 TruncatedNormal truncated_normal(double mean, double std, double low, double high) {
   TESSERA_CHECK(std > 0.0 && low < high, "a truncated normal with std ", std, " between ", low,
-                " and ", high, " was asked for; std must be positive and the bounds in order");
+                " and ", high, "; pass a positive std and bounds in increasing order");
   const double a = (low - mean) / std;
   const double b = (high - mean) / std;
   const bool mirrored = a + b > 0.0;
@@ -81,8 +81,8 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
     return cuda_kernels().fill_random(local, place, distribution, key);
   }
   // Throws Error for devices other than CPU and CUDA, for example for a meta parameter.
-  TESSERA_CHECK(local.is_cpu(), "random numbers for a tensor on ", local.device(),
-                " were asked for; call nn::to_empty, or put it on cpu or cuda");
+  TESSERA_CHECK(local.is_cpu(), "random numbers cannot fill a tensor on ", local.device(),
+                "; call nn::to_empty, or move the tensor to cpu or cuda");
   if (in_fake_mode()) {
     return;
   }

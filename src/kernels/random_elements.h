@@ -30,7 +30,7 @@ decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& bo
     case c10::ScalarType::Half:
       return body.template operator()<c10::Half>();
     default:
-      fail(what, " of a ", type, " tensor was asked for; it takes fp32, fp64, bf16 or fp16");
+      fail(what, " of a ", type, " tensor is not supported; pass fp32, fp64, bf16 or fp16");
   }
 }
 
@@ -85,7 +85,7 @@ struct BoxView {
 
 inline BoxView box_view(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
   TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers for a tensor of ", box.sizes.size(),
-                " dimensions were asked for; at most ", kMaxDims, " are supported");
+                " dimensions are not supported; use at most ", kMaxDims, " dimensions");
   BoxView view;
   view.dims = static_cast<int>(box.sizes.size());
   view.global_start = place.first_element;

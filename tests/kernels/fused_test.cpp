@@ -268,10 +268,10 @@ TEST_P(SiluMul, IsFiniteForLargeInputsAndKeepsNaN) {
 TEST(FusedOperators, RefuseNonFloatingPointTensors) {
   for (const auto type : {at::kLong, at::kComplexFloat}) {
     const at::Tensor x = at::ones({2, 8}, type), tables = at::ones({2, 8});
-    EXPECT_ERROR(silu_mul(x, x), "operator of floating-point numbers", "convert it");
-    EXPECT_ERROR(rms_norm(x, {}, 1e-5), "operator of floating-point numbers");
+    EXPECT_ERROR(silu_mul(x, x), "operator for floating-point tensors", "convert the tensor");
+    EXPECT_ERROR(rms_norm(x, {}, 1e-5), "operator for floating-point tensors");
     EXPECT_ERROR(rotary_embedding(x.view({1, 2, 1, 8}), tables, tables, false),
-                 "operator of floating-point numbers");
+                 "operator for floating-point tensors");
   }
 }
 

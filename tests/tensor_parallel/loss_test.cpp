@@ -333,7 +333,7 @@ TEST(LinearCrossEntropy, RefusesInvalidInputs) {
   EXPECT_ERROR(run({.loss = {.reduction = at::Reduction::None}}), "None");
   EXPECT_ERROR(run({.loss = {.z_loss = -1}}), "z_loss is -1");
   EXPECT_ERROR(linear_cross_entropy(hidden, weight.t(), targets), "(vocabulary, features)");
-  EXPECT_ERROR(linear_cross_entropy(hidden.to(at::kFloat), weight, targets), "of one type");
+  EXPECT_ERROR(linear_cross_entropy(hidden.to(at::kFloat), weight, targets), "of the same type");
   EXPECT_ERROR(linear_cross_entropy(hidden, weight, targets.add(13)), "outside the vocabulary");
   testing::Filled<nn::Linear> biased(kHeadFeatures, kHeadVocabulary);
   EXPECT_ERROR(linear_cross_entropy(hidden.to(at::kFloat), biased, targets), "{.bias = false}");

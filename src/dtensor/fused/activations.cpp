@@ -48,9 +48,8 @@ void check_silu_mul_sizes(c10::IntArrayRef gate, c10::IntArrayRef up) {
 
 at::Tensor run_silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   check_silu_mul_sizes(gate.sizes(), up.sizes());
-  TESSERA_CHECK(gate.scalar_type() == up.scalar_type(), "silu_mul: gate is of type ",
-                gate.scalar_type(), " and up of type ", up.scalar_type(),
-                "; the types must be equal");
+  TESSERA_CHECK(gate.scalar_type() == up.scalar_type(), "silu_mul: gate has type ",
+                gate.scalar_type(), " and up has type ", up.scalar_type(), "; pass equal types");
   return kernels::silu_mul(gate, up);
 }
 
@@ -233,9 +232,8 @@ std::optional<ShardingRule> rotary_rule(const OpCall& call) {
 
 at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                                  bool transposed) {
-  TESSERA_CHECK(
-      !is_recorded(cos, sin),
-      "rotary_embedding: a table requires a gradient, which is not supported; detach() the tables");
+  TESSERA_CHECK(!is_recorded(cos, sin),
+                "rotary_embedding: the tables must not require a gradient; detach them");
   const auto backward = [transposed](FusedNode& node, const variable_list& gradients) {
     return variable_list{
         RotaryEmbedding::call(gradients[0], node.saved(0), node.saved(1), !transposed)};
@@ -257,9 +255,8 @@ void check_qk(c10::IntArrayRef q, c10::IntArrayRef k, c10::IntArrayRef cos, c10:
 TwoTensors run_rotary_qk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
                          const at::Tensor& sin, bool transposed) {
   check_qk(q.sizes(), k.sizes(), cos.sizes(), sin.sizes());
-  TESSERA_CHECK(q.scalar_type() == k.scalar_type(), "rotary_embedding: the queries are of type ",
-                q.scalar_type(), " and the keys of type ", k.scalar_type(),
-                "; the types must be equal");
+  TESSERA_CHECK(q.scalar_type() == k.scalar_type(), "rotary_embedding: the queries have type ",
+                q.scalar_type(), " and the keys have type ", k.scalar_type(), "; pass equal types");
   return kernels::rotary_embedding_qk(q, k, cos, sin, transposed);
 }
 
@@ -286,9 +283,8 @@ std::optional<ShardingRule> rotary_qk_rule(const OpCall& call) {
 
 TwoTensors differentiable_rotary_qk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
                                     const at::Tensor& sin, bool transposed) {
-  TESSERA_CHECK(
-      !is_recorded(cos, sin),
-      "rotary_embedding: a table requires a gradient, which is not supported; detach() the tables");
+  TESSERA_CHECK(!is_recorded(cos, sin),
+                "rotary_embedding: the tables must not require a gradient; detach them");
   const auto backward = [transposed](FusedNode& node, const variable_list& gradients) {
     const auto turned_back = [&](const at::Tensor& gradient) {
       return gradient.defined()
@@ -389,9 +385,9 @@ ThreeTensors run_add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
   const at::Tensor scale = defined_or_not(weight);
   check_rms_norm_sizes(x.sizes(), scale.defined() ? std::optional(scale.sizes()) : std::nullopt);
   check_residual(x.sizes(), residual.sizes());
-  TESSERA_CHECK(x.scalar_type() == residual.scalar_type(), "add_rms_norm: x is of type ",
-                x.scalar_type(), " and residual of type ", residual.scalar_type(),
-                "; the types must be equal");
+  TESSERA_CHECK(x.scalar_type() == residual.scalar_type(), "add_rms_norm: x has type ",
+                x.scalar_type(), " and residual has type ", residual.scalar_type(),
+                "; pass equal types");
   auto [out, sum, rstd] = kernels::add_rms_norm(x, residual, scale, eps);
   return {std::move(out), std::move(sum), std::move(rstd)};
 }

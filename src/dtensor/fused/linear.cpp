@@ -163,9 +163,8 @@ void check_sizes(c10::IntArrayRef x, c10::IntArrayRef weight) {
 
 at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   check_sizes(x.sizes(), weight.sizes());
-  TESSERA_CHECK(x.scalar_type() == weight.scalar_type(), "fp8_linear: the input is of type ",
-                x.scalar_type(), " and the weight of type ", weight.scalar_type(),
-                "; the types must be equal");
+  TESSERA_CHECK(x.scalar_type() == weight.scalar_type(), "fp8_linear: the input has type ",
+                x.scalar_type(), " and the weight ", weight.scalar_type(), "; pass equal types");
   return kernels::fp8_linear(x, weight);
 }
 

@@ -196,8 +196,7 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const D
 DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const ShardingSpec& spec,
                                                 std::vector<std::int64_t> sizes) {
   return with_equal_copies(make_agreed(spec.mesh, [&] {
-    TESSERA_CHECK(spec.layout,
-                  "from_local: the spec has no layout; set the layout to a result of to_layout()");
+    TESSERA_CHECK(spec.layout, "from_local: the spec has no layout; make one with to_layout()");
     return made_of(local, spec, sizes, detail::gradient_layout(spec.layout));
   }));
 }
@@ -209,8 +208,7 @@ at::Tensor DistributedTensor::to_local(std::optional<Placements> grad_placements
 }
 
 DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
-  TESSERA_CHECK(layout,
-                "redistribute: the layout is null; pass placements, or a result of to_layout()");
+  TESSERA_CHECK(layout, "redistribute: the layout is null; pass a result of to_layout()");
   detail::check_partials(*layout, tensor_.scalar_type(), "redistribute");
   return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), layout}));
 }
@@ -264,10 +262,9 @@ DistributedTensor distribute_equal(const at::Tensor& tensor, const DeviceMesh& m
     return made_of(tensor, {mesh, replicated}, sizes, replicated).redistribute(target);
   });
   if (detail::checks_calls()) {
-    detail::check_replicas(
-        detail::peers_of(mesh), {{"the tensor", tensor.detach()}}, detail::Equality::kBitwise,
-        "distribute_tensor",
-        "pass the same values on every rank, or pass source, the rank with the values");
+    detail::check_replicas(detail::peers_of(mesh), {{"the tensor", tensor.detach()}},
+                           detail::Equality::kBitwise, "distribute_tensor",
+                           "pass the same values on every rank, or pass a source rank");
   }
   return made;
 }
@@ -301,8 +298,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
 /// Returns false if the hook is installed already, or was prevented for `leaf` before.
 bool leave_gradient_pending(const at::Tensor& leaf) {
   detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
-  TESSERA_CHECK(impl != nullptr,
-                "leave_gradient_pending: the tensor is plain; pass a distributed tensor");
+  TESSERA_CHECK(impl != nullptr, "leave_gradient_pending: pass a distributed tensor");
   if (impl->has_gradient_hook()) {
     return false;
   }

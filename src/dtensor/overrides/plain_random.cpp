@@ -75,10 +75,9 @@ bool has_generator(const OperatorInfo& info, Arguments arguments) {
 /// Throws Error if this rank has only a part of the tensor, because the operator draws its numbers
 /// one after another. `own_generator`: whether the caller passed a generator.
 void check_whole(const OperatorInfo& info, const RandomPlace& place, bool own_generator) {
-  TESSERA_CHECK(
-      !place.is_part || !own_generator, info.name,
-      " was given a generator in a forward with different parts of a tensor on the ranks, but the "
-      "generator draws equal numbers on all ranks; omit the generator (seed with manual_seed)");
+  TESSERA_CHECK(!place.is_part || !own_generator, info.name,
+                " was given a generator, but ranks with different parts of a tensor would draw "
+                "equal numbers from it; omit the generator (seed with manual_seed)");
   TESSERA_CHECK(!place.is_part, info.name, kDrawsInOrder);
 }
 

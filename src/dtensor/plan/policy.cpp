@@ -147,9 +147,8 @@ void check_movement(const PlannedCall& call) {
     return;
   }
   const std::string inputs = describe_inputs(call.plan, bind_call(info, call.arguments()));
-  TESSERA_CHECK(
-      call.plan.has_rule, info.name, " has no sharding rule for ", inputs,
-      ", and the strict scope refuses to gather; redistribute the inputs to Replicate first");
+  TESSERA_CHECK(call.plan.has_rule, info.name, " has no sharding rule for ", inputs,
+                ", and the strict scope refuses to gather; redistribute inputs to Replicate first");
   fail(info.name, " needs its inputs redistributed (", inputs,
        "), which the strict scope refuses; ", remedy_of_moving(call.plan));
 }
@@ -214,10 +213,9 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
     const std::string name = tessera::is_distributed(tensor) ? parameter_name(tensor) : "";
     if (!name.empty()) {
       return "call the module of '" + name +
-             "' as (*m)(x) and not as m->forward(x), so that the module's " +
-             "hooks run (for other methods, call the result of fsdp::register_forward_method), or "
-             "use '" +
-             name + "' in the forward of the module that the plan was applied to";
+             "' as (*m)(x) and not as m->forward(x), so that the module's hooks run (for other "
+             "methods, call the result of fsdp::register_forward_method), or use the parameter in "
+             "the forward of the module that the plan was applied to";
     }
   }
   return "";
@@ -240,7 +238,7 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
     }
     TESSERA_CHECK(
         !is_strict(), name, " has no sharding rule for ", describe(*as_distributed(tensor)->spec()),
-        ", and the strict scope refuses to gather; redistribute the inputs to Replicate first");
+        ", and the strict scope refuses to gather; redistribute inputs to Replicate first");
     return warn_once(name);
   }
 }

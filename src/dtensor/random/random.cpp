@@ -80,8 +80,7 @@ std::uint64_t substream(std::uint64_t stream, std::uint64_t index) {
 }
 
 void uniform_(const at::Tensor& tensor, double from, double to, RandomKey key) {
-  TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to,
-                "; pass bounds in increasing order");
+  TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to, "; pass from <= to");
   fill(tensor, kernels::Uniform{from, to - from}, key);
 }
 
@@ -438,8 +437,7 @@ void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();
   const double to = arguments[2].toDouble();
   const c10::ScalarType type = target.local.scalar_type();
-  TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to,
-                "; pass bounds in increasing order");
+  TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to, "; pass from <= to");
   TESSERA_CHECK(holds(type, from) && holds(type, to) && holds(type, to - from),
                 "uniform numbers from ", from, " to ", to, ": ", c10::toString(type),
                 " cannot represent this range; pass finite bounds of a smaller range");
@@ -474,8 +472,7 @@ void fill_exponential(const RandomTarget& target, Arguments arguments) {
 void fill_integers(const RandomTarget& target, std::int64_t from, std::int64_t to) {
   const auto first = static_cast<double>(from), last = static_cast<double>(to) - 1;
   const c10::ScalarType type = target.local.scalar_type();
-  TESSERA_CHECK(from < to, "random integers from ", from, " to ", to,
-                "; pass bounds in increasing order");
+  TESSERA_CHECK(from < to, "random integers from ", from, " to ", to, "; pass from < to");
   TESSERA_CHECK(
       holds(type, first) && holds(type, last) && last - first < std::exp2(53),
       "random integers from ", from, " to ", to, ": ", c10::toString(type),

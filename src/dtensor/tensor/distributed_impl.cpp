@@ -56,9 +56,9 @@ std::string without_memory(DistributedTensorImpl& impl) {
   return concat("the memory of a distributed tensor was accessed", running_backward(),
                 ", but a distributed tensor has no memory (", fqn.empty() ? "" : "'" + fqn + "', ",
                 describe(*impl.spec()),
-                "); use to_local() or full_tensor(), or run code that needs memory, for example a "
-                "torch::autograd::Function, in local_map; print with tessera::DistributedTensor(x) "
-                "or tessera::to_string");
+                "); use to_local() or full_tensor(), or run code that needs memory, as a "
+                "torch::autograd::Function may, in local_map; print tessera::DistributedTensor(x) "
+                "or tessera::to_string(x)");
 }
 
 }  // namespace
@@ -211,8 +211,7 @@ void check_readable(const DistributedTensorImpl& impl, std::string_view what) {
 const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor) {
   TESSERA_CHECK(tensor.defined(), "a distributed tensor was expected, but the tensor is undefined");
   const auto* impl = as_distributed(tensor);
-  TESSERA_CHECK(impl != nullptr,
-                "a distributed tensor was expected, but found a plain tensor of sizes ",
+  TESSERA_CHECK(impl != nullptr, "a distributed tensor was expected, not a plain tensor of sizes ",
                 tensor.sizes(), "; convert it with from_local or distribute_tensor");
   return *impl;
 }

@@ -617,8 +617,8 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) 
         keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeModeKey), stack);
   }
   TESSERA_CHECK(kind != FakeKind::kUnknown, op.operator_name(),
-                " returns sizes that depend on values, and a plan has no values; say what it "
-                "returns in planning::PlanOptions::data_dependent, under \"",
+                " returns sizes that depend on values, and a plan has no values; set the results "
+                "in planning::PlanOptions::data_dependent, under \"",
                 op.schema().name(), "\" (docs/planning.md)");
   if (kind == FakeKind::kItem) {
     torch::jit::drop(*stack, 1);
@@ -649,7 +649,7 @@ FakeMode::FakeMode(c10::DeviceType device, Observer observer, std::map<std::stri
   const Mode* expected = nullptr;
   auto own = std::make_unique<const Mode>(Mode{device, std::move(observer), std::move(rules)});
   TESSERA_CHECK(mode.compare_exchange_strong(expected, own.get()),
-                "a FakeMode was begun within another one; end that first");
+                "a FakeMode exists already; destroy that FakeMode first");
   static_cast<void>(own.release());
 }
 

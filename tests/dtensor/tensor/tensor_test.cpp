@@ -258,10 +258,8 @@ TEST_ON_MESH(FromLocal, NamesMissingAndInvalidArguments, {2}, {"x"}) {
   EXPECT_ERROR(DistributedTensor::from_local(three, two, {}), "0 placements for");
   const Placements rows{Shard{0}};
   const std::vector<std::int64_t> sizes{4};
-  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows),
-               "from_local: the tensor is undefined");
-  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows, sizes),
-               "from_local: the tensor is undefined");
+  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows), "the tensor is undefined");
+  EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows, sizes), "the tensor is undefined");
   EXPECT_ERROR(DistributedTensor::from_local(values({2}), ShardingSpec{mesh, nullptr}, sizes),
                "from_local: the spec has no layout");
   EXPECT_ERROR(distribute_tensor({}, mesh, rows), "distribute_tensor: the tensor is undefined");
