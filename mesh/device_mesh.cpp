@@ -234,13 +234,13 @@ void check_ranks(const comm::WorldPtr& world, const std::vector<int>& ranks,
   TESSERA_CHECK(world != nullptr, "DeviceMesh: no world; pass world_from_environment()");
   TESSERA_CHECK(static_cast<std::int64_t>(ranks.size()) == shape.numel(), "DeviceMesh ",
                 to_string(shape), ": ", ranks.size(), " ranks for ", shape.numel(),
-                " positions; give one rank per position");
+                " positions; pass one rank per position");
   const bool in_range =
       std::ranges::all_of(ranks, [&](int r) { return r >= 0 && r < world->size(); });
   const bool unique = std::set<int>(ranks.begin(), ranks.end()).size() == ranks.size();
   TESSERA_CHECK(in_range && unique, "DeviceMesh ", to_string(shape),
                 ": a rank is repeated or outside the world of ", world->size(),
-                "; give different ranks, 0 to ", world->size() - 1);
+                "; pass different ranks from 0 to ", world->size() - 1);
 }
 
 }  // namespace
@@ -420,7 +420,7 @@ DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> size
   TESSERA_CHECK(world != nullptr, "init_device_mesh: no world; pass world_from_environment()");
   TESSERA_CHECK(shape.numel() == world->size(), "init_device_mesh ", to_string(shape),
                 ": the sizes multiply to ", shape.numel(), ", but the world has ", world->size(),
-                " ranks; make them equal");
+                " ranks; make the two numbers equal");
   std::vector<int> ranks(static_cast<std::size_t>(world->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return DeviceMesh(std::move(world), std::move(ranks), std::move(shape));

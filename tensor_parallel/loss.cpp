@@ -89,7 +89,7 @@ tessera::detail::RowLossOptions row_options(const CrossEntropyOptions& options) 
 void check_options(const CrossEntropyOptions& options) {
   tessera::detail::check_options(row_options(options));
   TESSERA_CHECK(!options.tokens.defined() || options.reduction == at::Reduction::Mean,
-                "cross_entropy: .tokens is for at::Reduction::Mean; remove it, or use Mean");
+                "cross_entropy: .tokens is for at::Reduction::Mean; remove .tokens, or use Mean");
   TESSERA_CHECK(
       !options.over || (options.reduction == at::Reduction::Mean && !options.tokens.defined()),
       "cross_entropy: .over is for at::Reduction::Mean without .tokens; remove .over or .tokens, "

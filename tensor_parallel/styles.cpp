@@ -497,7 +497,7 @@ void check_lists(const std::string& style, const OptionalPlacements& layouts,
                 " desired placements; pass equal numbers (nullopt leaves a tensor unchanged)");
   for (std::size_t i = 0; i < layouts.size(); ++i) {
     TESSERA_CHECK(layouts[i].has_value() == desired[i].has_value(), style, ": tensor ", i,
-                  " has only one of its placement and its desired placement; pass both or neither");
+                  " has only a placement or only a desired placement; pass both or neither");
   }
 }
 
