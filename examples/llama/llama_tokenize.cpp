@@ -155,8 +155,9 @@ struct PieceEncoder {
     }
     const std::string origin = files[piece.place.file] + ":" + std::to_string(piece.place.line);
     data::JsonTexts value = std::move(data::json_text_lists(piece.text, {field}, origin).front());
-    TESSERA_CHECK(!value.is_list, origin, ": the field \"", field,
-                  "\" must be a text, but is an array; correct the line, or pass another --field");
+    TESSERA_CHECK(
+        !value.is_list, origin, ": the field \"", field,
+        "\" must be a string, but is an array; correct the line, or pass another --field");
     return std::move(value.texts.front());
   }
 };

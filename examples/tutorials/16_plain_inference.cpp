@@ -37,7 +37,8 @@ void fill(torch::nn::Module& module, const std::filesystem::path& path) {
     }
   }
   TESSERA_CHECK(filled == file.tensors().size(), "the module has ", filled, " tensors, but ",
-                path.string(), " has ", file.tensors().size(), "; construct the file's module");
+                path.string(), " has ", file.tensors().size(),
+                "; construct the module that was saved in the file");
 }
 
 void convert(const std::filesystem::path& folder) {

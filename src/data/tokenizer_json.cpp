@@ -226,10 +226,10 @@ void apply_settings(BpeTokenizerParts& parts, const TokenizerSettings& settings)
     }
   }
   for (const TextEnd* end : {&settings.begin, &settings.end}) {
-    TESSERA_CHECK(
-        !end->text || ids.contains(*end->text), "the files next to the tokenizer name '",
-        printable(end->text.value_or("")),
-        "' as bos_token or eos_token, but the tokenizer has no such token; correct the files");
+    TESSERA_CHECK(!end->text || ids.contains(*end->text),
+                  "a file next to the tokenizer sets bos_token or eos_token to '",
+                  printable(end->text.value_or("")),
+                  "', but the tokenizer has no such token; correct that file");
   }
   parts.begin_tokens =
       tokens_of(settings.begin, "add_bos_token", parts.begin_tokens, settings.decides_ends, ids);

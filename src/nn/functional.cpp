@@ -241,7 +241,7 @@ std::vector<std::int64_t> detail::DocumentOffsets::lengths() const {
 void detail::DocumentOffsets::check_sequences(std::int64_t batch, std::int64_t tokens) const {
   TESSERA_CHECK(batch == batch_ && tokens == tokens_, "attention of ", batch, " sequences of ",
                 tokens, " tokens was given documents of ", batch_, " sequences of ", tokens_,
-                "; make the documents from the positions of these sequences");
+                "; make the documents from the positions of the input's sequences");
 }
 
 at::Tensor detail::DocumentOffsets::mask(std::int64_t window) const {
@@ -620,8 +620,8 @@ void check_inputs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 q.size(kTokensDim),
                 " tokens on this rank, which are not two equal chunks; pass the result of shard()");
   TESSERA_CHECK(options.causal || options.window == 0 || options.mask.defined(),
-                "context-parallel attention with a window of ", options.window,
-                " is not causal; set causal, or pass a mask instead of the window");
+                "context-parallel attention was given a window of ", options.window,
+                " without causal; set causal, or pass a mask instead of the window");
   TESSERA_CHECK(options.documents == nullptr || (options.causal && !options.mask.defined()),
                 "context-parallel attention was given documents ",
                 options.causal ? "and a mask" : "but is not causal",

@@ -344,9 +344,10 @@ at::Tensor Linear::forward(const at::Tensor& x) {
 
 at::Tensor Linear::forward(const at::Tensor& x, const detail::LinearProduct& product) {
   check_called();
-  TESSERA_CHECK(attached<LoraBranch>() == nullptr,
-                "Linear: a function that replaces the product was passed to a module with an "
-                "adapter, whose term would be lost; merge the adapter first (merge_lora)");
+  TESSERA_CHECK(
+      attached<LoraBranch>() == nullptr,
+      "Linear: a function that replaces the matrix product was passed, but the module has "
+      "an adapter, whose output would be lost; merge the adapter first (merge_lora)");
   return product(x, *weight, own_bias());
 }
 
@@ -496,9 +497,10 @@ std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const bool equal = std::ranges::all_of(parts_, is_equal);
   const auto count = static_cast<std::int64_t>(parts_.size());
   TESSERA_CHECK(whole || (groups_ > 1 ? features % of_group == 0 : equal && features % count == 0),
-                "FusedLinear: ", features, " of ", out_features(),
-                " features can't be split into the parts; pass the result of forward, or a rank's "
-                "share of the result under fused_colwise_parallel");
+                "FusedLinear: a tensor with ", features,
+                " features can't be split into the module's parts, which have ", out_features(),
+                " features; pass the result of forward, or a rank's share of the result under "
+                "fused_colwise_parallel");
   if (groups_ == 1 && equal) {
     return output.split(features / count, -1);
   }

@@ -147,7 +147,7 @@ bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
   const bool trains = result.defined() && result.requires_grad();
   TESSERA_CHECK(!trains || result.numel() == 1, "it returned a tensor of sizes ",
                 result.defined() ? result.sizes() : at::IntArrayRef(),
-                " that has a gradient; return the loss as one number, or compute under a "
+                " that requires a gradient; return the loss as a scalar tensor, or compute under a "
                 "c10::NoGradGuard");
   recorder.run.tensors.push_back({trains ? "loss" : "result of the step", "", copy_of(result)});
   if (trains) {

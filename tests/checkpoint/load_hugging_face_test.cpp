@@ -290,7 +290,7 @@ TEST_F(ModelFilesTest, RefusesInvalidShardNamesAndLinks) {
     Refuses("is not the name of a file in this folder");
   }
   Index(R"("a":"1\n.safetensors")");
-  Refuses(R"(its shard "1\n.safetensors")");
+  Refuses(R"(the shard name "1\n.safetensors")");
   Shard("1.safetensors", "a");
   Index(R"("a":"1.safetensors","b\nc":"1.safetensors")");
   Refuses("a tensor's name has a control character");

@@ -207,7 +207,7 @@ TEST(SaveLora, RefusesAdaptersThatPeftCannotStore) {
     nn::Sequential other = two_linears();
     nn::apply_lora(other, {.rank = 3, .targets = {"1"}});
     testing::fill(other);
-    EXPECT_ERROR(save(other), "another adapter_config.json");
+    EXPECT_ERROR(save(other), "a different adapter_config.json");
   });
 }
 
@@ -328,7 +328,7 @@ TEST(ExportFolder, RefusesADifferentConfigurationAndAFullDisk) {
   WriteFile(folder / "config.json", R"({"layers": 2, "hidden": 8})");
   check_export_folder(folder.path(), R"({ "hidden": 8, "layers": 2 })", 1);
   EXPECT_ERROR(check_export_folder(folder.path(), R"({"layers": 3, "hidden": 8})", 1),
-               "another config.json");
+               "a different config.json");
   EXPECT_ERROR(check_export_folder(folder / "new/out", "{}", std::int64_t{1} << 60),
                "1152921504606846976 bytes");
 }

@@ -152,7 +152,7 @@ TEST(BatchLoader, RefusesInvalidStepsRowsSizesAndTokens) {
   testing::expect_refusals(
       {{"step", [&] { loader.load(-1, {{0, 2}}); }, {"step -1"}},
        {"rows", [&] { loader.load(0, {{1, 3}}); }, {"rows [1, 3) of step 0", "rows [0, 2)"}},
-       {"few", [] { Loader(Positions(12), 4, 3, 100); }, {"the batch of 4"}},
+       {"few", [] { Loader(Positions(12), 4, 3, 100); }, {"a batch of 4"}},
        {"none", [] { Loader(Positions(0), 1, 3, 100); }, {"0 tokens"}},
        {"large token",
         [] { Loader(make_token_source({1, 2, 3, 9, 1, 1, 1}), 2, 3, 9); },
@@ -160,7 +160,7 @@ TEST(BatchLoader, RefusesInvalidStepsRowsSizesAndTokens) {
        {"negative token", [] { Loader(make_token_source({-1, 0}), 1, 1, 9); }, {"token -1"}},
        {"mixture",
         [] { BatchLoader(Sources({3, 100}, {1, 1}), {.batch = 8}); },
-        {"3 samples of 1 tokens", "batch of 8 (4)"}},
+        {"3 samples of 1 tokens", "batch of 8 samples needs 4"}},
        {"weight", [] { BatchLoader(Sources({3, 3}, {1, -1}), {.batch = 1}); }, {"-1"}}});
 }
 
@@ -182,7 +182,7 @@ TEST(BatchLoader, MicroBatchesDoNotDependOnTheRankCount) {
       EXPECT_TRUE(at::cat(parts).equal(whole.narrow(0, i * 6, 6)));
     }
   }
-  EXPECT_ERROR(rows_of_rank(12, 2, 0, 4), "rank 0 of 4 in a batch of 12 and 2 micro-batches");
+  EXPECT_ERROR(rows_of_rank(12, 2, 0, 4), "rank 0 of 4 ranks", "batch of 12", "2 micro-batches");
 }
 
 TEST(BatchLoader, PositionsRestartAfterTheEndOfADocument) {

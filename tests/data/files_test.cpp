@@ -126,8 +126,8 @@ TEST(TokenShards, RefuseMalformedFiles) {
            {ShardBytes<Token>(20240520, 2, 1, {1}), "version 2"},
            {std::string(1023, '\0'), "too few for the header"},
            {"", "has 0 bytes"},
-           {ShardBytes<Token>(20240520, 1, 3, {1, 2}), "it is truncated"},
-           {ShardBytes<Token>(20240520, 1, 1, {1, 2}), "it is damaged"},
+           {ShardBytes<Token>(20240520, 1, 3, {1, 2}), "truncated"},
+           {ShardBytes<Token>(20240520, 1, 1, {1, 2}), "damaged"},
            {ShardBytes<Token>(20240520, 1, -1, {}), "-1 tokens"}}) {
     WriteFile(folder / "a.bin", bytes);
     EXPECT_ERROR(open_token_shards({folder / "a.bin"}), word);

@@ -50,7 +50,7 @@ TEST(TiktokenTokenizer, NamesTheInvalidLine) {
   testing::WriteFile(file, "YQ== 0\r\nYg== 1\r\n");
   EXPECT_ERROR(open_tokenizer(file), "line 1 ends with CRLF", "tokenizer.model");
   testing::WriteFile(file, std::string(1336, 'A') + " 0\n");
-  EXPECT_ERROR(tiktoken_tokenizer(file), "line 1 is not a token");
+  EXPECT_ERROR(tiktoken_tokenizer(file), "line 1 must be a token");
 }
 
 TEST(OpenTokenizer, DetectsTheFormatFromTheContent) {

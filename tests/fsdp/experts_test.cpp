@@ -439,7 +439,7 @@ TEST(MixtureOfExperts, RefusesInvalidCalls) {
     nn::Linear linear(4, 4);
     const at::Tensor x = at::ones({4, 4});
     testing::expect_refusals(
-        {{"top_k", with_top_k(5), {"top_k 5 of 4 experts", "take 1 to 4"}},
+        {{"top_k", with_top_k(5), {"top_k 5 of 4 experts", "from 1 to 4"}},
          {"no top_k", with_top_k(0), {"top_k 0 of 4 experts"}},
          {"counts", [&] { nn::all_to_all_uneven(x, {1, 2}, mesh); }, {"sum to 3", "4 rows"}},
          {"negative", [&] { nn::all_to_all_uneven(x, {5, -1}, mesh); }, {"[5, -1]", "0 or more"}},

@@ -398,7 +398,7 @@ TEST(AttentionBlock, RefusesInvalidOptions) {
                "pass a mask");
   EXPECT_ERROR(Attention({.hidden = 12, .heads = 4, .kv_heads = -2}), "-2 key and value heads");
   EXPECT_ERROR(Attention({.hidden = 12, .heads = 4, .head_dim = -3}), "-3 features");
-  EXPECT_ERROR(Attention({.hidden = 12, .heads = 4, .window = -1}), "window of -1", "below 0");
+  EXPECT_ERROR(Attention({.hidden = 12, .heads = 4, .window = -1}), "window of -1");
   for (const double dropout : {-0.1, 1.0, std::nan("")}) {
     EXPECT_ERROR(Attention({.hidden = 12, .heads = 4, .dropout = dropout}), "dropout of");
   }

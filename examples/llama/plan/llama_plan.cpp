@@ -60,9 +60,10 @@ std::string remedy(const TrainOptions& o, MemoryKind kind) {
 
 planning::PlanOptions plan_options(const TrainOptions& o,
                                    const std::optional<planning::Machine>& machine) {
-  TESSERA_CHECK(!o.fp8 || o.device != "cuda" || !machine || machine->flops_fp8 > 0,
-                "--fp8 is given, but ", machine->name,
-                " has no 8-bit products; leave --fp8 out, or pass a --gpu file with flops_fp8");
+  TESSERA_CHECK(
+      !o.fp8 || o.device != "cuda" || !machine || machine->flops_fp8 > 0, "--fp8 is given, but ",
+      machine->name,
+      " has no fp8 matrix products; leave --fp8 out, or pass a --gpu file that sets flops_fp8");
   return {.machine = machine,
           .device = o.device,
           .offload = o.offload,
@@ -388,7 +389,7 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
                 " needs the memory size of a machine; pass --gpu h200, for example");
   TESSERA_CHECK(!flags.search || options.ac.find(':') == std::string::npos,
                 "--search is given with ", "--ac ", options.ac,
-                ", but --search chooses the number of blocks; leave --ac out");
+                ", but --search chooses how many blocks are checkpointed; leave --ac out");
   TESSERA_CHECK(flags.search || flags.gpus == 0,
                 "--gpus is given without --search; pass --search, or --dp and --tp instead");
   TESSERA_CHECK(!flags.search || flags.gpus > 0,

@@ -47,7 +47,8 @@ class GzipStream final : public ByteStream {
  public:
   explicit GzipStream(std::string path)
       : path_(std::move(path)), file_(gzopen(path_.c_str(), "rb"), &gzclose) {
-    TESSERA_CHECK(file_ != nullptr, "'", path_, "' can't be opened; check that memory is left");
+    TESSERA_CHECK(file_ != nullptr, "'", path_,
+                  "' can't be opened, probably because memory ran out; free some memory");
     gzbuffer(file_.get(), kInputBytes);
   }
 
@@ -75,7 +76,8 @@ class ZstdStream final : public ByteStream {
       : file_(std::move(file)),
         buffer_(kInputBytes),
         state_(ZSTD_createDStream(), ZSTD_freeDStream) {
-    TESSERA_CHECK(state_ != nullptr, "zstd can't be started; check that memory is left");
+    TESSERA_CHECK(state_ != nullptr,
+                  "zstd can't be started, probably because memory ran out; free some memory");
     constexpr int kLongestWindow = 31;
     ZSTD_DCtx_setParameter(state_.get(), ZSTD_d_windowLogMax, kLongestWindow);
   }

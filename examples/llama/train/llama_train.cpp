@@ -340,8 +340,9 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
         change_of(saved, now, {"--lora-rank", "--lora-targets", "--lora-alpha"});
     TESSERA_CHECK(
         change.empty(), "--initial-load: the adapters differ from '", source, "': ", change,
-        "; pass the flags of the checkpoint, or pass --model DIR with weights of llama_train "
-        "--steps 0 --resume --save-hf DIR, with --merge-lora for a checkpoint with adapters");
+        "; pass the checkpoint's values of these flags, or export the checkpoint's weights "
+        "(llama_train --steps 0 --resume --save-hf DIR, and --merge-lora if it has adapters) and "
+        "pass --model DIR");
     TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer differs from '", source,
                   "': ", of_optimizer,
                   "; pass the flags of the checkpoint, or --exclude optimizer");

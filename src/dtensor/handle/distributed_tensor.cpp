@@ -322,7 +322,8 @@ DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh&
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {
   TESSERA_CHECK(std::ranges::all_of(sizes, [](std::int64_t size) { return size >= 0; }),
-                "a factory: the sizes are ", c10::IntArrayRef(sizes), "; pass sizes of at least 0");
+                "a distributed tensor cannot have the sizes ", c10::IntArrayRef(sizes),
+                "; pass sizes of at least 0");
   const auto target = to_layout(mesh.shape().sizes(), placements, sizes);
   const ShardingSpec without_partials{mesh, detail::gradient_layout(target)};
   const auto local = at::empty(detail::local_sizes(without_partials, sizes),

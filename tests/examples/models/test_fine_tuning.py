@@ -102,7 +102,7 @@ class FineTuning(programs.InFolder):
         programs.train([*self.data, *lora, "--steps", 1, "--checkpoint", adapted])
         load, resume = ["--initial-load", adapted], ["--steps", 2, "--checkpoint", adapted, "--resume"]
         for flags, message in (
-                (["--initial-load", steps, "--lora-rank", 2], "--lora-rank is 2 instead of left out; pass the flags of the checkpoint"),
+                (["--initial-load", steps, "--lora-rank", 2], "--lora-rank is 2 instead of left out"),
                 (load, "--lora-rank is left out instead of 2; pass the flags of the checkpoint"),
                 ([*load, *lora[:4], "--lora-targets", "**.q_proj"], '--lora-targets[0] is "**.q_proj" instead of'),
                 ([*load, "--lora-rank", 2, "--ema", 0.5], "--lora-alpha is 2.0 instead of 4.0; pass the flags of the checkpoint"),
