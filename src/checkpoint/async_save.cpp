@@ -172,8 +172,8 @@ class HostMemory {
   /// Returns an uninitialized, contiguous tensor in the mapping, which the tensor keeps alive.
   at::Tensor take(at::IntArrayRef sizes, c10::ScalarType dtype) {
     const std::int64_t size = bytes_of_copy(sizes, dtype);
-    TESSERA_CHECK(taken_ + size <= bytes_, "a copy of ", size,
-                  " bytes does not fit after the first ", taken_, " of ", bytes_, " bytes");
+    TESSERA_CHECK(taken_ + size <= bytes_, "a copy of ", size, " bytes does not fit: ", taken_,
+                  " of ", bytes_, " bytes are used");
     std::byte* const place = static_cast<std::byte*>(memory_.get()) + taken_;
     taken_ += size;
     return at::from_blob(place, sizes, [memory = memory_](void*) {}, at::dtype(dtype));

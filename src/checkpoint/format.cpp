@@ -55,8 +55,8 @@ void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
     TESSERA_CHECK(offset[dim] >= 0 && block[dim] >= 0 && block[dim] <= sizes[dim] &&
                       offset[dim] <= sizes[dim] - block[dim],
-                  "positions [", offset[dim], ", ", offset[dim], " + ", block[dim],
-                  ") are outside of dimension ", dim, ", which has ", sizes[dim], " positions");
+                  "a block covers positions [", offset[dim], ", ", offset[dim], " + ", block[dim],
+                  ") of dimension ", dim, ", but the size of the dimension is ", sizes[dim]);
   }
 }
 
@@ -152,8 +152,8 @@ std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
 }
 
 void GranuleSums::add(std::uint64_t offset, std::span<const std::byte> bytes) {
-  TESSERA_CHECK(offset == bytes_, "bytes at offset ", offset, " of a file were written after ",
-                bytes_, " bytes: write the file without gaps");
+  TESSERA_CHECK(offset == bytes_, "bytes were written at offset ", offset, " of a file that has ",
+                bytes_, " bytes so far: write the file in order, without gaps");
   while (!bytes.empty()) {
     if (bytes_ % kGranuleBytes == 0) {
       sums_.push_back(0);

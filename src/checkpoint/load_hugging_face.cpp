@@ -48,11 +48,11 @@ WeightMap read_index(const std::filesystem::path& path) {
   try {
     const json root = tessera::detail::parse_strict_json(text);
     const auto map = root.find("weight_map");
-    TESSERA_CHECK(map != root.end() && map->is_object(), "it has no object weight_map");
+    TESSERA_CHECK(map != root.end() && map->is_object(), "it has no JSON object weight_map");
     WeightMap weight_map;
     for (const auto& [tensor, shard] : map->items()) {
       check_tensor_name(tensor);
-      TESSERA_CHECK(shard.is_string(), "its weight_map gives no file name for ", ascii(tensor));
+      TESSERA_CHECK(shard.is_string(), "its weight_map has no file name for ", ascii(tensor));
       check_shard_name(shard.get_ref<const std::string&>());
       weight_map.emplace(tensor, shard.get<std::string>());
     }
@@ -167,7 +167,7 @@ std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
     }
     const auto [known, is_new] = tensors.emplace(name, FileTensor{file, tensor});
     TESSERA_CHECK(is_new, "load_hugging_face: model_name gives the tensors '", known->second.name,
-                  "' and '", tensor, "' the same name '", name, "'; correct model_name");
+                  "' and '", tensor, "' the same name '", name, "'; return different names");
   }
   return tensors;
 }

@@ -54,8 +54,8 @@ void check_tiling(const ManifestTensor& tensor) {
   const std::int64_t all = product(tensor.sizes);
   std::int64_t elements = 0;
   for (const ManifestChunk& chunk : tensor.chunks) {
-    TESSERA_CHECK(product(chunk.sizes) <= all - elements, "its chunks have more than the ", all,
-                  " elements of the tensor");
+    TESSERA_CHECK(product(chunk.sizes) <= all - elements,
+                  "its chunks have more elements than the tensor, which has ", all);
     elements += product(chunk.sizes);
   }
   TESSERA_CHECK(elements == all, "its chunks have ", elements, " elements, not ", all);
@@ -143,7 +143,7 @@ FileRecord parse_file(const json& value, Checksums checksums) {
   const bool optional = checksums == Checksums::kOptional || file.bytes == 0;
   TESSERA_CHECK(optional || !sums.empty(), "file '", file.name, "' has no checksums");
   TESSERA_CHECK(sums.empty() || sums.size() == 8 * granules_of(file.bytes), "file '", file.name,
-                "' has checksums for another size");
+                "' has a number of checksums that does not fit the size of the file");
   for (std::size_t i = 0; i < sums.size(); i += 8) {
     file.sums.push_back(parse_hex(std::string_view(sums).substr(i, 8)));
   }
@@ -183,8 +183,8 @@ void parse_objects(Manifest& manifest, const json& root) {
   }
   for (const auto& [name, states] : manifest.rank_states.items()) {
     TESSERA_CHECK(states.is_array() && std::cmp_equal(states.size(), manifest.world_size),
-                  "it does not have one state of '", name, "' for each of the ",
-                  manifest.world_size, " ranks of the save");
+                  "\"rank_states\" of '", name, "' must be a list of one state for each of the ",
+                  manifest.world_size, " ranks that saved");
   }
 }
 
@@ -283,7 +283,7 @@ Manifest parse_manifest(const std::string& text, const std::filesystem::path& pa
                         Checksums checksums) {
   try {
     TESSERA_CHECK(text.size() > ending("").size(), "it has only ", text.size(), " bytes");
-    TESSERA_CHECK(is_as_written(text), "its bytes differ from the saved bytes (CRC-32C)");
+    TESSERA_CHECK(is_as_written(text), "its bytes changed after the save (CRC-32C)");
     try {
       return from_json(tessera::detail::parse_strict_json(text, kManifestLimits), checksums);
     } catch (const json::exception& error) {
@@ -330,10 +330,10 @@ std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::
 /// dimension the size is the largest end of a block.
 void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
-  TESSERA_CHECK(metadata != file.metadata().end(), "its metadata have no DCP_SHARDING_INFO");
+  TESSERA_CHECK(metadata != file.metadata().end(), "its metadata have no key DCP_SHARDING_INFO");
   const nlohmann::json info = tessera::detail::parse_strict_json(metadata->second);
   for (const auto& [name, entry] : file.tensors()) {
-    TESSERA_CHECK(info.contains(name), "its DCP_SHARDING_INFO lacks tensor '", name, "'");
+    TESSERA_CHECK(info.contains(name), "its DCP_SHARDING_INFO has no tensor '", name, "'");
     ManifestChunk chunk{manifest.files.size(), offsets_of(name, info[name]), entry.sizes};
     ManifestTensor& tensor = manifest.tensors[name];
     TESSERA_CHECK(chunk.offset.size() == chunk.sizes.size() &&

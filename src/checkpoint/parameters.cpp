@@ -114,9 +114,9 @@ void check_one_value(const nn::ParameterSlot& slot, const std::string& name) {
 
 void check_filled(const std::vector<NamedParameter>& parameters) {
   for (const NamedParameter& each : parameters) {
-    TESSERA_CHECK(each.slot->initialized(), each.is_buffer ? "buffer '" : "parameter '",
-                  each.names.front(),
-                  "' was never filled: call nn::init_weights() or load before saving");
+    TESSERA_CHECK(
+        each.slot->initialized(), each.is_buffer ? "buffer '" : "parameter '", each.names.front(),
+        "' was never filled: call nn::init_weights(), or load a checkpoint, before saving");
   }
 }
 

@@ -31,8 +31,8 @@ class CheckedFile {
   CheckedFile(files::InputFile file, std::vector<std::uint32_t> sums)
       : file_(std::move(file)), sums_(std::move(sums)) {
     TESSERA_CHECK(sums_.empty() || sums_.size() == granules_of(file_.size()), "'", path().string(),
-                  "' has ", file_.size(), " bytes, but checksums for ", sums_.size(),
-                  " MiB: copy the file again");
+                  "' has ", file_.size(), " bytes, but the manifest has checksums for ",
+                  sums_.size(), " MiB: copy the file again");
   }
 
   const std::filesystem::path& path() const { return file_.path(); }
@@ -158,7 +158,7 @@ TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
   const auto end = natural_number(offsets[1], "its data_offsets");
   TESSERA_CHECK(begin <= end, "its data end at ", end, ", before they begin at ", begin);
   TESSERA_CHECK(std::cmp_less_equal(end, data_bytes), "its data end at ", end,
-                ", but the file has only ", data_bytes, " bytes of data: it is truncated");
+                ", but the file has only ", data_bytes, " bytes of data: the file is truncated");
   entry.offset = static_cast<std::uint64_t>(begin);
   entry.bytes = tensor_bytes(entry.sizes, dtype);
   TESSERA_CHECK(std::cmp_equal(end - begin, entry.bytes), "its data have ", end - begin,
@@ -193,7 +193,7 @@ void check_coverage(const std::map<std::string, TensorEntry>& tensors, std::uint
   std::uint64_t end = 0;
   for (const auto* item : order) {
     TESSERA_CHECK(item->second.offset == end, "tensor '", item->first, "': its data begin at ",
-                  item->second.offset, ", but the data before end at ", end);
+                  item->second.offset, ", but the data of the previous tensor end at ", end);
     end += item->second.bytes;
   }
   TESSERA_CHECK(end == data_bytes, "the tensors' data end at ", end, ", but the file has ",
@@ -377,14 +377,14 @@ void SafetensorsFile::Impl::read_header() {
   const std::uint64_t file_bytes = file.size();
   std::uint64_t header_bytes = 0;
   TESSERA_CHECK(file_bytes >= sizeof(header_bytes), invalid(), "it has only ", file_bytes,
-                " bytes: it is truncated", kAdvice);
+                " bytes: the file is truncated", kAdvice);
   file.read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
   // The header's length comes from the file, so the length is checked before memory is allocated.
-  TESSERA_CHECK(header_bytes <= kMaxHeaderBytes, invalid(), "its header claims ", header_bytes,
-                " bytes, more than ", kMaxHeaderBytes, kAdvice);
+  TESSERA_CHECK(header_bytes <= kMaxHeaderBytes, invalid(), "its header has a length of ",
+                header_bytes, " bytes, but the limit is ", kMaxHeaderBytes, kAdvice);
   const std::uint64_t data_begin = sizeof(header_bytes) + header_bytes;
   TESSERA_CHECK(data_begin <= file_bytes, invalid(), "its header ends at ", data_begin,
-                ", but the file has only ", file_bytes, " bytes: it is truncated", kAdvice);
+                ", but the file has only ", file_bytes, " bytes: the file is truncated", kAdvice);
   std::string json(header_bytes, '\0');
   file.read_at(sizeof(header_bytes), std::as_writable_bytes(std::span(json)));
   try {
@@ -411,7 +411,7 @@ void check_bools(const at::Tensor& tensor, const std::string& name) {
   const bool valid =
       std::all_of(bytes, bytes + tensor.numel(), [](unsigned char byte) { return byte <= 1; });
   TESSERA_CHECK(valid, "tensor '", name,
-                "' of type BOOL holds a byte that is neither 0 nor 1: write the file again");
+                "' of type BOOL has a byte that is neither 0 nor 1: write the file again");
 }
 
 /// Whether a file's bytes can be read directly into the memory of `block`. False for bools, because
@@ -446,7 +446,7 @@ const std::filesystem::path& SafetensorsFile::path() const {
 const TensorEntry& SafetensorsFile::entry(const std::string& name) const {
   const auto found = tensors().find(name);
   TESSERA_CHECK(found != tensors().end(), "'", path().string(), "' has no tensor '", name,
-                "': give the file that belongs to this model");
+                "': pass the file that belongs to this model");
   return found->second;
 }
 

@@ -88,9 +88,9 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
     slice_size *= differs[dim] ? root.size(static_cast<int>(dim)) : 1;
   }
   TESSERA_CHECK(slice_size == mesh.size(), "a tensor is on the mesh ", to_string(mesh),
-                ", which has only a part of a dimension of ", to_string(root),
-                ", so the ranks with copies of the tensor are unknown: distribute the tensor over "
-                "whole mesh dimensions before saving");
+                ", which has only some ranks of a dimension of ", to_string(root),
+                ", so save() can't find the ranks that have copies of the tensor: distribute the "
+                "tensor over whole mesh dimensions before saving");
   const auto along = [&](const Coordinate& coordinate) {
     Coordinate kept(coordinate.size(), 0);
     for (std::size_t dim = 0; dim < kept.size(); ++dim) {

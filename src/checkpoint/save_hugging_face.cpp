@@ -148,15 +148,16 @@ void check_head(const std::string& config_json, const std::vector<NamedParameter
   TESSERA_CHECK(
       !tied || !apart, "'", kEmbedding, "' and '", kHead,
       "' are one parameter of the model, but config.json does not have \"tie_word_embeddings\": "
-      "true, so readers would initialize a new output head: set \"tie_word_embeddings\" to true");
+      "true, so other programs would initialize a new output head: set \"tie_word_embeddings\" to "
+      "true");
   const auto has = [&](const char* name) {
     return std::ranges::find(items, name, &SafetensorsWriter::Item::name) != items.end();
   };
-  TESSERA_CHECK(
-      tie != true || !has(kEmbedding) || !has(kHead), "the model has separate parameters '",
-      kEmbedding, "' and '", kHead,
-      "', but config.json has \"tie_word_embeddings\": true, so readers would ignore the latter: "
-      "set \"tie_word_embeddings\" to false, or tie the two parameters (nn::ModuleBase::tie_slot)");
+  TESSERA_CHECK(tie != true || !has(kEmbedding) || !has(kHead),
+                "the model has separate parameters '", kEmbedding, "' and '", kHead,
+                "', but config.json has \"tie_word_embeddings\": true, so other programs would "
+                "ignore the output head: set \"tie_word_embeddings\" to false, or tie the two "
+                "parameters (nn::ModuleBase::tie_slot)");
 }
 
 }  // namespace
@@ -312,8 +313,7 @@ std::string checked_config(const nn::ModuleBase& module, const std::filesystem::
   std::error_code missing;  // equivalent() sets `missing` if `base_model` is no folder
   TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing), "the folder '",
                 folder.string(),
-                "' is the folder of the model to which the adapters belong; pass another folder "
-                "for the adapters");
+                "' has the base model of the adapters; pass another folder for the adapters");
   std::string config = config_of(adapters_of(module), base_model);
   check_export_folder(folder, config, bytes_of_all(items_of(sent_adapters(module))),
                       kAdapterConfig);

@@ -105,14 +105,14 @@ TensorDict get_state_dict(comm::World& world, const StateDictOptions& options,
   std::vector<StateItem> items;
   run_or_fail_on_all(world, [&] {
     TESSERA_CHECK(!options.broadcast_from_rank0,
-                  "broadcast_from_rank0 is only for setting a state dict: leave the option out");
+                  "broadcast_from_rank0 works only to load a state dict: leave the option out");
     items = items_of();
     std::erase_if(items, [](const StateItem& item) { return item.is_left_out; });
     for (const StateItem& item : items) {
       check_one_value(*item.slot, item.names.front());
       TESSERA_CHECK(item.slot->initialized() || !(options.full_state_dict || options.cpu_offload),
                     "parameter '", item.names.front(),
-                    "' was never filled: call nn::init_weights() or load first");
+                    "' was never filled: call nn::init_weights(), or load a checkpoint first");
     }
   });
   TensorDict dict;
@@ -187,7 +187,7 @@ void check_source(const Source& source, const StateDictOptions& options) {
   TESSERA_CHECK(value.sizes() == into.sizes(), "'", name, "' has the sizes [",
                 fmt::format("{}", fmt::join(value.sizes(), ", ")), "] in the state dict, but [",
                 fmt::format("{}", fmt::join(into.sizes(), ", ")),
-                "] is needed: build the model from which the state dict was taken");
+                "] is needed: build the model with the options of the saved model");
   TESSERA_CHECK(is_convertible_type(value.scalar_type(), into.scalar_type()), "'", name,
                 "' has the type ", c10::toString(value.scalar_type()), " in the state dict, but ",
                 c10::toString(into.scalar_type()), " is needed: convert the tensor first");
@@ -306,7 +306,7 @@ IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
   IncompatibleKeys keys;
   run_or_fail_on_all(world, [&] {
     TESSERA_CHECK(!options.broadcast_from_rank0 || options.full_state_dict,
-                  "broadcast_from_rank0 is for full state dicts: set full_state_dict too");
+                  "broadcast_from_rank0 is set, but full_state_dict is not: set full_state_dict");
     items = items_of();
   });
   const TensorDict values = options.broadcast_from_rank0 ? outline_of_rank0(world, state) : state;

@@ -102,7 +102,7 @@ void check_removable(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     TESSERA_CHECK(!fs::is_directory(entry.symlink_status()), "it has the folder '",
                   entry.path().filename().string(),
-                  "', which no save creates: move that folder away, or remove the step yourself");
+                  "', which no save creates: move the folder away, or remove the step yourself");
   }
 }
 
@@ -257,7 +257,7 @@ void StepFolder::claim() const {
   std::error_code error;
   // A symbolic link is rejected, because it can lead to the files of another program.
   TESSERA_CHECK(fs::is_directory(fs::symlink_status(path_, error)), "'", path_.string(),
-                "' is needed for the folder of the step, but is not a folder: move it away");
+                "' is not a folder, but the step must be saved there: move the file or link away");
   check_not_there();
   if (is_untouched(path_) && files::write_new_file(path_ / kMarker, run_id_)) {
     if (!lacks_manifest(path_)) {
@@ -288,7 +288,7 @@ void StepFolder::release() const {
 void StepFolder::check_withdrawable() const {
   std::error_code ignored;
   TESSERA_CHECK(!fs::is_symlink(path_, ignored), "'", path_.string(),
-                "' is later than the step to continue from, but a symbolic link: remove the link");
+                "' is a symbolic link later than the step to continue from: remove the link");
   const std::string text = read_manifest_text(path_);
   if (!is_as_written(text)) {
     return;

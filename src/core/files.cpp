@@ -78,7 +78,7 @@ void check_replaceable(const std::filesystem::path& path) {
   std::error_code ignored;  // ignores status() errors: open() describes them better
   const auto status = std::filesystem::status(path, ignored);
   TESSERA_CHECK(!std::filesystem::is_other(status), "cannot write '", path.string(),
-                "', which is a device, a pipe or a socket: give the name of a file");
+                "', which is a device, a pipe or a socket: pass the path of a regular file");
 }
 
 void write_whole(AtomicFile& file, const std::string& text) {
@@ -90,7 +90,7 @@ void write_whole(AtomicFile& file, const std::string& text) {
 
 void flush_output() {
   TESSERA_CHECK(std::cout.flush(),
-                "standard output can't be written: check disk space and the reading program");
+                "standard output can't be written: check the disk and the program that reads it");
 }
 
 std::filesystem::path absolute_path(const std::filesystem::path& path) {
@@ -286,7 +286,7 @@ namespace {
   if (error == ELOOP) {
     throw detail::ReadError(detail::concat(
         "'", path.string(),
-        "' is a symbolic link, which is not followed here: replace the link with the file"));
+        "' is a symbolic link, but must be a regular file: replace the link with the file"));
   }
   throw detail::ReadError(
       detail::concat("cannot open '", path.string(), "': ", std::strerror(error), ": pass ", what,
@@ -351,7 +351,7 @@ void InputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
           "reading '", path_.string(), "' failed: ", std::strerror(errno), ": check the disk"));
     }
     TESSERA_CHECK(got > 0, "'", path_.string(),
-                  "' became shorter during the read: stop programs that write to it, then retry");
+                  "' became shorter during the read: stop the programs that write to the file");
     offset += static_cast<std::uint64_t>(got);
     out = out.subspan(static_cast<std::size_t>(got));
   }

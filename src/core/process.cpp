@@ -29,7 +29,7 @@ std::optional<bool> environment_switch(const char* name) {
   }
   const bool on = std::ranges::find(kOn, value) != kOn.end();
   TESSERA_CHECK(on || std::ranges::find(kOff, value) != kOff.end(), "environment variable ", name,
-                "=", value, " is not a switch; set it to 1, true or on, or to 0, false or off");
+                "=", value, " is not boolean; set it to 1, true or on, or to 0, false or off");
   return on;
 }
 

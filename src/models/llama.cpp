@@ -100,7 +100,7 @@ KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::i
       slots_(window > 0 ? std::min(positions, window) : positions),
       padding_(std::move(padding)) {
   TESSERA_CHECK(positions > 0 && !padding_.empty(), "a cache of ", positions, " positions for ",
-                padding_.size(), " texts is invalid; both numbers must be 1 or more");
+                padding_.size(), " sequences is invalid; both numbers must be 1 or more");
 }
 
 bool KvCache::padded() const {
@@ -229,8 +229,8 @@ Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache*
   const std::int64_t sequence = tokens.size(1);
   const bool padded = cache != nullptr && cache->padded();
   TESSERA_CHECK(cache == nullptr || std::ssize(cache->padding()) == tokens.size(0), "tokens of ",
-                tokens.size(0), " texts were passed with a cache for ", cache->padding().size(),
-                " texts; pass a cache for all of the texts");
+                tokens.size(0), " sequences were passed with a cache for ", cache->padding().size(),
+                " sequences; make a cache for the number of sequences in the tokens");
   const auto [cos, sin] = padded ? angles_of_texts(parts, cache->padding(), past, past + sequence)
                                  : angles_of(parts, past, past + sequence);
   at::Tensor mask;

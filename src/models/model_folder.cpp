@@ -71,7 +71,7 @@ class ConfigReader {
   }
 
   double number(const char* key) const {
-    TESSERA_CHECK(has(key), origin_, ": \"", key, "\" is missing, but other keys need it");
+    TESSERA_CHECK(has(key), origin_, ": \"", key, "\" is missing, but rope scaling needs it");
     const nlohmann::json& value = json_.at(key);
     TESSERA_CHECK(value.is_number() && value.get<double>() > 0, origin_, ": \"", key, "\" is ",
                   value.dump(), "; it must be a positive number");
@@ -109,8 +109,8 @@ class ConfigReader {
     for (const nlohmann::json& id : value.is_array() ? value : nlohmann::json::array({value})) {
       TESSERA_CHECK(id.is_number_unsigned() &&
                         id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocabulary),
-                    origin_, ": \"", key, "\" is ", value.dump(), "; tokens are integers below ",
-                    vocabulary);
+                    origin_, ": \"", key, "\" is ", value.dump(),
+                    "; tokens must be integers below the vocabulary size, ", vocabulary);
       ids.push_back(id.get<std::int64_t>());
     }
     return ids;
@@ -128,7 +128,7 @@ class ConfigReader {
       }
     }
     fail(origin_, ": \"", key, "\" is ", json_.at(key).dump(), ", but ", feature,
-         " not implemented; use a model without it");
+         " not implemented; use a model without this feature");
   }
 
   const nlohmann::json& at(const char* key) const { return json_.at(key); }
@@ -276,7 +276,7 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
     s.high_freq_factor = rope.number("high_freq_factor");
     TESSERA_CHECK(s.high_freq_factor > s.low_freq_factor, rope.origin(),
                   ": \"high_freq_factor\" is ", s.high_freq_factor,
-                  "; it must be more than \"low_freq_factor\", ", s.low_freq_factor);
+                  "; it must be greater than \"low_freq_factor\", which is ", s.low_freq_factor);
   }
   if (s.kind == Kind::kYarn) {
     s.beta_fast = rope.number_or("beta_fast", s.beta_fast);
@@ -297,8 +297,8 @@ Rope read_rope_object(const ConfigReader& reader, const char* key, double defaul
   const ConfigReader inner(object, reader.origin());
   for (const auto& [name, value] : object.items()) {
     TESSERA_CHECK(!value.is_object(), reader.origin(), ": \"", key, "\" has \"", name,
-                  "\", but layers that differ in their positions are not implemented; use a model "
-                  "with equal layers");
+                  "\", but layers with different rotary embeddings are not implemented; use a "
+                  "model with equal layers");
   }
   Rope rope;
   rope.theta = reader.number_or("rope_theta", default_theta);
@@ -323,8 +323,8 @@ Rope read_rope(const ConfigReader& reader, double default_theta) {
   const auto read = [&](const char* key) { return read_rope_object(reader, key, default_theta); };
   const Rope rope = read(older ? "rope_scaling" : "rope_parameters");
   TESSERA_CHECK(!older || !newer || read("rope_parameters") == rope, reader.origin(),
-                ": \"rope_scaling\" and \"rope_parameters\" describe different positions; remove "
-                "the wrong key");
+                ": \"rope_scaling\" and \"rope_parameters\" set different rotary embeddings; "
+                "remove the wrong key");
   return rope;
 }
 
@@ -394,7 +394,7 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   c.intermediate_size = reader.positive("intermediate_size");
   c.num_hidden_layers = reader.positive("num_hidden_layers");
   TESSERA_CHECK(c.num_hidden_layers <= kMaxLayers, origin, ": num_hidden_layers is ",
-                c.num_hidden_layers, "; models have at most ", kMaxLayers);
+                c.num_hidden_layers, "; the maximum is ", kMaxLayers);
   c.num_attention_heads = reader.positive("num_attention_heads");
   // A null "num_key_value_heads" stands for num_attention_heads. A Llama may omit the key. For
   // other model types a missing key is an error: their default in `transformers` is different.
@@ -407,7 +407,7 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   if (!reader.has("head_dim")) {
     TESSERA_CHECK(c.hidden_size % c.num_attention_heads == 0, origin, ": hidden_size ",
                   c.hidden_size, " is not a multiple of num_attention_heads ",
-                  c.num_attention_heads, " and no head_dim is given");
+                  c.num_attention_heads, ", and head_dim is missing; set head_dim");
   }
   c.head_dim = architecture.type == std::string_view("qwen3")
                    ? reader.positive("head_dim")
@@ -426,9 +426,9 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   const char* dropout = "attention_dropout";
   c.attention_dropout = reader.has(dropout) && reader.at(dropout) != 0 ? reader.number(dropout) : 0;
   TESSERA_CHECK(architecture.has_attention_bias || !biases, origin, ": \"attention_bias\" of a ",
-                architecture.type, " is not implemented; use a model without it");
+                architecture.type, " is not implemented; use a model without this bias");
   TESSERA_CHECK(architecture.has_mlp_bias || !c.mlp_bias, origin, ": \"mlp_bias\" of a ",
-                architecture.type, " is not implemented; use a model without it");
+                architecture.type, " is not implemented; use a model without this bias");
   c.query_key_norm = architecture.query_key_norm;
   read_experts(reader, architecture, c);
   c.begins_texts = architecture.begins_texts;

@@ -177,8 +177,8 @@ void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options) {
   auto* declared = dynamic_cast<DeclaresUnits*>(&model);
   TESSERA_CHECK(declared != nullptr, "a ", model.name(),
-                " was passed to parallelize(), but does not declare its units; derive the model "
-                "from models::DeclaresUnits, or call parallelize_module and fully_shard");
+                " was passed to parallelize(), but is not derived from models::DeclaresUnits; "
+                "derive the model from this class, or call parallelize_module and fully_shard");
   const Modules blocks = declared->blocks();
   const std::int64_t recomputed = options.recomputed_blocks.value_or(0);
   TESSERA_CHECK(recomputed >= 0 && recomputed <= std::ssize(blocks), "recomputed_blocks is ",

@@ -23,8 +23,7 @@ MeanMetric::Sums MeanMetric::read(const json& state) {
 }
 
 void MeanMetric::update(double value, double weight) {
-  TESSERA_CHECK(!of_all_,
-                "a metric was updated after sync() and before unsync(): call unsync() first");
+  TESSERA_CHECK(!of_all_, "a metric was updated between sync() and unsync(): call unsync() first");
   own_.values += value * weight;
   own_.weights += weight;
 }
@@ -35,7 +34,7 @@ double MeanMetric::compute() const {
 }
 
 void MeanMetric::sync(comm::World& world) {
-  TESSERA_CHECK(!of_all_, "a metric has the values of all ranks already: call unsync() first");
+  TESSERA_CHECK(!of_all_, "sync() was called twice on a metric: call unsync() first");
   if (world.size() == 1) {
     of_all_ = own_;
     return;
@@ -50,7 +49,7 @@ void MeanMetric::sync(comm::World& world) {
 }
 
 void MeanMetric::unsync() {
-  TESSERA_CHECK(of_all_, "a metric has its rank's own values: call sync() first");
+  TESSERA_CHECK(of_all_, "unsync() was called on a metric before sync(): call sync() first");
   of_all_.reset();
 }
 

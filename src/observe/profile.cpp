@@ -110,7 +110,7 @@ void Profile::write(const std::filesystem::path& file) {
   std::filesystem::rename(unfinished, file, error);
   if (error) {
     std::filesystem::remove(unfinished += ".tmp", error);  // Kineto has left an incomplete file
-    fail("can't write the profile ", file.string(), ": check that its folder exists and has room");
+    fail("can't write the profile ", file.string(), ": check that the folder exists and has space");
   }
 }
 

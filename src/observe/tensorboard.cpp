@@ -151,8 +151,7 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::i
     path_ = event_file(folder, count);
     file_.reset(std::fopen(path_.c_str(), "wbx"));
     TESSERA_CHECK(file_ != nullptr || errno == EEXIST, "cannot write the TensorBoard file '",
-                  path_.string(), "': ", std::strerror(errno),
-                  "; give a folder that may be written");
+                  path_.string(), "': ", std::strerror(errno), "; pass a writable folder");
   }
   write_event(event_of(0, bytes_field(3, "brain.Event:2")));
   // A SessionLog with status = 1 (START) makes TensorBoard ignore older values of this step and

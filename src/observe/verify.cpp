@@ -145,7 +145,7 @@ class RecordScope : tessera::detail::NoCopy {
 bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
   const at::Tensor result = step(module);
   const bool trains = result.defined() && result.requires_grad();
-  TESSERA_CHECK(!trains || result.numel() == 1, "it returned a tensor of sizes ",
+  TESSERA_CHECK(!trains || result.numel() == 1, "the step returned a tensor of sizes ",
                 result.defined() ? result.sizes() : at::IntArrayRef(),
                 " that requires a gradient; return the loss as a scalar tensor, or compute under a "
                 "c10::NoGradGuard");
@@ -245,10 +245,10 @@ constexpr auto kMakeAnother =
 void check_slot(const std::string& fqn, const nn::ParameterSlot& slot,
                 const nn::ParameterSlot& copy) {
   TESSERA_CHECK(!tessera::is_distributed(copy.persistent()), "verify: '", fqn,
-                "' of the reference is distributed", kMakeAnother);
-  TESSERA_CHECK(slot.persistent().sizes() == copy.persistent().sizes(), "verify: '", fqn, "' is ",
-                slot.persistent().sizes(), ", but ", copy.persistent().sizes(), " in the reference",
-                kMakeAnother);
+                "' of the reference is a distributed tensor", kMakeAnother);
+  TESSERA_CHECK(slot.persistent().sizes() == copy.persistent().sizes(), "verify: '", fqn,
+                "' has sizes ", slot.persistent().sizes(), ", but sizes ",
+                copy.persistent().sizes(), " in the reference", kMakeAnother);
   TESSERA_CHECK(!slot.distinct_along(), "verify: '", fqn,
                 "' is a different parameter on each slice of a mesh (distinct_along), but a "
                 "one-rank model has one parameter; verify a model without such parameters");
@@ -306,7 +306,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
 /// Throws Error unless `reference` has the parameters and buffers of `module`, as plain tensors of
 /// equal sizes. Not collective.
 void check_reference(const nn::ModuleBase& module, const nn::ModuleBase& reference) {
-  TESSERA_CHECK(&module != &reference, "verify: the module itself is passed as the reference",
+  TESSERA_CHECK(&module != &reference, "verify: the module was passed as its own reference",
                 kMakeAnother);
   check_slots(module.named_slots(), reference.named_slots());
   check_slots(module.named_buffer_slots(), reference.named_buffer_slots());
@@ -525,10 +525,11 @@ class Verification {
     const auto other =
         std::ranges::find_if(all, [&](const auto& each) { return each[0] != all.front()[0]; });
     const bool draws = std::ranges::any_of(all, [](const auto& each) { return each[1] != 0; });
-    TESSERA_CHECK(!draws || other == all.end(), "verify: the model draws random numbers, and rank ",
-                  mesh_.ranks().front(), " gives it ", all.front()[0], " rows, but rank ",
-                  mesh_.ranks()[static_cast<std::size_t>(other - all.begin())], " gives it ",
-                  (*other)[0], "; give all ranks equally many rows, or verify in evaluation mode");
+    TESSERA_CHECK(
+        !draws || other == all.end(), "verify: the model draws random numbers, and rank ",
+        mesh_.ranks().front(), " passes ", all.front()[0], " rows to the model, but rank ",
+        mesh_.ranks()[static_cast<std::size_t>(other - all.begin())], " passes ", (*other)[0],
+        "; pass equally many rows on all ranks, or verify in evaluation mode");
   }
 
   SeenRun run_on_mesh() {

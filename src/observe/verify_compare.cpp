@@ -330,8 +330,8 @@ class PairingRanks {
     const auto other = static_cast<std::size_t>(others.front());
     const auto [first, second] = first_lines_apart(texts.front(), texts[other]);
     return fmt::format(
-        "verify: on the mesh rank {} has {}, but rank {} has {}; have every rank make the same "
-        "calls",
+        "verify: on the mesh rank {} has {}, but rank {} has {}; call the same modules in the same "
+        "order on every rank",
         among.ranks().front(), first, among.ranks()[other], second);
   }
 

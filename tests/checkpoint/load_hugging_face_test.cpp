@@ -341,8 +341,8 @@ TEST_F(ModelFilesTest, ReadsADuplicateTensorFromTheIndexedShard) {
 TEST_F(ModelFilesTest, RefusesDamagedIndexes) {
   for (const auto& [text, part] : std::vector<std::pair<std::string, const char*>>{
            {"{", "bad JSON"},
-           {"{}", "no object weight_map"},
-           {R"({"weight_map":[]})", "no object weight_map"},
+           {"{}", "object weight_map"},
+           {R"({"weight_map":[]})", "object weight_map"},
            {R"({"weight_map":{"a":1}})", "no file name for \"a\""}}) {
     WriteFile(folder_ / kIndexFile, text);
     Refuses(part);

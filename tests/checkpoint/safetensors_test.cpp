@@ -150,7 +150,7 @@ TEST_F(SafetensorsFileRefuses, MalformedFiles) {
             {SafetensorsBytes("{}", "", 100'000'001), "more than 100000000"},
             {std::string(8, '\xff') + "{}", "18446744073709551615"},
             {std::string("\xf8") + std::string(7, '\xff') + "{}", "more than 100000000"},
-            {SafetensorsBytes("{}", "", 3), "it is truncated"}}) {
+            {SafetensorsBytes("{}", "", 3), "is truncated"}}) {
     Refuses(bytes, part);
   }
 }
@@ -209,7 +209,7 @@ TEST_F(SafetensorsFileRefuses, InvalidHeaderEntries) {
                         {"\"U8\"", "[16]", "[0,16.0]", "not a natural number"},
                         {"\"U8\"", "[16]", "[16,0]", "before they begin"},
                         {"\"F32\"", "[16]", "[0,16]", "its shape and dtype need 64"},
-                        {"\"U8\"", "[8]", "[8,16]", "begin at 8, but the data before end at 0"},
+                        {"\"U8\"", "[8]", "[8,16]", "begin at 8, but the data"},
                         {"\"U8\"", "[17]", "[0,17]", "only 16 bytes of data"},
                         {"\"U8\"", "[15]", "[0,15]", "end at 15, but the file has 16"}};
   for (const std::string bad : {"-1", "-0", "16.0", "1e3", "\"16\"", "null", "true", "[16]"}) {
@@ -224,7 +224,7 @@ TEST_F(SafetensorsFileRefuses, TruncatedFiles) {
   const std::string whole =
       SafetensorsBytes("{" + Entry("\"F32\"", "[4]", "[0,16]") + "}", std::string(16, 'x'));
   for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
-    Refuses(whole.substr(0, bytes), "it is truncated");
+    Refuses(whole.substr(0, bytes), "is truncated");
   }
   WriteFile(folder_ / "m", whole);
   const SafetensorsFile file(folder_ / "m");
@@ -460,7 +460,7 @@ TEST(SafetensorsFile, ReadsIntoTensorsOfAnyTypeAndStrides) {
   }
   EXPECT_GT(same._version(), version);
   EXPECT_ERROR(file.read_into("w", Sizes{3, 0}, same),
-               "positions [3, 3 + 2) are outside of dimension 0, which has 4");
+               "positions [3, 3 + 2) of dimension 0, but the size of the dimension is 4");
 }
 
 TEST(SafetensorsFile, ReadsOnlyTheBytesOfTheBlock) {

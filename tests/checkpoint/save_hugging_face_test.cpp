@@ -199,7 +199,7 @@ TEST(SaveLora, RefusesAdaptersThatPeftCannotStore) {
     EXPECT_ERROR(save(model), "0.lora_A.weight", "never filled");
     testing::fill(model);
     EXPECT_ERROR(save_lora(model, *rank.world(), folder / ".", folder.path().string()),
-                 "the folder of the model");
+                 "the base model of the adapters");
     save(model);
     nn::apply_lora(model, {.rank = 3, .targets = {"1"}});
     testing::fill(model);

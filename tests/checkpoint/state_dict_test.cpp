@@ -126,7 +126,7 @@ TEST(StateDicts, ChangeNothingOnAnyRankAfterAMismatch) {
   EXPECT_CONTAINS(error_of(with_bias(at::zeros({8}))), "'middle.bias'", "[8]", "[7]");
   EXPECT_CONTAINS(error_of(with_bias(at::zeros({7}, at::kLong))), "'middle.bias'", "Long", "Float");
   EXPECT_CONTAINS(error_of(Values(), {}), "set full_state_dict");
-  EXPECT_CONTAINS(error_of(Values(), {.broadcast_from_rank0 = true}), "set full_state_dict too");
+  EXPECT_CONTAINS(error_of(Values(), {.broadcast_from_rank0 = true}), "set full_state_dict");
   // With broadcast_from_rank0, the call ignores the wrong state dict of rank 1.
   EXPECT_EQ(error_of(other, kFromRank0), "");
   RunRanks(1, [&](Rank& rank) {

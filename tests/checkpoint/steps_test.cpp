@@ -128,7 +128,7 @@ TEST(ShardedCheckpoint, SaveKeepsStepsThatContainFoldersAndWarns) {
     }
   });
   ASSERT_EQ(warnings.texts.size(), 1U);
-  EXPECT_CONTAINS(warnings.texts[0], "step-00000001'", "folder 'notes'", "move that folder away");
+  EXPECT_CONTAINS(warnings.texts[0], "step-00000001'", "folder 'notes'", "move the folder away");
   EXPECT_EQ(ExpectLoads(dir / "step-00000001", 1), 1);
 }
 
@@ -144,10 +144,10 @@ TEST(ShardedCheckpoint, DoesNotRemoveTheTargetOfALink) {
   }
   EXPECT_EQ(ExpectLoads(dir / "step-00000001", 1), 1);
   EXPECT_EQ(dir.files(), (Names{"step-00000001", "step-00000002", "step-00000003"}));
-  EXPECT_ERROR(detail::withdraw_step(dir.path(), 1, ""), "a symbolic link: remove the link");
+  EXPECT_ERROR(detail::withdraw_step(dir.path(), 1, ""), "symbolic link", "remove the link");
   std::filesystem::remove(archive / "kept/manifest.json");
   WriteFile(archive / "kept/INCOMPLETE", "");
-  EXPECT_ERROR(SaveStep(dir.path(), 1), "is not a folder: move it away");
+  EXPECT_ERROR(SaveStep(dir.path(), 1), "step-00000001' is not a folder");
   EXPECT_EQ(FilesIn(archive / "kept").size(), files.size());
 }
 
@@ -321,7 +321,7 @@ TEST(HostileManifest, IsRefusedForInvalidContent) {
   const std::vector<Case> cases = {
       {"/files/0/bytes", -1, "the size of a file holds -1, which is not a natural number"},
       {"/files/0/bytes", kLargest, "which is too large"},
-      {"/files/0/bytes", std::int64_t{1} << 62, "has checksums for another size"},
+      {"/files/0/bytes", std::int64_t{1} << 62, "a number of checksums that does not fit"},
       {"/files/0/crc32c", "", "' has no checksums"},
       {"/files/0/name", "../x", "is not the name of a shard"},
       {"/step", -3, "the step holds -3"},
@@ -336,7 +336,7 @@ TEST(HostileManifest, IsRefusedForInvalidContent) {
       {"/tensors/w\u202e", {}, "not valid: a tensor's name has a control character"},
       {tensor + "/chunks/0/file", 99, "a chunk is in file 99 of"},
       {tensor + "/chunks/0/offsets/0", -1, "a chunk's offsets holds -1"},
-      {tensor + "/chunks/0/offsets/0", std::int64_t{1} << 62, "are outside of dimension 0"},
+      {tensor + "/chunks/0/offsets/0", std::int64_t{1} << 62, "of dimension 0, but"},
       {tensor + "/chunks", json::array(), "its chunks have 0 elements"}};
   for (const Case& each : cases) {
     json changed = valid;

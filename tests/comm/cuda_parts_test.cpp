@@ -42,7 +42,7 @@ TEST(CudaLibrary, RefusesToLoadAfterLibtorchLookedForCuda) {
   }
   EXPECT_CONTAINS(ended.output,
                   "device cuda: earlier in this process libtorch was used without CUDA",
-                  "make the world of device cuda first");
+                  "make the World of device cuda");
 }
 
 // Like the host group, StagedCommunicator must send several tensors in place, without a buffer.

@@ -59,7 +59,7 @@ TEST(ParseConfig, RefusesContradictoryRopeSettings) {
   Json typed = {{"type", "yarn"}, {"factor", 4.0}, {"rope_theta", 7e4}};
   EXPECT_EQ(with_rope(yarn, typed).rope.scaling.kind, RopeScaling::Kind::kYarn);
   EXPECT_ERROR(with_rope(yarn, {{"rope_type", "default"}, {"rope_theta", 7e4}}),
-               "\"rope_scaling\" and \"rope_parameters\" describe different positions");
+               "\"rope_scaling\" and \"rope_parameters\" set different rotary embeddings");
   EXPECT_ERROR(with_rope(nullptr, {{"rope_type", "default"}, {"rope_theta", 8e4}}),
                "\"rope_theta\" is 70000, but \"rope_parameters\" has 80000");
   EXPECT_EQ(with_rope(nullptr, typed).rope.theta, 7e4);
@@ -153,7 +153,7 @@ TEST(ParseConfig, RefusesUnsupportedSettings) {
       {"hidden_size", 0, "\"hidden_size\" is 0"},
       {"hidden_size", "48", "\"hidden_size\" is \"48\""},
       {"num_hidden_layers", 2.5, "positive integer"},
-      {"num_hidden_layers", 20000, "models have at most 10000"},
+      {"num_hidden_layers", 20000, "the maximum is 10000"},
       {"vocab_size", nullptr, "\"vocab_size\" is missing"},
       {"num_key_value_heads", 4, "not a multiple of num_key_value_heads 4"},
       {"num_attention_heads", 7, "not a multiple of num_attention_heads 7"},
@@ -168,7 +168,7 @@ TEST(ParseConfig, RefusesUnsupportedSettings) {
       {"rope_scaling", {{"factor", 2}}, "a factor without a type of rope scaling"},
       {"rope_parameters",
        {{"full_attention", {{"rope_type", "yarn"}}}},
-       "differ in their positions"},
+       "different rotary embeddings"},
       {"model_type", "gemma", "only llama, mistral, qwen2, qwen3, mixtral"},
       {"model_type", "qwen2", "\"num_key_value_heads\" is missing"},
       {"architectures", Json::array({"MistralForCausalLM"}), "MistralForCausalLM"},

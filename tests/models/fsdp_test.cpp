@@ -365,7 +365,7 @@ TEST_ON_MESH(Parallelize, KeepsTheFirstUnitsOfBackwardGathered, {2, 1}, {"dp", "
 
 TEST_ON_MESH(Parallelize, RefusesAModelThatDeclaresNoUnits, {1, 1}, {"dp", "tp"}) {
   Layer layer;
-  EXPECT_ERROR(parallelize(layer, mesh, {}), "does not declare its units", "models::DeclaresUnits");
+  EXPECT_ERROR(parallelize(layer, mesh, {}), "not derived from models::DeclaresUnits");
 }
 
 TEST_ON_MESH(Parallelize, RefusesContextParallelismForAnUnsupportedModel, {1, 2, 1},

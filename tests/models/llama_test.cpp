@@ -272,7 +272,7 @@ TEST_F(Generation, RefusesInvalidCalls) {
        {"2 tokens were passed with a filled cache"}},
       {"texts",
        [&] { model_(tokens(3, 4), &of_two); },
-       {"tokens of 3 texts were passed with a cache for 2"}},
+       {"tokens of 3 sequences were passed with a cache for 2"}},
   });
 }
 

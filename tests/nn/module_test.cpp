@@ -380,7 +380,7 @@ TEST(ModuleList, ReturnsModulesByType) {
   ModuleList list;
   auto module = list.push_back(std::make_shared<Linear>(3, 4));
   EXPECT_EQ(list.at<Linear>(0), module);
-  EXPECT_ERROR(list.at<Embedding>(0), "call at() with that type");
+  EXPECT_ERROR(list.at<Embedding>(0), "type of the module to at()");
   EXPECT_ERROR(list.at<Linear>(1), "index 1 is out of range for a ModuleList of 1");
 }
 

@@ -301,10 +301,10 @@ TEST(MeanMetric, CoversAllRanksBetweenSyncAndUnsync) {
       EXPECT_DOUBLE_EQ(mean.compute(), ranks == 3 ? kMeanOfAll : 0);
       EXPECT_EQ(mean.state_dict(), own);
       EXPECT_ERROR(mean.update(1), "call unsync() first");
-      EXPECT_ERROR(mean.sync(*rank.world()), "the values of all ranks already");
+      EXPECT_ERROR(mean.sync(*rank.world()), "sync()", "call unsync()");
       mean.unsync();
       EXPECT_EQ(mean.compute(), 10.0 * rank.rank());
-      EXPECT_ERROR(mean.unsync(), "its rank's own values");
+      EXPECT_ERROR(mean.unsync(), "call sync()");
       mean.reset();
       EXPECT_TRUE(std::isnan(mean.compute()));
     });
@@ -394,7 +394,7 @@ TEST(TensorBoardWriter, KeepsOlderFilesAndReportsWriteErrors) {
   EXPECT_EQ(testing::ReadFile(second.path()).size(), before.size());
   testing::WriteFile(folder / "file", "");
   EXPECT_ERROR(TensorBoardWriter(folder / "file"), "cannot write the TensorBoard file",
-               "Not a directory; give a folder that may be written");
+               "Not a directory; pass a writable folder");
 }
 
 }  // namespace

@@ -308,7 +308,7 @@ TEST_ON_MESH(Verify, RefusesUnevenRowsWithRandomOperators, {2, 1}, {"dp", "tp"})
     return gpt_loss(model, tokens.narrow(0, 0, 2 - rank.rank()));
   };
   EXPECT_ERROR(verify_gpt(run, mesh),
-               "draws random numbers, and rank 0 gives it 2 rows, but rank 1 gives it 1;");
+               "draws random numbers, and rank 0 passes 2 rows to the model, but rank 1 passes 1;");
 }
 
 std::vector<at::Tensor> step_of(Gpt& model, const DeviceMesh& mesh) {
@@ -357,7 +357,7 @@ TEST_ON_MESH(Verify, CopiesModesAndFrozenParameters, {1, 2}, {"dp", "tp"}) {
 TEST_ON_MESH(Verify, RefusesAWrongReferenceAndANonscalarLoss, {1, 2}, {"dp", "tp"}) {
   const auto model = make_gpt({}, mesh);
   const VerifyStep step = [](nn::ModuleBase&) { return at::Tensor(); };
-  EXPECT_ERROR(verify(*model, *model, mesh, step), "the module itself is passed");
+  EXPECT_ERROR(verify(*model, *model, mesh, step), "the module was passed as its own reference");
   nn::Linear linear(2, 3);
   EXPECT_ERROR(verify(*model, static_cast<nn::ModuleBase&>(linear), mesh, step),
                "the reference has 'weight' where the module has 'embed.weight'",
@@ -367,11 +367,11 @@ TEST_ON_MESH(Verify, RefusesAWrongReferenceAndANonscalarLoss, {1, 2}, {"dp", "tp
                "'embed.weight'");
   const auto parallel = make_gpt({}, mesh);
   EXPECT_ERROR(verify(*model, *parallel, mesh, step),
-               "'embed.weight' of the reference is distributed");
+               "'embed.weight' of the reference is a distributed tensor");
   GptRun run;
   run.step = [](Gpt& each, const at::Tensor& tokens) { return each(tokens); };
   EXPECT_ERROR(verify_gpt(run, mesh),
-               "it returned a tensor of sizes [2, 6, 13] that requires a gradient");
+               "the step returned a tensor of sizes [2, 6, 13] that requires a gradient");
 }
 
 TEST_ON_MESH(Verify, ReportsReferenceErrorsOnAllRanks, {1, 2}, {"dp", "tp"}) {
@@ -586,7 +586,7 @@ TEST_ON_RANKS(Verify, FindsCallsOfOnlyOneRank, 2) {
   EXPECT_ERROR(verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"})),
                "verify: on the mesh rank 0 has nothing else, but rank 1 has the output of 'tap', "
                "call 2, [2, 6, 12] on (tp=2)",
-               "every rank make the same calls");
+               "in the same order on every rank");
 }
 
 TEST(Verify, NamesTheFaultyModuleOrStep) {

@@ -25,7 +25,7 @@ namespace tessera::comm {
 inline WorldPtr world_from_mpi(MPI_Comm ranks, const WorldOptions& options = {}) {
   const auto check = [](int code, const char* call) {
     TESSERA_CHECK(code == MPI_SUCCESS, "world_from_mpi: ", call, " failed with the MPI error code ",
-                  code, "; pass a communicator that is not freed");
+                  code, "; pass a communicator that MPI_Comm_free has not freed");
   };
   int initialized = 0;
   int finalized = 0;

@@ -168,14 +168,14 @@ using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
 /// that was already adopted. Not collective.
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
-  TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct it first");
+  TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct the module first");
   return std::make_shared<Adopted<M>>(
       std::move(module), std::vector<detail::FindMembers>{&detail::find_members<Classes>...});
 }
 /// The same as adopt() of a pointer, for a module holder: torch::nn::Sequential, TORCH_MODULE(Net).
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(const torch::nn::ModuleHolder<M>& module) {
-  TESSERA_CHECK(!module.is_empty(), "nn::adopt was given an empty holder; construct its module");
+  TESSERA_CHECK(!module.is_empty(), "nn::adopt was given an empty holder; construct the module");
   return adopt<Classes...>(module.ptr());
 }
 

@@ -505,7 +505,7 @@ class ModuleList : public ModuleBase {
                   " modules");
     auto module = std::dynamic_pointer_cast<M>(modules_[index]);
     TESSERA_CHECK(module, "module ", index, " of a ModuleList is a ", modules_[index]->name(),
-                  "; call at() with that type");
+                  "; pass the type of the module to at()");
     return module;
   }
 

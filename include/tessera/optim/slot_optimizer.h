@@ -188,13 +188,13 @@ class GroupedOptimizer : public SlotOptimizer {
  private:
   void check_group(std::size_t group) const {
     TESSERA_CHECK(group < groups(), "group ", group, " of an optimizer with ", groups(),
-                  " groups is invalid; groups are numbered from 0");
+                  " parameter groups was requested; groups are numbered from 0");
   }
   void check_rates() const final {
     for (std::size_t group = 0; group < groups(); ++group) {
       TESSERA_CHECK(lr(group) >= 0 && std::isfinite(lr(group)), "a learning rate of ", lr(group),
                     " is invalid, in group ", group,
-                    " of an optimizer; set an lr and a factor that are finite and not negative");
+                    " of an optimizer; lr and the factor for lr must be finite and not negative");
     }
   }
   static std::vector<std::vector<nn::SlotPtr>> slots_of_groups(

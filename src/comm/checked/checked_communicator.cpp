@@ -436,13 +436,13 @@ class CheckedCommunicator final : public Communicator {
     const bool floating = tensor.is_floating_point() || tensor.is_complex();
     TESSERA_CHECK(floating || op != ReduceOp::kAvg, describe(group_, collective), ": avg of ",
                   tensor.scalar_type(),
-                  " would round; reduce with sum, or convert to a float type");
+                  " would be rounded; reduce with sum, or convert to a float type");
     TESSERA_CHECK(tensor.scalar_type() != at::kBool || op != ReduceOp::kSum,
                   describe(group_, collective),
-                  ": sum of Bool has no meaning; reduce with max (any), min (all) or convert");
+                  ": sum of Bool is not defined; reduce with max (any), min (all) or convert");
     TESSERA_CHECK(!tensor.is_complex() || (op != ReduceOp::kMax && op != ReduceOp::kMin),
                   describe(group_, collective), ": ", to_string(op),
-                  " of complex numbers has no meaning; reduce with sum");
+                  " of complex numbers is not defined; reduce with sum");
   }
 
   void check_counts(const at::Tensor& tensor, std::span<const std::int64_t> counts,
@@ -453,7 +453,7 @@ class CheckedCommunicator final : public Communicator {
     TESSERA_CHECK(right_length && !negative && sum == tensor.numel(),
                   describe(group_, "all_to_all"), ": the ", counts.size(), " counts of the ", which,
                   " sum to ", sum, ", but there are ", size(), " ranks and ", tensor.numel(),
-                  " elements; pass one count >= 0 per rank, with the sum ", tensor.numel());
+                  " elements; pass one count >= 0 for each rank; the sum must be ", tensor.numel());
   }
 
   /// With TESSERA_DEBUG, throws Error if the ranks' calls have different purposes, types or sizes
@@ -492,7 +492,8 @@ class CheckedCommunicator final : public Communicator {
 Communicator& LazyHostGroup::get() {
   if (failed_) {
     throw PeerError(
-        "the group that compares the calls of the ranks failed earlier; look for the first error");
+        "the group that compares the ranks' calls failed earlier; look for the first "
+        "error");
   }
   if (made_ == nullptr) {
     // Making the process group can take as long as the time-out. No lock is held during this time,

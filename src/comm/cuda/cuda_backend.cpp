@@ -64,8 +64,8 @@ const CudaBackend& load() {
                 " belongs to another version of Tessera; install all libraries from one build");
   TESSERA_CHECK(detail::has_found_cuda(),
                 "device cuda: earlier in this process libtorch was used without CUDA (by a "
-                "backward on CPU, pinned memory or at::getAccelerator()), and does not look for "
-                "CUDA again; make the world of device cuda first");
+                "backward on CPU, pinned memory or at::getAccelerator()), so libtorch does not "
+                "search for CUDA again; make the World of device cuda before that use");
   const CudaBackend& backend = *function();
   TESSERA_CHECK(backend.device_count() > 0,
                 "device cuda: no GPU is visible to this process; check nvidia-smi and "

@@ -329,7 +329,7 @@ std::string routable_address(const std::string& peer) {
   TESSERA_CHECK(!address.empty() && !is_loopback(address) && address != "::1",
                 "the ranks are on several hosts, but this host has only the address '", address,
                 "' towards rank 0's host ", peer,
-                "; set GLOO_SOCKET_IFNAME to the interface to use");
+                "; set GLOO_SOCKET_IFNAME to an interface that the other hosts can reach");
   return address;
 }
 

@@ -54,10 +54,10 @@ class Arrivals {
       }
     } catch (const std::exception& error) {
       wait_for_first_failure();
-      throw PeerError(detail::concat("rank ", job_.rank, " of ", job_.size, " lost the store at ",
-                                     job_.address, ":", job_.port, " at the rendezvous; rank(s) ",
-                                     join(missing_), " did not come: ", first_line(error.what()),
-                                     "; look for the error of rank 0"));
+      throw PeerError(detail::concat(
+          "rank ", job_.rank, " of ", job_.size, " lost the connection to the store at ",
+          job_.address, ":", job_.port, " at the rendezvous; rank(s) ", join(missing_),
+          " did not come: ", first_line(error.what()), "; look for rank 0's error"));
     }
     TESSERA_CHECK(fault.empty(), fault);
     return missing_;

@@ -360,7 +360,7 @@ WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
   TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size, "world_from_broadcast: rank ", rank, " of ",
                 size, " ranks was passed; pass 0 <= rank < size");
   TESSERA_CHECK(broadcast != nullptr || size == 1,
-                "world_from_broadcast: the broadcast is empty; pass a function that sends bytes");
+                "world_from_broadcast: the broadcast is empty; pass a broadcast function");
   JobVariables job;
   job.launcher = "the ranks of world_from_broadcast";
   job.rank = rank;

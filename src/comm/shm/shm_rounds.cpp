@@ -228,7 +228,7 @@ void ExchangeRounds::check_counts(Slots slots) const {
       TESSERA_CHECK(sent == expected, describe(group_, "all_to_all"), ": rank ",
                     group_.ranks[index(from)], " sends ", sent, " elements to rank ",
                     group_.ranks[index(to)], ", which expects ", expected,
-                    "; pass counts that agree");
+                    "; the two ranks must pass equal counts");
     }
   }
 }

@@ -139,7 +139,7 @@ namespace {
 
 void check_mesh_dim(std::vector<bool>& used, int dim) {
   TESSERA_CHECK(dim >= 0 && static_cast<std::size_t>(dim) < used.size(),
-                "layout uses mesh dimension ", dim, " of a mesh with ", used.size(), " dimensions");
+                "layout uses mesh dimension ", dim, ", but there are ", used.size(), " dimensions");
   TESSERA_CHECK(!used[static_cast<std::size_t>(dim)], "layout uses mesh dimension ", dim,
                 " twice; use each mesh dimension for at most one tensor dimension or partial sum");
   used[static_cast<std::size_t>(dim)] = true;

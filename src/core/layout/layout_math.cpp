@@ -65,7 +65,8 @@ std::vector<std::int64_t> MeshShape::coordinate(std::int64_t index) const {
 
 std::int64_t MeshShape::index(const std::vector<std::int64_t>& coordinate) const {
   TESSERA_CHECK(coordinate.size() == sizes_.size(), "a coordinate of ", coordinate.size(),
-                " numbers was passed for mesh ", to_string(*this));
+                " numbers was passed for mesh ", to_string(*this),
+                "; pass one number for each dimension");
   std::int64_t out = 0;
   for (const auto& [size, at] : ranges::views::zip(sizes_, coordinate)) {
     TESSERA_CHECK(at >= 0 && at < size, "coordinate ", at, " is outside mesh ", to_string(*this));
@@ -129,11 +130,12 @@ Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
 void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                      std::span<const std::int64_t> coordinate) {
   TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
-                to_string(layout), " was given sizes of ", sizes.size(), " dimensions, but needs ",
-                layout.tensor_ndim());
+                to_string(layout), " was given sizes of ", sizes.size(),
+                " dimensions, but is for tensors of ", layout.tensor_ndim(), " dimensions");
   TESSERA_CHECK(static_cast<int>(coordinate.size()) == layout.mesh_ndim(), "layout ",
                 to_string(layout), " on a mesh of ", layout.mesh_ndim(),
-                " dimensions was given a coordinate of ", coordinate.size(), " numbers");
+                " dimensions was given a coordinate of ", coordinate.size(),
+                " numbers; pass one number for each mesh dimension");
 }
 
 /// Repeats the ranges `inner` for each position of `chunk`. Consecutive repetitions are

@@ -368,19 +368,19 @@ LayoutPtr try_to_layout(const Sizes& mesh_sizes, const Placements& placements,
 LayoutPtr to_layout(const Sizes& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes) {
   TESSERA_CHECK(placements.size() == mesh_sizes.size(), "placements ", to_string(placements),
-                " are ", placements.size(), " for a mesh of ", mesh_sizes.size(),
+                " have length ", placements.size(), " for a mesh of ", mesh_sizes.size(),
                 " dimensions; pass one placement for each mesh dimension");
   auto layout = try_to_layout(mesh_sizes, placements, sizes);
   TESSERA_CHECK(layout, "placements ", to_string(placements),
-                " cut a tensor dimension at places that don't line up; use split factors that "
+                " split a tensor dimension at positions that don't line up; use split factors that "
                 "divide the dimension, or Shard");
   return layout;
 }
 
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes) {
   TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
-                to_string(layout), " was given sizes of ", sizes.size(), " dimensions, but needs ",
-                layout.tensor_ndim());
+                to_string(layout), " was given sizes of ", sizes.size(),
+                " dimensions, but is for tensors of ", layout.tensor_ndim(), " dimensions");
   Placements out;
   for (int m = 0; m < layout.mesh_ndim(); ++m) {
     out.push_back(placement_of(layout, m));
@@ -393,7 +393,7 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
   TESSERA_CHECK(
       back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(layout.ptr()),
       "layout ", to_string(layout),
-      " has no form as a list of placements: a digit in front is split unevenly");
+      " has no form as a list of placements, because a digit before the last is split unevenly");
   return out;
 }
 

@@ -610,7 +610,7 @@ class Search {
         expand(number);
       }
     }
-    fail("no sequence of collectives leads from ", to_string(*from), " to ",
+    fail("no sequence of collectives redistributes a tensor from ", to_string(*from), " to ",
          to_string(*problem_.to));
   }
 
@@ -688,11 +688,11 @@ class Search {
 void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t> sizes) {
   TESSERA_CHECK(from->mesh_sizes() == to->mesh_sizes(), "redistribution from ", to_string(*from),
                 " to ", to_string(*to),
-                " is between different meshes; bring the tensor to one mesh");
+                " is between different meshes; pass two layouts of one mesh");
   TESSERA_CHECK(from->tensor_ndim() == to->tensor_ndim() &&
                     static_cast<int>(sizes.size()) == to->tensor_ndim(),
                 "redistribution from ", to_string(*from), " to ", to_string(*to),
-                " is of a tensor with ", sizes.size(), " dimensions, but the layouts are for ",
+                " is for a tensor with ", sizes.size(), " dimensions, but the layouts are for ",
                 from->tensor_ndim(), " and ", to->tensor_ndim());
 }
 

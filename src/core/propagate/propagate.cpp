@@ -216,9 +216,9 @@ std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const Layout
     }
     TESSERA_CHECK(layout->mesh_sizes() == first->mesh_sizes(), call.op,
                   ": arguments are on meshes of different shapes: ", to_string(*first), " and ",
-                  to_string(*layout), "; redistribute them to one mesh");
+                  to_string(*layout), "; redistribute the arguments to one mesh");
   }
-  TESSERA_CHECK(first, call.op, ": propagate() needs a distributed argument, but all are plain");
+  TESSERA_CHECK(first, call.op, ": propagate() needs a distributed argument");
   return first->mesh_sizes();
 }
 
@@ -390,8 +390,9 @@ class TensorGroupPropagation {
     }
     TESSERA_CHECK(static_cast<std::size_t>(layout->tensor_ndim()) == sizes.size() &&
                       factors.size() == sizes.size(),
-                  call_.op, ": tensor ", index, " has ", sizes.size(), " dimensions, but layout ",
-                  to_string(*layout), " and a rule for ", factors.size(), " dimensions");
+                  call_.op, ": tensor ", index, " has ", sizes.size(),
+                  " dimensions, but has layout ", to_string(*layout), " and a sharding rule for ",
+                  factors.size(), " dimensions");
     for (const PartialDim& partial : layout->partial()) {
       input.placements[static_cast<std::size_t>(partial.mesh_dim)] = {FactorPlacement::kPartial, -1,
                                                                       partial.op};

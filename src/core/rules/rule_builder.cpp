@@ -278,7 +278,7 @@ template <class T>
 const T& get(const OpCall& call, std::size_t arg, const char* what) {
   const T* value = std::get_if<T>(&argument(call, arg));
   TESSERA_CHECK(value, call.op, ": argument ", arg, " is not ", what,
-                "; the operator's rule and its schema disagree");
+                "; correct the sharding rule to match the operator's schema");
   return *value;
 }
 
@@ -296,7 +296,7 @@ bool OpCall::has_tensor(std::size_t arg) const {
 
 int OpCall::tensor_index(std::size_t arg) const {
   const int index = get<TensorRef>(*this, arg, "a tensor").index;
-  TESSERA_CHECK(index >= 0, op, ": argument ", arg, " is None where a tensor is needed");
+  TESSERA_CHECK(index >= 0, op, ": argument ", arg, " is None, but must be a tensor");
   return index;
 }
 
