@@ -220,7 +220,7 @@ class Entries {
     FlagNames known = app_.get_groups();
     std::erase(known, app_.get_help_ptr()->get_group());
     TESSERA_CHECK(!known.empty(), file_, " has a section [", section,
-                  "], but the flags of this program have no sections; remove that line");
+                  "], but the flags of this program have no sections; remove the section's line");
     TESSERA_CHECK(std::ranges::find(known, section) != known.end(), "unknown section [", section,
                   "] in ", file_, "; did you mean [", nearest(section, known), "]?");
   }

@@ -51,21 +51,22 @@ constexpr std::int64_t kMostTokens = (std::int64_t{1} << 31) - 1;
 
 void declare(CLI::App& app, TokenizeOptions& o) {
   app.add_option("--tokenizer", o.tokenizer,
-                 "tokenizer.json or tokenizer.model, or the folder of a model")
+                 "tokenizer.json, tokenizer.model, or the folder of a model")
       ->option_text("FILE|DIR");
   app.add_option("--out", o.out, "Writes PREFIX_000000.bin, PREFIX_000001.bin and so on")
       ->option_text("PREFIX");
   app.add_option("files", o.files,
-                 "Text or JSONL files, may be compressed by gzip or zstd; or globs, in quotes")
+                 "Text or JSONL files, or globs in quotes; gzip and zstd files are decompressed")
       ->option_text("FILES...");
   app.add_flag(
       "--jsonl", o.jsonl,
-      "Read all files as JSONL (files named .jsonl, .json or .ndjson, also with .gz or .zst)");
-  app.add_option("--field", o.field, "The field of a JSONL object that has the text (text)");
-  app.add_flag("--bos,!--no-bos", o.bos, "Documents begin with the tokenizer's begin token (no)");
-  app.add_flag("--eos,!--no-eos", o.eos, "Documents end with the end token (yes)");
-  app.add_option("--eos-token", o.eos_token,
-                 "The end token (the tokenizer's, or eos_token_id in the folder of --tokenizer)")
+      "Read all files as JSONL (by default *.jsonl, *.json and *.ndjson, also with .gz or .zst)");
+  app.add_option("--field", o.field, "Name of the field with the text in each JSONL object (text)");
+  app.add_flag("--bos,!--no-bos", o.bos, "Put the tokenizer's begin token before documents (no)");
+  app.add_flag("--eos,!--no-eos", o.eos, "Put the end token after documents (yes)");
+  app.add_option(
+         "--eos-token", o.eos_token,
+         "The end token's id or text (the tokenizer's, or eos_token_id in --tokenizer's folder)")
       ->option_text("ID|TEXT");
   app.add_option("--shard-tokens", o.shard_tokens, "Tokens per shard (100000000)")
       ->check(number_between(1, kMostTokens));
@@ -99,10 +100,11 @@ std::int64_t token_of(const std::string& text, const data::Tokenizer& tokenizer)
   const bool is_id = text.find_first_not_of("0123456789") == std::string::npos && text.size() < 10;
   const std::vector<std::int64_t> ids =
       is_id ? std::vector<std::int64_t>{std::stoll(text)} : tokenizer.encode(text);
-  TESSERA_CHECK(ids.size() == 1, "--eos-token \"", text, "\" is ", ids.size(),
-                " tokens of the tokenizer; pass the id or the text of a single token");
+  TESSERA_CHECK(ids.size() == 1, "--eos-token \"", text, "\" is encoded as ", ids.size(),
+                " tokens; pass the id or the text of a single token");
   TESSERA_CHECK(ids[0] < tokenizer.vocabulary(), "--eos-token ", ids[0],
-                " is outside the tokenizer's vocabulary of ", tokenizer.vocabulary());
+                " is outside the tokenizer's vocabulary of ", tokenizer.vocabulary(),
+                " tokens; pass a smaller id");
   return ids[0];
 }
 
@@ -182,18 +184,18 @@ PieceEncoder make_encoder(const TokenizeOptions& o, std::vector<std::string> fil
       encoder.begin = special.begin;
     }
     TESSERA_CHECK(!encoder.begin.empty(), "--bos: '", o.tokenizer,
-                  "' defines no token that begins a text; leave --bos out");
+                  "' defines no begin token; leave --bos out");
   }
   if (o.eos) {
     encoder.end = o.eos_token.empty() ? document_end(&tokenizer, special)
                                       : std::vector{token_of(o.eos_token, tokenizer)};
     TESSERA_CHECK(!encoder.end.empty(), "'", o.tokenizer,
-                  "' defines no token that ends a document; pass --eos-token, --no-eos, or the "
-                  "model's folder as --tokenizer");
+                  "' defines no end token; pass --eos-token ID, or --no-eos, or the model's folder "
+                  "as --tokenizer");
   }
   for (const auto* tokens : {&encoder.begin, &encoder.end}) {
     for (const std::int64_t token : *tokens) {
-      TESSERA_CHECK(token < tokenizer.vocabulary(), "the model's token ", token,
+      TESSERA_CHECK(token < tokenizer.vocabulary(), "the model's begin or end token ", token,
                     " is outside the tokenizer's vocabulary of ", tokenizer.vocabulary(),
                     "; pass the tokenizer of this model");
     }
@@ -226,7 +228,7 @@ class ShardSet {
     for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
       TESSERA_CHECK(!is_shard(entry.path().filename().string(), path.filename().string()),
                     "--out: '", entry.path().string(),
-                    "' exists; remove the shards of an earlier run, or pass another --out");
+                    "' already exists; remove the shards of an earlier run, or pass another --out");
     }
     TESSERA_CHECK(!error, "the folder of --out '", prefix_, "' can't be read: ", error.message(),
                   "; create the folder first");
@@ -251,7 +253,7 @@ class ShardSet {
 
   /// Completes the last shard. Throws Error if there were no tokens.
   void finish() {
-    TESSERA_CHECK(tokens_ > 0, "the files contain no token; pass files with text");
+    TESSERA_CHECK(tokens_ > 0, "the files contain no text; pass files with text");
     if (writer_) {
       end_shard();
     }

@@ -121,7 +121,7 @@ void compare_with_one_rank(Model& model) {
   const at::Tensor x = at::randn({2, 6, 32}), target = at::randn({2, 6, 32});
   const at::Tensor expected = whole(x, target), loss = model(x, target);
   TESSERA_CHECK(std::abs(loss.item<float>() - expected.item<float>()) < 1e-5,
-                "the split model computes something else");
+                "the split model's result differs from the whole model's result");
   expected.backward();
   loss.backward();
   expect_gradients(model, whole);

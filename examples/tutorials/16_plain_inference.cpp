@@ -76,7 +76,7 @@ void run_rank(const std::filesystem::path& folder) {
   const at::Tensor expected = (*model)(x);  // collective, since FSDP gathers the weights
   if (world->rank() == 0) {
     convert(folder);
-    TESSERA_CHECK(infer(folder, x).equal(expected), "the plain model computes another result");
+    TESSERA_CHECK(infer(folder, x).equal(expected), "the results of the two models differ");
     std::cout << "the plain model computes the same bits\n";
   }
 }

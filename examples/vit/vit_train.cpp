@@ -58,7 +58,7 @@ Config read_config(const std::string& path) {
   const nlohmann::json json = nlohmann::json::parse(text);
   for (const auto& [name, value] : json.items()) {
     TESSERA_CHECK(known.contains(name), path, ": \"", name,
-                  "\" is not a known name; the known names are the names in ", known.dump());
+                  "\" is an unknown key; use only the keys of ", known.dump());
     const bool is_size = known[name].is_number_integer();
     TESSERA_CHECK(is_size ? value.is_number_integer() && value >= 1 && value <= 1 << 20
                           : value.is_number() && value >= 0 && value < 1,
@@ -279,13 +279,14 @@ std::optional<Options> parse(int argc, char** argv) {
   const CLI::Range positive(1, 1 << 24), natural(0, 1 << 24);
   app.add_option("--config", o.config_file, "JSON file with the sizes of the model");
   app.add_option("--steps", o.checkpoints.steps, "steps of the whole run")->check(natural);
-  app.add_option("--batch", o.batch, "images of all ranks in a step")->check(positive);
+  app.add_option("--batch", o.batch, "images per step, over all ranks")->check(positive);
   app.add_option("--dp", o.dp, "ranks of FSDP")->check(positive);
   app.add_option("--tp", o.tp, "ranks of tensor parallelism")->check(positive);
   app.add_option("--lr", o.lr, "highest learning rate")->check(CLI::Range(1e-12, 1e6));
-  app.add_option("--metrics", o.metrics, "JSONL file, one line a step");
+  app.add_option("--metrics", o.metrics, "JSONL file with one line per step");
   app.add_option("--checkpoint", o.checkpoints.folder, "folder of checkpoints");
-  app.add_option("--checkpoint-every", o.checkpoints.every, "steps; 0: only at the end")
+  app.add_option("--checkpoint-every", o.checkpoints.every,
+                 "steps between checkpoints; 0: only at the end")
       ->check(natural)
       ->needs("--checkpoint");
   app.add_flag_callback(
@@ -294,7 +295,7 @@ std::optional<Options> parse(int argc, char** argv) {
       ->needs("--checkpoint");
   app.add_option("--save-hf", o.save_hf, "folder for config.json and model.safetensors");
   app.add_flag("--plan", o.plan, "print the memory and communication of each rank, and exit");
-  app.add_option("--gpu", o.gpu, "GPU of the plan, which then has times: h100, ..., or a file")
+  app.add_option("--gpu", o.gpu, "GPU for which --plan estimates times: h100, ..., or a file")
       ->needs("--plan");
   app.add_flag("--json", o.json, "print the plan as JSON")->needs("--plan");
   try {

@@ -35,8 +35,8 @@ class TokenWindows final : public SampleSource {
  public:
   TokenWindows(TokenSourcePtr tokens, std::int64_t sequence, std::int64_t vocabulary)
       : tokens_(std::move(tokens)), sequence_(sequence), vocabulary_(vocabulary) {
-    TESSERA_CHECK(sequence > 0 && vocabulary > 0, "sequence ", sequence, " and vocabulary ",
-                  vocabulary, " must be positive");
+    TESSERA_CHECK(sequence > 0 && vocabulary > 0, "the sequence length ", sequence,
+                  " and the vocabulary size ", vocabulary, " must be positive");
     check_start();
   }
 
@@ -113,7 +113,7 @@ class PromptCompletions final : public SampleSource {
   PromptCompletions(const JsonLines& lines, const Tokenizer& tokenizer, std::int64_t sequence,
                     PromptOptions options)
       : sequence_(sequence), options_(std::move(options)) {
-    TESSERA_CHECK(sequence > 0, "sequence ", sequence, " must be positive");
+    TESSERA_CHECK(sequence > 0, "the sequence length ", sequence, " must be positive");
     TESSERA_CHECK(!options_.end.empty(),
                   "PromptOptions::end is empty; pass the token that ends a completion");
     while (const auto line = lines()) {
@@ -214,14 +214,14 @@ class PromptCompletions final : public SampleSource {
     const JsonTexts& completion = fields[1];
     TESSERA_CHECK(
         prompt.is_list == completion.is_list && prompt.texts.size() == completion.texts.size(),
-        origin, ": the prompt has ", prompt.texts.size(), " texts and the completion ",
-        completion.texts.size(), " texts; both must be a text, or lists of equal length");
+        origin, ": the prompt has ", prompt.texts.size(), " strings, and the completion has ",
+        completion.texts.size(), " strings; both must be a string, or lists of equal length");
     Sample sample = prompt.is_list
                         ? encode_conversation(tokenizer, prompt.texts, completion.texts)
                         : encode(tokenizer, prompt.texts.front(), completion.texts.front(), room);
     const std::size_t size = sample.tokens.size();
     TESSERA_CHECK(options_.truncate || size <= room, origin, ": the sample has ", size,
-                  " tokens, but a sequence and the last target have ", room,
+                  " tokens, but a sequence and the last target together have ", room,
                   " tokens; use longer sequences, or set PromptOptions::truncate (--truncate)");
     // The first token of a sample is never a target, because no token precedes the first token.
     if (!sample.learned.empty()) {
@@ -230,8 +230,8 @@ class PromptCompletions final : public SampleSource {
     const auto first = std::find(sample.learned.begin(), sample.learned.end(), true);
     const auto before = static_cast<std::size_t>(first - sample.learned.begin());
     TESSERA_CHECK(before < std::min(size, room), origin, ": the prompt has ", before, " of ", size,
-                  " tokens, which leaves no token to learn in a sequence of ", sequence_,
-                  " tokens; use longer sequences, or remove the line");
+                  " tokens of the sample, which leaves no token to learn in a sequence of ",
+                  sequence_, " tokens; use longer sequences, or remove the line");
     sample.tokens.resize(std::min(size, room));
     sample.learned.resize(sample.tokens.size());
     begins_.push_back(tokens_.size());

@@ -75,7 +75,7 @@ class HeapMerge {
 
   void run() {
     TESSERA_CHECK(ids_.size() < kNoSymbol, "a word of ", ids_.size(),
-                  " characters is too long for a tokenizer; encode the text in parts");
+                  " characters is too long for a tokenizer; split the text, and encode each piece");
     const auto count = static_cast<std::uint32_t>(ids_.size());
     symbols_.clear();
     heap_.clear();

@@ -77,9 +77,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     TESSERA_CHECK(within_ != nullptr, "'", path,
                   "' cannot be loaded with add_dummy_prefix=false; pass another tokenizer.model");
     legacy_ = settings.legacy;
-    TESSERA_CHECK(legacy_ || settings.prefix.value_or(true),
-                  "\"legacy\": false with \"add_prefix_space\": false next to '", path,
-                  "' is not implemented; use a tokenizer.json");
+    TESSERA_CHECK(legacy_ || settings.prefix.value_or(true), "the files next to '", path,
+                  "' set \"legacy\": false and \"add_prefix_space\": false, which is not "
+                  "implemented together; use a tokenizer.json");
     add_tokens(settings);
     begin_ = tokens_of(settings.begin, model_->id_of_begin());
     end_ = tokens_of(settings.end, model_->id_of_end());

@@ -30,7 +30,7 @@ namespace {
 /// nlohmann's parser keeps its nesting on the heap, so deep nesting cannot overflow the stack.
 nlohmann::json parse_line(std::string_view line, const std::string& origin) {
   TESSERA_CHECK(!line.starts_with(detail::kByteOrderMark), origin,
-                ": the line begins with a byte order mark; save the file without one");
+                ": the line begins with a byte order mark; save the file without the mark");
   try {
     return nlohmann::json::parse(line);
   } catch (const nlohmann::json::exception& error) {
@@ -56,7 +56,7 @@ std::vector<JsonTexts> json_text_lists(std::string_view line,
     texts.is_list = found->is_array();
     const auto add = [&](const nlohmann::json& value) {
       TESSERA_CHECK(value.is_string(), origin, ": the field \"", printable(field),
-                    "\" must be a text, but it is of the kind ", value.type_name(),
+                    "\" must be a string, but is of type ", value.type_name(),
                     "; correct the line, or pass the name of another field");
       texts.texts.push_back(value.get<std::string>());
     };

@@ -40,8 +40,8 @@ const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
                   "; write the shard again with llm.c's tools");
     return *kind;
   }
-  fail("'", path, "' is not an llm.c token shard: its magic is ", header[0], ", expected ",
-       kUint16Shard.magic, " (uint16) or ", kUint32Shard.magic,
+  fail("'", path, "' is not an llm.c token shard: the file's magic number is ", header[0],
+       ", expected ", kUint16Shard.magic, " (uint16) or ", kUint32Shard.magic,
        " (uint32); pass token shards, or tokenize the text first (llama_train --text does)");
 }
 
@@ -139,7 +139,7 @@ std::vector<Token> narrow(std::span<const std::int64_t> tokens, std::int64_t bef
     TESSERA_CHECK(token >= 0 && token <= std::numeric_limits<Token>::max(), "token ", token,
                   " at position ", before + static_cast<std::int64_t>(result.size()),
                   " does not fit into ", 8 * sizeof(Token),
-                  " bits; pass TokenShardWriter the size of the vocabulary");
+                  " bits; pass the size of the vocabulary to TokenShardWriter");
     result.push_back(static_cast<Token>(token));
   }
   return result;

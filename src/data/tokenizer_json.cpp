@@ -172,10 +172,10 @@ TokenizerSettings read_tokenizer_settings(const std::filesystem::path& tokenizer
 }
 
 void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
-  TESSERA_CHECK(!named.id || *named.id == id, "the files next to the tokenizer give '",
+  TESSERA_CHECK(!named.id || *named.id == id, "the other files in the tokenizer's folder give '",
                 printable(named.token.content), "' the id ", named.id.value_or(0),
                 is_new ? ", but the next new token has the id " : ", but the tokenizer has the id ",
-                id, "; make the files agree");
+                id, "; correct these files");
   TESSERA_CHECK(id < kMaxTokenId, "the tokenizer has more than ", kMaxTokenId, " tokens");
 }
 
@@ -187,9 +187,9 @@ std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
                                     const std::vector<std::int64_t>& of_template, bool decides,
                                     const Vocabulary& ids) {
   TESSERA_CHECK(decides || !end.adds || *end.adds != of_template.empty(), "\"", key,
-                "\" next to the tokenizer is ", *end.adds ? "true" : "false",
+                "\" in the tokenizer's folder is ", *end.adds ? "true" : "false",
                 ", but the post_processor of tokenizer.json adds ", *end.adds ? "no" : "a",
-                " token there; versions of transformers use either setting, so make both agree");
+                " token there; versions of transformers use either setting, so set both equally");
   if (!end.adds || (!decides && *end.adds)) {
     return of_template;
   }
@@ -197,7 +197,7 @@ std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
     return {};
   }
   TESSERA_CHECK(end.text, "\"", key,
-                "\" next to the tokenizer is true, but the files name no such token");
+                "\" in the tokenizer's folder is true, but its files define no such token");
   return {ids.at(*end.text)};
 }
 
@@ -227,9 +227,9 @@ void apply_settings(BpeTokenizerParts& parts, const TokenizerSettings& settings)
   }
   for (const TextEnd* end : {&settings.begin, &settings.end}) {
     TESSERA_CHECK(!end->text || ids.contains(*end->text),
-                  "a file next to the tokenizer sets bos_token or eos_token to '",
+                  "a file in the tokenizer's folder sets bos_token or eos_token to '",
                   printable(end->text.value_or("")),
-                  "', but the tokenizer has no such token; correct that file");
+                  "', but the tokenizer has no such token; correct the file");
   }
   parts.begin_tokens =
       tokens_of(settings.begin, "add_bos_token", parts.begin_tokens, settings.decides_ends, ids);
@@ -278,7 +278,7 @@ std::pair<std::string_view, std::string_view> read_merge(const JsonField& field)
   const std::string_view both = field.text();
   const std::size_t space = both.find(' ');
   field.require(space != std::string::npos && both.find(' ', space + 1) == std::string::npos,
-                "two tokens with a space between");
+                "two tokens separated by one space");
   return {both.substr(0, space), both.substr(space + 1)};
 }
 
@@ -411,7 +411,7 @@ void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   const bool other = settings.prefix.value_or(own && settings.decides_ends);
   TESSERA_CHECK(own == other, "\"add_prefix_space\" of the pre_tokenizer is ",
                 own ? "true" : "false", ", but tokenizer_config.json next to it ",
-                settings.prefix ? "has " : "has no such flag, which transformers reads as ",
+                settings.prefix ? "has " : "has no such flag, so transformers uses ",
                 other ? "true" : "false", "; make both files agree");
 }
 

@@ -312,7 +312,7 @@ pcre2_code* compile(std::string_view expression) {
                 expression.size(), " bytes, but the limit is ", kMaxPatternBytes, " bytes");
   const std::string translated = Translation(expression).run();
   const CompileContext context(pcre2_compile_context_create(nullptr));
-  TESSERA_CHECK(context, "no memory is left to compile a tokenizer's pattern");
+  TESSERA_CHECK(context, "memory ran out while a tokenizer's pattern was compiled");
   // As in Oniguruma, only a line feed ends a line, and ^ and $ match at the beginning and end of
   // each line.
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
@@ -340,7 +340,7 @@ Pattern::Pattern(std::string_view expression)
 void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
   const MatchContext context(pcre2_match_context_create(nullptr));
   const MatchData data(pcre2_match_data_create(1, nullptr));
-  TESSERA_CHECK(context && data, "no memory is left to match a tokenizer's pattern");
+  TESSERA_CHECK(context && data, "memory ran out while a tokenizer's pattern was matched");
   pcre2_set_match_limit(
       context.get(), static_cast<std::uint32_t>(std::min<std::size_t>(
                          std::max(kMinMatchLimit, kMatchStepsOfByte * text.size()), UINT32_MAX)));

@@ -104,7 +104,7 @@ bool is_share(std::string_view key) {
 double positive(const toml::node& node, const std::string& key, const std::string& file) {
   const auto number = node.value<double>();
   TESSERA_CHECK(number && *number >= 0 && std::isfinite(*number), file, ": \"", key,
-                "\" must be a finite number, not negative");
+                "\" must be a finite number of at least 0");
   TESSERA_CHECK(!is_share(key) || *number <= 1, file, ": \"", key, "\" is ", *number,
                 ", but a share is at most 1: write 0.7 for 70 %");
   TESSERA_CHECK(!key.ends_with("_bytes") || *number <= kMostBytes, file, ": \"", key, "\" is ",
@@ -136,7 +136,7 @@ void set_field(Machine& machine, const std::string& key, const toml::node& node,
     for (const Field& known : kFields) {
       names.emplace_back(known.name);
     }
-    fail(file, ": unknown name \"", key, "\"; did you mean ", nearest(key, names), "?");
+    fail(file, ": unknown key \"", key, "\"; did you mean ", nearest(key, names), "?");
   }
   machine.*field->value = positive(node, key, file);
   if (is_share(key)) {
@@ -178,8 +178,8 @@ Machine read_machine(const std::string& file, const std::string& asked) {
   Machine machine;
   if (const auto like = table["like"].value<std::string>()) {
     const Machine* known = preset(*like);
-    TESSERA_CHECK(known != nullptr, file, ": like = \"", *like, "\" is not known; write one of ",
-                  known_names());
+    TESSERA_CHECK(known != nullptr, file, ": like = \"", *like,
+                  "\" is not a known machine; write one of ", known_names());
     machine = *known;
   }
   machine.name = table["name"].value_or(file);
@@ -216,7 +216,7 @@ Machine machine_of(const std::string& name, const std::string& asked) {
     return *known;
   }
   TESSERA_CHECK(name.ends_with(".toml"), asked, " ", name, " is not known; pass ", known_names(),
-                ", or a file NAME.toml with a machine's numbers");
+                ", or a file NAME.toml that describes a machine");
   return read_machine(name, asked);
 }
 

@@ -223,14 +223,14 @@ void check_kind(const RankPlan& plan, const RankPlan& last) {
                 "planning: ranks ", plan.kind.first, " and ", plan.kind.last,
                 " have shards of equal sizes, but their steps differ: ", text(plan), " on rank ",
                 plan.kind.first, ", ", text(last), " on rank ", plan.kind.last,
-                "; make PlanOptions::sizes return what differs, such as the rows of a batch");
+                "; make PlanOptions::sizes return the sizes that differ, such as a batch's rows");
 }
 
 }  // namespace
 
 RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options) {
   TESSERA_CHECK(ranks <= detail::kMostRanks, "a plan of ", ranks,
-                " ranks is too large; plan at most ", detail::kMostRanks);
+                " ranks is too large; plan at most ", detail::kMostRanks, " ranks");
   PlannedRank first = plan_one(make, ranks, 0, options, /*with_kinds=*/true);
   RunPlan plan{.options = options, .mesh = first.mesh, .ranks = {}};
   for (const RankKind& kind : first.kinds) {

@@ -258,9 +258,10 @@ class LayoutSearch {
 
   void check() const {
     const SearchSpace& s = search_.space;
-    TESSERA_CHECK(is_laid_out_, s.ranks, " ranks can't be laid out: no tp of at most ", most_tp(s),
-                  " divides the ranks, fits the model and fits the given degrees; give fewer "
-                  "degrees, or another number of ranks");
+    TESSERA_CHECK(is_laid_out_, s.ranks,
+                  " ranks can't be laid out: no tensor-parallel degree of at most ", most_tp(s),
+                  " divides the number of ranks and suits the model and the given degrees; pass "
+                  "fewer degrees, or another number of ranks");
     if (search_.found.empty()) {
       const auto& [layout, reason] = search_.refused.front();
       fail(s.ranks, " ranks: no layout can be planned: ", detail::name_of(layout), ": ", reason);
@@ -279,7 +280,7 @@ class LayoutSearch {
 
 Search search(const SearchSpace& space) {
   TESSERA_CHECK(space.ranks <= detail::kMostRanks, "a search for ", space.ranks,
-                " ranks is too large; search for at most ", detail::kMostRanks);
+                " ranks is too large; search for at most ", detail::kMostRanks, " ranks");
   return LayoutSearch(space).run();
 }
 

@@ -110,7 +110,7 @@ void Checkpointer::check_options() const {
                 "; keep 2 or more checkpoints, because the newest checkpoint can be damaged, or "
                 "pass 0 to keep all");
   TESSERA_CHECK(options_.every >= 0, "a checkpoint every ", options_.every,
-                " steps is not possible; pass 1 or more, or 0 for one at the end");
+                " steps is not possible; pass 1 or more, or 0 for one checkpoint at the end");
   for (const std::string& part : options_.exclude) {
     TESSERA_CHECK(part == "optimizer" || part == "data", option("exclude"), ": '", part,
                   "' can't be excluded; pass optimizer or data");
@@ -128,7 +128,7 @@ void Checkpointer::find_source() {
     // numbers. Until then, the old steps would count as the newest steps.
     TESSERA_CHECK(options_.steps == options_.resume_step || last <= options_.resume_step,
                   option("resume-step"), " ", options_.resume_step, ": '", dir,
-                  "' has later steps, up to ", last.value_or(0), "; move these steps away first");
+                  "' has later steps, up to ", last.value_or(0), "; move later steps away first");
   }
   const std::string resume = option("resume");
   TESSERA_CHECK(resumes_ || options_.resume != Resume::kNewest, resume, ": '", dir,
@@ -176,7 +176,7 @@ void Checkpointer::make_folder() {
     error.assign(errno, std::generic_category());
   }
   TESSERA_CHECK(!error, option("checkpoint"), ": '", options_.folder.string(),
-                "' can't be written: ", error.message(), "; name another folder");
+                "' can't be written: ", error.message(), "; pass another folder");
   lock_folder();
 }
 
@@ -188,10 +188,10 @@ void Checkpointer::lock_folder() {
   const std::string file = (options_.folder / ".lock").string();
   lock_ = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   TESSERA_CHECK(lock_ >= 0, option("checkpoint"), ": '", file,
-                "' can't be made: ", std::strerror(errno), "; name another folder");
+                "' can't be created: ", std::strerror(errno), "; pass another folder");
   TESSERA_CHECK(flock(lock_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, option("checkpoint"),
                 ": '", options_.folder.string(),
-                "' is in use by another run; stop it, or name another folder");
+                "' is in use by another run; stop that run, or pass another folder");
 }
 
 Checkpointer::~Checkpointer() {
@@ -235,7 +235,7 @@ checkpoint::LoadReport Checkpointer::load(TrainState& state) {
 
 void Checkpointer::fail_as_foreign() const {
   fail("the checkpoint '", source_.string(), "' was not saved by ", options_.names.program,
-       "; load only its weights with ", option("initial-load"), " and ", option("exclude"),
+       "; to load only the weights, pass ", option("initial-load"), " and ", option("exclude"),
        " optimizer,data");
 }
 
@@ -285,8 +285,8 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
   set_random_state({.seed = random.at("seed"), .calls = random.at("calls")});
   // A run with 0 steps loads the step without training, for example to export the weights.
   TESSERA_CHECK(options_.steps == 0 || report.step <= options_.steps, "the checkpoint '",
-                source_.string(), "' is of a later step than ", option("steps"), " ",
-                options_.steps, ": give ", option("steps"), " ", report.step, " or more");
+                source_.string(), "' is of step ", report.step, ", after ", option("steps"), " ",
+                options_.steps, "; pass ", option("steps"), " ", report.step, " or more");
   state.step = saved_ = report.step;
 }
 

@@ -37,7 +37,7 @@ at::Tensor value_of(const at::Tensor& loss) {
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
   TESSERA_CHECK(value.defined() && !value.is_meta(), "mean_over was called with a tensor ",
                 value.defined() ? "on the meta device" : "that is undefined",
-                "; pass a scalar with a value");
+                "; pass a scalar tensor with a value");
   TESSERA_CHECK(value.numel() == 1, "mean_over was called with a tensor of sizes ", value.sizes(),
                 "; pass a scalar, for example the mean of a loss");
   // The loss is cloned, because the all-reduce overwrites its argument and the caller can still use
@@ -57,7 +57,7 @@ void check(const TrainState& state, const StepOptions& options, const LossFuncti
                 ": accumulate is ", options.accumulate, " and batch ", options.batch,
                 "; both must be 1 or more");
   TESSERA_CHECK(loss_of != nullptr, "step ", state.step + 1,
-                ": the loss function is empty; pass one that returns a micro-batch's loss");
+                ": the loss function is empty; pass a function that returns a micro-batch's loss");
 }
 
 /// Whether the gradient of a parameter is reduced over ranks of `data_mesh`: whether at least two
@@ -113,7 +113,7 @@ void begin_micro_batch(nn::ModuleBase& model, const StepOptions& options, std::i
 void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i) {
   const auto refuse = [&](const auto&... found) {
     fail("step ", state.step + 1, ": the loss of micro-batch ", i, found...,
-         "; return the mean over its samples, a scalar that backward can start from");
+         "; return the mean over the micro-batch's samples, a scalar that requires a gradient");
   };
   if (!loss.defined()) {
     refuse(" is an undefined tensor");
@@ -159,7 +159,7 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
   std::string found = optim::detail::describe_nonfinite(parameters);
   if (found.empty()) {
     found = "all gradients are finite";
-    found += std::isnan(result.loss) ? ", as for a mean over no samples" : "";
+    found += std::isnan(result.loss) ? ", so the loss may be a mean over no samples" : "";
   }
   fail("step ", step, ": the loss is ", result.loss, " and the gradient norm ", result.grad_norm,
        "; ", found, "; ", options.advice_not_finite);

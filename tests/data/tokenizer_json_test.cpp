@@ -313,7 +313,7 @@ TEST_F(TokenizerConfigFiles, MustAgreeWithThePrefixSpaceSetting) {
   EXPECT_ERROR(OpenWith({{"add_prefix_space", false}}),
                "\"add_prefix_space\" of the pre_tokenizer is true, but tokenizer_config.json",
                "has false; make both files agree");
-  EXPECT_ERROR(OpenWith(gpt2), "has no such flag, which transformers reads as false");
+  EXPECT_ERROR(OpenWith(gpt2), "has no such flag, so transformers uses false");
   write(false);
   EXPECT_EQ(OpenWith(gpt2)->encode("a"), (Ids{0}));
   EXPECT_ERROR(OpenWith({{"add_prefix_space", true}}), "pre_tokenizer is false, but",

@@ -405,8 +405,8 @@ int run(int argc, char** argv) {
       return 0;
     }
     const std::string name = word.substr(0, word.find('='));
-    TESSERA_CHECK(given.contains(name), "there is no option ", name, "; tessera-run --help lists ",
-                  "all. For several nodes or restarts use torchrun, srun or mpirun");
+    TESSERA_CHECK(given.contains(name), "unknown option ", name, "; tessera-run --help lists ",
+                  "all options; for several nodes or restarts use torchrun, srun or mpirun");
     const bool is_next = name.size() == word.size();
     TESSERA_CHECK(!is_next || next + 1 < argc, name, " needs a value");
     given[name] = is_next ? argv[++next] : word.substr(name.size() + 1);

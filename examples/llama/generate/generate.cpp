@@ -54,8 +54,8 @@ at::Tensor token_probabilities(const at::Tensor& logits, const SamplingOptions& 
 
 Tokens Sampler::next(const at::Tensor& logits) {
   TESSERA_CHECK(!logits.isnan().any().item<bool>(),
-                "the logits of the next token have a NaN; the weights have a NaN, or products "
-                "overflow in fp16: pass --dtype bf16 or fp32");
+                "the logits of the next token contain NaN: the weights contain NaN, or matrix "
+                "products overflow in fp16; check the weights, or pass --dtype bf16 or fp32");
   // Temperature 0 selects the most likely token.
   const at::Tensor tokens = options_.temperature == 0 ? logits.to(c10::kDouble).argmax(-1)
                                                       : draw(token_probabilities(logits, options_));
@@ -87,8 +87,8 @@ PromptText prompt_of_json(const std::string& line, const std::string& place) {
   const tessera::data::JsonTexts prompt =
       tessera::data::json_text_lists(line, {"prompt"}, place).front();
   TESSERA_CHECK(prompt.texts.size() == 1 && !prompt.texts.front().empty(), place,
-                ": \"prompt\" is empty or has several texts; write {\"prompt\": \"...\"} in each "
-                "line");
+                ": \"prompt\" must be one string that is not empty; write {\"prompt\": \"...\"} in "
+                "each line");
   return {prompt.texts.front(), prompt.is_list};
 }
 

@@ -27,8 +27,8 @@ void declare(CLI::App& app, GenerateOptions& o) {
       ->allow_extra_args(false)
       ->option_text("TEXT");
   app.add_option("--prompts", o.prompts,
-                 "File with one prompt per line, or .jsonl file with the field \"prompt\"; "
-                 "may be given several times")
+                 "Text file with one prompt per line, or .jsonl file with the field \"prompt\" in "
+                 "each line; may be given several times")
       ->allow_extra_args(false)
       ->option_text("FILE");
   app.add_flag("--json", o.json, "Print one JSON object per prompt");
@@ -36,19 +36,21 @@ void declare(CLI::App& app, GenerateOptions& o) {
   app.option_defaults()->group("sampling");
   app.add_option("--max-tokens", sampling.max_tokens, "Maximum number of new tokens (200)")
       ->check(number_above_0());
-  app.add_option("--temperature", sampling.temperature, "0: always the likeliest token (0.8)")
+  app.add_option("--temperature", sampling.temperature,
+                 "0: always choose the likeliest token (0.8)")
       ->check(number_between(0, 1e6));
   app.add_option("--top-k", sampling.top_k, "Sample from the k likeliest tokens; 0: from all (0)")
       ->check(number_of_at_least_0());
-  app.add_option("--top-p", sampling.top_p, "Likeliest tokens with this total probability (1.0)")
+  app.add_option("--top-p", sampling.top_p,
+                 "Sample from the likeliest tokens that have this total probability (1.0)")
       ->check(number_above_0_to(1));
   app.add_option("--seed", sampling.seed, "Seed of sampling (0)")->check(number_of_at_least_0());
   app.option_defaults()->group("perplexity");
   app.add_option("--perplexity", o.perplexity,
-                 "Print the perplexity of a text instead of continuing prompts")
+                 "Text file: print the perplexity of the text instead of continuing prompts")
       ->option_text("FILE");
   app.add_option("--seq", o.seq,
-                 "Tokens of a window of --perplexity (the model's positions, at most 2048)")
+                 "Tokens per window of --perplexity (the model's positions, at most 2048)")
       ->check(number_above_0());
   app.add_option("--stride", o.stride, "Tokens between the starts of two windows (--seq)")
       ->check(number_above_0());

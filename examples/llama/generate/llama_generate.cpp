@@ -143,7 +143,7 @@ void check_same_texts(comm::World& world, const std::vector<Tokens>& texts) {
       comm::texts_that_differ(*start_group(world), nlohmann::json(texts).dump());
   const auto other = std::ranges::find_if(all, [&](auto& text) { return text != all.front(); });
   TESSERA_CHECK(other == all.end(), "rank ", other - all.begin(),
-                " has texts with other tokens than rank 0; pass all ranks equal files");
+                " has other input tokens than rank 0; pass equal files to all ranks");
 }
 
 // ---- The generation loop.

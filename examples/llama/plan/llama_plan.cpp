@@ -60,10 +60,10 @@ std::string remedy(const TrainOptions& o, MemoryKind kind) {
 
 planning::PlanOptions plan_options(const TrainOptions& o,
                                    const std::optional<planning::Machine>& machine) {
-  TESSERA_CHECK(
-      !o.fp8 || o.device != "cuda" || !machine || machine->flops_fp8 > 0, "--fp8 is given, but ",
-      machine->name,
-      " has no fp8 matrix products; leave --fp8 out, or pass a --gpu file that sets flops_fp8");
+  TESSERA_CHECK(!o.fp8 || o.device != "cuda" || !machine || machine->flops_fp8 > 0,
+                "--fp8 is given, but ", machine->name,
+                " does not support FP8 matrix products; leave --fp8 out, or pass a --gpu file that "
+                "sets flops_fp8");
   return {.machine = machine,
           .device = o.device,
           .offload = o.offload,
@@ -362,20 +362,19 @@ struct PlanFlags {
 
 void declare(CLI::App& app, PlanFlags& flags) {
   app.add_option("--gpu", flags.gpu,
-                 "GPU of the planned run: a100, h100, h200, b200, l40s, mi300x, or a file "
-                 "with a machine's numbers")
+                 "GPU of the planned run: a100, h100, h200, b200, l40s, mi300x, or a TOML file "
+                 "that describes a machine")
       ->option_text("NAME|FILE.toml");
-  app.add_flag(
-      "--search", flags.search,
-      "For --gpus ranks, choose --dp, --tp, --cp, --ac, --zero and --accumulate if not given; "
-      "list the layouts that fit, ordered by step time, and print the plan of the fastest "
-      "layout");
+  app.add_flag("--search", flags.search,
+               "Choose --dp, --tp, --cp, --ac, --zero and --accumulate, if not given, for --gpus "
+               "ranks; list the layouts that fit into memory, fastest first, and print the plan of "
+               "the fastest layout");
   app.add_option("--gpus", flags.gpus, "Number of ranks for --search")->check(number_above_0());
   app.add_option("--expert-load", flags.expert_load,
-                 "Rows of the expert with the most rows, divided by the mean over all experts (1)")
+                 "Rows of the busiest expert, divided by the mean number of rows (1)")
       ->check(number_between(1.0, 1e6));
   app.add_option("--json", flags.json,
-                 "Also write the plan as JSON, which tools/tessera_plot.py plan FILE draws")
+                 "Also write the plan to a JSON file, for tools/tessera_plot.py plan FILE")
       ->option_text("FILE");
 }
 
@@ -389,7 +388,7 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
                 " needs the memory size of a machine; pass --gpu h200, for example");
   TESSERA_CHECK(!flags.search || options.ac.find(':') == std::string::npos,
                 "--search is given with ", "--ac ", options.ac,
-                ", but --search chooses how many blocks are checkpointed; leave --ac out");
+                ", but --search itself chooses how many blocks are recomputed; leave --ac out");
   TESSERA_CHECK(flags.search || flags.gpus == 0,
                 "--gpus is given without --search; pass --search, or --dp and --tp instead");
   TESSERA_CHECK(!flags.search || flags.gpus > 0,

@@ -91,11 +91,11 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
     }
     end = document_end(tokenizer.get(), special_tokens(options, config));
   }
-  TESSERA_CHECK(!end.empty(), options.document_mask ? "--document-mask" : "--jsonl",
-                ": neither the tokenizer nor the model's files define a token that ends a text; "
-                "pass --eos-token ID");
+  TESSERA_CHECK(
+      !end.empty(), options.document_mask ? "--document-mask" : "--jsonl",
+      ": neither the tokenizer nor the model's files define an end token; pass --eos-token ID");
   for (const std::int64_t token : end) {
-    TESSERA_CHECK(token < config.vocab_size, "the token that ends a text is ", token,
+    TESSERA_CHECK(token < config.vocab_size, "the end token has the id ", token,
                   ", but the model's vocabulary has ", config.vocab_size,
                   " tokens; pass a smaller --eos-token");
   }
@@ -391,7 +391,7 @@ void check_same_data(const TrainOptions& options, const TrainingData& data, comm
   const auto other = std::ranges::find_if(all, [&](auto& text) { return text != all.front(); });
   fail("the data of rank ", other - all.begin(), " differ from the data of rank 0: ",
        first_difference(Json::parse(all.front()), Json::parse(*other)),
-       "; pass all ranks equal files");
+       "; pass equal files to all ranks");
 }
 
 }  // namespace llama

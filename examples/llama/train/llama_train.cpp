@@ -80,8 +80,8 @@ void take_for_a_new_run(const std::filesystem::path& folder, const std::string& 
     found = "config.toml";
   }
   TESSERA_CHECK(found.empty(), "--output-dir ", folder.string(), " already has a run (", found, ")",
-                may_begin_again ? " with other flags, and no checkpoint that --resume auto could "
-                                  "continue; pass a new folder"
+                may_begin_again ? " with other flags and no checkpoint, so --resume auto can't "
+                                  "continue the run; pass a new folder"
                                 : "; pass a new folder, or --resume to continue the run");
 }
 
@@ -338,14 +338,14 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
     // With another --lora-alpha, merging the loaded adapters would give other weights.
     const std::string change =
         change_of(saved, now, {"--lora-rank", "--lora-targets", "--lora-alpha"});
-    TESSERA_CHECK(
-        change.empty(), "--initial-load: the adapters differ from '", source, "': ", change,
-        "; pass the checkpoint's values of these flags, or export the checkpoint's weights "
-        "(llama_train --steps 0 --resume --save-hf DIR, and --merge-lora if it has adapters) and "
-        "pass --model DIR");
+    TESSERA_CHECK(change.empty(), "--initial-load: the adapters differ from '", source,
+                  "': ", change,
+                  "; pass the checkpoint's values of these flags, or export the checkpoint's "
+                  "weights (llama_train --steps 0 --resume --save-hf DIR; add --merge-lora if the "
+                  "checkpoint has adapters) and pass --model DIR");
     TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer differs from '", source,
                   "': ", of_optimizer,
-                  "; pass the flags of the checkpoint, or --exclude optimizer");
+                  "; pass the flags with the checkpoint's values, or pass --exclude optimizer");
     return;
   }
   // The LoRA rank is compared first, because the record of a run without LoRA lacks all LoRA flags.
@@ -355,8 +355,9 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
     const std::string frozen = change_of(saved, now, {"--freeze"});
     change = frozen.empty() ? of_optimizer : frozen;
   }
-  TESSERA_CHECK(change.empty(), "the flags differ from the checkpoint '", source, "': ", change,
-                "; pass the flags of the checkpoint, or begin a new run with --initial-load");
+  TESSERA_CHECK(
+      change.empty(), "the flags differ from the checkpoint '", source, "': ", change,
+      "; pass the flags with the checkpoint's values, or begin a new run with --initial-load");
 }
 
 void check_data_and_model(const Json& saved, const training::Checkpointer& checkpoints,

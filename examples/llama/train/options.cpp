@@ -85,8 +85,8 @@ std::string check_ac(const std::string& text) {
   return std::regex_match(text, valid)
              ? ""
              : text +
-                   " is not none, selective, full, auto, selective:N or full:N; with :N, only "
-                   "the first N blocks are recomputed";
+                   " must be none, selective, full, auto, selective:N or full:N; with :N, only the "
+                   "first N blocks are recomputed";
 }
 
 const Use kLora{[](const O& o) { return o.lora_rank > 0; }, "--lora-rank"};
@@ -140,8 +140,8 @@ std::vector<Section> make_table() {
          "Dropout probability of the LoRA adapters' input", dropout, kLora}}},
       {"training",
        {{"tokens", &O::tokens, "GLOB", "",
-         "Glob, in quotes, of llm.c token shards; several globs are one sequence, or with "
-         "--weight a mixture", {}, {}, Form::kRepeated, true},
+         "Glob, in quotes, of llm.c token shards; several globs are read one after another, or in "
+         "the shares of --weight", {}, {}, Form::kRepeated, true},
         {"weight", &O::weights, "W", "",
          "Share of the samples from one --tokens; give one --weight for each --tokens, in order",
          above_0, {[](const O& o) { return !o.tokens.empty(); }, "--tokens"}, Form::kRepeated},
@@ -149,7 +149,7 @@ std::vector<Section> make_table() {
          "Text file, tokenized at the start; several files are tokenized separately, in order",
          {}, {}, Form::kRepeated, true},
         {"jsonl", &O::jsonl, "GLOB", "",
-         "JSONL files of prompts and completions (only these have a loss): a glob, in quotes",
+         "Glob, in quotes, of JSONL prompts and completions; only completions have a loss",
          {}, {}, Form::kRepeated},
         {"prompt-field", &O::prompt_field, "NAME", "prompt",
          "Key of the prompt in --jsonl", {}, kJsonl},
@@ -173,7 +173,7 @@ std::vector<Section> make_table() {
         {"seq", &O::seq, "N", "128",
          "Tokens per sequence", above_0, {}, Form::kOne, true},
         {"accumulate", &O::accumulate, "N", "1",
-         "Number of micro-batches into which each rank splits its part of --batch", degree},
+         "Number of micro-batches into which each rank splits its sequences of a step", degree},
         {"seed", &O::seed, "N", "0",
          "Seed of the initial weights and of dropout", at_least_0},
         {"clip", &O::clip, "X", "1.0",
@@ -187,15 +187,15 @@ std::vector<Section> make_table() {
         {"label-smoothing", &O::label_smoothing, "E", "0",
          "Share of each target that is spread over the vocabulary in training", share},
         {"loss-chunks", &O::loss_chunks, "N", "chunks of 640 MiB if the logits are larger",
-         "Compute the loss for N chunks of tokens, so that the full logits never exist; 0, 1: one "
-         "chunk", by(number_between(0, kMaxDegree))},
+         "Compute the loss in N chunks of tokens, so that the full logits never exist; 0 or 1: "
+         "one chunk", by(number_between(0, kMaxDegree))},
         {"param-dtype", &O::param_dtype, "T", "bf16 on CUDA, fp32 on CPU",
-         "Type of gathers and computation: fp32, bf16, or fp16 with loss scaling; master "
-         "weights are fp32", types, {}, Form::kOne, true},
+         "Type of gathered parameters and of computation: fp32, bf16, or fp16 with loss scaling; "
+         "master weights are fp32", types, {}, Form::kOne, true},
         {"reduce-dtype", &O::reduce_dtype, "T", "fp32",
          "Type of gradient reduction: fp32 or bf16", wide_types},
         {"fp8", &O::fp8, "", "",
-         "Experimental: compute the blocks' linear layers in 8 bits; no GPU has shown a gain yet"},
+         "Experimental: compute the blocks' linear layers in FP8; no GPU has shown a gain yet"},
         {"offload", &O::offload, "", "off",
          "Keep shards, gradients and the optimizer's state in the host's memory",
          {}, {}, Form::kNegated},
@@ -268,7 +268,8 @@ std::vector<Section> make_table() {
          "3: free gathered parameters between forward and backward; 2: keep gathered parameters",
          by(CLI::IsMember({2, 3}))},
         {"reshard-last", &O::reshard_last, "", "off",
-         "With --zero 3, also free the last block, final norm and head", {}, {}, Form::kNegated},
+         "With --zero 3, also free the gathered parameters of the last block, final norm and head",
+         {}, {}, Form::kNegated},
         {"sp", &O::sp, "", "on with --tp",
          "Sequence parallelism: shard tokens between attention and MLP", {}, {}, Form::kNegated},
         {"sp-regather", &O::sp_regather, "", "on",
@@ -281,9 +282,9 @@ std::vector<Section> make_table() {
          "Back end of collectives: gloo or nccl", one_of({"gloo", "nccl"})}}},
       {"activation_checkpoint",
        {{"ac", &O::ac, "A", "none",
-         "Activation checkpointing: none; full: recompute the blocks; selective: all but "
-         "attention and half of the matrix products; full:N, selective:N: only in the first N "
-         "blocks; auto: the least recomputation that fits into memory",
+         "Activation checkpointing: none; full: recompute the blocks; selective: recompute all "
+         "operators except attention and half of the matrix products; full:N, selective:N: only in "
+         "the first N blocks; auto: the least recomputation that fits into memory",
          [](CLI::Option& option) { option.check(check_ac, ""); }, {}, Form::kOne, true},
         {"memory", &O::memory, "GIB", "5/6 of the smallest GPU's, less 3 GB",
          "Memory for tensors on each device with --ac auto, in GiB",
@@ -300,18 +301,18 @@ std::vector<Section> make_table() {
         {"keep", &O::keep, "K", "all",
          "Newest checkpoints to keep, at least 2", by(number_between(2, 1'000'000)), kCheckpoint},
         {"resume", &O::resume, " [auto]", "",
-         "Continue from the newest step in --checkpoint; auto: start anew without a step",
+         "Continue from the newest step in --checkpoint; auto: start a new run if there is no step",
          one_of({"newest", "auto"}), kCheckpoint, Form::kOne, true, "newest"},
         {"resume-step", &O::resume_step, "N", "",
          "Continue from checkpoint step N", at_least_0, kCheckpoint},
         {"initial-load", &O::initial_load, "DIR", "",
          "Start at step 0 with the state of another run's checkpoint"},
         {"exclude", &O::exclude, "PART[,PART]", "",
-         "Parts of a checkpoint that are not loaded: optimizer, data (to use other data), or both",
+         "State of a checkpoint that is not loaded: optimizer, data (to use other data), or both",
          one_of({"optimizer", "data"}), {}, Form::kComma},
         {"save-hf", &O::save_hf, "DIR", "",
-         "Write a Hugging Face folder at the end; with --steps 0, of the initial or loaded "
-         "weights", {}, {}, Form::kOne, true},
+         "Write the weights as a Hugging Face folder at the end; with --steps 0, the initial or "
+         "loaded weights", {}, {}, Form::kOne, true},
         {"save-hf-dtype", &O::save_hf_dtype, "T", "fp32",
          "Type of the weights of --save-hf: fp32, bf16 or fp16", types, kExport},
         {"save-lora", &O::save_lora, "DIR", "",
@@ -490,31 +491,31 @@ void check_fine_tuning(const TrainOptions& o) {
 void check_data(const TrainOptions& o, bool needed) {
   const int kinds = static_cast<int>(!o.tokens.empty()) + static_cast<int>(!o.text.empty()) +
                     static_cast<int>(!o.jsonl.empty());
-  TESSERA_CHECK(
-      kinds <= 1,
-      "more than one of --tokens, --text and --jsonl is given; pass only one of these flags");
+  TESSERA_CHECK(kinds <= 1,
+                "only one of --tokens, --text and --jsonl can be given; leave out the other flags");
   TESSERA_CHECK(!needed || kinds == 1,
                 "no data given; pass --tokens GLOB, --text FILE or --jsonl FILE (or --steps 0)");
   TESSERA_CHECK(o.eval_text.empty() || o.eval_tokens.empty(),
                 "--eval-text and --eval-tokens are both given; pass one of them");
   TESSERA_CHECK(o.weights.empty() || o.weights.size() == o.tokens.size(), "--weight is given ",
-                o.weights.size(), " times, but --tokens ", o.tokens.size(),
+                o.weights.size(), " times, but --tokens is given ", o.tokens.size(),
                 " times; pass one --weight for each --tokens, or no --weight");
-  TESSERA_CHECK(std::isfinite(std::accumulate(o.weights.begin(), o.weights.end(), 0.0)),
-                "the sum of all --weight is not finite; pass smaller weights with the same ratios");
+  TESSERA_CHECK(
+      std::isfinite(std::accumulate(o.weights.begin(), o.weights.end(), 0.0)),
+      "the --weight values have no finite sum; pass smaller weights with the same ratios");
 }
 
 void check_parallelism(const TrainOptions& o) {
   // Each rank gets the same number of sequences, so that the mean over ranks equals the mean over
   // the batch.
   const std::int64_t parts = o.dp_replicate * std::abs(o.dp) * o.ep * o.accumulate;
-  TESSERA_CHECK(
-      o.batch % parts == 0, "--batch ", o.batch, " is not a multiple of ",
-      product_text({{"--dp", o.dp},
-                    {"--ep", o.ep},
-                    {"--dp-replicate", o.dp_replicate},
-                    {"--accumulate", o.accumulate}}),
-      "; every micro-batch of every data-parallel rank takes the same number of sequences");
+  TESSERA_CHECK(o.batch % parts == 0, "--batch ", o.batch, " is not a multiple of ",
+                product_text({{"--dp", o.dp},
+                              {"--ep", o.ep},
+                              {"--dp-replicate", o.dp_replicate},
+                              {"--accumulate", o.accumulate}}),
+                "; pass a multiple, so that all micro-batches of all data-parallel ranks have "
+                "equally many sequences");
   TESSERA_CHECK(o.device == "cuda" || o.backend != "nccl",
                 "--backend nccl needs --device cuda; on the CPU pass --backend gloo");
   TESSERA_CHECK(o.loss_parallel || o.loss_chunks.value_or(1) <= 1,
@@ -529,8 +530,8 @@ void check_parallelism(const TrainOptions& o) {
       "; each rank takes two chunks of every sequence, and all chunks have equal lengths");
   TESSERA_CHECK(o.cp == 1 || (o.dropout == 0 && o.lora_dropout == 0),
                 o.dropout > 0 ? "--dropout" : "--lora-dropout", " is given with --cp ", o.cp,
-                ", but the dropout masks would differ from the masks of one rank; leave out one of "
-                "the two flags");
+                ", but the dropout masks would differ from the masks without --cp; leave out one "
+                "of the two flags");
 }
 
 void check_checkpoints(const TrainOptions& o) {
@@ -545,10 +546,11 @@ void check_checkpoints(const TrainOptions& o) {
                 " are both given; pass one of them");
   TESSERA_CHECK(o.checkpoint.empty() || o.steps > 0 || resumes(o),
                 "--checkpoint is given with --steps 0, so there is nothing to save; pass --steps "
-                "N, or to load a checkpoint pass --initial-load instead of --checkpoint");
-  TESSERA_CHECK(o.exclude.empty() || o.resume != "auto" || !o.initial_load.empty(),
-                "--exclude is given with --resume auto, so each restart would exclude these parts "
-                "again; pass --exclude with --initial-load, or with --resume once");
+                "N; to load a checkpoint, pass --initial-load DIR instead of --checkpoint");
+  TESSERA_CHECK(
+      o.exclude.empty() || o.resume != "auto" || !o.initial_load.empty(),
+      "--exclude is given with --resume auto, so each restart would discard the optimizer or data "
+      "state again; pass --exclude with --initial-load, or once with --resume");
   TESSERA_CHECK(o.exclude.empty() || resumes(o) || !o.initial_load.empty(),
                 "--exclude is given, but nothing is loaded; pass --resume or --initial-load");
   TESSERA_CHECK(!o.verify || o.steps > 0,
@@ -625,15 +627,15 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
                 ", the peak learning rate; pass a smaller --min-lr");
   TESSERA_CHECK(!o.fp8 || o.param_dtype != "fp16",
                 "--fp8 is given with --param-dtype fp16, but fp16 does not have the range of "
-                "scaled 8-bit numbers; pass --param-dtype bf16");
+                "scaled FP8 numbers; pass --param-dtype bf16");
   TESSERA_CHECK(!o.fp8 || o.device != "cuda" || o.param_dtype == "bf16",
                 "--fp8 is given with --param-dtype ", o.param_dtype,
-                ", but 8-bit matrix products on CUDA return bf16; pass --param-dtype bf16, or "
+                ", but FP8 matrix products on CUDA return bf16; pass --param-dtype bf16, or "
                 "leave out --fp8");
   check_parallelism(o);
   TESSERA_CHECK(o.ac != "auto" || o.memory || o.device == "cuda" || o.planned,
                 "--ac auto is given on the CPU, where all ranks share the memory; pass --memory "
-                "with the GiB that each rank may use");
+                "GIB, the memory that each rank may use");
   if (!o.planned) {
     check_checkpoints(o);
     check_fine_tuning(o);
@@ -694,7 +696,7 @@ TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
       product_text(
           {{"--tp", o.tp}, {"--ep", o.ep}, {"--cp", o.cp}, {"--dp-replicate", o.dp_replicate}}),
       " does not divide the ", ranks,
-      " running ranks, so --dp -1 has no value; start a multiple of ", others, " ranks");
+      " running ranks, so --dp -1 can't be computed; start a multiple of ", others, " ranks");
   o.dp = ranks / others;
   check_parallelism(o);
   return o;
@@ -705,7 +707,7 @@ namespace {
 /// Returns the options of a planned run, which reads only a configuration and writes nothing.
 TrainOptions planned(TrainOptions o) {
   TESSERA_CHECK(o.dp > 0,
-                "--dp -1 is given, but a plan has no running ranks to count; pass --dp N");
+                "--dp -1 is given, but llama_plan has no running ranks to count; pass --dp N");
   o.planned = true;
   if (!o.model.empty() && o.config.empty()) {
     o.config = o.model + "/config.json";

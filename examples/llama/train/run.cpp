@@ -156,8 +156,8 @@ Config model_config(const TrainOptions& o) {
                 " is more than ", kMostOfAStep, " tokens per step; pass smaller values");
   TESSERA_CHECK(o.steps == 0 || config.attention_dropout == 0, file.string(),
                 ": \"attention_dropout\" is ", config.attention_dropout,
-                ", but attention dropout is not implemented in training; set it to 0, and pass "
-                "--dropout for dropout of the results of attention and MLP");
+                ", but attention dropout is not implemented in training; set the key to 0, or use "
+                "--dropout, which applies to the results of attention and MLP");
   const char* for_experts = o.ep > 1                            ? "--ep"
                             : o.router_aux_loss.value_or(0) > 0 ? "--router-aux-loss"
                             : o.router_z_loss > 0               ? "--router-z-loss"
@@ -376,7 +376,7 @@ std::shared_ptr<Llama> make_model(const LlamaRun& run, bool loads) {
   const int capability = o.fp8 && o.device == "cuda" ? observe::compute_capability() : 0;
   TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
                 "capability ", capability / 10, ".", capability % 10,
-                ", but 8-bit matrix products need 8.9 or more; leave --fp8 out");
+                ", but FP8 matrix products need 8.9 or more; leave --fp8 out");
   parallelize(*model, run.mesh, parallel_options(o));
   // Allocates memory only for this rank's shards.
   nn::to_empty(*model, o.offload ? c10::Device(c10::kCPU) : c10::Device(o.device));
@@ -410,7 +410,7 @@ training::StepOptions step_options(const TrainOptions& o, const TrainingData& da
                                          .decay_ratio = o.decay_ratio,
                                          .min_factor = o.lr > 0 ? o.min_lr / o.lr : 0}),
           .advice_not_finite = "lower --lr or --clip, or look at the data of this step",
-          .advice_out_of_memory = "take a smaller --batch, --ac full or more ranks"};
+          .advice_out_of_memory = "pass a smaller --batch or --ac full, or start more ranks"};
 }
 
 }  // namespace

@@ -129,7 +129,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
                 (["--checkpoint", self.folder / "file/steps"], ["--checkpoint", "file/steps"]),
                 (self.steps, ["has steps of a run", "--resume"]),
                 ([*self.steps, "--resume-step", 2], ["has later steps, up to 3"]),
-                ([*resume, "--steps", 2], ["later step than --steps 2"]),
+                ([*resume, "--steps", 2], ["step 3", "--steps 2", "pass --steps 3"]),
                 ([*resume, "--optimizer", "sgd"], ['--optimizer is "sgd" instead of "adamw"']),
                 ([*load, "--ema", 0.9], ["the optimizer differs from", "--ema is 0.9 instead of left out", "--exclude optimizer"]),
                 ([*load, "--save-hf", step], ["--initial-load", "are both", "different paths"])):

@@ -122,4 +122,4 @@ def test_out_of_memory_names_the_unit(folder, monkeypatch, malloc, where):
     assert run.done.returncode == 1
     line = error_of(run, 1)
     assert f"step 1, {where}" in line and ", rank 1: CUDA out of memory. Tried to allocate" in line
-    assert line.endswith("; take a smaller --batch, --ac full or more ranks")
+    assert line.endswith("; pass a smaller --batch or --ac full, or start more ranks")

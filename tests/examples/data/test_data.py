@@ -178,7 +178,7 @@ class Prompts(LossesOfTransformers):
         flags = ["--jsonl", self.write_lines(pairs)]
         want = own_loss(model, self.rows(pairs, begin=[1]))
         self.assert_close(self.losses([*flags, "--truncate"], 2, 2)[:1], [want])
-        self.refuse([*flags, "--seq", 16, "--batch", 12], "p.jsonl:", "a sequence and the last target have 17")
+        self.refuse([*flags, "--seq", 16, "--batch", 12], "p.jsonl:", "last target", " 17 tokens")
 
     def test_begin_token_does_not_depend_on_the_tokenizer_path(self):
         import shutil
@@ -207,7 +207,7 @@ class Prompts(LossesOfTransformers):
     def test_invalid_completions_are_refused(self):
         flags = ["--eos-token", self.END, "--seq", 4, "--batch", 1, "--jsonl"]
         self.refuse([*flags, self.write_lines([])], "have no JSON object")
-        self.refuse([*flags, self.write_lines([("a", 3)])], 'p.jsonl:1: the field "completion" must be a text, but it is of the kind number')
+        self.refuse([*flags, self.write_lines([("a", 3)])], 'p.jsonl:1: the field "completion" must be a string, but is of type number')
         self.refuse(flags[:-1] + ["--text", self.tokens, "--truncate"], "--truncate is given, but works only with --jsonl")
 
 

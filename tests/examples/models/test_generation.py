@@ -195,8 +195,8 @@ class Generation(programs.InFolder):
         text = f"{self.folder}/text$RANK"
         for flags, message in (
                 ("--prompt A --max-tokens $((RANK + 3))", "rank 1 has --max-tokens 4, but rank 0 has --max-tokens 3"),
-                (f"--prompts {text}", "rank 1 has texts with other tokens than rank 0"),
-                (f"--perplexity {text}", "rank 1 has texts with other tokens than rank 0")):
+                (f"--prompts {text}", "rank 1 has other input tokens than rank 0"),
+                (f"--perplexity {text}", "rank 1 has other input tokens than rank 0")):
             with self.subTest(flags):
                 script = f"exec {programs.BIN}/llama_generate --tp 2 --model {folder} {flags}"
                 done = programs.fail(programs.on_ranks(2, ["sh", "-c", script]), message, timeout=60)

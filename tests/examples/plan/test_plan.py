@@ -225,7 +225,7 @@ class Plan(programs.InFolder):
                               ('like = "h200"\nmemory_bytes = 1e30', "write at most 1e+18"),
                               ('like = "h200"\nmemory_bytes = 1e9', "leaves no memory for tensors"),
                               ('like = ', "machine.toml: "),
-                              ('like = "h201"', 'like = "h201" is not known')]:
+                              ('like = "h201"', 'like = "h201" is not a known machine')]:
             file.write_text(text)
             self.refuse([programs.BIN / "llama_plan", "--config", path, "--gpu", file], message)
         self.refuse([programs.BIN / "llama_plan", "--config", path, "--gpu", "h201"], "--gpu h201 is not known")

@@ -45,4 +45,4 @@ class Fp8(programs.InFolder):
         self.refuse([programs.BIN / "llama_train", "--tokens", self.tokens, "--fp8", "--config", small], "--fp8 is given, but no "
                     "linear layer has two sizes that are multiples of 16; leave --fp8 out")
         self.refuse([programs.BIN / "llama_plan", "--config", self.config, "--fp8", "--gpu", "a100"],
-                    "a100 has no fp8 matrix products")
+                    "--fp8 is given, but a100 does not support FP8")

@@ -48,7 +48,7 @@ class RunFolder(programs.InFolder):
         self.start(*one, ranks=1)
         before = self.contents()
         for flags, end in (([], "; pass a new folder, or --resume to continue the run"),
-                           (["--resume", "auto"], " with other flags, and no checkpoint that --resume auto could continue; pass a new folder")):
+                           (["--resume", "auto"], " with other flags and no checkpoint, so --resume auto can't continue the run; pass a new folder")):
             self.refuse([programs.BIN / "llama_train", *one, "--lr", 1, *flags],
                         f"llama_train: --output-dir {self.run} already has a run (config.toml){end}\n")
         self.assertEqual(self.contents(), before)

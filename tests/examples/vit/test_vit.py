@@ -213,7 +213,7 @@ class Refusals(VitRuns):
         path = self.folder / "c.json"
         texts = {'{"dim": 0}': f'{path}: "dim" is 0, but must be an integer from 1', '{"depth": 1.5}': f'{path}: "depth" is 1.5, but must be',
                  "[1]": "c.json: JSON does not begin with '{'; write an object such as {", "{nope": "line 1, column 3",
-                 '{"dropout": 1}': "of at least 0, below 1", '{"head": 2}': '"head" is not a known name',
+                 '{"dropout": 1}': "of at least 0, below 1", '{"head": 2}': '"head" is an unknown key',
                  '{"patch_size": 3}': '"patch_size":3', '{"heads": 3}': "heads must divide dim"}
         for text, part in texts.items():
             with self.subTest(text=text):
