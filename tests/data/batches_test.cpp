@@ -333,8 +333,9 @@ TEST(PromptCompletions, RefuseInvalidConversationsAndNameTheLine) {
     const char* words;
   };
   for (const Row& row : std::vector<Row>{
-           {R"({"prompt": ["a"], "completion": "b"})", "1 texts and the completion 1"},
-           {R"({"prompt": ["a", "b"], "completion": ["c"]})", "2 texts and the completion 1"},
+           {R"({"prompt": ["a"], "completion": "b"})", "1 strings, and the completion has 1"},
+           {R"({"prompt": ["a", "b"], "completion": ["c"]})",
+            "2 strings, and the completion has 1"},
            {R"({"prompt": ["a", 1], "completion": ["c", "d"]})", "\"prompt\""},
            {R"({"prompt": ["abcdefgh"], "completion": ["i"]})", "the prompt has 8 of 9 tokens"},
            {R"({"prompt": [], "completion": []})", "the prompt has 0 of 0 tokens"}}) {

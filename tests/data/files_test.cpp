@@ -122,7 +122,7 @@ TEST(TokenShards, RefuseMalformedFiles) {
   TemporaryFolder folder;
   EXPECT_ERROR(open_token_shards({folder.path()}), "not a regular file");
   for (const auto& [bytes, word] : std::vector<std::pair<std::string, const char*>>{
-           {ShardBytes<Token>(20240521, 1, 1, {1}), "magic is 20240521"},
+           {ShardBytes<Token>(20240521, 1, 1, {1}), "magic number is 20240521"},
            {ShardBytes<Token>(20240520, 2, 1, {1}), "version 2"},
            {std::string(1023, '\0'), "too few for the header"},
            {"", "has 0 bytes"},

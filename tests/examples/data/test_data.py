@@ -47,7 +47,7 @@ class Mixtures(Data):
         self.assertEqual(self.losses(["--tokens", self.tokens, "--tokens", self.small, "--tokens", self.small]), want)
 
     def test_missing_weight_is_refused(self):
-        self.refuse(self.mixture[:6], "--weight is given 1 times, but --tokens 2 times")
+        self.refuse(self.mixture[:6], "--weight is given 1 times, but --tokens is given 2 times")
         self.refuse([*self.mixture, "--seq", 16, "--batch", 60], "a data source has 240 tokens", "batch of 60")
 
 

@@ -103,9 +103,9 @@ class FineTuning(programs.InFolder):
         load, resume = ["--initial-load", adapted], ["--steps", 2, "--checkpoint", adapted, "--resume"]
         for flags, message in (
                 (["--initial-load", steps, "--lora-rank", 2], "--lora-rank is 2 instead of left out"),
-                (load, "--lora-rank is left out instead of 2; pass the flags of the checkpoint"),
+                (load, "--lora-rank is left out instead of 2; pass the checkpoint's values"),
                 ([*load, *lora[:4], "--lora-targets", "**.q_proj"], '--lora-targets[0] is "**.q_proj" instead of'),
-                ([*load, "--lora-rank", 2, "--ema", 0.5], "--lora-alpha is 2.0 instead of 4.0; pass the flags of the checkpoint"),
+                ([*load, "--lora-rank", 2, "--ema", 0.5], "--lora-alpha is 2.0 instead of 4.0; pass the checkpoint's values"),
                 ([*resume, *lora, "--lora-alpha", 16], "--lora-alpha is 16.0 instead of 4.0"),
                 ([*resume, *lora, "--lora-dropout", 0.5], "--lora-dropout is 0.5 instead of 0.0"),
                 ([*resume, *lora, "--freeze", "model.norm.*"], '--freeze is ["model.norm.*"] instead of left out'),
