@@ -276,12 +276,10 @@ void check_tensor_name(std::string_view name) {
 /// Returns the value of a natural number in JSON. The JSON parser stores natural numbers below
 /// 2^64, and no other values, in an unsigned type.
 std::int64_t natural_number(const nlohmann::json& value, const char* what) {
-  TESSERA_CHECK(value.is_number_unsigned(), what, " holds ",
-                value.is_number() ? value.dump() : value.type_name(),
-                ", which is not a natural number");
+  TESSERA_CHECK(value.is_number_unsigned(), what, ": ",
+                value.is_number() ? value.dump() : value.type_name(), " is not a natural number");
   const auto number = value.get<std::uint64_t>();
-  TESSERA_CHECK(std::in_range<std::int64_t>(number), what, " holds ", number,
-                ", which is too large");
+  TESSERA_CHECK(std::in_range<std::int64_t>(number), what, ": ", number, " is too large");
   return static_cast<std::int64_t>(number);
 }
 

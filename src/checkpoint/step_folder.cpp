@@ -295,7 +295,7 @@ void StepFolder::check_withdrawable() const {
   }
   const Manifest manifest = parse_manifest(text, path_ / kManifestFile);
   TESSERA_CHECK(manifest.run_id == run_id_, "'", path_.string(),
-                "' is damaged, but of another run: move the folder away");
+                "' is a damaged step of another run: move the folder away");
   TESSERA_CHECK(manifest.step == step_, "the manifest in '", path_.string(), "' is of step ",
                 manifest.step, ": rename the folder to ", detail::step_folder_name(manifest.step));
 }

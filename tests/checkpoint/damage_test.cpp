@@ -164,7 +164,7 @@ TEST(DamagedStep, IsSkippedOnAllRanksAndSavedAgain) {
     EXPECT_EQ(older, 1);
     load(*rank.world(), dir / "step-00000001", state.dict());
   });
-  EXPECT_ERROR(detail::withdraw_step(dir.path(), 2, "other"), "is damaged, but of another run");
+  EXPECT_ERROR(detail::withdraw_step(dir.path(), 2, "other"), "is a damaged step of another run");
   detail::withdraw_step(dir.path(), 2, "run");
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
   SaveStep(dir.path(), 2, 3, options);

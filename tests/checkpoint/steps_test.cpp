@@ -319,8 +319,8 @@ TEST(HostileManifest, IsRefusedForInvalidContent) {
     const char* error;
   };
   const std::vector<Case> cases = {
-      {"/files/0/bytes", -1, "the size of a file holds -1, which is not a natural number"},
-      {"/files/0/bytes", kLargest, "which is too large"},
+      {"/files/0/bytes", -1, "the size of a file: -1 is not a natural number"},
+      {"/files/0/bytes", kLargest, "is too large"},
       {"/files/0/bytes", std::int64_t{1} << 62, "a number of checksums that does not fit"},
       {"/files/0/crc32c", "", "' has no checksums"},
       {"/files/0/name", "../x", "is not the name of a shard"},
@@ -328,14 +328,14 @@ TEST(HostileManifest, IsRefusedForInvalidContent) {
       {"/world_size", std::int64_t{1} << 32, "world_size is 4294967296, which is too large"},
       {"/mesh/sizes/0", -2, "the mesh holds -2"},
       {"/entries", json::array(), "\"entries\" is not a JSON object"},
-      {tensor + "/sizes/0", -11, "tensor 'head.weight': its sizes holds -11"},
+      {tensor + "/sizes/0", -11, "tensor 'head.weight': its sizes: -11 is not"},
       {tensor + "/sizes", std::vector<int>(65, 1), "has 65 dimensions"},
       {tensor + "/sizes", {std::int64_t{1} << 62, 5}, "overflows"},
       {tensor + "/dtype", "F33", "its dtype 'F33' is unknown"},
       {tensor + "/tied", {"../x"}, "looks like a path"},
       {"/tensors/w\u202e", {}, "not valid: a tensor's name has a control character"},
       {tensor + "/chunks/0/file", 99, "a chunk is in file 99 of"},
-      {tensor + "/chunks/0/offsets/0", -1, "a chunk's offsets holds -1"},
+      {tensor + "/chunks/0/offsets/0", -1, "a chunk's offsets: -1 is not"},
       {tensor + "/chunks/0/offsets/0", std::int64_t{1} << 62, "of dimension 0, but"},
       {tensor + "/chunks", json::array(), "its chunks have 0 elements"}};
   for (const Case& each : cases) {
@@ -369,7 +369,7 @@ TEST(HostileManifest, IsRefusedQuicklyForTooManyChunkComparisons) {
 
 TEST(HostileShards, AreRefusedForInvalidOffsets) {
   for (const auto& [info, error] :
-       {std::pair{R"({"w":{"saved_offsets":[-1]}})", "its saved_offsets holds -1"},
+       {std::pair{R"({"w":{"saved_offsets":[-1]}})", "its saved_offsets: -1 is not"},
         {R"({"w":{"saved_offsets":[9223372036854775807]}})", "begins at 9223372036854775807"},
         {R"({"w":{"saved_offsets":[0,0]}})", "the number of dimensions"},
         {R"({"w":{"saved_offsets":{}}})", "its saved_offsets is not a list"},

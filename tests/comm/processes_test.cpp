@@ -128,8 +128,8 @@ TEST(Processes, NameAMissingRank) {
       2, "DISABLED_Processes.Rendezvous",
       {.environment = {{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}, {"TESSERA_TIMEOUT", "5"}}});
   expect_all_well(processes);
-  EXPECT_CONTAINS(processes[0].output, "rank(s) 2 did not come");
-  EXPECT_CONTAINS(processes[1].output, "rank(s) 2 did not come");
+  EXPECT_CONTAINS(processes[0].output, "rank(s) 2 did not join");
+  EXPECT_CONTAINS(processes[1].output, "rank(s) 2 did not join");
 }
 
 TEST(Processes, PrintEachWarningOnOneRank) {
@@ -157,7 +157,7 @@ TEST(Processes, NameTheRanksOfAMissingNode) {
   EXPECT_CONTAINS(alone[0].output,
                   "tessera: rank 0 waits for rank 1 of 2 at 127.0.0.1:" + port +
                       ", as RANK and WORLD_SIZE of tessera-run or torchrun say\n",
-                  "rank(s) 1 did not come",
+                  "rank(s) 1 did not join",
                   "comes from RANK and WORLD_SIZE of tessera-run or torchrun");
 }
 

@@ -45,7 +45,7 @@ TEST(Rendezvous, NamesTheLostStore) {
   const JobVariables job = rank_of_job(1, 3);
   const RecordPtr own = make_record(WatchSettings{}, job.size, "");
   EXPECT_ERROR(await_all_ranks(*store, job, {}, own), "rank 1 of 3 lost", "the store at host:7",
-               "rank(s) 0, 2 did not come: the connection is closed");
+               "rank(s) 0, 2 did not join: the connection is closed");
 }
 
 // If nodes start different numbers of ranks, two processes can claim the same rank.

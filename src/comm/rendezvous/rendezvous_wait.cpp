@@ -57,7 +57,7 @@ class Arrivals {
       throw PeerError(detail::concat(
           "rank ", job_.rank, " of ", job_.size, " lost the connection to the store at ",
           job_.address, ":", job_.port, " at the rendezvous; rank(s) ", join(missing_),
-          " did not come: ", first_line(error.what()), "; look for rank 0's error"));
+          " did not join: ", first_line(error.what()), "; look for rank 0's error"));
     }
     TESSERA_CHECK(fault.empty(), fault);
     return missing_;
@@ -171,7 +171,7 @@ std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& j
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun);
     TESSERA_CHECK(waited < options.timeout, "rank ", job.rank, " of ", job.size, " waited ",
                   options.timeout.count(), " ms at the rendezvous, and rank(s) ", join(missing),
-                  " did not come; start all ranks with the same MASTER_ADDR, MASTER_PORT and "
+                  " did not join; start all ranks with the same MASTER_ADDR, MASTER_PORT and "
                   "number of ranks; the number of ranks comes from ",
                   job.launcher);
     say_wait(job, options, waited, missing, said);
