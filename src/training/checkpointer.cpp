@@ -132,7 +132,8 @@ void Checkpointer::find_source() {
   }
   const std::string resume = option("resume");
   TESSERA_CHECK(resumes_ || options_.resume != Resume::kNewest, resume, ": '", dir,
-                "' has no complete step; ", resume, " auto starts a new run in an empty folder");
+                "' has no complete step; to start a new run in an empty folder, pass ", resume,
+                " auto");
   TESSERA_CHECK(resumes_ || options_.resume != Resume::kAuto || !last, resume, " auto: '", dir,
                 "' has steps, but no complete step; remove the steps to start a new run");
   TESSERA_CHECK(resumes_ || !last, option("checkpoint"), ": '", dir, "' has steps of a run; pass ",
