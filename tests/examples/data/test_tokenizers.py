@@ -372,17 +372,17 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.refuse([self.write("bad.jsonl", self.lines(["a"]) + "\n{\"text\": 3\n")], "bad.jsonl:3:", "not JSON")
         self.refuse([good, "--field", "body"], "good.jsonl:1:", 'no field "body"')
         self.refuse([self.write("number.jsonl", '{"text": 3}')], "number.jsonl:1:", "of type number")
-        self.refuse([self.write("list.jsonl", '[3]')], "list.jsonl:1:", "no JSON object")
+        self.refuse([self.write("list.jsonl", '[3]')], "list.jsonl:1:", "not a JSON object")
         self.refuse([self.write("none.jsonl", "\n \n")], "contain no text")
         self.refuse([self.write("marked.jsonl", "\ufeff" + self.lines(["a"]))], "marked.jsonl:1:", "a byte order mark")
         self.refuse([self.write("nan.jsonl", '{"text": NaN}')], "nan.jsonl:1:", "NaN and Infinity, which Python writes")
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
         self.refuse([self.write("a.txt", pointer)], "a.txt' is a Git LFS pointer", "git lfs pull")
-        self.refuse([good, "--eos-token", "two words"], "--eos-token \"two words\"")
+        self.refuse([good, "--eos-token", "two words"], "tokens of the tokenizer")
         self.refuse([good, "--eos-token", 99999], "outside the tokenizer's vocabulary")
         self.refuse([self.folder], "not a regular file")
         programs.fail([*self.command(good), "--out", f"{self.out.parent}/"], "is a folder; add the PREFIX")
-        programs.fail(self.command(good), "--eos-token", "--no-eos")
+        programs.fail(self.command(good), "defines no token that ends a document")
 
     def test_memory_is_bounded(self):
         """The input has a line of 25 MB, and 60 MB of compressed text."""

@@ -47,7 +47,7 @@ class BadInput(programs.InFolder):
                 ({"config": few_heads}, [], ("num_attention_heads 6", "tensor-parallel degree of 4"), {"tp": 4}),
                 ({"config": None, "model": model}, [], ("model.safetensors",), {"dp": 2}),
                 ({"tokens": shard("bad", range(200), magic=7)}, [], ("bad.bin", "magic"), {"dp": 2}),
-                ({"tokens": shard("few", range(50))}, [], ("50 tokens", "the batch of 4"), {"dp": 2}),
+                ({"tokens": shard("few", range(50))}, [], ("50 tokens", "batch of 4"), {"dp": 2}),
                 ({"tokens": shard("high", [5] * 300 + [300] + [5] * 700)}, [], ("token 300", "position 300", "256"), {"dp": 2}),
                 ({}, ["--config-file", self.folder / "none.toml"], ("--config-file", "none.toml"), {}),
                 ({"config": self.folder / "none.json"}, [], ("none.json",), {}),
