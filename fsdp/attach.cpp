@@ -175,8 +175,8 @@ void check_returnable(const BackwardCall& call, const std::vector<RequestedParam
       "set_is_last_backward is false; autograd::grad needs all three true");
   for (const Edge& output : call.outputs) {
     TESSERA_CHECK(as_leaf(output) != nullptr || tessera::detail::is_unreachable(output), first,
-                  " was called together with the gradient of an operator's result; call "
-                  "autograd::grad twice, first with retain_graph");
+                  " was called with inputs that are results of operators; call autograd::grad once "
+                  "for the leaves and once for the results, first with retain_graph");
   }
 }
 
@@ -266,7 +266,7 @@ nn::detail::ModuleWalk outside_of_units() {
 std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller) {
   std::shared_ptr<Unit> unit = module.attached<Unit>();
   TESSERA_CHECK(unit != nullptr, caller, ": this ", module.name(),
-                " is not a unit; apply fully_shard to it first");
+                " is not an FSDP unit; apply fully_shard to the module first");
   return unit;
 }
 
@@ -274,7 +274,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
                                             const char* caller) {
   std::vector<std::shared_ptr<Unit>> units = units_of(module, recurse);
   TESSERA_CHECK(!units.empty(), caller, ": this ", module.name(),
-                recurse ? " holds no unit" : " is not a unit", "; apply fully_shard first");
+                recurse ? " has no FSDP unit" : " is not an FSDP unit", "; call fully_shard first");
   return units;
 }
 

@@ -121,7 +121,7 @@ double mean_weight(std::int64_t rows, const DeviceMesh& mesh) {
   }
   TESSERA_CHECK(all > 0 && !negative, "mean_weight: this rank passed ", rows,
                 " rows, and all ranks of ", to_string(mesh), " passed ", all,
-                "; no count may be negative, and at least one rank must have rows");
+                "; a number of rows must not be negative, and at least one rank must have rows");
   return static_cast<double>(rows) * static_cast<double>(mesh.size()) / static_cast<double>(all);
 }
 

@@ -514,8 +514,8 @@ void Unit::refuse_outdated() {
   for (const ParameterGroup& group : groups()) {
     TESSERA_CHECK(
         !group.gathered().holds_copies() || group.gathered().is_current(), "forward of ", label(),
-        " was called, but its parameters were changed since they were gathered for a backward; run "
-        "that backward first, or free the gathered parameters with fsdp::reshard");
+        " was called, but its parameters were changed while a backward still needs the gathered "
+        "old values; run that backward first, or free the gathered parameters with fsdp::reshard");
   }
 }
 

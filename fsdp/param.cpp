@@ -54,8 +54,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
                 "; pass slices of one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
   TESSERA_CHECK(!share_ranks(outer, mesh), "fully_shard: ", name, " is distributed on ",
                 to_string(outer), ", and the mesh of fully_shard, ", to_string(mesh),
-                ", contains that mesh: a mesh dimension can split a tensor only once; pass the "
-                "other dimensions by Options::parameter_mesh, or leave the parameter plain");
+                ", contains that mesh: a mesh dimension can split a tensor only once; set "
+                "Options::parameter_mesh to the other dimensions, or leave the parameter plain");
   const std::vector<std::string>& persistent = data_mesh.persistent().shape().names();
   const std::vector<std::string>& known = root.shape().names();
   std::vector<std::string> names;
@@ -120,7 +120,7 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
   Layout::Dims dims(static_cast<std::size_t>(tensor.dim()));
   if (tessera::is_distributed(tensor)) {
     const ShardingSpec& spec = sharding_spec(tensor);
-    TESSERA_CHECK(!spec.layout->is_partial(), "fully_shard: ", name, " is a pending reduction, ",
+    TESSERA_CHECK(!spec.layout->is_partial(), "fully_shard: ", name, " has a pending reduction, ",
                   to_string(*spec.layout), "; redistribute it to Replicate() or Shard(...) first");
     joined = joined_mesh(spec.mesh, mesh, name);
     dims = renumbered(*spec.layout, spec.mesh, joined);
@@ -470,7 +470,7 @@ void ShardedParameter::notice_drop() {
     arriving_.clear();
   }
   TESSERA_CHECK(marked_expected_ != nullptr || !expects, "the gradient of ", describe(*slot_),
-                " was removed before its reduction ended and put back after; remove gradients only "
+                " was removed before its reduction ended and set again; remove gradients only "
                 "after a backward with set_is_last_backward(true)");
 }
 
@@ -593,10 +593,10 @@ UnshardedGradient ShardedParameter::take_unsharded(c10::ScalarType dtype) {
   comes_complete_ = comes_complete_ && !is_plain_gradient(unsharded_);
   UnshardedGradient gradient = take_gradient(unsharded_, dtype);
   if (const at::Tensor restored_from = std::exchange(restored_from_, {}); restored_from.defined()) {
-    TESSERA_CHECK(
-        restored_from.is_same(sharded_.grad()) && has_unreduced(), "the gradient of ",
-        describe(*slot_),
-        " was dropped during the backward that adds to it; drop it before or after backward");
+    TESSERA_CHECK(restored_from.is_same(sharded_.grad()) && has_unreduced(), "the gradient of ",
+                  describe(*slot_),
+                  " was dropped (by zero_grad for example) during the backward that adds to the "
+                  "gradient; drop the gradient before or after backward");
     if (gradient.local.defined()) {
       unreduced(restored_from)->unsharded->local.reset();
     }

@@ -139,11 +139,11 @@ void ParameterGroupShards::check_devices() const {
 void ParameterGroupShards::check_types() const {
   const ShardedParameter& first = parameters_.front();
   for (const ShardedParameter& parameter : parameters_) {
-    TESSERA_CHECK(
-        parameter.dtype() == first.dtype(),
-        "forward of a sharded module was called, but parameter '", parameter.name(), "' is ",
-        parameter.dtype(), " and '", first.name(), "' is ", first.dtype(),
-        "; fully_shard got both with one type: convert both, or convert before fully_shard");
+    TESSERA_CHECK(parameter.dtype() == first.dtype(),
+                  "forward of a sharded module was called, but parameter '", parameter.name(),
+                  "' is ", parameter.dtype(), " and '", first.name(), "' is ", first.dtype(),
+                  "; both had the same type when fully_shard was called: convert both parameters, "
+                  "or convert before fully_shard");
   }
 }
 

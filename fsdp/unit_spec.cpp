@@ -92,7 +92,7 @@ void check_not_split(const std::string& name, const nn::ParameterSlot& slot, con
   const DeviceMesh& known = sharding_spec(tensor).mesh;
   TESSERA_CHECK(!slot.has_persistent(), "fully_shard: parameter '", name, "' is split over ",
                 to_string(known),
-                " already, by an outer module's unit; apply fully_shard to inner modules first");
+                " already, by an outer FSDP unit; apply fully_shard to inner modules first");
   TESSERA_CHECK(known != mesh.all, "fully_shard: parameter '", name, "' is split over ",
                 to_string(known),
                 " already, by parallelize_module or distribute_module; pass different dimensions "
@@ -164,10 +164,10 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
   // If a module outside of the unit shared the parameter, this module would compute with the shard.
   for (const auto& [name, slot] : slots) {
     for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
-      TESSERA_CHECK(
-          inside.contains(owner.module), "fully_shard: parameter '", name, "' is shared with a ",
-          owner.module->name(),
-          " outside of this unit; apply fully_shard to the lowest module that holds both");
+      TESSERA_CHECK(inside.contains(owner.module), "fully_shard: parameter '", name,
+                    "' is shared with a ", owner.module->name(),
+                    " outside of this FSDP unit; apply fully_shard to the innermost module that "
+                    "contains both modules");
     }
   }
   return slots;

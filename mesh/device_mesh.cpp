@@ -231,10 +231,10 @@ std::string dim_name(const MeshShape& shape, int dim) {
 /// only some ranks rejected the mesh, all other ranks would wait forever in a collective.
 void check_ranks(const comm::WorldPtr& world, const std::vector<int>& ranks,
                  const MeshShape& shape) {
-  TESSERA_CHECK(world != nullptr, "DeviceMesh: no world; pass world_from_environment()");
+  TESSERA_CHECK(world != nullptr, "DeviceMesh: world is null; pass world_from_environment()");
   TESSERA_CHECK(static_cast<std::int64_t>(ranks.size()) == shape.numel(), "DeviceMesh ",
-                to_string(shape), ": ", ranks.size(), " ranks for ", shape.numel(),
-                " positions; pass one rank per position");
+                to_string(shape), ": ", ranks.size(), " ranks were passed for ", shape.numel(),
+                " positions; pass one rank for each position");
   const bool in_range =
       std::ranges::all_of(ranks, [&](int r) { return r >= 0 && r < world->size(); });
   const bool unique = std::set<int>(ranks.begin(), ranks.end()).size() == ranks.size();
@@ -258,7 +258,7 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
   DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));
   mesh.check_member("group");
   TESSERA_CHECK(groups.size() == static_cast<std::size_t>(mesh.ndim()), to_string(mesh), ": ",
-                groups.size(), " groups were given; give one for each dimension");
+                groups.size(), " groups were passed; pass one group for each mesh dimension");
   const std::lock_guard lock(mesh.impl().mutex);
   auto& known = mesh.impl().groups;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
@@ -267,9 +267,9 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
     // in the group must equal its coordinate.
     const bool fits = group != nullptr && group->size() == mesh.size(dim) &&
                       group->rank() == mesh.local_rank(dim);
-    TESSERA_CHECK(fits, to_string(mesh), ": the group given for ", dim_name(mesh.shape(), dim),
-                  " must have ", mesh.size(dim), " ranks, with this rank as number ",
-                  mesh.local_rank(dim));
+    TESSERA_CHECK(fits, to_string(mesh), ": the group for ", dim_name(mesh.shape(), dim),
+                  " must have ", mesh.size(dim), " ranks, and this rank must have rank ",
+                  mesh.local_rank(dim), " in the group");
     const auto other = known.find({dim});
     // An existing process group must not be replaced, because it can have pending collectives:
     // equal meshes are one object, so another DeviceMesh can use the group.
@@ -417,7 +417,7 @@ comm::Communicator& DeviceMesh::group_of_all_ranks() const {
 DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> sizes,
                             std::vector<std::string> names) {
   MeshShape shape(std::move(sizes), std::move(names));
-  TESSERA_CHECK(world != nullptr, "init_device_mesh: no world; pass world_from_environment()");
+  TESSERA_CHECK(world != nullptr, "init_device_mesh: world is null; pass world_from_environment()");
   TESSERA_CHECK(shape.numel() == world->size(), "init_device_mesh ", to_string(shape),
                 ": the sizes multiply to ", shape.numel(), ", but the world has ", world->size(),
                 " ranks; make the two numbers equal");
@@ -566,14 +566,15 @@ DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::i
 
 /// Throws Error unless all meshes have the same root, because unrelated meshes cannot be combined.
 DeviceMesh DeviceMesh::concatenate(const std::vector<DeviceMesh>& meshes) {
-  TESSERA_CHECK(!meshes.empty(), "concatenate: no meshes were given; give at least one");
+  TESSERA_CHECK(!meshes.empty(), "concatenate: no meshes were passed; pass at least one mesh");
   const DeviceMesh root = meshes.front().root();
   std::vector<std::vector<int>> parts;
   std::vector<std::int64_t> sizes;
   std::vector<std::string> names;
   for (const DeviceMesh& mesh : meshes) {
     TESSERA_CHECK(mesh.root() == root, "concatenate: ", to_string(mesh), " and ",
-                  to_string(meshes.front()), " come from different meshes; slice the same mesh");
+                  to_string(meshes.front()),
+                  " come from different meshes; pass slices of one mesh");
     mesh.check_member("concatenation");
     parts.push_back(mesh.ranks());
     sizes.insert(sizes.end(), mesh.shape().sizes().begin(), mesh.shape().sizes().end());

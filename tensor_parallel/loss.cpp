@@ -57,8 +57,9 @@ void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   TESSERA_CHECK(
       ignored == 0, "cross_entropy: ", ignored, " of ", tokens, " targets are ignored, and ", ranks,
       " data-parallel ranks share the batch: the mean of the ranks' means is not the mean over the "
-      "tokens; pass {.over = mesh} with the mesh of fully_shard, with micro-batches {.tokens = "
-      "tokens_per_rank(targets, mesh)}, or the number of tokens if this rank trains alone");
+      "tokens; pass .over = the mesh of fully_shard, for micro-batches .tokens = "
+      "tokens_per_rank(targets, mesh), or .tokens = the number of tokens if this rank trains "
+      "alone");
 }
 
 at::Tensor whole(const at::Tensor& tensor) {
@@ -89,13 +90,13 @@ tessera::detail::RowLossOptions row_options(const CrossEntropyOptions& options) 
 void check_options(const CrossEntropyOptions& options) {
   tessera::detail::check_options(row_options(options));
   TESSERA_CHECK(!options.tokens.defined() || options.reduction == at::Reduction::Mean,
-                "cross_entropy: .tokens is for at::Reduction::Mean; remove .tokens, or use Mean");
+                "cross_entropy: .tokens needs at::Reduction::Mean; remove .tokens, or use Mean");
   TESSERA_CHECK(
       !options.over || (options.reduction == at::Reduction::Mean && !options.tokens.defined()),
-      "cross_entropy: .over is for at::Reduction::Mean without .tokens; remove .over or .tokens, "
+      "cross_entropy: .over needs at::Reduction::Mean without .tokens; remove .over or .tokens, "
       "or use Mean");
   TESSERA_CHECK(!options.tokens.defined() || options.tokens.dim() == 0,
-                "cross_entropy: .tokens must be one number, but has sizes ",
+                "cross_entropy: .tokens must be a scalar tensor, but has sizes ",
                 options.tokens.sizes());
 }
 
@@ -447,8 +448,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
   if (options.loss.reduction == at::Reduction::None) {
     TESSERA_CHECK(
         !gradient,
-        "linear_cross_entropy: at::Reduction::None has no gradient, since forward does not know "
-        "the factor of each row; use Sum, Mean or cross_entropy()");
+        "linear_cross_entropy: at::Reduction::None cannot be differentiated, because forward does "
+        "not know the gradient of each row's loss; use Sum, Mean or cross_entropy()");
     return distributed_losses(run_chunks(problem, false, false).losses, rows, targets.size(0));
   }
   const at::Tensor sum = gradient

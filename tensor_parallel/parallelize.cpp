@@ -149,13 +149,13 @@ void check_all_match(const std::string& pattern, const std::string& prefix,
     return;
   }
   const std::string below = pattern.substr(prefix.size() + 1);
-  fail("parallelize_module: the pattern '", pattern, "' matches below ", found, " of the ",
-       found + missed.size(), " modules of one class that '", prefix, "' matches, but not below '",
+  fail("parallelize_module: the pattern '", pattern, "' matches inside ", found, " of the ",
+       found + missed.size(), " modules of one class that '", prefix, "' matches, but not inside '",
        missed.front()->fqn, "', whose children are [",
        fmt::format("{}", fmt::join(missed.front()->module->named_children().keys(), ", ")),
-       "]; correct the pattern, name the modules instead of the wildcard (for example [0-2]), or "
+       "]; correct the pattern, list the modules instead of the wildcard (for example [0-2]), or "
        "write '**.",
-       below, "' for every match");
+       below, "' to match wherever possible");
 }
 
 /// Whether the segment has wildcards. "**", which stands for any number of segments, does not
@@ -181,9 +181,9 @@ void check_wildcards(nn::ModuleBase& root, const std::string& pattern,
 
 NamedModule with_hooks(const Match& match) {
   auto* module = dynamic_cast<nn::ModuleBase*>(match.module);
-  TESSERA_CHECK(module != nullptr, "parallelize_module: '", match.fqn, "' is a ",
-                match.module->name(),
-                ", which runs no hooks; use the module of tessera::nn, or wrap it in nn::Hooked");
+  TESSERA_CHECK(
+      module != nullptr, "parallelize_module: '", match.fqn, "' is a ", match.module->name(),
+      ", which cannot run hooks; use the module of tessera::nn, or wrap the module in nn::Hooked");
   return {match.fqn, module};
 }
 
@@ -275,9 +275,9 @@ class PlacementTable {
       return;
     }
     const auto [owner, first] = styles_.emplace(application.target.module, application.style);
-    TESSERA_CHECK(first, "parallelize_module: two entries place the parameters of ",
+    TESSERA_CHECK(first, "parallelize_module: two entries of the plan place the parameters of ",
                   quoted(application.target.fqn), ": ", owner->second->name(), " and ",
-                  application.style->name(), "; keep one entry");
+                  application.style->name(), "; remove one of the two entries");
     for (const auto& [slot, placement] : placements) {
       add_slot(application, slot, placement);
     }
@@ -354,7 +354,7 @@ CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
   PlacementTable placements(mesh);
   for (const auto& [pattern, style] : plan) {
     TESSERA_CHECK(style != nullptr, "parallelize_module: the entry \"", pattern,
-                  "\" has no style; add one, or remove the entry");
+                  "\" has no style; add a style, or remove the entry");
     for (const NamedModule& target : match_modules(module, pattern)) {
       checked.applications.push_back(applied(target, style, mesh));
     }
@@ -451,8 +451,8 @@ ParallelizePlan declared_plan(const nn::ModuleBase& module, const DeviceMesh& me
       plan.emplace_back(pattern.empty() ? fqn : nn::detail::join_fqn(fqn, pattern), style);
     }
   });
-  TESSERA_CHECK(!declared.empty(), "parallelize_module: no plan was given, and neither this ",
-                module.name(), " nor a module below it declares one; pass a plan, or derive the ",
+  TESSERA_CHECK(!declared.empty(), "parallelize_module: no plan was passed, and neither this ",
+                module.name(), " nor a module in it declares one; pass a plan, or derive the ",
                 "class from tensor_parallel::DeclaresPlan");
   return plan;
 }

@@ -538,7 +538,7 @@ class Prepare final : public ParallelStyle {
   void convert(const nn::ModuleBase& module, nn::TensorList tensors, const DeviceMesh& mesh) const {
     TESSERA_CHECK(tensors.size() >= layouts_.size(), name(), " has placements for ",
                   layouts_.size(), " tensors, but the call has ", tensors.size(),
-                  "; correct the plan");
+                  " tensors; correct the plan");
     for (std::size_t i = 0; i < layouts_.size(); ++i) {
       if (!layouts_[i]) {
         continue;

@@ -87,17 +87,17 @@ at::Tensor with_rows_for_gpu(const at::Tensor& x) {
 /// with fewer bits. As in torchao's recipe, only forward sets `fast`.
 at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type, bool fast) {
   TESSERA_CHECK(type != at::kHalf,
-                "a product in fp8 of fp16 tensors is not supported: fp16 lacks the range of the "
-                "scales; take bf16 or fp32");
+                "an FP8 matrix product of fp16 tensors is not supported: the scales exceed the "
+                "range of fp16; use bf16 or fp32");
   if (!runs_on_cuda(a.values)) {
     const c10::ScalarType sums = type == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor sum = at::mm(a.values.to(sums), b.values.to(sums).t());
     return sum.mul_(a.scales).mul_(b.scales.t()).to(type);
   }
-  TESSERA_CHECK(type == at::kBFloat16, "a product in fp8 of tensors of type ", type,
-                " is not supported on CUDA; take bf16");
+  TESSERA_CHECK(type == at::kBFloat16, "an FP8 matrix product of tensors of type ", type,
+                " is not supported on CUDA; use bf16");
   TESSERA_CHECK(b.values.size(0) % kMultiple == 0 && b.values.size(1) % kMultiple == 0,
-                "a product in fp8 with a factor of sizes ", b.values.sizes(),
+                "an FP8 matrix product with a matrix of sizes ", b.values.sizes(),
                 " is not supported; on CUDA both sizes must be multiples of ", kMultiple);
   if (a.values.numel() == 0 || b.values.numel() == 0) {
     return at::zeros({a.values.size(0), b.values.size(0)}, a.scales.options().dtype(type));

@@ -58,15 +58,15 @@ const CudaKernels& cuda_kernels() {
 /// Mirrors the distribution at the mean if most of the interval is in the upper tail (see
 /// TruncatedNormal).
 TruncatedNormal truncated_normal(double mean, double std, double low, double high) {
-  TESSERA_CHECK(std > 0.0 && low < high, "a truncated normal with std ", std, " between ", low,
-                " and ", high, "; pass a positive std and bounds in increasing order");
+  TESSERA_CHECK(std > 0.0 && low < high, "truncated normal: std is ", std, " and the bounds are ",
+                low, " and ", high, "; pass a positive std and increasing bounds");
   const double a = (low - mean) / std;
   const double b = (high - mean) / std;
   const bool mirrored = a + b > 0.0;
   const double from = normal_cdf(mirrored ? -b : a);
   const double to = normal_cdf(mirrored ? -a : b);
-  TESSERA_CHECK(to - from > 1e-300, "a normal(", mean, ", ", std, ") has no mass between ", low,
-                " and ", high, "; move the bounds towards the mean");
+  TESSERA_CHECK(to - from > 1e-300, "a normal(", mean, ", ", std, ") has probability 0 between ",
+                low, " and ", high, "; move the bounds towards the mean");
   return {mean, mirrored ? -std : std, low, high, from, to - from};
 }
 

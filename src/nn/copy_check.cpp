@@ -303,7 +303,7 @@ class Comparison {
         "ParameterSlot::set_distinct_along()";
     if (tensor != nullptr && tensor->same_for_all_parts) {
       return "the optimizer has updated the parts of this parameter a different number of times: "
-             "update a parameter on all ranks that hold a part of it, or on none";
+             "update a parameter on all ranks that have a part of the parameter, or on no rank";
     }
     if (tensor == nullptr || !is_distributed(tensor->slot->persistent())) {
       return "the parameter is plain, and no call sums its gradient over the ranks: give its "

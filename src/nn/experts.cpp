@@ -166,11 +166,11 @@ struct MixtureOfExperts::Routing {
 
 MixtureOfExperts::MixtureOfExperts(const ExpertsOptions& options) : options_(options) {
   const ExpertsOptions& o = options;
-  TESSERA_CHECK(o.hidden > 0 && o.inner > 0 && o.experts > 0, "a mixture of ", o.experts,
-                " experts with ", o.hidden, " features and ", o.inner,
+  TESSERA_CHECK(o.hidden > 0 && o.inner > 0 && o.experts > 0, "a MixtureOfExperts with ", o.experts,
+                " experts, ", o.hidden, " features and ", o.inner,
                 " inner features is invalid; each number must be 1 or more");
-  TESSERA_CHECK(o.top_k > 0 && o.top_k <= o.experts, "a mixture with top_k ", o.top_k, " of ",
-                o.experts, " experts is invalid; top_k must be from 1 to ", o.experts);
+  TESSERA_CHECK(o.top_k > 0 && o.top_k <= o.experts, "a MixtureOfExperts with top_k ", o.top_k,
+                " of ", o.experts, " experts is invalid; top_k must be from 1 to ", o.experts);
   gate_ = register_module(
       o.names.router, std::make_shared<Linear>(o.hidden, o.experts, LinearOptions{.bias = false}));
   experts_ = register_module(o.names.experts, std::make_shared<detail::Experts>(o));
@@ -204,8 +204,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
   const DeviceMesh over = distributed ? sharding_spec(input).mesh : DeviceMesh();
   TESSERA_CHECK(!distributed || has_last_dim(*experts_->gate->weight, over),
                 "a MixtureOfExperts was given an input on ", to_string(over),
-                ", but its experts are neither on that mesh nor on a mesh that ends with it; call "
-                "nn::apply_expert_parallel with such a mesh");
+                ", but its experts are neither on this mesh nor on a mesh with this mesh as last "
+                "dimension; call nn::apply_expert_parallel with such a mesh");
   const tessera::detail::LocalPartsScope within_the_mixture;
   const auto& region = tessera::detail::random_region();
   TESSERA_CHECK(distributed || !ep_ || region == nullptr || !region->replicates_on(ep_),
@@ -225,10 +225,9 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
                : tensor;
   };
   const at::Tensor logits = local((*gate_)(rows)), x = local(rows);
-  TESSERA_CHECK(logits.size(0) == x.size(0) && logits.size(1) == options_.experts,
-                "the router of a mixture of ", options_.experts, " experts returned ",
-                logits.sizes(), " for ", x.size(0),
-                " rows of this rank; use a style for the router that returns distributed results");
+  TESSERA_CHECK(logits.size(0) == x.size(0) && logits.size(1) == options_.experts, "the router of ",
+                options_.experts, " experts returned sizes ", logits.sizes(), " for ", x.size(0),
+                " rows of this rank; use a router style that returns distributed tensors");
   const Routing routing = route(logits);
   record(logits, routing, over);
   at::Tensor result = mix(x, routing, distributed);
@@ -448,16 +447,16 @@ struct RouterSums {
 void take_record(RouterSums& sums, MixtureOfExperts& mixture) {
   const detail::RouterRecord record = std::exchange(mixture.router_state().record, {});
   TESSERA_CHECK(record.choices.defined(),
-                "take_router_losses: a mixture has not run since the last call; call "
+                "take_router_losses: a MixtureOfExperts has not run since the last call; call "
                 "take_router_losses after each forward in training with gradients");
   const bool is_first = sums.counts.empty();
   TESSERA_CHECK(is_first || sums.probabilities.numel() == record.choices.numel(),
-                "take_router_losses: the module has mixtures of ", sums.probabilities.numel(),
-                " and of ", record.choices.numel(), " experts; pass the mixtures one by one");
-  TESSERA_CHECK(
-      is_first || sums.token_mesh == record.token_mesh,
-      "take_router_losses: the inputs of the mixtures were on different meshes or partly plain; "
-      "give all mixtures inputs on the same mesh, or pass the mixtures one by one");
+                "take_router_losses: the MixtureOfExperts modules have ",
+                sums.probabilities.numel(), " and ", record.choices.numel(),
+                " experts; pass them one by one");
+  TESSERA_CHECK(is_first || sums.token_mesh == record.token_mesh,
+                "take_router_losses: the inputs of the MixtureOfExperts modules were on different "
+                "meshes or partly plain; use inputs on one mesh, or pass the modules one by one");
   sums.probabilities = is_first ? record.probabilities : sums.probabilities + record.probabilities;
   sums.z = is_first ? record.z : sums.z + record.z;
   sums.counts.push_back(record.choices);

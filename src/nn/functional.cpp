@@ -136,7 +136,7 @@ at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tens
                       layout->mesh_dims_of(2).empty() && layout->mesh_dims_of(3).empty(),
                   call, " was given queries, keys or values of sizes ", tensor->sizes(), ", ",
                   distributed ? to_string(*layout) : std::string("plain"),
-                  "; all three must have one layout, split over ",
+                  "; all three must be distributed with the same layout, split over ",
                   by_batch ? "batch and heads" : "heads", " only");
   }
   const DistributedTensor query(q);
@@ -212,8 +212,8 @@ at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device devic
 
 detail::DocumentOffsets::DocumentOffsets(const at::Tensor& positions, c10::Device device) {
   TESSERA_CHECK(positions.dim() == 2 && positions.scalar_type() == at::kLong,
-                "documents were given by positions of sizes ", positions.sizes(), " in ",
-                positions.scalar_type(), "; pass sizes (batch, tokens) in int64");
+                "documents: the positions have sizes ", positions.sizes(), " and type ",
+                positions.scalar_type(), "; pass int64 positions of sizes (batch, tokens)");
   batch_ = positions.size(0);
   tokens_ = positions.size(1);
   const at::Tensor host = positions.cpu().contiguous();
@@ -239,9 +239,9 @@ std::vector<std::int64_t> detail::DocumentOffsets::lengths() const {
 }
 
 void detail::DocumentOffsets::check_sequences(std::int64_t batch, std::int64_t tokens) const {
-  TESSERA_CHECK(batch == batch_ && tokens == tokens_, "attention of ", batch, " sequences of ",
-                tokens, " tokens was given documents of ", batch_, " sequences of ", tokens_,
-                "; make the documents from the positions of the input's sequences");
+  TESSERA_CHECK(batch == batch_ && tokens == tokens_, "attention: the input has ", batch,
+                " sequences of ", tokens, " tokens, but the documents were made for ", batch_,
+                " sequences of ", tokens_, "; make the documents from the input's positions");
 }
 
 at::Tensor detail::DocumentOffsets::mask(std::int64_t window) const {
@@ -570,7 +570,7 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     TESSERA_CHECK(!c10::GradMode::is_enabled(),
                   "attention over a split sequence is differentiable once only, but create_graph "
-                  "was set; for second gradients, write the attention with at:: operators");
+                  "was set; for second derivatives, write the attention with at:: operators");
     const auto saved = context->saved_data.at("sequence").toCapsule();
     const auto& sequence = static_cast<const Sequence&>(*saved);
     const auto count = std::ssize(grads);
@@ -621,7 +621,7 @@ void check_inputs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 " tokens on this rank, which are not two equal chunks; pass the result of shard()");
   TESSERA_CHECK(options.causal || options.window == 0 || options.mask.defined(),
                 "context-parallel attention was given a window of ", options.window,
-                " without causal; set causal, or pass a mask instead of the window");
+                " without causal, which a window needs; set causal, or pass a mask instead");
   TESSERA_CHECK(options.documents == nullptr || (options.causal && !options.mask.defined()),
                 "context-parallel attention was given documents ",
                 options.causal ? "and a mask" : "but is not causal",

@@ -499,7 +499,7 @@ std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   TESSERA_CHECK(whole || (groups_ > 1 ? features % of_group == 0 : equal && features % count == 0),
                 "FusedLinear: a tensor with ", features,
                 " features can't be split into the module's parts, which have ", out_features(),
-                " features; pass the result of forward, or a rank's share of the result under "
+                " features in total; pass the result of forward, or a rank's share of it under "
                 "fused_colwise_parallel");
   if (groups_ == 1 && equal) {
     return output.split(features / count, -1);

@@ -325,7 +325,7 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   // tensor in `slot`.
   TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
                 current->get().sizes(), " can't be tied to a parameter of sizes ",
-                slot->get().sizes());
+                slot->get().sizes(), "; tie parameters of equal sizes");
   current->remove_owner(this, name);
   current = slot;
   // An nn::Parameter member of the derived class shares this handle, and so refers to the new

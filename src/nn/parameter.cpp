@@ -327,7 +327,7 @@ void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     refuse_placeholders(value);
   }
   // Reached only for a program's own tensor class that uses the reserved dispatch key.
-  fail(op.schema().name(), " got a tensor with a dispatch key that is for libtorch's own tests");
+  fail(op.schema().name(), " was given a tensor with a dispatch key reserved for libtorch's tests");
 }
 
 }  // namespace

@@ -179,7 +179,7 @@ void Sgd::update_batch(const Batch& batch, std::size_t group) {
   // The program can change options between steps, but momentum needs the state that only the
   // constructor declares.
   TESSERA_CHECK(!momentum || !batch.states.empty(),
-                "a group of an SGD without momentum got momentum; make the SGD with momentum");
+                "a group sets momentum for an SGD without momentum; make the SGD with momentum");
   // Momentum buffers start as zeros, so that the first step needs no special case.
   at::_fused_sgd_(batch.parameters, batch.gradients,
                   momentum ? at::TensorList(batch.states[0]) : at::TensorList(), o.weight_decay,

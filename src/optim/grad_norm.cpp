@@ -360,7 +360,7 @@ kernels::NormAndFactor checked_norm(const GradTerms& terms,
     const auto value = norm.item<double>();
     TESSERA_CHECK(std::isfinite(value), "the ", options.norm_type, "-norm of the gradients is ",
                   value, ": ", nonfinite_text(terms.joint, parameters),
-                  "; look at the data of that rank, lower the learning rate, or set "
+                  "; check the batch of each named rank, lower the learning rate, or set "
                   "error_if_nonfinite = false (TESSERA_DEBUG=1 warns of each gradient that is not "
                   "finite before it is reduced)");
   }
@@ -369,7 +369,7 @@ kernels::NormAndFactor checked_norm(const GradTerms& terms,
 
 void check(const NormOptions& options) {
   TESSERA_CHECK(options.norm_type > 0.0, "a ", options.norm_type,
-                "-norm of gradients is invalid; p must be above 0 (infinity for the largest)");
+                "-norm of gradients is invalid; norm_type must be above 0 (or infinity)");
 }
 
 std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(

@@ -36,7 +36,7 @@ void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& o
         known.contains(slot) || !slot->persistent().grad().defined(), "the optimizer updates ",
         nn::describe(*slot),
         ", but the GradScaler did not clip or unscale that parameter; pass all parameters of the "
-        "optimizer (to clip some only: unscale_ of all, then optim::clip_grad_norm_ of some)");
+        "optimizer (to clip only some: unscale_(all), then optim::clip_grad_norm_(some))");
   }
 }
 

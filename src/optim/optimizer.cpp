@@ -170,7 +170,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
   for (StateTensor& state : optimizer.state()) {
     const auto found = names.find(state.slot.get());
     TESSERA_CHECK(found != names.end(), "the optimizer updates ", nn::describe(*state.slot),
-                  ", which the module that was passed does not have; pass the optimizer's module");
+                  ", which the passed module does not have; pass the module that is optimized");
     named.emplace_back(found->second + "." + state.name, std::move(state.tensor));
   }
   return named;
@@ -182,10 +182,10 @@ OptimizerList::OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers)
   std::unordered_set<const nn::ParameterSlot*> seen;
   for (const auto& optimizer : optimizers_) {
     TESSERA_CHECK(optimizer != nullptr,
-                  "an OptimizerList was given a null optimizer; construct all of them first");
+                  "an OptimizerList was given a null optimizer; construct all optimizers first");
     for (const nn::SlotPtr& slot : optimizer->parameters()) {
       TESSERA_CHECK(seen.insert(slot.get()).second, nn::describe(*slot),
-                    " was passed to two optimizers of an OptimizerList; pass it to one only");
+                    " was passed to two optimizers of an OptimizerList; pass it to one optimizer");
       parameters_.push_back(slot);
     }
   }
@@ -376,10 +376,10 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
 /// The first factor is not 0, because a step with rate 0 would change nothing.
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
-  TESSERA_CHECK(step >= 0, "the rate of step ", step, " is invalid; steps count from 0");
+  TESSERA_CHECK(step >= 0, "the learning rate of step ", step, " is invalid; steps count from 0");
   // The constructor does not check `steps`, because a run of 0 steps also makes a schedule.
-  TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
-                " of a ", name_of(o.schedule),
+  TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the learning rate of step ",
+                step, " of a ", name_of(o.schedule),
                 " schedule needs LrScheduleOptions::steps, the number of steps of the run");
   if (step < o.warmup) {
     return static_cast<double>(step + 1) / static_cast<double>(o.warmup);

@@ -33,7 +33,7 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
                     "; pass slots of parameters, for example optim::slots_of(module)");
       const auto [found, is_new] = seen.emplace(slot.get(), group);
       TESSERA_CHECK(found->second == group, nn::describe(*slot), " is in the groups ",
-                    found->second, " and ", group, " of an optimizer; put it in one of them");
+                    found->second, " and ", group, " of an optimizer; put it in one group");
       if (!is_new) {
         continue;
       }

@@ -196,7 +196,7 @@ TEST_SHARDED(PendingGradients, CannotBeReadOrPutBack, 2) {
   const at::Tensor aside = std::exchange(head.mutable_grad(), at::Tensor());
   local_loss(model, rank, 1).backward();
   head.mutable_grad() = aside;
-  EXPECT_ERROR(local_loss(model, rank, 2).backward(), "'head.weight'", "put back");
+  EXPECT_ERROR(local_loss(model, rank, 2).backward(), "'head.weight'", "set again");
 }
 
 TEST_SHARDED(PendingGradients, CannotBeUsedByOptimizersOrNorms, 2) {

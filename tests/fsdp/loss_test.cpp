@@ -99,7 +99,7 @@ TEST_ON_RANKS(LossMean, OverOneRankIsRefusedUnderDataParallelism, 2) {
   fully_shard(head, rank.mesh({2}, {"dp"}));
   const at::Tensor logits = head(x);
   if (rank.rank() == 0) {
-    EXPECT_ERROR(cross_entropy(logits, targets), "5 of 6", "2 data-parallel", ".over = mesh",
+    EXPECT_ERROR(cross_entropy(logits, targets), "5 of 6", "2 data-parallel", ".over",
                  "tokens_per_rank");
   }
   EXPECT_EQ(cross_entropy(logits, targets, {.reduction = at::Reduction::Sum}).dim(), 0);

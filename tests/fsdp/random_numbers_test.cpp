@@ -149,7 +149,8 @@ struct RandomRefusal {
 TEST(RandomErrors, NameTheOperatorAndTheRemedyOnEveryRank) {
   const std::vector<RandomRefusal> cases{
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 3); },
-       {"bernoulli_", "[3, 4, 8]", "2 data-parallel ranks", "4 rows", "put the batch first"},
+       {"bernoulli_", "[3, 4, 8]", "2 data-parallel ranks", "4 rows",
+        "put the batch dimension first"},
        4},
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 8); },
        {"[8, 4, 8]", "second dimension"},

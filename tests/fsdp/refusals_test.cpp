@@ -73,7 +73,7 @@ TEST(BadCall, ReportsTheCauseAndChangesNothing) {
       {"divide by infinity", {"not positive and finite"}, divides_by(HUGE_VAL)},
       {"divide by NaN", {"not positive and finite"}, divides_by(std::nan(""))},
       {"prefetch of no unit",
-       {"not a unit"},
+       {"not an FSDP unit"},
        [](Call c) {
          fully_shard(*c.model.head, c.mesh);
          set_forward_prefetch(*c.model.head, {c.model.blocks[0].get()});

@@ -223,16 +223,16 @@ TEST(Fp8Linear, CallsScaledMmOnAGpu) {
 
 TEST(Fp8Linear, RefusesInvalidCalls) {
   const at::Tensor half = at::ones({16, 16}, at::kHalf);
-  EXPECT_ERROR(fp8_linear(half, half), "fp16", "take bf16 or fp32");
-  EXPECT_ERROR(fp8_linear_input_grad(half, half), "fp16", "take bf16 or fp32");
+  EXPECT_ERROR(fp8_linear(half, half), "fp16", "use bf16 or fp32");
+  EXPECT_ERROR(fp8_linear_input_grad(half, half), "fp16", "use bf16 or fp32");
   const FakeMode fake(c10::DeviceType::CUDA);
   const auto zeros = [](std::int64_t rows, std::int64_t columns) {
     return at::empty({rows, columns}, at::kBFloat16);
   };
-  EXPECT_ERROR(fp8_linear(zeros(4, 24), zeros(16, 24)), "a factor of sizes [16, 24]",
+  EXPECT_ERROR(fp8_linear(zeros(4, 24), zeros(16, 24)), "a matrix of sizes [16, 24]",
                "must be multiples of 16");
   EXPECT_ERROR(fp8_linear(zeros(4, 16).to(at::kFloat), zeros(16, 16).to(at::kFloat)),
-               "is not supported on CUDA; take bf16");
+               "is not supported on CUDA; use bf16");
 }
 
 }  // namespace

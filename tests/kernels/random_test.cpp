@@ -139,7 +139,7 @@ TEST(FillRandom, DoesNotDependOnTheNumberOfThreads) {
 
 TEST(FillRandom, RefusesInvalidCalls) {
   EXPECT_ERROR(filled({3}, Normal{0, 1}, at::kLong), "of a Long tensor is not supported");
-  EXPECT_ERROR(truncated_normal(0.0, 1.0, 50.0, 60.0), "has no mass between 50 and 60");
+  EXPECT_ERROR(truncated_normal(0.0, 1.0, 50.0, 60.0), "has probability 0 between 50 and 60");
   EXPECT_ERROR(truncated_normal(0.0, 1.0, 1.0, -1.0), "between 1 and -1");
   EXPECT_ERROR(truncated_normal(0.0, -1.0, -1.0, 1.0), "with std -1");
 }

@@ -156,7 +156,7 @@ TEST(DeviceMesh, RefusesInvalidCalls) {
   EXPECT_ERROR((cube[{"cp", "tp"}].flatten("x")), "'x' already stands for the dimensions");
   const DeviceMesh overlap = cube[{"cp", "tp"}].flatten(), stranger = fake_mesh(0, {2}, {"ep"});
   EXPECT_ERROR(DeviceMesh::concatenate({cube["tp"], overlap}), "share a dimension");
-  EXPECT_ERROR(DeviceMesh::concatenate({}), "no meshes were given");
+  EXPECT_ERROR(DeviceMesh::concatenate({}), "no meshes were passed");
   EXPECT_ERROR(DeviceMesh::concatenate({cube["tp"], stranger}), "come from different meshes");
   EXPECT_ERROR(init_device_mesh(comm::fake_world(0, 4), {2, 3}, {"dp", "tp"}),
                "the sizes multiply to 6, but the world has 4 ranks");
@@ -217,7 +217,7 @@ TEST_ON_RANKS(DeviceMeshFromGroups, RefusesGroupsThatDoNotFit, 4) {
     return DeviceMesh::from_groups(rank.world(), {0, 1, 2, 3}, MeshShape({2, 2}, {"a", "b"}),
                                    groups);
   };
-  EXPECT_ERROR(make({row_of(rank)}), "one for each dimension");
+  EXPECT_ERROR(make({row_of(rank)}), "one group for each mesh dimension");
   EXPECT_ERROR(make({column_of(rank), nullptr}), "2 ranks");
   const auto all = rank.world()->group({0, 1, 2, 3}, "all");
   EXPECT_ERROR(make({column_of(rank), all}), "2 ranks");

@@ -182,11 +182,11 @@ TEST(CausalAttentionInputs, AreChecked) {
   const Tensor q = at::zeros({2, 4, 9, 8});
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
   EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}),
-               "2 sequences of 9 tokens", "documents of 2 sequences of 8");
+               "2 sequences of 9 tokens", "made for 2 sequences of 8");
   // The total number of tokens is right, but the number of sequences is wrong.
   for (const Packing& other : {Packing{"", {{7, 11}}}, Packing{"", {{6}, {6}, {6}}}}) {
     EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents_of(other)}),
-                 "2 sequences of 9 tokens", "from the positions");
+                 "2 sequences of 9 tokens", "from the input's positions");
   }
   {
     const Tensor q = at::zeros({2, 4, 9, 8});
@@ -646,7 +646,7 @@ TEST_ON_RANKS(ContextParallel, RefusesUnsuitableSizes, 3) {
     return std::make_shared<const Documents>(at::tensor(positions).view({1, tokens}), at::kCPU);
   };
   EXPECT_ERROR(split->attention(q, q, q, {.documents = documents({0, 1, 2, 0})}),
-               "1 sequences of 12 tokens", "documents of 1 sequences of 4");
+               "1 sequences of 12 tokens", "made for 1 sequences of 4");
   const DocumentsPtr two = documents({0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8});
   EXPECT_ERROR(split->attention(q, q, q, {.causal = false, .documents = two}), "not causal",
                "one mask");

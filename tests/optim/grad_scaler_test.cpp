@@ -32,7 +32,7 @@ TEST(GradScaler, RefusesAStepOnPartlyUnscaledGradients) {
   set_grad(b, at::full({2}, kInfinity));
   const at::Tensor before = a->get().detach().clone();
   scaler.clip_grad_norm_({a}, 1.0);
-  EXPECT_ERROR(scaler.step(optimizer), "a parameter of sizes [2]", "unscale_ of all");
+  EXPECT_ERROR(scaler.step(optimizer), "a parameter of sizes [2]", "unscale_(all)");
   scaler.unscale_({a});
   EXPECT_ERROR(scaler.step(optimizer), "did not clip or unscale that parameter");
   for (const bool enabled : {true, false}) {

@@ -143,7 +143,7 @@ TEST(Optimizer, RefusesInvalidCalls) {
     Sgd optimizer({slot_of(at::ones({2}))}, {.momentum = 0.9});
     const nn::Linear other(2, 2);
     EXPECT_ERROR(named_state(optimizer, other),
-                 "a parameter of sizes [2], which the module that was passed");
+                 "a parameter of sizes [2], which the passed module");
   }
 }
 
@@ -525,7 +525,7 @@ TEST(LrSchedule, RequiresStepsUnlessConstant) {
     EXPECT_ERROR(unset.factor(0), name, "the number of steps of the run",
                  "LrScheduleOptions::steps");
   }
-  EXPECT_ERROR(LrSchedule(LrScheduleOptions{}).factor(-1), "the rate of step -1");
+  EXPECT_ERROR(LrSchedule(LrScheduleOptions{}).factor(-1), "the learning rate of step -1");
   EXPECT_ERROR(LrSchedule({.decay_ratio = 1.5}), "decay_ratio 1.5");
   EXPECT_ERROR(LrSchedule({.min_factor = -0.5}), "min_factor -0.5", "from 0 to 1");
   EXPECT_ERROR(LrSchedule({.warmup = -1, .steps = 5}), "with a warm-up of -1");

@@ -215,7 +215,7 @@ void report_difference(const Peers& peers, const std::vector<Replica>& replicas,
     const std::vector<std::size_t> of_kind = peers_that_differ(all, 2 * i);
     TESSERA_CHECK(of_kind.empty(), what, ": ", replica.name, " is ", kind_of(replica), " on rank ",
                   peers.ranks[static_cast<std::size_t>(peers.group->rank())],
-                  ", and its sizes or type differ from rank ", first, " on ranks ",
+                  ", but its sizes or type differ between rank ", first, " and ranks ",
                   ranks_of(of_kind), "; ", remedy);
     const std::vector<std::size_t> of_values = peers_that_differ(all, 2 * i + 1);
     if (of_values.empty()) {
@@ -390,12 +390,12 @@ std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor
   const std::vector<SplitDim> split = split_dims(placements, local.dim());
   const std::vector<Sizes> parts = parts_of(local, split, mesh);
   for (std::size_t rank = 1; rank < parts.size() && !split.empty(); ++rank) {
-    TESSERA_CHECK(parts[rank].back() == parts[0].back(), what, ": for plain tensors as ",
+    TESSERA_CHECK(parts[rank].back() == parts[0].back(), what, ": to place plain tensors as ",
                   to_string(placements), ", rank ", mesh.ranks()[rank], " and rank ",
                   mesh.ranks()[0],
                   " need the same type and the same sizes along the dimensions that are not split; "
-                  "this rank has ",
-                  local.sizes(), " of ", c10::toString(local.scalar_type()));
+                  "this rank has sizes ",
+                  local.sizes(), " and type ", c10::toString(local.scalar_type()));
   }
   Sizes sizes = local.sizes().vec();
   for (std::size_t i = 0; i < split.size(); ++i) {
@@ -413,11 +413,11 @@ std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor
     std::ranges::transform(parts, std::back_inserter(found),
                            [i](const Sizes& part) { return part[i]; });
     const Sizes chunks = chunks_of_split(split[i], *layout, sizes, mesh.shape());
-    TESSERA_CHECK(found == chunks, what, ": for plain tensors as ", to_string(placements),
+    TESSERA_CHECK(found == chunks, what, ": to place plain tensors as ", to_string(placements),
                   ", the ranks have sizes ", c10::IntArrayRef(found), " along dimension ",
                   split[i].dim, ", but torch.chunk splits size ",
                   sizes[static_cast<std::size_t>(split[i].dim)], " into ", c10::IntArrayRef(chunks),
-                  "; split as torch.chunk does");
+                  "; split the tensor as torch.chunk does");
   }
   return sizes;
 }

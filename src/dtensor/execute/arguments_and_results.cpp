@@ -182,8 +182,8 @@ class Localizer {
       return;
     }
     TESSERA_CHECK(!info_.changes_shape, info_.name,
-                  " cannot change the sizes of a view that had to be gathered; take a view of "
-                  "these sizes from the viewed tensor, or clone() the view");
+                  " cannot change the sizes of a view that was gathered for the call; take a view "
+                  "with the new sizes from the viewed tensor, or clone() the view");
     check_writable(impl, info_.name);
     run_.written_views.push_back(tensor);
   }
@@ -355,7 +355,7 @@ class ResultWrapper {
       return replicated_spec(plan_, local);
     }
     TESSERA_CHECK(output_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
-                  " names too few outputs");
+                  " describes fewer outputs than the operator returned");
     CallPlan::Output& output = plan_.outputs[output_];
     // A sharding rule can leave an output's layout open. Such an output (for example, the random
     // seed of attention) is equal on all ranks.

@@ -49,7 +49,7 @@ void check_exchange(const at::Tensor& x, Counts output_counts, Counts input_coun
                 "all_to_all_uneven: ", input_counts.size(), " input and ", output_counts.size(),
                 " output counts for a group of ", size, " ranks; pass one count for each rank");
   TESSERA_CHECK(sum_of(input_counts) == x.size(0), "all_to_all_uneven: the input counts sum to ",
-                sum_of(input_counts), ", but x has ", x.size(0), " rows; send every row once");
+                sum_of(input_counts), ", but x has ", x.size(0), " rows; count every row once");
 }
 
 at::Tensor run_all_to_all_uneven(const at::Tensor& x, Counts output_counts, Counts input_counts,

@@ -45,10 +45,10 @@ void check_options(const RowLossOptions& options) {
 }
 
 void check_loss_sizes(c10::IntArrayRef logits, c10::IntArrayRef targets) {
-  TESSERA_CHECK(
-      logits.size() == 2 && targets.size() == 1 && targets[0] == logits[0],
-      "cross_entropy: logits must be (tokens, vocabulary) and targets (tokens), but they are ",
-      logits, " and ", targets);
+  TESSERA_CHECK(logits.size() == 2 && targets.size() == 1 && targets[0] == logits[0],
+                "cross_entropy: logits must have sizes (tokens, vocabulary) and targets (tokens), "
+                "but the sizes are ",
+                logits, " and ", targets);
 }
 
 void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int64_t ignore_index) {

@@ -102,13 +102,13 @@ void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
                       const Placements& placements) {
   detail::check_plain(local);
   TESSERA_CHECK(placements.size() == static_cast<std::size_t>(mesh.ndim()),
-                "from_local: ", placements.size(), " placements for ", to_string(mesh),
+                "from_local: ", placements.size(), " placements were passed for ", to_string(mesh),
                 "; pass one placement per mesh dimension");
   for (const Placement& placement : placements) {
     const auto* shard = std::get_if<Shard>(&placement);
     TESSERA_CHECK(shard == nullptr || (shard->dim >= -local.dim() && shard->dim < local.dim()),
-                  "from_local: ", to_string(placement), " of a local tensor of ", local.dim(),
-                  " dimensions; pass a dimension of the tensor");
+                  "from_local: ", to_string(placement), " was passed for a local tensor of ",
+                  local.dim(), " dimensions; shard a dimension that the tensor has");
   }
 }
 
@@ -131,9 +131,9 @@ LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& pla
   }
   const LayoutPtr gradient = to_layout(layout.mesh_sizes(), *placements, sizes);
   TESSERA_CHECK(gradient->dims() == layout.dims(), asked,
-                ": the local gradient of a tensor of sizes ", sizes, " as ",
+                ": the local gradient of a tensor of sizes ", sizes, " placed as ",
                 detail::describe(layout, sizes), " cannot be placed as ", to_string(*placements),
-                "; pass placements that split the tensor in the same way");
+                "; pass placements that split the gradient as the tensor is split");
   return gradient;
 }
 
@@ -284,7 +284,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
     detail::check_partials(*target.layout, tensor.scalar_type(), "distribute_tensor");
     TESSERA_CHECK(*source >= 0 && *source < mesh.size(), "distribute_tensor: source is ", *source,
-                  " for ", to_string(mesh), "; pass 0 to ", mesh.size() - 1);
+                  ", outside ", to_string(mesh), "; pass 0 to ", mesh.size() - 1);
     const auto none = at::empty(detail::local_sizes(target, sizes), tensor.options());
     return made_of(none, target, sizes, detail::gradient_layout(target.layout));
   });
@@ -459,7 +459,7 @@ std::vector<std::string> texts_of(const std::vector<Placements>& lists) {
 
 void check_list(const char* name, std::size_t items, std::size_t wanted, const char* of) {
   TESSERA_CHECK(items == 0 || items == wanted, "local_map: ", name, " has ", items, " items for ",
-                wanted, " ", of, "; pass one item for each, or an empty list");
+                wanted, " ", of, "; pass ", wanted, " items, or an empty list");
 }
 
 void check_lists(bool has_function, std::size_t arguments, std::size_t results,
@@ -503,10 +503,11 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
     }
     const std::optional<ReduceOp> op = found.empty() ? std::nullopt : *found.begin();
     const bool known = !op || *op == ReduceOp::kSum || *op == ReduceOp::kAvg;
-    TESSERA_CHECK(found.size() <= 1 && known, "local_map: the gradient of argument ", number,
-                  ", which is replicated, may be equal on all ranks or a sum over the ranks: the ",
-                  "results are placed as ", fmt::format("{}", fmt::join(texts_of(results), ", ")),
-                  "; pass Replicate (equal) or Partial (a sum) in in_grad_placements");
+    TESSERA_CHECK(found.size() <= 1 && known, "local_map: the results are placed as ",
+                  fmt::format("{}", fmt::join(texts_of(results), ", ")),
+                  ", so the gradient of argument ", number,
+                  ", which is replicated, may be equal on all ranks or a sum; pass Replicate "
+                  "(equal) or Partial (a sum) in in_grad_placements");
     if (op) {
       partial.push_back({dim, *op});
     }
@@ -568,7 +569,7 @@ std::vector<at::Tensor> local_map(
   for (std::size_t i = 0; i < results.size(); ++i) {
     TESSERA_CHECK(results[i].defined(), "local_map: result ", i,
                   " of the function is undefined; return the local tensor of this rank, with 0 "
-                  "rows if this rank has no part");
+                  "rows if the shard of this rank is empty");
     std::optional<std::vector<std::int64_t>> sizes;
     if (i < options.out_sizes.size()) {
       sizes = options.out_sizes[i];

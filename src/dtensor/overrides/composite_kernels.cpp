@@ -59,8 +59,8 @@ void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensor
     return !tessera::is_distributed(tensor) && (tensor.numel() > 1 || tensor.requires_grad());
   });
   TESSERA_CHECK(plain == tensors.end(), name,
-                " mixes distributed tensors with plain ones (tensors on ", to_string(mesh),
-                ", and a plain one of sizes ", plain->sizes(),
+                " mixes distributed tensors with plain tensors (distributed tensors on ",
+                to_string(mesh), ", and a plain tensor of sizes ", plain->sizes(),
                 "); distribute the plain tensor first, or use a ReplicationScope if it is equal on "
                 "all ranks");
   compare_plain(mesh, name, tensors);

@@ -95,7 +95,7 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   }
   const std::string remedy = remedy_of_calling(tensors);
   if (remedy.empty() && std::ranges::any_of(tensors, is_trained_number)) {
-    return "a plain number with a gradient may differ between ranks, for example a loss of the "
+    return "a plain scalar that requires grad may differ between ranks, for example a loss of the "
            "rank's batch; convert the distributed tensor with DistributedTensor(x).full_tensor(), "
            "or with full_tensor(Placements{Partial{ReduceOp::kAvg}}) if it is multiplied by such a "
            "loss, or use a ReplicationScope if the number is equal on all ranks";
@@ -155,7 +155,7 @@ void check_movement(const PlannedCall& call) {
 
 [[noreturn]] void fail_of_mixing(const PlannedCall& call) {
   const BoundCall bound = bind_call(call.info, call.arguments());
-  fail(call.info.name, " mixes distributed tensors with plain ones (",
+  fail(call.info.name, " mixes distributed tensors with plain tensors (",
        describe_inputs(call.plan, bound), "); ", remedy_of_mixing(call, bound));
 }
 

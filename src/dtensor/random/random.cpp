@@ -80,12 +80,12 @@ std::uint64_t substream(std::uint64_t stream, std::uint64_t index) {
 }
 
 void uniform_(const at::Tensor& tensor, double from, double to, RandomKey key) {
-  TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to, "; pass from <= to");
+  TESSERA_CHECK(from <= to, "uniform_: from is ", from, " and to is ", to, "; pass from <= to");
   fill(tensor, kernels::Uniform{from, to - from}, key);
 }
 
 void normal_(const at::Tensor& tensor, double mean, double std, RandomKey key) {
-  TESSERA_CHECK(std >= 0.0, "normal numbers with std ", std, "; pass a std of at least 0");
+  TESSERA_CHECK(std >= 0.0, "normal_: std is ", std, "; pass a std of at least 0");
   fill(tensor, kernels::Normal{mean, std}, key);
 }
 
@@ -95,7 +95,7 @@ void trunc_normal_(const at::Tensor& tensor, double mean, double std, double low
 }
 
 void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
-  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "Bernoulli numbers with probability ", p, "; pass 0 to 1");
+  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "bernoulli_: p is ", p, "; pass a p from 0 to 1");
   fill(tensor, kernels::Bernoulli{p}, key);
 }
 
@@ -249,12 +249,12 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
 bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
   const std::int64_t rows = sizes_->front();
   const auto refuse = [&](const char* why) {
-    fail(call.name, " draws for sizes ", sizes, " in a forward on ", ranks_,
+    fail(call.name, " draws random numbers of sizes ", sizes, " in a forward on ", ranks_,
          " data-parallel ranks; this rank has ", rows, rows == 1 ? " row" : " rows",
          " of the batch, and ", why,
-         ", so the part of the numbers on this rank is not known; put the batch first, draw like "
-         "an input of forward (rand_like), or pass the part in a BatchPart, BatchPart(0, 1) if all "
-         "rows share the numbers");
+         ", so it is not known which of the numbers belong to this rank; put the batch dimension "
+         "first, draw like an input of forward (rand_like), or use a BatchPart (BatchPart(0, 1) if "
+         "all rows share the numbers)");
   };
   if (sizes.empty() || is_parameter(call.source)) {
     return false;
@@ -272,7 +272,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   if (!divides) {
     // A tensor computed from the input has a multiple of the input's rows, or a single row.
     if (call.source.defined() && sizes[0] != 1) {
-      refuse("the first dimension is not a multiple of the rows");
+      refuse("the first size is not a multiple of the number of rows");
     }
     return false;
   }
@@ -289,7 +289,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     return true;
   }
   if (!like_input) {
-    refuse("the first dimension may be the batch or not");
+    refuse("the first dimension may or may not be the batch");
   }
   return true;
 }
@@ -437,7 +437,7 @@ void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();
   const double to = arguments[2].toDouble();
   const c10::ScalarType type = target.local.scalar_type();
-  TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to, "; pass from <= to");
+  TESSERA_CHECK(from <= to, "uniform_: from is ", from, " and to is ", to, "; pass from <= to");
   TESSERA_CHECK(holds(type, from) && holds(type, to) && holds(type, to - from),
                 "uniform numbers from ", from, " to ", to, ": ", c10::toString(type),
                 " cannot represent this range; pass finite bounds of a smaller range");
@@ -446,14 +446,14 @@ void fill_uniform(const RandomTarget& target, Arguments arguments) {
 
 void fill_normal(const RandomTarget& target, Arguments arguments) {
   const double std = arguments[2].toDouble();
-  TESSERA_CHECK(std >= 0.0, "normal numbers with std ", std, "; pass a std of at least 0");
+  TESSERA_CHECK(std >= 0.0, "normal_: std is ", std, "; pass a std of at least 0");
   fill_random(target.local, target.place, kernels::Normal{arguments[1].toDouble(), std},
               target.key);
 }
 
 void fill_bernoulli(const RandomTarget& target, Arguments arguments) {
   const double p = arguments[1].toDouble();
-  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "Bernoulli numbers with probability ", p, "; pass 0 to 1");
+  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "bernoulli_: p is ", p, "; pass a p from 0 to 1");
   if (target.local.is_floating_point()) {
     return fill_random(target.local, target.place, kernels::Bernoulli{p}, target.key);
   }
@@ -464,7 +464,7 @@ void fill_exponential(const RandomTarget& target, Arguments arguments) {
   const double rate = arguments[1].toDouble();
   TESSERA_CHECK(target.local.is_floating_point(), "exponential numbers cannot fill a tensor of ",
                 c10::toString(target.local.scalar_type()), "; pass a floating-point tensor");
-  TESSERA_CHECK(rate > 0.0, "exponential numbers of rate ", rate, "; pass a positive rate");
+  TESSERA_CHECK(rate > 0.0, "exponential_: the rate is ", rate, "; pass a positive rate");
   target.local.copy_(uniform_numbers(target).log_().div_(-rate));
 }
 
@@ -472,11 +472,11 @@ void fill_exponential(const RandomTarget& target, Arguments arguments) {
 void fill_integers(const RandomTarget& target, std::int64_t from, std::int64_t to) {
   const auto first = static_cast<double>(from), last = static_cast<double>(to) - 1;
   const c10::ScalarType type = target.local.scalar_type();
-  TESSERA_CHECK(from < to, "random integers from ", from, " to ", to, "; pass from < to");
+  TESSERA_CHECK(from < to, "random_: from is ", from, " and to is ", to, "; pass from < to");
   TESSERA_CHECK(
       holds(type, first) && holds(type, last) && last - first < std::exp2(53),
       "random integers from ", from, " to ", to, ": ", c10::toString(type),
-      " cannot represent them, or they are more than 2^53; pass other bounds, or use another type");
+      " cannot represent the range, or it has more than 2^53 values; pass other bounds or type");
   const at::Tensor steps = uniform_numbers(target).mul_(last - first + 1).floor_();
   target.local.copy_(steps.to(at::kLong).add_(from));
 }
@@ -487,7 +487,7 @@ void fill_integers_to(const RandomTarget& target, Arguments arguments) {
 
 void fill_integers_from(const RandomTarget& target, Arguments arguments) {
   TESSERA_CHECK(!arguments[2].isNone(), "random integers from ", arguments[1].toInt(),
-                " without an end; pass an end");
+                " need an upper bound; pass the argument to");
   fill_integers(target, arguments[1].toInt(), arguments[2].toInt());
 }
 
@@ -520,8 +520,8 @@ const at::Tensor& random_source() {
 }  // namespace detail
 
 BatchPart::BatchPart(std::int64_t index, std::int64_t count) {
-  TESSERA_CHECK(index >= 0 && index < count, "BatchPart: part ", index, " of ", count,
-                "; the part must be from 0 to count - 1");
+  TESSERA_CHECK(index >= 0 && index < count, "BatchPart: index is ", index, " and count is ", count,
+                "; index must be from 0 to count - 1");
   scope_ = std::make_unique<detail::RandomRegionScope>(std::make_shared<detail::RandomRegion>(
       detail::random_region(), std::make_shared<detail::BatchRows>(index, count)));
 }

@@ -218,8 +218,8 @@ const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor) {
 
 void check_plain(const at::Tensor& local) {
   TESSERA_CHECK(local.defined(),
-                "from_local: the tensor is undefined; pass this rank's part, with 0 rows if the "
-                "rank has no part");
+                "from_local: the tensor is undefined; pass this rank's shard, with 0 rows if the "
+                "shard is empty");
   TESSERA_CHECK(
       !tessera::is_distributed(local),
       "from_local: the tensor is distributed already; change the placements with redistribute()");
@@ -231,7 +231,7 @@ void check_local(const at::Tensor& local, const ShardingSpec& spec,
   check_partials(*spec.layout, local.scalar_type(), "from_local");
   const auto expected = local_sizes(spec, sizes);
   TESSERA_CHECK(local.sizes() == expected, "from_local: rank ", spec.mesh.world()->rank(), " of ",
-                to_string(spec.mesh), " must pass sizes ", c10::IntArrayRef(expected),
+                to_string(spec.mesh), " must pass the shard ", c10::IntArrayRef(expected),
                 " of a tensor of ", c10::IntArrayRef(sizes), " as ", describe(*spec.layout, sizes),
                 ", but passed ", local.sizes(), "; for uneven shards also pass the global sizes");
 }
@@ -375,7 +375,7 @@ TensorSpecPtr intern_spec(TensorSpec spec) {
 std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes) {
   const auto& coordinate = sharding.mesh.coordinate();
   TESSERA_CHECK(sharding.mesh.contains_this_rank(), "this rank is not in ",
-                to_string(sharding.mesh), " and has no part of the tensors on this mesh");
+                to_string(sharding.mesh), " and has no shards of the tensors on this mesh");
   return tessera::local_sizes(*sharding.layout, sizes, coordinate);
 }
 
@@ -448,8 +448,8 @@ bool is_reducible(c10::ScalarType type, ReduceOp op) {
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked) {
   for (const auto& partial : layout.partial()) {
     TESSERA_CHECK(is_reducible(type, partial.op), asked, ": Partial(", to_string(partial.op),
-                  ") of ", c10::toString(type),
-                  " is not defined; use max, min or product for bool, all but avg for integers, "
+                  ") is not defined for ", c10::toString(type),
+                  " tensors; use max, min or product for bool, all but avg for integers, "
                   "sum or avg for complex numbers, or convert the tensor");
   }
 }

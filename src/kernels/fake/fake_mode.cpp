@@ -596,7 +596,7 @@ bool run_given_rule(const c10::OperatorHandle& op, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   call.results = rule->second(call);
   TESSERA_CHECK(call.results.size() == op.schema().returns().size(), "the rule for ", call.name,
-                " returned ", call.results.size(), " tensors; the operator returns ",
+                " returned ", call.results.size(), " tensors, but the operator returns ",
                 op.schema().returns().size());
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.insert(stack.end(), call.results.begin(), call.results.end());

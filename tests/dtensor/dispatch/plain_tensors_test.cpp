@@ -26,7 +26,7 @@ TEST_ON_MESH(PlainNumber, WithAGradientIsRefusedWithDistributedTensors, {2}, {"d
   EXPECT_ERROR(loss + 0.01 * penalty, "aten::add.Tensor mixes",
                "convert the distributed tensor with DistributedTensor(x).full_tensor()",
                "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
-  EXPECT_ERROR(penalty * loss.view({1}), "a plain number with a gradient may differ");
+  EXPECT_ERROR(penalty * loss.view({1}), "a plain scalar that requires grad may differ");
   EXPECT_NO_THROW((0.5 * penalty / at::full({}, 3.0) + 1).backward());
 }
 
@@ -298,7 +298,7 @@ TEST_P(PlainGradient, IsRefusedOutsideAReplicationScope) {
     const at::Tensor split =
         distribute_tensor(values({5, 4}), rank.mesh({2}, {"x"}), {Shard{0}}).tensor().detach();
     EXPECT_ERROR(mixture.compute(plain, split.requires_grad_()),
-                 " mixes distributed tensors with plain ones");
+                 " mixes distributed tensors with plain tensors");
   });
 }
 

@@ -471,14 +471,14 @@ TEST(CrossEntropyOperator, RefusesInvalidTargetsAndOptions) {
   EXPECT_ERROR(detail::cross_entropy(logits, targets.add(1)), "outside the vocabulary [0, 3)");
   EXPECT_ERROR(detail::cross_entropy(logits, targets.sub(1)), "outside the vocabulary [0, 3)");
   EXPECT_ERROR(detail::cross_entropy(logits, targets.to(at::kInt)), "must be int64, but are Int");
-  EXPECT_ERROR(detail::cross_entropy(logits, targets[0]), "but they are [2, 3] and []");
+  EXPECT_ERROR(detail::cross_entropy(logits, targets[0]), "but the sizes are [2, 3] and []");
   EXPECT_ERROR(detail::cross_entropy(logits, targets, {-100, 2, 0}), "label_smoothing is 2");
   EXPECT_ERROR(detail::cross_entropy(logits, targets, {-100, 0, -1}), "z_loss is -1");
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     const at::Tensor split = distribute_tensor(logits, mesh, {Shard{1}});
     const ReplicationScope same;
     EXPECT_ERROR(detail::cross_entropy(split, targets.add(1)), "outside the vocabulary [0, 3)");
-    EXPECT_ERROR(detail::cross_entropy(split, targets[0]), "but they are [2, 3] and []");
+    EXPECT_ERROR(detail::cross_entropy(split, targets[0]), "but the sizes are [2, 3] and []");
   });
 }
 

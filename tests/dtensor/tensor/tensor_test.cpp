@@ -244,7 +244,7 @@ TEST(FromLocal, RefusesWrongChunkSizesOnEveryRank) {
                                   {Shard{0}});
   });
   for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "from_local: for plain tensors as [Shard(0)]",
+    EXPECT_CONTAINS(error, "from_local: to place plain tensors as [Shard(0)]",
                     "sizes [2, 3, 2] along dimension 0",
                     "torch.chunk splits size 7 into [3, 3, 1]");
   }
@@ -255,7 +255,7 @@ TEST_ON_MESH(FromLocal, NamesMissingAndInvalidArguments, {2}, {"x"}) {
   const auto two = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   EXPECT_ERROR(DistributedTensor::from_local(three, two, {Shard{0}}, {{7}}), "a tensor of [7]");
   EXPECT_ERROR(DistributedTensor::from_local(three, two, {Shard{1}}), "Shard(1)", "1 dimensions");
-  EXPECT_ERROR(DistributedTensor::from_local(three, two, {}), "0 placements for");
+  EXPECT_ERROR(DistributedTensor::from_local(three, two, {}), "0 placements were passed");
   const Placements rows{Shard{0}};
   const std::vector<std::int64_t> sizes{4};
   EXPECT_ERROR(DistributedTensor::from_local({}, mesh, rows), "the tensor is undefined");
@@ -309,8 +309,8 @@ TEST(GradientPlacements, MustMatchTheShardsOfTheTensor) {
     columns.to_local(Placements{Shard{0}});
   });
   EXPECT_CONTAINS(errors,
-                  "to_local: the local gradient of a tensor of sizes [4, 4] as [Shard(1)] cannot "
-                  "be placed as [Shard(0)]; pass placements that split the tensor in the same way");
+                  "to_local: the local gradient of a tensor of sizes [4, 4] placed as [Shard(1)] "
+                  "cannot be placed as [Shard(0)]; pass placements that split the gradient");
   RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
     const DistributedTensor whole =
         distribute_tensor(values({5, 4}), mesh, {Replicate{}, Replicate{}});
