@@ -229,8 +229,8 @@ void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse)
 }
 
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse) {
-  TESSERA_CHECK(factor > 0 && std::isfinite(factor), "set_gradient_divide_factor: ", factor,
-                " is not positive and finite; pass for example the number of ranks");
+  TESSERA_CHECK(factor > 0 && std::isfinite(factor), "set_gradient_divide_factor: the factor is ",
+                factor, ", but must be positive and finite; pass for example the number of ranks");
   set_each(module, recurse, "set_gradient_divide_factor", &Settings::gradient_divisor, factor);
 }
 

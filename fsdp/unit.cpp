@@ -450,10 +450,10 @@ void Unit::end_partial_forward() {
   }
   // The program can skip a module intentionally, so this is a warning, printed once.
   if (!ran_all_ && !std::exchange(warned_, true)) {
-    TORCH_WARN(
-        label(), ": ", to_run_.size(), " of its ", modules_.size(), " modules, for example a ",
-        (*to_run_.begin())->name(),
-        ", did not run in a forward of the root; all modules of a unit must run in each forward");
+    TORCH_WARN(label(), ": ", to_run_.size(), " of its ", modules_.size(),
+               " modules, for example a ", (*to_run_.begin())->name(),
+               ", did not run in a forward of the root unit; all modules of a unit must run in "
+               "each forward");
   }
   to_run_.clear();
   if (runs_forward()) {

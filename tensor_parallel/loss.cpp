@@ -49,7 +49,7 @@ void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   }
   if (!count.is_cpu()) {
     at::_assert_async(count.eq(tokens),
-                      "cross_entropy: targets are ignored and ranks share the batch; pass "
+                      "cross_entropy: some targets are ignored and ranks share the batch; pass "
                       "CrossEntropyOptions::over or tokens");
     return;
   }
@@ -340,8 +340,8 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
   TESSERA_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1) &&
                     hidden.scalar_type() == weight.scalar_type(),
                 "linear_cross_entropy: hidden must be (tokens, features) and weight (vocabulary, "
-                "features) of the same type, but are ",
-                hidden.sizes(), " ", hidden.scalar_type(), " and ", weight.sizes(), " ",
+                "features) of the same type, but hidden is ",
+                hidden.sizes(), " ", hidden.scalar_type(), " and weight is ", weight.sizes(), " ",
                 weight.scalar_type());
   const bool distributed = tessera::is_distributed(hidden);
   TESSERA_CHECK(distributed == tessera::is_distributed(weight) &&

@@ -30,7 +30,7 @@ void check(const AdamWOptions& options) {
                     options.lr >= 0.0 && options.weight_decay >= 0.0,
                 "AdamW with lr ", options.lr, ", betas ", options.beta1, " and ", options.beta2,
                 ", eps ", options.eps, ", weight decay ", options.weight_decay,
-                " is invalid; betas must be in [0, 1), the others not negative");
+                " is invalid; betas must be in [0, 1), all other values at least 0");
   TESSERA_CHECK(options.moment_dtype == c10::ScalarType::Float || rounds(options),
                 "AdamW with moments in ", options.moment_dtype,
                 " is invalid; moment_dtype must be Float or BFloat16");

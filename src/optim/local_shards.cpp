@@ -89,7 +89,7 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
                     ? "distributed, but its gradient is plain; compute the loss with the tensor "
                       "that the slot holds"
                     : "plain, but its gradient is distributed, because distributed tensors "
-                      "computed it; add its module to the plan of parallelize_module "
+                      "computed it; add the parameter's module to the plan of parallelize_module "
                       "(replicate_parallel), or call nn::distribute_parameter");
   if (!tessera::is_distributed(grad) || sharding_spec(grad) == sharding_spec(parameter)) {
     return grad;

@@ -68,10 +68,10 @@ TEST(BadCall, ReportsTheCauseAndChangesNothing) {
        {"Shard(1)", "'up.bias'", "[6]"},
        options(
            {.shard_placement = [](auto&, auto&) { return std::optional<Placement>(Shard{1}); }})},
-      {"divide by 0", {"not positive and finite"}, divides_by(0)},
-      {"divide by -2", {"not positive and finite"}, divides_by(-2)},
-      {"divide by infinity", {"not positive and finite"}, divides_by(HUGE_VAL)},
-      {"divide by NaN", {"not positive and finite"}, divides_by(std::nan(""))},
+      {"divide by 0", {"must be positive and finite"}, divides_by(0)},
+      {"divide by -2", {"must be positive and finite"}, divides_by(-2)},
+      {"divide by infinity", {"must be positive and finite"}, divides_by(HUGE_VAL)},
+      {"divide by NaN", {"must be positive and finite"}, divides_by(std::nan(""))},
       {"prefetch of no unit",
        {"not an FSDP unit"},
        [](Call c) {
