@@ -147,9 +147,9 @@ TEST_F(SafetensorsFileRefuses, MalformedFiles) {
             {SafetensorsBytes("{"), "bad JSON"},
             {SafetensorsBytes(" {}"), "does not begin with '{'"},
             {SafetensorsBytes("\xef\xbb\xbf{}"), "byte order mark"},
-            {SafetensorsBytes("{}", "", 100'000'001), "more than 100000000"},
+            {SafetensorsBytes("{}", "", 100'000'001), "the limit is 100000000"},
             {std::string(8, '\xff') + "{}", "18446744073709551615"},
-            {std::string("\xf8") + std::string(7, '\xff') + "{}", "more than 100000000"},
+            {std::string("\xf8") + std::string(7, '\xff') + "{}", "the limit is 100000000"},
             {SafetensorsBytes("{}", "", 3), "is truncated"}}) {
     Refuses(bytes, part);
   }

@@ -374,7 +374,7 @@ TEST(HostileShards, AreRefusedForInvalidOffsets) {
         {R"({"w":{"saved_offsets":[0,0]}})", "the number of dimensions"},
         {R"({"w":{"saved_offsets":{}}})", "its saved_offsets is not a list"},
         {R"({"w":[]})", "DCP_SHARDING_INFO"},
-        {R"({})", "lacks tensor 'w'"},
+        {R"({})", "no tensor 'w'"},
         {R"([])", "does not begin with '{'"},
         {R"({"w":{"saved_offsets":[3]}})", "its chunks have 2 elements, not 5"}}) {
     const TemporaryFolder dir;

@@ -140,8 +140,8 @@ TEST(FillRandom, DoesNotDependOnTheNumberOfThreads) {
 TEST(FillRandom, RefusesInvalidCalls) {
   EXPECT_ERROR(filled({3}, Normal{0, 1}, at::kLong), "of a Long tensor is not supported");
   EXPECT_ERROR(truncated_normal(0.0, 1.0, 50.0, 60.0), "has probability 0 between 50 and 60");
-  EXPECT_ERROR(truncated_normal(0.0, 1.0, 1.0, -1.0), "between 1 and -1");
-  EXPECT_ERROR(truncated_normal(0.0, -1.0, -1.0, 1.0), "with std -1");
+  EXPECT_ERROR(truncated_normal(0.0, 1.0, 1.0, -1.0), "bounds are 1 and -1");
+  EXPECT_ERROR(truncated_normal(0.0, -1.0, -1.0, 1.0), "std is -1");
 }
 
 TEST(Dropout, ScalesTheRemainingElements) {

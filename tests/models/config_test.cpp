@@ -118,7 +118,8 @@ TEST(SpecialTokens, ComeFromTheGenerationConfigIfPresent) {
   EXPECT_EQ(read(json).begin, std::vector<std::int64_t>{1});
   EXPECT_EQ(read(json).end, (std::vector<std::int64_t>{3, 99}));
   testing::WriteFile(dir / "generation_config.json", R"({"eos_token_id": [3, 100]})");
-  EXPECT_ERROR(read(json), "generation_config.json: \"eos_token_id\" is [3,100]", "below 100");
+  EXPECT_ERROR(read(json), "generation_config.json: \"eos_token_id\" is [3,100]",
+               "vocabulary size, 100");
   testing::WriteFile(dir / "generation_config.json", "{}");
   EXPECT_ERROR(read(With("bos_token_id", "<s>")), "config.json: \"bos_token_id\" is \"<s>\"");
   EXPECT_ERROR(read(With("bos_token_id", {1, 2})), "\"bos_token_id\" has 2 tokens");

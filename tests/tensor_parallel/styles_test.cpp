@@ -103,7 +103,7 @@ TEST(FusedLinear, RefusesIndivisibleGroups) {
                "4 equal groups");
   EXPECT_ERROR(FusedLinear(5, {}), "no parts");
   FusedLinear fused(5, query_key_value(16, 4));
-  EXPECT_ERROR(fused.split(uniform_values({2, 12}, 0.5)), "12 of 24 features can't be split");
+  EXPECT_ERROR(fused.split(uniform_values({2, 12}, 0.5)), "12 features can't be split");
 }
 
 // Tests fused Linears: with equal parts, and with groups of unequal parts.

@@ -139,7 +139,8 @@ namespace {
 
 void check_mesh_dim(std::vector<bool>& used, int dim) {
   TESSERA_CHECK(dim >= 0 && static_cast<std::size_t>(dim) < used.size(),
-                "layout uses mesh dimension ", dim, ", but there are ", used.size(), " dimensions");
+                "layout uses mesh dimension ", dim, ", but the number of mesh dimensions is ",
+                used.size());
   TESSERA_CHECK(!used[static_cast<std::size_t>(dim)], "layout uses mesh dimension ", dim,
                 " twice; use each mesh dimension for at most one tensor dimension or partial sum");
   used[static_cast<std::size_t>(dim)] = true;

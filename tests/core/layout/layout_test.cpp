@@ -142,8 +142,8 @@ TEST(Layout, RefusesInvalidDigits) {
       {{"twice in a digit", making({{{0, {0, 0}}}}), {"mesh dimension 0 twice"}},
        {"in two dimensions", making({{{0, {0}}}, {{0, {0}}}}), {"mesh dimension 0 twice"}},
        {"partial", making({{{0, {0}}}}, {{0, ReduceOp::kSum}}), {"mesh dimension 0 twice"}},
-       {"large", making({{{0, {1}}}}), {"mesh dimension 1 of a mesh with 1"}},
-       {"negative", making({{{0, {-1}}}}), {"mesh dimension -1 of a mesh with 1"}},
+       {"large", making({{{0, {1}}}}), {"mesh dimension 1,"}},
+       {"negative", making({{{0, {-1}}}}), {"mesh dimension -1,"}},
        {"no extent", making({{{2, {}}, {0, {0}}}}), {"a digit of extent 0"}}});
 }
 

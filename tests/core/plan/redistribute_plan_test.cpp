@@ -115,8 +115,8 @@ TEST(RedistributePlan, RefusesDifferentMeshesAndDimensionCounts) {
   EXPECT_ERROR(plan_redistribution(a, Layout::replicated({4}, 1), Indices{4}, 4),
                "is between different meshes");
   EXPECT_ERROR(plan_redistribution(a, Layout::replicated({2}, 2), Indices{4}, 4),
-               "is of a tensor with 1 dimensions");
-  EXPECT_ERROR(plan_redistribution(a, a, Indices{4, 4}, 4), "is of a tensor with 2 dimensions");
+               "is for a tensor with 1 dimensions");
+  EXPECT_ERROR(plan_redistribution(a, a, Indices{4, 4}, 4), "is for a tensor with 2 dimensions");
 }
 
 // docs/redistribution.md lists how many bytes redistributions send. The tests expect at most as

@@ -268,7 +268,7 @@ TEST_ON_MESH(FromLocal, NamesMissingAndInvalidArguments, {2}, {"x"}) {
   EXPECT_ERROR(distribute_tensor(made, mesh, rows, 0), "is distributed already");
   EXPECT_ERROR(made.redistribute(LayoutPtr()), "redistribute: the layout is null");
   EXPECT_ERROR(check_agreement(DistributedTensor()), "but the tensor is undefined");
-  EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "the sizes are [-4, 2]");
+  EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "the sizes [-4, 2]");
 }
 
 TEST_ON_MESH(LocalMap, NamesMissingAndInvalidArguments, {2}, {"x"}) {

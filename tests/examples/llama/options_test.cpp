@@ -126,7 +126,7 @@ TEST(TrainOptions, ErrorsNameTheInvalidFlag) {
                   {"--config c --steps x", {"--steps"}},
                   {"--config c --lrr 1", {"did you mean --lr"}},
                   {"--config c --tokens a --weight 1e308 --tokens b --weight 1e308",
-                   {"--weight", "not finite"}},
+                   {"--weight", "no finite sum"}},
                   {"--model m --text t --lora-rank 2 --merge-lora --save-hf d --save-lora d",
                    {"--save-hf", "--save-lora", "d"}},
                   {"--model m --text t --save-hf ./m/.", {"--model", "--save-hf"}},
