@@ -1,4 +1,4 @@
-// Background saves: the state is copied to host memory, and a separate thread writes the copy.
+// Background checkpoint saves: tensors are copied to host memory; a thread writes the copies.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -34,7 +34,7 @@ namespace tessera::checkpoint {
 /// A checkpoint save on a separate thread. Must not be used by two threads at the same time.
 class BackgroundSave : tessera::detail::NoCopy {
  public:
-  /// Starts the thread that saves. Throws Error if the thread cannot be created.
+  /// Starts a thread that writes the checkpoint. Throws Error if the thread cannot be created.
   BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared) : hosts_(std::move(hosts)) {
     try {
       thread_ = std::thread(
@@ -44,7 +44,7 @@ class BackgroundSave : tessera::detail::NoCopy {
            "; raise the process's limits of threads and memory, or call checkpoint::save()");
     }
   }
-  /// Waits for the save to end. Prints the save's error as a warning, unless wait() has thrown it.
+  /// Waits for the save to end. Prints an error of the save as a warning, unless wait() threw it.
   ~BackgroundSave() {
     try {
       wait_once();
@@ -63,7 +63,7 @@ class BackgroundSave : tessera::detail::NoCopy {
     }
   }
 
-  /// Like wait(), but does not throw a save's error that an earlier call has thrown already.
+  /// Like wait(), but does not rethrow an error of the save that wait() has already thrown.
   void wait_once() {
     join();
     if (!error_thrown_) {
@@ -103,8 +103,8 @@ struct Mapping {
   std::size_t size = 0;
 };
 
-/// Unused memory mappings of earlier saves. The kernel can reclaim pages of these mappings
-/// (MADV_FREE). The next save reuses the other pages without clearing them.
+/// Memory mappings of earlier saves, for reuse by the next save. Until then, the kernel can reclaim
+/// their pages (MADV_FREE). Pages that were not reclaimed are reused without clearing.
 class KeptMappings {
  public:
   static KeptMappings& instance() {
@@ -113,8 +113,8 @@ class KeptMappings {
     return *kept;
   }
 
-  /// Returns a cached mapping of `size` bytes. If no cached mapping has this size, the size of the
-  /// state has changed, and all cached mappings are unmapped.
+  /// Returns a cached mapping of `size` bytes. If there is none, the size of the saved state has
+  /// changed: unmaps all cached mappings and returns an empty Mapping.
   Mapping take(std::size_t size) {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find(kept_, size, &Mapping::size);
@@ -140,11 +140,11 @@ class KeptMappings {
   std::mutex mutex_;
   std::vector<Mapping> kept_;
 };
-/// Host memory for the copies of a save. Uses huge pages (2 MiB) if the kernel has such pages:
-/// clearing the same memory in small pages would take as long as the copy itself.
+/// Host memory for the copies of the saved tensors. Uses huge pages (2 MiB) if the kernel supports
+/// them: the kernel clears new pages, which takes as long as the copy itself with small pages.
 class HostMemory {
  public:
-  /// Throws Error if the memory for copies of the CPU blocks in `files` cannot be allocated.
+  /// Allocates memory for copies of the CPU blocks in `files`. Throws Error if that fails.
   explicit HostMemory(const std::vector<ShardFile>& files) {
     for (const ShardFile& file : files) {
       for (const FileChunk& chunk : file.chunks) {
@@ -163,13 +163,13 @@ class HostMemory {
       TESSERA_CHECK(mapped != MAP_FAILED, "cannot allocate ", size,
                     " bytes for the copy of the tensors that async_save() writes: ",
                     std::strerror(errno), "; call checkpoint::save()");
-      madvise(mapped, size, MADV_HUGEPAGE);  // errors are ignored: small pages work as well
+      madvise(mapped, size, MADV_HUGEPAGE);  // errors are ignored: small pages also work
     }
     memory_ = std::shared_ptr<void>(
         mapped, [size](void* memory) { KeptMappings::instance().keep({memory, size}); });
   }
 
-  /// Returns an uninitialized, contiguous tensor in the mapping, which the tensor keeps alive.
+  /// Returns an uninitialized, contiguous tensor. The tensor keeps the host memory alive.
   at::Tensor take(at::IntArrayRef sizes, c10::ScalarType dtype) {
     const std::int64_t size = bytes_of_copy(sizes, dtype);
     TESSERA_CHECK(taken_ + size <= bytes_, "a copy of ", size, " bytes does not fit: ", taken_,
@@ -191,8 +191,8 @@ class HostMemory {
   std::int64_t taken_ = 0;
 };
 
-/// Replaces each block of the state by a copy in host memory. The copy of a block on a GPU is in
-/// page-locked memory. Afterwards the program can change the model and the optimizer.
+/// Replaces each tensor block in `files` by a copy in host memory (page-locked memory for a block
+/// on a GPU). After the call, the program can change the model and the optimizer.
 void copy_to_host(std::vector<ShardFile>& files) {
   HostMemory memory(files);
   std::optional<c10::Device> device;
@@ -217,7 +217,7 @@ void copy_to_host(std::vector<ShardFile>& files) {
   }
 }
 
-/// The running save of each process group. A save ends before its process group is destroyed.
+/// The background save that still runs, for each CPU process group.
 class PendingSaves {
  public:
   static PendingSaves& instance() {

@@ -63,8 +63,8 @@ std::int64_t bytes_of(const Item& item) {
   return product(item.sizes) * static_cast<std::int64_t>(c10::elementSize(item.dtype));
 }
 
-/// Distributes tensors to shards in order. A new shard begins if the next tensor would make a shard
-/// larger than `limit` bytes. A tensor larger than `limit` gets its own shard.
+/// Distributes tensors to shard files in the given order. A new shard begins if the next tensor
+/// would make a shard larger than `limit` bytes. A tensor larger than `limit` gets its own shard.
 std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, std::int64_t limit) {
   std::vector<std::vector<Item>> shards(1);
   std::int64_t bytes = 0;
@@ -79,7 +79,6 @@ std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, s
   return shards;
 }
 
-/// Returns `folder` if the folder exists, otherwise the nearest parent folder that exists.
 std::filesystem::path existing_part(const std::filesystem::path& folder) {
   std::filesystem::path existing = std::filesystem::absolute(folder);
   std::error_code error;
@@ -125,8 +124,8 @@ void check_same_config(const std::filesystem::path& folder, const std::string& c
                 "step: export to another folder, or remove the old model");
 }
 
-/// Throws Error if a model would be saved next to an adapter, or an adapter next to a model,
-/// because a reader of a folder with both could load the wrong one of the two.
+/// Throws Error if the folder would contain both a model and an adapter, because a reader of such a
+/// folder could load the wrong one of the two.
 void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
   std::error_code missing;
   for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
@@ -179,8 +178,8 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
       config[key] = name;
     }
   }
-  // The type is added to the configuration only for weights other than fp32, because readers assume
-  // fp32 if no type is declared.
+  // The dtype of the weights is added to config.json only if it is not fp32: readers assume fp32 if
+  // config.json names no dtype.
   if (config.is_object() && !named && dtype != c10::kFloat) {
     config["torch_dtype"] = name;
     changed = true;
@@ -225,7 +224,7 @@ void ExportFolder::write(const std::string& name, std::span<const std::int64_t> 
 }
 
 void ExportFolder::publish() {
-  // seal() makes all files durable before publish() renames the first file.
+  // All files are synced to disk before publish() gives the first file its final name.
   for (auto& writer : writers_) {
     writer.seal();
   }
@@ -234,7 +233,7 @@ void ExportFolder::publish() {
   }
   if (writers_.size() > 1) {
     files::write_file(folder_ / kIndexFile, index_json());
-    remove(kSingleFile);  // readers prefer a single file to the index
+    remove(kSingleFile);  // readers prefer model.safetensors to the index
   } else {
     remove(kIndexFile);
   }
@@ -246,8 +245,8 @@ void ExportFolder::publish() {
   }
 }
 
-/// Returns the prefix of shard names. The first model in a folder gets "model-". Each later model
-/// gets "model-" and a random number.
+/// Returns the prefix of the names of this export's shard files: "model-" for the first model in
+/// the folder, "model-" and a random number for each later model.
 std::string ExportFolder::shard_prefix() const {
   bool first = true;
   std::error_code ignored;
@@ -257,7 +256,7 @@ std::string ExportFolder::shard_prefix() const {
   return first ? "model-" : fmt::format("model-{:08x}-", std::random_device()());
 }
 
-/// Returns the text of the index file. Tensor names are sorted, as in the files of `transformers`.
+/// Returns the text of the index file. Tensor names are sorted, as `transformers` sorts them.
 std::string ExportFolder::index_json() const {
   ordered_json index;
   index["metadata"]["total_size"] = total_bytes_;
@@ -275,7 +274,7 @@ void ExportFolder::remove(const std::string& name) const {
   }
 }
 
-/// Removes shards of earlier exports, including exports whose process was killed.
+/// Removes the shard files of earlier exports, including killed exports.
 void ExportFolder::remove_older_shards() const {
   std::set<std::string> older;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {

@@ -21,8 +21,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// Returns the number of leading dimensions over which a loop visits each contiguous range of a
-/// block exactly once. All ranges of a block are equally long.
+/// Returns how many leading dimensions a loop over the contiguous ranges of a block must iterate.
+/// For each index in these dimensions, the block has one contiguous range.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {
@@ -31,8 +31,8 @@ std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   return dim == 0 ? 0 : dim - 1;
 }
 
-/// Advances `index` to the next position in `block`, in row-major order. Returns false if there is
-/// no next position.
+/// Advances `index` to the next element of a block of sizes `block`, in row-major order. Returns
+/// false after the last element.
 bool advance(std::vector<std::int64_t>& index, SizesRef block) {
   for (std::size_t dim = index.size(); dim-- > 0;) {
     if (++index[dim] < block[dim]) {
@@ -109,7 +109,6 @@ std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   return place;
 }
 
-/// Uses owned_boxes(), because some layouts split a rank's shard into several blocks.
 std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const std::vector<std::int64_t> zeros(sizes.size(), 0);
@@ -170,8 +169,8 @@ namespace {
 
 using c10::ScalarType;
 
-/// The types that libtorch and the safetensors format share. The order is the order of the enum in
-/// Hugging Face's safetensors library, which decides the order of the tensors in a file.
+/// The dtypes of the safetensors format that libtorch supports, in the order of the enum in Hugging
+/// Face's safetensors library. That library sorts the tensors of a file by this order.
 constexpr SafetensorsDtype kDtypes[] = {
     {"BOOL", ScalarType::Bool},
     {"U8", ScalarType::Byte},
@@ -201,8 +200,8 @@ const SafetensorsDtype* find_where(Predicate predicate) {
 }
 
 /// Whether UTF-8 text begins with a control character (U+0000 to U+001F, U+007F to U+009F) or a
-/// bidirectional override (U+202A to U+202E, U+2066 to U+2069). Such characters can make a terminal
-/// display a different name.
+/// bidirectional override (U+202A to U+202E, U+2066 to U+2069). In a terminal, a name with such a
+/// character can look like another name.
 bool begins_with_control(std::string_view text) {
   const auto within = [text](std::size_t i, unsigned char first, unsigned char last) {
     const auto byte = static_cast<unsigned char>(text[i]);
@@ -273,8 +272,8 @@ void check_tensor_name(std::string_view name) {
       "the tensor name '", name, "' looks like a path: use a name without '/', '\\' and '..'");
 }
 
-/// Returns the value of a natural number in JSON. The JSON parser stores natural numbers below
-/// 2^64, and no other values, in an unsigned type.
+/// Returns a natural number from JSON. The JSON parser stores natural numbers below 2^64, and no
+/// other values, in an unsigned type.
 std::int64_t natural_number(const nlohmann::json& value, const char* what) {
   TESSERA_CHECK(value.is_number_unsigned(), what, ": ",
                 value.is_number() ? value.dump() : value.type_name(), " is not a natural number");
@@ -284,7 +283,7 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what) {
 }
 
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what) {
-  constexpr std::size_t kMaxDims = 64;  // libtorch's largest number of dimensions
+  constexpr std::size_t kMaxDims = 64;  // libtorch's limit on the dimensions of a tensor
   TESSERA_CHECK(value.is_array(), what, " is not a list");
   TESSERA_CHECK(value.size() <= kMaxDims, what, " has ", value.size(),
                 " dimensions, but the limit is ", kMaxDims);

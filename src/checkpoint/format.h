@@ -33,14 +33,14 @@ std::int64_t product(std::span<const std::int64_t> sizes);
 void check_block(std::span<const std::int64_t> sizes, std::span<const std::int64_t> offset,
                  std::span<const std::int64_t> block);
 
-/// Calls `visit(element, count)` for each contiguous range of elements of the block [offset, offset
-/// + block) in a row-major tensor of `sizes`, in order. Ranges are as long as possible.
+/// Calls `visit(element, count)` for each contiguous range of the block [offset, offset + block) of
+/// a row-major tensor of `sizes`. `element`: the flat index of the range's first element.
 void for_each_run(std::span<const std::int64_t> sizes, std::span<const std::int64_t> offset,
                   std::span<const std::int64_t> block,
                   const std::function<void(std::int64_t element, std::int64_t count)>& visit);
 
-/// Large blocks are read and written in pieces of at most this many bytes. Intermediate copies (on
-/// the host, or of another type) are therefore small.
+/// Large blocks are read and written in pieces of at most this many bytes, so that temporary copies
+/// (on the host, or converted to another dtype) are small.
 inline constexpr std::int64_t kMostPieceBytes = std::int64_t{32} << 20;
 
 /// Calls `visit(offset, sizes)` for pieces of a block of `sizes`, in row-major order. A piece has
@@ -50,7 +50,7 @@ void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_eleme
                     const std::function<void(std::span<const std::int64_t> offset,
                                              std::span<const std::int64_t> sizes)>& visit);
 
-/// Returns the elementwise sum of the two offsets.
+/// Returns `from + by`, elementwise.
 std::vector<std::int64_t> moved(std::span<const std::int64_t> from,
                                 std::span<const std::int64_t> by);
 
@@ -69,15 +69,15 @@ constexpr std::uint64_t granules_of(std::uint64_t bytes) {
   return tessera::detail::ceil_div(bytes, kGranuleBytes);
 }
 
-/// Reads up to 1 MiB at `offset` of a file into `out`, and returns the CRC-32C of the bytes. Works
-/// in small parts, so that each checksum uses bytes that are still in the CPU's cache.
+/// Reads up to 1 MiB at `offset` of a file into `out`, and returns the CRC-32C of these bytes.
+/// Reads and checksums 256 KiB at a time, so that the bytes are still in the CPU's cache.
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
-/// Computes the CRC-32C of each block of 1 MiB of a file that is written sequentially.
+/// Computes the CRC-32C of each 1 MiB block of a file that is written from start to end.
 class GranuleSums {
  public:
-  /// Adds the next bytes of the file. Throws Error if `bytes` do not continue the preceding bytes.
+  /// Adds the bytes at `offset` of the file. Throws Error unless earlier bytes end at `offset`.
   void add(std::uint64_t offset, std::span<const std::byte> bytes);
 
   std::uint64_t bytes() const { return bytes_; }
@@ -99,8 +99,8 @@ const SafetensorsDtype* find_dtype(std::string_view name);
 /// Finds the safetensors type for a type of libtorch; nullptr if safetensors lacks the type.
 const SafetensorsDtype* find_dtype(c10::ScalarType type);
 
-/// Returns the number of bytes of a tensor of these sizes. Throws Error if the product of the sizes
-/// (zeros counted as ones) or the number of bytes overflows 64 bits.
+/// Returns the size in bytes of a tensor of `sizes`. Throws Error if the size in bytes or the
+/// product of the nonzero sizes overflows 64 bits.
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype);
 
 /// Whether UTF-8 text has a control character or a bidirectional override, which could break the
@@ -112,7 +112,7 @@ std::string ascii(const nlohmann::json& value);
 
 /// Throws Error for an unsafe tensor name: a name that is empty, is longer than 4 KiB, contains a
 /// control character, a bidirectional override, a path separator or "..", or equals "__metadata__",
-/// the name of the header's own entry.
+/// the key of the metadata in the header.
 void check_tensor_name(std::string_view name);
 
 /// Returns the natural number in the JSON `value`. Throws Error unless `value` is a natural number
@@ -123,11 +123,10 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what);
 /// more dimensions than libtorch's operators support.
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
 
-/// Writes a safetensors file block by block, so that only one block is in memory. The bytes are
-/// those that Hugging Face's safetensors library writes. The writer uses a temporary file next to
-/// `path`, and the constructor reserves its disk space. Without finish(), the temporary file is
-/// removed; if the process is killed, the next writer of this path removes it. Not thread safe: use
-/// a writer from one thread at a time.
+/// Writes a safetensors file block by block, so that only one block is in memory. The file is byte
+/// for byte a file of Hugging Face's safetensors library. The constructor creates a temporary file
+/// next to `path` and reserves its disk space. finish() renames the temporary file to `path`;
+/// without finish(), the destructor or the next writer of `path` removes it. Not thread safe.
 class SafetensorsWriter {
  public:
   struct Item {
@@ -146,7 +145,7 @@ class SafetensorsWriter {
 
   /// Returns the names of the tensors, in the order in which the file stores the tensors.
   std::vector<std::string> names() const;
-  /// Writes a whole tensor of any device and any strides. Tensors can be written in any order.
+  /// Writes a whole tensor, from any device and with any strides. The order of calls is free.
   void write(const std::string& name, const at::Tensor& tensor);
   /// Writes the block of a tensor that begins at `offset`. Blocks must not overlap.
   void write(const std::string& name, std::span<const std::int64_t> offset,

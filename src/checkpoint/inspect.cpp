@@ -22,8 +22,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
-/// The largest number of elements in a block. Memory would not be bounded by a limit in bytes,
-/// because comparisons convert small types to wider types.
+/// The largest number of elements that are compared at once. A limit in bytes alone would not bound
+/// the memory, because comparisons convert small dtypes to wider dtypes.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
 
 /// Returns, for a message, the names of the tensors that have bytes in the range [begin, end) of a
@@ -85,8 +85,8 @@ class Verification {
     }
   }
 
-  /// Returns tensors_at() of the file `path`. Returns " (header)" if the header of the file
-  /// cannot be read.
+  /// Returns tensors_at() for the file `path`, or " (header)" if the header of the file cannot be
+  /// read.
   static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
                               std::uint64_t end) {
     try {
@@ -180,8 +180,8 @@ struct Difference {
     const at::Tensor x = a.to(a.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor y = b.to(b.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
-    // Integers are known to differ, because at::equal() has compared them exactly. After the
-    // conversion to double, different integers above 2^53 can be equal.
+    // Integer blocks are known to differ, because at::equal() has compared them exactly. Converted
+    // to double, different integers above 2^53 can be equal.
     found = found || c10::isIntegralType(a.scalar_type(), /*includeBool=*/true) ||
             !same.all().item<bool>();
     const double infinity = std::numeric_limits<double>::infinity();
@@ -193,8 +193,8 @@ struct Difference {
   }
 };
 
-/// Returns the type in which values are compared: fp32 for 8-bit floating-point types, which
-/// libtorch cannot compare with other floating-point types.
+/// Returns the dtype in which tensors of `dtype` are compared: fp32 for 8-bit floating-point
+/// dtypes, because libtorch cannot compare these with other dtypes.
 c10::ScalarType compared_type(const std::string& dtype) {
   const c10::ScalarType type = find_dtype(dtype)->scalar_type;
   return c10::isFloat8Type(type) ? c10::kFloat : type;

@@ -216,12 +216,12 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
   return std::move(*step);
 }
 
-/// A tensor of the state that the load fills, and the tensor's name in the checkpoint.
+/// A tensor of the model or optimizer, and the name of the stored tensor that fills it.
 struct Filling {
   StateEntry entry;
   std::string name;
-  /// The parameter's other names in the checkpoint. Empty unless the parameter is tied in this
-  /// model and the saved model had separate parameters under these names.
+  /// The other names of a tied parameter in the checkpoint; not empty only if the saved model had
+  /// separate (untied) parameters under these names.
   std::vector<std::string> copies;
 };
 
@@ -244,8 +244,8 @@ class Comparison {
     }
   }
 
-  /// Whether all values of the parameter are valid after the load. Elements that the saved step
-  /// lacks are valid only if the parameter had values before the load.
+  /// Whether the whole parameter is initialized after the load: false if the load leaves elements
+  /// unchanged and the parameter was uninitialized before the load.
   bool will_be_whole(const nn::ParameterSlot& slot) const {
     const auto found = incomplete_.find(&slot);
     return found == incomplete_.end() || found->second;
@@ -296,7 +296,7 @@ class Comparison {
     }
   }
 
-  /// Returns the names of `entry` under which the step has tensors: one name for each tensor.
+  /// Returns the names of `entry` in the saved step. Names of the same stored tensor count once.
   std::vector<std::string> names_in_step(const StateEntry& entry) const {
     std::vector<std::string> names;
     std::set<const ManifestTensor*> tensors;
@@ -340,8 +340,8 @@ class Comparison {
   std::vector<std::string> different_;
   std::set<std::string> known_;
   std::vector<Filling> fillings_;
-  /// Maps each parameter that the load fills only partly to a flag: whether the parameter had
-  /// values before the load.
+  /// The parameters of which the load leaves elements unchanged. The value says whether the
+  /// parameter was initialized before the load.
   std::map<const nn::ParameterSlot*, bool> incomplete_;
 };
 
@@ -353,8 +353,8 @@ void want_filling(const Filling& filling, StoredStep& step) {
       });
 }
 
-/// Whether two stored tensors of one tied parameter have equal values in the blocks that this rank
-/// needs.
+/// Whether two stored tensors that fill the same tied parameter have equal values in the blocks
+/// that this rank stores.
 bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep& step) {
   const c10::ScalarType type = filling.entry.tensor.scalar_type();
   const std::int64_t most = kMostPieceBytes / static_cast<std::int64_t>(sizeof(double));

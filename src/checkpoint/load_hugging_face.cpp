@@ -153,7 +153,7 @@ struct FileTensor {
   std::string name;
 };
 
-/// Returns the model's name for a tensor in the files; "" if the load skips the tensor.
+/// Returns the model's name for a tensor name in the files; "" if the load skips the tensor.
 using ModelName = std::function<std::string(const std::string& tensor)>;
 
 /// Returns the files' tensors by their names in the model. Throws Error if a name occurs twice.
@@ -172,13 +172,13 @@ std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
   return tensors;
 }
 
-/// A parameter, and a tensor in the files that fills the whole parameter or a part of the
-/// parameter. For a tied parameter, `stored` has the FQN that occurs in the files.
+/// A parameter, and a tensor in the files that fills all or a part of it. For a tied parameter,
+/// `stored` has the FQN that occurs in the files.
 struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;
   FileTensor in_file;
-  std::vector<Match> copies;  ///< the tied parameter's other tensors in the files
+  std::vector<Match> copies;  ///< files' tensors for the other names of a tied parameter
 };
 
 /// Whether a tensor is a rotary-embedding buffer. Older exports of Llama contain this buffer, which
@@ -187,8 +187,8 @@ bool is_computed(const std::string& name) {
   return name.ends_with("rotary_emb.inv_freq");
 }
 
-/// Compares the sizes and types of a parameter and of the parameter's tensor in a file. Mismatches
-/// are recorded and not thrown, so that one message can list all mismatches.
+/// Compares a parameter's sizes and dtype with those of its tensor in the file. Mismatches are
+/// recorded and not thrown, so that one message can list all mismatches.
 void compare(const Match& match, Mismatch& mismatch) {
   const auto& entry = match.in_file.file->entry(match.in_file.name);
   const c10::ScalarType dtype = match.slot->persistent().scalar_type();
@@ -296,7 +296,7 @@ using RunStep = std::function<void(const std::function<void()>& step)>;
 
 void load(nn::ModuleBase& module, const std::filesystem::path& folder, const ModelName& model_name,
           const RunStep& run) {
-  // Gradients are disabled, because filling a leaf that requires a gradient would throw.
+  // Gradients are disabled, because libtorch refuses in-place copies to a leaf that requires grad.
   const at::NoGradGuard no_grad;
   std::optional<ModelFiles> files;
   std::vector<Match> matches;

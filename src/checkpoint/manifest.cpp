@@ -47,10 +47,10 @@ std::size_t widest_dim(const ManifestTensor& tensor) {
 
 /// Throws Error unless the chunks (stored blocks) cover each element of the tensor exactly once.
 /// All chunks must be inside the tensor. Chunks are sorted by their offsets along one dimension, so
-/// a chunk is compared only with the chunks that begin before its end. Chunks without overlaps
-/// cover the tensor exactly if they have as many elements as the tensor.
+/// that a chunk is compared only with chunks that begin before its end. If no chunks overlap and
+/// their elements add up to those of the tensor, the chunks cover the tensor.
 void check_tiling(const ManifestTensor& tensor) {
-  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // tensor_bytes() throws on overflow
+  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if product() would overflow
   const std::int64_t all = product(tensor.sizes);
   std::int64_t elements = 0;
   for (const ManifestChunk& chunk : tensor.chunks) {
@@ -170,7 +170,6 @@ ManifestTensor parse_tensor(const json& value, std::size_t files) {
   return tensor;
 }
 
-/// Parses the members of the manifest that older Tessera versions did not write.
 void parse_objects(Manifest& manifest, const json& root) {
   manifest.stateful = root.value("stateful", json::object());
   manifest.rank_states = root.value("rank_states", json::object());
@@ -269,7 +268,7 @@ std::string to_text(const Manifest& manifest) {
     root["tensors"][name] = tensor_json(tensor);
   }
   std::string text = root.dump();
-  text.pop_back();  // the checksum is inserted before the last brace
+  text.pop_back();  // the checksum is inserted before the manifest's last brace
   return text + ending(text);
 }
 
@@ -326,8 +325,8 @@ std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::
   }
 }
 
-/// Adds the blocks of one file to a manifest. A file does not contain the tensor's size, so in each
-/// dimension the size is the largest end of a block.
+/// Adds the blocks of one shard file to a manifest. The files do not contain the size of a whole
+/// tensor, so a tensor's size in a dimension is the largest end of its blocks.
 void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
   TESSERA_CHECK(metadata != file.metadata().end(), "its metadata have no key DCP_SHARDING_INFO");

@@ -26,7 +26,7 @@ inline constexpr const char* kManifestFile = "manifest.json";
 struct FileRecord {
   std::string name;
   std::uint64_t bytes = 0;
-  std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB of the file; empty if PyTorch wrote it
+  std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB of the file; empty for PyTorch's files
 };
 
 struct ManifestChunk {
@@ -95,8 +95,8 @@ Manifest manifest_of_shards(const std::filesystem::path& folder);
 /// Reads the manifest of a saved step, or makes a manifest from the shards of PyTorch's writer.
 Manifest manifest_in(const std::filesystem::path& folder);
 
-/// Returns the overlap of two blocks of one tensor; nullopt if the blocks do not overlap.
-/// `local_offset` of the result is the position of the overlap in the second block.
+/// Returns the overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
+/// result's `local_offset` is relative to the begin of the second block.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes,
                                 std::span<const std::int64_t> other_offset,

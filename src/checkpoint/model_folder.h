@@ -19,12 +19,11 @@ inline constexpr const char* kIndexFile = "model.safetensors.index.json";
 inline constexpr const char* kAdapterFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 
-/// The weights of a Hugging Face model folder: model.safetensors, or the shards listed in
-/// model.safetensors.index.json. The constructor reads all headers and checks them against the
-/// index. The index is not trusted: a shard must be a file in the model folder, not a path or a
-/// link out of the folder (but links into the blobs of a Hugging Face cache are followed). Throws
-/// Error with the file's name. Also throws Error for a folder with an adapter, which other programs
-/// would load together with its base model.
+/// The weights of a Hugging Face model folder: model.safetensors, or the shards that
+/// model.safetensors.index.json lists. The constructor reads all headers and checks them against
+/// the index. Throws Error, with the file's name, for a shard outside the model folder (links into
+/// the blobs of a Hugging Face cache are followed), and for a folder with an adapter, because other
+/// programs would load the adapter together with its base model.
 class ModelFiles {
  public:
   explicit ModelFiles(const std::filesystem::path& folder);
@@ -38,22 +37,22 @@ class ModelFiles {
   void open_index();
 
   std::filesystem::path folder_;
-  /// The opened files, in a deque: unlike a vector, a deque does not move its elements when it
-  /// grows, so the pointers in `tensors_` stay valid.
+  /// The opened files. A deque does not move its elements when it grows, so the pointers in
+  /// `tensors_` stay valid.
   std::deque<SafetensorsFile> files_;
   std::map<std::string, const SafetensorsFile*> tensors_;
 };
 
-/// Throws Error if an export of `bytes` bytes of weights with this configuration cannot be written
-/// to `folder`: the folder cannot be created or written, its file system has too little free space,
-/// or it contains an adapter or a model with another configuration. An adapter cannot be exported
-/// to the folder of a model. Writes nothing. `config_file`: the configuration's file name.
+/// Throws Error if `bytes` bytes of weights cannot be exported to `folder`: the folder cannot be
+/// created or written, its file system has too little free space, or the folder contains another
+/// configuration, or an adapter if a model is exported, or the reverse. Writes nothing.
+/// `config_file`: the file name of the configuration.
 void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
                          std::int64_t bytes, const char* config_file = "config.json");
 
-/// Returns `config_json` with the type of the exported weights. If `config_json` names no type,
-/// fp32 is not added, because readers assume fp32. Throws Error for a type that exports do not
-/// support.
+/// Returns `config_json` with the dtype of the exported weights. fp32 is not added to a
+/// `config_json` without a dtype, because readers assume fp32. Throws Error for a dtype that
+/// exports do not support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
@@ -71,11 +70,10 @@ class ExportFolder {
   void write(const std::string& name, std::span<const std::int64_t> offset,
              const at::Tensor& block);
 
-  /// Makes the export visible. A reader that opens the folder at any moment, or after a crash,
-  /// finds either the older or the new model, complete. The rename of the single file or of the
-  /// index switches between the two models. New shards never take the name of an older shard. The
-  /// shards of the older model are removed last, so a reader that has opened the older index either
-  /// finds all shards of this index or gets an error.
+  /// Gives the export's files their final names. A reader that opens the folder at any moment, even
+  /// after a crash, finds either the complete older model or the complete new model: one rename, of
+  /// the single file or of the index, switches between the two. The older shards are removed last;
+  /// a reader that has opened the older index then gets an error, never weights of both models.
   void publish();
 
  private:

@@ -36,9 +36,9 @@ std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Returns the tensors in which files store the optimizer state `tensor`. State with the sizes of
-/// the parameter is split like the parameter. Other state, such as a counter, is stored unsplit,
-/// once for each part of a fused parameter.
+/// Returns the tensors in which files store the optimizer state `tensor` of a parameter. State with
+/// the parameter's sizes is split like the parameter. Other state, such as a counter, is stored
+/// whole, once for each part of a fused parameter.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
   std::vector<StoredTensor> stored = stored_tensors(fqn, slot);
@@ -123,8 +123,8 @@ void check_filled(const std::vector<NamedParameter>& parameters) {
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
   TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
                 "' has no storage: call nn::to_empty() before loading");
-  // After forward has gathered the parameter, a load would fill only the FSDP shard: forward and
-  // backward would still use the old gathered values.
+  // While a parameter is gathered, a load would fill only its FSDP shard: forward and backward
+  // would still use the old gathered values.
   TESSERA_CHECK(!slot.role.gathered, "parameter '", name,
                 "' is gathered: load before the first forward, or call fsdp::reshard() first");
 }

@@ -80,8 +80,8 @@ struct StoredTensor {
   /// parameter.
   bool is_matrix_of_stack = false;
 
-  /// A function that is called with values of a parameter (`part`) and with the position of these
-  /// values in the stored tensor (`offset`).
+  /// A function that receives values of a parameter (`part`) and the position of these values in
+  /// the stored tensor (`offset`).
   using Visit = std::function<void(std::span<const std::int64_t> offset, const at::Tensor& part)>;
   /// Calls `visit` with the elements of `block` that belong to the stored tensor. `block` is the
   /// block of the parameter that begins at `offset`.
@@ -101,10 +101,10 @@ std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::Param
 /// The parts of a fused parameter are stored separately, so that models with and without fusion can
 /// load them.
 struct StateEntry {
-  nn::SlotPtr slot;          ///< the parameter's slot, even for optimizer state
+  nn::SlotPtr slot;          ///< for optimizer state, the slot of its parameter
   bool is_parameter = true;  ///< true for a parameter or buffer, false for optimizer state
   at::Tensor tensor;
-  StoredTensor stored;             ///< how files store the tensor under names[0]
+  StoredTensor stored;             ///< the rows that names[0] stores in files
   std::vector<std::string> names;  ///< the tensor's names; several for a tied parameter
 };
 

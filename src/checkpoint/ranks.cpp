@@ -79,8 +79,8 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
   return parts;
 }
 
-/// Returns the part of `box` that is in the local rows [begin, end), possibly an empty part. The
-/// local offset of the result is relative to row `begin`.
+/// Returns the overlap, possibly empty, of `box` and the local rows [begin, end). The local offset
+/// of the result is relative to row `begin`.
 Box clipped(Box box, std::int64_t begin, std::int64_t end) {
   if (box.sizes.empty()) {
     return box;
@@ -95,8 +95,8 @@ Box clipped(Box box, std::int64_t begin, std::int64_t end) {
 
 class Gather {
  public:
-  // If rank 0 is not on the tensor's mesh, this rank sends nothing, because rank 0 gets equal
-  // values from the ranks of its own submesh (see gather_blocks).
+  // A rank of a submesh without rank 0 sends nothing, because the submesh with rank 0 has the same
+  // values.
   Gather(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
          c10::DeviceType device, const BlockVisitor& visit)
       : tensor_(tensor),
@@ -125,7 +125,7 @@ class Gather {
       row_elements = std::max(row_elements, part.row_elements());
     }
     const auto count = static_cast<std::int64_t>(parts_.size());
-    // Rank 0 receives from all ranks at once, so `round_elements` limits the total over all ranks.
+    // Rank 0 receives from all ranks at once, so `round_elements` limits the sum over all ranks.
     const auto step = std::max<std::int64_t>(1, round_elements / (row_elements * count));
     for (std::int64_t begin = 0; begin < rows; begin += step) {
       round(begin, begin + step);
@@ -152,8 +152,8 @@ class Gather {
     }
   }
 
-  // Passes the received blocks to the visitor. `received`, the result of the all-to-all, is in the
-  // order of world ranks, which can differ from the order of the mesh's ranks.
+  // Passes the received blocks to the visitor. The all-to-all's result `received` is in the order
+  // of world ranks, which can differ from the order of the ranks in the mesh.
   void deliver(const at::Tensor& received, const std::vector<std::int64_t>& counts,
                std::int64_t begin, std::int64_t end) {
     for (const auto& part : parts_) {
@@ -196,7 +196,6 @@ class Gather {
   }
   at::TensorOptions options() const { return at::TensorOptions(dtype_).device(device_); }
 
-  // The references stay valid, because a Gather exists only during one call of gather_blocks().
   const at::Tensor& tensor_;
   const ShardingSpec& spec_;
   Sizes sizes_;
@@ -208,7 +207,7 @@ class Gather {
   const PartHolder* mine_ = nullptr;  ///< this rank's shard; nullptr if this rank sends nothing
 };
 
-/// Whether every rank, including rank 0, has the whole tensor.
+/// Whether every rank has the whole tensor.
 bool is_whole(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) || sharding_spec(tensor).layout->is_replicated();
 }

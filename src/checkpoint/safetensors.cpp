@@ -62,7 +62,6 @@ class CheckedFile {
   }
 
  private:
-  /// The last 1 MiB block of which a read needed only a part.
   struct CachedGranule {
     std::vector<std::byte> bytes;
     std::uint64_t index = UINT64_MAX;
@@ -151,7 +150,6 @@ TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
   TensorEntry entry{std::string(dtype.name), dtype.scalar_type,
                     natural_numbers(field(value, "shape"), "its shape")};
   const auto& offsets = field(value, "data_offsets");
-  // Fields other than the three required fields are refused.
   TESSERA_CHECK(value.size() == 3, "its entry has fields besides dtype, shape and data_offsets");
   TESSERA_CHECK(offsets.is_array() && offsets.size() == 2, "its data_offsets are not two numbers");
   const auto begin = natural_number(offsets[0], "its data_offsets");
@@ -260,7 +258,7 @@ std::string entry_json(const std::string& name, const TensorEntry& entry) {
 
 HeaderPlan plan_header(std::vector<Item> items,
                        const std::map<std::string, std::string>& metadata) {
-  // Types are sorted from wide (the last types of the format) to narrow, which aligns all data.
+  // Tensors are sorted by dtype, from wide to narrow, so that the data of all tensors are aligned.
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
     return std::pair(dtype_of(b), a.name) < std::pair(dtype_of(a), b.name);
   });
@@ -280,8 +278,8 @@ HeaderPlan plan_header(std::vector<Item> items,
                   "two tensors are named '", item.name, "': rename one of them");
   }
   plan.json = fmt::format("{{{}}}", fmt::join(parts, ","));
-  // Padding the header to a multiple of 8 aligns the data, because the header's length field takes
-  // 8 bytes.
+  // The data begin after the header and its 8-byte length. The header is padded to a multiple of 8
+  // bytes, so that the data are aligned.
   plan.json.resize((plan.json.size() + 7) / 8 * 8, ' ');
   TESSERA_CHECK(plan.json.size() <= kMaxHeaderBytes, items.size(),
                 " tensors are too many for one safetensors file: write several files");
@@ -392,8 +390,8 @@ void SafetensorsFile::Impl::read_header() {
   } catch (const Error& error) {
     fail(invalid(), error.what(), kAdvice);
   }
-  // `header` counts offsets from the start of the data. The public entries count offsets from the
-  // start of the file.
+  // parse_header() counts offsets from the end of the header. Callers of tensors() get offsets from
+  // the start of the file.
   for (auto& [name, entry] : header.tensors) {
     entry.offset += data_begin;
   }
@@ -454,8 +452,8 @@ const TensorEntry& SafetensorsFile::entry_with(const std::string& name,
                                                std::span<const std::int64_t> offset,
                                                std::span<const std::int64_t> sizes) const {
   const auto& item = entry(name);
-  // Together with the checks of the header, the check of `offset` guarantees that every byte of the
-  // block is inside the file.
+  // `offset` is inside the tensor, and the header's entries are inside the file, so every byte of
+  // the block is inside the file.
   check_block(item.sizes, offset, sizes);
   return item;
 }

@@ -36,7 +36,7 @@ using nlohmann::json;
 // A SavePlan says which rank writes which blocks, and from which memory. The plan depends only on
 // the layouts, so every rank computes the plan of all ranks, without communication.
 
-/// Consecutive rows of a stored block (chunk), and the position of these rows in the local tensor.
+/// Consecutive rows of a stored block (chunk), and where these rows are in the rank's local tensor.
 struct ChunkRows {
   std::int64_t row = 0;  ///< index of the first row in the stored block; 0 for a scalar
   std::vector<std::int64_t> local_offset;
@@ -54,10 +54,10 @@ struct PlannedChunk {
 };
 
 struct SavePlan {
-  std::vector<PlannedChunk> chunks;  ///< the blocks of all ranks, ordered by StateEntry
+  std::vector<PlannedChunk> chunks;  ///< the blocks of all ranks, in the order of the StateEntries
   int files = 1;                     ///< the largest number of files that a rank writes
 
-  /// Returns a block's file name, for example "shard-00000-model-00001-of-00002.safetensors".
+  /// Returns the name of a block's file, such as "shard-00000-model-00001-of-00002.safetensors".
   std::string file_name(const PlannedChunk& chunk) const {
     return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", chunk.rank, chunk.file,
                        files);
@@ -114,8 +114,8 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
 /// the layout, and is equal on every rank. If the mesh is a slice of a root mesh, the other slices
 /// also have the tensor. Throws Error if the ranks of the other slices are unknown.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
-  // Plain tensors are saved from rank 0, because plain buffers can differ between ranks, for
-  // example the running statistics of a norm.
+  // Only rank 0 saves plain tensors: plain buffers, such as a norm's running statistics, can differ
+  // between ranks.
   if (!tessera::is_distributed(tensor)) {
     return {{{}, {0}}};
   }
@@ -179,7 +179,7 @@ void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   chunk.parts.push_back(std::move(next.parts[0]));
 }
 
-/// Returns the blocks of a StateEntry's tensor that the ranks at a mesh coordinate have.
+/// Returns the blocks of an entry's tensor that the ranks at a mesh coordinate store.
 std::vector<PlannedChunk> chunks_at(const StateEntry& entry, std::size_t index,
                                     const Coordinate& coordinate) {
   std::vector<PlannedChunk> chunks;
@@ -250,7 +250,6 @@ void choose_ranks(std::vector<PlannedChunk>& chunks, const std::vector<StateEntr
   }
 }
 
-/// Makes the SavePlan. Rank 0 writes plain tensors.
 SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size) {
   SavePlan plan;
   for (std::size_t index = 0; index < entries.size(); ++index) {
@@ -266,9 +265,9 @@ SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size) {
   return plan;
 }
 
-/// Returns a hash of the step folder's path, of the names, types, sizes and stored blocks of a
-/// state, and of `others`, further values that must be equal on all ranks. Ranks that save the same
-/// state to the same folder have equal hashes.
+/// Returns a hash of the save: the folder's path, the names, dtypes, sizes and blocks of the saved
+/// tensors, and `others`, a text that must be equal on all ranks. Ranks that save the same state to
+/// the same folder have equal hashes.
 std::int64_t fingerprint(const std::filesystem::path& folder,
                          const std::vector<StateEntry>& entries, const SavePlan& plan,
                          const std::string& others) {
@@ -303,7 +302,7 @@ FileChunk chunk_of(const PlannedChunk& planned, const StateEntry& entry) {
   return chunk;
 }
 
-/// Returns the files that a rank writes, by name. The blocks share the memory of the state.
+/// Returns the files that a rank writes, by name. Their blocks share memory with the saved tensors.
 std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<StateEntry>& entries,
                                    int rank) {
   std::map<std::string, std::vector<FileChunk>> by_name;
@@ -348,7 +347,7 @@ std::string path_of_nonfinite(const json& state) {
   return "";
 }
 
-/// Throws Error for JSON that would change by being saved and loaded. `what` names the state in the
+/// Throws Error for JSON that would differ after a save and a load. `what` names the JSON in the
 /// message.
 void check_storable(const json& state, const std::string& what) {
   const std::string nonfinite = path_of_nonfinite(state);
@@ -509,8 +508,8 @@ void set_tensors(Manifest& manifest, const std::vector<StateEntry>& entries, con
   }
 }
 
-/// Returns the offset of each block of a file in its tensor, as metadata in the format that
-/// PyTorch's HuggingFaceStorageReader requires.
+/// Returns, for each block in a file, the block's offset in the whole tensor, as metadata in the
+/// format that PyTorch's HuggingFaceStorageReader requires.
 std::string sharding_info(const ShardFile& file) {
   json info;
   for (const FileChunk& chunk : file.chunks) {
@@ -641,8 +640,8 @@ void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& commi
   });
 }
 
-/// Removes the marker file of the completed save, and old steps. If tidy_up() fails, the step
-/// exists nevertheless, and only disk space is wasted.
+/// Removes the marker file of the completed save, and old steps. An error here is only a warning:
+/// the step is complete, and only disk space is wasted.
 void tidy_up(const StepFolder& folder, int keep) noexcept {
   try {
     folder.release();

@@ -34,7 +34,7 @@ struct ShardFile {
 struct PreparedSave {
   StepFolder folder;
   int keep = 0;
-  Manifest manifest;             ///< sizes and checksums of the files are not set yet
+  Manifest manifest;             ///< without the sizes and checksums of the files
   std::vector<ShardFile> files;  ///< the files that this rank writes
 };
 

@@ -27,8 +27,8 @@ struct SentParameter {
   std::vector<StoredTensor> tensors;
 };
 
-/// The type in which floating-point values are exported. nullopt: fp64 for fp64 values, and fp32
-/// for all other values, because fp32 represents every 16-bit value exactly.
+/// The dtype in which floating-point weights are exported. nullopt: fp64 weights stay fp64, and all
+/// others become fp32, which represents every 16-bit value exactly.
 using SentType = std::optional<c10::ScalarType>;
 
 c10::ScalarType saved_type(const at::Tensor& tensor, SentType dtype) {
@@ -63,11 +63,11 @@ std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& 
 using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
                                  const at::Tensor& block)>;
 
-/// Sends the parameters to rank 0. On rank 0, `write` gets the parameters under the names of
-/// items_of(), in blocks of bounded size. Returns the first error of `write`; rank 0 still receives
-/// the remaining blocks, so that the sending ranks do not wait forever. Collective over `world`:
-/// every rank sends the parameters in the same order. A rank that fails to send (out of memory, for
-/// example) aborts the other ranks, which would otherwise wait for blocks of this rank.
+/// Sends the parameters to rank 0. There, `write` receives each parameter in blocks of bounded
+/// size, under the parameter's names in files. Returns the first error of `write`; rank 0 still
+/// receives the other blocks, so that sending ranks do not wait forever. Collective: every rank
+/// sends the parameters in the same order. A rank that fails to send aborts the World, so all ranks
+/// throw.
 std::exception_ptr send_all(const std::vector<SentParameter>& parameters, comm::World& world,
                             const Write& write, SentType dtype = {}) {
   const auto group = all_ranks(world);
@@ -274,9 +274,9 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Adds the matrices A and B of an adapter, under names derived from the names of the Linear's
-/// weight in files. A fused Linear has several names, and all of its parts get the same matrix A.
-/// Each expert gets its own matrix A. The rows of B are split like the rows of the weight.
+/// Adds the matrices A and B of an adapter, under names derived from the weight's names in files. A
+/// fused Linear has several weight names; each gets the same A, and its rows of B. With experts,
+/// each expert has its own A. The rows of B are split like the rows of the weight.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.a, {}}, b{each.b, stored_weights(each)};
   for (StoredTensor& part : b.tensors) {
@@ -310,7 +310,7 @@ std::vector<SentParameter> sent_adapters(const nn::ModuleBase& module) {
 /// configuration for PEFT.
 std::string checked_config(const nn::ModuleBase& module, const std::filesystem::path& folder,
                            const std::string& base_model) {
-  std::error_code missing;  // equivalent() sets `missing` if `base_model` is no folder
+  std::error_code missing;  // set by equivalent() if `base_model` is no folder
   TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing), "the folder '",
                 folder.string(),
                 "' has the base model of the adapters; pass another folder for the adapters");

@@ -31,9 +31,9 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// A tensor of a model or an optimizer, and the names of the tensor in a state dict.
 struct StateItem {
-  nn::SlotPtr slot;  ///< the parameter's slot, even for optimizer state
+  nn::SlotPtr slot;  ///< for optimizer state, the slot of its parameter
   at::Tensor tensor;
-  std::vector<std::string> names;  ///< names in a state dict; several for a tied parameter
+  std::vector<std::string> names;  ///< the tensor's names in a state dict; several if tied
   bool is_left_out = false;
 };
 
@@ -126,7 +126,7 @@ TensorDict get_state_dict(comm::World& world, const StateDictOptions& options,
       }
     }
   } catch (...) {
-    world.abort();  // other ranks can be waiting for this rank's blocks
+    world.abort();  // ends waits of other ranks for this rank's blocks
     throw;
   }
   return dict;
@@ -150,8 +150,8 @@ TensorDict get_optimizer_state_dict(comm::World& world, const nn::ModuleBase& mo
 
 namespace {
 
-/// Returns the state dict of rank 0: the tensors themselves on rank 0, and meta tensors of the same
-/// sizes and types on the other ranks.
+/// Returns rank 0's state dict: on rank 0 the tensors themselves, on the other ranks meta tensors
+/// of the same sizes and dtypes.
 TensorDict outline_of_rank0(comm::World& world, const TensorDict& state) {
   nlohmann::json outline = nlohmann::json::object();
   for (const auto& [name, tensor] : state) {
@@ -221,7 +221,6 @@ void check_ties(const StateItem& item, const TensorDict& state, const std::strin
   }
 }
 
-/// Finds, for each tensor to be filled, the value in a state dict.
 std::vector<Source> compare_state(const std::vector<StateItem>& items, const TensorDict& state,
                                   const StateDictOptions& options, IncompatibleKeys& keys) {
   std::vector<Source> sources;
@@ -255,8 +254,8 @@ std::vector<Source> compare_state(const std::vector<StateItem>& items, const Ten
   return sources;
 }
 
-/// `piece`: the block of the whole tensor that begins at `offset`. Copies into `tensor` the
-/// elements of `piece` that this rank stores.
+/// Copies into `tensor` those elements of `piece` that this rank stores. `piece` is the block of
+/// the whole tensor that begins at `offset`.
 void fill_piece(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                 const at::Tensor& piece) {
   const at::Tensor local = local_tensor(tensor).detach();
@@ -296,7 +295,7 @@ void fill(comm::World& world, const Source& source, const StateDictOptions& opti
   }
 }
 
-/// Fills the tensors of `items_of` from a state dict. `fills_slots`: false for optimizer state.
+/// Fills the tensors of `items_of` from a state dict. `fills_slots`: whether these are parameters.
 IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
                                 const StateDictOptions& options, const Items& items_of,
                                 bool fills_slots) {
@@ -319,7 +318,7 @@ IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
       }
     }
   } catch (...) {
-    world.abort();  // other ranks can be waiting for this rank
+    world.abort();  // ends waits of other ranks for this rank
     throw;
   }
   return keys;

@@ -195,8 +195,8 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
   }
 }
 
-/// Returns the saved steps above `after`, highest first. A run that continues from `after`
-/// withdraws these steps: marks the steps as unfinished.
+/// Returns the saved steps with numbers above `after`, highest first. A run that resumes from the
+/// step `after` marks these later steps as unfinished.
 std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
                                                const std::string& run_id) {
   std::vector<std::int64_t> found;
@@ -268,7 +268,7 @@ void StepFolder::claim() const {
   TESSERA_CHECK(marker_of(path_) == run_id_, "'", path_.string(),
                 "' is the unfinished save of another run: remove the folder first");
   remove_under_marker(path_);
-  files::sync_folder(path_);  // a killed save may not have synced the marker file
+  files::sync_folder(path_);  // a killed save may have left the marker file unsynced
 }
 
 void StepFolder::check_not_there() const {
@@ -310,7 +310,7 @@ void StepFolder::withdraw() const {
 void StepFolder::discard() const noexcept {
   try {
     remove_step(path_);
-  } catch (const std::exception&) {  // errors of the removal are ignored
+  } catch (const std::exception&) {  // errors are ignored: the next save removes the remains
   }
 }
 

@@ -1,6 +1,6 @@
-// The folders of saved steps, on the rank that creates and removes the folders. A step exists if
-// its manifest exists; until then its folder has a marker file. No folder is renamed, and no file
-// records the newest step, because some network file systems cannot rename or replace atomically.
+// Creates and removes the folders of saved steps, on one rank. A step exists if its manifest
+// exists; until then, its folder has a marker file. No folder is renamed, and no file names the
+// newest step, because some network file systems cannot rename or replace files atomically.
 
 #pragma once
 
@@ -25,17 +25,17 @@ class StepFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Creates the folder with its marker file. Removes the remains of an unfinished save of the same
-  /// run. Throws Error if the step exists or belongs to another run, including a run that started
-  /// this step at the same time.
+  /// Creates the step's folder and its marker file, after removing the remains of an unfinished
+  /// save of the same run. Throws Error if the step exists or belongs to another run, including a
+  /// run that starts the same step at the same time.
   void claim() const;
   /// Writes the manifest. From this call on the step exists, even after a crash.
   void commit(const std::string& manifest) const;
   /// Removes the marker file of a complete step.
   void release() const;
-  /// Removes the remains of this run's unfinished saves, and old steps of the run: retains the step
-  /// being saved and the highest other steps, `keep` steps in total (0: all steps). A step that
-  /// cannot be removed is left in place, with a warning. Symbolic links are not removed.
+  /// Removes remains of this run's unfinished saves, and old steps of the run. Keeps the saved step
+  /// and the highest other steps, `keep` steps in total (0: all steps). Only warns about a step
+  /// that cannot be removed. Symbolic links are not removed.
   void clean_up_others(int keep) const;
   /// Removes the folder of the step and ignores errors. The marker file is removed last, so that
   /// the next save of the run finds any remains.
@@ -49,9 +49,9 @@ class StepFolder {
   void withdraw() const;
 
  private:
-  /// Removes the step in `folder` if this run wrote the step and the step is unfinished or not
-  /// among the `keep` newest steps. `kept`: the number of complete steps so far; clean_up() adds to
-  /// `kept`.
+  /// Removes the step in `folder` if this run wrote the step, and the step is unfinished or not
+  /// among the newest `keep` steps. `kept`: the number of complete steps counted so far;
+  /// incremented if `folder` has a complete step of this run.
   void clean_up(const std::filesystem::path& folder, std::int64_t step, int keep, int& kept) const;
   void check_not_there() const;
 

@@ -61,9 +61,9 @@ void read_piece(const SafetensorsFile& file, const std::string& name,
   }
 }
 
-/// Opens a file of a saved step. Throws Error for a file that is missing or of another size, and
-/// for a header whose bytes do not match their checksum. The size is checked before the header,
-/// because a file of another size is truncated, or is a different file.
+/// Opens a file of a saved step. Throws Error if the file is missing or has a wrong size, or if a
+/// checksum of its header does not match. The size is checked first: a file of another size is
+/// truncated, or is a different file.
 SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record) {
   const std::filesystem::path path = folder / record.name;
   std::error_code error;
@@ -85,8 +85,8 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
 
 }  // namespace
 
-/// Splits a read into pieces. During a conversion, memory contains a piece in the file's type and
-/// in the target's type; the size limit applies to the wider of both types.
+/// Splits a read into pieces of bounded size. A conversion needs memory for a piece in the file's
+/// dtype and in the target's dtype, so the limit applies to the wider of the two dtypes.
 void PieceReads::add(const SafetensorsFile& file, const std::string& name,
                      std::span<const std::int64_t> from, const at::Tensor& target) {
   const std::int64_t width = std::max(
@@ -101,9 +101,9 @@ void PieceReads::add(const SafetensorsFile& file, const std::string& name,
   bytes_ += static_cast<std::int64_t>(target.nbytes());
 }
 
-/// Reads the pieces with several threads. Reading any part of a 1 MiB block reads the whole block,
-/// so a task reads several neighbouring pieces. There are more tasks than threads, because threads
-/// can differ in speed.
+/// Reads the pieces with several threads. Each task reads several neighbouring pieces, because a
+/// read of any part of a 1 MiB block reads the whole block. There are more tasks than threads,
+/// because threads can differ in speed.
 void PieceReads::run() {
   const auto threads = std::clamp<std::int64_t>(bytes_ / kLeastBytesOfAThread, 1, limits_.threads);
   const std::int64_t bytes_of_share = std::max(bytes_ / (4 * threads), kLeastBytesOfAThread);

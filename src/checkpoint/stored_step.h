@@ -75,7 +75,7 @@ class StoredStep {
     std::string name;  ///< the name of the tensor in the file
     const ManifestTensor* tensor;
     const ManifestChunk* chunk;
-    std::vector<std::int64_t> from;  ///< offset of the requested part in the stored block
+    std::vector<std::int64_t> from;  ///< where the requested part begins in the stored block
     at::Tensor target;
   };
 
