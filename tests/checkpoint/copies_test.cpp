@@ -35,7 +35,7 @@ struct Program {
   std::string name;
   std::function<void(Mlp&, const DeviceMesh&)> apply;
   std::vector<std::string> batch_dims;
-  std::vector<std::string_view> error;  ///< texts of the expected error; empty: no error
+  std::vector<std::string_view> error;  ///< texts in the error message; empty: no error
 };
 
 std::vector<Program> programs() {
@@ -79,7 +79,7 @@ at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims
 
 using Use = std::function<void(Rank&, Mlp&, optim::Optimizer&, const DeviceMesh&)>;
 
-/// Runs forward, backward and `use` on each Program's model. Expects Program::error.
+/// Runs forward, backward and `use` on the model of each Program. Expects the error Program::error.
 void expect_of_programs(const Use& use) {
   for (const Program& program : programs()) {
     SCOPED_TRACE(program.name);
@@ -127,7 +127,7 @@ TEST(ReplicatedParameters, AreComparedByEverySave) {
   });
 }
 
-// In the first step all gradients are zero, so they are equal on all ranks. With TESSERA_DEBUG=1,
+// In the first step, all gradients are zero and therefore equal on all ranks. With TESSERA_DEBUG=1,
 // ranks compare the gradients of the second step as well.
 TEST(ReplicatedParameters, AreComparedByEachStepInDebugMode) {
   const testing::DebugChecks debug("1");

@@ -91,7 +91,7 @@ TEST(DamagedStep, IsRefusedOnAllRanksWithoutChangingTheModel) {
   expect("differ from the saved bytes");
 }
 
-/// Returns whether both ranks throw DamagedStep if a read on rank 1 throws `error`.
+/// Returns whether both ranks throw DamagedStep if rank 1 throws `error` when the ranks read.
 template <class Failure>
 bool IsDamage(const Failure& error) {
   std::atomic<int> ranks = 0;
@@ -350,7 +350,7 @@ bool every_fault() {
   return std::getenv("TESSERA_EVERY_FAULT") != nullptr;
 }
 
-/// Saves on a single rank in this thread, so that a process made by fork() can save.
+/// Saves on one rank, in this thread, because a process made by fork() has no other threads.
 void save_alone(const fs::path& dir, std::int64_t step, int add, int keep = 0) {
   Rank rank(comm::thread_worlds(1)[0]);
   SavedState state(rank, {1, 1}, add);
@@ -410,7 +410,7 @@ Ending save_third_with(const fs::path& dir, const std::string& fault) {
   });
 }
 
-/// Combines each system call of save_third() and each action into a text such as "pwrite:3:EIO".
+/// Returns a text such as "pwrite:3:EIO" for each system call of save_third() and each fault.
 std::vector<std::string> all_faults() {
   const TemporaryFolder dir;
   save_two(dir.path());

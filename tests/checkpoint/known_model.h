@@ -37,7 +37,7 @@ struct Net : nn::Module<Net> {
   nn::Child<nn::Linear> head{*this, "head", 5, 11, nn::LinearOptions{false}};
 };
 
-/// Returns values for the parameters of a Net. All elements differ, and `add` is added to each.
+/// Returns different values for all elements of a Net's parameters. `add` is added to each value.
 inline Tensors Values(double add = 0, c10::ScalarType type = at::kFloat) {
   const auto numbers = [&](int first, int end) {
     return at::arange(first, end, at::kFloat).to(type) + add;
@@ -171,7 +171,7 @@ inline void SaveStep(const std::filesystem::path& dir, std::int64_t step, int ad
   });
 }
 
-/// Loads the newest step on one rank, and expects parameters Values() + `add`. Returns the step.
+/// Loads the newest checkpoint on one rank. Expects parameters Values() + `add`. Returns its step.
 inline std::int64_t ExpectLoads(const std::filesystem::path& dir, int add) {
   std::int64_t step = -1;
   RunRanks(1, [&](Rank& rank) {

@@ -6,8 +6,8 @@
 
 namespace tessera::testing {
 
-/// Returns a safetensors file. `claimed` is the header length that the file states; -1 stands for
-/// the correct length.
+/// Returns the bytes of a safetensors file. `claimed`: the header length that the file states; -1
+/// means the correct length.
 inline std::string SafetensorsBytes(const std::string& header, const std::string& data = "",
                                     std::int64_t claimed = -1) {
   const std::uint64_t length =

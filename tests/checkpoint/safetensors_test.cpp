@@ -133,7 +133,7 @@ class SafetensorsFileRefuses : public ::testing::Test {
     RefusesHeader("{" + Entry(dtype, shape, offsets) + "}", part);
   }
 
-  /// Pairs of a refused text (a file, a header or a name) and a part of the expected message.
+  /// Pairs of an invalid file, header or name, and a text that the error message must contain.
   using Rows = std::vector<std::pair<std::string, std::string>>;
 
   TemporaryFolder folder_;
@@ -381,7 +381,6 @@ TEST(SafetensorsFile, ReadsEveryBlock) {
   }
 }
 
-/// Returns the CRC-32C of each MiB of `bytes`.
 std::vector<std::uint32_t> SumsOf(const std::string& bytes) {
   GranuleSums sums;
   sums.add(0, std::as_bytes(std::span(bytes)));
@@ -409,7 +408,7 @@ TEST(SafetensorsFile, RefusesAnyReadOfADamagedMib) {
   TemporaryFolder folder;
   const std::string bytes = RangeBytes({600000});
   const auto sums = SumsOf(bytes);
-  // Flips one byte in the second MiB of the file: before, in or after the block to be read.
+  // Flips a byte in the second MiB of the file: before the block to read, in it, or after it.
   for (const std::size_t damaged : {1048576, 1202000, 2097151}) {
     std::string other = bytes;
     other[damaged] ^= 1;
@@ -429,7 +428,7 @@ TEST(SafetensorsFile, ReadsRowsAcrossSmallAndLargeGaps) {
     EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w", begin, block),
                           whole.narrow(0, begin[0], block[0]).narrow(1, begin[1], block[1])));
   };
-  // SafetensorsFile reads rows of a block at once if the gaps between rows are at most 64 KiB.
+  // If gaps between the rows of a block are at most 64 KiB, one read gets several rows.
   for (const std::int64_t count : {1, 1000, 13615, 13616, 13617, 29999}) {
     expect_block({7, 30000}, {1, 1}, {5, count});
   }
@@ -467,7 +466,7 @@ TEST(SafetensorsFile, ReadsOnlyTheBytesOfTheBlock) {
   TemporaryFolder folder;
   WriteFile(folder / "m", RangeBytes({16, 1 << 16}));
   const SafetensorsFile file(folder / "m");
-  constexpr std::int64_t kOwnReads = 1024;  // BytesRead() itself reads at most this many bytes
+  constexpr std::int64_t kOwnReads = 1024;  // BytesRead() itself reads up to 1024 bytes
   const auto before = BytesRead();
   file.read("w", Sizes{4, 0}, Sizes{4, 1 << 16});
   const auto between = BytesRead();

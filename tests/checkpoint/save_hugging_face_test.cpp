@@ -211,8 +211,8 @@ TEST(SaveLora, RefusesAdaptersThatPeftCannotStore) {
   });
 }
 
-// PEFT has no fused linear layers, so the adapter of a fused layer is saved as one adapter for each
-// of its parts.
+// PEFT has no fused linear layers, so a fused layer's adapter is saved as separate adapters: one
+// for each of the layers that the fused layer combines.
 TEST(SaveLora, SplitsTheAdapterOfAFusedLinear) {
   TemporaryFolder folder;
   RunRanks(3, [&](Rank& rank) {
@@ -228,7 +228,7 @@ TEST(SaveLora, SplitsTheAdapterOfAFusedLinear) {
     save_lora(model, *rank.world(), folder / "out", "base");
     const auto saved = ReadModel(folder / "out/adapter_model.safetensors");
     ASSERT_EQ(saved.size(), 4u);
-    // The layer's parts are rows of B A, but split() splits the last dimension: hence the t().
+    // The rows of B A belong to the fused layers, but split() splits the last dimension: hence t().
     const std::vector<at::Tensor> parts = qkv->split(b.matmul(a).t());
     for (const auto& [name, part] : {std::pair("q", parts[0]), std::pair("k", parts[1])}) {
       const std::string prefix = std::string("base_model.model.") + name;
@@ -271,7 +271,7 @@ void export_model(const std::filesystem::path& folder, std::int64_t max_shard_by
   files.publish();
 }
 
-/// If every tensor in `files` is Values() plus the same number, returns this number; else nullopt.
+/// Returns n if all tensors in `files` have the values Values() + n for one number n; else nullopt.
 std::optional<int> added(const ModelFiles& files) {
   std::optional<int> all;
   for (const auto& [name, tensor] : Values()) {

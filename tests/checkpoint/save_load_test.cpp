@@ -351,7 +351,6 @@ void count(WithBuffers& model) {
   model.stock->mean.fill_(0.5);
 }
 
-/// Expects the values of count() in persistent buffers, and the initial values in other buffers.
 void expect_counted(const WithBuffers& model) {
   EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
   EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));

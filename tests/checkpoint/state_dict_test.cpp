@@ -100,7 +100,7 @@ TEST_ON_RANKS(StateDicts, CanOmitFrozenParameters, 2) {
   EXPECT_EQ(local_tensor(net.head->slot("weight")->persistent()).abs().max().item<float>(), 0.0F);
 }
 
-/// Rank 0 passes Values() to set_model_state_dict(), rank 1 passes `state`. Returns the error.
+/// Rank 0 passes Values() to set_model_state_dict(), rank 1 `state`. Returns the error message.
 std::string error_of(const TensorDict& state, const StateDictOptions& options = kFull) {
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     Net net;
@@ -214,7 +214,7 @@ Tensors separate_values() {
           {"v.bias", at::arange(500, 504, at::kFloat)}};
 }
 
-/// Fuses separate_values(). Each key-value group of the fused tensor has rows of q, of k and of v.
+/// Fuses separate_values(): each key-value group of the fused tensor has rows of q, k and v.
 at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   const Tensors values = separate_values();
   std::vector<at::Tensor> rows;
@@ -226,7 +226,7 @@ at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   return at::cat(rows);
 }
 
-/// Returns layouts whose rows are split over two mesh dimensions, over one, or into strided shards.
+/// Returns layouts of row shards: over two mesh dimensions, over one, and strided shards.
 std::vector<LayoutPtr> row_layouts() {
   return {Layout::intern({2, 2}, {{Digit{0, {0, 1}}}}), Layout::intern({2, 2}, {{Digit{0, {1}}}}),
           Layout::intern({2, 2}, {{Digit{2, {}}, Digit{8, {1, 0}}}})};
@@ -336,7 +336,7 @@ TEST(FusedCheckpoint, MarksAParameterFilledAfterAllPartsAreLoaded) {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// Calls gather_blocks(). Expects that rank 0 gets each element once, at the correct index.
+/// Calls gather_blocks(). Expects that rank 0 gets each element of `tensor` once, at its index.
 void ExpectGathered(const Rank& rank, const at::Tensor& tensor, const at::Tensor& expected,
                     std::int64_t round_elements = 1 << 20) {
   const at::Tensor found = at::full(expected.sizes(), -1, at::kFloat);
@@ -385,7 +385,7 @@ TEST_ON_MESH(GatherBlocks, GathersFromStridedShardsAndSubmeshes, {2, 2}, {"dp", 
   EXPECT_ERROR(check_gatherable(partial, "w"), "parameter 'w' has a Partial placement");
 }
 
-/// for_each_piece() must split a block into pieces of at most `most` elements, in element order.
+/// for_each_piece() must split a block, in element order, into pieces of at most `most` elements.
 TEST(PiecesOfABlock, CoverTheBlockInOrder) {
   const std::vector<std::vector<std::int64_t>> blocks = {{},     {7},       {5, 3},   {2, 11},
                                                          {0, 4}, {3, 0, 2}, {2, 3, 5}};

@@ -179,7 +179,7 @@ TEST(ShardedCheckpoint, SaveRefusesAStepThatExists) {
   EXPECT_EQ(ExpectLoads(dir / "step-00000002", 4), 2);
 }
 
-/// The step has more files than the process may have open at once, so a load opens files in turn.
+/// The checkpoint has more files than a process may have open, so load() must also close files.
 TEST(StoredStep, LoadsWithFewOpenFiles) {
   const TemporaryFolder dir;
   RunRanks(10, [&](Rank& rank) {
@@ -216,7 +216,7 @@ std::filesystem::path save_weight(const TemporaryFolder& dir, const at::Tensor& 
 }
 
 TEST(StoredStep, ReadsWithBoundedMemory) {
-  // A row of the tensor with sizes {2, 3 * kMebibyte} is longer than the constant piece_bytes.
+  // In a tensor of sizes {2, 3 * kMebibyte}, a row is longer than piece_bytes.
   for (const auto& sizes : {std::vector<std::int64_t>{3072, 2048}, {2, 3 * kMebibyte}}) {
     const TemporaryFolder dir;
     const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view(sizes);
@@ -239,7 +239,7 @@ TEST(StoredStep, ReadsWithBoundedMemory) {
   }
 }
 
-/// Reads half of each row, so that each thread reads parts of many MiBs. Each MiB has a checksum.
+/// Reads half of each row, so that every thread reads parts of many MiBs, each with a checksum.
 TEST(StoredStep, ThreadsReadInParallel) {
   const TemporaryFolder dir;
   const at::Tensor values = at::arange(6 * kMebibyte, at::kFloat).view({3072, 2048});
@@ -298,7 +298,6 @@ using nlohmann::json;
 
 constexpr std::uint64_t kLargest = std::numeric_limits<std::uint64_t>::max();
 
-/// Returns the text of a manifest with a correct checksum.
 std::string Sealed(json root) {
   root.erase("crc32c");
   std::string text = root.dump();
@@ -393,7 +392,7 @@ struct Schedule final : Stateful {
   double factor;
 };
 
-/// A RankState with an integer. A load on more or fewer ranks gives rank 0 the sum of the integers.
+/// A RankState with one integer. A load on another number of ranks gives rank 0 the integers' sum.
 struct Count final : RankState {
   explicit Count(int value) : value(value), initial(value) {}
   nlohmann::json state_dict() const override { return value; }

@@ -49,8 +49,8 @@ TEST_F(CallAgreement, AcceptsEqualCallsWithoutTraffic) {
   });
 }
 
-/// Ranks 0 and 2 call all-gathers "b", "c", "e"; rank 1 calls `purposes` and reports `error`. The
-/// message names the first difference: call `number` of ranks 0 and 2, and of rank 1.
+/// Ranks 0 and 2 call all-gathers "b", "c", "e". Rank 1 calls those named in `purposes` and reports
+/// `error`. Other members: the first difference that the error message must name.
 struct Difference {
   std::vector<std::string> purposes;
   std::string error, number, of_others, of_rank_1;

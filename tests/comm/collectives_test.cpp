@@ -105,7 +105,7 @@ TEST_P(Collectives, MaximumAndMinimumOfBoolsNegativeNumbersAndNaN) {
 
 TEST_P(Collectives, AllReduceOfManySizes) {
   run([](Rank& rank) {
-    // Numbers of elements. The larger ones need two or more rounds of shared-memory transfers.
+    // Tensor sizes in elements. Large tensors need several rounds of shared-memory transfers.
     for (const std::int64_t count : {0, 1, 3, 8192, 8193, 100'003, 3'000'017}) {
       const at::Tensor tensor = at::arange(count, at::kFloat) + rank.rank();
       group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kMax)->wait();

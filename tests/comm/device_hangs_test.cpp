@@ -22,10 +22,10 @@ namespace {
 using std::chrono::milliseconds;
 
 using Progress = std::function<bool()>;
-/// Starts a collective on the device. Returns a function that tells whether the collective is done.
+/// Starts a device collective. Returns a function that tells whether the collective has ended.
 using Begin = std::function<Progress()>;
 
-/// A collective on a device: wait() returns at once, while the device still works.
+/// A device collective: wait() returns at once, although the collective still runs on the device.
 class DeviceCall final : public Work {
  public:
   explicit DeviceCall(Progress progress) : progress_(std::move(progress)) {}
@@ -49,7 +49,7 @@ class Device final : public Communicator {
   Begin begin_;
 };
 
-/// Rank 0 of two ranks, with a process group on a simulated device. Rank 1 has no process.
+/// A world of two ranks in which only rank 0 exists, with a process group on a simulated device.
 struct TwoRanks {
   explicit TwoRanks(Begin begin, milliseconds limit = milliseconds(500),
                     milliseconds timeout = milliseconds(2500)) {
@@ -89,7 +89,7 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsStuck) {
   TwoRanks(never).call_and_wait();
 }
 
-/// Each of four collectives takes half of the time-out. Together they take twice the time-out.
+/// Each of the four collectives takes half of the time-out, and all together take twice as long.
 TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   using Clock = std::chrono::steady_clock;
   constexpr milliseconds kOneCall{600};
@@ -105,8 +105,8 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   std::this_thread::sleep_for(5 * kOneCall);
 }
 
-/// The watchdog destroys a collective's Progress function, whose destructor calls the watchdog: no
-/// deadlock may occur. At the world's end, one collective has ended and another still runs.
+/// The watchdog destroys a collective's Progress function, whose destructor calls the watchdog.
+/// This must not deadlock. When the world ends, one collective has ended and another still runs.
 TEST(DISABLED_DeviceHangs, DestroyedCallCallsTheWatchdog) {
   WorldWatch* world = nullptr;
   bool done = true;
@@ -127,7 +127,7 @@ TEST(DISABLED_DeviceHangs, DestroyedCallCallsTheWatchdog) {
   EXPECT_EQ(released, 2);
 }
 
-/// One call waits for three device operations in turn. Each operation has its own time-out.
+/// One collective waits for three device operations, one after another, each with its own time-out.
 TEST(DISABLED_DeviceHangs, CallWaitsForSeveralDeviceOperations) {
   constexpr milliseconds kTimeout{600};
   const TwoRanks ranks(never, milliseconds(0), kTimeout);
@@ -142,7 +142,6 @@ TEST(DISABLED_DeviceHangs, CallWaitsForSeveralDeviceOperations) {
   std::this_thread::sleep_for(2 * kTimeout);
 }
 
-/// A test body that runs in a separate process, and how this process must end.
 struct Case {
   const char* body;
   int exit_code;

@@ -79,8 +79,8 @@ INSTANTIATE_TEST_SUITE_P(OnBackends, Failures,
                          ::testing::Values(BackendCase{"shm", "aaa"}, BackendCase{"gloo", "aba"}),
                          [](const auto& info) { return std::string(info.param.backend); });
 
-/// Rank 1 calls `other` while ranks 0 and 2 call sum(). Returns each rank's error message. The next
-/// sum() must succeed on all ranks.
+/// Rank 1 calls `other` while ranks 0 and 2 call sum(). Returns the error messages of the ranks.
+/// Afterwards, sum() must succeed on all ranks.
 std::vector<std::string> errors_when_rank_1_calls(const testing::Body& other) {
   return ErrorsOfRanks(3, [&](Rank& rank) {
     sum(rank);

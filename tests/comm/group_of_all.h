@@ -36,7 +36,7 @@ inline void run_on_hosts(const std::string& letters, const testing::Body& body) 
   testing::RunRanks(static_cast<int>(letters.size()), body, on_hosts(letters));
 }
 
-/// A communication back end and the simulated hosts of the ranks.
+/// A communication back end, and the simulated host of each rank.
 struct BackendCase {
   const char* backend;
   std::string hosts;  ///< `hosts`: letter i names the host of rank i
@@ -64,7 +64,7 @@ std::string own_error_of(const Call& call) {
   return "";
 }
 
-/// Returns elements that tell their origin: element i is 1000 * sender + i.
+/// Returns values that identify the sending rank: element i is 1000 * sender + i.
 inline at::Tensor numbers_from(std::int64_t sender, std::int64_t count) {
   return at::arange(count, at::kLong).add(1000 * sender).to(at::kFloat);
 }

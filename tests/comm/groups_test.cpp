@@ -1,5 +1,5 @@
-// Tests the purposes of calls, and collectives of several tensors. A back end sends the tensors in
-// place or, if it cannot, packs the tensors into a buffer.
+// Tests the purpose texts of collective calls, and calls that send several tensors: in place or, if
+// the back end cannot, through a buffer into which the tensors are packed.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -18,7 +18,7 @@ using testing::ErrorsOfRanks;
 
 class TensorGroups : public OnBackend {};
 
-// Numbers of elements. 700000 elements need several rounds of transfers through shared memory.
+// Tensor sizes in elements. A tensor of 700000 elements needs several rounds of shared memory.
 const std::vector<std::int64_t> kCounts{3, 0, 1, 64, 700000};
 
 TEST_P(TensorGroups, GatherEachTensor) {
@@ -126,8 +126,8 @@ TEST_ON_RANKS(HostGroup, WorksOnAnotherThreadAndCountsNoTraffic, 2) {
   EXPECT_ERROR(rank.world()->host_group({1 - rank.rank()}, "other"), "is not a member");
 }
 
-// With shared memory, ranks always compare the purposes and sizes of calls; with Gloo, only if
-// TESSERA_DEBUG=1. Gloo itself ends the process if sizes differ.
+// With shared memory, ranks always compare the purpose texts and sizes of their collective calls;
+// with Gloo, only if TESSERA_DEBUG=1. Gloo itself ends the process if the sizes differ.
 TEST(Purpose, IsComparedBetweenRanks) {
   const testing::DebugChecks checks("1");
   for (const bool shared : {true, false}) {

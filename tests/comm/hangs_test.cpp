@@ -57,8 +57,8 @@ CommunicatorPtr take_steps(World& world) {
   return group;
 }
 
-/// Expects a PeerError from `call`. Prints the error message and the waiting time for error_of().
-/// If `call` waits for a device, the watchdog ends the process.
+/// Expects that `call` throws a PeerError, and prints its message and the waiting time, which
+/// error_of() reads. If `call` waits for a device, the watchdog ends the process instead.
 template <class Call>
 void expect_peer_error(Call&& call) {
   const auto begun = steady_clock::now();
@@ -72,7 +72,7 @@ void expect_peer_error(Call&& call) {
   }
 }
 
-/// A fault of rank 1: rank 1 calls `act` while ranks 0 and 2 call the all-reduce of step 4.
+/// The error of rank 1, which calls `act` when ranks 0 and 2 call the all-reduce of step 4.
 struct Fault {
   const char* name;
   enum When { kAtOnce, kAtTheTimeOut } when;
@@ -247,14 +247,14 @@ std::string report_of(const Ended& ended) {
 /// The longest time until a report: 1 s (the watchdog's limit) plus 2 s for slow processes.
 constexpr milliseconds kAfterTheLimit{3000};
 
-/// A time limit much shorter than the time-out; longer with a sanitizer, which slows processes.
+/// The limit for errors that must come long before the time-out. Sanitizers slow processes.
 #ifdef TESSERA_SANITIZED
 constexpr milliseconds kSoon{2000};
 #else
 constexpr milliseconds kSoon{1000};
 #endif
 
-/// The time within which an error must name a lost rank. With NCCL, a lost rank waits for the other
+/// The time limit for an error that names a lost rank. With NCCL, a lost rank waits for the other
 /// ranks before it ends, and the watchdog reports this wait.
 milliseconds soon(const Job& job) {
   return job.on_device() ? job.timeout() : kSoon;

@@ -65,7 +65,7 @@ TEST(JobVariables, AreReadFromTorchrunSlurmAndOpenMpi) {
 
 TEST(JobVariables, SlurmAllocationWithoutATaskHasOneRank) {
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}}).size, 1);
-  // A batch script also has SLURM_PROCID and SLURM_LOCALID. Only the tasks of srun are ranks.
+  // A Slurm batch script has SLURM_PROCID, too, but only processes that srun starts are ranks.
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}).size, 1);
 }
 

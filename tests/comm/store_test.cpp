@@ -1,5 +1,5 @@
-// Tests what ranks learn from the job's store: which ranks have come to the rendezvous or to a
-// group, and what ranks on other hosts are doing.
+// Tests what ranks read from the job's key-value store: which ranks have joined the rendezvous or a
+// process group, and what the ranks on other hosts do.
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -94,7 +94,7 @@ WorldWatchPtr watch_of(int rank, int world_size, const StorePtr& store = nullptr
   return std::make_shared<WorldWatch>(settings, std::move(records), store);
 }
 
-/// Calls all_come_at_once() for a group "tp" of a rank that has made `earlier` groups named "tp".
+/// Calls all_come_at_once() for a group "tp" of a rank that has had `earlier` groups named "tp".
 bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::vector<int>& ranks,
                     int earlier) {
   const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());

@@ -44,7 +44,7 @@ namespace {
 
 constexpr std::size_t kBytes = std::size_t{64} << 20;
 
-/// Returns how many page faults occur while kBytes bytes are allocated and written.
+/// Allocates and writes kBytes bytes, and returns the number of page faults.
 [[maybe_unused]] long pages_cleared() {
   rusage before{};
   getrusage(RUSAGE_SELF, &before);

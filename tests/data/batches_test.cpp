@@ -47,7 +47,7 @@ TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
 }
 
-/// Returns the first token of rows `first` to `last` - 1. Row indices count over all batches.
+/// Returns the first token of each of the rows [first, last). Row indices count over all batches.
 std::vector<std::int64_t> FirstTokens(const BatchLoader& loader, std::int64_t batch,
                                       std::int64_t first, std::int64_t last) {
   std::vector<std::int64_t> tokens;
@@ -164,7 +164,7 @@ TEST(BatchLoader, RefusesInvalidStepsRowsSizesAndTokens) {
        {"weight", [] { BatchLoader(Sources({3, 3}, {1, -1}), {.batch = 1}); }, {"-1"}}});
 }
 
-/// Micro-batch i must have the same rows on a single rank as on several ranks together.
+/// Micro-batch i must have the same rows on any number of ranks.
 TEST(BatchLoader, MicroBatchesDoNotDependOnTheRankCount) {
   const BatchLoader loader = Loader(Positions(100), 12, 4, 100);
   const at::Tensor whole = loader.load(1, {{0, 12}}).inputs;
@@ -280,7 +280,7 @@ class PairTokenizer final : public Tokenizer {
   std::string decode(const Tokens& /*tokens*/) const override { return ""; }
 };
 
-/// Returns inputs and targets of the last sample (6 tokens) of a JSON line. The end token is 0.
+/// Returns inputs and targets of the last sample (6 tokens) of the JSON text `line`. End token: 0.
 std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {}) {
   bool given = false;
   const JsonLines lines = [&]() -> std::optional<std::pair<std::string, std::string>> {

@@ -103,7 +103,7 @@ class Bytes : public Tokenizer {
   }
 };
 
-/// Like SentencePiece, decodes bytes outside of UTF-8 characters to replacement characters.
+/// Decodes bytes that are not valid UTF-8 to replacement characters, as SentencePiece does.
 class ReplacingBytes final : public Bytes {
  public:
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
@@ -119,8 +119,8 @@ class ReplacingBytes final : public Bytes {
   }
 };
 
-/// Removes the spaces at the start of a decoded text, as many SentencePiece models do. The text "#"
-/// is a special token.
+/// Removes leading spaces of a decoded text, as many SentencePiece models do. The special token is
+/// "#".
 class StrippingBytes final : public Bytes {
  public:
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
@@ -174,7 +174,7 @@ TEST(StreamDecoder, SkipsIdsBeyondTheVocabulary) {
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {beyond}), {word, beyond, word, beyond + 100}),
             (Pieces{"a", "", " a", "", ""}));
   EXPECT_ERROR(StreamDecoder(tokenizer).push(-1), "-1");
-  // If the constructor gets earlier tokens, the first pushed word keeps its leading space.
+  // If the StreamDecoder's constructor gets earlier tokens, the first word keeps its leading space.
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {word}), {word}), (Pieces{" a", ""}));
 }
 

@@ -12,7 +12,7 @@
 
 namespace {
 
-/// Returns an address, which libtorch only compares with null.
+/// Returns an address that libtorch only compares with nullptr.
 CUcontext context() {
   static int mark = 0;
   return reinterpret_cast<CUcontext>(&mark);

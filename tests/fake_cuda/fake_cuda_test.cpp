@@ -87,8 +87,8 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   expect_ok(cudaStreamQuery(stream));
 }
 
-/// The first stream changes a value from 1 to 0, but is blocked. The second stream (if `waits`,
-/// after the first stream) copies the value. Returns the copy during and after the block.
+/// A blocked first stream will change a value from 1 to 0. A second stream copies the value; if
+/// `waits`, after the first stream. Returns the copied value during and after the block.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();
@@ -117,7 +117,7 @@ TEST(FakeStreams, SynchronizeOnlyThroughEvents) {
   EXPECT_EQ(copies_of_two_streams(/*waits=*/false), std::pair(1, 1));
 }
 
-/// Starts a copy of `host` to a device while `host` is 1. The copy runs when `host` is 2.
+/// Starts a copy of *host to the device when *host is 1. The copy runs after *host became 2.
 int copy_of_changed(int* host) {
   cudaStream_t stream = new_stream();
   Gate gate(stream);
@@ -312,7 +312,7 @@ std::vector<float> counting(int first, std::size_t count) {
   return values;
 }
 
-// A number of elements that does not fit into the byte queue between two ranks.
+// A message size, in elements, that exceeds the byte queue between two ranks.
 constexpr std::size_t kMany = 100'000;
 
 TEST(FakeNccl, TransfersMoreThanItsQueueHolds) {
@@ -401,8 +401,8 @@ class TwoCommunicators {
     call(reversed ? first_ : second_);
   }
 
-  /// Waits for this rank's streams only. The device also has streams of the other rank, and these
-  /// streams can wait for this rank.
+  /// Waits only for the streams of this rank. The other rank's streams on the same device can wait
+  /// for this rank, so waiting for the device could deadlock.
   void synchronize() const {
     first_.synchronize();
     second_.synchronize();

@@ -60,7 +60,7 @@ std::vector<testing::Indices> owned(const testing::Indices& mesh,
   return out;
 }
 
-/// Returns all pairs of Digits on a 2 x 3 mesh. A Digit is a factor of a dimension's size.
+/// Returns all pairs of Digits (factors of a dimension's size) on a 2 x 3 mesh.
 std::vector<std::vector<Digit>> digit_pairs() {
   const std::vector<std::vector<int>> orders{{}, {0}, {1}, {0, 1}, {1, 0}};
   std::vector<std::vector<Digit>> out;
@@ -93,8 +93,8 @@ TEST(Layout, CanonicalFormOwnsTheSameIndices) {
   }
 }
 
-/// If two neighbouring Digits (factors of a dimension's size) own the same indices as a single
-/// larger Digit, the layout must store the larger Digit.
+/// If two neighbouring Digits (factors of a dimension's size) give each rank the same indices as
+/// one larger Digit, the layout must store the larger Digit.
 TEST(Layout, MergesDigitsThatEqualOneLargerDigit) {
   const testing::Indices mesh{2, 3};
   int merged = 0;
@@ -264,7 +264,7 @@ TEST(LayoutMath, LocalSizesAndGlobalIndicesMatchTheOwnedIndices) {
   });
 }
 
-/// The boxes of a rank must cover each element of its local tensor once.
+/// The Boxes (blocks of global indices) of a rank must cover its local tensor exactly once.
 TEST(LayoutMath, BoxesCoverTheLocalTensorOnce) {
   for_each_place([](const Case& c, const Layout& layout, const Indices& at) {
     std::int64_t covered = 0;

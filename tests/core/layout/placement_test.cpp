@@ -90,8 +90,8 @@ TEST(ToLayout, RefusesInvalidPlacements) {
        {"no factor", making({2}, {StridedShard{0, 0}}, {8}), {"split factor below 1"}}});
 }
 
-/// Converts all lists of Shard(0), StridedShard and Replicate for an even size to layouts and back.
-/// Ranks must have PyTorch's indices. The converted lists must be equivalent to the originals.
+/// Converts placement lists of Shard(0), StridedShard and Replicate to layouts and back. Each rank
+/// must have the indices that PyTorch gives it. The new lists must be equivalent to the old lists.
 void check_all_even_lists(const Indices& mesh) {
   std::int64_t size = 60;
   for (const auto m : mesh) {

@@ -40,7 +40,7 @@ std::string name(const Step& step) {
 
 using Names = std::vector<std::string>;
 
-/// Returns the steps that redistribute a float tensor of sizes 64 x 32 x 16.
+/// Returns the names of the steps that redistribute a float tensor of sizes 64 x 32 x 16.
 Names steps(const Indices& mesh, const Placements& from, const Placements& to) {
   const Indices sizes{64, 32, 16};
   Names out;
@@ -106,7 +106,7 @@ TEST(RedistributePlan, HasTheStepsOfFsdpTensorAndSequenceParallelism) {
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, R}), Names{"all-gather 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, P}, {S0, S1}), Names{"reduce-scatter 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, S2}), Names{"all-to-all 1>2 m1"});
-  // The plan from [S0, S1] to [S1, S0] shards tensor dimension 2 in an intermediate step.
+  // In an intermediate step from [S0, S1] to [S1, S0], tensor dimension 2 is sharded.
   EXPECT_EQ(steps({8, 8}, {S0, S1}, {S1, S0}).size(), 3U);
 }
 
@@ -152,7 +152,7 @@ std::vector<std::string> cells_of(const std::string& row) {
   return cells;
 }
 
-/// Returns a row of the table in docs/redistribution.md. Bytes are bold if PyTorch sends more.
+/// Returns a table row of docs/redistribution.md. Tessera's bytes are bold if PyTorch sends more.
 std::string row_of(const std::vector<std::string>& cells) {
   const auto mesh = numbers_in(cells[0]);
   const auto from = placements_in(cells[1]), to = placements_in(cells[2]);

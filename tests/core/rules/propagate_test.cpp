@@ -48,8 +48,8 @@ TEST(Propagate, KeepsTheMeshOrderOfLargerAndWrittenTensors) {
               {fsdp_over_tp, layout({{{0, {0, 1}}}, {}})});
 }
 
-/// The layouts must not depend on the batch size: a rank without rows would call an all-gather that
-/// the other ranks do not call.
+/// The batch size must not affect the chosen layouts. Otherwise, a rank without rows could call an
+/// all-gather that the other ranks do not call.
 TEST(Propagate, ChoosesTheSameLayoutOnRanksWithoutRows) {
   const LayoutPtr rows = Layout::intern(kMesh, {{{0, {1}}}, {}}, {});
   const LayoutPtr whole = Layout::intern(kMesh, {{}}, {});
@@ -70,7 +70,7 @@ TEST(Propagate, ViewsKeepShardsOfSplitAndMergedDimensions) {
   };
   expect({3, 8}, {24}, last, last, strided);
   expect({24}, {3, 8}, strided, strided, last);
-  // The first tensor has no elements, as on a rank that has no sequences of the batch.
+  // The first tensor is empty, as on a rank whose part of the batch has no sequences.
   expect({0, 26, 20}, {0, 20}, {{}, {}, {{0, {1}}}}, {{}, {}, {{0, {1}}}}, last);
   expect({16}, {2, 8}, both, both, {{{0, {0}}}, {{0, {1}}}});
   expect({12}, {6, 2}, both, {{{0, {0}}}}, {{{0, {0}}}, {}});
@@ -180,8 +180,8 @@ TEST(RuleRegistry, AttentionHasStatisticsOnlyOnRequest) {
   }
 }
 
-// The following tables list the layouts that propagate() chooses for inputs and results. The tables
-// of tests/dtensor/family have other calls.
+// The following tables list the layouts that propagate() chooses for inputs and results. Tables of
+// other operators: tests/dtensor/family.
 
 using Sizes = std::vector<std::int64_t>;
 
@@ -272,8 +272,8 @@ INSTANTIATE_TEST_SUITE_P(
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kSigned, 4}}, "P", "R -> R"},
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kBool, 1}}, "Pmax", "R -> R"}));
 
-// In an in-place call, the written tensor keeps its layout. The other arguments are redistributed
-// to this layout.
+// In-place operators keep the layout of the tensor that they write, and redistribute the other
+// arguments to this layout.
 INSTANTIATE_TEST_SUITE_P(
     Inplace, RuleExpectations,
     ::testing::Values(

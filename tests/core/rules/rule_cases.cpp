@@ -16,7 +16,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Rounds to multiples of 2^-20, so that the sum of the terms of a Partial tensor is exact.
+/// Rounds to multiples of 2^-20, so that the terms of a Partial tensor add up exactly.
 at::Tensor exact(const at::Tensor& values) {
   return at::round(values * 1048576.0) / 1048576.0;
 }
@@ -337,8 +337,6 @@ std::vector<RuleCase> pointwise_cases() {
   return cases;
 }
 
-// The following functions return cases of neural-network operators.
-
 namespace {
 
 std::vector<RuleCase> matmul_cases() {
@@ -454,8 +452,6 @@ std::vector<RuleCase> list_cases() {
       row("_foreach_max", tensor_list({reals({7, 5}), reals({6})})),
   };
 }
-
-// The following functions return cases of the operators of this library (src/dtensor/fused/).
 
 namespace {
 

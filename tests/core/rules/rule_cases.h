@@ -19,19 +19,19 @@ struct RuleCase {
 
 using Ints = std::vector<std::int64_t>;
 
-/// The next four functions return tensors: reals() has values of both signs, units() values in
-/// (0, 1), indices() integers below `limit`, and mask() booleans.
+/// Return test tensors. reals(): values of both signs; units(): values in (0, 1); indices():
+/// integers in [0, limit); mask(): booleans.
 at::Tensor reals(Ints sizes);
 at::Tensor units(Ints sizes);
 at::Tensor indices(Ints sizes, std::int64_t limit);
 at::Tensor mask(Ints sizes);
 
 c10::List<at::Tensor> tensor_list(std::initializer_list<at::Tensor> tensors);
-/// Returns a list of index tensors, in which None stands for undefined tensors.
+/// Returns a list of index tensors, as at::index() takes it. Undefined tensors become None.
 c10::List<std::optional<at::Tensor>> index_list(std::initializer_list<at::Tensor> tensors);
 
-/// Returns a case of `op`, a libtorch operator named without "aten::". Missing arguments get the
-/// defaults of the schema.
+/// Returns a test case of the libtorch operator `op`, without "aten::". Arguments that are not
+/// given get the defaults of the operator's schema.
 RuleCase make_case(const std::string& op, std::vector<c10::IValue> arguments);
 
 template <class... Arguments>

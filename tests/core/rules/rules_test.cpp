@@ -18,8 +18,8 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Values = std::vector<c10::IValue>;
 
-/// Distributes `whole` in a random layout. Integers and masks never become Partial. A layout has at
-/// most one reduction, because a result of several reductions depends on their order.
+/// Distributes `whole` in a random layout. Integers and booleans never become Partial. Layouts have
+/// at most one Partial reduction, because the order of different reductions changes the value.
 at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937& engine) {
   static const std::vector<ReduceOp> kOps{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                           ReduceOp::kMin};
@@ -33,7 +33,7 @@ at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937&
                           sizes);
 }
 
-/// Returns the results of the call, followed by the arguments, which an in-place call changes.
+/// Returns the results and the arguments of the call: an in-place operator changes arguments.
 Tensors run(const RuleCase& rule_case, Values arguments) {
   const auto dot = rule_case.op.find('.');
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
@@ -52,14 +52,14 @@ double tolerance_of(const Tensors& tensors) {
   return std::ranges::any_of(tensors, single) ? 1e-5 : 1e-9;
 }
 
-/// Returns whether sizes and types are equal, and values are equal within the tolerance.
+/// Returns whether sizes and dtypes are equal, and values are equal within `tolerance`.
 bool agree(const at::Tensor& a, const at::Tensor& b, double tolerance) {
   const auto type = a.is_complex() ? at::kComplexDouble : at::kDouble;
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
          at::allclose(a.to(type), b.to(type), tolerance, tolerance, true);
 }
 
-/// Calls the operator on tensors in random layouts. Returns an error message, or "".
+/// Calls the operator of `rule_case` on tensors in random layouts. Returns an error message, or "".
 std::string problem_of(const RuleCase& rule_case, const Tensors& expected, const DeviceMesh& mesh,
                        std::mt19937& engine) {
   std::string how;

@@ -37,7 +37,7 @@ TEST_ON_MESH(CallKey, DistinguishesMetaTensors, {2}, {"x"}) {
   EXPECT_TRUE(at::equal(x, x.clone()));
 }
 
-// A view along a sharded dimension copies data, so calls with the view need a separate cache entry.
+// A view along a sharded dimension copies data, so calls with such a view need another cache key.
 TEST_ON_MESH(CallKey, DistinguishesViewsThatCopyData, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({4, 2}), mesh, {Shard{0}});
   const auto view = x.slice(0, 1, 3);
@@ -75,8 +75,8 @@ TEST(DispatchCache, ReleasesMeshesWhenCleared) {
   EXPECT_TRUE(world.expired());
 }
 
-// Operators usually get unboxed arguments. In an operator mode, operators get the arguments on a
-// stack. Both forms of a call must have the same key in the dispatch cache.
+// Operators usually get unboxed arguments; in an operator mode, they get the arguments on a stack.
+// Both forms of a call must have the same key in the dispatch cache.
 
 using Arguments = std::vector<c10::IValue>;
 
@@ -96,7 +96,7 @@ at::Tensor wrapped(const at::Scalar& number) {
   return tensor;
 }
 
-/// For each argument type: calls of an operator with different values, which need different keys.
+/// Returns, for each argument type, calls whose argument values differ: their keys must differ.
 std::vector<UnboxedCalls> all_calls() {
   const auto x = spread(values({4, 4}).abs()), y = spread(values({4, 4}, 1).abs(), Replicate{});
   const auto q = spread(values({2, 2, 4, 8})), flat = spread(values({4, 1, 6}));

@@ -58,7 +58,7 @@ struct Cost {
   int storages = 0;
 };
 
-/// Counts heap allocations and storages of the fourth run of `call`. Three runs fill the caches.
+/// Counts heap allocations and storages of `call`, run a fourth time: the caches are then full.
 Cost cost_of(const Call& call, const Tensors& inputs) {
   const auto counter = std::make_shared<StorageCounter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);

@@ -46,7 +46,7 @@ Stack run(const c10::OperatorHandle& op, Stack stack) {
   return stack;
 }
 
-/// Values for the arguments of a call. tensor(i) returns the tensor argument with index i.
+/// Argument values for operator calls. tensor(i) returns the i-th tensor argument, counted from 0.
 struct Profile {
   at::Tensor (*tensor)(int number);
   std::int64_t integer;
@@ -92,7 +92,7 @@ const std::vector<Profile>& profiles() {
   return all;
 }
 
-/// Returns a value for `argument`; nullopt for unsupported types, such as strings.
+/// Returns a value for `argument`; nullopt if the test supports no values of the argument's type.
 std::optional<c10::IValue> value_of(const c10::Argument& argument, const Profile& profile,
                                     int& number) {
   using Kind = c10::TypeKind;
@@ -202,7 +202,7 @@ std::vector<Call> calls() {
   return found;
 }
 
-/// Describes how `found` differs from `expected`; "" if equal.
+/// Describes how `found` differs from the result `expected`; "" if both are equal.
 std::string fault_of(const c10::IValue& found, const c10::IValue& expected) {
   if (found.isTensorList()) {
     std::string faults;
@@ -237,7 +237,7 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// Runs `call` with replace(t) in place of each tensor t. Describes the failure; "" if none.
+/// Runs `call` with replace(t) for each tensor t. Returns a description of the failure, or "".
 template <class Replace>
 std::string outcome(const Call& call, Replace replace) {
   try {

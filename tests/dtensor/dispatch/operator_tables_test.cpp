@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::string_view kNamespace = "aten::";
 
-/// Key: an operator's name, such as "add". Value: its overloads, such as " .Scalar .Tensor".
+/// Maps an operator's name, such as "add", to its overloads, such as " .Scalar .Tensor".
 using Overloads = std::map<std::string, std::string>;
 
 Overloads by_operator(std::vector<std::string> names) {
@@ -56,8 +56,8 @@ void write_family(std::ostream& out, const RuleFamily& family) {
   out << " |\n";
 }
 
-/// Returns the text of each trait for docs/operators/operators.md. A text continues the sentence
-/// "For OPERATOR, ...".
+/// Maps each trait of operators to its text in docs/operators/operators.md, which continues the
+/// sentence "For OPERATOR, ...".
 const std::map<detail::Trait, const char*>& texts_of_traits() {
   using detail::Trait;
   static const std::map<Trait, const char*> texts{
@@ -163,8 +163,8 @@ TEST(OperatorList, MatchesTheDocumentation) {
          "TESSERA_UPDATE_DOCS=1 in the environment";
 }
 
-// Each row of detail::trait_rows() must name existing operators that have the row's trait.
-// docs/operators/operators.md lists these operators.
+// Operators named in a row of detail::trait_rows() must exist and have the row's trait. These
+// operators are listed in docs/operators/operators.md.
 
 using detail::OperatorInfo;
 using detail::Trait;

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// Tests operators of distributed and plain tensors. A plain tensor that can differ between ranks is
-// refused. In a ReplicationScope, a plain tensor has the same gradient as on a single rank.
+// Tests operators on a distributed and a plain tensor. Plain tensors that can differ between ranks
+// are refused. In a ReplicationScope, gradients of plain tensors equal those on a single rank.
 
 namespace {
 
@@ -46,7 +46,7 @@ TEST_ON_MESH(PlainNumber, CanBeALiteral, {2}, {"dp"}) {
   }
 }
 
-/// A function of a distributed 5 x 3 tensor `d` and a plain tensor `number`.
+/// A function of a distributed 5 x 3 tensor `d` and a plain tensor `number`, to be differentiated.
 struct NumberCase {
   std::string name;
   std::function<at::Tensor(const at::Tensor& d, const at::Tensor& number)> compute;
@@ -168,8 +168,8 @@ TEST_ON_MESH(Initialiser, ConstantAndRandomFillsWorkOnAShardedParameter, {2}, {"
   EXPECT_EQUAL(torch::nn::init::dirac_(kernel), expected);
 }
 
-// Operators take plain and distributed tensors. The first and second derivatives with respect to
-// the plain tensor must be plain, and must equal the derivatives on one rank.
+// Operators take a plain and a distributed tensor. First and second derivatives with respect to the
+// plain tensor must be plain, and must equal the derivatives computed on one rank.
 
 namespace plain_gradients {
 

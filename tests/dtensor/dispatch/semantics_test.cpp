@@ -186,7 +186,7 @@ TEST_ON_MESH(MixedArguments, ErrorNamesThePlainTensors, {2}, {"tp"}) {
 
 using detail::CallKind;
 
-/// Returns rank 0's distributed tensor in a world of two ranks. The fake world has no rank 1.
+/// Returns the distributed tensor of rank 0 in a fake world of two ranks: rank 1 does not exist.
 at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
   static const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   return distribute_tensor(tensor, mesh, {placement}).tensor().detach();
@@ -223,7 +223,7 @@ std::vector<KindCase> kind_cases() {
       {"NothingToMove", "aten::mm", {rows, whole}, kDirect},
       {"APlainTensorThatStays", "aten::mul.Tensor", {whole, values({4, 4})}, kDirect},
       {"AnOperatorOfThisLibrary", "tessera::silu_mul", {rows, rows}, kDirect},
-      // `thin` has 2 rows on rank 0 and 1 row on rank 1, so libtorch's strides would differ.
+      // `thin` has 2 rows on rank 0 and 1 row on rank 1: libtorch chooses different strides.
       {"AResultOfThinParts", "aten::sum.dim_IntList", {thin, first}, kLocal},
       {"AResultOfThickParts", "aten::sum.dim_IntList", {rows, first}, kDirect},
       {"AnInputToMove", "aten::_softmax", {rows, 0, false}, kLocal},

@@ -58,8 +58,8 @@ void add_operation(std::string& text, const Operation& operation) {
   }
 }
 
-/// The results of running an operation. The gradient of an operand is undefined if autograd
-/// computes no gradient of this operand.
+/// Results and gradients of an operation. An operand's gradient is undefined if autograd computes
+/// none.
 struct Outcome {
   Tensors results, gradients;
   std::string layout_of_results, layout_of_gradients;
@@ -101,7 +101,7 @@ std::string layouts_of(const Tensors& tensors) {
   return text;
 }
 
-/// Returns calls and bytes of each collective, summed over all process groups.
+/// Formats the number of calls and bytes of each collective, summed over all process groups.
 std::string describe(const CommunicationScope& scope) {
   std::map<std::string, comm::Traffic> sums;
   for (const auto& [key, traffic] : scope.table()) {
@@ -187,8 +187,8 @@ Tensors gradients_of(const Tensors& results, const Tensors& operands) {
                                /*create_graph=*/false, /*allow_unused=*/true);
 }
 
-/// Runs the operation. Floating-point operands require gradients, but are not leaves, because
-/// autograd would redistribute the gradient of a leaf to the layout of the leaf.
+/// Runs the operation. Floating-point operands require gradients, but are no autograd leaves,
+/// because autograd redistributes a leaf's gradient to the leaf's layout.
 Outcome run(const Operation& operation, Tensors operands, const DeviceMesh* mesh) {
   for (std::size_t i = 0; i < operands.size(); ++i) {
     const bool real = operation.operands[i].kind <= Operand::kPositive;
@@ -242,7 +242,7 @@ Outcome run_as(const Operation& operation, const std::string& layouts, const Dev
   return run(operation, distribute(values_of(operation), layouts, mesh), &mesh);
 }
 
-/// Runs the operation on plain operands. Random operations get replicated operands instead.
+/// Runs the operation on plain operands or, if the operation is random, on replicated operands.
 Outcome expected_of(const Operation& operation, const DeviceMesh& mesh) {
   if (operation.random) {
     return run_as(operation, replicated(operation, mesh), mesh);

@@ -38,16 +38,15 @@ struct Operation {
   std::function<Tensors(const Tensors&)> run;
   std::vector<LayoutCase> layouts;  ///< on a 2 x 2 mesh if placements have commas, else on 4 ranks
   bool differentiable;
-  bool random = false;  ///< if true: the expected results are those of replicated operands
+  bool random = false;  ///< true: compare with results of replicated operands
 };
 
 struct Family {
   const char* name;
   std::vector<Operation> operations;
 
-  /// `run` takes the operands and returns one or several tensors. A row has five columns: "operands
-  /// | results | forward | gradients | backward". The last two columns are missing if the operation
-  /// has no gradients.
+  /// `run` maps operand tensors to result tensors. Each row has five columns, "operands | results |
+  /// forward | gradients | backward"; the last two are missing if the operation has no gradients.
   template <class Run>
   Operation& add(const char* operation, std::vector<Operand> operands, Run run,
                  const std::vector<std::string>& rows) {
@@ -71,7 +70,7 @@ struct Family {
 /// row on a mesh.
 std::vector<Family> families();
 
-// The following functions return the parts of the family table.
+// The following functions return groups of operator families; families() returns all of them.
 std::vector<Family> elementwise_families();
 std::vector<Family> matmul_families();
 std::vector<Family> reduction_families();

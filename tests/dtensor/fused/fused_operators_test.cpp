@@ -87,7 +87,7 @@ std::vector<Function> functions() {
   return all;
 }
 
-/// Returns the names of this library's operators that `mode` saw, except tessera::redistribute.
+/// Returns the names of tessera:: operators that `mode` has listed, without tessera::redistribute.
 std::vector<std::string> own_names(const ListingMode& mode) {
   std::vector<std::string> names;
   std::ranges::copy_if(mode.names, std::back_inserter(names), [](const std::string& name) {
@@ -96,7 +96,7 @@ std::vector<std::string> own_names(const ListingMode& mode) {
   return names;
 }
 
-/// Returns leaves with the values of `tensors`. The first `count` leaves require gradients.
+/// Copies `tensors` to autograd leaves. The first `count` leaves require gradients.
 Tensors leaves(const Tensors& tensors, std::size_t count = 3) {
   Tensors all;
   for (const at::Tensor& tensor : tensors) {
@@ -109,7 +109,7 @@ Tensors leaves_of(const Function& function, const Tensors& inputs) {
   return leaves(inputs, function.differentiable);
 }
 
-/// Shards the rows of inputs with the sizes of the first input, and replicates other inputs.
+/// Shards dimension 0 of all inputs that have the first input's sizes, and replicates the others.
 Tensors spread(const Tensors& inputs, const comm::WorldPtr& world) {
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"x"});
   Tensors distributed;
@@ -183,7 +183,6 @@ TEST(FusedOperators, RunInInferenceMode) {
   }
 }
 
-/// Grouped-query attention: 4 query heads with 4 or 2 key-value heads.
 TEST(Attention, EqualsOneRankWithSplitBatchAndHeads) {
   for (const std::int64_t kv_heads : {4, 2}) {
     expect_attention_of_parts(
@@ -194,8 +193,8 @@ TEST(Attention, EqualsOneRankWithSplitBatchAndHeads) {
   }
 }
 
-// Each kernel computes attention to several ranges of keys, and the results are merged. The merged
-// result must equal attention to all keys. See attention_kernels_test.cpp for CUDA's kernels.
+// Attention to several ranges of keys is computed by one kernel call per range and then merged. The
+// result must equal attention to all keys. CUDA's kernels: attention_kernels_test.cpp.
 
 using at::SDPBackend;
 
@@ -209,7 +208,7 @@ at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
   return (scores + mask).softmax(-1).matmul(t[2].repeat_interleave(group, 1));
 }
 
-/// Inputs of attention with 14 keys: 4 with a mask, 5 without a mask, 5 with a causal mask.
+/// Inputs of attention to 14 keys: the first 4 have a mask, 5 have none, 5 have a causal mask.
 struct Parts {
   Tensors inputs{values({2, 6, 5, 8}), values({2, 3, 14, 8}, 1), values({2, 3, 14, 8}, 2)};
   at::Tensor edge = at::full({5, 4}, kHidden, at::kDouble).tril(-2);
@@ -361,8 +360,8 @@ TEST(ChunkedAttention, RefusesInvalidChunksAndDocuments) {
 }  // namespace tessera
 
 // Compares tessera::cross_entropy on logits that are sharded along the vocabulary with libtorch's
-// loss of the whole logits. operators_test.cpp tests the layouts of this operator.
-// tests/tensor_parallel tests the reduction of the losses.
+// loss on the whole logits. operators_test.cpp tests this operator's layouts; tests/tensor_parallel
+// tests how the losses are reduced.
 
 namespace tessera::row_losses_test {
 namespace {

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Tests reductions and scans along a sharded dimension, which send only as many bytes as the result
-// has. Some shards are short or empty. Values include ties, NaNs and infinities.
+// Tests reductions and scans along a sharded dimension, which must send only as many bytes as the
+// result has. Some shards are short or empty. Values include ties, NaNs and infinities.
 
 namespace {
 
@@ -35,7 +35,7 @@ OperatorCases lowering_cases() {
 INSTANTIATE_TEST_SUITE_P(Forms, Operators, ::testing::ValuesIn(lowering_cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// Expects that `function` gives equal results for plain values and for values that are sharded.
+/// Expects equal results of `function` for plain `values` and for sharded `values`.
 template <class Function>
 void expect_same(const at::Tensor& values, const Function& function) {
   const auto expected = function(values);
@@ -62,7 +62,7 @@ TEST(Norm, SumsHalfPrecisionInSinglePrecision) {
               [](const at::Tensor& t) { return at::linalg_vector_norm(t, 2, at::IntArrayRef{0}); });
 }
 
-// batch_norm redistributes the running statistics to the layout of x's channels, and back.
+// batch_norm redistributes running statistics to the layout of the channels of x, and then back.
 TEST(BatchNorm, UpdatesRedistributedStatistics) {
   const at::Tensor values = at::sin(at::arange(48, at::kDouble)).view({4, 3, 4});
   const at::Tensor statistics = at::arange(1, 13, at::kDouble).view({4, 3});

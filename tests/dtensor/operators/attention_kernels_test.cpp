@@ -1,6 +1,6 @@
-// Tests the sharding rules of attention kernels that exist only for CUDA. This file registers CPU
-// kernels in place of these. The CPU kernels return outputs like CUDA's kernels (undefined tensors,
-// sizes as integers, padded statistics).
+// Tests the sharding rules of attention operators that have only CUDA kernels. This file registers
+// CPU kernels for these operators, whose outputs have the form of the CUDA kernels' outputs
+// (undefined tensors, sizes as integers, padded statistics).
 
 #include <torch/library.h>
 

@@ -331,7 +331,7 @@ void check_quotient(const std::function<at::Tensor(const at::Tensor&)>& divide_e
   const auto expected = 8.0 / plain;
   expected.mul(values({7, 5}, 1)).sum().backward();
   RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    // The terms are 0.1, 0.2, 0.3 and 0.4 of the value: no term is 0 or the whole value.
+    // The ranks' terms are 0.1, 0.2, 0.3 and 0.4 times the value: none is 0 or the whole value.
     const auto term = plain.detach() * ((rank.rank() + 1) / 10.0);
     const auto leaf = DistributedTensor::from_local(term, mesh, {Partial{}});
     leaf.tensor().requires_grad_();
@@ -363,7 +363,7 @@ at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement
 }
 
 TEST_ON_RANKS(ThinShards, HaveTheSameStridesOnAllRanks, 4) {
-  // Shards of sizes [3, 1] and [3, 0] are contiguous with any strides.
+  // Shards of sizes [3, 1] and [3, 0] count as contiguous, whatever their strides are.
   const auto x = place(values({5, 3}), rank, Shard{0}).t();
   // The second x + x uses the dispatch cache.
   for (const auto& y : {x.exp(), x + x, x + x, at::where(x > 0, x, -x), x.clone()}) {
@@ -409,7 +409,7 @@ TEST_ON_RANKS(ThinShards, HaveGlobalStridesAfterInPlaceTranspose, 3) {
 const std::vector<Placement> kPlacementsInLists{Replicate{}, Shard{0}, Partial{},
                                                 Partial{ReduceOp::kMax}};
 
-/// Returns operators on two lists x and y. The operators write to the tensors in x.
+/// Returns operators that write to the tensors of a list x. Some also read a list y.
 const std::vector<testing::Named<void(Tensors, Tensors)>>& list_writes() {
   static const std::vector<testing::Named<void(Tensors, Tensors)>> all{
       {"add", [](auto x, auto y) { at::_foreach_add_(x, y); }},

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-// Tests operators that throw for values that only one rank has. With TESSERA_DEBUG=1, all ranks
-// throw, and the collectives of the ranks still match afterwards.
+// Tests operators that throw for values which only one rank has. With TESSERA_DEBUG=1, all ranks
+// must throw, and later collectives must still match between the ranks.
 
 namespace {
 
@@ -66,7 +66,7 @@ std::vector<BadCase> bad_cases() {
   };
 }
 
-/// Expects that `call` throws an error that names the operator, the rank and the remedy.
+/// Expects an error from `call` that names the operator and rank 2, and that tells what to correct.
 void expect_failure(const std::function<void()>& call, const std::string& name) {
   EXPECT_ERROR(call(), name, "failed on rank 2", "correct");
 }

@@ -30,7 +30,7 @@ at::Tensor sin_of_product(const at::Tensor& x, const at::Tensor& w) {
   return (x * w).sin();
 }
 
-/// An operator with an explicit gradient. Its autograd kernel is call().
+/// An operator whose backward is written by hand. Its autograd kernel is call().
 struct SinOfProduct : torch::autograd::Function<SinOfProduct> {
   static at::Tensor call(const at::Tensor& x, const at::Tensor& w) { return apply(x, w); }
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
@@ -57,8 +57,8 @@ struct CubeByHand : torch::autograd::Function<CubeByHand> {
   }
 };
 
-/// The rule of an elementwise operator. If `w` has fewer dimensions than `x`, `w` is broadcast over
-/// the first dimensions of `x`.
+/// A sharding rule for elementwise operators (x, w). If `w` has fewer dimensions than `x`, `w` is
+/// broadcast over the first dimensions of `x`.
 std::optional<ShardingRule> elementwise(const OpCall& call) {
   ShardingRule rule;
   ShardingRule::TensorFactors dims;
@@ -73,7 +73,7 @@ std::optional<ShardingRule> elementwise(const OpCall& call) {
   return rule;
 }
 
-/// The rule of a matrix product (a, b), which is linear in a.
+/// A sharding rule for a matrix product (a, b), which is linear in `a`.
 std::optional<ShardingRule> product_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int rows = rules::add_factor(rule, call.tensor(0).size(0));
@@ -130,14 +130,14 @@ TORCH_LIBRARY(tessera_test, library) {
   library.def("never_called(Tensor x) -> Tensor");
 }
 
-/// The rule of a linear elementwise operator, whose inputs can be Partial sums.
+/// A sharding rule for linear elementwise operators: inputs may be Partial sums.
 std::optional<ShardingRule> elementwise(const OpCall& call) {
   auto rule = own_operators::elementwise(call);
   rule->linear = {{{0}, ReduceOp::kSum}};
   return rule;
 }
 
-/// The rule of add_into(), which returns nothing. The rule's output is the written tensor.
+/// A sharding rule for add_into(), which returns nothing: the rule's output is the written tensor.
 std::optional<ShardingRule> adding(const OpCall& call) {
   auto rule = own_operators::elementwise(call);
   rule->linear = {{{0, 1}, ReduceOp::kSum}};

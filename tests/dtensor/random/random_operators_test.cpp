@@ -207,7 +207,7 @@ using testing::values;
 // The batch size 3 and the sequence length 5 are not multiples of 2 or 4.
 const std::vector<std::int64_t> kHeads{3, 4, 5, 8};
 
-/// The result of attention, and the gradients of query, key and value.
+/// The result of attention, followed by the gradients of query, key and value.
 using Results = std::array<at::Tensor, 4>;
 
 Results attend(const DeviceMesh& mesh, const Placements& placements, bool causal) {

@@ -31,7 +31,7 @@ at::Tensor combine(const at::Tensor& terms, ReduceOp op) {
   }
 }
 
-/// Returns the shard of `whole` at a mesh coordinate. Ignores Partial mesh dimensions.
+/// Returns the elements of `whole` at a mesh coordinate, as if Partial dimensions were replicated.
 at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordinate) {
   for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
     const auto indices = layout_indices(layout, dim, whole.size(dim), coordinate);
@@ -40,7 +40,7 @@ at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordina
   return whole;
 }
 
-/// Returns the local tensor at a mesh coordinate: the shard, or a rank's term of a Partial shard.
+/// Returns the local tensor at a mesh coordinate: a shard of `whole`, or a Partial shard's term.
 at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices& coordinate) {
   auto local = piece(whole, layout, coordinate);
   for (const auto& partial : layout.partial()) {
@@ -50,7 +50,7 @@ at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices
   return local;
 }
 
-/// Reduces the local tensors over all Partial mesh dimensions.
+/// Combines the local tensors of all ranks by the reductions of all Partial mesh dimensions.
 std::vector<at::Tensor> reduced(std::vector<at::Tensor> locals, const Layout& layout) {
   const auto all = coordinates(layout.mesh_sizes());
   for (auto partial = layout.partial().rbegin(); partial != layout.partial().rend(); ++partial) {
@@ -116,7 +116,7 @@ bool averages(const Layout& layout) {
                      [](const auto& partial) { return partial.op == ReduceOp::kAvg; });
 }
 
-/// Reduces `locals`, and compares the results with shards of `whole`: bitwise if `exact`.
+/// Reduces Partial `locals`, and compares them with the shards of `whole`; bitwise if `exact`.
 void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& layout,
                   bool exact) {
   const auto all = testing::coordinates(layout.mesh_sizes());
@@ -152,7 +152,7 @@ std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const In
   return bytes;
 }
 
-/// Returns the bytes that a rank sends. The name of a process group contains its mesh dimensions.
+/// Returns the bytes sent by a rank. Process groups in `table` are named by mesh dimensions.
 double sent(const comm::TrafficTable& table, const Indices& mesh) {
   double bytes = 0;
   for (const auto& [key, traffic] : table) {

@@ -210,7 +210,7 @@ class LoggedCommunicator final : public testing::ForwardingCommunicator {
   bool on_device_;
 };
 
-/// A 2 x 2 mesh whose groups write to `log`. `on_device`: groups keep call order, as on GPUs.
+/// Returns a 2 x 2 mesh that logs collectives. `on_device`: process groups keep call order.
 DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
   const int row = rank.rank() / 2, column = rank.rank() % 2;
   const auto dp = rank.world()->group({column, column + 2}, "logged dp");
@@ -236,8 +236,8 @@ TEST_ON_RANKS(AsyncRedistribute, WaitsAtTheFirstUse, 4) {
   EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
-// By default, asynchronous results are awaited in the order of the calls. On a device, which keeps
-// this order itself, a result is awaited when the program uses the result.
+// By default, asynchronous redistributions are awaited in the order of their calls. Devices keep
+// this order themselves, so there each result is awaited when the program uses it.
 TEST(AsyncRedistribute, OverlapsOnTwoGroups) {
   for (const bool on_device : {false, true}) {
     RunRanks(4, [&](Rank& rank) {

@@ -91,8 +91,8 @@ TEST(SetData, AcceptsADistributedTensorOfAnotherType) {
   EXPECT_TRUE(local_tensor(leaf.grad()).equal(counting_values({2, 3}).to(at::kDouble).mul(2)));
 }
 
-// An in-place operator may change the layout of the tensor that the operator writes. If no data
-// moves, the tensor keeps its memory, possibly with other strides.
+// An in-place operator may change its tensor's layout. If no data are sent between ranks, the
+// tensor keeps its memory, possibly with other strides.
 
 using testing::values;
 
@@ -131,7 +131,7 @@ TEST_ON_RANKS(WriteToTransposedView, ReachesTheBaseOnAOneRankDimension, 3) {
 
 using WithNumber = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& number)>;
 
-/// Compares type and value of run(x, number) for distributed and for plain `x`.
+/// Compares the dtype and the values of run(x, number) for a distributed x and for the plain x.
 void expect_types_of_libtorch(const DeviceMesh& mesh, const WithNumber& run, const at::Tensor& x,
                               const at::Scalar& number) {
   const auto expected = run(x.clone(), at::native::wrapped_scalar_tensor(number));
@@ -178,7 +178,7 @@ at::Tensor wrapped(double number) {
   return at::native::wrapped_scalar_tensor(number);
 }
 
-/// Each element has positive and negative terms: if one became infinite, the sum would be NaN.
+/// All elements are sums of positive and negative terms: infinite terms would add up to NaN.
 TEST_ON_MESH(PartialSums, HandleInfiniteFactors, {3}, {"x"}) {
   const std::vector<testing::Named<at::Tensor(at::Tensor)>> all{
       {"mul", [](auto x) { return at::mul(x, kInfinity); }},
@@ -217,8 +217,8 @@ TEST_ON_MESH(PartialSums, StayPartialForFiniteFactors, {3}, {"x"}) {
   EXPECT_EQ(DistributedTensor(at::div(x, 3.0)).placements(), Placements{Partial{}});
 }
 
-// from_local() computes the global sizes if the caller gives none. Errors name arguments that are
-// missing or that contradict each other.
+// from_local() computes global sizes that the caller does not give. Errors must name arguments that
+// are missing or that contradict each other.
 
 DistributedTensor from_part(const at::Tensor& whole, const DeviceMesh& mesh,
                             const Placements& placements) {

@@ -140,7 +140,7 @@ TEST(Printing, ErrorOfPlainPrintingNamesToString) {
 // With TESSERA_DEBUG=1, from_local() and distribute_tensor() compare the tensors of all ranks. All
 // ranks throw, even if only one rank finds an error.
 
-/// Returns each rank's error message. No rank may wait for a rank that has thrown.
+/// Returns the error message of each rank. No rank may wait for another rank that has thrown.
 std::vector<std::string> errors_of(const testing::Body& body) {
   std::vector<std::string> errors(2);
   RunRanks(2, [&](Rank& rank) {
@@ -152,7 +152,7 @@ std::vector<std::string> errors_of(const testing::Body& body) {
   return errors;
 }
 
-/// Two ranks pass different arguments. The error of a rank must contain that rank's text.
+/// Two ranks pass different arguments. Each rank's error must contain the text for that rank.
 struct Disagreement {
   const char* what;
   testing::Body act;

@@ -17,13 +17,13 @@ using testing::values;
 struct ViewCase {
   const char* name;
   std::function<void(at::Tensor&)> write;
-  /// Whether the write needs no communication, so that a StrictScope allows the write. `rows`: for
-  /// Shard(0); `columns`: for Shard(1).
+  /// Whether a StrictScope allows the write, which then needs no communication: `rows` if the
+  /// tensor has placement Shard(0), `columns` if it has Shard(1).
   bool rows = true;
   bool columns = true;
 };
 
-/// Writes through a view of y = 2 * x. Returns y and the gradient of sum(y^3) in x.
+/// Computes y = 2 * x and writes through a view of y. Returns y and the gradient of sum(y^3) in x.
 std::pair<at::Tensor, at::Tensor> run(const ViewCase& c, const at::Tensor& x) {
   auto y = x.mul(2);
   c.write(y);
@@ -100,8 +100,8 @@ TEST_ON_MESH(InferredSize, IsTheGlobalSizeForAnEmptyShard, {4}, {"dp"}) {
 }
 
 // Elements of an expanded tensor share memory. If libtorch accepts an in-place operator on a plain
-// expanded tensor, the operator must work on a distributed one in each placement. Otherwise all
-// ranks must throw.
+// expanded tensor, distributed expanded tensors must accept the operator with any placement. If
+// libtorch throws, all ranks must throw.
 
 TEST_ON_MESH(ExpandedTensor, IsWrittenLikeOnOneRank, {3}, {"x"}) {
   const std::vector<testing::Named<void(at::Tensor)>> writes{
@@ -137,7 +137,7 @@ TEST_ON_MESH(ExpandedTensor, RefusesOverlappingWritesOnAllRanks, {3}, {"x"}) {
 
 using Change = std::function<at::Tensor(at::Tensor x)>;
 
-/// Calls `change` on a plain and a distributed tensor. Expects equal results and equal writes.
+/// Calls `change` on a plain and a distributed tensor. Expects the same result and the same writes.
 void expect_as_one_rank(const Change& change) {
   auto plain = at::arange(42, at::kDouble).view({6, 7});
   const auto expected = change(plain);
@@ -215,7 +215,7 @@ TEST(DetachedView, WritesAreDifferentiatedInAnyModeAndThread) {
   });
 }
 
-/// Calls `fill` on rows 1 to 3 of a 5 x 3 tensor of ones. Returns the whole tensor.
+/// Fills rows 1 to 3 of a 5 x 3 tensor of ones by `fill`. Returns the whole tensor.
 template <class Fill>
 at::Tensor filled(Rank& rank, const Placement& placement, const Fill& fill) {
   manual_seed(1);

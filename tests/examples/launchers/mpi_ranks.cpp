@@ -37,7 +37,7 @@ void run_rank() {
                 rank);
   compute_on(scope.world());
 
-  // `part` is a communicator of ranks 2 and 0, in this order, or of rank 1 alone.
+  // `part` contains ranks 2 and 0, in this order, or only rank 1.
   MPI_Comm part = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &part);
   const comm::WorldScope part_scope(comm::world_from_mpi(part));
@@ -48,7 +48,7 @@ void run_rank() {
   TESSERA_CHECK(part_scope.world()->rank() == (rank == 0 ? 1 : 0), "rank ", rank, " became ",
                 part_scope.world()->rank());
   compute_on(part_scope.world());
-  // Rank 1 has made fewer worlds by rendezvous than ranks 0 and 2. All ranks must join this world.
+  // Rank 1 has made fewer worlds by rendezvous than ranks 0 and 2, but all ranks must join here.
   const comm::WorldScope launched(comm::world_from_environment());
   compute_on(launched.world());
   MPI_Barrier(MPI_COMM_WORLD);

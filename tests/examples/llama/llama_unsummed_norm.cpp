@@ -1,5 +1,5 @@
-// llama_train with an error that experiments must find. Tensor parallelism sums the gradients of
-// all norms over the ranks in one all-reduce. Here the gradient of a single norm is not summed.
+// llama_train with an intentional error. Tensor parallelism sums the gradients of all norms over
+// the ranks in one all-reduce. This program leaves one norm out of the all-reduce.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,8 +22,8 @@ class Done final : public comm::Work {
   void wait() override {}
 };
 
-/// Leaves one norm out of each all-reduce whose number of elements is that of all norms. Choose the
-/// batch and sequence sizes so that no other all-reduce has this size.
+/// Leaves one norm out of every all-reduce that has as many elements as all norms together. With
+/// suitable batch and sequence sizes, no other all-reduce has this number of elements.
 class UnsummedNorm final : public testing::ForwardingCommunicator {
  public:
   UnsummedNorm(comm::CommunicatorPtr inner, std::int64_t norms, std::int64_t elements)

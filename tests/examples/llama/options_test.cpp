@@ -247,7 +247,7 @@ TEST_P(ResolvedFlags, RoundTripThroughTheConfigFile) {
   const TemporaryFolder folder;
   const std::string file = (folder / "run.toml").string();
   WriteFile(file, options.resolved);
-  // run.toml does not list paths that follow from --output-dir.
+  // Paths that follow from --output-dir are not listed in run.toml.
   Flags again{"--config-file", file};
   if (!options.output_dir.empty()) {
     again.insert(again.end(), {"--output-dir", options.output_dir});

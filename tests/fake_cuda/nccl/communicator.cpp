@@ -98,7 +98,7 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{30};
 
-/// The fault init:K: the call that makes the K-th communicator never returns.
+/// Fault init:K of the environment: the call that makes the K-th communicator never returns.
 void hang_on_demand() {
   static std::atomic<std::int64_t> begun = 0;
   const std::int64_t number = ++begun;
@@ -107,7 +107,7 @@ void hang_on_demand() {
   }
 }
 
-/// The fault slow-end:K: the end of the K-th communicator takes one second longer.
+/// Fault slow-end:K of the environment: ending the K-th communicator takes one second longer.
 void end_slowly_on_demand() {
   static std::atomic<std::int64_t> ended = 0;
   if (settings().fault("slow-end") == ++ended) {
@@ -181,7 +181,7 @@ ncclResult_t check_places(const CommunicatorPtr& communicator) {
   return places.empty() ? ncclRemoteError : ncclSuccess;
 }
 
-/// Sets `out` to a property of the communicator; to 0 if the handle is invalid.
+/// Sets *out to a property of the communicator, or to 0 if the handle is invalid.
 ncclResult_t query(ncclComm_t handle, int* out, int (Communicator::*number)() const) {
   const CommunicatorPtr communicator = find(handle);
   *out = communicator == nullptr ? 0 : ((*communicator).*number)();

@@ -21,10 +21,10 @@ namespace fake_cuda {
 std::size_t bytes_of(ncclDataType_t type);
 std::string name_of(ncclDataType_t type);
 
-/// Whether reduce() supports a reduction of a type.
+/// Whether reduce() supports the reduction `op` for values of `type`.
 bool can_reduce(ncclDataType_t type, ncclRedOp_t op);
 
-/// Sets each output[i] to the reduction of all inputs[r][i]. `output` can be one of the inputs.
+/// For each index i, reduces all inputs[r][i] to output[i]. `output` may be one of the inputs.
 void reduce(void* output, const std::vector<const void*>& inputs, std::size_t count,
             ncclDataType_t type, ncclRedOp_t op);
 
@@ -41,10 +41,10 @@ class Mailbox {
   Mailbox& operator=(const Mailbox&) = delete;
   ~Mailbox();
 
-  /// Puts bytes into the queue to `rank`. Returns how many bytes fitted into the queue.
+  /// Writes bytes to the queue for `rank`. Returns the number of bytes for which there was space.
   std::size_t push(int rank, const std::byte* data, std::size_t bytes);
 
-  /// Takes bytes from the queue from `rank`. Returns how many bytes were in the queue.
+  /// Reads bytes from the queue filled by `rank`. Returns how many bytes were read.
   std::size_t pull(int rank, std::byte* data, std::size_t bytes);
 
  private:
@@ -82,17 +82,17 @@ class Communicator {
   int device() const { return device_; }
   Mailbox& mailbox() const { return *mailbox_; }
 
-  /// Takes the index of the next operation. The caller must lock issue_mutex().
+  /// Takes the index of the communicator's next operation. The caller must lock issue_mutex().
   std::uint64_t take_turn() { return issued_++; }
-  /// Whether all operations with an index below `turn` have ended.
+  /// Whether all operations of this communicator with an index below `turn` have ended.
   bool has_turn(std::uint64_t turn) const { return ended_ == turn; }
   void end_turn() { ++ended_; }
 
-  /// Makes running and later operations end. These operations move no more data.
+  /// Ends running operations, and later operations at once. Such operations move no more data.
   void abort() { aborted_ = true; }
   bool aborted() const { return aborted_; }
 
-  /// Simulates a lost rank: this rank's later operations never start, and other ranks hang.
+  /// Simulates a lost rank: later operations of this rank never start, so other ranks hang.
   void lose() { lost_ = true; }
   bool lost() const { return lost_; }
 
@@ -125,14 +125,14 @@ class Communicator {
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
-/// Locked while a NCCL group takes an index (turn) in each of its communicators. All communicators
-/// then run two groups in the same order, so groups cannot deadlock.
+/// Locked while a NCCL group takes an operation index in each of its communicators. All
+/// communicators then run two groups in the same order, so the groups cannot deadlock.
 std::mutex& issue_mutex();
 
-/// Returns the communicator of `handle`. After forget(), counts a violation and returns null.
+/// Returns the communicator of a handle. After forget(handle), counts an error and returns null.
 CommunicatorPtr find(ncclComm_t handle);
 
-/// Makes a handle for a communicator. The handle is valid until forget().
+/// Returns a new handle for the communicator. The handle is valid until forget(handle).
 ncclComm_t remember(CommunicatorPtr communicator);
 void forget(ncclComm_t handle);
 
@@ -155,14 +155,14 @@ struct Operation {
   std::size_t count;
   ncclDataType_t type;
   ncclRedOp_t op;
-  int root;  ///< `root`: root, or other rank of a send or receive
+  int root;  ///< root rank; send or receive: other rank
   CommunicatorPtr communicator;
   Stream* stream;
 
   bool reduces() const {
     return collective == Collective::kReduceScatter || collective == Collective::kAllReduce;
   }
-  /// Returns the input size in bytes, by the rules of comm::Communicator's traffic counters.
+  /// Returns the bytes of the operation's input, as comm::Communicator's traffic counters count.
   std::size_t input_bytes() const;
 };
 

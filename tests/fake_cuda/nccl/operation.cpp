@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 
 // Transfers of bytes between ranks.
 
-/// What the sender and the receiver of a transfer must agree on.
+/// Sent before the data. The sender and the receiver of a transfer must have equal headers.
 struct Header {
   std::int32_t collective;
   std::int32_t type;
@@ -38,7 +38,7 @@ struct Header {
   bool operator==(const Header&) const = default;
 };
 
-/// Sends and receives that run at the same time. Transfers between two ranks run in call order.
+/// Concurrent sends and receives. Transfers between the same two ranks run in the order of calls.
 class Transfers {
  public:
   void send(Communicator& communicator, int peer, const Header& header, const void* data) {
@@ -134,7 +134,7 @@ class Transfers {
   std::map<Lane, std::deque<Transfer>> lanes_;
 };
 
-/// Returns `operation` with the buffer addresses at which the fake can access the buffers.
+/// Returns `operation` with the buffers' addresses replaced by those that the fake can access.
 Operation viewed(Operation operation) {
   operation.send = view_of(operation.send);
   operation.receive = view_of(operation.receive);
@@ -145,7 +145,7 @@ std::byte* block(const void* buffer, std::size_t index, std::size_t bytes) {
   return static_cast<std::byte*>(const_cast<void*>(buffer)) + index * bytes;
 }
 
-/// The execution of an operation: transfers, then the reduction if the operation has one.
+/// Runs one operation: its transfers, then its reduction, if the operation reduces.
 class Run {
  public:
   explicit Run(Operation operation)
@@ -169,7 +169,7 @@ class Run {
   }
   /// Returns the block of the input that is sent to `peer`; nullopt if nothing is sent to `peer`.
   std::optional<const void*> part_for(std::size_t peer) const;
-  /// Returns the address for the data from `peer`; nullopt if `peer` sends no data.
+  /// Returns where to store the data from `peer`; nullopt if `peer` sends no data.
   std::optional<void*> place_for(std::size_t peer);
 
   Operation operation_;
@@ -356,9 +356,9 @@ std::string fault_of(const Buffer& buffer, std::size_t element) {
   return buffer.aligned_to(element) ? "" : "a buffer is not aligned to its elements";
 }
 
-/// Returns whether NCCL can use the buffers. A violation is a buffer that the GPU cannot access,
-/// that reaches past its allocation, that is not aligned to its elements, or that overlaps another
-/// buffer in a way that NCCL does not document.
+/// Returns whether NCCL can use the operation's buffers. NCCL cannot use a buffer that the GPU
+/// cannot access, that exceeds its allocation, that is not aligned to its elements, or that
+/// overlaps another buffer in a way that NCCL does not document.
 bool check_buffers(const Operation& operation) {
   const Buffer input = input_of(operation);
   const Buffer output = output_of(operation);
@@ -380,8 +380,8 @@ bool is_aligned(const Operation& operation) {
   return input_of(operation).aligned_to(kUnit) && output_of(operation).aligned_to(kUnit);
 }
 
-/// In all-gathers, reduce-scatters and all-to-alls, each rank's part should be a multiple of 16
-/// bytes. If it is not, returns the part's bytes; otherwise 0.
+/// For all-gathers, reduce-scatters and all-to-alls: if the bytes sent to one rank are not a
+/// multiple of 16, returns these bytes. Otherwise returns 0.
 std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   const bool in_parts = operation.collective == Collective::kAllGather ||
                         operation.collective == Collective::kReduceScatter ||
@@ -393,10 +393,10 @@ std::size_t bytes_of_unaligned_parts(const Operation& operation) {
 thread_local int group_depth = 0;
 thread_local std::vector<Operation> group;
 
-/// For each communicator of a NCCL group, the operation index (turn) that the group took.
+/// The operation index ("turn") of a NCCL group in each communicator that the group uses.
 using Turns = std::map<CommunicatorPtr, std::uint64_t>;
 
-/// Takes the next operation index in each communicator. The caller must lock issue_mutex().
+/// Takes the next operation index of each communicator. The caller must lock issue_mutex().
 Turns take_turns(const std::vector<Operation>& operations) {
   Turns turns;
   for (const Operation& operation : operations) {
@@ -407,7 +407,7 @@ Turns take_turns(const std::vector<Operation>& operations) {
   return turns;
 }
 
-/// Waits until each communicator reaches its turn. Returns false after an abort or `deadline`.
+/// Waits for all earlier operations of each communicator. False after an abort or `deadline`.
 bool wait_for(const Turns& turns, std::optional<Clock::time_point> deadline) {
   Backoff backoff;
   for (const auto& [communicator, turn] : turns) {
@@ -458,7 +458,7 @@ void launch(const std::vector<Operation>& operations) {
     first.wait_for(other->mark());
   }
   {
-    // The lock keeps the order of the stream's work equal to the order of the operation indices.
+    // While locked, work enters the stream in the order of the operation indices.
     const std::lock_guard lock(issue_mutex());
     first.submit_waiting([operations, turns = take_turns(operations)] { run(operations, turns); });
   }
@@ -485,7 +485,7 @@ ncclResult_t fail_on_demand(Communicator& communicator) {
   return ncclSuccess;
 }
 
-/// Adds the operation to the calling thread's open group; without an open group, launches it.
+/// Adds the operation to this thread's open NCCL group. Launches it if no group is open.
 ncclResult_t call(Operation operation) {
   if (operation.communicator == nullptr || operation.stream == nullptr) {
     return ncclInvalidArgument;

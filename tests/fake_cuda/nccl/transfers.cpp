@@ -20,7 +20,7 @@ namespace fake_cuda {
 
 constexpr std::size_t kCapacity = std::size_t{64} << 10;
 
-/// A queue with one writer and one reader. `written` and `read` count all bytes so far.
+/// A byte queue with one writer and one reader. `written` and `read`: bytes since the start.
 struct Mailbox::Queue {
   alignas(64) std::atomic<std::uint64_t> written;
   alignas(64) std::atomic<std::uint64_t> read;
@@ -127,7 +127,7 @@ namespace {
   ROW(ncclFloat32, float, "fp32")          \
   ROW(ncclFloat64, double, "fp64")
 
-/// Calls `use` with a null T* for the C++ type T. Returns false if reductions lack the type.
+/// Calls `use` with a null pointer to the C++ type of `type`. Returns false for other types.
 template <class Use>
 bool with_type(ncclDataType_t type, Use&& use) {
   switch (type) {

@@ -9,7 +9,7 @@
 
 namespace fake_cuda {
 
-/// Return addresses, innermost frame first. Frames of the fake library are left out.
+/// Return addresses of a thread, innermost frame first, without frames of the fake library.
 using CallStack = std::vector<void*>;
 
 CallStack take_stack();
@@ -40,10 +40,10 @@ struct CommunicatorUse {
   std::string made_by;  ///< "init" or "split"
   bool finalized = false;
   std::string ended_by;     ///< "destroy" or "abort"; empty while the communicator exists
-  std::int64_t ended = -1;  ///< 0 if ended first, 1 if second, ...; -1: not ended
+  std::int64_t ended = -1;  ///< the communicator's position among all ended communicators
 };
 
-/// Collectives with equal keys are counted together, whatever their sizes.
+/// Collectives with equal keys are counted in one entry, even if their sizes differ.
 struct CollectiveKey {
   std::string communicator;
   std::string name;
@@ -61,7 +61,7 @@ struct CollectiveUse {
   std::int64_t unaligned_part = 0;
 };
 
-/// What the process's report contains. `mutex` guards all other members.
+/// The contents of this process's report. `mutex` guards all other members.
 struct Record {
   std::mutex mutex;
   std::map<std::string, std::int64_t> calls;
@@ -77,7 +77,7 @@ struct Record {
   std::map<CollectiveKey, CollectiveUse> collectives;
 };
 
-/// Returns the record, which is never destroyed: libraries call the fake until the process ends.
+/// Returns the process's record. Never destroyed, because libraries call the fake until exit.
 Record& record();
 
 void count_call(const char* name);
@@ -85,7 +85,7 @@ void count_call(const char* name);
 /// Counts a call in which the calling thread waits for the device.
 void count_host_sync(const char* call);
 
-/// Counts a wrong call, or a call that the fake does not support.
+/// Counts a wrong or unsupported call, which `what` describes.
 void count_violation(const std::string& what);
 
 /// Writes TESSERA_FAKE_CUDA_REPORT.RANK.json if the process has used the fake library.
@@ -96,8 +96,8 @@ constexpr std::int64_t kDeviceBytes = std::int64_t{140} << 30;
 
 // The environment variables of the fake library. They are read once, at the first call.
 
-/// From TESSERA_FAKE_CUDA_FAULT=KIND:INDEX[@RANK],... (README.md). Key: kind of a fault. Value:
-/// index, from 1, of the call that fails.
+/// Faults in TESSERA_FAKE_CUDA_FAULT=KIND:INDEX[@RANK],... (see README.md). Key: the fault's kind.
+/// Value: the index (from 1) of the call that fails.
 using Faults = std::map<std::string, std::int64_t>;
 
 struct Settings {
@@ -106,7 +106,7 @@ struct Settings {
   int devices;         ///< TESSERA_FAKE_CUDA_DEVICES: number of devices
   Faults faults;
 
-  /// Returns the index, from 1, of the call that must fail by this kind of fault; nullopt: no call.
+  /// Returns the index (from 1) of the call that fails with the fault `kind`; nullopt: none fails.
   std::optional<std::int64_t> fault(const std::string& kind) const;
 };
 

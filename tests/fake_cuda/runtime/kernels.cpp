@@ -38,12 +38,12 @@ std::function<void()> drop(void** arguments) {
       };
 }
 
-/// A host version of a kernel. Copies the launch arguments, and returns a function that computes
-/// the kernel. nullptr: the fake counts launches of the kernel but computes nothing.
+/// The host version of a kernel: copies the launch arguments, and returns a function that computes
+/// the kernel. nullptr: the fake counts the kernel's launches but computes nothing.
 using HostForm = std::function<void()> (*)(void** arguments);
 using Forms = std::map<std::string, HostForm>;
 
-/// Maps parts of kernel names to the kernels' host versions, for an element type.
+/// For kernels of one element type: maps a part of the kernel's name to the host version.
 template <class T, class Compute>
 Forms forms_of(const std::string& type, const std::string& compute) {
   const auto fill_kernel = [&](const std::string& draw) {

@@ -24,7 +24,7 @@ struct Block {
   MemoryKind kind;
   int device;
   bool mapped;           ///< false: host memory that the program registered
-  void* view = nullptr;  ///< `view`: where the fake accesses device memory
+  void* view = nullptr;  ///< address for the fake's own accesses
 };
 
 struct Blocks {
@@ -94,8 +94,8 @@ void* map(std::size_t bytes, int protection, int flags, int file) {
 
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
-/// Maps device memory at two addresses. The host may not access `pointer`, which the program gets.
-/// The fake uses `view`. The memory is zero.
+/// Allocates zeroed device memory and maps it at two addresses. The program gets `pointer`, which
+/// the host may not access. The fake uses `view`.
 void map_device(std::size_t bytes, void** pointer, void** view) {
   const int file = memfd_create("fake_cuda", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) {
@@ -120,8 +120,8 @@ struct sigaction previous {};
 
 constexpr char kWhat[] = "the host touches memory of a device";
 
-/// Handles SIGSEGV. kind_of() locks a mutex here. A deadlock is impossible, because the fake never
-/// accesses device memory while this mutex is locked.
+/// Handles SIGSEGV. Calling kind_of() here locks a mutex. The handler cannot deadlock, because the
+/// fake never accesses device memory while this mutex is locked.
 void on_fault(int signal, siginfo_t* info, void*) {
   // After the handler, the faulting instruction runs again and the previous handler gets the fault.
   sigaction(signal, &previous, nullptr);

@@ -18,7 +18,7 @@
 
 namespace fake_cuda {
 
-/// Limits of a block's dynamic shared memory: the default, and the maximum on request.
+/// Dynamic shared memory of a block, in bytes: the default limit, and the limit on request.
 constexpr std::size_t kSharedBytes = std::size_t{48} << 10;
 constexpr std::size_t kSharedBytesOptIn = std::size_t{227} << 10;
 
@@ -31,7 +31,7 @@ struct LaunchSizes {
 /// Returns cudaSuccess if the launch is possible, otherwise the result of refuse_launch().
 cudaError_t check_launch(const char* kernel, const LaunchSizes& sizes, std::size_t shared_limit);
 
-/// Counts a violation, stores `error` for cudaGetLastError(), and returns `error`.
+/// Counts a wrong launch. Returns `error`, which cudaGetLastError() also returns then.
 cudaError_t refuse_launch(const std::string& what, cudaError_t error);
 
 /// Returns the last launch error of the calling thread.
@@ -55,13 +55,13 @@ T* view_of(T* address) {
 
 int device_of(const void* address);
 
-/// A mark in a stream's queue. The stream finishes the mark after all work before the mark.
+/// A mark in a stream's queue of work. The stream finishes the mark after all earlier work.
 class Completion {
  public:
   void finish();
   bool finished() const { return finished_; }
   void wait() const { finished_.wait(false); }
-  /// When the stream finished the mark.
+  /// The time at which the stream finished the mark.
   std::chrono::steady_clock::time_point time() const { return time_; }
 
  private:
@@ -81,16 +81,16 @@ class Stream {
   int device() const { return device_; }
   int priority() const { return priority_; }
 
-  /// Adds work that never waits for another stream or rank. If the stream is idle, the work runs at
-  /// once, on the calling thread.
+  /// Adds work that never waits for another stream or rank. On an idle stream, the calling thread
+  /// runs the work at once.
   void submit(Work work) { add(std::move(work), /*may_wait=*/false); }
 
-  /// Adds work that may wait. The stream's own thread runs this work.
+  /// Adds work that may wait for streams or ranks. The stream's own thread runs the work.
   void submit_waiting(Work work) { add(std::move(work), /*may_wait=*/true); }
 
   CompletionPtr mark();
 
-  /// Work that is added later waits until `point` is finished.
+  /// Work that is added to this stream later runs only after `point` is finished.
   void wait_for(const CompletionPtr& point);
 
  private:
