@@ -38,7 +38,7 @@ struct TargetColumns {
   explicit TargetColumns(const LossRows& rows)
       : column(rows.targets.sub(rows.first_column).unsqueeze(1)),
         is_here(column.ge(0).bitwise_and_(column.lt(rows.logits.size(1)))) {
-    // gather and scatter need a valid column even if is_here is false.
+    // gather and scatter need a valid column even if another rank has the target.
     column = column.clamp(0, std::max<std::int64_t>(0, rows.logits.size(1) - 1));
   }
   at::Tensor column;
@@ -62,8 +62,8 @@ at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
 
-/// The gradient of a row of logits is softmax * (softmax of the row) + target * (one-hot target) +
-/// all. The three tensors have the sizes (rows).
+/// Factors in the gradient of each row of logits, which is `softmax` * softmax(row) + `target` *
+/// one_hot(target) + `all`. Each factor has the shape (rows).
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
@@ -181,7 +181,6 @@ namespace tessera::kernels {
 
 namespace {
 
-/// Whether the elements of each row of logits are consecutive in memory, as the kernels require.
 bool has_dense_rows(const at::Tensor& x) {
   return x.size(1) <= 1 || x.stride(1) == 1;
 }
@@ -190,7 +189,6 @@ bool has_loss_kernels(const at::Tensor& logits) {
   return has_kernels(logits) && has_dense_rows(logits);
 }
 
-/// Describes the logits for a kernel. `targets` must be contiguous.
 Logits call_of(const LossRows& rows, const at::Tensor& targets) {
   return {.data = rows.logits.const_data_ptr(),
           .stride = rows.logits.stride(0),
@@ -205,7 +203,7 @@ Logits call_of(const LossRows& rows, const at::Tensor& targets) {
 }
 
 /// Calls body(kernels, element, value, row) for each row of logits, on several threads. `element`
-/// and `value` only tell the types of a logit: the row kernels' type and libtorch's type.
+/// and `value` are dummies whose types tell the type of a logit in row kernels and in libtorch.
 template <class Body>
 void for_rows(const at::Tensor& logits, Body&& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (logits.size(1) + 1));
@@ -219,13 +217,12 @@ void for_rows(const at::Tensor& logits, Body&& body) {
   });
 }
 
-/// Returns the address of a row of logits; nullptr if this rank has no columns.
 template <class T>
 T* row_of(T* data, std::int64_t row, std::int64_t stride) {
   return data == nullptr ? nullptr : data + row * stride;
 }
 
-/// Runs a step of cross entropy on a CPU, with the row functions that the CUDA kernels use.
+/// Runs one step of the cross-entropy forward on a CPU, with the row functions of the CUDA kernels.
 void run_on_cpu(const CrossEntropy& call, const at::Tensor& logits) {
   const Logits& in = call.logits;
   const bool reads = call.step == CrossEntropyStep::kWhole || call.step == CrossEntropyStep::kTerms;
@@ -253,7 +250,7 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
     }
     const RowScales scales = scales_of_row(call, row);
     const T* const x = row_of(static_cast<const T*>(in.data), row, in.stride);
-    // The target's logit is read before `gradient` is written, because both can share memory.
+    // Read before `gradient` is written, because the logits can be in the memory of `gradient`.
     const T at_target = in.has_target(row) ? x[in.target(row)] : T(0);
     const auto [high, low] = two_floats(call.log_sum_exp[row]);
     kernels.softmax(x, out, in.columns, high, low, scales.softmax, -scales.all);
@@ -367,8 +364,8 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
   run(CrossEntropyBackward{.logits = call_of(rows, targets),
                            .log_sum_exp = in<double>(sums),
                            .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
-                           // The gradient of a sum of losses is equal for all rows: `of_row` then
-                           // has stride 0, and is not copied.
+                           // If the losses are summed, all rows have the same gradient: `of_row`
+                           // then has stride 0, and is not copied.
                            .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
                            .gradient = gradient.mutable_data_ptr(),
                            .gradient_stride = gradient.stride(0)},

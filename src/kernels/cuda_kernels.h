@@ -19,7 +19,7 @@ inline Element element_of(const at::Tensor& x) {
 }
 
 /// A function that runs a CUDA kernel. `call` contains the addresses of the tensors. `like` is any
-/// of the tensors: all have one device and one type, and none is empty.
+/// of the tensors: all tensors of a call are on one device, have one dtype and are not empty.
 template <class Call>
 using DeviceKernel = void (*)(const Call& call, const at::Tensor& like);
 

@@ -28,7 +28,7 @@ std::vector<std::int64_t> result_sizes(const at::Tensor& indices, std::int64_t d
   return sizes;
 }
 
-/// Throws Error for an index outside of the table. All ranks would give zeros for such an index.
+/// Throws Error for an index outside of the table: without this check, every rank would give zeros.
 void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t total_rows) {
   for (std::int64_t i = 0; i < count; ++i) {
     TESSERA_CHECK(indices[i] >= 0 && indices[i] < total_rows, "embedding: index ", indices[i],
@@ -36,8 +36,8 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
-/// Looks up embedding rows with ATen operators, for types and devices that have no kernel. If
-/// another rank has a row, looks up row 0 and sets the result to zero. Indices are not checked,
+/// Looks up embedding rows with ATen operators, for types and devices that have no kernel. For a
+/// row that another rank has, looks up row 0 and sets the result to zero. Indices are not checked,
 /// because the CPU would have to wait for the device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
@@ -74,7 +74,7 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
                             .total_rows = total_rows,
                             .size = weight.size(1),
                             .out = result.mutable_data_ptr()},
-                  // A memory plan counts `result` as the input instead of the table, because the
+                  // A memory plan counts `result` instead of the table as the input, because the
                   // kernel reads only the looked-up rows, which have as many bytes as `result`.
                   "tessera::embedding", {result, flat}, {result});
   return result;
@@ -83,7 +83,7 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
 at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
                             std::int64_t first_row, std::int64_t rows) {
   const at::Tensor terms = grad.contiguous();
-  // Sorts indices with a stable sort, so that equal indices stay in the order of their positions.
+  // Stable, so that positions with equal indices stay in ascending order.
   const auto [sorted, positions] = at::sort(indices.flatten(), std::optional(true), /*dim=*/0);
   const std::int64_t size = grad.size(-1);
   at::Tensor weight_grad = at::zeros({rows, size}, grad.options());

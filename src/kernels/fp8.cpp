@@ -43,8 +43,8 @@ Fp8Rows composed_quantized(const at::Tensor& x) {
       amax.view(at::kInt).bitwise_and(0x7FFFFFFF).clamp_max(0x7F800000) + 0x1FFFFF;
   // The smallest scale is 2^-100, so that its inverse and all bf16 results are normal numbers.
   const at::Tensor exponents = (at::bitwise_right_shift(bits, 23) - 8).clamp_min(127 - 100);
-  // amax - amax is 0, or NaN if a row has a non-finite element. Such a row gets NaN as its inverse
-  // scale, because casts to fp8 saturate on some processors.
+  // amax - amax is 0, or NaN if a row has a NaN or infinite element. The inverse scale of such a
+  // row must be NaN, because casts to fp8 saturate on some processors.
   const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
   const at::Tensor scaled = x.to(compute_type(x)) * inverse;
   return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};
@@ -110,7 +110,6 @@ at::Tensor as_rows(const at::Tensor& x) {
   return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
 }
 
-/// Returns the matrix `rows`, reshaped to the leading sizes of `like`.
 at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
   return like.dim() == 1 ? rows.squeeze(0)
                          : rows.unflatten(0, like.sizes().slice(0, like.dim() - 1));

@@ -22,7 +22,6 @@ namespace tessera::kernels {
 
 namespace {
 
-/// Whether the CUDA kernel for copies supports the types and devices.
 bool is_for_kernel(const at::Tensor& from, const at::Tensor& to) {
   return has_cuda_kernels(from) && has_cuda_kernels(to) && from.device() == to.device() &&
          from.sizes() == to.sizes();
@@ -103,13 +102,14 @@ void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& 
   }
 }
 
-// The 2-norm of lists of tensors. A launch of the kernels of device/lists.h gets a part of a list.
+// The 2-norm of lists of tensors. One launch of a kernel of device/lists.h gets some of the
+// tensors.
 
 namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// A launch of the norm kernel for tensors of one type. `first`: index of the launch's first chunk.
+/// A launch of the norm kernel for tensors of one dtype. `first`: index of its first chunk.
 struct NormLaunch {
   SquareSums call;
   std::vector<at::Tensor> tensors;
@@ -187,17 +187,17 @@ NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm) {
 
 namespace {
 
-/// Equally spaced rows of a local tensor. Each row is contiguous in the local and whole tensor.
+/// Equally spaced rows of a local tensor. The elements of a row are contiguous in the local tensor
+/// and in the global tensor.
 struct PlacedRows {
   std::int64_t local = 0;  ///< offset of the first row in the local tensor
   std::int64_t count = 1;
   std::int64_t size = 1;
-  std::int64_t stride = 0;  ///< distance between the beginnings of rows in the whole tensor
-  std::int64_t place = 0;   ///< index of the first row's first element in the whole tensor
+  std::int64_t stride = 0;  ///< distance between the beginnings of rows in the global tensor
+  std::int64_t place = 0;   ///< index of the first row's first element in the global tensor
 };
 
-/// Returns the rows of `box`, a rectangular part of the whole tensor. A row is contiguous both in
-/// the local tensor and in the whole tensor.
+/// Returns the rows of `box`, a rectangular region of the global tensor.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
   std::vector<Extent> extents;
@@ -233,7 +233,7 @@ std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::In
   return all;
 }
 
-/// Returns the rows of a parameter: a single row for fp32 moments, which need no global indices.
+/// Returns the rows of a parameter's shard. fp32 moments need no global indices: a single row.
 std::vector<PlacedRows> rows_of(const AdamWTensors& tensors) {
   const std::int64_t numel = tensors.parameter.numel();
   if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {

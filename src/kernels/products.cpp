@@ -1,5 +1,6 @@
-// Makes large fp32 matrix products use oneDNN instead of MKL, if a program requests oneDNN. On some
-// processors MKL uses only half of the vector width, and oneDNN is twice as fast.
+// Makes large fp32 matrix products use oneDNN instead of MKL, if a program calls
+// use_fast_products(). On some processors MKL uses only half of the vector width, and oneDNN is
+// twice as fast.
 #include "rows/row_kernels.h"
 
 #include <ATen/ops/empty.h>

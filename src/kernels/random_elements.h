@@ -71,8 +71,7 @@ TESSERA_HOST_DEVICE inline c10::Half narrow<c10::Half>(double value) {
 /// passed to kernels by value.
 constexpr int kMaxDims = 8;
 
-/// BoxView: a rectangular part of a tensor, with sizes, and with strides in the local and in the
-/// global tensor. A BoxView has plain arrays, because it is passed to kernels by value.
+/// A rectangular region of a tensor: sizes, and strides in the local and in the global tensor.
 struct BoxView {
   int dims = 0;
   std::int64_t numel = 1;
@@ -109,7 +108,7 @@ struct Position {
   std::uint64_t global;
 };
 
-/// Returns the Position of an element. The divisions cost less than computing the random number.
+/// Returns the offset and the global index of an element of the box.
 TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t element) {
   std::int64_t local = box.local_start;
   std::int64_t global = box.global_start;

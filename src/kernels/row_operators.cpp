@@ -43,8 +43,8 @@ struct Rows {
   std::int64_t grain;
 };
 
-/// Returns the address of an element. Returns nullptr for an undefined tensor: the kernels then use
-/// ones (weight) or zeros.
+/// Returns the address of an element of `tensor`. Returns nullptr for an undefined tensor: the
+/// kernels then use ones (weight) or zeros.
 template <class T>
 const T* pointer(const at::Tensor& tensor, std::int64_t element = 0) {
   return tensor.defined() ? in<T>(tensor) + element : nullptr;
@@ -56,8 +56,6 @@ at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()).contiguous() : tensor;
 }
 
-/// Returns the RMSNorm weight converted to fp32. The conversion is cheap, because the weight is
-/// small compared to the rows.
 at::Tensor float_weight(const at::Tensor& weight) {
   return weight.defined() ? weight.to(c10::ScalarType::Float).contiguous() : weight;
 }
@@ -97,7 +95,6 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 
-/// Allocates fp32 memory of sizes (..., 1) for 1 / rms of each row of x.
 at::Tensor empty_rstd(const at::Tensor& x) {
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = 1;
@@ -187,7 +184,7 @@ std::pair<at::Tensor, at::Tensor> backward_on_cuda(const at::Tensor& g, const at
   if (weight.defined()) {
     const Rows rows(x);
     terms = at::empty({rms_norm_blocks(rows.count, rows.dim), rows.dim}, rstd.options());
-    // Without rows no kernel writes the weight's gradient, which must then be zeros.
+    // If x has no rows, no kernel writes the weight's gradient, which must then be zeros.
     weight_grad = rows.count == 0 ? at::zeros_like(scale) : at::empty_like(scale);
     call.weight_grad = weight_grad.mutable_data_ptr();
     call.terms = out<float>(terms);
@@ -207,7 +204,7 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   const at::Tensor scale = float_weight(weight);
   const Rows rows(x);
   const at::Tensor x_grad = at::empty_like(x);
-  // Each block of rows adds to its own row of `terms`, so threads never add to the same address.
+  // Each block of rows has its own row of `terms`, so threads never add to the same address.
   const at::Tensor terms =
       weight.defined() ? at::zeros({kBlocks, rows.dim}, rstd.options()) : at::Tensor();
   const std::int64_t block = (rows.count + kBlocks - 1) / kBlocks;
@@ -230,7 +227,7 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   if (!weight.defined()) {
     return {x_grad, {}};
   }
-  // Adds the 16 rows of `terms` in an order that does not depend on the number of threads.
+  // terms.sum(0) adds the 16 rows in an order that does not depend on the number of threads.
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 
@@ -264,11 +261,11 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 
 namespace {
 
-/// Minimum number of elements that a thread processes in silu_mul.
+/// Minimum number of elements of silu_mul that a thread processes.
 constexpr std::int64_t kSiluGrain = 16384;  // must be a multiple of the vector width
 
-/// Uses silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Forward does not save silu(g),
-/// because recomputing silu(g) is cheaper than reading it.
+/// Computes the gradients of silu_mul with s = sigmoid(g) and silu'(g) = s * (1 + g * (1 - s)).
+/// Forward does not save silu(g), because recomputing silu(g) is cheaper than reading saved values.
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up) {
   const c10::ScalarType type = compute_type(gate);
@@ -481,8 +478,8 @@ void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHe
   const std::int64_t sample = position / p.sequence;
   const std::int64_t place = position % p.sequence;
   const std::int64_t table = place * 2 * p.half;
-  // All heads are processed at once if the heads of `out` are dense, because the kernel writes
-  // dense heads.
+  // All heads of a position are processed at once if the heads of `out` are dense, because the
+  // kernel writes dense heads.
   const std::int64_t at_once = part.to.head == 2 * p.half ? part.heads : 1;
   const T* x = static_cast<const T*>(part.x) + offset_of(part.from, sample, place);
   T* out = static_cast<T*>(part.out) + offset_of(part.to, sample, place);

@@ -21,25 +21,25 @@ struct FakeCall {
   std::string name;                    ///< the operator's name, such as "aten::mm"
   std::vector<c10::IValue> arguments;  ///< all arguments, in the order of the operator's schema
   std::vector<at::Tensor> inputs;      ///< the tensors among the arguments, except out= arguments
-  std::vector<at::Tensor> results;     ///< the results, and tensors that the operator has written
+  std::vector<at::Tensor> results;     ///< results of the operator, and arguments written in place
 };
 
-/// A function that returns an operator's results in a FakeMode. `call` describes the call; its
-/// `results` are empty.
+/// A function that returns an operator's results in a FakeMode. `call` describes the operator call;
+/// `call.results` is empty.
 using FakeRule = std::function<std::vector<at::Tensor>(const FakeCall& call)>;
 
 /// Like PyTorch's FakeTensorMode, for CPU tensors in C++. While a FakeMode exists, an operator on
-/// floating-point tensors makes results of the right sizes, strides and types, in memory of the
-/// CPU's allocator, and computes nothing. A step of a model then takes only the time of its
-/// operator calls, and allocates and frees the memory of a real step. Operators that use only
-/// integers and booleans run as usual, so that indices and flags lead to the same decisions as in a
-/// real run. item() of a floating-point tensor is 1; other floating-point values are undefined.
-/// Integers that are computed from floating-point numbers (topk, argmax) are 0.
+/// floating-point tensors allocates results of the right sizes, strides and types by the CPU's
+/// allocator, and computes nothing. A step of a model then takes only the time of its operator
+/// calls, and allocates and frees the memory of a real step. Operators that use only integers and
+/// booleans run as usual, so that indices and flags lead to the same decisions as in a real run.
+/// item() of a floating-point tensor is 1; other floating-point values are undefined. Integers that
+/// are computed from floating-point numbers (topk, argmax) are 0.
 ///
-/// A FakeMode applies to the thread that makes it, and to backward calls of that thread. An
-/// operator throws Error if FakeMode cannot derive the sizes of its results. Only one FakeMode per
-/// process may exist at a time. For large tensors FakeMode needs an allocator whose memory uses no
-/// RAM before the first write, as in planning::plan().
+/// A FakeMode applies to the thread that creates the FakeMode, and to backward calls of that
+/// thread. An operator throws Error if FakeMode cannot derive the sizes of its results. Only one
+/// FakeMode per process may exist at a time. For large tensors FakeMode needs an allocator whose
+/// memory uses no RAM before the first write, as in planning::plan().
 class FakeMode : tessera::detail::NoCopy {
  public:
   using Observer = std::function<void(const FakeCall&)>;

@@ -38,7 +38,7 @@ struct AttentionOptions {
   /// Whether one FusedLinear computes queries, keys and values, as in GPT-2.
   bool fused_qkv = false;
   bool causal = true;
-  /// Number of positions that a query sees, including its own; 0: all positions.
+  /// Number of positions that a query sees, including the query's own position; 0: all positions.
   std::int64_t window = 0;
   /// Dropout probability of the attention weights, in training only (docs/random.md).
   double dropout = 0;
@@ -86,7 +86,7 @@ class Attention : public Module<Attention> {
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;
 
-  /// Returns the options with the actual kv_heads and head_dim, even if these were given as 0.
+  /// Returns the options, with the actual numbers where kv_heads or head_dim were given as 0.
   const AttentionOptions& options() const { return options_; }
 
  protected:
@@ -112,8 +112,8 @@ class Attention : public Module<Attention> {
 
 namespace detail {
 
-/// Returns `options` with kv_heads and head_dim filled in. Throws Error for options that
-/// Attention's constructor refuses.
+/// Returns `options`, with the actual numbers where kv_heads or head_dim are 0. Throws Error for
+/// options that Attention's constructor refuses.
 AttentionOptions completed(AttentionOptions options);
 
 }  // namespace detail

@@ -45,8 +45,8 @@ struct CheckpointCounts;
 
 /// Options of a checkpointed region.
 struct CheckpointOptions {
-  /// Selects the operators whose results are saved (selective activation checkpointing). If the
-  /// function is empty, no results are saved.
+  /// Selects the operators whose results are saved (selective activation checkpointing). If empty,
+  /// no operator's results are saved.
   OperatorPolicy policy{};
   /// For tests: counts the checkpointed regions and their recomputations.
   std::shared_ptr<CheckpointCounts> counts{};
@@ -58,15 +58,15 @@ using Rerun = std::function<void(std::span<const at::Tensor> inputs)>;
 class CheckpointedForward;
 
 /// While a CheckpointedRegionScope exists, autograd on this thread saves placeholders instead of
-/// tensors. The first placeholder that backward unpacks calls `rerun`. The scope does nothing if
-/// gradients are not recorded.
+/// tensors. The first placeholder that backward unpacks calls `rerun`, which runs the forward
+/// again. Without gradient recording the scope does nothing.
 class CheckpointedRegionScope : tessera::detail::NoCopy {
  public:
   CheckpointedRegionScope(const CheckpointOptions& options, std::span<at::Tensor* const> inputs,
                           Rerun rerun);
   ~CheckpointedRegionScope();
 
-  /// Must be called at the end of the checkpointed forward, unless the forward throws an exception.
+  /// Ends the checkpointed region. Must be called after the forward, unless the forward throws.
   void finish();
 
  private:
@@ -86,11 +86,11 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
 ///
 /// `fn` is copied, and called at most once more in each backward. `fn` must not refer to objects
 /// that are destroyed before backward. `inputs` are copied. The tensors that visit_tensors finds in
-/// `inputs` must not be modified in place before backward. Collective if fn is: the recomputation
-/// repeats fn's collectives, in the same order on every rank. Backward throws Error if the
-/// recomputation saves other tensors than forward did (sizes, type, device, layout), or if an input
-/// or a saved result was modified after forward. Throws Error in a process with another autograd
-/// engine than libtorch's, such as Python's.
+/// `inputs` must not be modified in place before backward. If fn is collective, backward is
+/// collective, too: the recomputation repeats fn's collectives, in the same order on every rank.
+/// Backward throws Error if the recomputation saves tensors of other sizes, types, devices or
+/// layouts than forward, or if an input or a saved result was modified after forward. Throws Error
+/// in a process with another autograd engine than libtorch's, such as Python's.
 template <class F, class... Inputs>
   requires std::invocable<F&, std::decay_t<Inputs>&...>
 auto checkpoint(const CheckpointOptions& options, F fn, Inputs&&... inputs) {

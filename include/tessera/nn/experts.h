@@ -19,7 +19,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The numbers of rows that a rank exchanges with each rank of a process group.
+/// The numbers of rows that this rank exchanges with each rank of a process group.
 struct RowCounts {
   std::vector<std::int64_t> sent;      ///< numbers of rows sent to each rank
   std::vector<std::int64_t> received;  ///< numbers of rows received from each rank
@@ -74,8 +74,8 @@ struct ExpertsOptions {
   std::int64_t experts = 0;  ///< number of experts (num_local_experts, num_experts)
   std::int64_t top_k = 2;    ///< number of experts that compute each token (num_experts_per_tok)
   RouterScores scores = RouterScores::kSoftmax;
-  bool normalize = true;  ///< whether a token's weights are divided by their sum (norm_topk_prob)
-  double scaling = 1;     ///< multiplies the experts' weights (routed_scaling_factor)
+  bool normalize = true;  ///< scales the expert weights of each token to sum 1 (norm_topk_prob)
+  double scaling = 1;     ///< factor of the weights of the experts (routed_scaling_factor)
   /// Whether a bias, which has no gradient, is added to the scores for the choice of experts only
   /// (DeepSeek-V3, "auxiliary-loss-free load balancing"); see update_selection_bias().
   bool selection_bias = false;
@@ -99,8 +99,8 @@ struct RouterRecord {
   DeviceMesh token_mesh;  ///< mesh of the tensor-parallel ranks that split tokens, or undefined
 };
 
-/// The record of the last forward of a MixtureOfExperts, and the number of tokens of each expert
-/// since the last update of the selection bias.
+/// The record of the last forward of a MixtureOfExperts, and the token count of each expert since
+/// the last update of the selection bias.
 struct RouterState {
   RouterRecord record;
   at::Tensor load;  ///< number of tokens of all ranks that chose each expert, (experts) int64
@@ -111,9 +111,9 @@ class Experts;
 }  // namespace detail
 
 /// A mixture of SwiGLU experts (Shazeer et al. 2017; Fedus et al. 2022). A router chooses top_k
-/// experts for each token. The result is the sum of the results of these experts times the router's
-/// weights, added in the order of the weights, plus the result of the shared expert. No token is
-/// dropped. (..., hidden) -> (..., hidden).
+/// experts for each token. The token's result is the sum of the results of these experts times the
+/// router's weights, plus the result of the shared expert. No token is dropped. (..., hidden) ->
+/// (..., hidden).
 ///
 /// With expert parallelism (apply_expert_parallel), a rank has the weights of some experts and
 /// sends each token's features to the ranks of the token's experts. forward is then collective over
@@ -137,7 +137,7 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
   /// already distributed. Not collective.
   void set_expert_parallel(const DeviceMesh& mesh);
   /// For memory plans, in which the router has no values: expert 0 gets `largest_over_mean` times
-  /// the mean number of tokens of an expert. With 1 (default) all experts get equally many tokens.
+  /// the mean token count of an expert. With 1 (default) all experts get the same number of tokens.
   void set_planned_load(double largest_over_mean) { planned_load_ = largest_over_mean; }
 
   /// Returns the state that take_router_losses() and update_selection_bias() need.
@@ -170,22 +170,24 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
 /// (docs/modules/experts.md). Returns the number of mixtures. Not collective.
 std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh);
 
-/// Auxiliary losses of the mixtures of a model, and how evenly tokens are divided.
+/// Auxiliary losses of a model's mixtures of experts, and how evenly tokens are divided over
+/// experts.
 struct RouterLosses {
   /// Load-balancing loss (Fedus et al. 2022), as in `transformers`: experts * sum over experts of
   /// (share of the tokens that chose the expert) * (mean probability of the expert), over the
   /// tokens of all layers together. The loss is top_k if all experts get equally many tokens.
   at::Tensor load_balancing;
   at::Tensor z;  ///< mean squared log-sum-exp of the router's logits (Zoph et al. 2022)
-  /// For each mixture: the largest number of tokens of an expert, divided by the mean number.
+  /// For each mixture of experts: the largest token count of an expert, divided by the mean count.
   std::vector<double> largest_over_mean;
 };
-/// Returns the auxiliary losses of the last forwards, in training, of the mixtures below `module`,
-/// and removes the records of these forwards. Add the losses, times a coefficient, to the loss
-/// before backward. `mesh`: the ranks that have different rows of the batch. The mean of each loss
-/// over these ranks is the loss of the whole batch, so that FSDP's mean of gradients is right.
-/// Collective: one all-reduce of the numbers of tokens over `mesh`, and two over tensor-parallel
-/// ranks, which split the tokens. Throws Error if no forward was recorded.
+/// Returns the auxiliary losses of the last training forward of each mixture of experts below
+/// `module`, and removes the records of these forwards. Before backward, add the losses, times a
+/// coefficient, to the model's loss. `mesh`: the ranks that have different rows of the batch. The
+/// mean of each loss over these ranks is the loss of the whole batch, so FSDP's mean of the
+/// gradients is the gradient of this loss. Collective: one all-reduce of the numbers of tokens over
+/// `mesh`, and two over tensor-parallel ranks, which split the tokens. Throws Error if no forward
+/// was recorded.
 RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh = {});
 
 /// For mixtures with ExpertsOptions::selection_bias: adds `rate` to the bias of each expert that

@@ -31,8 +31,9 @@ namespace tessera::nn {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 /// Returns rms_norm(x + residual) and x + residual, bit-equal to separate calls for the sum and the
-/// norm. The gradients are computed in one pass. Layouts are the same as for rms_norm(). Partial
-/// inputs are reduced. Broadcasting and type promotion are those of the addition.
+/// norm. The gradients are computed in one pass. x and the results may have the layouts that
+/// rms_norm() supports. Partial inputs are reduced. Broadcasting and type promotion are those of
+/// the addition.
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps);
 
@@ -54,7 +55,7 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
 /// dimension: weight Shard(0) gives Partial, weight Shard(1) gives Shard(-1), indices Shard(d) with
 /// a replicated weight give Shard(d). If weight and indices are both sharded on a mesh dimension,
 /// one of the two is gathered. The gradient of weight has the layout of weight, but is Partial over
-/// mesh dimensions that shard the indices. An index out of range is an Error on CPU.
+/// mesh dimensions that shard the indices. On a CPU, throws Error for an index out of range.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
 /// Zeroes each element with probability p and multiplies others by 1/(1-p). The mask depends on
@@ -71,8 +72,8 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 /// heads, tokens, width). k, v: like q, with as many heads or with fewer heads. If k and v have
 /// fewer heads, several heads of q use one head of k and v. `mask`: (tokens of q, tokens of k),
 /// optionally with leading dimensions for batch and heads (or 1). A bool mask is true where a query
-/// sees a key; a mask of q's type is added to the scores. An undefined mask excludes no key. `mask`
-/// and `causal` exclude each other.
+/// sees a key; a mask of q's type is added to the scores. An undefined mask excludes no key. Throws
+/// Error for `mask` together with `causal`.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask = {}, double dropout = 0);
 
@@ -92,7 +93,7 @@ std::string attention_kernel(const at::TensorOptions& options, std::int64_t head
 
 namespace detail {
 
-/// The boundaries of documents that are packed into sequences, in the form that attention needs.
+/// Boundaries of documents that are packed into sequences: the offsets that attention kernels need.
 class DocumentOffsets {
  public:
   DocumentOffsets(const at::Tensor& positions, c10::Device device);
@@ -140,7 +141,7 @@ namespace detail {
 
 /// Options of causal_attention(): which keys a query sees, up to its own position.
 struct CausalAttentionOptions {
-  /// Number of positions that a query sees, including its own; 0: all positions.
+  /// Number of positions that a query sees, including the query's own position; 0: all positions.
   std::int64_t window = 0;
   DocumentsPtr documents{};  ///< boundaries of packed documents; nullptr: whole sequences
   double dropout = 0;        ///< dropout probability; if above 0, a window or documents need a mask
@@ -160,7 +161,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             const CausalAttentionOptions& options = {});
 
 /// Returns a causal mask with a window: (tokens, tokens), true where a query sees a key. A query
-/// sees at most `window` positions, including its own; 0: all earlier positions.
+/// sees at most `window` positions, including the query's own; 0: all earlier positions.
 at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
 
 /// Returns the name of a kernel that attention() uses, for logs.

@@ -45,9 +45,9 @@ constexpr auto weight_and_bias() {
 
 }  // namespace detail
 
-/// The parameters of module class M, for nn::Hooked and nn::adopt. By default, the members `weight`
-/// and `bias`. For a class with other parameters, specialise kSlotMembers, with one line for each
-/// parameter:
+/// The class members in which module class M stores its parameters, for nn::Hooked and nn::adopt.
+/// By default `weight` and `bias`. For a class with other parameters, specialise kSlotMembers, with
+/// one line for each parameter:
 ///   template <>
 ///   inline constexpr std::array nn::kSlotMembers<MyImpl>{
 ///       nn::SlotMember<MyImpl>{"scale", &MyImpl::scale}};
@@ -163,9 +163,9 @@ using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
 /// The result has the same module tree as `module`. When a parameter of the result is sharded or
 /// replaced, the parameter of `module` changes too. Call the result instead of `module`. `Classes`:
 /// classes inside the model, other than M and libtorch's, that register parameters; kSlotMembers
-/// must be specialised for each of them. Throws Error, with the name, for a parameter without a
-/// known member and for a member that was assigned another tensor (use tie_slot), and for a module
-/// that was already adopted. Not collective.
+/// must be specialised for each of them. Throws Error, with the parameter's name, if no class
+/// member is declared for a parameter, or if the member was assigned another tensor (use tie_slot
+/// to tie weights). Also throws for a module that was already adopted. Not collective.
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct the module first");

@@ -61,8 +61,8 @@ class Linear : public Module<Linear>,
 
 /// Calls each of `linears` with x, in order. Backward adds the Linears' gradients of x in place,
 /// unless a module has an adapter, is checkpointed, computes in fp8, or got a product from
-/// set_product() without `together`. Throws the same exceptions as single calls, and makes the same
-/// collectives. The gradients differ from those of single calls only by the order of additions.
+/// set_product() without `together`. The exceptions and collectives are those of separate calls.
+/// The gradients differ from those of separate calls only by the order of additions.
 std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<std::reference_wrapper<Linear>>& linears);
 
@@ -140,8 +140,8 @@ class DropoutState {
  public:
   /// The module's random key; nullopt if no key was set and the module has not been called yet.
   const std::optional<RandomKey>& key() const { return key_; }
-  /// Returns the number of calls so far, which selects the next mask. To repeat a call, reset the
-  /// number; activation checkpointing resets the number automatically.
+  /// Returns the number of calls so far, which selects the mask of the next call. To repeat a call,
+  /// reset the number; activation checkpointing resets the number automatically.
   std::uint64_t calls() const { return calls_; }
   void set_calls(std::uint64_t calls) { calls_ = calls; }
 
@@ -296,8 +296,8 @@ void apply_lora(ModuleBase& module, const LoraOptions& options);
 /// Adds scale * B A to the weight of each Linear or expert with an adapter, and sets B to zero.
 /// Outside of training the model's results do not change. Call merge_lora() before
 /// save_hugging_face. Collective if parameters are distributed: A and B are gathered on every rank,
-/// one Linear after another. Throws Error for a model without adapters, for parameters without
-/// values, and for weights that FSDP has gathered.
+/// one Linear after another. Throws Error for a model without adapters, for uninitialized
+/// parameters, and for weights that FSDP has gathered.
 void merge_lora(ModuleBase& module);
 
 }  // namespace tessera::nn

@@ -59,7 +59,7 @@ class Attachments {
   void attach(std::shared_ptr<T> object) {
     attached_[typeid(T)] = std::move(object);
   }
-  /// Returns the attached object of type T, or nullptr if there is none.
+  /// Returns the attached object of type T, or nullptr if no object of type T is attached.
   template <class T>
   std::shared_ptr<T> attached() const {
     const auto found = attached_.find(typeid(T));
@@ -119,7 +119,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// Returns the buffers of this module and of modules below it, each once, with the first FQN.
   NamedSlots named_buffer_slots() const;
   /// Returns the longest FQN of this module that named_slots() or an outermost module call has
-  /// found. Returns nullopt if neither has run on this module or on a module above this module.
+  /// found. Returns nullopt before the first such call on this module or on a module above.
   const std::optional<std::string>& fqn() const { return fqn_; }
   /// Returns the ParameterSlot of this module's own parameter `name`. Throws Error, with a list of
   /// the names, if there is no such parameter.
@@ -130,8 +130,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
 
   /// Fills this module's own parameters and buffers with initial values. init_weights() calls
   /// reset_parameters() of every module, parents first, when the parameters are already sharded. A
-  /// module can also fill parameters of modules below it. Each parameter is filled once, by the
-  /// outermost module that fills it.
+  /// module can also fill the parameters of the modules that it contains. Each parameter is filled
+  /// once, by the outermost module that fills it.
   virtual void reset_parameters(const InitContext& init);
 
   /// Converts parameters and buffers like to() of torch::nn::Module, but only floating-point
@@ -142,8 +142,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   void to(torch::Device device, bool non_blocking = false) override;
 
  protected:
-  /// Registers a parameter with the given sizes and without values. The parameter is on the meta
-  /// device inside a MetaDevice scope, otherwise on the CPU.
+  /// Registers an uninitialized parameter with the given sizes. The parameter is on the meta device
+  /// inside a MetaDevice scope, otherwise on the CPU.
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
   /// Registers a parameter that shares the memory of `tensor`.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
@@ -187,8 +187,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
   /// An object that exists during a module call. A thread's outermost call throws Error if the
-  /// module, or a module below it, has a parameter without a ParameterSlot, or a parameter or
-  /// buffer without values. An inner call throws Error for a module with trainable parameters that
+  /// module, or a module below it, has a parameter without a ParameterSlot, or an uninitialized
+  /// parameter or buffer. An inner call throws Error for a module with trainable parameters that
   /// register_module has never registered.
   class CallScope : tessera::detail::NoCopy {
    public:
@@ -254,7 +254,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   mutable bool named_tree_ = false;
   /// Number of calls of this module in progress; more than 1 if the module calls itself.
   int running_calls_ = 0;
-  std::uint64_t checked_epoch_ = 0;  ///< fill_epoch() at the last check of all parameters
+  std::uint64_t checked_epoch_ = 0;  ///< value of fill_epoch() at the last check of all parameters
 };
 
 /// Base class of a user's module. Call the module as module(args...), which runs pre-hooks,
@@ -371,9 +371,9 @@ class Module : public ModuleBase {
   }
 };
 
-/// Throws Error, with some of the names, if parameters or buffers have no values yet or no storage
-/// (meta device). The outermost call of a module makes the same check. `caller`: the caller's name,
-/// for messages.
+/// Throws Error, with some of the names, if parameters or buffers are uninitialized or on the meta
+/// device. The outermost call of a module makes the same check. `caller`: the caller's name, for
+/// messages.
 void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
 namespace detail {

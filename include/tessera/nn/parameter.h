@@ -29,8 +29,8 @@ class SlotState : tessera::detail::NoCopy {
     std::string name;
   };
 
-  /// Replaces the tensor by a tensor with the same values in another layout. A parameter that has
-  /// no values stays uninitialised.
+  /// Replaces the tensor by a tensor with the same values in another layout. An uninitialized
+  /// parameter remains uninitialized.
   void swap(at::Tensor tensor);
   bool has_persistent() const { return persistent_.defined(); }
   /// For FSDP: makes `tensor` the result of persistent(). Later calls of swap() change only get().
@@ -121,7 +121,7 @@ class Parameter {
   const at::Tensor& operator*() const { return get(); }
   const at::Tensor* operator->() const { return &get(); }
   bool defined() const { return get().defined(); }
-  /// Returns the ParameterSlot of the parameter; nullptr if there is none.
+  /// Returns the parameter's ParameterSlot; nullptr for a handle without a parameter.
   SlotPtr slot() const { return slot_ == nullptr ? nullptr : *slot_; }
 
  private:

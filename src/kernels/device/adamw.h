@@ -8,7 +8,7 @@
 namespace tessera::kernels {
 
 /// A part of a parameter shard: `rows` rows of `size` elements, contiguous in the local tensor. In
-/// the whole tensor, the beginnings of consecutive rows are `stride` elements apart.
+/// the global tensor, consecutive rows begin `stride` elements apart.
 struct AdamWPiece {
   float* parameter = nullptr;
   const float* gradient = nullptr;
@@ -18,7 +18,7 @@ struct AdamWPiece {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   std::int64_t stride = 0;
-  std::int64_t place = 0;  ///< index of the piece's first element in the whole tensor
+  std::int64_t place = 0;  ///< index of the piece's first element in the global tensor
   std::uint64_t stream = 0;
 
   TESSERA_HOST_DEVICE std::int64_t numel() const { return rows * size; }
@@ -27,7 +27,8 @@ struct AdamWPiece {
 struct AdamW {
   Chunked<AdamWPiece, 44, 16384> list;
   const double* lr = nullptr;
-  /// Factor of the gradients; nullptr means 1. If the factor is not finite, nothing is updated.
+  /// Factor of the gradients; nullptr means 1. If the factor is NaN or infinite, nothing is
+  /// updated.
   const double* gradient_factor = nullptr;
   double beta1 = 0;
   double beta2 = 0;
@@ -38,7 +39,7 @@ struct AdamW {
 
 /// The factors of an AdamW update, which are equal for all elements of an AdamWPiece.
 struct AdamWFactors {
-  bool skips;  ///< whether the update is skipped, because the gradient factor is not finite
+  bool skips;  ///< whether the update is skipped, because the gradient factor is NaN or infinite
   float gradient;
   float decay;         ///< factor by which the parameter is multiplied (weight decay)
   float beta1, rest1;  ///< beta1 of AdamW, and 1 - beta1
@@ -81,7 +82,7 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   return f;
 }
 
-/// Returns 128 random bits for four elements: 16 bits for each of an element's two moments.
+/// Returns 128 random bits for four elements: 16 bits for each of the two moments of an element.
 TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t four) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
@@ -112,8 +113,8 @@ TESSERA_HOST_DEVICE inline void adamw_element(const AdamWFactors& f, float gradi
   parameter = parameter * f.decay - f.rate * exp_avg / root;
 }
 
-/// Updates N consecutive elements by AdamW. If kRounds, rounds the moments to bf16. `place`: index
-/// of the first element in the whole tensor.
+/// Updates N consecutive elements by AdamW. If kRounds, rounds the moments to bf16 stochastically.
+/// `place`: index of the first of these elements in the global tensor.
 template <int N, bool kRounds>
 TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gradient,
                                       Floats<N>& parameter, Floats<N>& exp_avg,
@@ -162,7 +163,7 @@ TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors&
 }
 
 /// Updates the vectors first, first + step, first + 2 step, ... of a chunk of `p`. A vector does
-/// not cross the end of a row, because rows are not adjacent in the whole tensor.
+/// not cross the end of a row, because consecutive rows are not adjacent in the global tensor.
 template <class M>
 TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,
                                      std::int64_t first, std::int64_t step) {

@@ -126,7 +126,8 @@ struct RowSums {
   float sum = 0;    ///< sum of exp(x - reference(maximum)) over the row's logits x
   float total = 0;  ///< sum of (x - the row's first logit) over the row
 
-  /// Adds N logits to the sums. A NaN among the logits appears in `sum`, but not in `maximum`.
+  /// Adds N logits to `maximum` and `sum`. A NaN among the logits makes `sum` NaN, but not
+  /// `maximum`.
   template <int N>
   TESSERA_HOST_DEVICE void add(const Floats<N>& x) {
     float top = maximum;
@@ -144,8 +145,8 @@ struct RowSums {
   }
 };
 
-/// Computes the sums of a row of logits by one team of threads. `total` is relative to the row's
-/// first logit, so that large logits do not lose precision.
+/// Computes the sums of a row of logits by one team of threads. RowSums::total is relative to the
+/// row's first logit, so that large logits do not lose precision.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team& team) {
   const T* x = row_of(static_cast<const T*>(p.data), row, p.stride);
@@ -190,7 +191,7 @@ TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t r
   p.log_sum_exp[row] = log_sum_exp;
 }
 
-/// Writes a row's results of the cross-entropy steps kWhole and kTerms.
+/// Writes the results of a row of logits after step kWhole (loss) or kTerms (maximum and terms).
 template <class T>
 TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, const RowSums& sums) {
   const Logits& in = p.logits;
@@ -240,7 +241,7 @@ TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
   return {high, rest == rest ? rest : 0.0F};
 }
 
-/// Terms of the gradient of a row of logits: the softmax is multiplied by `softmax`; `target` is
+/// Terms of the gradient of a row of logits: `softmax` is a factor of softmax(row), `target` is
 /// subtracted at the target's column, and `all` at every column.
 struct RowScales {
   float softmax, target, all;

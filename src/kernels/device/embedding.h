@@ -1,5 +1,5 @@
 // Look-up of rows in an embedding table, or in a rank's shard of the table; the table's gradient;
-// and a check of indices on the device, so that the CPU need not wait.
+// and a check of the indices by the device, so that the CPU need not wait for the device.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct Embedding {
 /// kTileSlots indices. For each tile, the gradients of equal indices are added in the order of
 /// `positions`. If equal indices are in several tiles, the sum of each tile is written to
 /// `partial`, and a second launch adds these sums. So no thread block has to add all gradients of a
-/// frequent index, and the bits are always equal.
+/// frequent index, and every run gives the same bits.
 struct EmbeddingBackward {
   const void* grad = nullptr;             ///< (count, size): gradient of the looked-up rows
   const std::int64_t* indices = nullptr;  ///< the indices in sorted order
@@ -36,8 +36,8 @@ struct EmbeddingBackward {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   void* weight_grad = nullptr;  ///< (rows, size): gradient of the table; zeros before the launch
-  /// (tiles, 2, size): the sum of a tile for an index that continues from the previous tile, and
-  /// the sum for an index that begins in the tile and continues in the next tile.
+  /// (tiles, 2, size), for each tile: the sum for an index that continues from the previous tile,
+  /// and the sum for an index that begins in the tile and continues in the next tile.
   float* partial = nullptr;
 
   TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
@@ -57,7 +57,7 @@ struct CheckIndices {
   const std::int64_t* indices = nullptr;
   std::int64_t count = 0;
   std::int64_t size = 0;
-  std::int64_t ignored = 0;  ///< this index is valid, even if outside of [0, size)
+  std::int64_t ignored = 0;  ///< the ignored index is valid, even if outside of [0, size)
 
   TESSERA_HOST_DEVICE bool is_right(std::int64_t i) const {
     return (indices[i] >= 0 && indices[i] < size) || indices[i] == ignored;
@@ -105,7 +105,7 @@ TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot
   }
 }
 
-/// Adds elements [i, i + N) of the gradient rows with equal indices, for all indices of a tile.
+/// Sums elements [i, i + N) of the gradient rows of each distinct index in a tile.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std::int64_t tile,
                                                  std::int64_t i) {
@@ -143,7 +143,8 @@ TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std
   }
 }
 
-/// If equal indices begin in this tile and continue in later tiles, adds the sums of these tiles.
+/// For an index that begins in this tile and continues in later tiles: adds the tiles' sums for the
+/// index.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std::int64_t tile,
                                                 std::int64_t i) {
@@ -152,8 +153,8 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // If this tile also begins with the next tile's first index, an earlier tile's thread adds the
-  // gradient rows of this index.
+  // The index that continues in the next tile began before this tile: the thread of an earlier tile
+  // adds the sums for this index.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }

@@ -139,16 +139,17 @@ struct SumKinds {
   const double* sums = nullptr;
   std::int64_t ends[3] = {};  ///< ends of the three ranges of `sums`
   /// out[0]: the sum of squares of the gradients that only this rank adds; the caller adds out[0]
-  /// of all ranks. out[1]: the sum of squares of the plain tensors. A non-finite value in a plain
-  /// tensor or a copy makes out[0] non-finite, so that all ranks see the failure.
+  /// of all ranks. out[1]: the sum of squares of the plain tensors. A NaN or infinite value in a
+  /// plain tensor or a copy makes out[0] NaN or infinite on all ranks.
   double* out = nullptr;
 };
 
-/// Computes the gradient norm and the clip factor from sums that were added over the ranks.
+/// Computes the gradient norm and the clip factor from sums of squares (SumKinds::out), of which
+/// the first was added over the ranks.
 struct ClipNorm {
   const double* sums = nullptr;
   double max_norm = 0;
-  /// Three results: the norm; the clip factor; the clip factor, or NaN if the norm is not finite.
+  /// Three numbers: the norm; the clip factor; the clip factor, or NaN for a NaN or infinite norm.
   double* norm_and_factor = nullptr;
   float* norm = nullptr;
 };
@@ -194,7 +195,7 @@ TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   }
   if (team.first() == 0) {
     const double uncounted = of_kinds[1] + of_kinds[2];
-    // `uncounted - uncounted` is 0 if `uncounted` is finite, and NaN otherwise.
+    // `uncounted - uncounted` is NaN if `uncounted` is NaN or infinite, otherwise 0.
     call.out[0] = of_kinds[0] + (uncounted - uncounted == 0.0 ? 0.0 : uncounted);
     call.out[1] = of_kinds[1];
   }

@@ -21,7 +21,8 @@ struct QuantizeFp8 {
   float* scales = nullptr;         ///< (rows): the scale of each row of x
 };
 
-/// The scale of a row, and the inverse scale, which is NaN if the row has a non-finite element.
+/// The scale of a row, and the inverse scale, which is NaN if the row has a NaN or infinite
+/// element.
 struct Fp8Scale {
   float scale, inverse;
 };
@@ -47,8 +48,8 @@ TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
 #endif
 }
 
-/// Multiplies N elements by `factor` and stores the first n products as fp8. Makes a single memory
-/// access if the address is aligned and n >= N.
+/// Multiplies N elements by `factor` and stores the first n products as fp8 numbers. Makes a single
+/// memory access if the address is aligned and n >= N.
 template <int N>
 TESSERA_HOST_DEVICE void store_fp8(std::uint8_t* to, const Floats<N>& v, float factor,
                                    std::int64_t n) {

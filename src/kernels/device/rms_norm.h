@@ -36,8 +36,8 @@ struct RmsNormBackward {
 };
 
 constexpr int kRmsNormThreads = 256;  // number of threads in a block of the RMSNorm forward
-// Backward reads two tensors. Its blocks have fewer threads than those of the forward, so that more
-// rows are processed at the same time.
+// Backward reads two tensors for each row. With fewer threads per block than in forward, more rows
+// are processed at the same time.
 constexpr int kRmsNormBackwardThreads = 128;
 // A warp processes a row of up to `kShortRow` elements, a block processes a longer row. The limit
 // of backward is lower, because the shared memory of a block must hold one sum of the weight's
@@ -99,8 +99,9 @@ TESSERA_HOST_DEVICE T* element(Void* rows, std::int64_t at) {
   return rows != nullptr ? static_cast<T*>(rows) + at : nullptr;
 }
 
-/// Returns 1 / sqrt(mean(v^2) + eps) for the row v at element `at`. v is x, or x + residual, which
-/// is then written to `sum`. Only a row whose sum of squares overflows is read twice.
+/// Returns 1 / sqrt(mean(v^2) + eps). v is the row of x that begins at element `at`. With a
+/// residual, v is the row of x + residual, which is also written to `sum`. A row is read twice only
+/// if its sum of squares overflows.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& team) {
   const T* x = element<const T>(p.x, at);

@@ -81,7 +81,8 @@ TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t plac
           load<N>(cos + p.half + i, N), signed_at<N>(sin, p.transposed ? i : p.half + i, -sign)};
 }
 
-/// Returns own * cos + other * sin: N elements of one half of a rotated head.
+/// Returns own * cos + other * sin: N elements in one half of a rotated head, where `own` are the
+/// elements in this half and `other` are the elements in the other half.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
                                      const Floats<N>& other, const Floats<N>& sin) {
@@ -120,8 +121,8 @@ TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, 
   }
 }
 
-/// Rotates the heads at one of the batch * sequence positions. A thread keeps its elements of the
-/// cos and sin tables in registers for all heads.
+/// Rotates the heads at one of the batch * sequence positions. A thread loads elements of the cos
+/// and sin tables once, and uses the elements for all heads.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
                                          const RotaryShare& share) {

@@ -18,7 +18,7 @@ __device__ std::int64_t thread_of_grid() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-/// A team of threads: the threads of all blocks that process one row.
+/// Like Team, for rows that several blocks process: the threads of all blocks of a row.
 struct BlocksOfRow {
   __device__ static std::int64_t first() { return thread_of_grid(); }
   __device__ static std::int64_t width() {
@@ -38,8 +38,8 @@ constexpr std::int64_t kSharedBytes = 48 << 10;
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
   Team<kWidth, kRmsNormThreads> team;
-  // Number of vectors that a thread loads at once. In a warp a thread has more elements of a row
-  // than in a block.
+  // Number of vectors that a thread loads at once. If a warp processes a row, each thread has more
+  // elements of the row than if a block does.
   constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;
   constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
 
 constexpr int kTermRows = 8;
 
-/// Sums the rows of `terms`. A thread adds the elements of one column in every eighth row.
+/// Sums each column of `terms`. A thread adds the elements of one column in every eighth row.
 template <class W>
 __global__ void __launch_bounds__(kWarp* kTermRows)
     rms_norm_weight_kernel(W* weight_grad, const float* terms, std::int64_t rows,
@@ -242,8 +242,8 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(Embedding call) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.y;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
        i < call.count; i += step) {
-    // An index of another rank's row is valid here. An index that no rank has must fail, because
-    // all ranks would give zeros.
+    // An index whose row is on another rank is valid. An index outside of the table must fail,
+    // because all ranks would return zeros for the index.
     CUDA_KERNEL_ASSERT(call.indices[i] >= 0 && call.indices[i] < call.total_rows);
     embedding_row<T, N>(call, i, threadIdx.x, blockDim.x);
   }

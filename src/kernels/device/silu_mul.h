@@ -19,7 +19,8 @@ struct SiluMul {
 };
 
 struct SiluMulBackward {
-  /// Arguments of the forward. If `forward.out` is not nullptr, backward recomputes the result.
+  /// Arguments of the forward. If `forward.out` is not nullptr, backward also writes the forward's
+  /// result.
   SiluMul forward;
   const void* grad = nullptr;  ///< gradient of the result, dense
   void* gate_grad = nullptr;

@@ -27,9 +27,10 @@
 
 namespace tessera::kernels {
 
-// How a FakeMode runs operators without values. Operators are classified by their schemas. This
-// file has rules for the few operators whose meta kernel exists only in Python and not in
-// libtorch's C++ library. Memory plans, which are recorded with meta tensors, use the same rules.
+// How a FakeMode runs operators without computing values. The schema of an operator determines what
+// the FakeMode does (FakeKind). This file has rules for the few operators whose meta kernel exists
+// only in Python and not in libtorch's C++ library. Memory plans, which are recorded with meta
+// tensors, use the same rules.
 
 namespace {
 
@@ -107,7 +108,8 @@ std::vector<at::Tensor> convolution(Arguments arguments) {
                     input.options())};
 }
 
-/// Makes result `number` of a backward operator, or an undefined tensor if mask[number] is false.
+/// Makes the result with index `number` of a backward operator, or an undefined tensor if
+/// mask[number] is false.
 at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tensor& like,
                      at::IntArrayRef sizes) {
   return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
@@ -300,10 +302,10 @@ bool has(const c10::OperatorHandle& op, c10::DispatchKey key) {
   return op.hasKernelForDispatchKey(key);
 }
 
-/// What a FakeMode does with an operator on floating-point tensors, which have no values.
+/// What a FakeMode does with an operator on floating-point tensors.
 enum class FakeKind : std::uint8_t {
   kThrough,  ///< the operator runs as usual, because it is composite or reads only sizes
-  kInPlace,  ///< the operator does not run, and returns the arguments that it would write
+  kInPlace,  ///< the operator does not run; its results are the arguments that it writes in place
   kOut,      ///< the operator does not run; its out= arguments are resized
   kMeta,     ///< the operator runs on the meta device, which gives the results' sizes
   kOwnRule,  ///< the operator does not run; a rule of make_fake_results() makes its results
@@ -357,7 +359,7 @@ void run_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   make_fake_results(op, *stack);
 }
 
-/// Variants of elementwise operators with out=. libtorch calls these variants in other operators.
+/// The out= variants of elementwise operators that libtorch calls inside other operators.
 constexpr std::array<std::string_view, 6> kOutOfElements{
     "aten::abs.out",        "aten::logical_and.out", "aten::logical_not.out",
     "aten::logical_or.out", "aten::logical_xor.out", "aten::where.self_out"};
@@ -418,7 +420,8 @@ std::vector<at::Tensor> tensors_of(std::span<const c10::IValue> values) {
   return tensors;
 }
 
-/// Whether a FakeMode computes no values: some tensor is floating-point, and all are on the CPU.
+/// Whether a FakeMode computes no values for a call with these arguments: at least one tensor is
+/// floating-point, and all tensors are on the CPU.
 bool is_fake(std::span<const c10::IValue> arguments) {
   bool floating = false;
   bool elsewhere = false;
@@ -472,7 +475,6 @@ void run_functional(const c10::OperatorHandle& op, Stack& stack) {
   replace_tensors(std::span(stack).last(op.schema().returns().size()), allocated);
 }
 
-/// Returns the arguments whose declarations in the operator's schema satisfy `wanted`.
 template <class Wanted>
 Stack arguments_of(const c10::OperatorHandle& op, const Stack& stack, const Wanted& wanted) {
   const auto& declared = op.schema().arguments();
@@ -498,7 +500,6 @@ FakeCall call_of(const c10::OperatorHandle& op, const Stack& stack) {
           .results = {}};
 }
 
-/// Replaces the arguments on the stack by the results: the tensors that the operator has written.
 void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& written) {
   torch::jit::drop(stack, op.schema().arguments().size());
   for (std::size_t i = 0; i < op.schema().returns().size(); ++i) {
@@ -506,7 +507,6 @@ void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& wr
   }
 }
 
-/// Returns the broadcast sizes of all arguments except out= arguments.
 Sizes pointwise_sizes(const c10::OperatorHandle& op, const Stack& stack) {
   Sizes sizes;
   for (const c10::IValue& value : arguments_of(op, stack, is_input)) {
@@ -517,7 +517,7 @@ Sizes pointwise_sizes(const c10::OperatorHandle& op, const Stack& stack) {
   return sizes;
 }
 
-/// Returns the sizes that an operator's out= arguments get.
+/// Returns the sizes to which an operator's out= arguments must be resized.
 std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t results = op.schema().returns().size();
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && op.hasTag(at::Tag::pointwise)) {
@@ -539,7 +539,6 @@ std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   return sizes;
 }
 
-/// Handles an operator with out= arguments: resizes these arguments, and computes no values.
 void run_out(const c10::OperatorHandle& op, Stack& stack) {
   const Stack written = arguments_of(op, stack, writes);
   const std::vector<Sizes> sizes = out_sizes(op, stack);

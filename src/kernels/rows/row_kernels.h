@@ -11,7 +11,8 @@ namespace tessera::kernels {
 
 /// The factor by which RMSNorm multiplies elements whose squares would overflow in fp32.
 constexpr float kShrink = 0x1p-80F;
-/// If 1 / rms of a row is below this limit, products of its elements and the gradient can overflow.
+/// If 1 / rms of a row is below this limit, products of the row's elements and the gradient can
+/// overflow.
 constexpr float kHugeRstd = 0x1p-40F;
 
 using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number

@@ -118,7 +118,6 @@ TESSERA_INLINE Floats exp_or_0(Floats x) {
   return x < -87.0F ? Floats{} : exp(x);
 }
 
-/// Returns a mask that selects the first n elements of a vector.
 TESSERA_INLINE Ints lanes_below(std::int64_t n) {
   const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return lane < static_cast<std::int32_t>(n < kLanes ? n : kLanes);

@@ -8,8 +8,8 @@
 
 /// Cross entropy of a matrix of logits, on local tensors, without autograd. Kernels exist for fp32,
 /// bf16 and fp16 on CUDA, and for fp32 and bf16 on a CPU. A kernel reads the logits once, computes
-/// in fp32 and gives the same bits in every run. Other types and devices use ATen operators with
-/// the same formulas.
+/// in fp32 and gives the same bits in every run. Logits of another type or device use ATen
+/// operators with the same formulas.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
@@ -20,7 +20,7 @@ struct RowLossOptions {
   double z_loss = 0;
 };
 
-/// A matrix of logits. Rows are tokens; columns are this rank's part of the vocabulary.
+/// A matrix of logits. Rows are tokens; columns are this rank's shard of the vocabulary.
 struct LossRows {
   at::Tensor logits;   ///< the logits, of sizes (rows, columns)
   at::Tensor targets;  ///< the targets, of size (rows), int64
@@ -32,38 +32,41 @@ struct LossRows {
 /// The results of a cross entropy for each row: tensors of size (rows).
 struct RowLosses {
   at::Tensor losses;  ///< the loss of each row, of type loss_type(); 0 if the target is ignored
-  /// The log-sum-exp of each row over the whole vocabulary: (rows). The type is fp64, because its
-  /// difference to a large logit must be precise.
+  /// The log-sum-exp of each row over the whole vocabulary: (rows). fp64, so that a logit minus its
+  /// row's log-sum-exp is precise even if both numbers are large.
   at::Tensor log_sum_exp;
 };
-/// Allocates the results for the rows of `logits`, without values.
+/// Allocates uninitialized results for the rows of `logits`.
 RowLosses empty_losses(const at::Tensor& logits);
 
-/// What this rank's columns contribute to the losses, if the vocabulary is split between ranks.
+/// This rank's terms of the losses, if the vocabulary is sharded over ranks. The terms are computed
+/// from the logits in this rank's columns.
 struct RowTerms {
   at::Tensor maximum;      ///< each row's largest logit in this rank's columns, (rows)
   at::Tensor all_maximum;  ///< copy of `maximum`; the caller all-reduces the copy (max)
-  /// Terms that the caller sums over the ranks: (2 or 3, rows). The rows of `terms` are the sum of
-  /// exponentials, the target's logit, and with label smoothing the sum of the logits.
+  /// For each row of logits: the sum of exponentials, the target's logit and, with label smoothing,
+  /// the sum of the logits. (2 or 3, rows). The caller sums `terms` over the ranks.
   at::Tensor terms;
 };
 
-/// Returns the type of the losses: fp32, or fp64 for fp64 logits. Sums of exponentials over a
+/// Returns the dtype of the losses: fp32, or fp64 for fp64 logits. Sums of exponentials over a
 /// vocabulary need more bits of mantissa than bf16 (8) and fp16 (11) have.
 at::ScalarType loss_type(const at::Tensor& logits);
 
-/// Computes the losses of rows of logits that have all columns of the vocabulary.
+/// Computes the loss of each row of logits, if this rank has all columns of the vocabulary.
 void row_losses(const LossRows& rows, const RowLosses& into);
 
 /// Functions for a vocabulary that is split between ranks. row_terms() computes the terms. The
-/// caller all-reduces `all_maximum` (max), and make_relative() converts the terms to this maximum,
-/// in place. The caller all-reduces `terms` (sum), and losses_of_terms() computes the losses.
+/// caller all-reduces `all_maximum` (max), and make_relative() makes the terms relative to this
+/// maximum, in place. The caller all-reduces `terms` (sum), and losses_of_terms() computes the
+/// losses.
 RowTerms row_terms(const LossRows& rows);
 void make_relative(const LossRows& rows, const RowTerms& terms);
 void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosses& into);
 
 /// Writes the gradient of the logits to `gradient`, which can be the same tensor as the logits.
-/// `of_row`: the gradient of each row's loss, (rows) in loss_type(); undefined stands for ones.
+/// `of_row`: the gradient of each row's loss, (rows) in loss_type(); an undefined tensor stands for
+/// ones.
 void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                      const at::Tensor& gradient);
 

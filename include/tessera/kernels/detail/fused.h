@@ -13,8 +13,8 @@
 /// rounding. The order of operations depends neither on the instruction set nor on the number of
 /// threads, so results have the same bits on every CPU. CUDA kernels exist for fp32, bf16 and fp16,
 /// and give the same bits in every run. An operation takes one kernel launch, or two for the
-/// gradient of a norm's weight or of an embedding table. For other types and devices, ATen
-/// operators compute the same formulas.
+/// gradient of a norm's weight or of an embedding table. Tensors of another type or device use ATen
+/// operators with the same formulas.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
@@ -23,8 +23,8 @@ struct RmsNormResult {
   at::Tensor out;   ///< the normalised tensor, with the sizes and type of x
   at::Tensor rstd;  ///< 1 / sqrt(mean(x^2) + eps) of each row: (..., 1), fp32 or fp64
 };
-/// Computes RMSNorm (Zhang and Sennrich 2019) over the last dimension. `weight` is a vector of the
-/// last dimension's size, or undefined for ones.
+/// Computes RMSNorm (Zhang and Sennrich 2019) over the last dimension. `weight`: (size of the last
+/// dimension), or undefined for a weight of ones.
 RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 /// The results of add_rms_norm().
 struct AddRmsNormResult {
@@ -36,11 +36,11 @@ struct AddRmsNormResult {
 /// `residual` has the sizes and type of x.
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                               const at::Tensor& weight, double eps);
-/// Returns the gradients of x and, if weight is defined, of weight. The weight's gradient is summed
-/// over the rows of the local tensor `x`. For add_rms_norm(), pass its result `sum` as `x`, and the
-/// gradient of `sum` as `sum_grad` (sizes and type of x; may be undefined). The gradient of the
-/// norm is rounded before `sum_grad` is added. The first result is then the gradient of both inputs
-/// of add_rms_norm(), `x` and `residual`.
+/// Returns RMSNorm's gradients of x and, if `weight` is defined, of `weight`. The weight's gradient
+/// is summed over the rows of the local tensor `x`. For the backward of add_rms_norm(), pass its
+/// result `sum` as `x`, and the gradient of `sum` as `sum_grad` (shape and type of x; may be
+/// undefined). RMSNorm's gradient of x is rounded before `sum_grad` is added. The first result is
+/// then the gradient of both inputs of add_rms_norm().
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd,
@@ -61,25 +61,26 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
 /// cos2 + x1 sin2), or, if `transposed`, the transposed rotation, which is the gradient.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                             bool transposed);
-/// Like rotary_embedding(), for queries and keys in one pass. Queries and keys may have different
-/// numbers of heads.
+/// Like rotary_embedding(), for queries `q` and keys `k` in one pass. Queries and keys may have
+/// different numbers of heads.
 std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const at::Tensor& k,
                                                       const at::Tensor& cos, const at::Tensor& sin,
                                                       bool transposed);
-/// Looks up rows in a shard of an embedding table. The table has `total_rows` rows; `weight` has
-/// the table's rows from `first_row` on. Returns (..., dim), with zeros for rows of other shards.
-/// An index outside of the table throws Error on a CPU, and fails a device assertion on CUDA.
+/// Looks up rows in a shard of an embedding table. The table has `total_rows` rows; the shard
+/// `weight` has the rows from `first_row` on. Returns (..., dim), with zeros for rows that are in
+/// other shards. An index outside of the table throws Error on a CPU, and fails a device assertion
+/// on CUDA.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows);
 /// Returns the gradient of a shard of an embedding table; the shard has `rows` rows. The gradients
 /// of all tokens with equal indices are added in the order of `indices`, in fp32 (fp64 for fp64),
-/// so the bits do not depend on the number of threads. CUDA kernels add partial sums, whose terms
-/// depend only on the indices.
+/// so the result has the same bits for every number of threads. CUDA kernels add partial sums,
+/// whose terms depend only on the indices.
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 
-// The matrix products of a linear layer with inputs in float8_e4m3fn. Each scale is a power of two.
-// A scale belongs to a row or a column along which a matrix product sums.
+// FP8 (float8_e4m3fn) matrix products of a linear layer. The matrices are quantised with one scale,
+// a power of two, for each row or column along which the product sums.
 
 /// A matrix in fp8: row i is scales[i] * values[i].
 struct Fp8Rows {
@@ -87,29 +88,30 @@ struct Fp8Rows {
   at::Tensor scales;  ///< the scales of the rows: (rows, 1), fp32, powers of two
 };
 
-/// Quantises the rows of x * factors. x: (rows, columns), of any floating-point type. `factors`:
-/// (1, columns), powers of two, or undefined for ones. The scale of a row is the smallest power of
-/// two, at least 2^-100, for which the largest element divided by the scale is at most 448. A value
-/// is the exact quotient x / scale, rounded to nearest, ties to even. Therefore
+/// Quantises the rows of x, or of x * `factors` if defined. x: (rows, columns), of any
+/// floating-point type. `factors`: (1, columns), powers of two. The scale of a row is the smallest
+/// power of two, at least 2^-100, for which the largest element divided by the scale is at most
+/// 448. An fp8 value is the exact quotient x / scale, rounded to nearest, ties to even. Therefore
 ///
 ///   |x - scale * value| <= max(2^-4 |x|, 2^-10 scale),
 ///
 /// and the rounding of elements of 2^-6 scale or more does not depend on the scale. Quantising the
-/// result again changes nothing. Rows of zeros stay zeros. The format has no infinity: a row with a
-/// NaN or an infinity becomes NaN, and so does the corresponding row of a matrix product.
+/// result again changes nothing. Rows of zeros stay zeros. float8_e4m3fn has no infinity: the
+/// fp8 values of a row with a NaN or an infinity are all NaN.
 Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 
 /// The three matrix products of a linear layer. On CUDA the functions use at::_scaled_mm with a
 /// scale for each row. That operator requires bf16, weight sizes that are multiples of 16, and
 /// compute capability 8.9 or more; otherwise the functions throw Error. On CUDA fp8_linear() uses
-/// fast accumulation, in which sums have fewer bits. Other devices multiply the fp8 values, sum in
-/// fp32 (fp64 for fp64) and round once. The functions throw Error for fp16, whose range is too
-/// small for the scales.
+/// fast accumulation, in which sums have fewer bits. On other devices the fp8 values are multiplied
+/// and summed in fp32 (fp64 for fp64), and rounded once. The functions throw Error for fp16, whose
+/// range is too small for the scales.
 
-/// Computes x * weight^T: (..., in), (out, in) -> (..., out). The rows of x and weight have scales.
+/// Computes x * weight^T: (..., in), (out, in) -> (..., out). Each row of x and of weight has a
+/// scale.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
 /// Computes grad * weight (matrices): (..., out), (out, in) -> (..., in). The weight is quantised
-/// as by fp8_linear(). The product of grad and the weight's scales is quantised by rows.
+/// as by fp8_linear(). grad times the scales of the weight's rows is quantised by rows.
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
 /// Computes grad^T * x: (..., out), (..., in) -> (out, in). Quantises grad and x to FP8 with a
 /// scale for each column, computed from the rows of this rank only.

@@ -22,14 +22,15 @@ void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& 
 
 // Functions for the 2-norm of many tensors on CUDA. The caller sums the squares over the ranks.
 
-/// Whether squares_on_cuda() supports the tensors: dense fp32, bf16 or fp16 tensors on `device`, if
-/// `device` is a GPU.
+/// Whether squares_on_cuda() supports the tensors: `device` is a GPU, and each tensor is dense, on
+/// `device`, and fp32, bf16 or fp16.
 bool has_norm_kernels(const std::vector<at::Tensor>& tensors, c10::Device device);
 
-/// Returns two fp64 sums of squares. The first sum is over `owned`; a non-finite value in `plain`
-/// or `copies` makes this sum non-finite. The caller must add the first sums of all ranks. The
-/// second sum is over `plain`, the tensors that every rank has. The bits of the sums depend only on
-/// values and sizes. A hundred tensors of one type take two launches.
+/// Returns two fp64 sums of squares: over `owned`, which the caller must add over the ranks, and
+/// over `plain`, the tensors that every rank has. If a tensor in `plain` or `copies` (tensors that
+/// another rank passes as `owned`) has a NaN or infinite value, the first sum is NaN or infinite,
+/// too. The bits of the sums depend only on values and sizes. A hundred tensors of one type take
+/// two launches.
 at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
                            const std::vector<at::Tensor>& plain,
                            const std::vector<at::Tensor>& copies, c10::Device device);
@@ -38,11 +39,11 @@ at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
 struct NormAndFactor {
   at::Tensor norm;     ///< the 2-norm, 0-d fp64
   at::Tensor factor;   ///< clip factor, 0-d fp64: min(1, max_norm / (norm + 1e-6))
-  at::Tensor of_step;  ///< `factor`, but NaN if `norm` is not finite; for the optimizer step
+  at::Tensor of_step;  ///< `factor`, but NaN if `norm` is NaN or infinite; for adamw()
   at::Tensor rounded;  ///< the 2-norm rounded to fp32, 0-d
 };
-/// Returns the norm and the clip factor. `squares`: the result of squares_on_cuda(), summed over
-/// the ranks. Takes one launch.
+/// Returns the norm and the clip factor of gradients. `squares`: the result of squares_on_cuda(),
+/// summed over the ranks. Takes one launch.
 NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm);
 
 /// The tensors of one AdamW update: equal sizes, dense, on one device.
@@ -52,10 +53,10 @@ struct AdamWTensors {
   at::Tensor exp_avg;     ///< first moment of the gradient, fp32 or bf16
   at::Tensor exp_avg_sq;  ///< second moment, with the type of exp_avg
   at::Tensor step;        ///< the index of the optimizer step, from 1: 0-d fp32
-  /// For bf16 moments: the index of each element in the whole tensor. The index and `stream` select
-  /// the random numbers for stochastic rounding.
+  /// For bf16 moments: the index of each element in the global tensor. The index and `stream`
+  /// select the random numbers for stochastic rounding.
   GlobalPlace place = {};
-  /// Sizes of this rank's shard of the whole tensor.
+  /// Sizes of this rank's shard of the global tensor.
   std::vector<std::int64_t> local_sizes = {};
   std::uint64_t stream = 0;
 };
@@ -73,12 +74,12 @@ struct AdamWNumbers {
   at::Tensor gradient_factor = {};
 };
 
-/// Whether adamw() has a kernel for this device and fp32 moments. True for GPUs.
+/// Whether adamw() has a kernel for tensors on this device with fp32 moments. True for GPUs.
 bool has_adamw_kernel(const at::Tensor& parameter);
 
 /// Does one step of AdamW (Loshchilov & Hutter 2019), in fp32. All moments have one type. On CUDA
 /// one launch updates dozens of tensors; on a CPU all threads are used. Moments in bf16 are rounded
-/// stochastically, without bias. The random number depends on the element's index in the whole
+/// stochastically, without bias. The random number depends on the element's index in the global
 /// tensor, the stream and the step, so every mesh and device gives the same bits. The parameter's
 /// update uses the moments before rounding. Not recorded by autograd.
 void adamw(const std::vector<AdamWTensors>& tensors, const AdamWNumbers& numbers);

@@ -49,7 +49,7 @@ TESSERA_HOST_DEVICE inline double portable_log(double x) {
   return k * ln2_high - ((half_square - (s * (half_square + r) + k * ln2_low)) - f);
 }
 
-/// Returns normal_quantile(p) in the centre of the distribution, where is_central(p) is true.
+/// Returns normal_quantile(p) for p near 1/2, where is_central(p) is true.
 TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   const double a[] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
                       1.3731693765509461125e+4, 4.5921953931549871457e+4, 6.7265770927008700853e+4,
@@ -67,7 +67,7 @@ TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   return q * polynomial(a, r) / polynomial(b, r);
 }
 
-/// Returns normal_quantile(p) in the tails of the distribution, where is_central(p) is false.
+/// Returns normal_quantile(p) for p near 0 or 1, where is_central(p) is false.
 TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   const double c[] = {1.42343711074968357734e0,  4.63033784615654529590e0,
                       5.76949722146069140550e0,  3.64784832476320460504e0,
@@ -99,7 +99,8 @@ TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   return p < 0.5 ? -magnitude : magnitude;
 }
 
-/// Whether p is within 0.425 of 1/2 (85 % of all draws); central_quantile() then has the result.
+/// Whether p is within 0.425 of 1/2, as in 85 % of all draws. normal_quantile(p) then uses the
+/// formula of central_quantile(p), otherwise the formula of tail_quantile(p).
 TESSERA_HOST_DEVICE inline bool is_central(double p) {
   return p - 0.5 >= -0.425 && p - 0.5 <= 0.425;
 }

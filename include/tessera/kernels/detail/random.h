@@ -67,7 +67,7 @@ struct GlobalPlace {
   std::vector<std::int64_t> sizes;  ///< sizes of the global tensor
   std::int64_t first_element = 0;
 
-  /// Returns the place of a local tensor that contains the whole global tensor.
+  /// Returns the GlobalPlace of a local tensor that has all elements of the global tensor.
   static GlobalPlace whole(std::vector<std::int64_t> sizes, std::int64_t first_element = 0);
 };
 

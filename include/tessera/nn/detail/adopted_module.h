@@ -16,11 +16,11 @@ namespace tessera::nn {
 
 namespace detail {
 
-/// The parameters and buffers of a module, without its children. Each entry has the name, and a
-/// function that returns the class member in which the tensor is stored.
+/// A module's own parameters and buffers (not those of child modules). Each element is a name, and
+/// a function that returns the class member that stores the tensor of this name.
 using ModuleMembers = std::vector<std::pair<std::string, std::function<at::Tensor&()>>>;
-/// A function for a certain module class. If `module` is of this class, the function appends the
-/// parameters and buffers of `module` to `found`.
+/// Appends the parameters and buffers of `module` to `found`, if `module` is of the class for which
+/// the function was made.
 using FindMembers = void (*)(torch::nn::Module& module, ModuleMembers& found);
 
 /// Interface of a module that wraps a libtorch module and uses the libtorch module's parameters.
@@ -36,7 +36,8 @@ class AdoptsModule {
 std::shared_ptr<const void> claim_module(const torch::nn::Module& module);
 
 /// Fills the parameters and buffers of `module` (not of its children) like reset_parameters() of
-/// libtorch. Does nothing for classes that are not libtorch's. `holder` has the ParameterSlots.
+/// libtorch. Does nothing for classes that are not libtorch's. `holder` has the ParameterSlots of
+/// `module`.
 void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
                    const InitContext& init);
 

@@ -40,7 +40,8 @@ std::int64_t origin_of_values(at::Tensor whole);
 /// Records the origin hash of the parameter in `slot`.
 void note_origin(const ParameterSlot& slot, std::int64_t number);
 /// Returns the origin hash that note_origin() recorded for the parameter in `slot`. Returns 0 if
-/// this rank has no shard, or if the values were written later, for example by a load.
+/// this rank has no shard, or if the parameter's values were written after note_origin(), for
+/// example by a load.
 std::int64_t origin_of(const ParameterSlot& slot);
 
 /// Compares the origins of parameters between ranks. Returns "", or a message such as "the shards
@@ -56,17 +57,17 @@ std::uint64_t written_version(const at::Tensor& tensor);
 
 // Checks that copies of a tensor on different slices of a mesh are equal. On a mesh (dp, tp), a
 // parameter that only a tensor-parallel plan distributes, over mesh["tp"], has one copy per
-// coordinate of dp. Its gradient is not reduced over dp, so copies on ranks with different data
-// drift apart. Therefore the ranks compare the copies.
+// coordinate of dp. The gradient of such a parameter is not reduced over dp, so copies on ranks
+// with different data become different. Therefore the ranks compare the copies.
 
 /// A tensor that is compared with copies on other ranks.
 struct CopiedTensor {
   std::string name;  ///< the tensor's name for messages: "the gradient of parameter 'norm.weight'"
   const ParameterSlot* slot = nullptr;
   at::Tensor values = {};  ///< this rank's local tensor; undefined if this rank has no shard
-  /// Whether ranks with different shards must also have equal values, as for a step count.
+  /// Whether all shards of the tensor must have equal values, as the shards of a step counter do.
   bool same_for_all_parts = false;
-  /// Whether rounding differences are permitted, because ranks computed sums in different orders.
+  /// Whether the copies may differ by rounding, because ranks computed sums in different orders.
   bool rounded = false;
 };
 

@@ -15,8 +15,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// A module with a weight and a bias. The bias can be left out of forward, and added by a hook
-/// later.
+/// A module with a weight and a bias. forward can leave out the bias, which a hook adds later.
 class DeferredBias {
  public:
   /// Sets whether forward leaves out the bias, for row-wise tensor parallelism. If the weight is
@@ -31,8 +30,9 @@ class DeferredBias {
   bool defer_bias_ = false;
 };
 
-/// Computes the matrix products of several Linears with one input x. Backward adds the gradients of
-/// x in place (`addmm_` with beta = 1), unless an addition communicates or autograd records it.
+/// Computes the matrix products of several Linears with one input x. Backward sums the Linears'
+/// gradients of x in place (`addmm_` with beta = 1), unless an addition communicates or autograd
+/// records it.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
@@ -54,9 +54,9 @@ using LinearProduct = std::function<at::Tensor(const at::Tensor& x, const at::Te
 class ReplaceableProduct {
  public:
   /// Makes later calls of forward(x) compute `product` instead of aten::linear. Not collective;
-  /// every rank must set the same function. `together` creates the object that computes `product`
-  /// of one x for several modules. If `together` is nullptr, linear_products() calls each module
-  /// separately.
+  /// every rank must set the same function. `together`: creates a LinearProducts object, which
+  /// computes `product` for several modules with the same x. If `together` is nullptr,
+  /// linear_products() calls each module separately.
   void set_product(LinearProduct product, MakeLinearProducts together = nullptr) {
     product_ = std::move(product);
     together_ = together;
@@ -90,8 +90,8 @@ class SharedInputNode final : public tessera::detail::Node {
   /// Whether this node computes the gradient of x. Returns false after an in-place write to x,
   /// because autograd then gives x a new gradient edge.
   bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
-  /// Saves the weight of a matrix product. Call keep() for the products in the order of the
-  /// edge_of() calls.
+  /// Saves the weight of a matrix product. Call keep() for the matrix products in the order in
+  /// which edge_of() was called.
   void keep(const at::Tensor& weight) { weights_.emplace_back(weight); }
   /// Returns the graph edge that receives the gradient of a matrix product's result.
   tessera::detail::Edge edge_of(const at::Tensor& result) {
@@ -116,8 +116,8 @@ class SharedInputNode final : public tessera::detail::Node {
 /// Computes the gradient of a weight: the matrix product of rows^T, (out, tokens), and x, (tokens,
 /// in). `output`: the index of this gradient among the outputs of the running `node`. If possible,
 /// adds the gradient directly to the weight's `.grad` and returns an undefined tensor. A direct
-/// addition requires a backward of all leaves, equal types, layouts and meshes, and no hooks on the
-/// gradient. Communicates only as aten::mm does.
+/// addition requires a backward() without a list of inputs, equal types, layouts and meshes, and no
+/// hooks on the gradient. Communicates only as aten::mm does.
 at::Tensor gradient_of_weight(tessera::detail::Node& node, std::size_t output,
                               const at::Tensor& rows, const at::Tensor& x);
 

@@ -78,7 +78,7 @@ void set_batch_ranks(std::int64_t ranks);
 bool weighs_ranks();
 void note_weighing();
 
-/// The calls of a module around which a hook runs.
+/// Which calls of a module run a hook.
 enum class HookedCalls : std::uint8_t {
   kForward,
   kEveryMethod,  ///< forward and each method that call_method() calls
@@ -90,8 +90,8 @@ namespace tessera::nn::detail {
 
 /// Properties of a parameter that FSDP, tensor parallelism and modules set (ParameterSlot::role).
 struct SlotRole {
-  /// Whether FSDP has gathered the parameter. The values are then in memory a second time,
-  /// unsharded.
+  /// Whether FSDP has gathered the parameter: unsharded values are in memory in addition to the
+  /// shard.
   bool gathered = false;
   /// For tensor parallelism: whether the parameter is replicated because no tensor-parallel plan
   /// has named the parameter. A later plan can still shard the parameter.

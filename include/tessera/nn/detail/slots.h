@@ -21,8 +21,8 @@ namespace tessera::nn {
 /// FSDP attaches a GradientRecord to each module whose parameters FSDP shards. Modules use the
 /// GradientRecord to ask FSDP about gradients.
 struct GradientRecord {
-  /// Returns whether this rank's local gradient of the parameter, before its last reduction, is
-  /// known to be non-finite. Waits for the device.
+  /// Returns true if this rank's local gradient of the parameter is known to have had NaN or
+  /// infinite values before its last reduction. Waits for the device.
   std::function<bool(const ParameterSlot& slot)> brought_nonfinite;
 };
 
@@ -58,7 +58,7 @@ using tessera::detail::RunBackward;
 class StandInGradient : public tessera::detail::LeafNode {
  public:
   using tessera::detail::LeafNode::LeafNode;
-  /// Runs a backward call that has this node among its outputs. `run` calls libtorch's engine.
+  /// Runs a backward call that computes the gradient of this node. `run` calls libtorch's engine.
   virtual tessera::detail::variable_list execute(const BackwardCall& call,
                                                  const RunBackward& run) = 0;
 };
@@ -95,8 +95,8 @@ std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);
 
-/// Returns a counter that increases when a parameter gets storage without values. If the counter
-/// has increased, the next call of each module checks its parameters again.
+/// Returns a counter that increases when a parameter gets uninitialized storage. If the counter has
+/// increased, the next call of each module checks its parameters again.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail
