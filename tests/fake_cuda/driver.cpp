@@ -1,5 +1,5 @@
-// The driver functions that libtorch looks up by name. The soname of the fake library is
-// libcuda.so.1, so that dlopen() finds the fake library, which is already loaded.
+// CUDA driver functions that libtorch looks up by name. The fake library has the soname
+// libcuda.so.1, so that dlopen() of this name finds the fake library, which is already loaded.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 

@@ -36,7 +36,7 @@ struct Change {
   std::string bytes = {};
 };
 
-/// While a Changes exists, records this process's changes below `folder`. At most one may exist.
+/// Records the changes that this process makes below `folder`. Only one Changes may exist.
 class Changes {
  public:
   explicit Changes(const std::filesystem::path& folder);
@@ -55,7 +55,7 @@ class Changes {
   std::vector<Change> list_;
 };
 
-/// Holds the Changes object of the process; nullptr if there is none.
+/// The process's Changes object; nullptr if none exists.
 struct ChangesSlot {
   std::mutex mutex;
   std::atomic<Changes*> changes = nullptr;
@@ -65,7 +65,7 @@ ChangesSlot& changes_slot();
 std::uint64_t file_of(int fd);
 bool path_of(int fd, std::array<char, PATH_MAX>& path);
 
-/// Makes a system call. If the call succeeds, `note(result, changes)` records the change.
+/// Makes a system call by call(). If it succeeds, note(result, changes) records the change.
 template <class Call, class Note>
 auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   ChangesSlot& slot = changes_slot();
@@ -88,8 +88,8 @@ enum class Lost {
   kBytes  ///< kBytes: file contents only
 };
 
-/// A simulated disk. A power failure loses contents of a file since the file's last fsync(), and
-/// names in a folder since the folder's last fsync().
+/// A simulated disk. A power failure loses file contents written since the file's last fsync(), and
+/// file names created, renamed or removed since the folder's last fsync().
 class Disk {
  public:
   /// At construction, all contents of `folder` count as synced.
@@ -100,7 +100,7 @@ class Disk {
   void write_after_power_cut(const std::filesystem::path& out, Lost lost) const;
 
  private:
-  /// Identifies a file, even if the inode is used again; 0 means a folder.
+  /// A unique id of a file, because inode numbers can be used again. 0 stands for a folder.
   using FileId = std::uint64_t;
   using Names = std::map<std::string, FileId>;
   struct View {

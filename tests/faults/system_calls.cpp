@@ -94,7 +94,7 @@ bool is(const Action& action, const char* name) {
   return std::strcmp(action.name, name) == 0;
 }
 
-/// Counts a call of kCalls[number] on file `path`. Returns the call's Action; nullptr: no fault.
+/// Counts the call of kCalls[number] on the file `path`. Returns its fault; nullptr: no fault.
 const Action* fault_at(std::size_t number, const char* path) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
@@ -124,7 +124,7 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-/// Makes a system call with the fault `action`, which may reduce the number of bytes `count`.
+/// Makes a system call with the fault `action`, which can reduce `count`, the number of bytes.
 template <class Call>
 auto act(const Action* action, std::size_t& count, const Call& call) -> decltype(call()) {
   if (action != nullptr && is(*action, "kill")) {
@@ -185,7 +185,7 @@ int open_at(int folder, const char* path, int flags, mode_t mode) {
 }
 
 mode_t mode_of(int flags, va_list& arguments) {
-  // O_TMPFILE contains the bit of O_DIRECTORY, so all bits must be compared.
+  // O_TMPFILE includes the bit of O_DIRECTORY, so all bits of O_TMPFILE must be compared.
   const bool creates = (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE;
   return creates ? va_arg(arguments, mode_t) : 0;
 }

@@ -81,7 +81,7 @@ std::string to_string(const Choices::Labels& labels, const char* separator) {
 }
 
 // Draws the parts of a case. Sizes are small and often not divisible by the mesh sizes. Options
-// that the library may refuse are rare, because a refused case tests nothing else.
+// that the library may refuse are rare, because a refused case tests nothing but the refusal.
 namespace {
 
 NormKind draw_norm(Choices& choices, const std::string& name, int none) {
@@ -259,15 +259,15 @@ TrainSpec draw_train(Choices& choices, const FsdpSpec& fsdp) {
 // redistribute.
 enum class Between { kWhole, kReplicated, kSequence };
 
-/// Which styles a module supports.
+/// The tensor-parallel styles that a module supports.
 enum class Fits { kLinear, kTokenwise, kHooksOnly };
 
-/// A possible plan entry: a module name and the correct style; nullopt if no style is needed.
+/// A module name, and the style that it needs in a correct plan; nullopt if it needs none.
 struct Candidate {
   std::string pattern;
   std::optional<StyleSpec> style;
   Fits fits = Fits::kLinear;
-  /// Whether the style's input or output is a local tensor. Such a style never gets a mistake.
+  /// Whether the style's input or output is a local tensor. The fuzzer keeps such a style correct.
   bool agreed = false;
 };
 
@@ -279,14 +279,14 @@ StyleSpec rowwise(Placement output, bool local = false) {
   return {.kind = StyleKind::kRowwise, .output = output, .local = local};
 }
 
-/// Whether every rank has the whole output. Otherwise the output cannot be a plain tensor.
+/// Whether every rank has the style's whole output. If not, the output cannot be a plain tensor.
 bool is_whole(const StyleSpec& style) {
   return style.kind != StyleKind::kSequence && style.kind != StyleKind::kFusedColwise &&
          std::holds_alternative<Replicate>(style.output);
 }
 
 Between draw_between(Choices& choices) {
-  // "plain": modules return replicated results as plain tensors, the default of PyTorch's styles.
+  // "plain": modules return plain, replicated tensors, which is the default of PyTorch's styles.
   return choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
 }
 
@@ -327,8 +327,8 @@ class PlanDraft {
     candidates_.push_back({std::move(pattern), style, fits});
   }
 
-  /// Adds a module that treats each token separately. Plans with plain tensors between modules need
-  /// no style for such a module.
+  /// Adds a module that computes each token separately. If tensors between modules are plain, the
+  /// module needs no style.
   void add_tokenwise(const std::string& pattern) {
     if (between_ == Between::kWhole) {
       add_other(pattern, Fits::kTokenwise);
@@ -381,8 +381,8 @@ class PlanDraft {
     }
   }
 
-  /// Adds a fused weight of `parts` equal parts. If the style is kColwise, a rank can have rows of
-  /// two parts, and using the parts separately gathers the weight.
+  /// Adds a fused weight of `parts` equal parts. With the style kColwise, a rank's rows can belong
+  /// to two parts, and using a single part then gathers the weight.
   void add_fused(const std::string& pattern, std::int64_t parts, bool local) {
     const bool cut = parts > 0 && choices_.chance("plan.fused_colwise", 50);
     add(pattern,
@@ -403,7 +403,7 @@ class PlanDraft {
     }
   }
 
-  /// Whether attention stays correct if the projections return local tensors (this rank's heads).
+  /// Whether attention is correct if its projections return local tensors with this rank's heads.
   bool runs_on_heads() const {
     const AttentionSpec& spec = model_.attend;
     const std::int64_t kv = spec.key_value_heads;
@@ -445,7 +445,7 @@ class PlanDraft {
     add_other(pattern, Fits::kTokenwise, styles[kind]);
   }
 
-  /// Whether the MLP stays correct if the first projection returns a local tensor of features.
+  /// Whether the MLP is correct if the first projection returns a local tensor of features.
   bool runs_on_features() const {
     const MlpSpec& spec = model_.feed;
     return spec.activation != Activation::kCentred &&

@@ -11,12 +11,12 @@
 
 namespace tessera::fuzz {
 
-/// Draws the options of a case by a seed. Each decision depends only on the seed and the decision's
-/// name, so setting one decision in `fixed` leaves all other decisions unchanged.
+/// Draws the options of a fuzz case. Each decision depends only on the seed and the decision's
+/// name, so fixing one decision in `fixed` does not change any other decision.
 class Choices {
  public:
-  /// Maps names of decisions to option labels. The label "" means the simplest option. The name
-  /// kOthers means all decisions that the map lacks.
+  /// Maps decision names to labels of options. The label "" stands for a decision's simplest
+  /// option, and the name kOthers for all decisions that the map does not contain.
   using Labels = std::map<std::string, std::string>;
   static constexpr const char* kOthers = "*";
   /// An option of a decision, drawn with a probability proportional to `weight`.
@@ -27,19 +27,19 @@ class Choices {
 
   explicit Choices(std::uint64_t seed, Labels fixed = {});
 
-  /// Draws an option and returns its index. The first option must be the simplest. Throws Error if
-  /// `fixed` has an unknown label for the decision.
+  /// Draws one of `options` and returns its index. options[0] must be the simplest option. Throws
+  /// Error if `fixed` has an unknown label for this decision.
   std::size_t pick(const std::string& name, const std::vector<Option>& options);
-  /// Like pick(), but returns the option with this index in the enum E.
+  /// Like pick(), but returns the drawn index as a value of the enum E.
   template <class E>
   E pick_as(const std::string& name, const std::vector<Option>& options) {
     return static_cast<E>(pick(name, options));
   }
-  /// Draws one of `values`. The first value must be the simplest.
+  /// Draws one of `values`. values[0] must be the simplest value.
   std::int64_t number(const std::string& name, const std::vector<std::int64_t>& values);
   bool chance(const std::string& name, int percent);
 
-  /// The decisions whose option is not the simplest. The seed and these labels reproduce the case.
+  /// Decisions for an option other than the simplest. With the seed, they reproduce the case.
   const Labels& made() const { return made_; }
 
  private:
@@ -62,7 +62,7 @@ enum class Activation {
 };
 
 enum class Rotary { kNone, kFunction, kByHand };
-/// An attention mask that depends only on sizes. The mask is a plain tensor, also on a mesh.
+/// An attention mask whose values depend only on sizes. On a mesh, too, the mask is a plain tensor.
 enum class Mask {
   kNone,
   kWindow,  ///< kWindow: a bool mask of (sequence, sequence)
@@ -91,7 +91,7 @@ enum class MlpKind {
   kExperts,  ///< an nn::MixtureOfExperts
 };
 
-/// An operator along the MLP's inner features, which tensor parallelism may shard.
+/// An operator along the MLP's hidden dimension, which tensor parallelism may shard.
 enum class Along { kNone, kSoftmax, kCumsum, kExchangedHalves };
 
 struct ExpertsSpec {
@@ -224,13 +224,13 @@ struct Case {
 
 Case draw_case(std::uint64_t seed, Choices& choices);
 
-/// The library is correct if the verdict is kEqual, kRefused (error in the first step) or
-/// kNotComparable. kNoOracle: the model failed on one rank. Other verdicts are faults.
+/// The result of a case. kEqual, kNotComparable and kRefused (error in the first step) are correct.
+/// kNoOracle: the model failed on one rank. All other verdicts are errors of the library.
 enum class Verdict {
   kEqual,
   kRefused,
-  /// training on one rank diverges, or depends on the last bits of the initial weights as much as
-  /// on the mesh
+  /// training on one rank diverges, or last bits of initial weights change the results as much as
+  /// the mesh does
   kNotComparable,
   kRefusedLate,
   kDifferent,
@@ -247,12 +247,12 @@ inline bool is_fault(Verdict verdict) {
 
 struct Outcome {
   Verdict verdict = Verdict::kEqual;
-  std::string what;  ///< `what`: the error or the first differences
+  std::string what;  ///< the error, or the first differences
 };
 
-/// Trains a case in fp64 on its mesh (ranks are threads) and on one rank. Compares losses, gradient
-/// norms and parameters. A collective that takes longer than `timeout` is a hang. If the ranks take
-/// longer than three times `timeout`, the process ends.
+/// Trains a case in fp64 on its mesh (each rank is a thread) and on one rank. Compares losses,
+/// gradient norms and parameters. A collective that lasts longer than `timeout` counts as a hang.
+/// If all ranks need more than three times `timeout`, the process ends.
 Outcome run_case(const Case& c, std::chrono::seconds timeout);
 
 }  // namespace tessera::fuzz

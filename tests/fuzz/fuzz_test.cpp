@@ -32,7 +32,7 @@
 namespace tessera::fuzz {
 namespace {
 
-/// A search over cases. The seed and an index determine a case, also in later runs.
+/// A search over cases. A case depends only on the seed and the case's index.
 struct SearchOptions {
   std::uint64_t seed = 1;
   std::int64_t first = 0;
@@ -79,7 +79,7 @@ Drawn draw(const SearchOptions& options, std::int64_t index) {
   return drawn;
 }
 
-/// A child process that runs this program with --worker. line() reads its output.
+/// A child process that runs this program with --worker. line() returns its next output line.
 class Worker {
  public:
   Worker(const SearchOptions& options, std::int64_t first, std::int64_t cases) {
@@ -110,7 +110,7 @@ class Worker {
   std::FILE* pipe_;
 };
 
-/// Parses the names and labels "a=b,c=d". For a name alone, the label is "" (the simplest option).
+/// Parses names and labels, "a=b,c=d". A name without a label gets "", the simplest option.
 Choices::Labels labels_of(const std::string& text) {
   Choices::Labels labels;
   std::istringstream in(text);
@@ -121,8 +121,8 @@ Choices::Labels labels_of(const std::string& text) {
   return labels;
 }
 
-/// Parses a worker's lines "@begin INDEX" and "@end INDEX<tab>VERDICT<tab>DECISIONS<tab>TEXT".
-/// Other lines are output of libtorch or of an abort.
+/// Parses the lines that run_as_worker() prints: "@begin INDEX" and "@end
+/// INDEX<tab>VERDICT<tab>DECISIONS<tab>TEXT". Other lines come from libtorch or from an abort.
 class WorkerLines {
  public:
   explicit WorkerLines(std::vector<Result>& results) : results_(results) {}
@@ -149,7 +149,7 @@ class WorkerLines {
     return false;
   }
 
-  /// The case in which the process crashed or hung; nullopt if the process finished its cases.
+  /// The case that crashed or hung; nullopt if the worker finished all its cases.
   std::optional<Result> cut_off() const {
     if (!running_) {
       return std::nullopt;
@@ -177,7 +177,7 @@ void announce(const SearchOptions& options, const Result& result) {
   }
 }
 
-/// Runs cases [first, end) in a child process; after a crash or a hang, in another child process.
+/// Runs cases [first, end) in child processes: a new one starts after each crash or hang.
 std::vector<Result> run_chunk(const SearchOptions& options, std::int64_t first, std::int64_t end) {
   std::vector<Result> results;
   while (first < end) {
@@ -207,8 +207,8 @@ Result run_one(const SearchOptions& options, std::int64_t index) {
   return {index, run_case(drawn.what, std::chrono::seconds(options.timeout)), drawn.made};
 }
 
-/// Runs the cases from options.first on. Prints a line before and after each case, which
-/// WorkerLines parses.
+/// Runs options.cases cases, beginning with options.first. Prints a line before and after each case
+/// for WorkerLines to parse.
 void run_as_worker(const SearchOptions& options) {
   for (std::int64_t i = options.first; i < options.first + options.cases; ++i) {
     std::cout << "@begin " << i << std::endl;

@@ -44,7 +44,7 @@ Layer added(nn::ModuleBase& parent, const char* name, Layer made) {
   return made;
 }
 
-/// Multiplies by a parameter that has an element per feature, as users write norms by hand.
+/// Multiplies each feature by an element of a parameter, as in norms that users write by hand.
 class Scale : public nn::Module<Scale> {
  public:
   explicit Scale(std::int64_t size) { weight_ = register_slot("weight", {size}); }
@@ -184,8 +184,8 @@ std::vector<at::Tensor> Attention::project(const at::Tensor& x) {
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const TokenSizes& sizes) {
-  // A projection can return a local tensor with only this rank's heads, so the number of heads is
-  // computed from the tensor's size.
+  // A projection can return a local tensor that has only the heads of this rank. The number of
+  // heads is therefore computed from the tensor's size.
   const auto heads = [&](const at::Tensor& t) {
     return t.view({sizes.batch, sizes.sequence, t.size(-1) / head_dim_, head_dim_});
   };

@@ -32,8 +32,8 @@ Layer layer(std::shared_ptr<M> module) {
   return {module, [module](const at::Tensor& x) { return (*module)(x); }};
 }
 
-/// The batch size and the sequence length of this rank's input. The activations of a folded model,
-/// (batch * sequence, features), do not tell these sizes.
+/// Batch size and sequence length of this rank's input. They cannot be computed from a folded
+/// model's activations, whose shape is (batch * sequence, features).
 struct TokenSizes {
   std::int64_t batch = 0, sequence = 0;
 };
@@ -45,7 +45,7 @@ class Attention : public nn::Module<Attention> {
 
  private:
   std::vector<at::Tensor> project(const at::Tensor& x);
-  /// Returns a mask with sizes (positions, positions) or (heads, positions, positions).
+  /// Returns an attention mask of shape (positions, positions) or (heads, positions, positions).
   at::Tensor mask(std::int64_t positions) const;
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
   at::Tensor attend_by_hand(const at::Tensor& q, at::Tensor k, at::Tensor v);
@@ -60,8 +60,8 @@ class Attention : public nn::Module<Attention> {
 class Mlp : public nn::Module<Mlp> {
  public:
   explicit Mlp(const ModelSpec& spec);
-  /// Returns the output. With MlpSpec::auxiliary_loss, also returns the auxiliary loss, summed over
-  /// all tokens.
+  /// Returns the output and, if MlpSpec::auxiliary_loss is set, the auxiliary loss summed over all
+  /// tokens.
   std::vector<at::Tensor> forward(const at::Tensor& x);
 
  private:
@@ -81,7 +81,7 @@ class Block : public nn::Module<Block> {
   /// Returns the output and, if the MLP has one, the MLP's auxiliary loss.
   std::vector<at::Tensor> forward(const at::Tensor& x, const TokenSizes& sizes);
 
-  /// Returns the attention module and the MLP module, of which a block can lack one.
+  /// Returns the block's attention module and MLP module. A block may have only one of both.
   std::vector<nn::ModuleBase*> halves() const;
 
  private:

@@ -103,18 +103,18 @@ fsdp::Options fsdp_options(const FsdpSpec& spec) {
 }
 
 constexpr int kSteps = 2;
-// A large eps keeps parameters unchanged if their gradients are only rounding errors. For example,
-// the gradient of the keys' bias is 0 without rounding.
+// A large eps, so that gradients that consist of rounding errors do not change parameters. The
+// gradient of the keys' bias is an example: without rounding errors, it is 0.
 constexpr double kAdamEps = 1e-4;
 
 struct Trace {
-  std::vector<double> losses;  ///< losses of this rank's rows, in each step and evaluation
+  std::vector<double> losses;  ///< losses of this rank's rows, one per step and evaluation
   std::vector<double> grad_norms;
   std::map<std::string, at::Tensor> parameters;
   int steps = 0;  ///< `steps`: number of completed steps
 };
 
-/// The part of a batch that a rank trains on: part `index` of `count` parts.
+/// A rank's part of each batch: part `index` of `count` equal parts.
 struct Part {
   std::int64_t index = 0, count = 1;
 };
@@ -393,8 +393,8 @@ class Training {
     return loss;
   }
 
-  /// Returns the loss of this rank's rows: the sum of the token losses, divided by the number of
-  /// tokens in `all`, times the number of parts, because FSDP averages over parts.
+  /// Returns this rank's loss: the sum of the losses of the rank's tokens, divided by the number of
+  /// tokens in `all`, times the number of batch parts, because FSDP averages over these parts.
   at::Tensor loss_of(int step, const Rows& all) {
     const Rows rows = part_of(all, parts_);
     const std::int64_t sequence = case_.train.sequence, vocabulary = case_.model.vocabulary;
@@ -404,8 +404,8 @@ class Training {
                                .square()
                                .remainder(vocabulary)
                                .narrow(0, rows.first, rows.count);
-    // Random operators draw numbers by an element's index in the global tensor. BatchPart makes
-    // random operators on plain tensors draw the same numbers.
+    // A random operator draws numbers by the indices of elements in the global tensor. BatchPart
+    // gives these indices to operators on plain tensors, so that both get the same numbers.
     std::optional<BatchPart> all_rows;
     if (!sharded_) {
       all_rows.emplace(0, 1);
@@ -520,7 +520,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   return runs;
 }
 
-/// Returns a failed rank: if possible, a rank whose failure was not caused by another rank.
+/// Returns the index of a failed rank; first choice: a rank that no other rank made fail.
 std::size_t first_to_fail(const std::vector<Ended>& ends) {
   const auto own = std::ranges::find_if(ends, [](const Ended& e) { return !e.well && !e.by_peer; });
   const auto any = std::ranges::find_if(ends, [](const Ended& e) { return !e.well; });
@@ -557,11 +557,11 @@ class Comparison {
     return text_.empty() ? Outcome{} : Outcome{Verdict::kDifferent, text_};
   }
 
-  /// The largest difference, as a multiple of its tolerance.
+  /// The maximum of (difference / tolerance) over all comparisons.
   double worst() const { return worst_; }
 
  private:
-  /// Whether `difference` is above `allowed`, or NaN.
+  /// Whether `difference` is NaN or larger than the tolerance `allowed`.
   bool exceeds(double difference, double allowed) {
     const double multiple = difference / allowed;
     worst_ = std::isnan(multiple) ? HUGE_VAL : std::max(worst_, multiple);

@@ -90,7 +90,7 @@ std::ostream& operator<<(std::ostream& out, const Function& function) {
 
 class Functions : public ::testing::TestWithParam<Function> {};
 
-/// Returns the result and the gradients of the inputs, copied to the CPU as fp64.
+/// Returns the results of `function` and the gradients of its inputs, copied to the CPU as fp64.
 std::vector<at::Tensor> results_of(const Function& function, const std::vector<at::Tensor>& inputs,
                                    const at::TensorOptions& where) {
   std::vector<at::Tensor> leaves;
@@ -156,8 +156,8 @@ INSTANTIATE_TEST_SUITE_P(
                    const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
                    return normed + sum;
                  }},
-        // Rows so long that threads read 16 bytes at a time. A warp or a block of threads computes
-        // a row. Some rows end with less than 16 bytes.
+        // Rows are so long that threads read 16 bytes at a time. A warp or a thread block computes
+        // a row. In some tests, the last read of a row has less than 16 bytes.
         Function{"rms_norm_of_a_warp",
                  {{300, 2048}, {2048}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
@@ -219,7 +219,7 @@ INSTANTIATE_TEST_SUITE_P(
                  }}),
     [](const auto& info) { return info.param.name; });
 
-/// Backward must add the product in fp32 to an fp32 .grad, without rounding the product to bf16.
+/// Backward must add the fp32 product to an fp32 .grad without rounding the product to bf16 first.
 TEST(LinearProduct, AccumulatesBf16ProductsInAnFp32Gradient) {
   const auto on_gpu = at::TensorOptions(at::Device(at::kCUDA, 0)).dtype(at::kBFloat16);
   at::manual_seed(4);
@@ -246,7 +246,7 @@ at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed, double scale = 1) {
   return at::randn(sizes, at::kDouble).mul(scale);
 }
 
-/// Returns max |found - expected|, divided by max |expected|.
+/// Returns the largest error, max |found - expected|, relative to max |expected|.
 double error(const at::Tensor& found, const at::Tensor& expected) {
   const at::Tensor wanted = expected.cpu().to(at::kDouble);
   return ((found.cpu().to(at::kDouble) - wanted).abs().max() / wanted.abs().max()).item<double>();
@@ -256,7 +256,7 @@ void expect_same_bits(const at::Tensor& on_gpu, const at::Tensor& on_cpu) {
   EXPECT_TRUE(at::equal(on_gpu.cpu(), on_cpu)) << on_cpu.scalar_type() << " " << on_cpu.sizes();
 }
 
-/// Clears the signs of NaNs, which fp8 kernels may choose, and returns the bytes of the values.
+/// Returns the bytes of fp8 values, without the signs of NaNs, which are unspecified.
 at::Tensor codes_of(const Fp8Rows& rows) {
   const at::Tensor codes = rows.values.cpu().view(at::kByte);
   const at::Tensor magnitudes = codes.remainder(128);
@@ -339,8 +339,8 @@ TEST(AdamWOnGpu, EqualsTheCpuBitForBit) {
   }
 }
 
-/// Makes AdamW steps, with added[i] added to one gradient element in step i. Returns the parameter
-/// and the optimizer state.
+/// Runs optimizer steps with AdamW; in step i, one gradient element is increased by added[i].
+/// Returns the parameter and its optimizer state.
 std::vector<at::Tensor> after_steps(const std::vector<double>& added, c10::ScalarType type,
                                     c10::ScalarType moments) {
   const at::Tensor value = numbers({777}, 6).to(at::kCUDA, type).requires_grad_();

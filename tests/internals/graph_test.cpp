@@ -66,7 +66,7 @@ TEST(LeafNodeCanary, AddsToAnExistingGradient) {
   (*leaf_node(x))({at::Tensor()});
   EXPECT_TRUE(x.grad().is_same(sum));
   EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
-  // With create_graph, backward makes a new .grad and leaves the old tensor `sum` unchanged.
+  // With create_graph=true, backward assigns a new tensor to x.grad and keeps the old one.
   (x * 2).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
   EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 9.0)));
@@ -284,7 +284,7 @@ namespace own_program {
 
 using torch::autograd::variable_list;
 
-/// A node whose class is not the library's, as in a user's program.
+/// A node whose class is defined outside the library, as in a user's program.
 struct Noting : torch::autograd::Node {
   explicit Noting(std::vector<tessera::detail::BackwardCode>& found) : codes(found) {}
   variable_list apply(variable_list&& gradients) override {

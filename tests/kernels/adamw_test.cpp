@@ -128,7 +128,7 @@ TEST_P(AdamWUpdate, KeepsNaNAndInfinities) {
   EXPECT_TRUE(update.exp_avg_sq[8].isinf().item<bool>());
 }
 
-/// Gradients that are not finite give a gradient factor of NaN or infinity: nothing may change.
+/// If a gradient is NaN or infinite, the gradient factor is, too. The update must then do nothing.
 TEST_P(AdamWUpdate, ChangesNothingForANonfiniteFactor) {
   for (const double factor : {std::nan(""), HUGE_VAL}) {
     AdamWTensors update = update_of(1000, type());
@@ -175,7 +175,7 @@ TEST_P(AdamWUpdate, RoundsByGlobalElementIndex) {
 TEST(AdamWRounding, DiffersByStepStreamAndSeed) {
   at::manual_seed(0);
   const AdamWTensors before = update_of(4096, at::kBFloat16);
-  // Gradients are equal in all calls. Only the random numbers of rounding change exp_avg_sq.
+  // The gradients of all calls are equal, so only random numbers can change exp_avg_sq.
   const auto squares = [&](double step, std::uint64_t stream, std::uint64_t seed) {
     AdamWTensors update = copied(before);
     update.step = number(step, at::kFloat);
@@ -188,7 +188,7 @@ TEST(AdamWRounding, DiffersByStepStreamAndSeed) {
   };
   const at::Tensor one = squares(7, 0, 5);
   EXPECT_EQ(equal(one, squares(7, 0, 5)), 4096);
-  // With independent random numbers, about a third of the elements differ.
+  // With independent random numbers, rounding gives different values in a third of the elements.
   EXPECT_LT(equal(one, squares(8, 0, 5)), 3500);
   EXPECT_LT(equal(one, squares(7, 1, 5)), 3500);
   EXPECT_LT(equal(one, squares(7, 0, 6)), 3500);

@@ -25,7 +25,7 @@ at::Tensor leaf(const at::Tensor& x) {
   return x.to(at::kDouble).detach().requires_grad_();
 }
 
-/// Bound of a type's rounding error: `relative` * |value|, but at least `least`.
+/// A dtype's largest rounding error: `relative` times the absolute value, but at least `least`.
 struct Rounding {
   double relative, least;
 };
@@ -36,7 +36,7 @@ Rounding rounding_of(at::ScalarType type) {
                                : Rounding{0, 0};
 }
 
-/// Expects |a - b| <= the rounding error of the type + `arithmetic` * max |b|.
+/// Expects |a - b| <= (rounding error of the dtype of a) + `arithmetic` * max |b|.
 void expect_close(const at::Tensor& a, const at::Tensor& b, double arithmetic = 0) {
   ASSERT_EQ(a.sizes(), b.sizes());
   if (b.numel() == 0) {
@@ -113,7 +113,7 @@ TEST_P(Fused, RmsNormKeepsNaNAndInfinityInTheirRow) {
   }
 }
 
-/// Expects equal bits. fp64 may differ, because ATen's rounding depends on an element's position.
+/// Expects bitwise equal tensors. fp64 may differ: ATen's rounding depends on element positions.
 void expect_same(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_TRUE(a.scalar_type() == at::kDouble ? a.allclose(b, 1e-14, 1e-15) : a.equal(b));
 }

@@ -1,5 +1,5 @@
-// Runs CUDA kernel bodies on the host: a loop takes the place of a launch. Where several threads of
-// a kernel work on one row, the host computes for three threads, one after another.
+// Runs CUDA kernel bodies on the CPU, in loops that replace kernel launches. If several GPU threads
+// compute a row together, the CPU computes for three such threads, one after another.
 #include "kernels/host_kernels.h"
 
 #include <c10/util/Exception.h>

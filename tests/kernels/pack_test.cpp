@@ -38,14 +38,14 @@ TEST(PackPiece, OfDenseTensorsIsOneRow) {
   expect_copied(at::randn({}), buffer({}));
 }
 
-/// Each row of FSDP's buffer is for one rank. A piece is the part of a tensor in one row.
+/// FSDP's buffer has a row per rank. A piece is the part of a tensor that belongs to one row.
 TEST(PackPiece, CopiesIntoRowsOfAnFsdpBuffer) {
   const at::Tensor from = at::randn({8, 6, 5});
   const at::Tensor packed = buffer({4, 200});
   expect_copied(from.unflatten(0, {4, 2}), packed.narrow(1, 30, 60).unflatten(1, {2, 6, 5}));
   EXPECT_TRUE(packed.narrow(1, 0, 30).eq(7).all().item<bool>());
   EXPECT_TRUE(packed.narrow(1, 90, 110).eq(7).all().item<bool>());
-  // The pieces are blocks of columns (column shards), then rows of two fused parts (fused weight).
+  // Pieces of a column shard are blocks of columns. Pieces of a fused weight are rows of two parts.
   expect_copied(from.narrow(1, 2, 3), packed.select(0, 1).narrow(0, 7, 120).view({8, 3, 5}));
   expect_copied(from.view({2, 4, 30}).narrow(1, 1, 2),
                 packed.select(0, 2).narrow(0, 0, 120).view({2, 2, 30}));

@@ -36,14 +36,14 @@ std::uint64_t hash(const at::Tensor& tensor) {
   return h;
 }
 
-/// Returns the Kolmogorov-Smirnov statistic: the distance of u's distribution from a uniform one.
+/// Returns the largest distance of u's distribution from the uniform one (Kolmogorov-Smirnov).
 double kolmogorov_smirnov(const at::Tensor& u) {
   const at::Tensor sorted = std::get<0>(u.flatten().sort());
   const at::Tensor steps = at::arange(sorted.numel(), at::kDouble) / sorted.numel();
   return (sorted - steps).abs().max().item<double>();
 }
 
-// A seed must give the same numbers in every version, on every machine and with every compiler.
+// Numbers for a seed must be equal in all versions, on all machines and with all compilers.
 TEST(FillRandom, MatchesGoldenValues) {
   EXPECT_EQ(hash(filled({1000}, Uniform{0.0, 1.0})), 7441446161175867775ULL);
   EXPECT_EQ(hash(filled({1000}, Normal{0.0, 1.0})), 12025635758652365889ULL);
@@ -106,7 +106,7 @@ TEST(FillRandom, PartsEqualTheWhole) {
   const at::Tensor part = at::empty({4, 2, 3}, at::kDouble);
   fill_random(part, {{Box{{2, 3, 0}, {0, 0, 0}, {4, 2, 3}}}, {7, 5, 3}, 0}, Normal{0, 1}, kKey);
   EXPECT_TRUE(part.equal(whole.slice(0, 2, 6).slice(1, 3, 5)));
-  // The local tensor `some` consists of two Boxes, which are blocks of the global tensor.
+  // The local tensor `some` is two Boxes (blocks) of the global tensor `rows`.
   const at::Tensor rows = filled({8, 3}, Normal{0, 1}), some = at::empty({4, 3}, at::kDouble);
   const GlobalPlace place{{Box{{6, 0}, {2, 0}, {2, 3}}, Box{{1, 0}, {0, 0}, {2, 3}}}, {8, 3}, 0};
   fill_random(some, place, Normal{0, 1}, kKey);
@@ -189,7 +189,7 @@ TEST(NormalCdf, AgreesWithErfc) {
   }
 }
 
-// Compares with erfc in long double. If x is large, a relative error e of x changes p by x^2 e.
+// Computes p from x by a long double erfc. For large x, a relative error e of x changes p by x^2 e.
 TEST(NormalQuantile, InvertsErfcAndIsOdd) {
   for (double p = 1e-300; p < 0.5; p *= 1.21) {
     const long double x = normal_quantile(p);

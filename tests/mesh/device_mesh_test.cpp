@@ -28,7 +28,7 @@ class GpuWorld final : public comm::World {
   comm::TrafficCounter traffic_;
 };
 
-// A mesh's device has an index, because "cuda" alone means GPU 0 on threads that start later.
+// The mesh's device must have an index: on other threads, "cuda" without an index can mean GPU 0.
 TEST(DeviceMesh, HasTheGpuOfItsRank) {
   const DeviceMesh mesh = init_device_mesh(std::make_shared<GpuWorld>(), {4}, {"dp"});
   EXPECT_EQ(mesh.device(), c10::Device(c10::kCUDA, 3));

@@ -136,7 +136,7 @@ TEST(SetThroughput, DividesTheWorkAmongTheRanks) {
 }
 
 TEST(ModelFlops, AgreesWithTorchtitanForLlama8B) {
-  // A model of 8.03e9 parameters (128256 x 4096 in the embedding) needs 57.91 GFLOPs per token.
+  // Llama 3 8B: 8.03e9 parameters, of which 128256 x 4096 belong to the embedding.
   const auto flops = model_flops(8030261248, 525336576, 32, 4096, 8192);
   EXPECT_NEAR(flops.per_token, 57.91e9, 0.01e9);
   EXPECT_NEAR(flops.per_token_causal, 51.47e9, 0.01e9);
@@ -287,7 +287,7 @@ TEST(TensorMemory, CanReserveATebibyte) {
   count_tensor_memory();
 }
 
-// The mean over three ranks with the values 0, 10 and 20 and the weights 1, 2 and 3.
+// The weighted mean of the ranks' values 0, 10 and 20, with the weights 1, 2 and 3.
 constexpr double kMeanOfAll = 80.0 / 6;
 
 TEST(MeanMetric, CoversAllRanksBetweenSyncAndUnsync) {

@@ -24,7 +24,7 @@ using namespace testing;
 
 // A small GPT. Tests plant typical mistakes of users in this GPT, and verify() must find them.
 
-/// What a Tap module computes: by default, the identity. Tests pass functions with mistakes.
+/// The function that a Tap module computes; by default, the identity. Tests plant mistakes in it.
 using TapFunction = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& gain)>;
 
 at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
@@ -151,9 +151,9 @@ tensor_parallel::ParallelizePlan gpt_plan(bool sequence_parallel) {
 struct GptRun {
   GptOptions options{};
   bool sequence_parallel = false;
-  /// Called after the parameters have been initialized. Tests plant a mistake here.
+  /// Called after the initialization of the parameters, to plant a mistake in the model.
   std::function<void(Gpt&, const DeviceMesh&)> plant = [](Gpt&, const DeviceMesh&) {};
-  /// The function that verify() runs on the mesh and on one rank; nullptr: computes the loss.
+  /// The function that verify() runs, on the mesh and on one rank; nullptr: the loss.
   std::function<at::Tensor(Gpt&, const at::Tensor& tokens)> step{};
 };
 
@@ -523,7 +523,7 @@ TEST_ON_MESH(Verify, FindsAParameterThatDivergedAfterForward, {1, 2}, {"dp", "tp
       "give every rank the same values");
 }
 
-/// Returns 0 on data-parallel rank 0. On other ranks, tensor-parallel ranks get different values.
+/// Returns 0 on data-parallel rank 0. Elsewhere, tensor-parallel ranks get different values.
 double rank_value(const DeviceMesh& mesh) {
   const auto part = static_cast<double>(mesh.local_rank("dp"));
   return part * static_cast<double>(10 + mesh.local_rank("tp"));
@@ -685,7 +685,7 @@ at::Tensor full_tensor_of(const at::Tensor& y) {
   return tessera::is_distributed(y) ? DistributedTensor(y).full_tensor() : y;
 }
 
-/// `losses_of`: the mesh for take_router_losses(); nullptr: auxiliary losses are not used.
+/// `losses_of`: the mesh for take_router_losses(); nullptr: no auxiliary loss is added.
 VerifyReport verify_experts(ExpertsNet& model, const DeviceMesh& mesh,
                             const DeviceMesh* losses_of = nullptr) {
   constexpr std::int64_t kTokens = 6;

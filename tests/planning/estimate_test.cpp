@@ -96,7 +96,7 @@ TEST(Estimate, FromFewLayersMatchesTheWholeModel) {
     const planning::Estimate found =
         planning::estimate_by_plans(run_of, kDepth, "layers", kRanks, on_h100s())(layout);
     const auto peak = static_cast<double>(whole.memory.peak_bytes);
-    // Memory blocks are rounded up to 512 bytes, so estimate and plan can differ by some blocks.
+    // Memory blocks are multiples of 512 bytes, so estimate and plan can differ by a few blocks.
     EXPECT_NEAR(static_cast<double>(found.peak_bytes), peak, 4 * 512);
     EXPECT_EQ(found.peak_moment, whole.memory.peak_moment);
     // Times differ by 0.1 %, because the number of launches is not linear in the number of layers.

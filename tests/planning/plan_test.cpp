@@ -36,8 +36,7 @@ planning::RunPlan plan_net(const planning::PlanOptions& options = {}) {
   return planning::plan(make_net, train_net, two_by_two(), options);
 }
 
-/// Trains two real steps. Calls `second` before the second step, and returns the second step's
-/// traffic.
+/// Runs two real training steps, and `second` between them. Returns the traffic of the second step.
 template <class Make, class Train>
 comm::TrafficTable second_step(
     const comm::WorldPtr& world, const Make& make, const Train& train,
@@ -54,7 +53,7 @@ comm::TrafficTable second_step(
   return world->traffic().since(before);
 }
 
-/// Key: mesh dimension and collective. Value: number of calls and bytes sent.
+/// Key: (mesh dimension, collective). Value: (number of calls, bytes sent by a rank).
 using CallsAndBytes =
     std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
 

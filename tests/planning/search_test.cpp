@@ -59,7 +59,7 @@ TEST(Machine, HasRatesForDtypesAndHeadSizes) {
   EXPECT_EQ(machine.attention_flops(c10::kBFloat16, 128), 0.5 * 989e12);
 }
 
-/// Returns a made-up estimate: tp, activation checkpointing and ZeRO-3 save memory and cost time.
+/// Returns a made-up estimate: tp, activation checkpointing and ZeRO-3 cost time and save memory.
 planning::Estimate estimate(const TrainingLayout& layout) {
   planning::Estimate estimate;
   const std::int64_t ac = layout.ac == "none" ? 4 : layout.ac == "selective" ? 2 : 1;
@@ -105,7 +105,7 @@ TEST(Search, CheckpointsOnlyNecessaryBlocks) {
   asked.fixed = {"tp"};
   asked.blocks = 10;
   const planning::Search found = planning::search(asked);
-  // Peaks with ZeRO-3: 4000 bytes (ac none), 2000 bytes (ac selective). ZeRO-2: 100 bytes more.
+  // Peak bytes: with ZeRO-3, 4000 (ac none) or 2000 (ac selective); with ZeRO-2, 100 more.
   EXPECT_EQ(planning::detail::name_of(found.best().layout), "dp 8 × tp 1, ac selective:5, ZeRO-2");
   EXPECT_EQ(found.best().estimate.peak_bytes, 3100);
   EXPECT_EQ(planning::checkpointed_blocks(4000, 2000, 3001, 10), 5);

@@ -16,12 +16,12 @@
 
 namespace tessera::race {
 
-/// Names a wait of one stream for another: the function that calls wait() or order(), and both
-/// streams, as in "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
+/// Names a place where a stream waits for another: the function that calls wait() or order(), and
+/// both streams, as in "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
 using Site = std::string;
 
-/// Streams that only report events and waits to a RaceChecker. The wait with the name `left_out` is
-/// not reported, as if the library did not wait.
+/// Simulated streams that report events and waits to a RaceChecker. Waits named `left_out` are not
+/// reported, as if the library had no such wait.
 class CheckedStreams final : public comm::Streams {
  public:
   explicit CheckedStreams(RaceChecker& checker, Site left_out = {})
@@ -54,7 +54,7 @@ class CheckedRank {
 
   const Rank& rank() const { return rank_; }
   DeviceMesh mesh(std::vector<std::int64_t> sizes, std::vector<std::string> names) const;
-  /// Makes the FSDP units of `root` and of the modules below `root` use CheckedStreams.
+  /// Makes all FSDP units of `root` and its submodules use this rank's CheckedStreams.
   void watch(const nn::ModuleBase& root);
 
   RaceChecker& checker() { return *checker_; }
@@ -69,8 +69,8 @@ class CheckedRank {
   testing::AllocationScope allocations_;
 };
 
-/// Wraps a world. Each collective is reported to `checker`, with its memory accesses from its start
-/// to its wait. `checker` must outlive the returned world.
+/// Wraps `world`, so that each collective is reported to `checker`: the memory that it accesses,
+/// its start and its wait. `checker` must outlive the returned world.
 comm::WorldPtr checked_world(const comm::WorldPtr& world, RaceChecker& checker);
 
 }  // namespace tessera::race

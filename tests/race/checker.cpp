@@ -9,12 +9,12 @@
 namespace tessera::race {
 namespace {
 
-/// The largest gap between two tensors that an operator may copy together with the tensors. FSDP
-/// pads tensors to 64 bytes, so gaps in its buffers are smaller.
+/// Operators on two tensors may also copy the gap between both, if the gap has at most this many
+/// bytes. FSDP pads tensors in its buffers to 64 bytes, so gaps there are smaller.
 constexpr std::uintptr_t kLargestGap = 256;
 
-/// Whether the memory still has the bytes of poison(). If not, a kernel has written through a raw
-/// pointer, and the checker has not seen the write.
+/// Whether memory filled by poison() is unchanged. If it has changed, a kernel has written through
+/// a raw pointer, unseen by the checker.
 bool is_untouched(Range range) {
   const auto* begin = reinterpret_cast<const unsigned char*>(range.begin);
   return std::all_of(begin, begin + (range.end - range.begin),
@@ -139,7 +139,7 @@ MemoryMap::Faults MemoryMap::write(Range range, const Action& action, const Vect
 
 namespace {
 
-/// The order of the queues: the streams of comm::Lane, the host, the process groups.
+/// Indices of queues: first the streams (comm::Lane), then the host, then the process groups.
 constexpr std::size_t kHost = 4;
 constexpr std::size_t kFirstGroup = kHost + 1;
 
@@ -209,7 +209,7 @@ void RaceChecker::run(const std::string& name, const std::vector<Range>& reads,
                       const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t queue = queue_of_lane(lane_);
-  // The current stream runs after all work that the host has waited for.
+  // Work that the host has waited for comes before all later work of the current stream.
   clock(queue).join(clock(kHost));
   access(queue, place(name, std::string("lane ") + comm::to_string(lane_)), reads, writes);
 }
@@ -219,7 +219,7 @@ Point RaceChecker::collective(const std::string& group, const std::string& name,
                               const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t lane = queue_of_lane(lane_);
-  // A group orders only collectives that the same stream issues: each stream has its own queue.
+  // A process group orders only collectives of the same stream, so each stream has its own queue.
   const std::size_t queue = queue_of(group + " of " + comm::to_string(lane_));
   const VectorClock begin = clock(lane);
   clock(queue).join(begin);

@@ -16,7 +16,7 @@
 
 namespace tessera::race {
 
-/// Identifies an operator: the index of its queue, and its index (from 1) in this queue.
+/// Identifies an operator by the index of its queue and by its position (from 1) in this queue.
 struct Epoch {
   std::size_t queue = 0;
   std::uint64_t time = 0;
@@ -54,16 +54,16 @@ struct Action {
   std::string place;
 };
 
-/// For each piece of memory, the operators that last read and wrote the piece. allocate(), read()
-/// and write() return descriptions of the races that they find.
+/// The operators that last read and wrote each piece of memory. allocate(), read() and write()
+/// return a description of each race that they find.
 class MemoryMap {
  public:
   using Faults = std::vector<std::string>;
 
-  /// Records an allocation by the queue of `action`. A race: `clock` does not contain an earlier
-  /// use of the memory.
+  /// Records that the queue of `action` allocates memory. It is a race if an earlier use of this
+  /// memory is not completed according to `clock`.
   Faults allocate(Range range, const Action& action, const VectorClock& clock);
-  /// The memory's allocation need not have been recorded.
+  /// Records a free. `range` may be unknown: allocations are not always recorded.
   void free(Range range);
   Faults read(Range range, const Action& action, const VectorClock& clock);
   Faults write(Range range, const Action& action, const VectorClock& clock);
@@ -75,13 +75,13 @@ class MemoryMap {
     std::optional<Action> writer;
     std::vector<Action> readers;  ///< for each queue, the last operator that read the piece
   };
-  /// An allocated block of memory: its end, the allocating queue and the allocating operator.
+  /// An allocated memory block: its end, and the queue and the operator that allocated it.
   struct Block {
     std::uintptr_t end = 0;
     std::size_t owner = 0;
     std::string place;
   };
-  /// The last use of a block of memory that was freed.
+  /// The last operator that used a freed memory block, and a description of the block.
   struct Use {
     Action user;
     std::string memory;
@@ -97,14 +97,14 @@ class MemoryMap {
   std::map<std::size_t, std::vector<Use>> freed_;  ///< key: index of the allocating queue
 };
 
-/// An event, or the end of a collective: tells which work is completed in each queue.
+/// An event, or a collective's end: how much work each queue has completed then.
 using Point = VectorClock;
 
-/// Finds races in one rank's memory accesses. Operators run at once on the CPU. The checker treats
-/// them as on a device, where several queues run at the same time: the streams (comm::Lane), the
-/// host, and the collectives of each process group. Only events order work of different queues.
-/// Races are unordered accesses to the same memory, allocations of freed memory before its last use
-/// has ended, and reads of memory that was never written. Freed memory is filled with NaN.
+/// Finds races in one rank's memory accesses. Operators run immediately on the CPU, but are checked
+/// as if on a device with several concurrent queues: the streams (comm::Lane), the host, and each
+/// process group. Only events order the work of two queues. Races are unordered accesses to memory,
+/// allocations of freed memory that is still in use, and reads of memory that was never written.
+/// Freed memory is filled with NaN.
 class RaceChecker final : public testing::AllocationWatcher {
  public:
   /// Makes `lane` the current stream. Later operators run in the current stream.
@@ -114,14 +114,14 @@ class RaceChecker final : public testing::AllocationWatcher {
 
   Point record(comm::Lane lane) const;
   void wait(comm::Lane lane, const Point& point);
-  /// Makes the host wait for `point`. Work that the host issues later then comes after `point`.
+  /// Makes the host wait for `point`. Everything that the host issues later comes after `point`.
   void synchronize(const Point& point);
 
   /// Records an operator that runs in the current stream.
   void run(const std::string& name, const std::vector<Range>& reads,
            const std::vector<Range>& writes);
-  /// Records a collective that starts after the current stream's earlier work. Returns the end of
-  /// the collective.
+  /// Records a collective that starts after all earlier work of the current stream. Returns the
+  /// point at which the collective ends.
   Point collective(const std::string& group, const std::string& name, const std::string& purpose,
                    const std::vector<Range>& reads, const std::vector<Range>& writes);
   /// Makes the current stream wait for the end of a collective.

@@ -13,7 +13,7 @@ namespace {
 
 thread_local RaceChecker* watching = nullptr;
 
-/// Whether the name contains one of `parts`. Used for properties that schemas lack.
+/// Whether `name` contains one of `parts`. For properties of operators that schemas do not state.
 bool any_in(std::string_view name, std::initializer_list<std::string_view> parts) {
   return std::ranges::any_of(
       parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
@@ -24,7 +24,7 @@ bool reads_nothing(std::string_view name) {
                        "requires_grad", "detach_", "set_", "_version", "retain_grad"});
 }
 
-/// Whether an operator only allocates memory, or changes a tensor's storage or flags.
+/// Whether an operator only allocates memory, or only changes a tensor's storage or flags.
 bool writes_nothing(std::string_view name) {
   return any_in(name, {"empty", "resize_", "requires_grad", "detach_", "set_", "retain_grad"});
 }
@@ -76,7 +76,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
   call.writes = memory_of(written);
 }
 
-/// Records writes to results with new memory. Results that alias arguments have alias_info.
+/// Records writes to results in new memory. Results with alias_info share memory with arguments.
 void look_at_outputs(const at::RecordFunction& function, Call& call) {
   const auto schema = function.operator_schema();
   std::vector<at::Tensor> results;

@@ -21,8 +21,8 @@
 namespace tessera::race {
 namespace {
 
-/// Step 1 has no recorded order for prefetching. Step 2 is the first step that waits for the
-/// optimizer. Step 3 is like all later steps.
+/// Step 1 has no recorded order for prefetching. Step 2 is the first that waits for the optimizer
+/// of the step before. Later steps run like step 3.
 constexpr int kSteps = 3;
 
 /// A training program for `ranks` ranks. The checker must find no races.
@@ -36,7 +36,7 @@ struct Scenario {
   *out << scenario.name;
 }
 
-/// The results of a training program, from the checkers of all ranks.
+/// The races that the checkers of all ranks found in a training program, and its waits.
 struct Findings {
   std::vector<std::string> faults;
   std::set<Site> sites;  ///< `sites`: names of all waits
@@ -304,7 +304,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, CheckedTraining, ::testing::ValuesIn(scenarios())
 
 /// Waits that the tests can leave out without a race, and why.
 const std::map<Site, std::string> kSurvivors{
-    // This wait is needed only for copies to the host, which CPU tests lack. Tested by
+    // Only copies to the host need this wait, and tests on the CPU have no such copies. Tested by
     // Offload.AddsGradientsAndCallsHooksAfterTheCopy.
     {"tessera::fsdp::CommContext::settle: the host after compute", "no copy to the host"}};
 
@@ -313,8 +313,8 @@ bool is_of_library(const Site& site) {
 }
 
 struct Mutation {
-  std::vector<const Scenario*> passes;  ///< `passes`: scenarios with this wait
-  std::string found;                    ///< `found`: the first race, with its scenario
+  std::vector<const Scenario*> passes;  ///< scenarios in which the wait occurs
+  std::string found;                    ///< first race, with its scenario
 };
 
 std::map<Site, Mutation> all_mutations() {

@@ -7,8 +7,8 @@
 
 namespace tessera::testing {
 
-/// While an AddedTerms exists, counts in-place additions to 2-D plain tensors on this thread and in
-/// backwards that this thread starts. The counts are global.
+/// While an AddedTerms exists, counts in-place additions to plain 2-D tensors, on this thread and
+/// in backward passes that this thread starts. All AddedTerms objects share the counts.
 class AddedTerms {
  public:
   AddedTerms()

@@ -28,7 +28,7 @@ inline ::testing::AssertionResult Contains(std::string_view text,
   return ::testing::AssertionSuccess();
 }
 
-/// Succeeds if every text contains all `parts`.
+/// Succeeds if each of `texts` contains all `parts`.
 inline ::testing::AssertionResult Contains(const std::vector<std::string>& texts,
                                            const std::vector<std::string_view>& parts) {
   for (const std::string& text : texts) {
@@ -97,8 +97,8 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
 #define EXPECT_CONTAINS(text, ...) \
   TESSERA_EXPECT(::tessera::testing::Contains(text, {__VA_ARGS__}), #text)
 
-/// EXPECT_THROWN(type, expression, parts...): the exception's message must contain all parts.
-/// Choose parts that no other error of the expression contains.
+/// EXPECT_THROWN(type, expression, parts...): the message of the exception must contain all parts.
+/// Choose parts that other errors of the expression do not contain.
 #define EXPECT_THROWN(type, expression, ...)                                                   \
   TESSERA_EXPECT(::tessera::testing::Throws<type>([&] { (void)(expression); }, {__VA_ARGS__}), \
                  #expression)

@@ -60,9 +60,9 @@ inline std::vector<std::int64_t> random_sizes(std::mt19937& engine, std::size_t 
   return sizes;
 }
 
-/// Draws a layout. Each mesh dimension is replicated, Partial with a reduction of `ops`, or shards
-/// a tensor dimension into contiguous or interleaved blocks. Ranks with equal engines draw equal
-/// layouts.
+/// Draws a layout. Each mesh dimension is replicated, has a Partial reduction from `ops`, or shards
+/// a tensor dimension into contiguous or interleaved blocks. If ranks have equal engines, they draw
+/// equal layouts.
 inline LayoutPtr random_layout(std::mt19937& engine, const std::vector<std::int64_t>& mesh,
                                const std::vector<std::int64_t>& sizes,
                                const std::vector<ReduceOp>& ops) {

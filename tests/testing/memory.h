@@ -11,17 +11,17 @@
 
 namespace tessera::testing {
 
-/// Gets a call for each allocation and each free of tensor memory on the CPU, from any thread.
+/// Called for each allocation and each free of a CPU tensor's memory, from any thread.
 class AllocationWatcher {
  public:
   virtual ~AllocationWatcher() = default;
   virtual void allocated(void* data, std::size_t bytes) = 0;
-  /// Called before the memory is freed.
+  /// Called before the memory at `data` is freed.
   virtual void freed(void* data, std::size_t bytes) = 0;
 };
 
-/// While an AllocationScope exists, `watcher` gets calls for tensor memory that this thread and its
-/// backwards allocate, and for the free of this memory, even later. The first AllocationScope
+/// While an AllocationScope exists, `watcher` is called for CPU tensor memory that this thread and
+/// its backward passes allocate, and when this memory is freed, even later. The first scope
 /// replaces the process's CPU allocator. Only one AllocationScope may exist on a thread.
 class AllocationScope {
  public:
@@ -34,8 +34,8 @@ class AllocationScope {
   Carried carried_;
 };
 
-/// Counts bytes of CPU tensors that this thread and its backwards have allocated while the
-/// MemoryScope exists, and that are still allocated. Only one may exist on a thread.
+/// Counts the bytes of CPU tensors that this thread and its backward passes allocate and do not
+/// free while the MemoryScope exists. Only one MemoryScope may exist on a thread.
 class MemoryScope {
  public:
   MemoryScope();

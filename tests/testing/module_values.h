@@ -19,8 +19,8 @@
 
 namespace tessera::testing {
 
-/// Fills parameters with values that depend on a parameter's index and sizes, not on its layout.
-/// Collective if a parameter is distributed.
+/// Fills parameters with values that depend on the parameter's index and sizes, but not on its
+/// layout. Collective if a parameter is distributed.
 inline void fill(nn::ModuleBase& module) {
   const c10::NoGradGuard no_grad;
   double seed = 0;
@@ -85,7 +85,7 @@ inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
   return gradients;
 }
 
-/// Expects that gradient i is `factor` * expected[i]. Collective if a gradient is distributed.
+/// Expects that the gradient of parameter i is `factor` * expected[i]. Collective if distributed.
 inline void expect_gradients(const nn::ModuleBase& model, const std::vector<at::Tensor>& expected,
                              double factor = 1, double relative = 1e-4, double absolute = 1e-6) {
   std::size_t i = 0;

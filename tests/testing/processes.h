@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// The end of a process, and the process's output.
+/// How a process ended, and what it printed.
 struct Ended {
   int exit_code = -1;  ///< -1 if a signal ended the process
   int signal = 0;
@@ -26,8 +26,8 @@ struct ProcessesOptions {
   std::chrono::seconds deadline{60};
 };
 
-/// Runs the test `body` ("DISABLED_Suite.Name") in `size` processes that call
-/// world_from_environment(). For tests of crashes and signals. Other tests use RunRanks().
+/// Runs the test `body` ("DISABLED_Suite.Name") in `size` processes, which call
+/// world_from_environment(). For tests of crashes and signals; other tests use RunRanks().
 std::vector<Ended> RunProcesses(int size, const std::string& body,
                                 const ProcessesOptions& options = {});
 

@@ -34,7 +34,7 @@ class RankThreads {
     }
   }
 
-  /// Returns the failures, the earliest first.
+  /// Returns the failures of all ranks in the order of time.
   const std::vector<Failure>& failures() const { return failures_; }
 
  private:
@@ -121,7 +121,7 @@ void RunRanks(int size, const Body& body, const RanksOptions& options) {
       std::rethrow_exception(failure.error);
     }
   }
-  // After a failed ASSERT on one rank, the errors of other ranks are only consequences.
+  // After a failed ASSERT on one rank, errors of other ranks are consequences and are not thrown.
   if (!ranks.failures().empty() && !::testing::Test::HasFatalFailure()) {
     std::rethrow_exception(ranks.failures().front().error);
   }

@@ -33,7 +33,7 @@ using Body = std::function<void(Rank&)>;
 
 struct RanksOptions {
   comm::WorldOptions world{.timeout = std::chrono::seconds(30)};
-  /// After this time, prints each rank's current collective and aborts the process.
+  /// The time limit for all ranks. At the limit, prints each rank's current collective and aborts.
   std::chrono::seconds deadline{60};
   std::function<std::vector<comm::WorldPtr>(int size, const comm::WorldOptions&)> make_worlds =
       comm::thread_worlds;
@@ -47,8 +47,8 @@ inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
   return static_cast<int>(ranks);
 }
 
-/// Runs `body` on `size` threads, one for each rank. If a rank throws or fails an ASSERT, the other
-/// ranks get errors. Rethrows the first error; PeerErrors only if there is no other error.
+/// Runs `body` on `size` threads, each of which is a rank. If a rank throws or fails an ASSERT,
+/// other ranks get PeerErrors. Throws the first error again, preferably one that is no PeerError.
 void RunRanks(int size, const Body& body, const RanksOptions& options = {});
 
 /// Like RunRanks(). `body` also gets a mesh with the given sizes and names.

@@ -36,7 +36,7 @@ inline std::vector<at::Tensor> products_of(
   return results;
 }
 
-/// A module in place of attention: the same projections, but no attention and no communication.
+/// Replaces an attention module: the same projections, without attention and communication.
 struct Mixer : nn::Module<Mixer> {
   explicit Mixer(const SmallLlamaConfig& c) : config(c) {
     const nn::LinearOptions options{.bias = c.bias};

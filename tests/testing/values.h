@@ -27,7 +27,7 @@ namespace tessera::testing {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// The values depend only on sizes and seed, so that they are equal on all ranks.
+// The values depend only on the sizes and the seed, so all ranks get equal values.
 
 /// Returns the values 0, 1, 2, ... in the order of the elements.
 inline at::Tensor counting_values(at::IntArrayRef sizes, at::ScalarType type = at::kDouble) {
@@ -39,7 +39,7 @@ inline at::Tensor values(at::IntArrayRef sizes, double seed = 0) {
   return at::sin(counting_values(sizes).mul(1.7).add(seed));
 }
 
-/// Returns floats between -scale and scale, evenly distributed, by a hash of the element's index.
+/// Returns floats evenly distributed in [-scale, scale]. Element i is a hash of i and `seed`.
 inline at::Tensor uniform_values(at::IntArrayRef sizes, double seed, double scale = 1.0) {
   const at::Tensor hash = counting_values(sizes).mul(12.9898).add(seed).sin().mul(43758.5453);
   return hash.sub(hash.floor()).mul(2 * scale).sub(scale).to(at::kFloat);
@@ -73,8 +73,8 @@ inline at::Tensor full_tensor(const at::Tensor& tensor) {
                                          : tensor.detach();
 }
 
-/// Returns the local tensor of rank i of n for a Partial tensor. The local tensors differ, and
-/// their reduction is exactly `value` if `value` has few binary digits.
+/// Returns rank i's local tensor of a Partial tensor on n ranks. The local tensors differ; reduced,
+/// they are exactly `value`, if the elements of `value` have few binary digits.
 inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std::int64_t n) {
   const bool last = i == n - 1;
   const auto step = static_cast<double>(i + 1);
@@ -91,7 +91,7 @@ inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std
   }
 }
 
-/// Returns this rank's local tensor, selected by global indices. If Partial, returns a term().
+/// Returns this rank's local tensor of the global tensor `full`; if Partial, a term().
 inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, const Layout& layout) {
   at::Tensor part = full;
   for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {

@@ -79,8 +79,8 @@ bool is_zombie(const std::string& process) {
   return paren == std::string::npos || status.compare(paren, 3, ") Z") == 0;
 }
 
-/// A run of tessera-run. All processes of the run inherit an environment variable with a unique
-/// value, by which left_over() finds processes that did not end.
+/// A run of tessera-run. All its processes inherit an environment variable with a unique value, by
+/// which left_over() finds processes that have not ended.
 class Launcher {
  public:
   using Variables = std::map<std::string, std::string>;
@@ -159,7 +159,7 @@ class Launcher {
       }
     }
   }
-  /// Waits for the job's processes for at most `grace`, and returns those that still run.
+  /// Waits up to `grace` for the end of the job's processes. Returns processes that still run.
   std::vector<pid_t> left_over(std::chrono::milliseconds grace = 2s) const {
     const auto end = Clock::now() + grace;
     auto pids = marked();
@@ -214,7 +214,7 @@ void WaitForFile(const std::string& path) {
   }
 }
 
-/// Returns the value of `name` from a line "name=value" in the text, or "(none)".
+/// Returns the value of `name` from the line "name=value" in `text`; "(none)" without such a line.
 std::string ValueOf(const std::string& text, const std::string& name) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -326,7 +326,7 @@ struct End {
   int ranks;
   const char* script;
   int code;
-  const char* word;  ///< `word`: expected in standard error
+  const char* word;  ///< text in standard error
 };
 
 class LauncherEnd : public ::testing::TestWithParam<End> {};

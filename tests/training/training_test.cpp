@@ -39,7 +39,7 @@ struct Mlp : nn::Module<Mlp> {
 /// Number of rows in a step, over all ranks.
 constexpr std::int64_t kBatch = 12;
 
-/// Returns the rows [first, first + count) of a step's data: inputs x and targets y.
+/// Returns rows [first, first + count) of the data of training step `step`: inputs x and targets y.
 inline std::pair<at::Tensor, at::Tensor> rows_of(std::int64_t step, std::int64_t first,
                                                  std::int64_t count) {
   const at::Tensor x = uniform_values({kBatch, 7}, 100.0 + static_cast<double>(step));
@@ -314,7 +314,7 @@ TEST_ON_MESH(StepTest, MeanOverUsesTheWholeDistributedLoss, {2, 2}, {"dp", "tp"}
   const double own = 1.0 + static_cast<double>(mesh.local_rank("dp"));
   const at::Tensor value = at::full({}, own, at::kDouble).requires_grad_();
   for (const Placement& placement : {Placement(Replicate{}), Placement(Partial{})}) {
-    // On the two tp ranks, a Partial loss has equal terms. Its value is the sum, twice the term.
+    // On both tp ranks, a Partial loss has the same term, and its value is the sum: twice the term.
     const bool sums = placement == Placement(Partial{});
     const at::Tensor loss = DistributedTensor::from_local(value, mesh["tp"], {placement}).tensor();
     const at::Tensor mean = training::mean_over(loss, mesh["dp"]);

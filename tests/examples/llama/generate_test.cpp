@@ -93,7 +93,7 @@ TEST(Sampler, IsGreedyAtTemperatureZero) {
   EXPECT_EQ(Sampler({.temperature = 0}).next(OneText({0.1, 3.0, -2.0, 2.9})), Tokens{1});
 }
 
-/// Options, and the expected sampling probabilities if the model's are 0.05, 0.5, 0.15, 0.3.
+/// Options, and the resulting probabilities if the model's probabilities are 0.05, 0.5, 0.15, 0.3.
 struct Probabilities {
   SamplingOptions options;
   std::vector<double> expected;

@@ -181,7 +181,7 @@ class Run {
 };
 
 Header Run::header() const {
-  // The headers of a send and its receive must be equal, so both have kind kSend and root 0.
+  // Headers of a send and its receive must be equal: both contain the kind kSend and root 0.
   const bool pair =
       operation_.collective == Collective::kSend || operation_.collective == Collective::kReceive;
   return {.collective = static_cast<std::int32_t>(pair ? Collective::kSend : operation_.collective),
