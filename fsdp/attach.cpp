@@ -15,9 +15,10 @@ namespace tessera::fsdp {
 
 namespace {
 
-// autograd::grad(loss, parameters) under FSDP: the autograd graph of a loss ends in the unsharded
-// tensors, but the program passes the shards. So ShardGradient passes the unsharded tensors to
-// backward instead of the shards. Units then reduce only the gradients that the program requested.
+// autograd::grad(loss, parameters) under FSDP: the autograd graph of the loss ends in the unsharded
+// tensors, but the program passes the sharded parameters. ShardGradient replaces the sharded
+// parameters by their unsharded tensors in this backward. Units then reduce only the requested
+// gradients.
 
 using nn::BackwardCall;
 using tessera::detail::as_leaf;
@@ -41,7 +42,7 @@ class ShardGradient final : public nn::StandInGradient {
   variable_list execute(const BackwardCall& call, const nn::RunBackward& run) override;
 
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// The unit owns the parameter, so the reference is valid only while unit() is not null.
+  /// The reference is valid while unit() is not null, because the unit owns the ShardedParameter.
   ShardedParameter& parameter() const { return *parameter_; }
 
  private:
@@ -99,7 +100,7 @@ bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& re
   return false;
 }
 
-/// Returns the units of all models that have a requested parameter, each unit once.
+/// For each model with a requested parameter, returns all units of the model, without duplicates.
 std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParameter>& requested) {
   std::vector<std::shared_ptr<Unit>> units;
   for (const RequestedParameter& each : requested) {
@@ -135,8 +136,8 @@ class RequestScope {
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
-/// While an EmptyGradients exists, `.grad` of each leaf in `outputs` contains only gradients that
-/// backward has added since the construction. The destructor restores the earlier gradients.
+/// While an EmptyGradients exists, `.grad` of each leaf tensor in `outputs` has only the gradients
+/// that backward has added since the constructor. The destructor restores the earlier gradients.
 class EmptyGradients {
  public:
   explicit EmptyGradients(const tessera::detail::edge_list& outputs) {
@@ -180,8 +181,8 @@ void check_returnable(const BackwardCall& call, const std::vector<RequestedParam
   }
 }
 
-/// Returns a copy of the backward call `call`. The copy adds gradients to `.grad`, and also
-/// computes the gradients of the unsharded tensors of `requested` parameters.
+/// Returns a copy of `call` that adds gradients to `.grad`, and that also computes the gradients of
+/// the unsharded tensors of the `requested` parameters.
 BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParameter>& requested) {
   BackwardCall adding = call;
   adding.accumulate = true;
@@ -247,7 +248,6 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
   std::vector<std::shared_ptr<Unit>> units;
   const auto add = [&units](const std::string&, const nn::ModuleBase& each) {
     auto unit = each.attached<Unit>();
-    // If several modules share a unit, the unit is found once for each module but added only once.
     if (unit != nullptr && std::ranges::find(units, unit) == units.end()) {
       units.push_back(std::move(unit));
     }

@@ -27,7 +27,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // mesh[name] keeps the root mesh. FSDP's mesh and the TP mesh must have one root mesh.
+  // mesh[name] has the root mesh of `mesh`. FSDP and tensor parallelism must use one root mesh.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; make the mesh with names for its dimensions");
   replicate = mesh[names[0]];
@@ -69,7 +69,7 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole) {
 
 namespace {
 
-/// Two views of equal sizes: a part of an unsharded tensor, and the same part in the packed buffer.
+/// Two views of the same elements of a parameter: in the unsharded tensor, in the packed buffer.
 struct Piece {
   at::Tensor unsharded;
   at::Tensor packed;
@@ -133,7 +133,7 @@ std::int64_t end_of(const Segment& segment) {
   return segment.offset + segment.shape.padded_numel();
 }
 
-/// Returns the narrower type: an offset that is aligned in this type is aligned in the wider type.
+/// Returns the smaller dtype: an offset that is aligned for a dtype is aligned for larger dtypes.
 c10::ScalarType narrower(c10::ScalarType a, c10::ScalarType b) {
   return c10::elementSize(a) < c10::elementSize(b) ? a : b;
 }
@@ -173,9 +173,9 @@ FlatBufferLayout::FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::S
                                    const MixedPrecisionPolicy& policy, const ShardHome& home,
                                    c10::Device device)
     : dtype_(dtype),
-      // Integer and boolean parameters are not cast to the floating-point compute type.
+      // Integer and boolean parameters are not cast to the floating-point compute dtype.
       compute_dtype_(c10::isFloatingType(dtype) ? policy.param_dtype.value_or(dtype) : dtype),
-      // As in FSDP2, gradients are reduced in the compute type if reduce_dtype is not set.
+      // As in FSDP2, gradients are reduced in the compute dtype if reduce_dtype is not set.
       reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
                                                : compute_dtype_),
       // A segment has the same offset in buffers of dtype_ and in buffers of compute_dtype_.
@@ -188,7 +188,7 @@ bool FlatBufferLayout::splits_rows() const {
                              [](const Segment& segment) { return segment.shape.splits_rows(); });
 }
 
-/// One foreach call copies all parts with a single GPU kernel.
+/// Copies all shards in one foreach call, which launches a single GPU kernel.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded) {
   std::vector<at::Tensor> to;
@@ -227,10 +227,10 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   kernels::copy_all(to, from);
 }
 
-// BufferPool has the buffers for packed collectives; one unit after another uses the same buffer.
-// libtorch's caching allocator could do this, but its cache of a stream has no limit. BufferPool at
-// once frees memory that is too small or too large for the next buffer. On a CPU, events are null,
-// and a wait for a null event does nothing.
+// BufferPool reuses the buffers of packed collectives from unit to unit. libtorch's caching
+// allocator also reuses memory, but has no limit for the cached memory of a stream. BufferPool
+// frees an idle buffer that is too small or too large for the next request. On a CPU all events are
+// null, and a wait for a null event does nothing.
 
 namespace {
 
@@ -280,8 +280,8 @@ void BufferPool::drop(comm::Lane lane) {
     if (idle.lane != lane) {
       return false;
     }
-    // The allocator can reuse the freed memory on this stream at once. So the stream first waits
-    // for the buffer's last user.
+    // The allocator can reuse freed memory on the stream `lane` at once, so this stream first waits
+    // for the last user of the buffer.
     streams_->wait(lane, idle.event);
     return true;
   });
@@ -301,8 +301,8 @@ std::int64_t BufferPool::idle_bytes() const {
 }
 
 // UnshardedTensors makes the unsharded tensors only once, because autograd saves these tensors for
-// backward. Only their storage is freed and allocated again. PostForwardShard caches a part of the
-// storage's contents between forward and backward.
+// backward. Only the storage of the tensors is freed and allocated again. PostForwardShard caches
+// this rank's part of the storage's values between forward and backward.
 
 namespace {
 
@@ -361,7 +361,7 @@ void UnshardedTensors::allocate() {
 }
 
 /// The deleter of the storage's data pointer owns `memory`, because views of the storage can
-/// outlive the caller's reference.
+/// outlive the caller's reference to `memory`.
 void UnshardedTensors::lend(at::Tensor memory) {
   void* const data = memory.mutable_data_ptr();
   const c10::Device device = memory.device();

@@ -49,20 +49,21 @@ struct DataMesh {
 
 bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 
-/// The split of a tensor of `sizes` along dimension `dim` over `ranks` ranks. As with torch.chunk,
-/// the last ranks can have fewer rows (indices of `dim`) or none. Without `dim` each rank has the
-/// whole tensor. In a flat buffer, every rank's shard is padded to the size of rank 0's shard.
+/// How a tensor of shape `sizes` is split along dimension `dim` over `ranks` ranks. As with
+/// torch.chunk, the last ranks can have fewer rows (indices of `dim`) or none. If `dim` is empty,
+/// each rank has the whole tensor. In a flat buffer, each rank's shard is padded to the size of
+/// rank 0's shard.
 ///
-/// A fused weight consists of `parts` equal blocks along `dim`, and each block is split separately:
-/// the shard of a rank contains that rank's rows of the first block, then the rank's rows of the
-/// second block, and so on.
+/// A fused weight consists of `parts` equal blocks along `dim`, and each block is split separately.
+/// The shard of a rank contains the rank's rows of the first block, then of the second block, and
+/// so on.
 struct ShardShape {
   std::vector<std::int64_t> sizes;
   // The dimension that is split. Without a dimension, rows() returns 1 and row_numel() returns the
   // number of all elements.
   std::optional<std::int64_t> dim = 0;
   std::int64_t ranks = 1;
-  std::int64_t parts = 1;  ///< number of equal blocks of a fused weight
+  std::int64_t parts = 1;  ///< number of blocks of a fused weight; 1 for other tensors
 
   /// Whether the concatenation of the shards of all ranks is the whole tensor.
   bool splits_rows() const { return dim == std::int64_t{0} && parts == 1; }
@@ -83,8 +84,9 @@ struct ShardShape {
   std::int64_t numel(std::int64_t rank) const { return rows(rank) * row_numel(); }
   std::int64_t padded_numel() const { return chunk() * row_numel(); }
 
-  // rows_of() and by_parts() return views in which two dimensions, (parts, rows), replace `dim`.
-  // rows_of() returns the rows of `rank`. by_parts() accepts an unsharded tensor or a shard.
+  // rows_of() and by_parts() return views in which dimension `dim` is split into two dimensions,
+  // (parts, rows). rows_of() returns the rows of `rank`. by_parts() accepts an unsharded tensor or
+  // a shard.
   at::Tensor rows_of(const at::Tensor& unsharded, std::int64_t rank) const {
     return by_parts(unsharded).narrow(*dim + 1, first_row(rank), rows(rank));
   }
@@ -124,8 +126,8 @@ struct Segment {
 };
 
 /// Returns one Segment for each of `shapes`, one after another in a flat buffer. In a buffer of
-/// type `dtype`, each segment begins at a multiple of kTensorAlignment bytes, and the length of the
-/// buffer is a multiple of kTensorAlignment bytes.
+/// dtype `dtype`, each segment begins at a multiple of kTensorAlignment bytes, and the length of
+/// the buffer is a multiple of kTensorAlignment bytes.
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
 /// The number of elements in a flat buffer of `segments`, including padding between segments.
@@ -137,20 +139,20 @@ void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments);
 
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank);
 
-/// The layout of a parameter group's shards and unsharded tensors: sizes, types and devices. A
-/// layout contains no tensors, does not communicate, and is the same on every rank.
+/// The shapes, dtypes and devices of the shards and the unsharded tensors of a parameter group. A
+/// FlatBufferLayout contains no tensors, does not communicate, and is the same on every rank.
 ///
-/// The shards are one after another in one flat buffer, each padded to the size of rank 0's shard.
-/// If the shards have the compute type, an all-gather sends the flat buffer without a copy.
+/// One flat buffer contains all shards, each padded to the size of rank 0's shard. If the shards
+/// have the compute dtype, an all-gather sends the flat buffer without a copy.
 class FlatBufferLayout {
  public:
   /// `shapes`: the shapes of the parameters (at least one), all split over the same ranks. `dtype`:
-  /// the type of the parameters. `device`: the device on which this rank computes.
+  /// the dtype of the parameters. `device`: the device on which this rank computes.
   FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::ScalarType dtype,
                    const MixedPrecisionPolicy& policy, const ShardHome& home, c10::Device device);
 
   const std::vector<Segment>& segments() const { return segments_; }
-  /// The types of the shards, of all-gathers and computation, and of gradient reductions.
+  /// The dtypes of the shards, of all-gathers and computation, and of gradient reductions.
   c10::ScalarType dtype() const { return dtype_; }
   c10::ScalarType compute_dtype() const { return compute_dtype_; }
   c10::ScalarType reduce_dtype() const { return reduce_dtype_; }
@@ -179,12 +181,13 @@ class FlatBufferLayout {
 };
 
 /// Copies `gathered` (ranks, flat numel), the flat buffers of all ranks, into `unsharded`, which
-/// has one contiguous tensor for each segment. The types can differ.
+/// has one contiguous tensor for each segment. `gathered` and `unsharded` can have different
+/// dtypes.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded);
 
 /// The inverse of unpack: copies `unsharded` into `buffer` (ranks, flat numel) and casts to the
-/// buffer's type. Padding, and segments of undefined tensors, become zero. The tensors of
+/// dtype of `buffer`. Padding, and the segments of undefined tensors, become zero. The tensors of
 /// `unsharded` can have any strides.
 void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
           const at::Tensor& buffer);
@@ -195,20 +198,20 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
 class BufferPool {
  public:
   struct Buffer {
-    at::Tensor tensor;  ///< the part of `bytes` in use, with the requested size and type
-    at::Tensor bytes;   ///< all bytes of this buffer
+    at::Tensor tensor;  ///< a view of `bytes` with the requested numel and dtype
+    at::Tensor bytes;   ///< the whole memory of this buffer
     comm::Lane lane;    ///< the stream on which the buffer was allocated
   };
 
   BufferPool(comm::StreamsPtr streams, c10::Device device)
       : streams_(std::move(streams)), device_(device) {}
 
-  /// Returns an uninitialised buffer of `numel` elements for the stream `lane`, which must be the
-  /// current stream. The stream waits for the buffer's last user.
+  /// Returns an uninitialized buffer of `numel` elements for the stream `lane`, which must be the
+  /// current stream. `lane` waits until the previous user of the buffer has finished.
   Buffer acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane);
   /// Returns a buffer to the pool. The buffer stays in use until `event` has passed.
   void release(Buffer buffer, comm::StreamEventPtr event);
-  /// Frees the idle buffers of the stream `lane`, after the stream has waited for their users.
+  /// Frees the idle buffers of the stream `lane`. First `lane` waits for the users of the buffers.
   void drop(comm::Lane lane);
   void clear();
   std::int64_t idle_bytes() const;
@@ -228,15 +231,15 @@ class BufferPool {
 };
 
 /// The unsharded tensors of a parameter group, all in one storage. The storage can be freed and
-/// allocated again while parameters, and tensors saved by autograd, use it; FSDP2 calls this
-/// "storage resize". The new storage must be filled with the old contents. Version counters do not
-/// change, so autograd accepts the tensors.
+/// allocated again while parameters and autograd reference the tensors; FSDP2 calls this "storage
+/// resize". The caller must fill a new storage with the values of the old storage. The version
+/// counters of the tensors do not change, so autograd accepts the tensors in backward.
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;
   /// Makes one tensor for each of `segments` and allocates no memory. `padded`: each tensor (split
   /// on dimension 0) has room for the padded shards of all ranks, so that an all-gather can write
-  /// into the tensor. `pieces`: the number of equal parts into which the storage can be cut.
+  /// into the tensor. The size of the storage is a multiple of `pieces`.
   UnshardedTensors(const std::vector<Segment>& segments, c10::ScalarType dtype, c10::Device device,
                    bool padded, std::int64_t pieces);
 
@@ -260,9 +263,9 @@ class UnshardedTensors {
   std::vector<at::Tensor> padded_;
 };
 
-/// A few neighbouring ranks each cache a part of a parameter group's gathered memory after forward
-/// (Options::post_forward_mesh_size); backward gathers among these ranks (hpZ of ZeRO++). The parts
-/// are equal and larger than a shard. A part can begin within a parameter.
+/// Caches a parameter group's gathered memory between forward and backward, in equal parts on a few
+/// neighbouring ranks (Options::post_forward_mesh_size; hpZ of ZeRO++). Backward gathers only among
+/// these ranks. A part is larger than a shard and can begin within a parameter.
 class PostForwardShard {
  public:
   PostForwardShard(const DataMesh& mesh, std::int64_t size);
@@ -271,16 +274,16 @@ class PostForwardShard {
   /// The number of equal parts that the gathered memory is cut into.
   std::int64_t count() const { return mesh_ ? mesh_.size() : 1; }
   bool kept() const { return piece_.defined(); }
-  /// Copies this rank's part of `memory` on the compute stream. The length of `memory` must be a
-  /// multiple of count().
+  /// Caches a copy of this rank's part of `memory`. The copy runs on the compute stream. The length
+  /// of `memory` must be a multiple of count().
   void keep(const at::Tensor& memory, comm::Streams& streams);
   /// Starts the all-gather of the cached parts into `memory`. The all-gather stream first waits
   /// until keep() has copied this rank's part. `label` is the unit's name in messages. Collective
   /// over group().
   comm::WorkPtr start_gather(const at::Tensor& memory, const std::string& label,
                              comm::Streams& streams);
-  /// Releases the memory of the part that was sent. The gather must have ended, and the stream that
-  /// owns piece_ must have waited for the gather.
+  /// Releases this rank's part after start_gather(). The all-gather must have ended, and the stream
+  /// on which the part was allocated must have waited for the all-gather.
   void end_gather() { sent_.reset(); }
   void drop() { piece_.reset(); }
   /// The process group of the ranks that cache parts. Collective over these ranks in the first
@@ -291,7 +294,7 @@ class PostForwardShard {
   DeviceMesh mesh_;  ///< the 1-D mesh of the caching ranks; empty if the option is off
   at::Tensor piece_;
   comm::StreamEventPtr copied_;  ///< recorded after the copy into piece_
-  at::Tensor sent_;              ///< second reference to piece_, while a collective reads piece_
+  at::Tensor sent_;              ///< keeps the memory of piece_ while a collective reads it
 };
 
 }  // namespace tessera::fsdp

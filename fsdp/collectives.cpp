@@ -92,20 +92,19 @@ void CommContext::free_retired() {
 
 namespace {
 
-/// Returns a power of two near the square root of the number of ranks. Gradients are divided by
-/// this factor before an fp16 sum, and by the rest of the divisor after the sum. The division in
-/// two steps limits both overflow and underflow, as in FSDP2.
+/// Returns a power of two near the square root of the number of ranks. Before an fp16 sum,
+/// gradients are divided by this factor; after the sum, by the remaining factor of the divisor. The
+/// division in two steps limits both overflow and underflow, as in FSDP2.
 double half_pre_divisor(std::int64_t ranks) {
   std::int64_t factor = 1;
-  // The factor must divide the number of ranks. For 12 ranks the factor is 4; the rest is 3.
   while (ranks % factor == 0 && ranks / factor > factor) {
     factor *= 2;
   }
   return static_cast<double>(factor);
 }
 
-/// Casts gradients of other types to `dtype`, into one common buffer. Undefined gradients stay
-/// undefined.
+/// Casts the gradients that have another dtype to `dtype`, into one common buffer. Skips undefined
+/// gradients.
 void cast_together(const std::vector<at::Tensor*>& gradients, c10::ScalarType dtype) {
   const auto step = kTensorAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
   std::vector<at::Tensor*> others;
@@ -146,7 +145,7 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
       all_reduce_(settings_->all_reduce),
       force_sum_(settings_->force_sum),
       hook_(settings_->all_reduce_hook) {
-  // A pre-divisor that is a power of two adds no rounding error. Types other than fp16 have enough
+  // A pre-divisor that is a power of two adds no rounding error. Dtypes other than fp16 have enough
   // range, so they need no pre-divisor.
   if (dtype_ == at::kHalf && !force_sum_) {
     // A user's divisor can be smaller than half_pre_divisor(); dividing by half_pre_divisor() first
@@ -177,8 +176,8 @@ bool GradientReduction::averages() const {
          mesh_.shard.group().averages_while_reducing();
 }
 
-/// Ranks compare the purpose of each collective (comm::PurposeScope). If ranks average or divide
-/// differently, the purposes differ, and the ranks get an error instead of a wrong gradient.
+/// Returns the purpose of this reduction for comm::PurposeScope. Ranks compare the purposes of
+/// their collectives, so ranks that divide differently get an error instead of a wrong gradient.
 std::string GradientReduction::purpose() const {
   if (op_ == ReduceOp::kAvg) {
     return label() + " (average)";
@@ -198,8 +197,8 @@ at::Tensor GradientReduction::shard(std::size_t index) const {
                             : shard_of(output_, segments_[index], mesh_.shard.local_rank());
 }
 
-/// Whether the unsharded gradients are sent unpacked. Dimension 0 must divide evenly over the
-/// ranks: only then is a gradient the concatenation of all ranks' shards, without padding.
+/// Whether the reduce-scatter reads the unsharded gradients directly, without packing. Dimension 0
+/// must divide evenly over the ranks: then a gradient is all ranks' shards without padding.
 bool GradientReduction::in_place() const {
   const bool even = std::ranges::all_of(segments_, [](const Segment& segment) {
     const ShardShape& shape = segment.shape;
@@ -255,7 +254,7 @@ void GradientReduction::reduce_packed(CommContext& context) {
   if (ranks == 1) {  // replicate() uses all-reduce without reduce-scatter
     context.streams().order(Lane::kCompute, Lane::kReduceScatter);
     const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
-    // Gradients become views of the output, so the output is not from the pool.
+    // The parameters' gradients become views of output_, so output_ is not from the pool.
     output_ = at::empty({numel}, tensor_options());
     pack_divided(unsharded, output_.view({1, numel}));
     held_ = std::move(unsharded);
@@ -296,8 +295,8 @@ void GradientReduction::wait(CommContext& context) {
   context.retire(std::exchange(held_, {}), event);
 }
 
-/// With an all-reduce over replicas, adds the sums that earlier reductions have stored. Without an
-/// all-reduce over replicas, stores the sum of this reduction for a later reduction.
+/// If this reduction all-reduces over replicas, adds the sums that earlier reductions have stored.
+/// Otherwise stores the sum of this reduction for a later reduction.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!all_reduce_) {
@@ -310,8 +309,8 @@ void GradientReduction::join_earlier() {
     if (!earlier.local.defined()) {
       continue;
     }
-    // The divisor or the type can have changed since an earlier micro-batch, so the earlier sum is
-    // scaled.
+    // `earlier` was divided by the pre-divisor of an earlier micro-batch. The pre-divisor depends
+    // on settings that the program can change between micro-batches.
     const double factor = earlier.divisor / pre_divisor_;
     if (mesh_.ranks() == 1) {
       // The addition is not done in place, because the user's hooks can hold a reference to
@@ -381,8 +380,8 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   }
 }
 
-/// On a CPU separate casts cost nothing, and a common buffer would change the order in which a
-/// gradient norm is summed.
+/// Casts `gradients`, on a GPU into one buffer. On a CPU one buffer would save no time, but would
+/// change the order in which a gradient norm is summed.
 void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype) {
   if (!mesh_.device().is_cpu()) {
     cast_together(gradients, dtype);
@@ -446,11 +445,11 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   if (parameter.home().offloaded) {
     context.expect_on_host(parameter);
   }
-  // CommContext::settle later computes the pending sums over tensor-parallel ranks: one all-reduce
-  // sums the shards of many parameters. Each sum is stored in `output_`, next to the gradients of
-  // neighbouring parameters, because an optimizer updates adjacent gradients together. The update
-  // is then the same before and after agree_on_use(), also in a resumed run. Without `output_` the
-  // sum is cloned, because the user's hooks can reference autograd's tensor.
+  // CommContext::settle computes the pending sums over tensor-parallel ranks later, in one
+  // all-reduce for many parameters. Each sum is written to `output_`, next to the gradients of
+  // neighbouring parameters, because optimizers update adjacent gradients as one tensor. Without
+  // `output_` (on one rank) the sum is cloned, because the user's hooks can reference autograd's
+  // tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
@@ -531,7 +530,6 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
     for (const ParameterGroup* group : same) {
       outdated.push_back(group->gathered().is_current() ? 0 : 1);
     }
-    // All parameter groups of a mesh are compared by one exchange.
     if (mesh.size() > 1) {
       set_where_any_rank_has(outdated, mesh.group(), "outdated gathered parameters");
     }
@@ -544,7 +542,7 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
 }
 
 void agree_on_use(const std::vector<ParameterGroup*>& groups) {
-  // For each mesh: the parameters that are distributed on the mesh, in the order of the modules.
+  // Each mesh, with the parameters on this mesh in the order of the modules.
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
     // The list includes parameters that this rank did not reduce. Another rank with a part of the
@@ -575,7 +573,8 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
       PartialGradGroup& sum = parameter->partial_group();
       const std::size_t count = sum.flags().size();
       parameter->settle_use(used);
-      // If no rank used the parameter, a later agree_on_use() chooses the process group.
+      // If no rank used the parameter, the ranks choose the process group of its sum in a later
+      // call.
       if (used && count > 0) {
         sum.agree(rest.subspan(1, count));
       }

@@ -40,7 +40,7 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   for (const nn::ModuleBase* module : modules) {
     check_module(module);
   }
-  // Units below `module` keep their parameters. So fully_shard must be applied to the lowest
+  // Parameters of units below `module` stay in those units. So fully_shard must be applied to inner
   // modules first.
   const nn::NamedSlots parameters = free_parameters(modules, options);
   const UnitSpec spec = checked_spec(modules, parameters, mesh, options);
@@ -164,8 +164,8 @@ void unshard(nn::ModuleBase& module) {
 void reshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "reshard");
   const std::string lost = unit->write_by_hand();
-  // The check can throw, so the unit is resharded first, and the program can continue after the
-  // error.
+  // The check for a lost write can throw, so the unit is resharded first. The program can then
+  // continue after the error.
   unit->reshard();
   TESSERA_CHECK(lost.empty(), lost);
 }

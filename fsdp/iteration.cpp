@@ -61,7 +61,7 @@ bool IterationState::is_alone() const {
   return units().size() == 1 && OpenIterations::instance().add(rank_, 0) == 1;
 }
 
-/// Returns the units that still exist, because the program can destroy a part of the model.
+/// Returns only the units that still exist: the program can destroy a part of the model.
 std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   std::vector<std::shared_ptr<Unit>> alive;
   for (const std::weak_ptr<Unit>& unit : units_) {
@@ -133,7 +133,7 @@ void IterationState::forget_failure() {
   if (!is_open() || is_under_way() || calls_root()) {
     return;
   }
-  if (backward_failed()) {  // a failed forward does not end earlier reductions
+  if (backward_failed()) {  // after a failed forward, reductions of earlier backwards go on
     forget_reductions();
   }
   close();
@@ -153,8 +153,8 @@ bool IterationState::begin_forward() {
       " was called within its own backward, from a hook or an autograd function for "
       "example; call forward before or after backward, or let nn::checkpoint repeat the forward");
   enter(IterationPhase::kForward);
-  // Removes each forward whose autograd graph was dropped. In a pipeline, earlier micro-batches can
-  // still run backward, so their forwards stay.
+  // Removes the entries of forwards whose autograd graph was dropped. In a pipeline, the forwards
+  // of earlier micro-batches can still run backward, so their entries are kept.
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
   await_update();
   if (abandons) {
@@ -212,7 +212,7 @@ void IterationState::free_unused() const {
   }
 }
 
-/// The token expires if the autograd graph of this forward is dropped. Backward then does not
+/// `token` expires if the autograd graph of this forward is dropped. Backward then does not
 /// prefetch `unit`.
 void IterationState::ran_forward(Unit& unit, const std::shared_ptr<void>& token) {
   forward_order_.push_back({&unit, token});
@@ -290,7 +290,7 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
   if (ran == forward_order_.rend()) {
     return nullptr;
   }
-  // Backward visits units in the reverse order of forward, so units that ran after `unit` are done.
+  // Backward visits units in the reverse order of forward: units after `unit` have finished.
   forward_order_.erase(ran.base() - 1, forward_order_.end());
   // An expired token means that the graph of an earlier forward was dropped. Gathering the unit of
   // that forward would be useless. A valid token keeps the unit alive.
@@ -352,11 +352,10 @@ void IterationState::agree_on_gradients() {
 
 namespace {
 
-/// Throws Error with the names of trainable parameters of `module` and its submodules that are in
-/// no unit and not in Options::ignored. Gradients of such parameters would not be reduced, and each
-/// rank would train its own copy without an error. `mesh`: the mesh of a unit that runs in the
-/// module's forward. `again`: whether an earlier check succeeded. Not collective; the result is the
-/// same on all ranks.
+/// Throws Error if `module` or a submodule has trainable parameters that are in no unit and not in
+/// Options::ignored: their gradients would not be reduced, and each rank would train its own copy.
+/// For the message: `mesh`, the mesh of a unit in the module's forward, and `again`, whether an
+/// earlier check succeeded. Not collective; the result is the same on all ranks.
 void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh, bool again) {
   std::unordered_set<nn::SlotPtr> meant;
   for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
@@ -406,8 +405,8 @@ void Unit::make_iteration() {
   TESSERA_CHECK(modules_.size() == 1,
                 "forward of a unit of several modules was called without a root unit; apply "
                 "fully_shard to the module that holds all of them, and call that module");
-  // A unit that is called before a root is known becomes a root itself. If the model has another
-  // root, the first call of that root assigns the unit to its own iteration.
+  // A unit that is called before a root is known becomes a root. If the model has another root, the
+  // first call of that root makes the unit part of the root's IterationState.
   const nn::ModuleBase& root = *modules_.front();
   const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
   iteration_ = std::make_shared<IterationState>(units);
@@ -489,9 +488,9 @@ void Unit::enter_as_root() {
 
 void Unit::await_compute() {
   const bool between = iteration_ == nullptr || !iteration_->is_under_way();
-  // Outside of an iteration the program can have written shards after parts were cached
-  // (Options::post_forward_mesh_size). Within an iteration the program must not write shards, and
-  // backward needs the cached parts.
+  // Outside of an iteration the program can have written the shards since parts were cached
+  // (Options::post_forward_mesh_size), so the cached parts are dropped. Within an iteration the
+  // program must not write the shards, so the cached parts are kept for backward.
   if (between) {
     each(&GatheredState::drop_piece);
   }

@@ -75,8 +75,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   return DeviceMesh::concatenate(parts);
 }
 
-/// Converts `layout` from mesh `from` to mesh `to`, which has more dimensions. A Layout has indices
-/// of mesh dimensions, so each new index is found by name.
+/// Converts `layout` from mesh `from` to mesh `to`, which has more dimensions. A Layout refers to
+/// mesh dimensions by index, so the name of each dimension gives the index in `to`.
 Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const DeviceMesh& to) {
   Layout::Dims dims = layout.dims();
   for (std::vector<Digit>& digits : dims) {
@@ -89,9 +89,9 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// Returns the Digit that FSDP splits: the last Digit. The Digits of a tensor dimension are factors
-/// of its size; the first Digit of a fused weight is the number of blocks. Returns nullptr if a
-/// mesh dimension already splits an earlier Digit.
+/// Returns the Digit (sub-dimension) that FSDP splits: the last Digit of a tensor dimension. In a
+/// fused weight the first Digit is the number of blocks. Returns nullptr if a mesh dimension
+/// already splits an earlier Digit.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -126,8 +126,8 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
     dims = renumbered(*spec.layout, spec.mesh, joined);
   }
   if (dim) {
-    // FSDP splits the local part of each tensor-parallel rank. FSDP splits each block of a fused
-    // weight (q, k and v in one matrix) separately.
+    // FSDP splits the local shard of each tensor-parallel rank, and each block of a fused weight
+    // (q, k and v in one matrix) separately.
     Digit* digit = digit_to_split(dims[static_cast<std::size_t>(*dim)]);
     TESSERA_CHECK(digit != nullptr, "fully_shard: dimension ", *dim, " of ", name, " of sizes ",
                   tensor.sizes(), " is split as ", to_string(*sharding_spec(tensor).layout),
@@ -155,7 +155,7 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
                                        at::MemoryFormat::Contiguous);
     gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
   }
-  // Every rank of the group `pending` has the complete gradient, so only rank 0 keeps its term.
+  // All ranks of `pending` have the complete gradient, so only rank 0 adds it to the pending sum.
   if (pending != nullptr && pending->rank() != 0) {
     gradient.local.reset();
   }
@@ -170,7 +170,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
     return;
   }
   if (!sum.local.defined()) {
-    // If the types are equal, `sum` uses the gradient's memory. `.grad` no longer refers to it.
+    // If the dtypes are equal, `sum` uses the gradient's memory, which `.grad` has released.
     sum = {gradient.local.to(dtype), gradient.pending, sum.used, gradient.divisor};
     return;
   }
@@ -214,7 +214,7 @@ std::vector<std::uint8_t> PartialGradGroup::flags() const {
 }
 
 void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
-  // converted() later changes a gradient that is pending over another process group.
+  // If a gradient is pending over another process group, converted() later computes that sum.
   const auto found = std::ranges::find(flags, 1);
   group_ =
       found == flags.end() ? nullptr : candidates_[static_cast<std::size_t>(found - flags.begin())];
@@ -276,7 +276,7 @@ UnreducedGradient* unreduced(const at::Tensor& gradient) {
 
 namespace {
 
-/// Returns the shard of `rank` on `device`, as a copy if several ranks split the tensor.
+/// Returns the shard of `rank` on `device`; a copy if `shape` splits `local` over several ranks.
 at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
                c10::Device device) {
   if (shape.ranks == 1 || !shape.dim) {
@@ -371,7 +371,7 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
 }
 
 /// Makes the autograd node that replaces the shard's gradient accumulator. libtorch has only a weak
-/// pointer to the node, so stand_in_ owns it. A type conversion of the shard drops the node.
+/// pointer to the node, so stand_in_ owns the node. A dtype conversion of the shard drops the node.
 void ShardedParameter::install_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);
@@ -573,7 +573,7 @@ UnshardedGradient ShardedParameter::take_unreduced() {
 }
 
 /// Restores nothing if the new gradient can be a pending sum: autograd would compute the sum at
-/// once, possibly on this rank alone. Autograd converts new gradients to the type of the
+/// once, possibly on this rank alone. Autograd converts new gradients to the dtype of the
 /// accumulated gradient.
 void ShardedParameter::restore_accumulated_grads() {
   if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
@@ -639,7 +639,6 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   const c10::AutoGradMode no_grad(false);
   settle_unreduced();
   at::Tensor& sum = gradient_place();
-  // Without a gradient (also after the program has dropped the gradient), `used_` is reset.
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
@@ -757,8 +756,8 @@ void ShardedParameter::settle_use(bool by_any_rank) {
   if (accumulation_ == Accumulation::kStarted && !by_any_rank) {
     gradient_place().reset();
   } else if (accumulation_ == Accumulation::kSettled && by_any_rank) {
-    // Only other ranks (of another expert, for example) reduced this parameter. This rank's part is
-    // zero, but must be defined: the optimizer would skip an undefined gradient.
+    // Only other ranks (of another expert, for example) used this parameter. This rank's shard of
+    // the gradient is zero, but must be defined: the optimizer would skip an undefined gradient.
     expect();
     accumulate(at::zeros(shard().sizes(), shard().options()), /*used=*/false);
     arrive();

@@ -35,12 +35,11 @@ struct ParameterSpec {
 /// `tensor` (a fused weight) separately; otherwise 1.
 std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim);
 
-/// Returns the sharding spec of `tensor` after FSDP has split each of its blocks along `dim` over
-/// the sharding dimension of `mesh`. `dim` nullopt: `tensor` is replicated over the sharding
-/// dimension. The spec of a plain tensor is on `mesh`. FSDP splits the shard of a tensor-parallel
-/// tensor further; the spec is then on the slice of the common root mesh that joins both meshes.
-/// Throws Error for a tensor that cannot be split further; `name` is the parameter's name in the
-/// message.
+/// Returns the sharding spec of `tensor` after FSDP has split dimension `dim` over the sharding
+/// dimension of `mesh` (in a fused weight, `dim` of each block). `dim` nullopt: `tensor` is
+/// replicated. The spec of a plain tensor is on `mesh`. The spec of a tensor-parallel tensor is on
+/// the slice of the root mesh that has the dimensions of both meshes. Throws Error for a tensor
+/// that cannot be split further; `name` is the parameter's name in the message.
 ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
                           std::optional<std::int64_t> dim, const std::string& name);
 
@@ -56,11 +55,11 @@ struct UnshardedGradient {
 
 /// Converts `gradient` to a term of a sum over the ranks of `pending` or, if `pending` is nullptr,
 /// to a complete gradient. If the conversion requires a sum, the call is collective over the
-/// tensor-parallel ranks, and the sum has type `dtype`.
+/// tensor-parallel ranks, and the sum has dtype `dtype`.
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype);
 
-/// Adds `gradient` to `sum`, in type `dtype` and scaled to the divisor of `sum`. If `sum` or
+/// Adds `gradient` to `sum`, in dtype `dtype` and scaled to the divisor of `sum`. If `sum` or
 /// `gradient` is a pending sum over a process group, the result is a pending sum over that group.
 void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient, c10::ScalarType dtype);
 
@@ -86,7 +85,6 @@ class PartialGradGroup {
   void agree(std::span<const std::uint8_t> flags);
 
  private:
-  /// The process groups to choose from; empty once the ranks have agreed on one.
   std::vector<comm::Communicator*> candidates_;
   comm::Communicator* group_ = nullptr;
   comm::Communicator* observed_ = nullptr;
@@ -105,7 +103,7 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   /// The unsharded gradient that waits for a later reduction; nullopt if none waits. `local` of
   /// this gradient is undefined if this rank computed no gradient.
   std::optional<UnshardedGradient> unsharded;
-  /// The gradient that was summed over the shard dimension but not over replicas (HSDP).
+  /// The gradient that was summed over the shard dimension but not yet over replicas (HSDP).
   UnshardedGradient scattered;
   /// Whether reductions of this parameter's gradient are in progress.
   bool expects = false;
@@ -115,7 +113,7 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   bool is_settled() const { return !unsharded && !scattered.local.defined() && !expects; }
 
   [[noreturn]] void refuse() const override;
-  /// Runs zero_ and detach (for zero_grad) and add_ (for accumulation) on the placeholder.
+  /// Runs zero_ and detach (for zero_grad) and add_ on the placeholder; false for other operators.
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void release_resources() override;
 
@@ -165,8 +163,8 @@ class ShardedParameter {
   const at::Tensor& unsharded() const { return unsharded_; }
 
   /// An id of the tensor from which the shard was cut, equal on all ranks that have parts of this
-  /// tensor. The id is a hash of a sample of the tensor's values, or comes from the seed that
-  /// filled the parameter later. 0: unknown, or this rank has no part of the tensor.
+  /// tensor: a hash of some of the tensor's values, or of the seed by which the parameter was
+  /// filled after sharding. 0: unknown, or this rank has no part of the tensor.
   std::int64_t origin() const;
   /// Returns a number that grows with each write to the shard, as autograd's version counter does.
   std::uint64_t version() const;
@@ -208,13 +206,12 @@ class ShardedParameter {
   /// To be called when backward has ended. While reductions are in progress, puts a placeholder
   /// into `.grad`: a program that drops the placeholder drops the results of these reductions.
   void mark_expected();
-  /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's
-  /// gradient. Calls the hooks of register_hook before the addition (they can change the gradient)
-  /// and the post-accumulate-grad hook after the addition. An offloaded shard's gradient is copied
-  /// to CPU memory asynchronously: arrive() then does the addition and calls the
-  /// post-accumulate-grad hook. For hooks of register_hook the CPU waits for the copy. `used`: this
-  /// rank contributed to the gradient. Throws Error if the gradient or a hook's result does not
-  /// have the parameter's layout.
+  /// Adds `gradient`, a plain tensor of the shard's shape (any dtype, any device), to `.grad` of
+  /// the sharded parameter. Runs the hooks of register_hook before the addition and the
+  /// post-accumulate-grad hook after the addition. `used`: whether this rank contributed to
+  /// `gradient`. An offloaded shard's gradient is copied to CPU memory asynchronously (before hooks
+  /// of register_hook: synchronously); arrive() then completes the addition. Throws Error if
+  /// `.grad` or the result of a hook does not have the parameter's layout.
   void accumulate(const at::Tensor& gradient, bool used);
   /// Completes accumulate() for a shard in CPU memory (offload_policy). The CPU must have waited
   /// for the gradient's copy to CPU memory.
@@ -226,17 +223,17 @@ class ShardedParameter {
   bool has_hooks() const;
   /// Whether this rank contributed to the gradients accumulated since the last settle_use().
   bool used() const { return used_; }
-  /// To be called after a reduction if this rank has the whole tensor and did not use the
+  /// To be called instead of accumulate() if this rank has the whole tensor and did not use the
   /// parameter. Adds no gradient and calls no hook.
   void skip_unused();
   /// To be called when the accumulated gradient is complete. `by_any_rank`: whether any rank used
-  /// the parameter. If no rank did, removes a gradient that was created since the last
-  /// settle_use(). If only other ranks reduced the gradient, this rank's part becomes zero.
+  /// the parameter. If not, removes a gradient that was created since the last settle_use(). If
+  /// only other ranks used the parameter, this rank's shard of the gradient becomes zero.
   void settle_use(bool by_any_rank);
 
   // Gradients in `.grad` that wait for a later reduction (UnreducedGradient).
 
-  /// Adds an unsharded gradient, in type `dtype`, to the gradient that waits to be reduced.
+  /// Adds an unsharded gradient, in dtype `dtype`, to the gradient that waits to be reduced.
   void add_unreduced(const UnshardedGradient& gradient, c10::ScalarType dtype);
   /// Whether add_unreduced() has stored a gradient (possibly undefined) and the program has not
   /// dropped the gradient since.
@@ -249,7 +246,7 @@ class ShardedParameter {
   void restore_accumulated_grads();
   /// Removes the gradient, restored or new, from the unsharded tensor and returns it. A pending sum
   /// over one process group stays pending. A gradient of another layout than the parameter's is
-  /// redistributed in type `dtype` (collective). A plain gradient counts as complete. Throws Error
+  /// redistributed in dtype `dtype` (collective). A plain gradient counts as complete. Throws Error
   /// if the program has dropped a restored gradient.
   UnshardedGradient take_unsharded(c10::ScalarType dtype);
   /// Drops the gradient that a failed backward left in the unsharded tensor. A restored gradient

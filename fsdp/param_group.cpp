@@ -15,7 +15,7 @@ namespace tessera::fsdp {
 
 // ParameterGroupShards owns the memory of a parameter group's shards. Before the first forward, and
 // after a conversion or a load, the shards move into one flat buffer, so that the all-gather needs
-// no copy. The tensor objects that optimizers reference stay; only their memory changes.
+// no copy. Optimizers reference the shards, so the tensor objects stay the same.
 
 namespace {
 
@@ -25,7 +25,7 @@ FlatBufferLayout layout_of(const std::vector<ShardedParameter>& parameters, cons
   for (const ShardedParameter& parameter : parameters) {
     shapes.push_back(parameter.shape());
   }
-  // grouped() groups by type and mesh, so all parameters of a group have one type and one
+  // grouped() groups by dtype and mesh, so all parameters of a group have one dtype and one
   // ShardHome.
   const ShardedParameter& first = parameters.front();
   return {shapes, first.dtype(), policy, first.home(), mesh.device()};
@@ -48,8 +48,8 @@ bool ParameterGroupShards::adopt() {
   return changed;
 }
 
-/// model.to(dtype), a load or an optimizer can have replaced a tensor's memory, so addresses are
-/// compared.
+/// Compares the addresses of the shards, because model.to(dtype), a load or an optimizer can have
+/// replaced the memory of a shard.
 bool ParameterGroupShards::laid_out() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& unsharded = parameters_[i].unsharded();
@@ -117,7 +117,6 @@ bool ParameterGroupShards::any_replaced() const {
 }
 
 void ParameterGroupShards::check_devices() const {
-  // The message lists all parameters on the meta device, because usually several are there.
   std::string meta;
   for (const ShardedParameter& parameter : parameters_) {
     // On the mesh of a comm::meta_world, parameters can stay on the meta device.
@@ -148,18 +147,18 @@ void ParameterGroupShards::check_types() const {
 }
 
 // GatheredState gathers the shards of a parameter group into the unsharded parameters, and frees
-// the unsharded parameters again. start_unshard() and unshard() are separate, so that a gather
-// overlaps another unit's computation. Memory rule: a stream can reuse its own memory once the
-// stream has waited for the last user of the memory. Each wait() and record() in GatheredState is
-// needed for this rule.
+// the unsharded parameters. start_unshard() and unshard() are separate, so that a gather overlaps
+// another unit's computation. A stream can reuse its own memory only after the stream has waited
+// for the last user of the memory; each wait() and record() in GatheredState is needed for this
+// rule.
 
 namespace {
 
 using comm::Lane;
 using comm::LaneScope;
 
-/// `act` starts a gather or waits for a gather. If ranks called different collectives, the error
-/// gets a hint about units that only some ranks run.
+/// Runs `act`, which starts an all-gather or waits for one. If ranks called different collectives,
+/// adds to the error a hint about units that only some ranks run.
 template <class Act>
 void gathering(Act&& act) {
   try {
@@ -182,7 +181,8 @@ GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_for
 
 void GatheredState::lay_out(CommContext& context) {
   const c10::AutoGradMode no_grad(false);
-  // A conversion can have changed types or devices, so the layout of the flat buffer is read again.
+  // A conversion can have changed dtypes or devices, so the layout of the flat buffer is read
+  // again.
   const FlatBufferLayout& lay = layout();
   if (!lay.shares_memory()) {
     unsharded_ = UnshardedTensors(lay.segments(), lay.compute_dtype(), lay.device(),
@@ -226,8 +226,8 @@ bool GatheredState::start_unshard(CommContext& context) {
 
 void GatheredState::start_gather(CommContext& context) {
   if (post_forward_.kept()) {
-    // The cached parts (Options::post_forward_mesh_size) are parts of the whole unsharded memory,
-    // so the gather fills the whole memory.
+    // Each cached part (Options::post_forward_mesh_size) is a part of the memory of all unsharded
+    // tensors, so this gather fills all unsharded tensors.
     allocate_in_lane(context);
     gathering([&] {
       gather_ = post_forward_.start_gather(unsharded_.flat(), settings_->label, context.streams());
@@ -237,7 +237,7 @@ void GatheredState::start_gather(CommContext& context) {
   // is_current() compares these versions with the shards' current versions.
   gathered_versions_ = shards_->versions();
   const comm::PurposeScope purpose(group(), settings_->label);
-  // If types and devices agree, send_ is the flat buffer itself.
+  // If the shards have the compute dtype and device, send_ is the flat buffer, not a copy.
   send_ = shards_->flat().to(layout().device(), layout().compute_dtype(), /*non_blocking=*/true);
   const bool in_place = !unsharded_.padded().empty();
   if (in_place) {
@@ -320,8 +320,8 @@ void GatheredState::install_sharded() {
   }
 }
 
-/// The all-gather stream owns the memory that the gather reads, so this stream waits too, not only
-/// the compute stream.
+/// The compute stream waits for the gather. The all-gather stream waits too, because the all-gather
+/// stream owns the memory that the gather reads.
 void GatheredState::wait_for_gather(CommContext& context) {
   if (layout().ranks() == 1) {
     return;
@@ -377,8 +377,7 @@ void GatheredState::fill(CommContext& context) {
                            context.streams().record(Lane::kCompute));
     return;
   }
-  // On one rank, shards are copied if their type or device differs from that of the unsharded
-  // tensors.
+  // On one rank, shards are copied if the unsharded tensors have another dtype or device.
   gathered_versions_ = shards_->versions();
   std::vector<at::Tensor> shards;
   for (const ShardedParameter& parameter : shards_->parameters()) {
@@ -465,8 +464,8 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
   if (layout().ranks() > 1) {
     groups.push_back(&group());
   }
-  // The first call of group() creates the communicator and is collective. So the condition may
-  // depend only on the options, not on what this rank has gathered.
+  // The first call of group() creates the communicator and is collective. So the condition for this
+  // call may depend on the options, but not on what this rank has gathered.
   if (post_forward_.enabled()) {
     groups.push_back(&post_forward_.group());
   }
@@ -479,7 +478,7 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
 
 namespace {
 
-/// The most elements of a gradient that keep_sample() saves. Norm weights and biases have fewer.
+/// keep_sample() saves only gradients with at most this many elements: norm weights and biases.
 constexpr std::int64_t kSampleNumel = 8192;
 
 }  // namespace
@@ -503,8 +502,8 @@ void GradientState::drop_all() {
   }
 }
 
-/// The gradients are stored in reduce_dtype, the type of the later sum; a narrower type would lose
-/// bits.
+/// The gradients are stored in reduce_dtype, the dtype of the later sum; a narrower dtype would
+/// lose bits.
 void GradientState::set_aside() {
   const c10::AutoGradMode no_grad(false);
   for (ShardedParameter& parameter : shards_->parameters()) {
@@ -631,8 +630,8 @@ namespace {
 
 std::unique_ptr<ParameterGroupShards> shard_all(const std::vector<ParameterSpec>& specs,
                                                 const MixedPrecisionPolicy& policy) {
-  // Each ShardedParameter puts its shard into the model when it is constructed. This cannot fail
-  // halfway: checked_spec() has rejected all parameters that cannot be sharded.
+  // Each ShardedParameter puts its shard into the model when it is constructed. No constructor
+  // throws, because checked_spec() has rejected all parameters that cannot be sharded.
   std::vector<ShardedParameter> parameters;
   for (const ParameterSpec& spec : specs) {
     parameters.emplace_back(spec);
@@ -651,8 +650,8 @@ ParameterGroup::ParameterGroup(const std::vector<ParameterSpec>& specs,
       gradients_(*shards_, settings) {}
 
 void ParameterGroup::prepare(CommContext& context) {
-  // adopt() and laid_out() only compare pointers if nothing has changed, so every iteration can
-  // afford these calls.
+  // If nothing has changed, adopt() and laid_out() only compare pointers, so every iteration can
+  // call both functions.
   const bool replaced = shards_->adopt();
   if (!replaced && shards_->laid_out()) {
     return;

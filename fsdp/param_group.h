@@ -47,7 +47,7 @@ class CommContext {
   /// To be called when the copy of a parameter's reduced gradient to CPU memory has started.
   /// settle() waits for the copy and calls the parameter's arrive().
   void expect_on_host(ShardedParameter& parameter) { on_host_.push_back(&parameter); }
-  /// Keeps tensors of the compute stream alive until another stream has passed `event`.
+  /// Keeps `tensors`, which the compute stream made, alive until another stream passes `event`.
   void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
 
  private:
@@ -82,7 +82,7 @@ class GradientReduction {
                     CommContext& context);
 
   /// Waits for the reduction, and adds the result to the gradients of the sharded parameters, in
-  /// the type of these gradients. If a gradient must also be summed over another process group,
+  /// the dtype of these gradients. If a gradient must also be summed over another process group,
   /// context.sums() computes this sum first. Runs on the reduce-scatter stream or, with one rank,
   /// on the compute stream.
   void finish(CommContext& context);
@@ -115,16 +115,16 @@ class GradientReduction {
   c10::ScalarType dtype_;
   double divisor_;
   std::shared_ptr<const Settings> settings_;
-  // Copied from the settings, so that later changes of the settings do not affect this reduction.
+  // Copies of fields of Settings: later changes of the settings do not affect this reduction.
   bool all_reduce_;
   bool force_sum_;
   AllReduceHook hook_;
   std::vector<Segment> segments_;
-  double pre_divisor_ = 1;                    ///< divisor of gradients before the sum
+  double pre_divisor_ = 1;                    ///< divides gradients before the sum
   ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter also divides
   std::vector<at::Tensor> held_;              ///< gradients that the collective reads
   std::optional<BufferPool::Buffer> buffer_;  ///< packed gradients, (ranks, flat numel)
-  at::Tensor output_;                         ///< this rank's part of the reduced gradients, 1-D
+  at::Tensor output_;                         ///< this rank's shards of the reduced gradients, 1-D
   comm::WorkPtr work_;
 };
 
@@ -147,9 +147,9 @@ class ParameterGroupShards {
   bool adopt();
   /// Whether no conversion or load has moved a shard since lay_out().
   bool laid_out() const;
-  /// Puts the shards into a flat buffer, with the shards' current types. Throws Error, with the
-  /// parameters' names, for parameters on the meta device or another wrong device, and if only some
-  /// of the parameters were converted to another type.
+  /// Puts the shards into a flat buffer of the shards' current dtype. Throws Error, with the names
+  /// of the parameters, for parameters on the meta device or another wrong device, and if only some
+  /// of the parameters were converted to another dtype.
   void lay_out();
   /// A number that grows with each write to a shard, as autograd's version counters do.
   std::uint64_t versions() const;
@@ -169,12 +169,12 @@ class ParameterGroupShards {
 };
 
 /// The gathered state of a parameter group: the all-gather in progress, and the unsharded tensors.
+/// The unsharded tensors share one storage, which resharding frees.
 ///
-/// The unsharded tensors share one storage. Resharding frees this storage. If the communicator can
-/// gather several tensors in place and all shards are split on dimension 0, the all-gather writes
-/// directly into these tensors. On a mesh of one rank nothing is communicated. If the shards also
-/// have the type and the device of the unsharded tensors, nothing is copied: each unsharded tensor
-/// is the shard.
+/// If the communicator can gather several tensors in place and all shards are split on dimension 0,
+/// the all-gather writes directly into the unsharded tensors. On a mesh of one rank nothing is
+/// communicated. If the shards then have the compute dtype and device, each unsharded tensor is the
+/// shard.
 class GatheredState {
  public:
   /// `shards` must outlive this object. `post_forward_mesh_size`: the value of
@@ -245,12 +245,12 @@ class GatheredState {
   std::uint64_t gathered_versions_ = 0;  ///< the shards' versions when the last gather began
 
   at::Tensor send_;                             ///< the input of the all-gather in progress
-  std::optional<BufferPool::Buffer> gathered_;  ///< gathered shards, (ranks, flat numel)
+  std::optional<BufferPool::Buffer> gathered_;  ///< packed result of the all-gather in progress
   comm::WorkPtr gather_;
 };
 
-/// A parameter group's unreduced gradients: gradients that wait for a later backward, and the
-/// reduction in progress. Reduced gradients belong to the sharded parameters.
+/// The unreduced gradients of a parameter group: stored gradients of earlier backwards, and the
+/// reduction in progress. The class ShardedParameter stores the reduced gradients.
 class GradientState {
  public:
   GradientState(ParameterGroupShards& shards, std::shared_ptr<const Settings> settings)
@@ -268,9 +268,9 @@ class GradientState {
   /// To be called before backward reaches the unsharded parameters. Where possible, backward then
   /// adds directly to the stored gradients of earlier backwards.
   void restore_accumulated_grads();
-  /// Whether a reduction now would complete stored gradients of earlier backwards, or sums that
-  /// wait for the all-reduce over replicas. The result is the same on all ranks, even if the ranks
-  /// used different parameters.
+  /// Whether a reduction with the current settings must include stored gradients of earlier
+  /// backwards, or sums that wait for the all-reduce over replicas. The result is the same on all
+  /// ranks, even if the ranks used different parameters.
   bool awaits_reduction() const;
   /// To be called when backward has ended, if reductions can still be in progress
   /// (ShardedParameter::mark_expected).
@@ -304,7 +304,7 @@ class GradientState {
   at::Tensor sample_;    ///< the unreduced gradient with the fewest elements
 };
 
-/// Parameters of one type and one mesh, with their shards, gathered state and gradients. These
+/// Parameters of one dtype and one mesh, with their shards, gathered state and gradients. These
 /// parameters share one all-gather and one reduce-scatter.
 class ParameterGroup {
  public:

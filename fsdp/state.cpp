@@ -170,8 +170,8 @@ std::shared_ptr<Unit> GatherOrder::next() const {
   return known ? last_[running_.size()].lock() : nullptr;
 }
 
-/// If this forward gathered nothing, the order of the previous forward stays: units that stay
-/// unsharded between micro-batches are gathered only in the first micro-batch.
+/// If this forward gathered no unit, keeps the order of the last forward that gathered units: units
+/// can stay unsharded over several micro-batches.
 void GatherOrder::end() {
   if (!running_.empty()) {
     last_ = std::exchange(running_, {});

@@ -99,9 +99,9 @@ struct Settings {
   /// The all-gathers of the next forward wait for this event. Without an event, these all-gathers
   /// wait for all earlier work on the compute stream.
   std::optional<comm::StreamEventPtr> post_optim_event;
-  /// Units that forward prefetches; if empty: the unit that ran next in the last forward.
+  /// Units that this unit prefetches in forward; if empty: the next unit of the last forward.
   std::vector<std::weak_ptr<Unit>> forward_prefetch;
-  /// Units that backward prefetches; if empty: the unit that ran just before in forward.
+  /// Units that this unit prefetches in backward; if empty: the unit that ran before this unit.
   std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
 
@@ -126,8 +126,8 @@ class GatherOrder {
   /// Returns the unit that this forward will use next if this forward repeats the last forward;
   /// nullptr if the orders already differ, or the last forward used no further unit.
   std::shared_ptr<Unit> next() const;
-  /// To be called when the root's forward has succeeded. The next forward prefetches in this order,
-  /// unless this forward gathered nothing.
+  /// To be called when the root's forward has succeeded. The next forward prefetches in the order
+  /// of this forward, unless this forward gathered nothing.
   void end();
 
  private:

@@ -42,8 +42,8 @@ void move_buffers_of(torch::nn::Module& module, c10::Device device,
   }
   for (const at::Tensor& buffer : module.buffers(/*recurse=*/false)) {
     if (is_elsewhere(buffer, device)) {
-      // The program can have the tensor object from libtorch's register_buffer, so the buffer is
-      // moved in place.
+      // The program can reference the tensor that libtorch's register_buffer returned, so the
+      // buffer is moved in place.
       buffer.set_data(buffer.to(device));
     }
   }
@@ -178,7 +178,7 @@ std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
   // A unit has an FQN only when its root is known. Until then its label is the class of its module.
   settings->label = detail::concat("a unit of ", spec.modules.front()->name());
   settings->reshard_after_forward = spec.options.reshard_after_forward;
-  // With post_forward_mesh_size, forward by default caches a part and frees the parameters.
+  // With post_forward_mesh_size, the root unit also frees its parameters after forward by default.
   if (spec.options.post_forward_mesh_size > 1) {
     settings->reshard_after_forward = spec.options.reshard_after_forward.value_or(true);
   }
@@ -407,7 +407,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A method (register_forward_method()) can call forward, which changes the phase, and end later.
+  // A registered method that called forward can end after this forward has changed the phase.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);

@@ -48,7 +48,7 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
 /// in the shard dimension, and no distributed parameter.
 bool reduces_in_buckets(const UnitSpec& spec);
 
-/// Groups the parameters by type and mesh, and by bucket if reduces_in_buckets(spec). Returns the
+/// Groups the parameters by dtype and mesh, and by bucket if reduces_in_buckets(spec). Returns the
 /// parameters of each parameter group.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec);
 
@@ -70,12 +70,12 @@ struct RowRange {
 /// without batch rows, for example) continues with the other ranks' counts.
 class RandomAgreement {
  public:
-  /// To be called when a training forward of the model of `modules` begins on the ranks of `dims`.
-  /// `rows`: the batch rows of all ranks. `count`: the number of batch rows of this rank. The first
-  /// exchange includes the origins of the parameters of `groups`, which must be the same on all
-  /// ranks. The first two calls are collective: the ranks exchange CPU values. Later calls are
-  /// collective only if the model has drawn random numbers on any rank. Throws PeerError. Throws
-  /// Error on all ranks that share a parameter whose shards are parts of different tensors.
+  /// To be called when a training forward of `modules` begins. `dims`: the data-parallel mesh
+  /// dimensions. `rows`: exchanges the batch rows of all ranks. `count`: the number of batch rows
+  /// on this rank. The first two calls are collective, with CPU values; later calls only if the
+  /// model has drawn random numbers on any rank. The first exchange also compares the origins of
+  /// the parameters of `groups`. Throws PeerError. Throws Error on all ranks that share a parameter
+  /// whose shards are parts of different tensors.
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
@@ -91,7 +91,7 @@ class RandomAgreement {
   bool draws_ = false;  ///< whether any rank has drawn random numbers
   RowRange rows_;
   bool quiet_ = false;  ///< whether no rank drew a random number in two forwards
-  /// Batch rows of the previous forward, if the ranks have not compared their numbers of rows.
+  /// Batch rows of the previous forward, if the ranks have not exchanged their numbers of rows.
   std::shared_ptr<tessera::detail::BatchRows> unasked_;
 };
 
@@ -338,7 +338,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<IterationState> iteration_;  ///< the root's state; nullptr until a root is known
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 
-  std::optional<c10::ScalarType> restored_dtype_;  ///< type of the results of forward
+  std::optional<c10::ScalarType> restored_dtype_;  ///< inputs' dtype, to which results are cast
   /// Modules of this unit that have not run yet in the current forward.
   std::unordered_set<const nn::ModuleBase*> to_run_;
   bool ran_all_ = false;  ///< whether all modules of this unit have run in this iteration

@@ -121,7 +121,7 @@ void compare_parameters(const DeviceMesh& mesh, c10::Device device, const std::s
 }
 
 /// With TESSERA_DEBUG=1, checks that all ranks of `mesh`, and of the groups' own meshes, have
-/// parameters with equal names, sizes and types. Throws Error on all ranks of a mesh whose
+/// parameters with equal names, shapes and dtypes. Throws Error on all ranks of a mesh whose
 /// parameters differ; `label` is the unit's name in the message. Collective with TESSERA_DEBUG=1;
 /// otherwise does nothing.
 void check_same_parameters(const std::vector<ParameterGroup>& groups, const DataMesh& mesh,
@@ -206,7 +206,7 @@ void Unit::compare_copies() const {
 }
 
 bool Unit::start_gathers() {
-  const OutsideInferenceMode ordinary;  // training also uses the buffers made here
+  const OutsideInferenceMode ordinary;  // training can reuse the buffers that are allocated here
   bool began = false;
   for (ParameterGroup& group : groups_) {
     began |= group.gathered().start_unshard(comm_context());
@@ -220,10 +220,9 @@ void Unit::forget_reductions() {
   }
 }
 
-// When a forward begins, the ranks compare how many random numbers each rank has drawn, until all
-// ranks know that the model draws none. Before a forward this is unknown. The comparison cannot
-// wait for the first random operator, because a rank can skip all random operators, and the other
-// ranks would wait forever.
+// When a training forward begins, the ranks compare how many random numbers each rank has drawn,
+// until all ranks know that the model draws none. The first random operator cannot start the
+// comparison: a rank can skip all random operators, and the other ranks would wait forever.
 
 namespace {
 
@@ -278,9 +277,8 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
 }
 
 // The shards of one parameter must be parts of one tensor: a tensor that all ranks had, or values
-// from one seed. Parts of different tensors can have the right sizes, and training would continue
-// without an error. The values do not show the mistake, so the ranks compare where the values came
-// from.
+// from one seed. Shards of different tensors can have the right shapes, and training would continue
+// without an error. So the ranks compare the origins of the values.
 
 /// Returns a hash of the origins (ShardedParameter::origin) of this rank's parameters of `groups`.
 std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {

@@ -62,7 +62,7 @@ void check_post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
                 mesh.shard.size(), " ranks that shard; pass a divisor of that number");
 }
 
-/// Throws Error for a policy with an integer type, which would make parameters, gradients or
+/// Throws Error for a policy with an integer dtype, which would make parameters, gradients or
 /// results integers.
 void check_computes_in_floats(const MixedPrecisionPolicy& policy) {
   for (const auto& dtype : {policy.param_dtype, policy.reduce_dtype, policy.output_dtype}) {
@@ -235,7 +235,7 @@ std::vector<Group> buckets_of(const UnitSpec& spec) {
   std::vector<Group> buckets;
   for (auto next = spec.parameters.rbegin(); next != spec.parameters.rend(); ++next) {
     const ParameterSpec& parameter = *next;
-    // Each parameter type has its own buckets. Only the newest bucket of a type has room.
+    // Each parameter dtype has its own buckets. Only the newest bucket of a dtype has room.
     const auto newest = std::find_if(buckets.rbegin(), buckets.rend(), [&](const Group& bucket) {
       return may_share_group(bucket.front(), parameter);
     });
