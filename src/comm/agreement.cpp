@@ -1,6 +1,6 @@
 // Small collectives by which ranks compare values and share decisions. These collectives call only
-// functions of a Communicator, so every back end supports them. The collectives run below autograd,
-// because a graph that the caller records must not contain the tensors of these collectives.
+// functions of a Communicator, so every back end supports them. Autograd is disabled in these
+// collectives, so that a graph that the caller records does not contain their tensors.
 
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"
@@ -21,32 +21,32 @@
 namespace tessera::comm {
 namespace {
 
-/// Makes a tensor that shares the memory of `values`. In a MetaDevice scope, at::tensor() would
-/// make a tensor without memory.
+/// Returns a tensor that shares the memory of `values`. Not at::tensor(), which makes a tensor
+/// without memory in a MetaDevice scope.
 at::Tensor over(const std::int64_t* values, std::size_t count) {
   return at::from_blob(const_cast<std::int64_t*>(values), {static_cast<std::int64_t>(count)},
                        at::kLong);
 }
 
-/// Returns the device for tensors that are sent: the CPU if `device` is "meta", because meta
-/// tensors have no memory (meta_world()); otherwise `device`.
+/// Returns the device of the tensors that a collective sends: the CPU if `device` is "meta"
+/// (meta_world()), because meta tensors have no memory; otherwise `device`.
 c10::Device carrier(c10::Device device) {
   return device.is_meta() ? c10::Device(c10::kCPU) : device;
 }
 
-/// Returns the text `own` as a tensor of int64 on `device`, padded with zeros to `length` bytes and
-/// to a multiple of 8 bytes. NCCL copies numbers of 8 bytes faster than single bytes.
+/// Returns the text `own` as an int64 tensor on `device`. The bytes of the text are padded with
+/// zeros to `length` and to a multiple of 8. NCCL copies 8-byte numbers faster than single bytes.
 at::Tensor to_numbers(std::string own, std::int64_t length, c10::Device device) {
   constexpr std::int64_t kWidth = sizeof(std::int64_t);
   const std::int64_t count = tessera::detail::ceil_div(length, kWidth);
-  // `own` is destroyed when this function returns, so the bytes of `own` are copied, even if
-  // `device` is a CPU.
+  // The tensor copies the bytes of `own`, even on a CPU, because `own` is destroyed when this
+  // function returns.
   own.resize(static_cast<std::size_t>(count * kWidth));
   return at::from_blob(own.data(), {count}, at::kLong)
       .to(carrier(device), at::kLong, /*non_blocking=*/false, /*copy=*/true);
 }
 
-/// Returns the first `length` bytes of `numbers` as text. The other bytes are padding.
+/// Returns the first `length` bytes of the tensor `numbers` as text. The other bytes are padding.
 std::string to_text(const at::Tensor& numbers, std::int64_t length) {
   const at::Tensor host = numbers.cpu();
   return {static_cast<const char*>(host.const_data_ptr()), static_cast<std::size_t>(length)};
@@ -61,7 +61,7 @@ int reduce(Communicator& group, c10::Device device, int own, ReduceOp op) {
   return number.cpu().const_data_ptr<int>()[0];
 }
 
-/// Runs `work` and returns the message of its exception in one line; "" if `work` does not throw.
+/// Runs `work` and returns the first line of its exception's message; "" without an exception.
 std::string message_of(const std::function<void()>& work) {
   std::string message;
   try {
@@ -94,9 +94,9 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
   return all;
 }
 
-// Gathers each rank's list `own` by any_rank(), which computes a logical OR over all ranks for each
-// flag. Each rank sets only its own flags: one flag that says that the rank takes part, and 64
-// flags for the bits of each element of `own`.
+// Gathers each rank's list `own` by any_rank(), which computes a logical OR of each flag over all
+// ranks. A rank has one flag that says that the rank takes part, and 64 flags for the bits of each
+// element of `own`; it sets no flags of other ranks.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own) {
   constexpr std::size_t kBits = 64;
@@ -181,11 +181,11 @@ std::string broadcast_text(Communicator& group, c10::Device device, int root,
 
 std::optional<Failure> first_failure(Communicator& group, c10::Device device,
                                      const std::function<void()>& work) {
-  // `work` is called before autograd is excluded, so that `work` has the caller's dispatch state.
+  // `work` runs before autograd is disabled, so that `work` has the caller's dispatch keys.
   const std::string own = message_of(work);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  // A rank on which `work` did not throw sends the number of ranks, so the minimum over all ranks
-  // is the first rank that failed.
+  // A rank that did not fail sends the number of ranks, and a failed rank sends its own number. The
+  // minimum over all ranks is therefore the first failed rank.
   const int first =
       reduce(group, device, own.empty() ? group.size() : group.rank(), ReduceOp::kMin);
   if (first == group.size()) {

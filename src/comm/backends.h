@@ -17,34 +17,34 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// Makes a process group in which only this rank exists. A collective uses this rank's data in
-/// place of the other ranks' data. `start`: see fake_world().
+/// Makes a process group of which only this rank exists. Collectives use this rank's data as the
+/// data of the other ranks. `start`: see fake_world().
 CommunicatorPtr make_loopback_communicator(GroupInfo group, FakeStart start = {});
 
-/// Makes a process group for CPU tensors in shared memory. Collective. Returns nullptr on every
-/// rank if a rank cannot map the memory (because the rank is on another machine or in another
-/// container) or has TESSERA_SHM=0. Only this group may use `store`.
+/// Makes a process group for CPU tensors that uses shared memory. Collective. Returns nullptr on
+/// every rank if a rank cannot map the memory (a rank on another machine or in another container)
+/// or has TESSERA_SHM=0. Only this process group may use `store`.
 ///
-/// A call writes this rank's data to the shared memory and returns; Work::wait() reads the data of
-/// the other ranks. A call first waits until the previous call is complete.
+/// A collective waits until the previous collective is complete, writes this rank's data to the
+/// shared memory, and returns; Work::wait() reads the data of the other ranks.
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group);
 
-/// Converts a ReduceOp to c10d's operator. NCCL implements all operators, Gloo all except averages.
+/// Converts a ReduceOp to c10d's type. NCCL implements all operators, Gloo all except averages.
 detail::GroupReduceOp to_c10d(ReduceOp op);
 
-/// Makes a process group for CPU tensors that uses Gloo over TCP. Collective. Only this group may
-/// use `store`. The other ranks reach this machine at `address`. Reduce-scatter is an all-to-all
-/// and a local sum, because libtorch's own implementation sends as many bytes as an all-reduce.
+/// Makes a process group for CPU tensors that uses Gloo over TCP. Collective. Only this process
+/// group may use `store`. `address`: this machine's address for other ranks. Reduce-scatter is an
+/// all-to-all and a local sum: libtorch's would send as many bytes as an all-reduce.
 CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const std::string& address);
 
-/// Makes a process group for CUDA tensors that uses `host`, a communicator of CPU tensors. Ranks
-/// that share a GPU need such a group, because NCCL requires a GPU for each rank. A call copies its
+/// Makes a process group for CUDA tensors that uses `host`, a communicator of CPU tensors, for
+/// ranks that share a GPU: NCCL requires a separate GPU for each rank. A collective copies its
 /// inputs to pinned memory, and therefore waits for the current CUDA stream. Work::wait() copies
-/// the results back on the stream that is current in wait().
+/// the results to the GPU on the stream that is current in wait().
 CommunicatorPtr make_staged_communicator(CommunicatorPtr host);
 
-/// The Work of a collective that was complete when its call returned.
+/// The Work of a collective that was complete when the function of the collective returned.
 class DoneWork final : public Work {
  public:
   void wait() override {}

@@ -12,15 +12,15 @@
 namespace tessera::comm {
 namespace {
 
-/// Throws Error with the back end's name, because the program may have chosen the back end far from
-/// this call, for example through a mesh.
+/// Throws Error with the back end's name: the program may have chosen the back end far away from
+/// this call, for example for a mesh.
 [[noreturn]] void unsupported(const Communicator& communicator, const char* collective) {
   fail(collective, " is not implemented by the communicator '", communicator.name(),
        "'; choose another backend in WorldOptions");
 }
 
-/// The Work of a collective on packed tensors: wait() copies the result from the matrix `packed`
-/// into the tensors. Row r of `packed` consists of row r of each tensor, in order.
+/// The Work of a collective on packed tensors: wait() copies the result, the matrix `packed`, into
+/// the tensors. Row r of `packed` contains row r of each tensor, in order.
 class UnpackingWork final : public Work {
  public:
   UnpackingWork(WorkPtr work, at::Tensor packed, std::vector<at::Tensor> tensors)
@@ -62,9 +62,9 @@ at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) 
 
 }  // namespace
 
-// Several tensors are packed into one tensor. One collective then replaces several, but input and
-// output are copied. Back ends with moves_groups_in_place() override all_gather_group() and
-// reduce_scatter_group().
+// Packs several tensors into one tensor, so that one collective replaces several. Inputs and
+// outputs are copied. Back ends that need no packing (moves_groups_in_place()) override
+// all_gather_group() and reduce_scatter_group().
 WorkPtr Communicator::all_gather_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -106,7 +106,7 @@ at::Tensor Communicator::allocate(std::int64_t numel, const c10::TensorOptions& 
   return at::empty({numel}, options);
 }
 
-// The tensor from from_blob() shares the memory of `flags`, so the all-reduce writes to `flags`.
+// The all-reduce writes to `flags`, because the tensor of from_blob() shares their memory.
 void Communicator::any_rank(std::span<std::uint8_t> flags) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto numel = static_cast<std::int64_t>(flags.size());

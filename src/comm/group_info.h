@@ -20,9 +20,9 @@ class GroupWatch;
 struct GroupInfo {
   std::string name;
   std::vector<int> ranks;  ///< the group's ranks as world ranks, in order
-  int rank = 0;            ///< this rank's index in the group
+  int rank = 0;            ///< index of this rank in `ranks`
   std::chrono::milliseconds timeout{};
-  /// Records the calls of the process group; nullptr for one rank or in a fake world.
+  /// Records the collectives of the process group; nullptr for one rank or in a fake world.
   std::shared_ptr<GroupWatch> watch{};
   int ranks_here = 1;  ///< number of ranks of the world on this machine
 
@@ -32,12 +32,12 @@ struct GroupInfo {
 
 /// Returns the beginning of a message: "all_gather in group 'tp' (ranks 0, 1), rank 1".
 std::string describe(const GroupInfo& group, const char* collective);
-/// Returns the name of a call, with its purpose if there is one: "all_gather for unit 'head'".
+/// Returns the name of a collective and its purpose, if it has one: "all_gather for unit 'head'".
 std::string with_purpose(const char* collective, const std::string& purpose);
 /// Returns the end of the message for a collective that was called after World::shutdown().
 inline constexpr auto kWorldHasEnded =
     ": the group's world has ended; make this call before World::shutdown() or ~WorldScope()";
-/// Returns the FNV-1a hash of `text`. All processes get the same hash. `before`: the hash of the
+/// Returns the FNV-1a hash of `text`, which is equal in all processes. `before`: the hash of the
 /// text that precedes `text`.
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
 /// Returns a list of ranks as text: "0, 1, 5".

@@ -1,5 +1,5 @@
-// CheckedCommunicator wraps every process group of a World, checks arguments and counts calls, so
-// that the back ends need not do so.
+// CheckedCommunicator wraps every process group of a World. It checks arguments and counts
+// collectives, so that the back ends need not do so.
 
 #include <ATen/core/Tensor.h>
 #include <algorithm>
@@ -27,21 +27,21 @@
 namespace tessera::comm {
 namespace {
 
-// CallHistory and first_difference() compare the calls of ranks if the back end (Gloo, NCCL) does
-// not: see agree_on_calls(). The hash of all calls decides whether the calls differ. The texts of
-// the first calls are used only in the message.
+// CallHistory and first_difference() compare the collectives that the ranks have called: see
+// agree_on_calls(). They are used for back ends that do not compare (Gloo, NCCL). Hashes are
+// compared; the texts of the first calls serve only for the message.
 
 using Calls = std::vector<std::string>;
 
-/// The maximum number of calls whose texts are stored, which bounds the memory if the ranks never
-/// compare their calls. An iteration of FSDP makes far fewer calls.
+/// The maximum number of calls whose texts a CallHistory stores, so that its memory is bounded if
+/// the ranks never compare their calls. An iteration of FSDP makes far fewer calls.
 constexpr std::size_t kStoredCalls = 4096;
 
-/// The calls of one rank since the ranks last compared their calls.
+/// The collectives that a rank has called since the ranks last compared their calls.
 class CallHistory {
  public:
   void add(std::string call) {
-    // The hash includes a zero byte after each call, which distinguishes "ab", "c" from "a", "bc".
+    // The hash includes a zero byte after each call, so that "ab", "c" differs from "a", "bc".
     hash_ = hash_of({call.c_str(), call.size() + 1}, hash_);
     if (calls_.size() < kStoredCalls) {
       calls_.push_back(call);
@@ -49,8 +49,8 @@ class CallHistory {
     last_ = std::move(call);
   }
 
-  /// Returns a hash of all calls, followed by the first kStoredCalls calls, each after a zero byte.
-  /// Equal calls give equal texts in every process.
+  /// Returns a hash of all calls, followed by the texts of the first kStoredCalls calls, with a
+  /// zero byte before each text. Equal calls give equal results in every process.
   std::string text() const {
     std::string text = std::to_string(hash_);
     for (const std::string& call : calls_) {
@@ -66,12 +66,12 @@ class CallHistory {
   std::string last_ = "no call";
 };
 
-/// The inverse of CallHistory::text(): returns the stored calls in `text`.
+/// Returns the texts of the calls in `text`, a result of CallHistory::text().
 Calls calls_of(const std::string& text) {
   Calls calls;
   std::istringstream parts(text);
   std::string part;
-  std::getline(parts, part, '\0');  // the first part is the hash
+  std::getline(parts, part, '\0');  // skips the hash, the first part of `text`
   while (std::getline(parts, part, '\0')) {
     calls.push_back(part);
   }
@@ -83,8 +83,8 @@ const std::string& call_at(const Calls& calls, std::size_t position) {
   return position < calls.size() ? calls[position] : nothing;
 }
 
-/// Returns the first position at which the stored calls of two ranks differ. If there is none,
-/// returns kStoredCalls.
+/// `calls`: the stored calls of each rank. Returns the first position at which the calls of two
+/// ranks differ; kStoredCalls if there is none.
 std::size_t first_difference_of(const std::vector<Calls>& calls) {
   std::size_t first = kStoredCalls;
   for (const Calls& others : calls) {
@@ -100,9 +100,9 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? " on rank " : " on ranks ") + join(ranks);
 }
 
-/// Compares the histories of all ranks of `group`. `ranks`: the group's world ranks, for messages.
-/// Returns "" if the histories are equal; otherwise a text such as "call 3 is all_gather for unit
-/// 'b' on this rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
+/// Compares the call histories of all ranks of `group`. `ranks`: the world ranks of the group, for
+/// messages. Returns "" if the histories are equal, otherwise, for example: "call 3 is all_gather
+/// for unit 'b' on this rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks) {
   std::vector<Calls> calls;
@@ -145,7 +145,7 @@ std::int64_t input_bytes(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-/// A Work that reports to GroupWatch when this thread waits for a collective, and when the
+/// A Work that tells the GroupWatch when this thread begins to wait for a collective, and when the
 /// collective is done.
 class RecordedWork final : public Work {
  public:
@@ -180,9 +180,9 @@ class RecordedWork final : public Work {
   bool noted_ = false;
 };
 
-/// Each method of CheckedCommunicator checks, counts and records a call, and forwards it to
-/// `inner_`. Arguments are checked first, so that an invalid call is neither counted nor sent to
-/// other ranks. With TESSERA_DEBUG the ranks first compare their calls, by a collective.
+/// Each method of CheckedCommunicator checks the arguments of a collective, counts and records the
+/// collective, and calls the same method of `inner_`. An invalid call throws before it is counted
+/// or sent. With TESSERA_DEBUG the ranks first compare their calls, by another collective.
 class CheckedCommunicator final : public Communicator {
  public:
   CheckedCommunicator(CommunicatorPtr inner, GroupInfo group, TrafficCounterPtr traffic,
@@ -289,7 +289,7 @@ class CheckedCommunicator final : public Communicator {
     });
   }
   void any_rank(std::span<std::uint8_t> flags) override {
-    // The CPU group `hosts_` exchanges the flags, because NCCL does not accept CPU tensors.
+    // Flags are in CPU memory, which NCCL does not accept, so the CPU group `hosts_` reduces them.
     if (hosts_ != nullptr) {
       check_open("any_rank");
       hosts_->get().any_rank(flags);
@@ -318,8 +318,8 @@ class CheckedCommunicator final : public Communicator {
       inner_->shutdown(patience);
       return;
     }
-    // Ranks wait for each other in shutdown(). So shutdown() is recorded like a collective, and
-    // messages can name the ranks that have called shutdown().
+    // Ranks wait for each other in shutdown(). shutdown() is recorded like a collective, so that
+    // messages can name the ranks that have not called shutdown().
     recorded("shutdown", [&] {
       inner_->shutdown(patience);
       return done_work();
@@ -352,7 +352,7 @@ class CheckedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
  private:
-  /// Counts and records a collective before its start, so even a collective that throws counts.
+  /// Counts and records a collective, then starts the collective.
   template <class Start>
   WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
     check_open(collective);
@@ -387,7 +387,7 @@ class CheckedCommunicator final : public Communicator {
   }
 
   void remember(const char* collective) {
-    // Only calls with a purpose are compared: see agree_on_calls().
+    // agree_on_calls() compares only collectives that have a purpose, such as "for unit 'a'".
     if (hosts_ != nullptr && !purpose().empty()) {
       history_.add(with_purpose(collective, purpose()));
     }
@@ -456,11 +456,11 @@ class CheckedCommunicator final : public Communicator {
                   " elements; pass one count >= 0 for each rank; the sum must be ", tensor.numel());
   }
 
-  /// With TESSERA_DEBUG, throws Error if the ranks' calls have different purposes, types or sizes
-  /// in bytes. Otherwise a rank could receive bytes of another call, and Gloo would end the process
-  /// if the sizes in bytes differ. The comparison is a collective, which is not counted as traffic.
+  /// With TESSERA_DEBUG, throws Error if the ranks' calls differ in purpose ("for unit 'a'"), dtype
+  /// or size in bytes. Without this check, a rank could receive the bytes of another call. The
+  /// check is a collective that is not counted as traffic.
   void compare_purposes(const char* collective, const std::vector<at::Tensor>& inputs) {
-    // `inner_` is called directly, because a call through this wrapper would be counted.
+    // This comparison calls `inner_` directly, so that it is not counted as traffic.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {
       return;
     }
@@ -481,9 +481,9 @@ class CheckedCommunicator final : public Communicator {
   // The CPU group that compares calls; nullptr if the back end compares each call itself.
   std::unique_ptr<LazyHostGroup> hosts_;
   bool compares_purposes_ = detail::debug_checks();
-  /// Whether shutdown() was called. The flag is atomic: another thread can use the process group.
+  /// Whether shutdown() was called. Atomic, because another thread can use the process group.
   std::atomic<bool> ended_ = false;
-  // The calls since the last agree_on_calls(). Calls are recorded only if `hosts_` is not nullptr.
+  // The calls since the last agree_on_calls(); recorded only if `hosts_` is not nullptr.
   CallHistory history_;
 };
 
@@ -496,8 +496,8 @@ Communicator& LazyHostGroup::get() {
         "error");
   }
   if (made_ == nullptr) {
-    // Making the process group can take as long as the time-out. No lock is held during this time,
-    // because abort() must not wait for so long.
+    // make_() can take as long as the time-out. The lock is not held meanwhile, because abort()
+    // needs the lock and must not wait for so long.
     CommunicatorPtr made;
     try {
       made = make_();

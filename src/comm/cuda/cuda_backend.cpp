@@ -45,14 +45,14 @@ std::string cudnn_warning(const LibraryVersions& versions) {
       version_text(versions.cudnn_loaded), version_text(versions.cudnn_libtorch));
 }
 
-// libtessera_cuda.so is loaded once, at the first request for a GPU, so that a program on the CPU
+// libtessera_cuda.so is loaded at the first use of a GPU, so that a program that uses only the CPU
 // never maps CUDA's libraries.
 namespace {
 
 constexpr auto kLibrary = "libtessera_cuda.so." TESSERA_SOVERSION;
 
-/// Loads libtessera_cuda.so. Throws Error if the library, a matching version of the library, CUDA
-/// support in libtorch or a GPU is missing.
+/// Loads libtessera_cuda.so. Throws Error if the library is missing or of another version, if
+/// libtorch has not found CUDA, or if there is no GPU.
 const CudaBackend& load() {
   const std::string path = detail::library_beside(reinterpret_cast<const void*>(&load), kLibrary);
   // The library is never unloaded, because its kernels and operators stay registered.
@@ -76,15 +76,14 @@ const CudaBackend& load() {
 }  // namespace
 
 const CudaBackend& cuda_backend() {
-  // If load() throws, `backend` stays uninitialised, and the next call runs load() anew.
   static const CudaBackend& backend = load();
   return backend;
 }
 
 namespace {
 
-/// The lanes (streams) of a CPU. Work on a CPU is done when its call returns, so no event needs to
-/// be recorded, and every event is nullptr.
+/// The lanes (streams) of a CPU. Operators on a CPU are complete when they return, so there is
+/// nothing to wait for, and every event is nullptr.
 class HostStreams final : public Streams {
  public:
   StreamEventPtr record(Lane) override { return nullptr; }
@@ -128,7 +127,6 @@ void Streams::end_scope() {
 }
 
 StreamsPtr make_streams(c10::Device device) {
-  // cuda_backend() loads libtessera_cuda.so if the library is not loaded yet.
   if (device.is_cuda()) {
     return cuda_backend().make_streams(device.index());
   }

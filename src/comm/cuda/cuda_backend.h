@@ -1,5 +1,5 @@
-// The interface to libtessera_cuda.so: a table of functions, found by name with dlsym(). The
-// interface has no CUDA types, so that libraries without CUDA compile against it.
+// The interface to libtessera_cuda.so: a table of function pointers, which dlsym() finds. The
+// interface has no CUDA types, so that libraries without CUDA can include this header.
 
 #pragma once
 
@@ -24,11 +24,11 @@ struct LibraryVersions {
   int cudnn_loaded = 0;
 };
 
-/// Throws Error if NCCL cannot be used. The options of libtorch's process group contain structures
-/// of nccl.h, so libtorch and Tessera must be compiled with the same nccl.h, and the loaded NCCL
-/// must support the version of this nccl.h.
+/// Throws Error if NCCL cannot be used: libtorch and Tessera must be compiled with the same nccl.h,
+/// because libtorch's process group options contain structures of nccl.h, and the loaded NCCL must
+/// not be older than this nccl.h.
 void check_nccl(const LibraryVersions& versions);
-/// Returns a warning about features that an old cuDNN lacks; "" if no feature is missing.
+/// Returns a warning about features that the loaded cuDNN is too old for; "" if there are none.
 std::string cudnn_warning(const LibraryVersions& versions);
 
 }  // namespace tessera::comm
@@ -36,17 +36,17 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::comm {
 
-/// This rank's GPU in an NCCL group, and the group from which the NCCL group is split.
+/// This rank's GPU for a new NCCL group, and the larger group from which the new group is split.
 struct NcclPlace {
   int device = 0;  ///< the index of this rank's GPU
-  /// A larger NCCL group, from which the new group is split; all ranks of `parent` take part in the
-  /// split. If `parent` is nullptr, the new group is made without a split.
+  /// An NCCL group, all of whose ranks take part in the split. nullptr: the new group is made
+  /// without a split.
   CommunicatorPtr parent = {};
 };
 
-/// The functions of libtessera_cuda.so that the comm library calls. The comm library must not
-/// depend on CUDA, because a program on the CPU starts faster and uses less memory without CUDA's
-/// libraries.
+/// The functions of libtessera_cuda.so that libtessera_comm calls through pointers, so that it does
+/// not link with CUDA: without CUDA's libraries, a program on the CPU starts faster and uses less
+/// memory.
 struct CudaBackend {
   int (*device_count)();
   void (*set_device)(int index);

@@ -26,12 +26,12 @@ class CudaEvent final : public StreamEvent {
   std::shared_ptr<at::cuda::CUDAEvent> event_;
 };
 
-/// The lanes (streams) of a GPU. LaneScope checks that the forward thread and the backward thread
-/// never use the lanes at the same time.
+/// The lanes (streams) of a GPU. Not thread safe: LaneScope checks that forward's and backward's
+/// threads never use the lanes at the same time.
 class CudaStreams final : public Streams {
  public:
   // Collectives use high-priority streams, so that a collective starts as soon as its input is
-  // ready, and not after the kernels that are queued in the compute stream.
+  // ready, before kernels that are queued in the compute stream.
   explicit CudaStreams(c10::DeviceIndex device)
       : device_(device),
         all_gather_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)),
@@ -41,7 +41,6 @@ class CudaStreams final : public Streams {
 
   void wait(Lane lane, const StreamEventPtr& event) override {
     if (event != nullptr) {
-      // The cast is safe, because every event here was made by record() of a CudaStreams.
       static_cast<CudaEvent&>(*event).block(stream(lane));
     }
   }
@@ -74,15 +73,15 @@ class CudaStreams final : public Streams {
       case Lane::kCompute:
         break;
     }
-    // Lane::kCompute is the stream that is current outside of a LaneScope, even if the caller is
-    // within a LaneScope.
+    // Lane::kCompute is the stream that is current outside of LaneScopes: within a LaneScope, the
+    // stream that was current before the LaneScope.
     return compute_ ? *compute_ : c10::cuda::getCurrentCUDAStream(device_);
   }
 
   c10::DeviceIndex device_;
   CUDAStream all_gather_;
   CUDAStream reduce_scatter_;
-  /// The stream that was current before the LaneScope; used only within a LaneScope.
+  /// The stream that was current before the LaneScope; nullopt outside of LaneScopes.
   std::optional<CUDAStream> compute_;
 };
 

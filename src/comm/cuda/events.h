@@ -13,14 +13,14 @@
 
 namespace tessera::comm {
 
-/// A pool of CUDA events without timing, for reuse. A step needs hundreds of events, and creating
-/// and destroying an event costs CPU time. Thread safe, because the watchdog's thread also releases
-/// events.
+/// A pool of CUDA events without timing, for reuse: a training step needs hundreds of events, and
+/// creating and destroying events costs CPU time. Thread safe, because the thread of the watchdog
+/// also releases events.
 class EventPool {
  public:
-  /// Returns an event for the streams of GPU `device`, not recorded yet. The event returns to the
-  /// pool when its last owner releases the event. Recording the event again does not affect a
-  /// stream that already waits for an earlier recording of the event.
+  /// Returns an event for the streams of GPU `device`. The event returns to the pool when its last
+  /// owner releases the event. A stream that waits for an earlier recording of the event is not
+  /// affected when the event is recorded again.
   std::shared_ptr<at::cuda::CUDAEvent> take(c10::DeviceIndex device) {
     return {take_unused(device).release(), [this, device](at::cuda::CUDAEvent* event) {
               const std::lock_guard lock(mutex_);
@@ -44,8 +44,8 @@ class EventPool {
   std::map<c10::DeviceIndex, std::vector<std::unique_ptr<at::cuda::CUDAEvent>>> unused_;
 };
 
-/// The pool of events of this process. The pool is never destroyed, because its destructor could
-/// run after CUDA has ended.
+/// The pool of events of this process. Never destroyed, because its destructor could run after CUDA
+/// has ended.
 inline EventPool& event_pool() {
   static auto& pool = *new EventPool;
   return pool;

@@ -35,21 +35,20 @@ using detail::NcclProcessGroup;
 using detail::NcclProcessGroupPtr;
 using std::chrono::milliseconds;
 
-/// The difference between NCCL's time-out and Tessera's shorter time-out. Tessera's time-out ends
-/// first, because NCCL cannot name the missing ranks.
+/// How much longer NCCL's time-out is than Tessera's. Tessera's time-out must come first, because
+/// NCCL cannot name the missing ranks.
 constexpr std::chrono::seconds kNcclPatience{30};
 
-/// Disables libtorch's error handling, by an environment variable that libtorch reads when a
-/// process group is made. libtorch would print pages without the collective's name and end the
-/// process. Tessera's watchdog prints one line. `done` is static, so that setenv() runs once in a
-/// process.
+/// Disables libtorch's handling of NCCL errors, which prints pages without the collective's name
+/// and ends the process; Tessera's watchdog prints one line. libtorch reads the environment
+/// variable when a process group is made. `done` is static, so that setenv() runs only once.
 void leave_errors_to_the_watchdog() {
   static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   static_cast<void>(done);
 }
 
 /// Runs `end` (shutdown or abort of a process group) on a separate thread, because `end` can hang.
-/// A hanging thread keeps the process group alive.
+/// The thread keeps the process group alive until `end` returns.
 std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*end)(),
                             int device) {
   std::packaged_task<void()> task([group = std::move(group), end, device]() mutable {
@@ -62,8 +61,8 @@ std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*
   return done;
 }
 
-/// Shuts down a process group, calling `check` repeatedly. Returns false if the shutdown takes
-/// longer than `patience`. Throws errors of the shutdown and of `check`.
+/// Shuts down a process group; meanwhile calls `check` repeatedly. Returns false if the shutdown
+/// takes longer than `patience`. Throws errors of the shutdown and of `check`.
 bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds patience,
                         const std::function<void()>& check) {
   constexpr milliseconds kLook{50};
@@ -78,15 +77,15 @@ bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds pati
   return false;
 }
 
-/// Aborts a process group on another thread and waits for at most kPatience. Errors are ignored,
-/// because nothing uses the group any more and this function can run in a destructor.
+/// Aborts a process group on another thread and waits for at most kPatience. Ignores errors,
+/// because the process group is no longer used and this function can run in a destructor.
 void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   constexpr milliseconds kPatience{2000};
   begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
 }
 
-/// NcclHealth asks NCCL whether a communicator has failed. The watchdog has an NcclHealth and not
-/// an NcclGroup, because the NcclGroup owns the watchdog. Thread safe.
+/// Asks NCCL whether a communicator has failed. Thread safe. Separate from NcclGroup: the watchdog
+/// must not own an NcclGroup, because the NcclGroup owns the watchdog.
 class NcclHealth {
  public:
   /// Throws Error if NCCL has found an error since the last call, such as a lost connection.
@@ -117,7 +116,7 @@ class NcclHealth {
 /// NcclGroup creates, owns and closes c10d's process group for NCCL. Thread safe.
 class NcclGroup {
  public:
-  /// Makes the process group. Collective. `parent`: see NcclPlace; nullptr if there is no parent.
+  /// Makes the process group. Collective. `parent`: the group to split; nullptr for no split.
   NcclGroup(const detail::StorePtr& store, GroupInfo info, int device, const NcclGroup* parent)
       : info_(std::move(info)), device_(device) {
     leave_errors_to_the_watchdog();
@@ -130,13 +129,13 @@ class NcclGroup {
   }
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
-  /// The destructor leaks a process group that was not closed: c10d's destructor needs CUDA, which
-  /// can be unusable at the end of the process. The operating system then frees the process group.
+  /// Leaks a process group that was not closed: c10d's destructor needs CUDA, which can be unusable
+  /// when the process ends.
   ~NcclGroup() { static_cast<void>(process_group_.release()); }
 
   const GroupInfo& info() const { return info_; }
   int device() const { return device_; }
-  /// Throws Error after shutdown() or abort().
+  /// Returns c10d's process group. Throws Error after shutdown() or abort().
   NcclProcessGroupPtr get() const {
     const std::lock_guard lock(mutex_);
     TESSERA_CHECK(process_group_ != nullptr, "group '", info_.name, "'", kWorldHasEnded);
@@ -144,9 +143,9 @@ class NcclGroup {
   }
   const std::shared_ptr<NcclHealth>& health() const { return health_; }
 
-  /// Closes the NCCL communicator on all ranks together. If a rank fails or does not call
-  /// shutdown() within `patience`, aborts the communicator and throws PeerError. A second call, or
-  /// a call after abort(), does nothing.
+  /// Closes the NCCL communicator together with the other ranks. If a rank fails or does not call
+  /// shutdown() within `patience`, aborts the communicator and throws PeerError. Does nothing after
+  /// an earlier shutdown() or abort().
   void shutdown(milliseconds patience) {
     const NcclProcessGroupPtr group = take();
     if (group == nullptr) {
@@ -181,8 +180,8 @@ class NcclGroup {
     return std::exchange(process_group_, nullptr);
   }
 
-  /// Describes the new group for c10d. The groups of a split are disjoint, so the first rank of a
-  /// group identifies the group (`color` of ncclCommSplit).
+  /// Describes the new group for c10d. Groups that are split from one parent are disjoint, so the
+  /// first rank of a group is a unique `color` for ncclCommSplit.
   static detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
     return {.rank = info.rank,
             .size = info.size(),
@@ -202,10 +201,10 @@ class NcclGroup {
 
 using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 
-/// Returns a flat view of `tensor` for collectives that only move data. NCCL supports neither
-/// complex numbers nor 16-bit integers. The type of the view is the widest NCCL type whose size
-/// divides the size of an element. This type depends only on the tensor's type, so that all ranks
-/// call NCCL with the same type.
+/// Returns a flat view of `tensor` for collectives that only move data, because NCCL supports
+/// neither complex numbers nor 16-bit integers. The dtype of the view is the widest NCCL type whose
+/// size divides the element size. It depends only on the tensor's dtype, so that all ranks call
+/// NCCL with the same dtype.
 at::Tensor as_moved(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.view({-1});
   switch (tensor.element_size()) {
@@ -250,7 +249,7 @@ std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   return flat;
 }
 
-/// Returns the message of a c10d error, "NCCL error in: FILE:LINE, text", without FILE:LINE.
+/// Returns the message of a c10d error without the source position ("NCCL error in: FILE:LINE").
 std::string nccl_text(const std::exception& error) {
   std::string text = first_line(error.what());
   constexpr std::string_view kPlace = "NCCL error in: ";
@@ -261,15 +260,15 @@ std::string nccl_text(const std::exception& error) {
   return text;
 }
 
-/// A running NCCL collective. wait() makes the current stream wait for the stream of NCCL; the
-/// calling thread continues.
+/// A running NCCL collective. wait() makes the current stream wait for NCCL's stream; it does not
+/// block the calling thread.
 class NcclWork final : public Work {
  public:
   NcclWork(NcclGroupPtr group, std::string collective, detail::GroupWorkPtr work)
       : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
 
   void wait() override {
-    // The group's GPU is made current, because the calling thread can have a different current GPU.
+    // The calling thread can have another current GPU than the process group's GPU.
     const auto device = static_cast<c10::DeviceIndex>(group_->device());
     const c10::cuda::CUDAGuard guard(device);
     try {
@@ -278,8 +277,8 @@ class NcclWork final : public Work {
       throw PeerError(describe(group_->info(), collective_.c_str()) + ": " + nccl_text(error) +
                       "; look for the first error among the other ranks");
     }
-    // The event that NCCL records is not accessible. `reached_` is recorded instead, in the current
-    // stream, which already waits for NCCL.
+    // c10d does not give access to the event that NCCL records. `reached_` is recorded instead, in
+    // the current stream, which already waits for NCCL.
     if (!detail::is_captured()) {
       reached_ = event_pool().take(device);
       reached_->record(c10::cuda::getCurrentCUDAStream(device));
@@ -309,9 +308,9 @@ class NcclWork final : public Work {
   std::shared_ptr<at::cuda::CUDAEvent> reached_;
 };
 
-/// A communicator over c10d's process group for NCCL, with one NCCL communicator for each group and
-/// GPU. The class does not compare calls: ranks that call different collectives hang until the
-/// time-out, unless agree_on_calls() finds the difference.
+/// A communicator over c10d's process group for NCCL, with one NCCL communicator for each group.
+/// Does not compare the ranks' calls: ranks that call different collectives hang until the
+/// time-out, unless agree_on_calls() finds the difference first.
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(NcclGroupPtr group)
@@ -380,8 +379,8 @@ class NcclCommunicator final : public Communicator {
                [&](auto& group) { return group.broadcast(moved, {.rootRank = root}); });
   }
 
-  // c10d's memory pool registers the memory with the NCCL communicator, so the NCCL communicator
-  // must exist before allocate() is called.
+  // c10d allocates memory that is registered with the NCCL communicator, so that communicator must
+  // exist before allocate() is called.
   at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
     const at::Device device = options.device();
     if (!device.is_cuda() ||
@@ -391,8 +390,8 @@ class NcclCommunicator final : public Communicator {
     return guarded("allocate", [&](auto& group) { return group.allocateTensor(numel, options); });
   }
 
-  /// barrier() waits on the CPU. During the wait, barrier() checks whether other ranks are dead,
-  /// whereas c10d's barrier would wait forever for a dead rank.
+  /// Blocks the calling thread, and checks meanwhile whether other ranks have ended: c10d's barrier
+  /// would wait forever for a dead rank.
   void barrier() override {
     constexpr std::chrono::microseconds kNap{50};
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(group_->device()));
@@ -412,14 +411,14 @@ class NcclCommunicator final : public Communicator {
   const NcclGroup& group() const { return *group_; }
 
  private:
-  // The NcclWork stores the collective's name for messages: errors can appear after the call.
+  // The NcclWork gets the collective's name for messages about errors that appear after run().
   template <class Start>
   WorkPtr run(const char* collective, Start&& start) {
     return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),
                                       guarded(collective, start));
   }
 
-  /// Calls `ask` with c10d's process group. Errors of c10d become errors of type Error.
+  /// Calls `ask` with c10d's process group. Rethrows c10d's exceptions as Error.
   template <class Ask>
   std::invoke_result_t<Ask&, detail::NcclProcessGroup&> guarded(const char* what, Ask&& ask) {
     const detail::NcclProcessGroupPtr group = group_->get();

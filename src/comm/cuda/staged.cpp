@@ -1,5 +1,5 @@
-// Collectives of CUDA tensors through a communicator for CPU tensors, for several ranks on one GPU,
-// as in tests. Each collective costs two copies and a wait for the current stream.
+// Collectives of CUDA tensors through a communicator for CPU tensors, for several ranks on one GPU.
+// Each collective copies tensors to the CPU and back, and waits for the current stream.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -15,15 +15,15 @@
 namespace tessera::comm {
 namespace {
 
-/// Returns an uninitialised CPU tensor with the sizes and type of `tensor`. The memory is pinned if
-/// `tensor` is on a GPU, so that copies to the GPU are asynchronous.
+/// Returns an uninitialized CPU tensor with the sizes and dtype of `tensor`; in pinned memory if
+/// `tensor` is on a GPU, so that a copy to the GPU is asynchronous.
 at::Tensor host_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(),
                    tensor.options().device(at::kCPU).pinned_memory(tensor.is_cuda()));
 }
 
-/// Copies `tensor` to the CPU. Blocks until the current stream has computed the data and the copy
-/// is complete, because a collective on the CPU starts at once.
+/// Copies `tensor` to the CPU. Blocks until the copy is complete, because a collective on the CPU
+/// reads the copy at once.
 at::Tensor to_host(const at::Tensor& tensor) {
   at::Tensor host = host_like(tensor);
   host.copy_(tensor);
@@ -49,8 +49,8 @@ class StagedWork final : public Work {
     work_->wait();
     work_.reset();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    // A CPU tensor may be destroyed before its copy to the GPU has run, because the allocator of
-    // pinned memory reuses the memory only after the copy.
+    // The CPU tensors can be destroyed before these copies have run, because the allocator of
+    // pinned memory reuses memory only after copies from the memory are complete.
     for (std::size_t i = 0; i < hosts_.size(); ++i) {
       devices_[i].copy_(hosts_[i], /*non_blocking=*/true);
     }

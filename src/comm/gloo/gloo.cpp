@@ -1,6 +1,6 @@
-// Collectives over TCP through c10d's Gloo, with three additions. Reductions work for every type,
-// round a sum once, and propagate NaN. An operation fails soon after another rank has failed. The
-// process can end while operations that cannot finish are still running.
+// Collectives over TCP by c10d's Gloo, with three additions. Reductions support every dtype, round
+// a sum only once, and propagate NaN. A collective throws soon after another rank has failed. The
+// process can end while Gloo still waits for other ranks.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@
 namespace tessera::comm {
 namespace {
 
-/// Whether libtorch's Gloo all-reduces `type` with operator `op` as Tessera does. If not, Tessera
+/// Whether libtorch's Gloo all-reduces tensors of dtype `type` as Tessera does. If not, Tessera
 /// uses an all-gather and a local reduction.
 bool gloo_reduces(at::ScalarType type, ReduceOp op) {
   switch (type) {
@@ -40,7 +40,7 @@ bool gloo_reduces(at::ScalarType type, ReduceOp op) {
     case at::kLong:
       return true;
     default:
-      return false;  // Gloo lacks the type, or rounds a 16-bit sum after each term
+      return false;  // Gloo lacks this dtype, or rounds 16-bit sums after each term
   }
 }
 
@@ -53,7 +53,7 @@ std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
   return result;
 }
 
-/// Sets `output`, of size (n), to the reduction of `parts`, of size (ranks, n), over the rows. The
+/// Sets `output`, of shape (n), to the reduction over the rows of `parts`, of shape (ranks, n). The
 /// rows are reduced in the order of the ranks, so that all ranks get equal bits.
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceFunction reduce) {
   std::vector<const std::byte*> rows;
@@ -63,8 +63,8 @@ void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceFuncti
   reduce(data_of(output), rows, static_cast<std::size_t>(output.numel()));
 }
 
-/// Returns the tensor as bytes, for collectives that only move data. as_strided() comes first,
-/// because view() to a type of another size needs at least one dimension, and stride 1.
+/// Returns the tensor as bytes, for collectives that only move data. as_strided() makes the tensor
+/// one-dimensional with stride 1, which view() to a dtype of another size requires.
 at::Tensor as_bytes(const at::Tensor& contiguous) {
   return contiguous.as_strided({contiguous.numel()}, {1}).view(at::kByte);
 }
@@ -93,18 +93,18 @@ using std::chrono::milliseconds;
 
 /// The interval at which a waiting rank checks whether the other ranks are still alive.
 constexpr milliseconds kGlooCheck{200};
-/// The difference between Gloo's time-out and Tessera's shorter time-out. Gloo must never time out
-/// first, because a rank that reads or writes files can let others wait for long.
+/// How much longer Gloo's time-out is than Tessera's. Gloo must never time out first, because a
+/// rank that reads or writes files can let other ranks wait for long.
 constexpr std::chrono::hours kGlooPatience{24};
 
-/// c10d's process group for Gloo, and whether the group has failed. The communicator and its Work
-/// objects share one GlooGroup.
+/// c10d's process group for Gloo, and whether the process group has failed. Shared by the
+/// communicator and its Work objects.
 class GlooGroup {
  public:
   GlooGroup(const detail::StorePtr& store, GroupInfo group, const std::string& address)
       : group_(std::move(group)) {
-    // Gloo's time-out is very long, so that Tessera times out first: Gloo cannot say which rank is
-    // missing, nor what that rank does.
+    // Gloo's time-out is very long, because Gloo's messages cannot name the missing rank; Tessera's
+    // time-out comes first.
     process_group_ = detail::make_gloo_group(store, {.rank = group_.rank,
                                                      .size = group_.size(),
                                                      .timeout = group_.timeout + kGlooPatience,
@@ -115,8 +115,8 @@ class GlooGroup {
   GlooGroup& operator=(const GlooGroup&) = delete;
 
   ~GlooGroup() {
-    // After a failure the process group is leaked: an operation can be stuck in a thread of Gloo
-    // until the time-out, and the destructor would wait for the thread.
+    // A failed process group is leaked, because its destructor waits for Gloo's threads, and a
+    // thread can wait for a dead rank until the time-out.
     if (failed_) {
       process_group_.release();
     }
@@ -128,8 +128,8 @@ class GlooGroup {
 
   template <class Start>
   detail::GroupWorkPtr start(const char* collective, Start&& start) {
-    // After a failure no operation starts: a new operation could read the rest of an earlier
-    // message that is still in Gloo's connections.
+    // After a failure no collective starts: it could read the rest of an earlier message from a
+    // connection of Gloo.
     if (failed_) {
       throw PeerError(describe(group_, collective) +
                       ": the group failed earlier; end this rank and start the job again");
@@ -141,7 +141,6 @@ class GlooGroup {
     }
   }
 
-  /// Throws PeerError as PeerWait::check() does.
   void wait(detail::GroupWork& work, const char* collective, std::uint64_t number) {
     try {
       await(work, collective, number);
@@ -156,8 +155,8 @@ class GlooGroup {
   void abort() { failed_ = true; }
 
  private:
-  /// Returns false if the operation is still running after `duration`. Rethrows an exception of the
-  /// operation.
+  /// Waits for a Gloo operation. Returns false if the operation still runs after `duration`.
+  /// Rethrows the operation's exception.
   static bool wait_a_little(detail::GroupWork& work, milliseconds duration) {
     try {
       work.wait(duration);
@@ -171,7 +170,7 @@ class GlooGroup {
   }
 
   void await(detail::GroupWork& work, const char* collective, std::uint64_t number) {
-    // The wait is split into short waits, because GroupWork::wait does not check the other ranks.
+    // Waits repeatedly for a short time, because GroupWork::wait() does not check the other ranks.
     PeerWait peers(group_, collective, number);
     while (!wait_a_little(work, kGlooCheck)) {
       peers.check();
@@ -185,12 +184,11 @@ class GlooGroup {
 
   GroupInfo group_;
   detail::GroupPtr process_group_;
-  // failed_ is atomic, because abort() sets failed_ from another thread.
   std::atomic<bool> failed_{false};
 };
 using GlooGroupPtr = std::shared_ptr<GlooGroup>;
 
-/// A running Gloo operation. When the operation has ended, `finish` computes the final results.
+/// A running Gloo operation. When the operation has ended, wait() calls `finish`.
 class GlooWork final : public Work {
  public:
   GlooWork(GlooGroupPtr group, std::string collective, detail::GroupWorkPtr work,
@@ -219,7 +217,7 @@ class GlooWork final : public Work {
   std::string collective_;
   std::uint64_t number_;
   detail::GroupWorkPtr work_;
-  // `finish_` runs in wait(), on the calling thread, and owns the tensors that `finish_` fills.
+  // Computes the final result after the operation, for example a local reduction. Called by wait().
   std::function<void()> finish_;
 };
 
@@ -228,7 +226,6 @@ class GlooCommunicator final : public Communicator {
   explicit GlooCommunicator(GlooGroupPtr group)
       : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
 
-  // The inputs of all ranks have equal sizes, so if this input is empty, nothing needs to be sent.
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return input.numel() == 0 ? done_work() : gather("all_gather", output, input);
   }
@@ -242,7 +239,7 @@ class GlooCommunicator final : public Communicator {
   }
 
   // A reduce-scatter is an all-to-all and a local sum: rank r receives part r of each rank's input
-  // and adds the parts. Each byte is sent once.
+  // and reduces these parts. Each byte is sent only once.
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
     if (input.numel() == 0) {
       return done_work();
@@ -283,8 +280,8 @@ class GlooCommunicator final : public Communicator {
   std::string name() const override { return "gloo"; }
 
  private:
-  /// Runs one collective: `start` starts the operation on the process group, `finish` runs after
-  /// the operation.
+  /// Runs one collective. `start` starts the operation on c10d's process group; `finish` is called
+  /// after the operation has ended.
   template <class Start>
   WorkPtr run(const char* collective, Start&& start, std::function<void()> finish = nullptr) {
     std::string text = with_purpose(collective, purpose());
@@ -326,9 +323,9 @@ class GlooCommunicator final : public Communicator {
         std::move(finish));
   }
 
-  // All-reduces by an all-gather and a local reduction, for any type. A sum is rounded once. All
-  // ranks add in the same order and get the same bits. With n ranks, the traffic is about n / 2
-  // times the traffic of a ring all-reduce.
+  // All-reduces tensors of any dtype by an all-gather and a local reduction, which rounds a sum
+  // once. All ranks add in the same order and get equal bits. With n ranks, this sends about n / 2
+  // times as many bytes as a ring all-reduce.
   WorkPtr gathered_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const ReduceFunction reduce = reduction(group_->info(), "all_reduce", tensor.scalar_type(), op);
