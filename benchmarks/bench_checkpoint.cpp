@@ -1,5 +1,5 @@
-// Compares saving and loading checkpoints with the file system's own rate, to measure the cost of
-// checksums, of dividing the work among writers, and of background saves.
+// Compares the time of saving and loading checkpoints with the time of plain file writes and reads.
+// The differences are the costs of checksums, of several writers, and of background saves.
 //
 //   bench_checkpoint DIR [MIB]     512 MiB of weights by default
 //
@@ -192,8 +192,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   const auto writing = medians(
       {{"plain", [&] { write_plainly(dir / "plain", mib); }},
        {"save", [&] { checkpoint::save(*world, dir / "run", ++step, {model}, {.keep = 2}); }}});
-  // The copies of all tensors exist at the same time, as in async_save(). A copy into reused memory
-  // would be faster, because the process already has the memory.
+  // All copies exist at the same time, as in async_save(): a copy into memory that an earlier copy
+  // has used would be faster than in async_save().
   const auto copying = medians(
       {{"copy", [&] { copied(); }},
        {"async", [&] {
@@ -225,7 +225,7 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
 }
 
 /// Saves on a 2 x 2 mesh, with half of the matrices replicated along the first dimension. Prints
-/// how evenly the bytes are divided among the files' writers.
+/// how many bytes each of the writing ranks has written.
 void four_ranks(const fs::path& dir, std::int64_t mib) {
   const auto worlds = comm::thread_worlds(4);
   std::vector<std::thread> ranks;

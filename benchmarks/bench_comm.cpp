@@ -22,8 +22,8 @@ using Clock = std::chrono::steady_clock;
 
 struct Collective {
   const char* name;
-  /// Allocates tensors and returns a function that runs the collective. `elements`: number of
-  /// floats in the larger of the input and output tensors.
+  /// Allocates the tensors of a collective and returns a function that runs the collective.
+  /// `elements`: number of floats in the input or output tensor, whichever is larger.
   std::function<std::function<void()>(Communicator&, std::int64_t elements)> prepare;
 };
 
@@ -47,7 +47,7 @@ const Collective kCollectives[] = {
      }},
 };
 
-/// Returns the median time of a call in microseconds. A barrier precedes each call.
+/// Returns the median time of one call of `run`, in microseconds. A barrier precedes each call.
 double median_time(Communicator& group, const std::function<void()>& call, int repeats) {
   std::vector<double> times;
   call();

@@ -4,7 +4,7 @@
 //
 //   bench_dispatch [--benchmark_filter=REGEX]
 //
-// The last output line of each pair is the overhead in microseconds.
+// For each operator, the last line of output is the difference of the two times in microseconds.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -40,7 +40,7 @@ struct Case {
   Tensors inputs;
   Operator run;
   bool records = true;      ///< whether to also measure the call while autograd records
-  std::size_t weights = 0;  ///< the last `weights` inputs are replicated, all others are Shard(0)
+  std::size_t weights = 0;  ///< number of weights: the last inputs, replicated; others are Shard(0)
 };
 
 Tensors inputs_of(const Case& c, bool distribute) {
@@ -117,7 +117,7 @@ std::vector<Case> cases() {
   };
 }
 
-/// Measures an operator's first call, including sharding rule, propagation and call plan.
+/// Measures the first call of an operator, which computes its sharding and its call plan.
 void measure_first(benchmark::State& state, const Case& c) {
   const Tensors inputs = inputs_of(c, true);
   const at::NoGradGuard no_grad;

@@ -1,5 +1,5 @@
 // Compares the fused kernels with the same computation in ATen operators: on one CPU thread in
-// fp32, or on a GPU in bf16 with the sizes of an 8B model's block.
+// fp32, or on a GPU in bf16 with the sizes of a transformer block of an 8B model.
 //
 //   bench_kernels --benchmark_enable_random_interleaving=true [--benchmark_filter=REGEX]
 //   bench_kernels cuda [TOKENS]      a multiple of 4 (16384)
@@ -166,7 +166,7 @@ void add_embedding(const Sizes& s) {
 }
 
 /// Compares one matrix product for query, key and value (nn::FusedLinear) with three products. The
-/// weight has the sizes of one tensor-parallel rank.
+/// weight has the sizes of the shard of one tensor-parallel rank.
 void add_fused_linear(const Sizes& s) {
   const at::Tensor x = s.rand({64, 1024}), weight = s.rand({512, 1024});
   add_pair(

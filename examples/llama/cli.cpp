@@ -139,7 +139,6 @@ CLI::Validator number_of_at_least_0() {
   return number_check("of at least 0", [](double value) { return value >= 0; });
 }
 
-/// Returns a check that accepts numbers above 0, except subnormal numbers.
 CLI::Validator number_above_0() {
   return number_check("above 0",
                       [](double value) { return value >= std::numeric_limits<double>::min(); });
@@ -154,7 +153,7 @@ CLI::Validator number_above_0_to(double most) {
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives, const FlagNames& first) {
   prepare(app, alternatives);
-  std::reverse(arguments.begin(), arguments.end());  // CLI11 expects the arguments in reverse order
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 expects reversed arguments
   try {
     app.parse(arguments);
   } catch (const CLI::Success& asked) {
@@ -178,7 +177,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
-  std::signal(SIGXFSZ, SIG_IGN);  // so that a write above the size limit returns an error
+  std::signal(SIGXFSZ, SIG_IGN);  // a write above the file-size limit then returns an error
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
     tessera::files::flush_output();
@@ -251,7 +250,7 @@ class Entries {
     if (const auto* flag = node.as_boolean()) {
       TESSERA_CHECK(option.get_expected_min() == 0, file_, ": \"", key, "\" needs a value");
       if (flag->get()) {
-        return {"{}"};  // CLI11's text for a flag that is given without a value
+        return {"{}"};
       }
       return option.check_lname("no-" + key) ? FlagNames{"false"} : FlagNames{};
     }
@@ -347,7 +346,6 @@ bool can_be_given(CLI::Option& option, const std::string& value) {
   }
 }
 
-/// Returns the default values of an option. CLI11 writes a list as "[a,b]".
 std::vector<std::string> default_values(CLI::Option& option) {
   std::string text = option.capture_default_str()->get_default_str();
   if (option.get_items_expected_max() > 1) {
@@ -464,8 +462,6 @@ std::string to_toml(const std::vector<ResolvedFlag>& flags) {
   }
   return text;
 }
-
-// check_files_differ() and its helper functions check the files that flags name.
 
 namespace {
 

@@ -27,7 +27,7 @@ using FlagNames = std::vector<std::string>;
 /// flag of a list on the command line overrides all flags of this list in the file. `first`: the
 /// flags that --help shows; {}: all flags. --help-all shows all flags. Throws tessera::Error, for
 /// example for an unknown name, for a key in a wrong section, and for two different values of a
-/// flag that takes one. Throws CLI11's Success after printing --help.
+/// flag that takes one value. Throws CLI11's Success after printing --help.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
@@ -56,7 +56,7 @@ using tessera::nearest;
 /// A flag of a program after parsing, with the user's value or the default value.
 struct ResolvedFlag {
   std::string name;                   ///< the flag's name without dashes
-  std::string section;                ///< the flag's group, its section in a configuration file
+  std::string section;                ///< the table of the configuration file that has the flag
   std::vector<std::string> values{};  ///< the flag's values; empty without a value or default
   std::string note{};  ///< reason to omit the flag from a configuration file; "": none
   bool is_list = false, is_number = false, is_switch = false, is_path = false;
@@ -69,8 +69,8 @@ struct LeftOut {
 };
 
 /// Returns all flags that a configuration file can have, in the order of --help-all. Paths of
-/// files, folders and globs are absolute. A flag that is not given has the current value of its
-/// program variable.
+/// files, folders and globs are absolute. A flag that is not given has the current value of the
+/// variable that the flag sets.
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
 /// Sets ResolvedFlag::note of the flags in `left_out`. to_toml() writes these flags as comments.

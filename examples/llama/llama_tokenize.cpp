@@ -34,7 +34,6 @@ namespace {
 using namespace tessera;
 using namespace llama;
 
-/// The flags of llama_tokenize; see llama_tokenize --help.
 struct TokenizeOptions {
   std::string tokenizer, out;
   std::vector<std::string> files;  ///< input files: paths or globs
@@ -127,8 +126,8 @@ void encode_long(const data::Tokenizer& tokenizer, std::string_view text,
 struct PieceEncoder {
   data::TokenizerPtr tokenizer;
   std::vector<std::int64_t> begin, end;  ///< special tokens before and after each document
-  std::vector<std::string> files;        ///< names of the input files, for messages
-  std::string field;                     ///< name of the field with the text in JSONL objects
+  std::vector<std::string> files;
+  std::string field;  ///< name of the field with the text in JSONL objects
 
   /// Returns the tokens of a piece of text; an empty list for a document without text. Throws
   /// Error, with file and line, for a JSONL line that is not an object with the text field `field`.
@@ -283,7 +282,7 @@ constexpr std::size_t kChunkBytes = 256 << 10;
 /// eight times as much memory as the text.
 constexpr std::size_t kBytesUnderWay = 16 << 20;
 
-/// Pieces of text that one thread tokenizes together.
+/// A chunk: pieces of text that one thread tokenizes.
 struct Chunk {
   std::size_t bytes;
   /// The tokens of the chunk, one list for each piece of text. The future is ready when all pieces
@@ -348,8 +347,8 @@ class Pipeline {
   ShardSet& shards_;
   DocumentReader reader_;
   std::vector<Piece> pieces_;  ///< pieces of text that are not in a chunk yet
-  std::size_t bytes_ = 0;      ///< bytes of text in pieces_
-  std::size_t under_way_ = 0;  ///< bytes of text in chunks_
+  std::size_t bytes_ = 0;
+  std::size_t under_way_ = 0;
   std::deque<Chunk> chunks_;
 };
 

@@ -21,8 +21,8 @@ namespace llama {
 using namespace tessera::models;
 using Config = LlamaConfig;
 
-/// Returns the type that a flag's value names: "bf16", "fp16", otherwise fp32. Parsing the command
-/// line has already rejected unknown names.
+/// Returns the dtype for the value of a dtype flag: "bf16", "fp16", otherwise fp32. The command
+/// line's parser has already rejected unknown names.
 inline c10::ScalarType scalar_type(const std::string& name) {
   if (name == "bf16") {
     return c10::kBFloat16;

@@ -44,8 +44,8 @@ void run_rank() {
   // has one term of a sum.
   at::Tensor a = distribute_tensor(whole_a, mesh["tp"], {Shard{1}});
   const at::Tensor b = distribute_tensor(whole_b, mesh["tp"], {Shard{0}});
-  // requires_grad_() is called after the distribution, so that the distributed tensor is the leaf.
-  // The leaf's gradient has the same placements as the leaf.
+  // requires_grad_() is called after the distribution, so that the distributed tensor is the
+  // autograd leaf. The gradient of a leaf has the placements of the leaf.
   a.requires_grad_();
   const DistributedTensor product(at::mm(a, b));
 

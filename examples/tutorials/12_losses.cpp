@@ -25,7 +25,7 @@ at::Tensor contrastive(const at::Tensor& a, const at::Tensor& b) {
   return at::cross_entropy_loss(a.mm(b.t()), at::arange(a.size(0)));
 }
 
-/// Two views of the same rows. On the mesh: this rank's rows; in the one-rank run: all rows.
+/// Two views of the same rows: on the mesh, this rank's rows; in the one-rank run, all rows.
 struct Views {
   at::Tensor a, b;
 };

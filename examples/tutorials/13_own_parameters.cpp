@@ -35,7 +35,8 @@ struct Block : nn::Module<Block> {
   nn::Parameter scale;
 };
 
-/// Maps (patches, dim) to a loss. A class token and registers are prepended to the patches.
+/// Maps patches of sizes (patches, dim) to a loss. A class token and registers are prepended to the
+/// patches.
 struct Encoder : nn::Module<Encoder> {
   Encoder() {
     token = register_slot("token", {1, kDim});

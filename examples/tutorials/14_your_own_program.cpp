@@ -54,9 +54,9 @@ class Points {
 };
 // [data]
 
-/// Adds hooks that throw at the first module with a result that is not finite. The message names
-/// the module; run_main() adds the rank. For debugging only: the CPU waits for the device after
-/// each module.
+/// Adds hooks that throw at the first module whose result has a NaN or infinite value. The message
+/// names the module; run_main() adds the rank. For debugging only: the CPU waits for the device
+/// after each module.
 void find_nan(nn::ModuleBase& model) {
   nn::visit_modules(model, [](const std::string& fqn, nn::ModuleBase& module) {
     module.add_forward_hook([fqn](nn::ModuleBase& self, nn::TensorList results) {

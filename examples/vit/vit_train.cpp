@@ -176,7 +176,7 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
     if (options.sequence_parallel) {
       plan.emplace_back("pos_drop", sequence_parallel());
       plan.emplace_back("norm",
-                        replicate_parallel());  // forward() needs all tokens to select one
+                        replicate_parallel());  // forward() selects the class token
     }
     return plan;
   }

@@ -387,8 +387,8 @@ class Job {
   Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
   sigset_t mask_before_{};
   int signals_ = -1, stop_signal_ = 0;
-  std::deque<Rank> ranks_;     ///< pointers to the elements of a deque stay valid
-  std::vector<Rank*> failed_;  ///< the ranks that failed before end_ranks() was called
+  std::deque<Rank> ranks_;  ///< pointers to the elements of a deque stay valid
+  std::vector<Rank*> failed_;
   bool is_ending_ = false;
   Clock::time_point deadline_ = kNever;
 };
@@ -428,7 +428,7 @@ int run(int argc, char** argv) {
                   given[name], " is not a number from ", least, " to ", most);
     return value;
   };
-  number("--timeout", 0.001, 1e6);  // checks the value, which the ranks will read
+  number("--timeout", 0.001, 1e6);  // throws for an invalid number
   number("--watchdog", 0, 1e6);
   for (const auto& [name, variable] :
        {std::pair("--timeout", "TESSERA_TIMEOUT"), std::pair("--watchdog", "TESSERA_WATCHDOG"),

@@ -43,7 +43,6 @@ using namespace llama;
 
 // ---- The texts of a batch.
 
-/// A prompt and the text that is generated after the prompt.
 struct GrowingText {
   std::string prompt;
   data::StreamDecoder decoder;
@@ -55,7 +54,6 @@ struct GrowingText {
 /// written after all texts have ended.
 class TextWriter {
  public:
-  /// Writes the prompt if there is a single text and no JSON is requested.
   TextWriter(std::ostream& out, std::vector<GrowingText> texts, bool json, std::int64_t max_tokens)
       : out_(out), texts_(std::move(texts)), json_(json), max_tokens_(max_tokens) {
     if (streams()) {
@@ -194,7 +192,7 @@ class Chooser {
           const TokenSink& sink)
       : sampler_(options), end_(end), sink_(sink), goes_on_(texts, true) {}
 
-  /// Returns the next tokens. A finished text stays in the batch, but `sink_` gets no more tokens.
+  /// Returns the next token of each text. For a text that has ended, `sink_` gets no more tokens.
   Tokens next(const at::Tensor& logits) {
     Tokens tokens = sampler_.next(logits);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -232,18 +230,17 @@ Tokens of_rank_0(Tokens own, comm::Communicator* ranks, c10::Device device) {
   return own;
 }
 
-/// Continues `prompts` (at least one token each) as one batch with a key-value cache. Each text
-/// ends at one of the tokens `end`, which is not passed to `sink`, or after options.max_tokens. The
-/// other texts of the batch change a text only by rounding. The index of a text in the batch
-/// determines the random numbers of the text. `ranks`: the process group of the ranks that compute
-/// the model together; nullptr for one rank. With a group, the call is collective: rank 0 chooses
-/// the tokens and calls `sink`, which can be empty on the other ranks. Throws Error for a prompt
-/// without tokens, and the model's errors.
+/// Continues `prompts` (at least one token each) as one batch with a key-value cache. Generation of
+/// a text ends at one of the tokens `end`, which is not passed to `sink`, or after
+/// options.max_tokens. The batch does not change what is generated for a prompt, except by
+/// rounding. The random numbers of a text depend on the text's index in the batch. `ranks`: the
+/// process group of the ranks that compute the model together; nullptr for one rank. With a group,
+/// the call is collective: rank 0 chooses the tokens and calls `sink`, which can be empty on the
+/// other ranks. Throws Error for a prompt without tokens, and the model's errors.
 GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
                                const SamplingOptions& options, const Tokens& end,
                                const TokenSink& sink, comm::Communicator* ranks) {
-  // No gradients are recorded, because the key-value cache would otherwise retain the autograd
-  // graph of every token.
+  // With gradients, the key-value cache would retain the autograd graph of every token.
   const c10::NoGradGuard no_grad;
   const Batch batch(prompts);
   const c10::Device device = model.device();
@@ -277,10 +274,9 @@ GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
 
 // ---- Perplexity.
 
-/// The result of measuring how well a model predicts a text.
 struct TextLoss {
-  std::int64_t tokens = 0;  ///< number of tokens that were predicted
-  double mean = 0;          ///< negative log likelihood per token, in nats; exp(mean): perplexity
+  std::int64_t tokens = 0;
+  double mean = 0;  ///< negative log likelihood per token, in nats; exp(mean): perplexity
 };
 
 /// Returns the mean loss of all tokens but the first. The model reads the text in windows of
@@ -338,8 +334,8 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   nn::check_initialized(*model);
   model->eval();
   {
-    // This forward records an autograd graph. In this graph the parallel styles look for parameters
-    // that the tensor-parallel plan does not cover.
+    // This forward records an autograd graph, in which the parallel styles find parameters that the
+    // tensor-parallel plan does not cover.
     const c10::AutoGradMode gradients(true);
     (*model)(at::zeros({1, 1}, at::device(c10::Device(options.device)).dtype(c10::kLong)));
   }
@@ -347,7 +343,6 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   return model;
 }
 
-/// The parts of a run that exist before the model is loaded.
 struct Run {
   const GenerateOptions& options;
   Config config;

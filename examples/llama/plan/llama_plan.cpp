@@ -131,7 +131,7 @@ class TrafficByModule {
   }
 
  private:
-  /// Attributes the collectives since the last call of count() to the current module.
+  /// Attributes all collectives that count() has not yet attributed to the current module.
   void count() {
     const std::string module = !running_.empty() ? running_.back() : backward_.value_or("");
     for (const auto& [key, traffic] : counter_.since(last_)) {
@@ -255,8 +255,8 @@ std::string to_text(const std::vector<ModuleTraffic>& modules) {
 struct ExpertPlan {
   models::ParameterCount parameters;
   /// Numbers of rows (tokens) of an expert in a micro-batch: the mean over experts, the maximum by
-  /// --expert-load, and the number if one expert gets all tokens of the ranks that split the
-  /// experts.
+  /// --expert-load, and the worst case, in which one expert gets all tokens of the ranks that share
+  /// the experts.
   double mean_rows = 0, largest_rows = 0, most_rows = 0;
   /// The bytes that rank 0, which has the most experts, sends in the all-to-alls of one layer, in
   /// forward and backward of one micro-batch. Recomputation is not counted.
@@ -303,7 +303,7 @@ std::string to_text(const ExpertPlan& plan) {
       plan.most_rows, plan.all_to_all_bytes);
 }
 
-/// Returns the fields of the training layout that flags set. A search keeps these fields.
+/// Returns the names of the TrainingLayout fields that flags set. The search does not change them.
 std::set<std::string> fixed_fields(const TrainOptions& o) {
   std::set<std::string> fixed;
   for (const std::string name : {"dp", "tp", "cp", "ac", "zero", "accumulate"}) {
@@ -352,7 +352,6 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                                cut_run, layers, "model.layers", gpus, plan_options(o, machine))});
 }
 
-/// The flags that only llama_plan has.
 struct PlanFlags {
   std::string gpu, json;
   std::int64_t gpus = 0;

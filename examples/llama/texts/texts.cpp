@@ -42,7 +42,7 @@ bool is_zstd(const InputFile& file) {
 }
 
 /// Reads a file as it is, or decompresses gzip (RFC 1952). The contents of consecutive gzip members
-/// are joined; other bytes after a member are ignored, as by the program gzip.
+/// are joined; other bytes after a member are ignored, as the program gzip does.
 class GzipStream final : public ByteStream {
  public:
   explicit GzipStream(std::string path)
@@ -85,7 +85,7 @@ class ZstdStream final : public ByteStream {
   std::size_t read(std::span<char> out) override {
     ZSTD_outBuffer output{out.data(), out.size(), 0};
     while (output.pos < output.size) {
-      // If has_more_ is true, the decoder may have more output for the input that it already has.
+      // If has_more_ is true, the decoder may return more output without more input.
       if (input_.empty() && !refill() && !has_more_) {
         if (within_frame_) {
           fail_here("the file ends too early");
@@ -123,7 +123,7 @@ class ZstdStream final : public ByteStream {
   InputFile file_;
   std::uint64_t offset_ = 0;
   std::vector<unsigned char> buffer_;
-  std::span<unsigned char> input_;  ///< the part of buffer_ that is not decompressed yet
+  std::span<unsigned char> input_;
   std::unique_ptr<ZSTD_DStream, std::size_t (*)(ZSTD_DStream*)> state_;
   bool within_frame_ = false;
   bool has_more_ = false;
@@ -198,7 +198,7 @@ void DocumentReader::open() {
 /// yet. Returns false if the file ends earlier.
 bool DocumentReader::fill(std::size_t bytes) {
   while (!at_end_ && left().size() < bytes) {
-    // Moves unread bytes to the start of the buffer: once per read, because once per Piece is slow.
+    // Moves unread bytes to the start of the buffer, before each read from the file.
     buffer_.erase(0, std::exchange(begin_, 0));
     const std::size_t had = buffer_.size();
     buffer_.resize(had + kReadBytes);

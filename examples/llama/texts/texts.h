@@ -75,7 +75,7 @@ class DocumentReader {
   PiecePlace place_;
   std::unique_ptr<ByteStream> stream_;
   std::string buffer_;
-  std::size_t begin_ = 0;  ///< where the next piece of text begins in buffer_
+  std::size_t begin_ = 0;
   bool at_end_ = false;
 };
 

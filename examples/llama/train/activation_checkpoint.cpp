@@ -33,7 +33,7 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-/// The margin for memory that llama_plan does not count, such as fragmentation and the workspaces
+/// A factor for the memory that llama_plan does not count, such as fragmentation and the workspaces
 /// of cuBLAS. On one H200, libtorch reserved up to 1.19 times the planned memory.
 constexpr double kReservedPerPlanned = 1.2;
 

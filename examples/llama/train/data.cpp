@@ -33,7 +33,7 @@ using Json = nlohmann::json;
 
 namespace {
 
-/// Returns the token shards that the names and globs of a flag match, sorted.
+/// Returns the token shards that the paths and globs in `patterns` match, sorted.
 std::vector<std::string> shards_of(const char* flag, const std::vector<std::string>& globs) {
   std::vector<std::string> files = list_files(flag, globs);
   std::ranges::sort(files);
@@ -102,7 +102,6 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   return end;
 }
 
-/// The special tokens before and after each text.
 struct EdgeTokens {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
@@ -111,7 +110,7 @@ struct EdgeTokens {
 EdgeTokens edge_tokens(const TrainOptions& options, const Config& config,
                        const data::TokenizerPtr& tokenizer) {
   if (!options.jsonl.empty()) {
-    list_files("--jsonl", options.jsonl);  // called only for its error if a file is missing
+    list_files("--jsonl", options.jsonl);  // throws Error if a file is missing
     return {text_begin(*tokenizer, special_tokens(options, config)),
             end_tokens(options, config, tokenizer)};
   }

@@ -212,7 +212,6 @@ void prepare_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
   });
 }
 
-/// Prints the mesh, the model, and the first step of the run.
 void print_start(const LlamaRun& run, const training::Checkpointer& checkpoints,
                  std::optional<double> peak_flops) {
   if (!run.is_main()) {
@@ -275,8 +274,8 @@ void write_record(const LlamaRun& run) {
 // ---- Checkpoints.
 
 /// Returns the flags that determine a training step and the optimizer's state, as a JSON object of
-/// names and values. Omits flags that are off, and the model's config.json. Checkpoints save this
-/// object.
+/// names and values. Omits flags that are off, and the path of the model's config.json. Checkpoints
+/// save this object.
 Json fine_tuning_record(const TrainOptions& o) {
   Json record = Json::object();
   if (o.lora_rank > 0) {
@@ -414,7 +413,7 @@ std::string nonfinite_parameter(LlamaRun& run) {
 /// Returns the mean loss of the held-out data with the current weights; nullopt if `stop`, which is
 /// called after each batch, returns true. Collective.
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // sum of targets per rank over the batches; 0 if no target is ignored
+  double counted = 0;  // targets per rank, summed over the batches; 0: none ignored
   const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
@@ -510,8 +509,8 @@ struct RunParts {
   training::Checkpointer& checkpoints;
   training::MetricLog& log;
   const StopSignals* signals;
-  nlohmann::json entries;               ///< entries in the JSON of each saved checkpoint
-  std::optional<double> held_out = {};  ///< loss on held-out data with the current weights
+  nlohmann::json entries;
+  std::optional<double> held_out = {};
 };
 
 /// Whether any rank received a signal. If so, adds a line to the log. Collective.

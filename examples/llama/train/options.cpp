@@ -24,7 +24,6 @@ using Member = std::variant<bool O::*, int O::*, std::int64_t O::*, std::uint64_
                             std::string O::*, std::optional<double> O::*,
                             std::optional<std::int64_t> O::*, std::optional<std::uint64_t> O::*,
                             std::vector<std::string> O::*, std::vector<double> O::*>;
-/// A function that adds a check to a command-line option.
 using Check = std::function<void(CLI::Option&)>;
 
 /// Which runs use a flag. Giving the flag for any other run is an error.
@@ -40,7 +39,6 @@ enum class Form {
   kComma,     ///< a list of comma-separated values
 };
 
-/// One flag of llama_train: a row of the flag table.
 struct Flag {
   const char* name;
   Member member;
@@ -364,7 +362,7 @@ void declare(CLI::App& app, const Flag& flag, TrainOptions& o) {
           CLI::Option& option = *app.add_option(name, o.*member, help);
           option.option_text(flag.value);
           if (flag.form == Form::kRepeated) {
-            option.allow_extra_args(false);  // each use of the flag has one value
+            option.allow_extra_args(false);  // one value each time the flag is given
           } else if (flag.form == Form::kComma) {
             option.delimiter(',');
           }

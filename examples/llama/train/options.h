@@ -74,12 +74,13 @@ struct TrainOptions {
   bool allow_math_attention = false, deterministic = false;
 
   std::string checkpoint, initial_load;
-  std::int64_t checkpoint_every = 0;  ///< steps between checkpoints; 0: save only at the end
-  std::string resume;                 ///< "": start a new run; "newest" or "auto": continue the run
-  std::int64_t resume_step = -1;      ///< step to continue from; -1: --resume-step is not given
+  std::int64_t checkpoint_every =
+      0;                          ///< number of steps between checkpoints; 0: save only at the end
+  std::string resume;             ///< "": start a new run; "newest" or "auto": continue the run
+  std::int64_t resume_step = -1;  ///< step to continue from; -1: --resume-step is not given
   bool async = true;
   int keep = 0;  ///< number of checkpoints to retain; 0 retains all checkpoints
-  /// Parts of a checkpoint that are not loaded: "optimizer", "data".
+  /// The parts of the checkpoint that the run does not load: "optimizer", "data".
   std::vector<std::string> exclude;
 
   std::string metrics, save_hf, save_hf_dtype;
@@ -95,7 +96,7 @@ struct TrainOptions {
   bool planned = false;
   /// How many of the model's layers a planned run has; 0: all layers.
   std::int64_t layers = 0;
-  /// The most rows (tokens) of an expert, divided by the mean over experts. Only for planned runs.
+  /// For planned runs: the largest number of tokens of an expert, divided by the mean number.
   double expert_load = 1;
 
   /// The number of ranks of the mesh.

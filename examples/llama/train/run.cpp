@@ -147,7 +147,7 @@ Config model_config(const TrainOptions& o) {
     config.num_hidden_layers = std::min(config.num_hidden_layers, o.layers);
   }
   // Rejects an excessive --seq before memory is allocated. A model can be trained with sequences
-  // longer than the model's positions, as in `transformers`.
+  // longer than its max_position_embeddings, as in `transformers`.
   constexpr std::int64_t kMostTokens = 1'000'000, kMostOfAStep = std::int64_t{1} << 40;
   const std::int64_t most = std::max(config.max_positions, kMostTokens);
   TESSERA_CHECK(o.seq <= most, "--seq ", o.seq, " is more than ", most, " tokens (the model has ",

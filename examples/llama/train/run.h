@@ -28,8 +28,8 @@ namespace llama {
 void choose_kernels(const TrainOptions& options);
 
 /// Returns the configuration of --model or --config, cut to --layers layers. Throws tessera::Error
-/// for a --seq above both a million tokens and the model's positions, and for heads that cannot be
-/// split over --tp. Allocates no weights.
+/// for a --seq above a million tokens and above the model's max_position_embeddings, and for heads
+/// that cannot be split over --tp. Allocates no weights.
 Config model_config(const TrainOptions& options);
 
 /// Throws the errors of model_config(), and Error for --lora-targets and --freeze that don't fit
@@ -120,8 +120,6 @@ struct LlamaRun {
 
  private:
   std::optional<tessera::data::PrefetchLoader> prefetch_;
-  /// Adds the auxiliary losses of the routers in this micro-batch to `loss` and to this step's
-  /// sums.
   at::Tensor with_router_losses(const at::Tensor& loss);
 
   tessera::training::StepOptions step_options_;

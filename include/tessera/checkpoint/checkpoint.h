@@ -84,8 +84,8 @@ struct SaveOptions {
   /// The id of the training run, for example from new_run_id(). Steps and unfinished saves store
   /// the id. Runs that share a folder need different ids; a restarted run must use its earlier id.
   std::string run_id = {};
-  /// How many saved steps of this run stay on disk: the newest steps, including the step that is
-  /// being saved. At least 2, or 0 to keep all steps.
+  /// The number of saved steps of this run that remain on disk: the newest steps, including the
+  /// step being saved. At least 2; 0 keeps all steps.
   int keep = 0;
 };
 
@@ -95,12 +95,13 @@ struct SaveOptions {
 /// ranks. load() finds the step only after every byte is durable. Then save() removes the
 /// oldest steps of this run, so that options.keep steps remain.
 ///
-/// Collective over `world`. If save() fails or is killed at any moment, all older steps stay intact
-/// and the model is unchanged. A failure on one rank is the same Error on all ranks. Throws Error,
-/// before anything is written, for:
-/// - parameters without values, and parameters for which set_distinct_along() was called;
-/// - copies of a parameter or of its optimizer state that differ between ranks (for plain
-///   parameters between any ranks, else along mesh dimensions that the parameter's mesh lacks);
+/// Collective over `world`. If save() fails, or the process is killed, older steps and the model
+/// are unchanged. A failure on one rank is the same Error on all ranks. Throws Error, before
+/// anything is written, for:
+/// - uninitialized parameters, and parameters for which set_distinct_along() was called;
+/// - copies of a parameter or of its optimizer state that differ between ranks (a plain parameter
+///   must be equal on all ranks, a distributed parameter along the dimensions of the whole mesh
+///   that the parameter's mesh lacks);
 /// - step counters of the optimizer that differ between ranks with shards of one parameter;
 /// - models, steps, folders or options that differ between ranks;
 /// - a step that already exists.
@@ -155,15 +156,16 @@ LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
 class BackgroundSave;
 
 /// The handle of a background save, pending or finished. Copies of a SaveFuture refer to the same
-/// save. The destructor of the last copy waits for the save, and warns if the save failed and no
-/// call has thrown the save's error. Call wait() before World::shutdown(). Not thread safe: use all
-/// copies from one thread at a time.
+/// save. The destructor of the last copy waits for the save, and warns of an error of the save that
+/// no call has thrown. Call wait() before World::shutdown(). Not thread safe: use all copies from
+/// one thread at a time.
 class SaveFuture {
  public:
   /// Constructs a SaveFuture without a save: done() returns true.
   SaveFuture() = default;
 
-  /// Whether this rank's part of the save has finished or failed. Other ranks can still be writing.
+  /// Whether this rank has finished its part of the save, or the save has failed. Other ranks can
+  /// still be writing.
   bool done() const;
   /// Waits until the step that is being saved is complete. Throws the errors of save().
   void wait();

@@ -62,8 +62,8 @@ void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& fold
 /// replaced if its config.json describes the same model. At any instant, also if this process is
 /// killed, the folder has either the older or the new model. A failure on one rank is an Error on
 /// all ranks. Throws Error, before anything is sent:
-/// - for parameters without values or that differ between ranks (set_distinct_along);
-/// - if `config_json` says that head and embedding are tied and the model does not, or the reverse;
+/// - for parameters that are uninitialized or differ between ranks (set_distinct_along);
+/// - if only one of `config_json` and the model ties the head to the embedding;
 /// - for a folder that cannot be written, or that has too little free space;
 /// - for a folder that contains an adapter or a model with a different config.json.
 void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
@@ -108,7 +108,7 @@ std::string config_change(const std::string& before, const std::string& now);
 /// partial files. The adapter of an nn::FusedLinear is written as one adapter per part, the adapter
 /// of an nn::GroupedLinear as one adapter per expert. Throws Error on all ranks, before anything is
 /// sent: for a model without adapters; for adapters with different ranks, scales or dropouts; for
-/// parameters without values; for a folder that cannot be written; and for a folder that contains a
+/// uninitialized parameters; for a folder that cannot be written; and for a folder that contains a
 /// model or another adapter_config.json.
 void save_lora(const nn::ModuleBase& module, comm::World& world,
                const std::filesystem::path& folder, const std::string& base_model);

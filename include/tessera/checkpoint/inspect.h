@@ -21,8 +21,8 @@ std::filesystem::path find_step(const std::filesystem::path& path);
 
 // Functions that inspect sharded checkpoints in one process, without loading whole tensors.
 
-/// Describes a step in several lines: its run, mesh, entries and tensors. Throws Error for an
-/// invalid manifest.
+/// Returns several lines of text about a step: its run, its mesh, its JSON entries and its tensors.
+/// Throws Error for an invalid manifest.
 std::string describe_step(const std::filesystem::path& step);
 
 /// Reads every byte of a step, 1 MiB at a time, and verifies the manifest's checksums. Returns one

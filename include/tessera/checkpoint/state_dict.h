@@ -45,9 +45,9 @@ struct StateDictOptions {
   bool broadcast_from_rank0 = false;
 };
 
-/// The names that a state dict lacks (missing) or that only the state dict has (unexpected).
+/// The result of comparing the names in a state dict with the names in the model or optimizer.
 struct IncompatibleKeys {
-  std::vector<std::string> missing;  ///< names that the state dict lacks
+  std::vector<std::string> missing;  ///< names that only the model or optimizer has
   /// Names that only the state dict has.
   std::vector<std::string> unexpected;
 };

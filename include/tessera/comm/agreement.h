@@ -16,13 +16,14 @@ namespace tessera::comm {
 // `device` is the device of the group's tensors. Ranks are numbered as in the group. All functions
 // throw PeerError.
 
-/// Returns the texts of all ranks. A text can contain any bytes. Costs two all-gathers: of the
-/// lengths, then of the texts, padded to the longest.
+/// Returns the strings `own` of all ranks. A string may contain any bytes. Costs two all-gathers:
+/// of the lengths, then of the strings, padded to the longest string.
 std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
                                       const std::string& own);
 
-/// Returns all ranks' texts if some texts differ, or {} if all are equal. Hashes are exchanged
-/// between CPUs, and texts only if the hashes differ. Waits for no GPU work and counts no traffic.
+/// Returns the strings `own` of all ranks if they differ, or {} if all strings are equal. The CPUs
+/// exchange hashes, and the strings only if the hashes differ. Waits for no GPU work and counts no
+/// traffic.
 std::vector<std::string> texts_that_differ(Communicator& group, const std::string& own);
 
 /// Runs `work`, which must not communicate. If `work` throws on any rank, every rank throws an

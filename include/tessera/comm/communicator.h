@@ -41,7 +41,7 @@ class Work {
   virtual void wait() = 0;
   /// May be called only after wait(). Returns a function that tells whether the device has finished
   /// the collective. Returns an empty function if the device has finished already. The watchdog's
-  /// thread calls the returned function. The function should not own tensors.
+  /// thread calls the returned function, which should not hold references to tensors.
   virtual std::function<bool()> device_progress() { return nullptr; }
 };
 /// A shared pointer to a running collective.
@@ -111,48 +111,50 @@ class Communicator {
   /// directly, without packing the tensors into a buffer.
   virtual bool moves_groups_in_place() const { return false; }
   /// Whether a reduction with ReduceOp::kAvg costs no more than a reduction with kSum. True for
-  /// NCCL, which divides each term before the sum. If the number of ranks is a power of two, the
-  /// average must equal the divided sum bit for bit, except for subnormal numbers and overflow.
+  /// NCCL, which divides each term before the sum. If the number of ranks is a power of two, kAvg
+  /// must give the same bits as a division after kSum, except for subnormal numbers and overflow.
   virtual bool averages_while_reducing() const { return false; }
   /// Returns an uninitialised flat tensor of `numel` elements for this group's collectives. With
   /// NCCL the memory of the tensor is registered with NCCL, if the device supports this. The
   /// default implementation only allocates the tensor.
   virtual at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options);
-  /// Returns when all ranks have called barrier().
+  /// Blocks the caller until all ranks have called barrier().
   virtual void barrier();
-  /// Sets each flag to 1 if the flag is 1 on any rank. A flag is a byte with the value 0 or 1. All
-  /// ranks pass the same number of flags. The flags are exchanged between CPUs, so the call waits
-  /// for no GPU work and counts no traffic. The default implementation all-reduces a CPU tensor.
+  /// Sets flags[i] to 1 on every rank if flags[i] is 1 on any rank. A flag is a byte with the value
+  /// 0 or 1. All ranks pass the same number of flags. The flags are exchanged between CPUs, so the
+  /// call waits for no GPU work and counts no traffic. The default implementation all-reduces a CPU
+  /// tensor.
   virtual void any_rank(std::span<std::uint8_t> flags);
-  /// Sets the purpose of the next calls: a text for messages, such as "unit 'layers.3'". Not
-  /// collective, but all ranks must pass the same text. The shared-memory back end compares the
-  /// purpose in each call. Other back ends compare the purpose in agree_on_calls() and, with
-  /// TESSERA_DEBUG=1, by a small collective before each all-gather and reduce-scatter.
+  /// Sets the purpose of the next collectives of this group: a string for messages, such as "unit
+  /// 'layers.3'". Not collective, but all ranks must pass the same string. The shared-memory back
+  /// end compares the strings in each collective. Other back ends compare the strings in
+  /// agree_on_calls() and, with TESSERA_DEBUG=1, by a small collective before each all-gather and
+  /// reduce-scatter.
   virtual void set_purpose(std::string purpose) { purpose_ = std::move(purpose); }
   const std::string& purpose() const { return purpose_; }
-  /// Whether every call compares the collectives and purposes (set_purpose()) of the ranks, and
-  /// throws Error if they differ.
+  /// Whether each call first compares the ranks' collectives and their purposes (set_purpose()),
+  /// and throws Error if the ranks differ.
   virtual bool compares_calls() const { return false; }
-  /// Compares, between the ranks, the collectives since the last comparison that have a purpose
-  /// (set_purpose()). If the collectives differ, every rank throws Error with the first calls that
-  /// differ and their ranks. The group stays usable. `local_error`: the message of an error on this
-  /// rank, reported to the other ranks as this rank's last call; "" for none. Collective between
-  /// CPUs: waits for no GPU work and counts no traffic. Does nothing in a group for which
-  /// compares_calls() is true.
+  /// Compares the lists of collectives that the ranks have called since the last comparison. The
+  /// lists contain only collectives with a purpose (set_purpose()). If the lists differ, every rank
+  /// throws Error with the first different collectives and the ranks that called them; the group
+  /// can still be used. `local_error`: the message of an error on this rank, reported to the other
+  /// ranks as this rank's last call; "" for none. Collective between CPUs: waits for no GPU work
+  /// and counts no traffic. Does nothing in a group for which compares_calls() is true.
   virtual void agree_on_calls([[maybe_unused]] const std::string& local_error = {}) {}
   /// Makes ranks that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}
   /// The back end's name in messages: "gloo", "shm", "nccl" or "loopback".
   virtual std::string name() const = 0;
-  /// Whether the device runs the collectives in the order of their calls, so that wait() blocks no
-  /// thread (NCCL). With other back ends all ranks must call wait() in the same order.
+  /// Whether the device runs the collectives in the order of their calls and wait() does not block
+  /// the calling thread (NCCL). With other back ends all ranks must call wait() in the same order.
   virtual bool keeps_order_on_device() const { return false; }
   /// Closes the group; no method may be called afterwards. An NCCL communicator is closed on all
   /// ranks together. If some rank does not call shutdown() within `patience`, the NCCL communicator
   /// is aborted and PeerError is thrown.
   virtual void shutdown([[maybe_unused]] std::chrono::milliseconds patience) {}
-  /// Whether collectives may be called with meta tensors, which have no values. True in a group
-  /// whose other ranks do not exist (fake_world), where the calls are only counted.
+  /// Whether collectives may be called with tensors on the meta device. True in a group whose other
+  /// ranks do not exist (fake_world), where the calls are only counted.
   virtual bool takes_meta_tensors() const { return false; }
 
  protected:
@@ -163,7 +165,7 @@ class Communicator {
   int size_;
   std::string purpose_;
 };
-/// A shared pointer to a communicator, which a world and several meshes may use.
+/// A shared pointer to a communicator, which a world and several meshes may share.
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
 }  // namespace tessera::comm

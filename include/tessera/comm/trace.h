@@ -13,7 +13,8 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// The calls of one collective (all_gather, for example) in one process group.
+/// The number and the input bytes of the calls of one collective (all_gather, for example) in one
+/// process group.
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;  ///< bytes of this rank's inputs
@@ -27,9 +28,9 @@ struct CollectiveCall {
   std::string group;
   std::string collective;
   std::int64_t bytes = 0;  ///< bytes of this rank's input
-  /// The purpose of the group (PurposeScope); without a purpose, the operator that calls the
-  /// collective (CallerScope). In backward, the text also names the autograd node: "aten::mm in
-  /// MmBackward0". "" if unknown.
+  /// What the collective is for: the purpose of its process group (PurposeScope) or, without a
+  /// purpose, the operator that called the collective (CallerScope). In backward, also names the
+  /// autograd node: "aten::mm in MmBackward0". "" if unknown.
   std::string purpose;
 };
 
@@ -43,7 +44,7 @@ class TrafficCounter {
   void record(const std::string& group, const char* collective, std::int64_t bytes,
               const std::string& purpose);
   TrafficTable table() const;
-  /// Returns the traffic since `earlier`, an earlier result of table().
+  /// Returns the traffic after `earlier`, an earlier result of table().
   TrafficTable since(const TrafficTable& earlier) const;
 
  private:
@@ -51,7 +52,7 @@ class TrafficCounter {
 
   mutable std::mutex mutex_;
   TrafficTable table_;
-  std::vector<std::vector<CollectiveCall>*> lists_;  ///< the lists of all CallRecorders
+  std::vector<std::vector<CollectiveCall>*> lists_;
 };
 
 /// Adds up the traffic of process group `group`, or of all groups if `group` is "".

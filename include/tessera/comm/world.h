@@ -38,7 +38,7 @@ class World {
   virtual int size() const = 0;
   virtual int local_rank() const = 0;  ///< index of this rank on its machine, from 0
   virtual const WorldOptions& options() const = 0;
-  /// The counter of all collectives of this rank.
+  /// Counts the traffic of all collectives of this rank.
   virtual TrafficCounter& traffic() = 0;
   /// Returns the process group of `ranks` (world ranks, in group order); messages call the group
   /// `name`. The first call is collective over exactly these ranks; later calls with the same ranks
@@ -52,7 +52,8 @@ class World {
   /// rank ends with an exception.
   virtual void abort() {}
   /// The index of this rank's GPU; -1 with device "cpu". A new thread of the program uses GPU 0
-  /// until the thread sets another GPU; the library allocates on this rank's GPU on every thread.
+  /// until the thread sets another GPU; the library itself allocates on this rank's GPU on every
+  /// thread.
   virtual int device_index() const { return -1; }
   /// Closes the world's groups on this rank; called when the rank's work is done. Groups close in
   /// the reverse order of their creation; an NCCL group closes on all of its ranks together.
@@ -108,11 +109,12 @@ WorldPtr world_from_broadcast(int rank, int size,
                               const std::function<void(void* bytes, std::size_t count)>& broadcast,
                               const WorldOptions& options = {});
 
-/// Makes the Worlds of `size` ranks in this process; element r is for the thread that is rank r.
+/// Makes a World for each of `size` ranks that are threads of this process; result[r] is for rank
+/// r.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});
 
-/// Makes a World whose other ranks do not exist: a collective returns at once, with the result for
-/// other ranks that pass the same data as this rank. For planning and counting traffic.
+/// Makes a World whose other ranks do not exist. A collective returns at once, with the result as
+/// if every rank had passed the same data as this rank. For planning and counting traffic.
 WorldPtr fake_world(int rank, int size);
 
 /// The main function of one rank: runs `body` and returns 0. If `body` throws, prints one line on

@@ -38,10 +38,10 @@ namespace tessera::fsdp {
 /// except meta and distributed tensors.
 ///
 /// Not collective. Forward and backward of a unit are collective over `mesh`; only one thread at a
-/// time may run the forward or backward of a root and of units below the root. A parameter that a
-/// rank did not use counts as a zero gradient of this rank; a parameter that no rank used gets no
-/// gradient. docs/fsdp.md describes the order of events and the legal orders of calls. Throws
-/// Error, before anything is changed, for a mesh without one or two dimensions, options that
+/// time may run the forward or backward of a root and of units below the root. If a rank did not
+/// use a parameter, the parameter's gradient on this rank counts as zero; a parameter that no rank
+/// used gets no gradient. docs/fsdp.md describes the order of events and the legal orders of calls.
+/// Throws Error, before anything is changed, for a mesh without one or two dimensions, options that
 /// contradict each other, a module that is already a unit, and a parameter that cannot be split as
 /// requested or is shared with a module outside of `module`.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
@@ -84,9 +84,9 @@ DeviceMesh world_mesh(const comm::WorldPtr& world);
 ///   const at::Tensor code = encode(x);
 /// A call of `encode` copies its arguments and behaves like forward: parameters are unsharded
 /// during the call, and their gradients are reduced in the backward. A call is collective and
-/// differentiable. A direct call of the method does not gather. Under a plan of
-/// tensor_parallel::parallelize_module the method also runs in the plan's scope, as forward does.
-/// For a module without unit and plan, `encode` only calls the method. The module must outlive
+/// differentiable. A direct call of the method does not gather. If the module was split by
+/// tensor_parallel::parallelize_module, the method runs in the same scope as forward. For a module
+/// without FSDP and tensor parallelism, `encode` only calls the method. The module must outlive
 /// `encode`. Throws Error for a null method.
 template <class M, class Method>
 [[nodiscard]] auto register_forward_method(M& module, Method method) {
@@ -115,8 +115,8 @@ std::string current_unit(const nn::ModuleBase& module);
 
 class Unit;
 
-/// The handle of a gather that start_unshard has started. If the handle is destroyed without
-/// wait(), the next forward or unshard waits for the gather.
+/// The handle of the all-gather of a unit's parameters that start_unshard() has started. If the
+/// handle is destroyed without wait(), the next forward or unshard waits for the gather.
 class UnshardHandle {
  public:
   /// Waits until the parameters are unsharded. Collective. A second call does nothing, and so does
@@ -156,14 +156,14 @@ class UnshardScope : tessera::detail::NoCopy {
   ~UnshardScope();
 
  private:
-  std::shared_ptr<Unit> unit_;  ///< nullptr if the unit was unsharded before the scope
-  bool was_unsharded_;          ///< whether parameters were unsharded before the scope
+  std::shared_ptr<Unit> unit_;
+  bool was_unsharded_;
 };
 
-// The functions below change settings, also between iterations. Settings must be the same on every
-// rank, because settings control collectives. A setting applies to the unit of `module` and, unless
-// `recurse` is false, to the units of modules below `module`. No setter is collective. Each setter
-// throws Error, before anything is changed, if there is no such unit.
+// The set_ functions change a unit's settings, also between iterations. The settings must be the
+// same on every rank, because they control collectives. A setting applies to the unit of `module`
+// and, unless `recurse` is false, to the units of modules below `module`. No setter is collective.
+// Each setter throws Error, before anything is changed, if there is no such unit.
 
 /// With `reshard` true, a unit's parameters are freed after forward (ZeRO-3); with false,
 /// parameters stay gathered for backward (ZeRO-2).
@@ -190,22 +190,23 @@ void set_is_last_backward(nn::ModuleBase& module, bool last);
 /// With `unshard` false, backward does not gather the unit's parameters. Use false for a unit whose
 /// gradients do not depend on its parameters (an embedding, for example).
 void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
-/// Sets the divisor of the summed gradients. Default: the number of ranks of the root's mesh, or of
-/// a parameter's own mesh if that mesh has ranks outside of the root's mesh. Use 1 if every rank
-/// gathers the features of all ranks and computes one common loss. Throws Error for a factor that
-/// is not positive and finite.
+/// Sets the number by which the sum of the ranks' gradients is divided. Default: the number of
+/// ranks of the root's mesh, or of a parameter's own mesh if that mesh has ranks outside of the
+/// root's mesh. Use 1 if every rank gathers the features of all ranks and computes one common loss.
+/// Throws Error for a factor that is not positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
-/// With `force` true, gradients are divided once, after the sum. `force` true is the default for
-/// all types except fp16. With fp16, a part of the division precedes the sum, to avoid overflow;
-/// pass true if the hardware sums in a wider type, or if the gradients are small enough.
+/// With `force` true, gradients are divided once, after they have been summed over the ranks.
+/// `force` true is the default for all types except fp16. With fp16, a part of the division
+/// precedes the sum, to avoid overflow; pass true if the hardware sums in a wider type, or if the
+/// gradients are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
 /// A function that changes the reduced gradients of a unit in place before their division, for
 /// example to reduce the gradients over another process group. The hook gets one flat tensor, in
 /// reduce_dtype, with all gradients of one dtype or, under replicate(), the gradients of one
-/// bucket. On one rank, where nothing is reduced, the hook gets the gradients one by one. Under
-/// HSDP the gradients have already been all-reduced. The hook runs on the stream of the reduction,
-/// and the next unit's reduction waits for the hook.
+/// bucket. On one rank, where nothing is reduced, the hook is called for each gradient. Under HSDP
+/// the gradients have already been all-reduced. The hook runs on the stream of the reduction, and
+/// the next unit's reduction waits for the hook.
 using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 /// Sets the all-reduce hook of a unit (FSDP2's set_all_reduce_hook). An empty function removes the
 /// hook.

@@ -16,23 +16,24 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// The types for computation and communication. Sharded parameters, their gradients and the
-/// optimizer state keep the parameter's original type.
+/// The dtypes for computation and communication. Sharded parameters, their gradients and the
+/// optimizer state keep the parameter's own dtype.
 struct MixedPrecisionPolicy {
-  /// The type of all-gathers and computation; default: the type of the parameter.
+  /// The dtype of all-gathers and computation; default: the parameter's dtype.
   std::optional<c10::ScalarType> param_dtype{};
-  /// The type of gradient reductions; default: param_dtype.
+  /// The dtype in which gradients are reduced; default: param_dtype.
   std::optional<c10::ScalarType> reduce_dtype{};
-  /// The type to which floating-point results of forward are cast; default: results are not cast.
+  /// The dtype to which floating-point results of forward are cast; default: results are not cast.
   std::optional<c10::ScalarType> output_dtype{};
   bool cast_forward_inputs = true;  ///< whether to cast floating-point arguments to param_dtype
-  /// Whether results are cast to the type of the first floating-point argument, if output_dtype is
-  /// not set. Useful for a unit that computes in another type than its neighbours (a norm in fp32).
+  /// Whether results of forward are cast to the dtype of the first floating-point argument, if
+  /// output_dtype is not set. Useful for a unit with another dtype than the rest of the model (a
+  /// norm in fp32).
   bool restore_input_dtype = false;
 };
 
-// fully_shard calls the functions in Options (PlacementFunction, MeshFunction) once for each
-// parameter, which may be on the meta device. The result must be the same on every rank.
+// fully_shard calls a PlacementFunction or MeshFunction of Options once for each parameter, which
+// may be on the meta device. The function must return the same on every rank.
 
 /// Returns the placement of a parameter on the shard dimension of the mesh: Shard(d) for any
 /// dimension d, or Replicate(); nullopt means Shard(0). `name`: the name within the unit.
@@ -51,8 +52,8 @@ using PlacementFunction =
 using MeshFunction =
     std::function<std::optional<DeviceMesh>(const std::string& name, const at::Tensor& parameter)>;
 
-/// OffloadPolicy stores shards, gradients and the optimizer state in CPU memory. Parameters are
-/// gathered on the mesh's device.
+/// OffloadPolicy: FSDP stores shards, their gradients and the optimizer state in CPU memory.
+/// Parameters are gathered on the mesh's device.
 struct OffloadPolicy {
   /// Whether to use page-locked memory if there is a CUDA device, so that copies overlap
   /// computation.
@@ -84,11 +85,11 @@ struct Options {
   /// reduced. Must list each trainable parameter of the model that is intentionally in no unit.
   std::unordered_set<nn::SlotPtr> ignored{};
   /// For replicate, and for HSDP with one rank in the shard dimension: gradients are all-reduced in
-  /// buckets of about bucket_cap_mb MiB (as in DDP). The first bucket has 1 MiB, of the last
-  /// parameters. A bucket is reduced while backward still computes the gradients of earlier
-  /// parameters, if the whole model is one unit without parameter hooks and no other FSDP model
-  /// takes part in the same backward. The program must then not call collectives of the same
-  /// process group in backward.
+  /// buckets of about bucket_cap_mb MiB (as in DDP). The first bucket has only 1 MiB: the gradients
+  /// of the last parameters, which are complete first. A bucket is reduced while backward still
+  /// computes the gradients of earlier parameters, if the whole model is one unit without parameter
+  /// hooks and no other FSDP model takes part in the same backward. The program must then not call
+  /// collectives of the same process group in backward.
   std::int64_t bucket_cap_mb = 25;
 };
 

@@ -16,10 +16,10 @@ class World;
 
 namespace tessera::observe {
 
-/// FLOPs per token of forward and backward, without recomputation.
+/// FLOPs per token of forward and backward, not counting recomputation.
 struct ModelFlops {
   double per_token = 0;         ///< FLOPs by torchtitan: 6 (N - N_embedding) + 12 L hidden S
-  double per_token_causal = 0;  ///< `per_token` without the masked half of attention
+  double per_token_causal = 0;  ///< like per_token, without the masked half of attention
 };
 /// The FLOPs per token of a decoder model with `layers` layers. `hidden` is heads * head_dim.
 /// `sequence` is the number of tokens in a sample. Pass 0 for `embedding_parameters` if the

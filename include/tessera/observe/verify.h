@@ -40,7 +40,7 @@ struct VerifyOptions {
 /// A tensor on the mesh that differs from the one-rank reference.
 struct VerifyDifference {
   std::string fqn;   ///< FQN of the module or parameter; "" for the model itself and for the loss
-  std::string text;  ///< a line with tensor, sizes, layout, position, values and ranks
+  std::string text;  ///< one line: tensor name, sizes, layout, index, both values, ranks
 };
 
 /// The result of verify(), equal on every rank.

@@ -17,11 +17,11 @@ struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;          ///< decay factor of the running mean of the gradients
   double beta2 = 0.999;        ///< decay factor of the running mean of the squared gradients
-  double eps = 1e-8;           ///< term added to the root of the mean of squared gradients
+  double eps = 1e-8;           ///< term added to the square root of exp_avg_sq
   double weight_decay = 1e-2;  ///< weight decay: parameters are multiplied by 1 - lr * weight_decay
-  /// The type of both running means: kFloat or kBFloat16. Running means in bf16 need half the
-  /// memory; stochastic rounding avoids a bias. The means of fp64 and complex parameters keep the
-  /// parameter's type. Must not be changed after the first step.
+  /// The dtype of the two running means: kFloat or kBFloat16. Running means in bf16 need half the
+  /// memory; stochastic rounding avoids a bias. The means of fp64 and complex parameters have the
+  /// parameter's dtype. Must not be changed after the first step.
   c10::ScalarType moment_dtype = c10::ScalarType::Float;
   /// Seed of the stochastic rounding of bf16 means. The random numbers depend on this seed, the
   /// parameter's FQN, the index of the element in the whole tensor, and the step, but not on the
@@ -37,14 +37,14 @@ struct AdamWOptions {
 /// "exp_avg_sq", "step".
 ///
 /// Parameters narrower than fp32 have fp32 state, unless moment_dtype sets another type. Such
-/// parameters are updated in fp32 and rounded. No fp32 copy is stored between steps (fairseq's
-/// memory-efficient fp16).
+/// parameters are updated in fp32 and rounded. No fp32 copy of the parameters is stored between
+/// steps (fairseq's memory-efficient fp16).
 ///
-/// step() is collective only if a gradient's layout differs from its parameter's (a pending sum);
-/// such gradients are redistributed. Parameters without a gradient are skipped. Throws Error,
-/// before any parameter changes, for a parameter without values, and for a parameter whose local
-/// shard has changed its sizes or device since the parameter's first step. Thread safety: one
-/// thread at a time.
+/// step() is collective only if the placements of a gradient differ from those of its parameter (a
+/// Partial gradient): the gradient is then redistributed. Parameters without a gradient are
+/// skipped. Throws Error, before any parameter changes, for an uninitialized parameter, and for a
+/// parameter whose local shard has changed its sizes or device since the parameter's first step.
+/// Thread safety: one thread at a time.
 class AdamW : public GroupedOptimizer<AdamWOptions> {
  public:
   /// The constructor throws Error for invalid options.
@@ -54,7 +54,6 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   AdamW(const nn::ModuleBase& module, AdamWOptions options);
 
  private:
-  /// A group's learning rate: a tensor on a device, and the same number in CPU memory.
   struct Rate {
     std::size_t group;
     double value;
@@ -68,7 +67,7 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   void update_by_kernel(const Batch& batch, std::size_t group);
   at::Tensor rate_on(c10::Device device, std::size_t group);
 
-  std::vector<Rate> rates_;  ///< learning rates: one entry for each group and device
+  std::vector<Rate> rates_;
 };
 
 /// Options of Sgd.

@@ -17,7 +17,7 @@ struct NormOptions {
   /// The order p of the norm (sum |x|^p)^(1/p): any p > 0; infinity for max |x|.
   double norm_type = 2.0;
   /// Whether to throw Error, on every rank, if the norm is infinite or NaN. The message names the
-  /// parameters. The host then waits for the device.
+  /// parameters with such gradients. The CPU then waits for the device.
   bool error_if_nonfinite = false;
   /// A mesh of all ranks that have parameters. Default: the largest of the parameters' root meshes,
   /// which must contain the others. Must be set if no rank knows all meshes, for example if each
@@ -30,11 +30,11 @@ struct NormOptions {
 /// parallel submeshes have copies of the parameter. The parameters of parallel submeshes are all
 /// counted if they differ (ParameterSlot::set_distinct_along, FSDP's Options::parameter_mesh). An
 /// infinite or NaN value on any rank makes the norm infinite or NaN on every rank. Gradients may be
-/// plain (the same on every rank) or distributed on any meshes of one world; pending sums are
+/// plain (the same on every rank) or distributed on any meshes of one world; Partial gradients are
 /// reduced first. Parameters without a gradient count as zeros.
 ///
 /// Collective over the ranks of all meshes together, with or without gradients: one all-reduce of
-/// one or two numbers, for which the host does not wait. Returns a plain 0-d fp32 tensor, equal on
+/// one or two numbers, for which the CPU does not wait. Returns a plain 0-d fp32 tensor, equal on
 /// every rank. If all parameters are plain and `over` is not set, the result is each rank's own
 /// norm, and nothing is communicated. Equals torch.nn.utils.get_total_norm.
 ///
@@ -52,8 +52,8 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
 /// The norm and the clip factor that clip_factor() returns, on the device of the gradients.
 struct ClipFactor {
   at::Tensor norm;  ///< the norm before clipping: plain, 0-d fp32
-  /// The clip factor: plain, 0-d fp64. NaN if the norm is not finite, so that
-  /// Optimizer::step(factor) skips the step.
+  /// The clip factor: plain, 0-d fp64. NaN if the norm is NaN or infinite; Optimizer::step(factor)
+  /// then skips the step.
   at::Tensor factor;
 };
 
@@ -65,12 +65,12 @@ ClipFactor clip_factor(const std::vector<nn::SlotPtr>& parameters, double max_no
 
 namespace detail {
 
-/// Returns a text that names the non-finite gradients: "rank 1 brought what is not finite to the
-/// reduction of parameter 'head.bias'". If the source rank is not known (a parameter without FSDP):
-/// "not finite on rank 0 is that of parameter 'head.weight'". Returns "" if all gradients are
-/// finite. FSDP saves the smallest gradient of each unit from the step's last reduction for this
-/// text. The result is the same on every rank. Collective like grad_norm(). Waits for the device,
-/// so call describe_nonfinite() only for a step that has failed.
+/// Returns the names of parameters whose gradients have NaN or infinite values, with the ranks that
+/// computed the values: "rank 1 passed non-finite values to the reduction of parameter
+/// 'head.bias'". If no such rank is known: "on rank 0, these gradients are not finite: parameter
+/// 'head.weight'". Returns "" if all gradients are finite. The ranks are known from the gradient
+/// with the fewest elements of each FSDP unit, which FSDP saves before the reduction. The result is
+/// the same on every rank. Collective like grad_norm(). Waits for the device.
 std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
                                const NormOptions& options = {});
 

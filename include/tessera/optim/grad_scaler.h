@@ -82,14 +82,14 @@ class GradScaler {
   /// 1e-4; the scale is then unchanged. Throws Error if a parameter with a gradient was not clipped
   /// or unscaled before.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
-  /// Clips the gradients and steps. If the scaler is not enabled, the optimizer multiplies the
-  /// gradients while reading (optim::clip_factor), which saves a pass over the gradients. The
-  /// gradients' values are unspecified afterwards. Returns the norm before clipping, and whether
-  /// the optimizer updated the parameters: always true on a GPU without scaling, because the CPU
-  /// does not wait for the norm. Throws Error, before anything is changed, if the optimizer updates
-  /// a parameter with a gradient that is not among `parameters`. `before_step` is called with the
-  /// norm before the optimizer steps, but not if the step is skipped. If `before_step` throws, the
-  /// parameters are unchanged.
+  /// Clips the gradients and steps. If the scaler is not enabled, the optimizer multiplies each
+  /// gradient by the clip factor while it reads the gradient (optim::clip_factor), which saves a
+  /// pass over the gradients. The gradients' values are unspecified afterwards. Returns the norm
+  /// before clipping, and whether the optimizer updated the parameters: always true on a GPU
+  /// without scaling, because the CPU does not wait for the norm. Throws Error, before anything is
+  /// changed, if the optimizer updates a parameter with a gradient that is not among `parameters`.
+  /// `before_step` is called with the norm before the optimizer steps, but not if the step is
+  /// skipped. If `before_step` throws, the parameters are unchanged.
   std::pair<at::Tensor, bool> clip_and_step(
       Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
       const std::function<void(const at::Tensor& norm)>& before_step = {});
@@ -105,10 +105,9 @@ class GradScaler {
   void load_state(const State& state);
 
  private:
-  /// Set by clip_grad_norm_() or unscale_(), for the next step().
   struct Checked {
     bool finite = true;
-    double factor = 1.0;  ///< the factor by which step() multiplies the gradients
+    double factor = 1.0;
     std::vector<nn::SlotPtr> parameters = {};
   };
   void check_once() const;

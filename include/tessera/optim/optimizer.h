@@ -36,12 +36,12 @@ class Optimizer : tessera::detail::NoCopy {
   virtual ~Optimizer() = default;
 
   /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`
-  /// (for example 1 / scale of a GradScaler), in the type of the update: fp32 for narrower
-  /// parameters. The gradients' values are unspecified afterwards: call zero_grad(). The first step
-  /// compares gradients that must be equal on several ranks because no call reduces them: on a mesh
-  /// (dp, tp), the gradients of a parameter on mesh["tp"] at all coordinates of dp. The comparison
-  /// is collective over the root meshes of distributed parameters, and throws Error if gradients
-  /// differ. With TESSERA_DEBUG=1 every step compares.
+  /// (for example 1 / scale of a GradScaler), in the dtype of the update: fp32 for parameters of a
+  /// narrower dtype. The gradients' values are unspecified afterwards: call zero_grad(). The first
+  /// step compares gradients that must be equal on several ranks because no call reduces them: on a
+  /// mesh (dp, tp), the gradients of a parameter on mesh["tp"] at all coordinates of dp. The
+  /// comparison is collective over the root meshes of distributed parameters, and throws Error if
+  /// gradients differ. With TESSERA_DEBUG=1 every step compares.
   void step(double gradient_factor = 1.0);
   /// Like step() with a number, but the factor is a tensor on a device, such as ClipFactor::factor:
   /// plain, 0-d, and equal on every rank. Each scaled gradient is rounded to its own type, as in
@@ -58,8 +58,8 @@ class Optimizer : tessera::detail::NoCopy {
   /// example with LrSchedule::factor().
   virtual void scale_lr(double factor) = 0;
   /// Returns the optimizer state, for a checkpoint to save or to load into. Missing state is
-  /// created as zeros. Frozen parameters have no state. Not collective. Throws Error for parameters
-  /// without values.
+  /// created as zeros. Frozen parameters have no state. Not collective. Throws Error for
+  /// uninitialized parameters.
   virtual std::vector<StateTensor> state() = 0;
 
  private:
@@ -135,7 +135,6 @@ class Ema final : public Optimizer {
   double decay_;
   /// The moving average of each of parameters(); undefined for frozen parameters.
   std::vector<at::Tensor> averages_;
-  /// Whether the parameters currently have the values of the averages.
   bool swapped_ = false;
 };
 

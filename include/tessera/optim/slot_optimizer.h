@@ -35,9 +35,8 @@ struct Batch {
   /// shards of several parameters, this is the index of the first parameter.
   std::vector<std::size_t> shards = {};
   /// Used if takes_gradient_factor() is true: update_batch() multiplies the gradients by this
-  /// factor. Plain, 0-d fp64, on the device of the batch; undefined means 1. If the factor is not
-  /// finite, update_batch() must change nothing, because the step counters have not counted the
-  /// step.
+  /// factor. Plain, 0-d fp64, on the device of the batch; undefined means 1. If the factor is NaN
+  /// or infinite, update_batch() must change nothing: the step is skipped and not counted.
   at::Tensor gradient_factor = {};
 };
 
@@ -98,10 +97,10 @@ class SlotOptimizer : public Optimizer {
     std::vector<at::Tensor> tensors;  ///< one tensor for each state name
     /// The step counter: 0-d fp32, on the shard's device; undefined if steps are not counted.
     at::Tensor step;
-    /// A hash of the counter's value when the host last read it, and of all steps since. States
-    /// with equal `history` have equal counters.
+    /// A hash of the counter's value when the CPU last read the counter, and of all steps since
+    /// then. States with equal `history` have equal counters.
     std::uint64_t history = 0;
-    std::uint32_t writes = 0;  ///< version counter of `step` when `history` was set
+    std::uint32_t writes = 0;  ///< number of writes to `step` when `history` was set
   };
   /// Returns the state of a parameter. An earlier step must have updated the parameter.
   State& state_of(std::size_t parameter) { return states_[parameter]; }
@@ -129,9 +128,9 @@ class SlotOptimizer : public Optimizer {
   void update_rounded(Run run, std::size_t group, const GradientFactor& factor);
 
   std::vector<nn::SlotPtr> parameters_;
-  std::vector<std::size_t> group_of_;  // the index of each parameter's group
-  std::vector<State> states_;          // the state of each parameter
-  std::uint64_t calls_ = 0;            // number of calls of step()
+  std::vector<std::size_t> group_of_;
+  std::vector<State> states_;
+  std::uint64_t calls_ = 0;
   std::vector<std::string> state_names_;
   bool counts_steps_;
 };

@@ -112,7 +112,7 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const PlanOptions& options,
 /// Calls plan_run() for a model and its training step. `factory(mesh)` creates the model on the
 /// meta device (nn::MetaDevice), parallelizes it and returns a std::shared_ptr. `step(model,
 /// optimizer, mesh)` runs one step: forward, loss, backward, clipping, the optimizer's step and
-/// zero_grad(). Tensors that the step creates have no values.
+/// zero_grad(). During planning, tensors have sizes but no values.
 ///
 ///   const MeshShape mesh({2, 2}, {"dp", "tp"});
 ///   const planning::PlanOptions options{.machine = planning::machine_of("h100")};

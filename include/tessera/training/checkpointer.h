@@ -153,15 +153,15 @@ class Checkpointer : tessera::detail::NoCopy {
   comm::WorldPtr world_;
   std::filesystem::path source_;
   bool resumes_ = false;
-  std::string run_id_;        ///< the run_id of all steps in `folder`
-  std::int64_t newest_ = -1;  ///< step number of source(); -1 if source() is not in `folder`
+  std::string run_id_;
+  std::int64_t newest_ = -1;  ///< step number of source(); -1: not in `folder`
   /// Numbers of damaged steps after source(). The first save marks these steps as unfinished.
   std::vector<std::int64_t> damaged_;
   int lock_ = -1;             ///< the file descriptor of the folder's lock file
   std::int64_t loaded_ = -1;  ///< the step that load() loaded; -1: none
-  std::int64_t saved_ = -1;   ///< the number of the step that was saved or loaded last
+  std::int64_t saved_ = -1;
   checkpoint::SaveFuture pending_;
-  std::exception_ptr unsaved_;  ///< the error if the save of the last step failed
+  std::exception_ptr unsaved_;
 };
 
 }  // namespace tessera::training

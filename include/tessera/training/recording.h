@@ -86,8 +86,8 @@ class Recording {
   void choose_steps(std::int64_t done, bool is_main);
 
   RecordingOptions options_;
-  std::filesystem::path file_;         ///< the file of this rank's profile
-  std::int64_t first_ = 0, last_ = 0;  ///< the first and last step to profile; 0: none
+  std::filesystem::path file_;
+  std::int64_t first_ = 0, last_ = 0;
   std::unique_ptr<observe::Profile> profile_;
 };
 

@@ -38,7 +38,8 @@ struct StepOptions {
   std::int64_t accumulate = 1;  ///< number of micro-batches, each with a forward and a backward
   /// If true, the loss function returns the mean over a micro-batch, and the step's loss is the
   /// mean over micro-batches. If false, the step's loss is the sum over micro-batches, for losses
-  /// that are divided by the token count of all micro-batches (tensor_parallel::tokens_per_rank).
+  /// that are already divided by the number of tokens of all micro-batches
+  /// (tensor_parallel::tokens_per_rank).
   bool mean_of_micro_batches = true;
   /// Whether FSDP reduces gradients after each micro-batch. If false, parameters stay gathered, and
   /// gradients unreduced, until the last micro-batch, so a step has one gather and one reduction.
@@ -73,15 +74,15 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 ///   const training::StepResult result = training::step(state, mesh["dp"], {.batch = 32}, loss);
 ///
 /// `data_mesh`: all mesh dimensions whose ranks have different data. Collective over the model's
-/// meshes. Throws Error on every rank for a loss or gradient norm that is not finite, with the
-/// parameter's name; and for a model without a parameter on `data_mesh`, because its gradients
+/// meshes. Throws Error on every rank for a NaN or infinite loss or gradient norm (the message
+/// names the parameters), and for a model without a parameter on `data_mesh`, because its gradients
 /// would not be reduced. A libtorch exception on one rank becomes an Error on that rank, with the
 /// step, the FSDP unit and the rank.
 ///
 /// The norm is over the gradients of all model parameters, and of other parameters that the
 /// optimizer updates. All gradients are dropped, also if step() throws; a step that throws is not
-/// counted. If the loss or the norm is not finite, parameters on a CPU are unchanged. On a GPU,
-/// where the CPU waits only once per step, parameters are already updated: load a checkpoint.
+/// counted. If the loss or the norm is NaN or infinite, parameters on a CPU are unchanged. On a
+/// GPU, where the CPU waits only once per step, parameters are already updated: load a checkpoint.
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);
 

@@ -1,5 +1,5 @@
 // Functions that find the saved steps and the unfinished saves in the folder of a training run, and
-// that withdraw steps.
+// that mark saved steps as unfinished.
 
 #pragma once
 

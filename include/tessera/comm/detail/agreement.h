@@ -1,4 +1,4 @@
-// Functions by which the ranks of a process group exchange values and failures.
+// Functions by which the ranks of a process group exchange numbers, strings and exceptions.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -21,22 +21,22 @@ namespace tessera::comm {
 // flush_pending_transfers(group) as `group` if asynchronous redistributions can be unfinished on
 // this rank. Ranks are numbered as in the group. All functions throw PeerError.
 
-/// Returns each rank's values. All ranks must pass equally many values. Costs one all-gather.
+/// Returns the numbers `own` of each rank; all ranks must pass equally many. Costs one all-gather.
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,
                                                      const std::vector<std::int64_t>& own);
 
-/// Returns each rank's values, exchanged by Communicator::any_rank on the CPU: the call waits for
-/// no GPU work and counts no traffic. In a fake world (fake_world()) every rank has the values of
-/// this rank.
+/// Returns the numbers `own` of each rank. The CPUs exchange the numbers (Communicator::any_rank):
+/// the call waits for no GPU work and counts no traffic. In a fake world (fake_world()) every rank
+/// has the numbers of this rank.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own);
 
-/// Returns the text `own` of rank `root` and ignores `own` of other ranks. A text can contain any
-/// bytes. Costs two broadcasts: of the length, then of the text.
+/// Returns the string `own` of rank `root` on every rank. A string may contain any bytes. Costs two
+/// broadcasts: of the length, then of the string.
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
                            const std::string& own);
 
-/// Returns the ranks whose value differs from rank 0's value. Costs one all-gather of one number.
+/// Returns the ranks whose number `own` differs from that of rank 0. Costs one all-gather.
 std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std::int64_t own);
 
 /// An exception that one of the ranks of a process group has thrown.

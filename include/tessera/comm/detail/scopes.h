@@ -26,7 +26,8 @@ class LaneScope : tessera::detail::NoCopy {
 /// the stream in which work is issued. nullptr restores the default streams.
 void set_host_streams(StreamsPtr streams);
 
-/// Sets the purpose of a process group (set_purpose()) while the PurposeScope exists.
+/// While a PurposeScope exists, the collectives of a process group have a purpose, a string for
+/// messages (Communicator::set_purpose).
 class PurposeScope : tessera::detail::NoCopy {
  public:
   PurposeScope(Communicator& group, std::string purpose) : group_(group) {

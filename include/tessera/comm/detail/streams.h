@@ -56,9 +56,9 @@ class Streams {
 /// A shared pointer to the streams of a device. Several objects use the same streams.
 using StreamsPtr = std::shared_ptr<Streams>;
 
-/// Returns the streams of a device. On a CPU no wait is needed, because work is done when a call
-/// returns. On CUDA the streams belong to GPU `device` (without an index: the thread's current GPU)
-/// and have high priority. Throws Error if CUDA cannot be used.
+/// Returns the streams of a device. On a CPU, a call returns after its work is done, so there is
+/// nothing to wait for. On CUDA the streams belong to GPU `device` (without an index: the thread's
+/// current GPU) and have high priority. Throws Error if CUDA cannot be used.
 StreamsPtr make_streams(c10::Device device);
 
 }  // namespace tessera::comm

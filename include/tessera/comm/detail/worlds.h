@@ -29,8 +29,8 @@ using FakeStart = std::function<WorkPtr(const FakeCollective&)>;
 /// is not called for groups of one rank.
 WorldPtr fake_world(int rank, int size, FakeStart start);
 
-/// Makes a fake world like fake_world(), but with the device "meta": tensors have sizes and no
-/// values, so that a step needs no memory. For planning.
+/// Makes a fake world like fake_world(), but on the meta device, so that a step needs no memory.
+/// For planning.
 WorldPtr meta_world(int rank, int size);
 
 inline std::vector<int> ranks_of_world(int size) {

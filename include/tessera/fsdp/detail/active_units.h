@@ -13,11 +13,11 @@ namespace tessera::fsdp {
 class Unit;
 
 /// ActiveUnits looks up the FSDP units of a model only once. Use ActiveUnits in code that often
-/// asks which unit is running, such as a log of all operators.
+/// calls current_unit(), such as a log of all operators.
 class ActiveUnits {
  public:
   explicit ActiveUnits(const nn::ModuleBase& model);
-  /// Does the same as fsdp::current_unit() for the model.
+  /// Returns the result of fsdp::current_unit() for the model.
   std::string text() const;
 
  private:

@@ -1,4 +1,4 @@
-// Functions that describe this thread's running backward, and functions for gradient hooks.
+// Functions that describe the backward that runs on this thread, and functions for gradient hooks.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -32,8 +32,8 @@ namespace tessera::detail {
 inline constexpr auto kDistributedKey = c10::DispatchKey::TESSERA_DISTRIBUTED_KEY;
 
 /// The dispatch key of random operators in a RandomRegion. The key is above autograd, where a
-/// tensor still has its history. Only random operators have kernels for the key, so its inclusion
-/// costs other operators nothing.
+/// tensor still has its autograd graph. Only random operators have kernels for the key, so other
+/// operators do not become slower.
 inline constexpr auto kRandomKey = c10::DispatchKey::TESSERA_RANDOM_KEY;
 
 /// The dispatch key of a FakeMode. The key is below the key of distributed tensors, so that the

@@ -99,7 +99,7 @@ class TensorWrapper : public c10::TensorImpl {
     }
   }
 
-  /// Takes type, device and dispatch keys of `other`, as set_data() does for libtorch's tensors.
+  /// Copies the dtype, device and dispatch keys of `other`, as set_data() does for other tensors.
   void take_kind_of(const TensorWrapper& other) {
     data_type_ = other.data_type_;
     device_opt_ = other.device_opt_;

@@ -66,7 +66,7 @@ inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase
 //
 // Canary: TensorIdentityCanary, a test of libtorch itself.
 
-/// The same value for all at::Tensor objects of one TensorImpl, valid while the TensorImpl exists.
+/// The address of a tensor's TensorImpl: equal for at::Tensor objects that share the TensorImpl.
 using TensorIdentity = const c10::TensorImpl*;
 inline TensorIdentity identity_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl();
@@ -151,7 +151,8 @@ void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64
 at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::IntArrayRef sizes,
                        c10::ScalarType dtype);
 
-/// Sets sizes and strides again that an operator has changed. The memory must be large enough.
+/// Restores sizes and strides that an operator has changed. The tensor's memory must be large
+/// enough.
 void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 // The fields of c10::TensorImpl that follow from sizes and strides. Tessera computes the fields

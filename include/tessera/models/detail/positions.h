@@ -29,7 +29,7 @@ struct RopeScaling {
   std::int64_t original_positions = 0;
   double low_freq_factor = 1, high_freq_factor = 4;  ///< kLlama3: transition bounds, in rotations
   double beta_fast = 32, beta_slow = 1;              ///< kYarn: transition bounds, in rotations
-  bool truncate = true;         ///< kYarn: whether to round the transition bounds to integers
+  bool truncate = true;         ///< kYarn: whether the transition bounds are rounded to integers
   double attention_factor = 1;  ///< kYarn: factor by which cos and sin are multiplied
 
   bool operator==(const RopeScaling&) const = default;

@@ -33,7 +33,7 @@ struct TensorBlock {
 
 /// Options of count_tensor_memory().
 struct TensorMemoryOptions {
-  /// Whether to reserve only address space, so that the system allocates memory at the first write.
+  /// Whether to reserve only virtual addresses: the system allocates memory at the first write.
   /// Used with kernels::FakeMode.
   bool reserve_only = false;
   /// Sizes of blocks are rounded up to a multiple of `granularity` bytes. libtorch uses 512 on a
@@ -59,7 +59,8 @@ enum class MemoryPhase : std::uint8_t { kSetup, kForward, kBackward, kUpdate };
 /// clipping and the optimizer step.
 const char* to_string(MemoryPhase phase);
 
-/// The purpose of a block of memory, derived from when and where the block was allocated and freed.
+/// What a block of memory is used for, derived from when and where the block was allocated and
+/// freed.
 enum class MemoryKind : std::uint8_t {
   kParameters,   ///< memory allocated in setup: this rank's shards, and buffers
   kOptimizer,    ///< memory allocated in the first update and not freed
@@ -85,7 +86,7 @@ using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 struct MomentMemory {
   std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
-  BytesByKind live{};  ///< bytes of each kind, including the offloaded bytes that `bytes` excludes
+  BytesByKind live{};  ///< bytes of each kind of memory, also of offloaded tensors
 };
 
 /// A rank's memory in one step.
@@ -134,15 +135,13 @@ class MemoryLog final : tessera::detail::NoCopy {
     MemoryPhase born = MemoryPhase::kSetup;
     comm::Lane lane = comm::Lane::kCompute;
     bool is_parameter = false;
-    /// The indices of the phases in which the block was allocated and in which the block was freed.
-    /// `ended` is the largest int if the block is not freed.
     int began = 0, ended = 0;
-    bool earlier = false;  ///< whether the block was allocated before the step
+    bool earlier = false;
   };
   struct Event {
     std::uint64_t number;
     bool freed;
-    std::size_t moment;  ///< index of the event's moment in moments_
+    std::size_t moment;
   };
 
   void note(const TensorBlock& block);
@@ -154,16 +153,15 @@ class MemoryLog final : tessera::detail::NoCopy {
   bool reserve_only_;
   std::thread::id thread_ = std::this_thread::get_id();  ///< the thread that runs the steps
   std::unordered_map<std::uint64_t, Block> blocks_;
-  /// The serial number (TensorBlock::number) of each block in use, by address.
   std::map<const void*, std::uint64_t> live_blocks_;
-  std::vector<Event> events_;  ///< all allocations and frees of memory in the step
+  std::vector<Event> events_;
   MemoryPhase phase_ = MemoryPhase::kSetup;
   int phases_ = 0;
   comm::Lane lane_ = comm::Lane::kCompute;
   std::function<std::string()> where_;
   bool returns_moments_ = false;
-  std::vector<std::string> moments_{""};  ///< names of the moments of the step
-  std::size_t moment_ = 0;                ///< index of the moment of the last allocation
+  std::vector<std::string> moments_{""};
+  std::size_t moment_ = 0;
 };
 
 }  // namespace tessera::observe

@@ -10,10 +10,10 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// The properties of a GPU and its cluster. Rates are data-sheet values. A `..._share` is the
-/// fraction of a rate that a training step is assumed to reach. The default product_share,
-/// attention_share_64 and memory_share were measured in steps on one H200 with libtorch 2.11; no
-/// other share was measured.
+/// The properties of a GPU and its cluster. Rates (FLOP/s and bytes per second) are data-sheet
+/// values. A `..._share` is the fraction of a rate that a training step is assumed to reach. The
+/// default product_share, attention_share_64 and memory_share were measured in steps on one H200
+/// with libtorch 2.11; no other share was measured.
 struct Machine {
   std::string name;
   double memory_bytes = 0;      ///< memory of one device in bytes

@@ -19,7 +19,7 @@ namespace tessera::planning {
 struct Estimate {
   std::int64_t peak_bytes = 0;
   std::string peak_moment{};
-  double exposed_s = 0;  ///< seconds in which computation waits for collectives
+  double exposed_s = 0;  ///< seconds in which the compute stream waits for collectives
   /// The metrics step_time_s, tokens_per_s, tflops and mfu. Other fields are not set.
   observe::StepMetrics metrics{};
 };
@@ -43,9 +43,9 @@ struct SearchSpace {
   std::int64_t batch = 1;     ///< number of samples per step, over all ranks
   std::int64_t sequence = 0;  ///< number of tokens per sample; 0: samples are not sequences
   std::int64_t blocks = 0;    ///< number of equal blocks; 0: a layout checkpoints all or none
-  TrainingLayout first{};     ///< values of the fixed fields; first values of cp and accumulate
-  /// The fields of `first` that no layout changes, by name: "dp", "tp", "cp", "ac", "zero",
-  /// "accumulate".
+  TrainingLayout first{};     ///< values of the fields in `fixed`; cp and accumulate to try first
+  /// The fields of `first` that the search must not change, by name: "dp", "tp", "cp", "ac",
+  /// "zero", "accumulate".
   std::set<std::string> fixed{};
   /// Whether the model can be split over `tp` ranks. If the function is empty, any number of ranks
   /// is possible.
@@ -73,7 +73,7 @@ struct Search {
   std::vector<FoundLayout> found{};
   /// The refused layouts and the reasons, for example a size of the model that tp does not divide.
   std::vector<std::pair<TrainingLayout, std::string>> refused{};
-  std::int64_t skipped = 0;  ///< layouts skipped because layouts with less memory do not fit
+  std::int64_t skipped = 0;  ///< number of layouts not estimated, because smaller ones do not fit
 
   /// Returns the fastest layout that fits or, if no layout fits, the layout with the least memory.
   const FoundLayout& best() const { return found.front(); }
@@ -94,7 +94,7 @@ std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of
 /// Returns a function for SearchSpace::estimate on `ranks` ranks. The function estimates a run's
 /// memory and time from two plans of the first rank with few layers: memory and time grow linearly
 /// with the number of equal layers. A model with few or unequal layers is planned as a whole.
-/// `run_of(layout, layers)` creates the layout's run with that many layers (0: all layers).
+/// `run_of(layout, layers)` creates the run of a layout with `layers` layers (0: all layers).
 /// `layers`: the number of equal layers; 0: the model has none. `container`: FQN of the module that
 /// contains the layers, "model.layers". `options` are the options for the whole model.
 std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(

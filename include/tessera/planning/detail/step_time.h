@@ -17,11 +17,11 @@ struct Span {
   /// The row of the interval in a time chart: "operators" or "waiting" for the compute stream, or
   /// the mesh dimension of a collective.
   std::string row;
-  std::string what;  ///< phase of the operators, name of the collective, or cause of the wait
+  std::string what;  ///< phase of the operators, name of the collective, or reason of the wait
   double begin = 0, end = 0;
 };
 
-/// All calls of one operator in a step, on all streams: their number, bytes, FLOPs and time.
+/// The calls of one operator in a step, on all streams: number of calls, bytes, FLOPs and time.
 struct OperatorUse {
   std::int64_t calls = 0;
   double bytes = 0;  ///< bytes that the operator's tensors read and write
@@ -41,7 +41,8 @@ struct StepTime {
   std::map<std::string, OperatorUse> operators{};  ///< uses of each operator, by name: "aten::mm"
 };
 
-/// A group of ranks on which each tensor has the same sizes. One rank of each RankKind is planned.
+/// A group of ranks whose tensors have equal sizes on all of these ranks. One rank of each RankKind
+/// is planned.
 struct RankKind {
   int first = 0;           ///< the first rank of this RankKind
   int last = 0;            ///< the last rank of this RankKind
