@@ -45,15 +45,15 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
 }
 
 /// Returns the ranks of the mesh whose dimensions are the submeshes `parts`, in row-major order.
-/// Each part lists ranks of `root`, including this rank, `own`. The position of a rank in `root` is
-/// the position of `own` plus one offset per part. Coordinates are not used, because a part need
-/// not be a dimension of the root mesh (a flattened dimension, a slice of a slice). Returns an
-/// empty list if a position is outside of `root` or occurs twice.
+/// Each submesh lists ranks of `root`, including `own`, which is this rank. The position of a rank
+/// in `root` is the position of `own` plus one offset per submesh. Coordinates are not used,
+/// because a submesh need not be a dimension of the root mesh (a flattened dimension, a slice of a
+/// slice). Returns an empty list if a position is outside of `root` or occurs twice.
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
   const auto position = [&](int rank) {
-    // Usually the root mesh has the ranks 0, 1, 2 and so on. The position of a rank then equals the
-    // rank, and needs no search through thousands of ranks.
+    // Usually the ranks of the root mesh are 0, 1, 2 and so on. The position of a rank in the root
+    // mesh then equals the rank, and no search through thousands of ranks is needed.
     const auto same = static_cast<std::size_t>(rank);
     return same < root.size() && root[same] == rank ? static_cast<std::ptrdiff_t>(rank)
                                                     : std::ranges::find(root, rank) - root.begin();
@@ -70,7 +70,7 @@ std::vector<int> product_through(const std::vector<int>& root,
     positions = std::move(longer);
   }
   const auto size = static_cast<std::ptrdiff_t>(root.size());
-  // If two of `parts` share a dimension, a position is outside of the root mesh or occurs twice.
+  // If two submeshes share a dimension, a position is outside of the root mesh or occurs twice.
   const bool inside = std::ranges::all_of(positions, [&](auto p) { return p >= 0 && p < size; });
   std::vector<std::ptrdiff_t> sorted = positions;
   std::ranges::sort(sorted);
@@ -84,22 +84,21 @@ std::vector<int> product_through(const std::vector<int>& root,
   return ranks;
 }
 
-/// Returns the coordinate of `rank` in a mesh with `ranks`; empty if `ranks` lacks `rank`.
 std::vector<std::int64_t> coordinate_of(int rank, const std::vector<int>& ranks,
                                         const MeshShape& shape) {
   const auto self = std::ranges::find(ranks, rank);
   return self == ranks.end() ? std::vector<std::int64_t>{} : shape.coordinate(self - ranks.begin());
 }
 
-/// Maps each World to its mesh family. A template (T is DeviceMesh::Family), because code outside
-/// of DeviceMesh cannot name this private class.
+/// Maps each World to its DeviceMesh::Family. A template, because code outside of DeviceMesh cannot
+/// name this private class.
 template <class T>
 struct Registry {
   std::mutex mutex;
   std::map<const comm::World*, std::weak_ptr<T>> families;
 };
 
-/// The registry is never destroyed, because a mesh can outlive main().
+/// The map is never destroyed, because a mesh can outlive main().
 template <class T>
 Registry<T>& registry() {
   static auto* const families = new Registry<T>();
@@ -108,7 +107,7 @@ Registry<T>& registry() {
 
 }  // namespace
 
-/// The immutable description of a mesh, and the process groups that exist for it so far.
+/// The immutable description of a mesh, and the process groups of the mesh that exist so far.
 struct DeviceMesh::Impl {
   Impl(Family* family, const Impl* root, std::vector<int> ranks, MeshShape shape, int own_rank)
       : family(family),
@@ -135,13 +134,13 @@ struct DeviceMesh::Impl {
   mutable std::map<std::vector<int>, comm::CommunicatorPtr> groups;
 };
 
-/// All meshes of one World. Equal meshes are one object. Every DeviceMesh shares ownership of its
-/// family, so the family lives as long as any of its meshes. Thread safe.
+/// All meshes of one World. Equal meshes are one object. Every DeviceMesh shares ownership of the
+/// family of its World, so the family exists as long as any of its meshes. Thread safe.
 class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
  public:
-  /// Returns the mesh family of `world`; a world has at most one family at a time. A family lives
-  /// as long as any of its meshes. The registry finds a family by the address of its world. A
-  /// family owns its world, so no other world gets this address while the family exists.
+  /// Returns the mesh family of `world`; a world has at most one family at a time. The registry
+  /// finds a family by the address of its world. A family owns its world, so no other world gets
+  /// this address while the family exists.
   static std::shared_ptr<Family> of(const comm::WorldPtr& world) {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
@@ -162,7 +161,7 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   ~Family() {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
-    // The World may have a newer mesh family by now; its entry must stay.
+    // The registry may have a newer mesh family of this World, which must not be removed.
     if (const auto entry = families.find(world_.get());
         entry != families.end() && entry->second.expired()) {
       families.erase(entry);
@@ -186,7 +185,8 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
 
   /// Records that flatten() gave `name` to the dimensions `dims` of `root`, so that slicing finds
   /// `name`. A flattened name in `dims` is recorded as the dimensions for which the name stands. If
-  /// `name` already stands for other dimensions, returns those; otherwise returns an empty list.
+  /// `name` already stands for other dimensions, returns these other dimensions; otherwise returns
+  /// an empty list.
   std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
                                               const std::vector<std::string>& dims) {
     const std::lock_guard lock(mutex_);
@@ -213,8 +213,8 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   comm::WorldPtr world_;
   mutable std::mutex mutex_;
   // All meshes of the family. Meshes are not removed before the family is destroyed, because a
-  // program has few meshes. The root is part of a mesh's key, because equal slices of different
-  // roots are different meshes.
+  // program has few meshes. The key of a mesh contains the root mesh, because equal slices of
+  // different root meshes are different meshes.
   std::map<Key, std::unique_ptr<Impl>> members_;
   // For each root mesh and name given to flatten(): the dimensions for which the name stands.
   std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
@@ -228,7 +228,7 @@ std::string dim_name(const MeshShape& shape, int dim) {
 }
 
 /// Checks the ranks of a mesh without communication, so that all ranks find the same errors. If
-/// only some ranks rejected the mesh, all other ranks would wait forever in a collective.
+/// only some ranks threw an error, all other ranks would wait forever in a collective.
 void check_ranks(const comm::WorldPtr& world, const std::vector<int>& ranks,
                  const MeshShape& shape) {
   TESSERA_CHECK(world != nullptr, "DeviceMesh: world is null; pass world_from_environment()");
@@ -251,8 +251,8 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
   impl_ = family->handle(family->member(nullptr, std::move(ranks), std::move(shape)));
 }
 
-/// All process groups are checked before the first group is stored, so that an error leaves the
-/// mesh unchanged. The lock is held for the checks, because another thread can use the same mesh.
+/// All process groups are checked before the first process group is stored, so that an error leaves
+/// the mesh unchanged. The mutex is locked, because another thread can use the same mesh.
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
   DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));
@@ -263,16 +263,16 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
   auto& known = mesh.impl().groups;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
     const auto& group = groups[static_cast<std::size_t>(dim)];
-    // The order of ranks in a process group decides which rank has which shard, so this rank's rank
-    // in the group must equal its coordinate.
+    // The order of ranks in a process group decides which rank has which shard. So this rank's rank
+    // in the process group must equal this rank's coordinate in the mesh dimension.
     const bool fits = group != nullptr && group->size() == mesh.size(dim) &&
                       group->rank() == mesh.local_rank(dim);
     TESSERA_CHECK(fits, to_string(mesh), ": the group for ", dim_name(mesh.shape(), dim),
                   " must have ", mesh.size(dim), " ranks, and this rank must have rank ",
                   mesh.local_rank(dim), " in the group");
     const auto other = known.find({dim});
-    // An existing process group must not be replaced, because it can have pending collectives:
-    // equal meshes are one object, so another DeviceMesh can use the group.
+    // An existing process group must not be replaced, because collectives can be pending in the
+    // process group: equal meshes are one object, so another DeviceMesh can use this process group.
     TESSERA_CHECK(other == known.end() || other->second == group, to_string(mesh), ": ",
                   dim_name(mesh.shape(), dim),
                   " already has a group; call from_groups() before the mesh is used, or use other "
@@ -294,7 +294,7 @@ const DeviceMesh::Impl& DeviceMesh::impl() const {
 }
 
 /// Throws Error if this rank is not a member of the mesh. Ranks that are not members can store and
-/// compare the mesh (pipeline stages do), but have no coordinate in it.
+/// compare the mesh (pipeline stages do), but have no coordinate in the mesh.
 void DeviceMesh::check_member(const char* wish) const {
   TESSERA_CHECK(contains_this_rank(), to_string(*this), ": rank ", world()->rank(),
                 " is not a member and has no ", wish, "; check contains_this_rank() first");
@@ -360,8 +360,8 @@ std::int64_t DeviceMesh::local_rank() const {
 }
 
 /// Finds an existing process group without a lock, because every collective calls this function.
-/// Release and acquire order the pointer after the group's construction. The raw pointer stays
-/// valid, because groups are destroyed only with the mesh.
+/// Release and acquire make the constructed process group visible before the pointer. The raw
+/// pointer stays valid, because groups are destroyed only with the mesh.
 comm::Communicator& DeviceMesh::group(int dim) const {
   dim = shape().dim(dim);
   auto& known = impl().dim_groups[static_cast<std::size_t>(dim)];
@@ -389,8 +389,8 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
   for (const int dim : dims) {
     wrapped.push_back(shape().dim(dim));
   }
-  // The lock is held while the process group is made. Making a group is collective: if two threads
-  // made the group, one thread would wait for the other ranks forever.
+  // The mutex is locked while the process group is made, which is collective: if two threads of a
+  // rank made one process group, one thread would wait for the other ranks forever.
   const std::lock_guard lock(impl().mutex);
   comm::CommunicatorPtr& known = impl().groups[wrapped];
   if (known == nullptr) {
@@ -406,8 +406,8 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
   return *known;
 }
 
-/// Returns the process group of the list of all dimensions, which has all ranks of the mesh. In a
-/// 1-D mesh, the group of the only dimension has all ranks.
+/// Returns the process group of all ranks of the mesh. In a 1-D mesh, the process group of the only
+/// dimension has all ranks.
 comm::Communicator& DeviceMesh::group_of_all_ranks() const {
   std::vector<int> dims(static_cast<std::size_t>(ndim()));
   std::iota(dims.begin(), dims.end(), 0);
@@ -435,8 +435,6 @@ std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh) {
   return stream << to_string(mesh);
 }
 
-// Functions that make meshes from meshes: by slicing, flattening, unflattening, concatenating.
-
 namespace {
 
 std::string listed(const std::vector<std::string>& names) {
@@ -449,8 +447,8 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
-/// Makes a mesh with the same root as this mesh, or returns an existing mesh that is equal. The
-/// root of a slice of a slice is the first mesh, so equal submeshes are one object.
+/// Makes a mesh with the same root mesh as this mesh, or returns an equal mesh that exists. A slice
+/// of a slice also has the first mesh as root, so that equal submeshes are one object.
 DeviceMesh DeviceMesh::relative(std::vector<int> ranks, MeshShape shape) const {
   const Impl& own = impl();
   if (ranks == own.root->ranks && shape == own.root->shape) {
@@ -547,7 +545,7 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   return relative(ranks(), MeshShape({size()}, {flat}));
 }
 
-/// The list of ranks stays the same, because dividing a dimension keeps the row-major order.
+/// The list of ranks does not change: dividing a dimension keeps the row-major order.
 DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                                  const std::vector<std::string>& names) const {
   const int dim = shape().dim(name);
@@ -564,7 +562,6 @@ DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::i
   return relative(ranks(), MeshShape(all_sizes, all_names));
 }
 
-/// Throws Error unless all meshes have the same root, because unrelated meshes cannot be combined.
 DeviceMesh DeviceMesh::concatenate(const std::vector<DeviceMesh>& meshes) {
   TESSERA_CHECK(!meshes.empty(), "concatenate: no meshes were passed; pass at least one mesh");
   const DeviceMesh root = meshes.front().root();

@@ -15,7 +15,7 @@ namespace tessera {
 /// bytes by mesh dimension, and lists the calls. The list grows with every call, so use a scope for
 /// one step, not for a whole training run. The bytes of a call are the size of this rank's input.
 /// Not collective. Records the calls of all threads of this rank; only one thread may use the
-/// scope. Like PyTorch's CommDebugMode, with bytes.
+/// scope. Like PyTorch's CommDebugMode, but also counts bytes.
 ///
 ///   CommunicationScope communication(mesh);
 ///   model(x).sum().backward();
@@ -23,17 +23,17 @@ namespace tessera {
 class CommunicationScope {
  public:
   explicit CommunicationScope(const DeviceMesh& mesh);
-  /// Returns the number of calls and bytes for each mesh dimension and collective.
+  /// Returns the number of calls and of bytes for each pair of a mesh dimension and a collective.
   comm::TrafficTable table() const;
-  /// Returns the traffic along one mesh dimension; for an empty `mesh_dim`, of all collectives.
+  /// Returns calls and bytes along mesh dimension `mesh_dim`, or of all collectives for "".
   comm::Traffic total(const std::string& mesh_dim = {}) const;
-  /// Returns a text with a line for each mesh dimension and collective: number of calls, and bytes.
+  /// Returns a table as text: calls and bytes for each pair of a mesh dimension and a collective.
   std::string report() const;
   /// Returns every collective call, in the order in which the calls started. Includes process
   /// groups over several mesh dimensions ("dp_tp") and other meshes of this rank.
   std::vector<comm::CollectiveCall> calls() const;
-  /// Returns a text with a line for each call: number, mesh dimension, collective, bytes, and
-  /// purpose (an operator or an FSDP unit; in backward also the autograd node).
+  /// Returns a text with a line for each call: index of the call, mesh dimension, collective,
+  /// bytes, and the operator or FSDP unit that made the call (in backward also the autograd node).
   std::string listing() const;
 
  private:

@@ -28,8 +28,8 @@ namespace tessera {
 /// thread of a rank may call collectives at a time.
 ///
 /// Every function that makes or redistributes a distributed tensor throws Error, on every rank, for
-/// a Partial whose reduction the type does not support: bool supports max, min and product;
-/// integers all but avg; complex numbers sum and avg.
+/// a Partial placement whose reduction the dtype does not support. bool supports max, min and
+/// product. Integers support all reductions but avg. Complex dtypes support sum and avg.
 class DistributedTensor {
  public:
   DistributedTensor() = default;
@@ -43,8 +43,8 @@ class DistributedTensor {
   /// `local` does not have the sizes of this rank's shard; if the ranks exchanged sizes, every rank
   /// throws. Gradient: the local tensor's gradient has the placements of the distributed tensor,
   /// with Replicate in place of Partial. `grad_placements` overrides these placements, and must
-  /// split the tensor in the same way. For example, Partial for a replicated tensor gives each rank
-  /// its own term of the gradient.
+  /// shard the tensor in the same way. For example, with Partial for a replicated tensor each rank
+  /// gets one term of the gradient, which is the sum of all terms.
   static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                                       const Placements& placements,
                                       std::optional<std::vector<std::int64_t>> sizes = {},
@@ -55,8 +55,8 @@ class DistributedTensor {
   /// Returns this rank's local tensor, which shares memory with the distributed tensor. Not
   /// collective. `grad_placements`: the placements of the local gradient in backward; by default
   /// this tensor's placements, with Replicate in place of Partial. The `.grad` of a leaf is
-  /// redistributed to the leaf's placements. Throws Error, on all ranks, if `grad_placements` split
-  /// the tensor into other shards than the tensor's placements.
+  /// redistributed to the leaf's placements. Throws Error, on all ranks, unless `grad_placements`
+  /// shard the tensor in the same way as its placements.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
   /// Returns this tensor with other placements, or another layout, on the same mesh. Collective if
   /// data must move. The result shares no memory with this tensor; if this tensor has the
@@ -94,10 +94,10 @@ class DistributedTensor {
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements, std::optional<int> source = {});
 
-/// Returns sizes, type, mesh and placements as text, then this rank's values and their ranges in
-/// the global tensor. A Partial tensor is reduced first, which is collective: call to_string() on
-/// every rank. (Streaming the at::Tensor itself throws: libtorch's printer reads memory, and a
-/// distributed tensor has no memory of its own.)
+/// Returns a text: the tensor's sizes, dtype, mesh and placements, then this rank's values and
+/// their index ranges in the global tensor. A Partial tensor is reduced first, which is collective:
+/// call to_string() on every rank. (Streaming the at::Tensor itself throws: libtorch's printer
+/// reads memory, and a distributed tensor has no memory of its own.)
 std::string to_string(const DistributedTensor& tensor);
 /// Writes to_string(tensor).
 std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor);

@@ -15,11 +15,11 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 // Factories of distributed tensors with global `sizes`. Each rank makes its shard without
-// communication, on the mesh's device unless `options` set another device (meta). The terms of a
-// Partial tensor reduce to the requested values. The functions throw Error for a placement that the
-// sizes do not permit. The results are leaves; set requires_grad in the options.
+// communication, on the mesh's device unless `options` set another device (meta). The local tensors
+// of a Partial tensor reduce to the requested values. The functions throw Error for a placement
+// that the sizes do not permit. The results are leaves; set requires_grad in the options.
 
-/// Returns a distributed tensor with uninitialised values.
+/// Returns a distributed tensor with uninitialised elements.
 DistributedTensor empty(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                         const Placements& placements, at::TensorOptions options = {});
 /// Like empty(), with every element set to 0.

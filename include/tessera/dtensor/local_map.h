@@ -12,7 +12,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Options of local_map for the function's arguments and the arguments' gradients.
+/// Options of local_map for the function's arguments and for the gradients of these arguments.
 struct LocalMapOptions {
   /// Required placements of each tensor argument; nullopt permits any placements. An empty list
   /// permits any placements for all arguments.
@@ -34,10 +34,11 @@ struct LocalMapOptions {
 /// be the same on every rank and are passed unchanged. Use local_map for operations that are
 /// written for the shards of a tensor. Collective if `function` is collective. Differentiable:
 /// autograd records the operators that `function` runs; collectives that `function` calls directly
-/// need a gradient of their own. Throws Error for arguments with wrong placements, for a wrong
-/// number of results, and for an option list that is neither empty nor has one item for each
-/// argument (`out_sizes`: each result). The gradient of a plain argument is plain and whole; its
-/// placements follow the rules for a replicated argument. Like PyTorch's local_map.
+/// are not recorded, so `function` must define their gradients. Throws Error for arguments with
+/// wrong placements, for a wrong number of results, and for a non-empty list in the options that
+/// does not have one item for each argument (`out_sizes`: for each result). The gradient of a plain
+/// argument is plain and complete; the placements in the options apply as for a replicated
+/// argument. Like PyTorch's local_map.
 ///
 ///   // x is sharded. Each rank sums the squares of its shard: one term of the result.
 ///   const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {

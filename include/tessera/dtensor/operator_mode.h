@@ -15,11 +15,11 @@ namespace tessera {
 
 /// An OperatorMode intercepts operators between autograd and their kernels, on one thread and in
 /// the backwards of that thread. Only operators that make new tensors from tensors are intercepted.
-/// An operator that writes to an argument, returns a view, has no tensor argument, or is composed
-/// of other operators, is not intercepted. Like PyTorch's TorchDispatchMode.
+/// Not intercepted: operators that write to an argument, return a view, have no tensor argument, or
+/// are composed of other operators. Like PyTorch's TorchDispatchMode.
 class OperatorMode {
  public:
-  /// An intercepted operator.
+  /// The operator of an intercepted call.
   struct Operator {
     const std::string& name;    ///< the operator's name, for example "aten::sum.dim_IntList"
     bool draws_random = false;  ///< whether the operator draws random numbers
@@ -29,10 +29,10 @@ class OperatorMode {
   virtual ~OperatorMode() = default;
   /// The library calls call() for each intercepted operator on plain and distributed tensors, and
   /// for synchronous redistributions, as operator "tessera::redistribute". `run` runs the operator
-  /// and returns its results. Instead of these results, call() can return other results of the
-  /// types in the operator's schema. Operators that `run` calls on local tensors are not
+  /// and returns its results. Instead of these results, call() can return other results, of the
+  /// types that the operator's schema declares. Operators that `run` calls on local tensors are not
   /// intercepted. If the operator is collective, then either all ranks call `run`, or no rank does.
-  /// The operator throws the exceptions of `run` and of call().
+  /// Exceptions that `run` or call() throws reach the caller of the operator.
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 

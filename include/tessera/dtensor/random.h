@@ -22,15 +22,16 @@ struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
   /// The parts (separate weights) of a fused tensor (nn::FusedLinear). Each row belongs to one
-  /// part. Each part draws from its own stream instead of `stream`. The parts must stay valid
-  /// during the call that gets the key.
+  /// part. Each part draws from its own stream instead of `stream`. The parts must exist until the
+  /// call that gets the key returns.
   std::span<const RandomPart> parts{};
 };
 
 /// Fills a floating-point tensor, plain or distributed (not Partial), with uniform random numbers
 /// in [from, to]. This function, normal_(), trunc_normal_() and bernoulli_() compute values in fp64
 /// and round once to the tensor's type. These functions are not collective, are thread safe for
-/// different tensors, are not recorded by autograd, and throw Error for a tensor of another type.
+/// different tensors, are not recorded by autograd, and throw Error for a tensor that is not
+/// floating-point.
 void uniform_(const at::Tensor& tensor, double from, double to, RandomKey key);
 /// Fills a tensor with normal random numbers, by inverse CDF (Wichura's AS241). See uniform_().
 void normal_(const at::Tensor& tensor, double mean, double std, RandomKey key);
@@ -46,17 +47,18 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
 /// applies to distributed tensors, and to plain tensors in the forward of a module with fully_shard
 /// or parallelize_module (docs/random.md). Not collective, but every rank must set the same seed
 /// and make the same calls: then the ranks get shards of the same global tensors, on every mesh.
-/// The common operators draw by global element, without communication and bit-equal on CPU and
-/// CUDA. All other random operators gather their tensors, and are bit-equal on devices of the same
-/// model. A generator that the caller passes to an operator has precedence; every rank must pass an
-/// equal generator. libtorch's own generators are not changed.
+/// The common operators draw each number by its element's index in the global tensor, without
+/// communication, and give bit-equal numbers on CPU and CUDA. All other random operators gather
+/// their tensors, and give bit-equal numbers on devices of the same model. A generator that the
+/// caller passes to an operator is used instead of the seed; every rank must pass an equal
+/// generator. libtorch's own generators are not changed.
 void manual_seed(std::uint64_t seed);
 
-/// Returns this rank's position in its sequence of random operators. set_random_state() with the
-/// returned state repeats the numbers that were drawn after this call.
+/// Returns the state of this rank's random operators: the seed and the number of calls. After
+/// set_random_state() with this state, the numbers that were drawn since this call are drawn again.
 RandomState random_state();
-/// Sets this rank's position to a result of random_state(). Random operators then repeat the
-/// numbers that were drawn after random_state() was called.
+/// Sets the state of this rank's random operators to a result of random_state(). Random operators
+/// then repeat the numbers that were drawn after random_state() was called.
 void set_random_state(RandomState state);
 
 namespace detail {
@@ -67,8 +69,8 @@ class RandomRegionScope;
 /// thread as part `index` of `count` equal parts along dimension 0. Data-parallel ranks then draw
 /// the numbers that a single rank draws for the full batch. BatchPart(0, 1) declares that the
 /// tensors are the full batch. In the scope, plain tensors also use the seed of manual_seed(). The
-/// forward of a module with fully_shard needs a BatchPart only if the library cannot know the
-/// rank's rows of the batch. An inner scope replaces an outer scope.
+/// forward of a module with fully_shard needs a BatchPart only if the library cannot derive from
+/// the input which rows of the batch this rank has. An inner scope replaces an outer scope.
 class BatchPart : tessera::detail::NoCopy {
  public:
   BatchPart(std::int64_t index, std::int64_t count);

@@ -21,13 +21,13 @@ struct ShardingSpec {
 /// Options of a redistribution.
 struct RedistributeOptions {
   /// Whether redistribute() returns before its last collective has finished. The first use of the
-  /// values waits for this collective, and throws if the collective failed. On a CPU the next
-  /// synchronous redistribution also waits for this collective. In backward the gradient is
+  /// result's values waits for this collective, and throws if the collective failed. On a CPU the
+  /// next synchronous redistribution also waits for this collective. In backward the gradient is
   /// redistributed asynchronously.
   bool async = false;
 };
 
-/// Writes the mesh and the layout: "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]".
+/// Writes the mesh and the layout of a ShardingSpec: "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]".
 std::ostream& operator<<(std::ostream& stream, const ShardingSpec& spec);
 
 namespace detail {

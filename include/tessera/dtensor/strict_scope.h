@@ -12,11 +12,11 @@ namespace tessera {
 /// While a StrictScope exists, implicit communication on this thread throws Error. Implicit
 /// communication is a redistribution that the program did not request, or the gather of an operator
 /// without a sharding rule. TESSERA_STRICT=1 in the environment does the same for the whole
-/// process. A backward runs under the scope that is active when backward() is called, on any thread
-/// of autograd.
+/// process. On all threads of autograd, a backward uses the scope of the thread that called
+/// backward().
 ///
-/// item() and bool(), which read one value, and the reduction of a leaf's gradient to the layout of
-/// the leaf are allowed in the scope.
+/// Two kinds of communication are allowed in the scope: item() and bool(), which read one value,
+/// and the reduction of a leaf's gradient to the layout of the leaf.
 class StrictScope {
  public:
   explicit StrictScope(bool strict = true) : scope_(strict) {}
@@ -42,9 +42,8 @@ class ReplicationScope : tessera::detail::NoCopy {
   bool outer_;
 };
 
-/// Returns the number of implicit redistributions of this thread and of its backwards. An implicit
-/// redistribution changes the layout of an operator's argument because the operator needs another
-/// layout.
+/// Returns the number of implicit redistributions of this thread and of its backwards. A
+/// redistribution is implicit if an operator needs an argument in another layout.
 std::int64_t implicit_redistributions();
 
 }  // namespace tessera

@@ -34,16 +34,16 @@ class DeviceMesh {
   DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape);
 
   /// Makes a mesh that uses the caller's process groups, one for each dimension, instead of making
-  /// groups. This rank's rank in each group must equal its coordinate in the dimension. Not
-  /// collective. Throws Error if a group does not fit, or if an equal mesh already has another
-  /// group for the dimension.
+  /// groups. This rank's rank in each process group must equal this rank's coordinate in the mesh
+  /// dimension. Not collective. Throws Error for a process group of another size or rank, and if an
+  /// equal mesh already has another process group for a dimension.
   static DeviceMesh from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                 const std::vector<comm::CommunicatorPtr>& groups);
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
-  /// Returns the address of the object that copies of this mesh share. Two meshes of one world with
-  /// equal ranks, sizes and names, or two equal slices of one mesh, have the same address.
+  /// Returns the address of the object that all copies of this mesh share. Two meshes of one world
+  /// with equal ranks, sizes and names, or two equal slices of one mesh, have the same address.
   const void* id() const { return impl_.get(); }
 
   const MeshShape& shape() const;
@@ -56,7 +56,7 @@ class DeviceMesh {
   const comm::WorldPtr& world() const;
   /// Returns the type of the mesh's devices: "cpu" or "cuda".
   const std::string& device_type() const;
-  /// Returns the device of this rank's tensors, with the index of the GPU. Equal on all threads.
+  /// Returns the device of this rank's tensors, such as "cuda:0"; the same on all threads.
   c10::Device device() const;
 
   /// Returns this rank's coordinate in the mesh; empty if this rank is not a member of the mesh.
@@ -84,9 +84,9 @@ class DeviceMesh {
   /// Throws Error unless the sizes multiply to the dimension's size. Not collective.
   DeviceMesh unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                        const std::vector<std::string>& names) const;
-  /// Returns the submesh that has the dimensions of all of `meshes`, in this order, and contains
-  /// this rank. All of `meshes` must have the same root(). Not collective. Throws Error if two of
-  /// `meshes` share a dimension.
+  /// Returns the submesh that has the dimensions of all of `meshes`, in the order of `meshes`, and
+  /// contains this rank. All of `meshes` must have the same root(). Not collective. Throws Error if
+  /// two of `meshes` share a dimension.
   static DeviceMesh concatenate(const std::vector<DeviceMesh>& meshes);
 
   /// Returns the process group of a dimension. The first call makes the group, which is collective
@@ -95,10 +95,10 @@ class DeviceMesh {
   comm::Communicator& group(std::string_view name) const;
   /// Returns the process group of a 1-D mesh; throws Error for a mesh with more dimensions.
   comm::Communicator& group() const;
-  /// Returns the process group over several dimensions, with its ranks in row-major order of
+  /// Returns the process group over several mesh dimensions; ranks are in row-major order of
   /// `dims`.
   comm::Communicator& group(const std::vector<int>& dims) const;
-  /// Returns the process group of all ranks of the mesh, in the order of ranks().
+  /// Returns the process group of all ranks of the mesh; the ranks are in the order of ranks().
   comm::Communicator& group_of_all_ranks() const;
 
  private:

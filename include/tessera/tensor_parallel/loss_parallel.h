@@ -22,10 +22,10 @@ struct CrossEntropyOptions {
   /// the call that are not ignored, at least 1. The default is correct only if every data-parallel
   /// rank has the same number of such targets.
   at::Tensor tokens = {};
-  /// Alternative to `tokens`: the mesh of the data-parallel ranks, which fully_shard uses. Mean is
-  /// then the mean over all targets on these ranks that are not ignored, even if the ranks have
-  /// different numbers of such targets. Each call counts the targets by an all-reduce of one
-  /// number. For micro-batches use `tokens`, with the targets of all micro-batches.
+  /// Alternative to `tokens`: the data-parallel mesh that was passed to fully_shard. Reduction Mean
+  /// then divides by the number of targets on all ranks of this mesh that are not ignored. Each
+  /// call counts the targets by an all-reduce of one number. For micro-batches use `tokens`, with
+  /// the targets of all micro-batches.
   DeviceMesh over = {};
   /// Label smoothing as in torch's cross_entropy, a number from 0 to 1.
   double label_smoothing = 0;
@@ -42,15 +42,15 @@ struct CrossEntropyOptions {
 /// (tokens) int64, plain and the same on every rank of the mesh, or distributed on the mesh.
 /// Targets with another layout than the rows of the logits are redistributed. Returns the loss over
 /// all tokens, a plain scalar that is equal on every rank of the mesh (0 if all targets are
-/// ignored). Reduction None returns the losses, (tokens), distributed like sharded tokens,
-/// otherwise plain.
+/// ignored). Reduction None returns the loss of each token: a tensor (tokens), distributed if the
+/// tokens are sharded, otherwise plain.
 ///
 /// A sharded vocabulary costs two small all-reduces in forward: the maximum of each row, and its
 /// sum of exponentials with the logit of its target. Sharded tokens cost an all-reduce of the sum
 /// of losses and, if the targets are sharded too, of the number of targets. Backward does not
-/// communicate. Collective over the mesh if anything is sharded. Differentiable by `logits`; the
-/// gradient has the layout and type of the logits. The operator tessera::cross_entropy computes the
-/// losses of the rows.
+/// communicate. Collective over the mesh if the logits or the targets are sharded. Differentiable
+/// by `logits`; the gradient has the layout and type of the logits. The operator
+/// tessera::cross_entropy computes the losses of the rows.
 ///
 /// Throws Error for other shapes and types, for logits that are Partial or strided, and for a
 /// target outside of the vocabulary. After a training forward of a model with fully_shard or
@@ -61,9 +61,9 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 
 /// Returns the value for CrossEntropyOptions::tokens: the number of targets that are not ignored,
 /// averaged over the ranks of the data-parallel `mesh`. The result is one fp64 number above 0. With
-/// this value as `tokens`, fully_shard's mean of the gradients is the mean over all tokens. For
-/// micro-batches, pass the targets of all micro-batches and add the losses. Collective over `mesh`.
-/// Not differentiable.
+/// this value as `tokens`, the gradients that fully_shard averages over the ranks are gradients of
+/// the mean over all tokens. For micro-batches, pass the targets of all micro-batches and add the
+/// losses. Collective over `mesh`. Not differentiable.
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index = -100);
 
@@ -72,15 +72,15 @@ struct LinearCrossEntropyOptions {
   CrossEntropyOptions loss{};
   /// The number of chunks into which a rank's tokens are divided. 0: chunk_bytes decides.
   std::int64_t chunks = 0;
-  /// The maximum size in bytes of a chunk's logits on one rank, in the type of `hidden`. A chunk
-  /// has at least one token. The number of tokens of a chunk is rounded down: from 1024 on to a
-  /// multiple of 1024, from 128 on to a multiple of 128. Not used if `chunks` is set.
+  /// The maximum size in bytes of a chunk's logits on one rank, in the dtype of `hidden`. A chunk
+  /// has at least one token. A chunk of 1024 or more tokens is rounded down to a multiple of 1024,
+  /// a chunk of 128 or more tokens to a multiple of 128. Not used if `chunks` is set.
   std::int64_t chunk_bytes = std::int64_t{256} << 20;
 };
 
-/// Computes cross_entropy of the logits `hidden` * `weight`^T, the head of a language model and its
-/// loss. One chunk of tokens is computed at a time, so that the full logits never exist. Forward
-/// also computes the gradients of a chunk while its logits exist, and backward scales these
+/// Computes cross_entropy of the logits hidden * weight^T: the output head and the loss of a
+/// language model. One chunk of tokens is computed at a time, so that the full logits never exist.
+/// Forward also computes the gradients of a chunk while its logits exist, and backward scales these
 /// gradients. Like Liger Kernel's fused linear cross entropy (Hsu et al. 2024).
 ///
 /// `hidden`: (tokens, features). `weight`: (vocabulary, features). `hidden` and `weight` are both
@@ -94,8 +94,8 @@ struct LinearCrossEntropyOptions {
 /// if the weight is fp16 or bf16, and rounded to this type once, in backward. Except on CUDA, such
 /// a sum needs memory for an fp32 copy of a chunk's rows of `hidden` and for a copy of the chunk's
 /// logits. Collective like cross_entropy, with two small all-reduces for each chunk. Differentiable
-/// by `hidden` and `weight`. The gradient of `hidden` is Partial over a dimension that shards the
-/// vocabulary; its reduction is the only communication in backward.
+/// by `hidden` and `weight`. The gradient of `hidden` is Partial over a mesh dimension that shards
+/// the vocabulary; the reduction of this gradient is the only communication in backward.
 ///
 /// Throws the Errors of cross_entropy. Also throws Error for other shapes, types and layouts, for
 /// negative chunks or bytes, and for reduction None with gradients, because forward does not know

@@ -30,8 +30,9 @@ namespace tessera::tensor_parallel {
 /// Not collective: every rank must have the complete parameters, of which it stores only its shard.
 /// In the first forward the ranks compare the parameters that are not split, and the plain inputs.
 /// Throws Error, before anything is changed, for a pattern that matches no module, or that matches
-/// inside some but not all modules of one class; for a style that is not applicable to its module;
-/// for heads that the ranks do not divide; and for a parameter that is already distributed.
+/// inside some but not all modules of one class; for a style that cannot be applied to a module;
+/// for a number of heads that the number of ranks does not divide; and for a parameter that is
+/// already distributed.
 ///
 ///   parallelize_module(model, mesh["tp"], {{"layers.*.mlp.up_proj", colwise_parallel()},
 ///                                          {"layers.*.mlp.down_proj", rowwise_parallel()}});
@@ -40,10 +41,10 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
 
 /// Options of the tensor-parallel plans that modules declare (DeclaresPlan).
 struct DeclaredPlanOptions {
-  /// Whether activations outside of attention and MLP are split along the sequence.
+  /// Whether activations outside of attention and MLP blocks are sharded along the sequence.
   bool sequence_parallel = true;
   bool loss_parallel = true;  ///< whether logits remain sharded over the vocabulary
-  bool regather = true;       ///< PrepareModuleInputOptions::regather for the blocks' inputs
+  bool regather = true;       ///< whether backward gathers the inputs of blocks again
 };
 
 /// Interface of a module class that declares the tensor-parallel plan for itself and the modules
@@ -62,7 +63,8 @@ class DeclaresPlan {
  public:
   virtual ~DeclaresPlan() = default;
   /// Returns the tensor-parallel plan for this module on a 1-D mesh, with patterns relative to the
-  /// module. Throws Error if the module cannot be split over the mesh's ranks. Not collective.
+  /// module. Throws Error if the module's parameters cannot be sharded over the mesh. Not
+  /// collective.
   virtual ParallelizePlan tensor_parallel_plan(const DeviceMesh& mesh,
                                                const DeclaredPlanOptions& options) const = 0;
 };
@@ -74,14 +76,14 @@ class DeclaresPlan {
 ParallelizePlan declared_plan(const nn::ModuleBase& module, const DeviceMesh& mesh,
                               const DeclaredPlanOptions& options = {});
 
-/// Applies declared_plan() of `module`, with the default options, to `module`:
-/// parallelize_module(module, mesh, declared_plan(module, mesh)).
+/// Calls parallelize_module(module, mesh, declared_plan(module, mesh)), so applies the plan that
+/// `module` declares, with the default options.
 void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh);
 
 /// Options for the tensor-parallel plan of a block (attention or MLP) of a model.
 struct BlockPlanOptions {
-  /// The placement of the block's input and result: Replicate, or with sequence parallelism Shard
-  /// of the token dimension (Korthikanti et al. 2022).
+  /// The placement of the block's input and of its result: Replicate, or for sequence parallelism
+  /// (Korthikanti et al. 2022) Shard of the token dimension.
   Placement activations = Replicate{};
   /// Whether backward gathers the input of the block again, so that only the input's shard is saved
   /// (PrepareModuleInputOptions::regather).
@@ -95,7 +97,7 @@ struct BlockPlanOptions {
 // the first Linears are column-wise, and the last Linear is row-wise. Forward and backward of a
 // block each need one all-reduce or, with sequence parallelism, one all-gather and one
 // reduce-scatter. `fqn`: the FQN of the block, or a pattern such as "layers.*.attn".
-// parallelize_module() checks the plan, and throws Error if the ranks do not divide the heads.
+// parallelize_module() throws Error if the number of ranks does not divide the number of heads.
 // Features that do not belong to heads may be split unevenly.
 
 /// Returns the row-wise plan of an nn::Embedding: the vocabulary is split. The input of the
@@ -112,7 +114,7 @@ ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names =
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names = {},
                               const BlockPlanOptions& options = {});
 /// Returns the tensor-parallel plan of an nn::MixtureOfExperts with the options `block`: each rank
-/// computes the router and the experts for a part of the tokens, and the shared expert is split
+/// computes the router and the experts for its shard of the tokens, and the shared expert is split
 /// like an nn::SwiGlu. The experts' weights get their layout from nn::apply_expert_parallel(), with
 /// a mesh whose last dimension is the tensor-parallel dimension.
 ParallelizePlan experts_plan(const std::string& fqn, const nn::ExpertsOptions& block,

@@ -51,14 +51,15 @@ class ParallelStyle {
 using StylePtr = std::shared_ptr<const ParallelStyle>;
 
 /// Pairs of an FQN pattern (nn::matches_fqn) and a style: {"layers.*.mlp.up_proj",
-/// colwise_parallel()}. The pattern "" is the module to which the plan is applied.
+/// colwise_parallel()}. The pattern "" matches the module that parallelize_module() gets.
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
 // Styles and options have PyTorch's names. Two defaults differ: use_local_output, and the meaning
 // of a plain input (docs/tensor_parallel.md). Options that several styles have:
 // * input_layouts: the placement of forward's first argument if it is plain. Replicate (the
 //   default): the argument is the same on every rank. Another placement: the argument is this
-//   rank's part. A distributed argument has its own placement.
+//   rank's local tensor of a tensor with this placement. A distributed argument has its own
+//   placement.
 // * output_layouts: the placement of the first tensor of the result.
 // * regather: only the shard of a split input is saved, and backward gathers the input again, once
 //   for all matrix products of this input (Korthikanti et al. 2022). For nn::Linear and
@@ -67,8 +68,8 @@ using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 //   checkpointing, backward takes the gathered input from the recomputation. Backward with
 //   create_graph throws Error.
 // * use_local_output: the result is the plain local tensor instead of the distributed tensor. For a
-//   sharded result this is the rank's part (docs/tensor_parallel.md, "Local parts"). Redistribution
-//   is collective over the mesh and differentiable.
+//   sharded result this is the rank's shard (docs/tensor_parallel.md, "Local parts").
+//   Redistribution is collective over the mesh and differentiable.
 
 /// Options of colwise_parallel(), for Linear and Embedding. The style shards the output features:
 /// the weight and bias of a Linear are Shard(0), the weight of an Embedding is Shard(1). The input
@@ -79,8 +80,8 @@ struct ColwiseOptions {
   Placement input_layouts = Replicate{};
   Placement output_layouts = Shard{-1};
   bool use_local_output = false;
-  /// The number of heads in the output features. Each rank gets whole heads: parallelize_module
-  /// throws Error if the ranks do not divide the heads. If 0, the features may be split anywhere.
+  /// The number of heads in the output features; 0: the features may be split anywhere. Ranks get
+  /// whole heads: parallelize_module throws Error unless the number of ranks divides `heads`.
   std::int64_t heads = 0;
   bool regather = true;
 };
@@ -92,8 +93,8 @@ StylePtr colwise_parallel(ColwiseOptions options = {});
 /// the keys or values of grouped-query attention. colwise_parallel() would split single heads. The
 /// number of ranks must be a multiple of `heads`. The parameters are replicated. Each head is
 /// computed on (number of ranks) / `heads` consecutive ranks: the ranks that have the queries of
-/// this head, if colwise_parallel() splits the queries. The result is Shard(-1) with ranks *
-/// (features / heads) features, as if each rank had a separate head. The gradients of the
+/// this head, if colwise_parallel() splits the queries. The result is Shard(-1) and has (number of
+/// ranks) * (features / heads) features, as if each rank had a separate head. The gradients of the
 /// parameters are sums over the ranks. Like Megatron-LM with fewer query groups than ranks.
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
@@ -105,11 +106,11 @@ struct ReplicatedHeadsOptions {
 StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
 
 /// Options of fused_colwise_parallel(), for an nn::FusedLinear, or an nn::Linear whose output
-/// features are several equal parts (query, key and value; gate and up). The style shards each
-/// part: the result of a rank is the rank's shard of the first part, followed by the rank's shard
-/// of the second part, and so on. chunk() of the result therefore returns the shards of the parts.
-/// colwise_parallel() would give a rank consecutive features of only one or two parts. A
-/// distributed result is _StridedShard(-1, parts).
+/// features consist of several equal parts (query, key and value; gate and up). The style shards
+/// each part: the result of a rank is the rank's shard of the first part, followed by the rank's
+/// shard of the second part, and so on. chunk() of the local result therefore returns the rank's
+/// shard of each part. colwise_parallel() would give a rank consecutive features of only one or two
+/// parts. A distributed result is _StridedShard(-1, parts).
 struct FusedColwiseOptions {
   /// Number of equal parts of an nn::Linear's output features; must be 0 for an nn::FusedLinear.
   std::int64_t parts = 0;
@@ -158,18 +159,18 @@ struct ReplicateOptions {
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
 /// Creates the style that places a module's own parameters as the caller requests. Parameters of
-/// modules below the module are not changed. For a class token, registers, positions or a
-/// LayerScale in a container, and for a module inside an nn::Hooked. `placements`: pairs of
+/// modules below the module are not changed. Use this style for a class token, registers, positions
+/// or a LayerScale in a container, and for a module inside an nn::Hooked. `placements`: pairs of
 /// parameter name and placement, such as {"weight", Shard{0}}. Parameters that `placements` does
-/// not name are replicated. Inputs are not converted. The gradients equal those of one rank.
-/// parallelize_module throws Error for a name that the module does not have, and for a module
+/// not name are replicated. Inputs are not converted. The gradients equal those of a run on one
+/// rank. parallelize_module throws Error for a name that the module does not have, and for a module
 /// without own parameters. Like PyTorch's distribute_module with partition_fn.
 StylePtr place_parameters(std::vector<std::pair<std::string, Placement>> placements = {});
 
 /// Options of prepare_module_input(), for any module. Entry i of each list is for the i-th tensor
 /// among the arguments of forward: `input_layouts` is the placement of a plain tensor,
-/// `desired_input_layouts` the placement after redistribution. With nullopt the tensor stays
-/// unchanged.
+/// `desired_input_layouts` the placement after redistribution. With nullopt the tensor is not
+/// changed.
 struct PrepareModuleInputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};
@@ -182,8 +183,8 @@ StylePtr prepare_module_input(PrepareModuleInputOptions options);
 
 /// Options of prepare_module_output(), for any module. Entry i of each list is for the i-th tensor
 /// in the result of forward: `output_layouts` is the placement of a plain tensor,
-/// `desired_output_layouts` the placement after redistribution. With nullopt the tensor stays
-/// unchanged.
+/// `desired_output_layouts` the placement after redistribution. With nullopt the tensor is not
+/// changed.
 struct PrepareModuleOutputOptions {
   std::vector<std::optional<Placement>> output_layouts{};
   std::vector<std::optional<Placement>> desired_output_layouts{};
@@ -193,8 +194,8 @@ struct PrepareModuleOutputOptions {
 /// PyTorch's PrepareModuleOutput.
 StylePtr prepare_module_output(PrepareModuleOutputOptions options);
 
-/// Options of prepare_module_input_output(). The fields have the same meaning as in
-/// PrepareModuleInputOptions and PrepareModuleOutputOptions.
+/// Options of prepare_module_input_output(). Each field means the same as the field of this name in
+/// PrepareModuleInputOptions or PrepareModuleOutputOptions.
 struct PrepareModuleInputOutputOptions {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};
@@ -209,11 +210,12 @@ StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
 /// For your own parallel styles. Converts `tensor`, an argument or result of `module`, to a
 /// distributed tensor with placement `desired` on the 1-D `mesh`. `layout`: the placement of a
-/// plain tensor. With Replicate the plain tensor is the same on every rank; otherwise it is this
-/// rank's part of a tensor with global sizes `sizes` (default: the ranks exchange the sizes of
-/// their parts). `regather`: the option of the styles. Collective if data or sizes are sent.
-/// Differentiable. Throws Error if `tensor` is undefined or on another mesh, and on all ranks if
-/// the parts are not shards of one tensor.
+/// plain tensor. With Replicate the plain tensor is the same on every rank; otherwise the plain
+/// tensor is this rank's shard of a tensor with global sizes `sizes` (default: the ranks exchange
+/// the sizes of their shards). `regather`: whether backward gathers a split input again, so that
+/// the gathered input is not saved. Collective if data or sizes are sent. Differentiable. Throws
+/// Error if `tensor` is undefined or on another mesh, and on all ranks if the plain tensors are not
+/// shards of one tensor.
 at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
                          const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
                          std::optional<std::vector<std::int64_t>> sizes = {},

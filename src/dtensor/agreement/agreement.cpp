@@ -89,7 +89,6 @@ std::string kind_of(const Replica& replica) {
                                  : "none";
 }
 
-/// Returns for each replica a hash of its name, sizes and type, and a hash of its values.
 Numbers hashes_of(const std::vector<Replica>& replicas) {
   Numbers hashes;
   for (const Replica& replica : replicas) {
@@ -105,9 +104,9 @@ std::int64_t joined(const Numbers& hashes) {
 }
 
 struct Difference {
-  std::size_t peer = 0;  ///< index of the first rank whose element differs from rank 0 of the group
+  std::size_t peer = 0;  ///< the first rank whose element differs from rank 0 of the process group
   std::int64_t element = 0;
-  std::string first, other;  ///< the element on rank 0 and on rank `peer` of the group
+  std::string first, other;  ///< the element on rank 0 and on rank `peer` of the process group
 };
 
 at::Tensor gathered(const Peers& peers, const at::Tensor& block) {
@@ -306,8 +305,8 @@ std::string in_module() {
                                 : " in '" + names.back() + "'";
 }
 
-// agreed_sizes() computes the global sizes of a tensor from all ranks' local sizes. Local sizes of
-// one rank do not suffice: with uneven shards, ranks would compute different global sizes.
+// agreed_sizes() computes the global sizes of a tensor from all ranks' local sizes. The local sizes
+// of a single rank do not suffice, because shards may be uneven.
 
 namespace {
 
@@ -333,8 +332,8 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
   return split;
 }
 
-/// Whether the rank at `coordinate` counts in the sum of local sizes. If several ranks have copies
-/// of a shard, only one of these ranks counts.
+/// Whether the local size of the rank at `coordinate` is added to the global size. If several ranks
+/// have copies of a shard, only one of these ranks is counted.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {
@@ -344,7 +343,6 @@ bool counts(const SplitDim& split, const Sizes& coordinate) {
   return true;
 }
 
-/// Returns each rank's local size along `split.dim` for the global sizes `sizes`.
 Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& sizes,
                       const MeshShape& mesh) {
   Sizes chunks;
@@ -355,7 +353,7 @@ Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& 
   return chunks;
 }
 
-/// Returns a hash of the properties that are equal for all shards of a tensor: its type, and its
+/// Returns a hash of the properties that all shards of a tensor have in common: the dtype, and the
 /// sizes along dimensions that are not sharded.
 std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& split) {
   Sizes sizes = local.sizes().vec();
@@ -367,7 +365,7 @@ std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& 
 }
 
 /// Exchanges between the ranks: the local sizes along the dimensions in `split`, and the hash from
-/// hash_of_rest(). With fake ranks, returns only this rank's values.
+/// hash_of_rest(). With fake ranks (no communication), returns only this rank's values.
 std::vector<Sizes> parts_of(const at::Tensor& local, const std::vector<SplitDim>& split,
                             const DeviceMesh& mesh) {
   Sizes own;

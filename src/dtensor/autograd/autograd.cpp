@@ -37,7 +37,7 @@ at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arg
 }
 
 /// The autograd node of from_local. Backward redistributes the gradient to the layout `sharding`,
-/// which the caller of from_local chose, and returns its local tensor.
+/// which the caller of from_local chose, and returns the local tensor of the result.
 struct FromLocalBackward final : Node {
   explicit FromLocalBackward(ShardingSpec s) : sharding(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override {
@@ -59,8 +59,8 @@ struct ToLocalBackward final : Node {
   TensorSpecPtr spec;
 };
 
-/// The autograd node of redistribute. Backward redistributes the gradient to the old layout,
-/// asynchronously if the forward was asynchronous.
+/// The autograd node of redistribute. Backward redistributes the gradient to the layout that the
+/// input had, asynchronously if the forward was asynchronous.
 struct RedistributeBackward final : Node {
   RedistributeBackward(ShardingSpec s, const RedistributeOptions& o)
       : sharding(std::move(s)), options(o) {}
@@ -72,9 +72,9 @@ struct RedistributeBackward final : Node {
   RedistributeOptions options;
 };
 
-/// Returns the local tensor for to_local(). The local tensor of a detached view (DetachedView) is
-/// copied: the view has its own copy of its base's elements, and a write by the caller would not
-/// reach the base.
+/// Returns the local tensor for to_local(). For a detached view (DetachedView), returns a copy: the
+/// view has its own copy of its base's elements, and a write by the caller would not reach the
+/// base.
 at::Tensor own_local(const DistributedTensorImpl& impl) {
   return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
 }
@@ -93,7 +93,7 @@ at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target
       intern_spec({target, spec->sizes, detail::contiguous_strides(spec->sizes), spec->dtype}));
 }
 
-/// Redistributes without autograd. The result never shares memory with the source.
+/// Redistributes without autograd. The result never shares memory with the tensor of `impl`.
 at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto local = redistribute_local(impl.local(), spec, target.layout);
@@ -121,8 +121,8 @@ at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const Shardi
   return mode->call({name}, run).front().toTensor();
 }
 
-/// Compares a local gradient between ranks along each mesh dimension on which its layout is
-/// replicated. With TESSERA_DEBUG=1, finds gradients that the caller of to_local() should have
+/// Compares a local gradient between ranks along each mesh dimension on which the gradient's layout
+/// is replicated. With TESSERA_DEBUG=1, finds gradients that the caller of to_local() should have
 /// reduced. Collective.
 void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
   const DeviceMesh& mesh = spec.sharding.mesh;
@@ -160,8 +160,8 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
                                    ShardingSpec{sharding.mesh, gradient});
 }
 
-/// If `tensor` is a leaf that is used for the first time, also installs the hook that redistributes
-/// the leaf's gradient to the leaf's layout.
+/// Differentiable to_local(). The first use of a leaf also installs the hook that redistributes the
+/// gradient of the leaf to the layout of the leaf.
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
   auto& impl = *as_distributed(tensor);
   check_readable(impl, "to_local()");
@@ -216,8 +216,8 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 
 // Hooks on gradients. Backward sometimes chooses a cheaper layout for a leaf's gradient, but
 // optimizers expect the layout of the leaf, so a hook redistributes the gradient. The hook is
-// installed when an operator first uses the leaf. A second hook makes gradients of plain tensors
-// plain.
+// installed when an operator first uses the leaf. A second hook converts distributed gradients of
+// plain tensors to plain tensors.
 
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();

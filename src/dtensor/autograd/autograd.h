@@ -25,7 +25,8 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor);
 
 /// Installs the hook that redistributes a leaf's gradient to the leaf's layout (Partial is replaced
-/// by Replicate). Must be called at the leaf's first use, before the leaf can have a gradient.
+/// by Replicate). Must be called when an operator first uses the leaf, before the leaf can have a
+/// gradient.
 inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   if (!impl.has_autograd_state() || impl.has_gradient_hook()) {
     return;
@@ -35,10 +36,9 @@ inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& 
   }
 }
 
-/// Installs the hook that makes a plain tensor's gradient plain and whole, even if an operator
-/// returns a distributed gradient. Called by operators that combine plain and distributed tensors.
-/// Does nothing if autograd does not record. The hook is collective if the gradient is sharded or
-/// Partial.
+/// Installs the hook that converts a distributed gradient of a plain tensor to a plain and complete
+/// gradient. Called by operators that combine plain and distributed tensors. Does nothing if
+/// autograd does not record. The hook is collective if the gradient is sharded or Partial.
 void keep_gradient_plain(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

@@ -27,7 +27,7 @@ namespace tessera::detail {
 
 /// The cache key of an operator call: a list of 64-bit words with everything that the call plan
 /// depends on. The words describe the operator, the interned spec of each distributed tensor, the
-/// sizes, strides and type of each plain tensor, and the arguments that sharding rules read. Each
+/// sizes, strides and dtype of each plain tensor, and the arguments that sharding rules read. Each
 /// thread reuses one CallKey, so that building a key allocates nothing. A call has the same key
 /// with boxed and with unboxed arguments, because the functions add() for both kinds of arguments
 /// add the same words.
@@ -35,7 +35,6 @@ class CallKey {
  public:
   using Kind = OperatorInfo::ArgumentKind;
 
-  /// Begins the cache key of a call of `info`. The caller then adds all arguments, in schema order.
   void begin(const OperatorInfo& info) {
     words_.clear();
     push(reinterpret_cast<std::uintptr_t>(&info));
@@ -62,8 +61,9 @@ class CallKey {
       add(kind, tensor);
     }
   }
-  // Adds a number to the cache key by its value. For kind kScalar, adds only the number's type:
-  // otherwise a learning rate that changes at each step would need a new call plan at each step.
+  // Adds the value of a number to the cache key. For kind kScalar, adds only the type of the
+  // number: otherwise a learning rate that changes at each step would need a new call plan at each
+  // step.
   void add(Kind kind, std::int64_t value) {
     if (begin_number(kind, value, NumberType::kInteger)) {
       push(static_cast<std::uint64_t>(value));
@@ -111,8 +111,8 @@ class CallKey {
   }
 
   std::span<const std::uint64_t> words() const { return {words_.data(), words_.size()}; }
-  /// Hashes the cache key by Fibonacci hashing, word by word. The shift moves the high bits, which
-  /// the multiplication mixes best, to the low bits, which select an entry of the hash table.
+  /// Hashes the cache key by Fibonacci hashing, word by word. The shift moves the high bits of the
+  /// product, which are mixed best, to the low bits, which select an entry of the hash table.
   std::uint64_t hash() const {
     std::uint64_t hash = words_.size();
     for (const auto word : words_) {
@@ -140,8 +140,6 @@ class CallKey {
   void begin_list(std::size_t size) { push(tagged(size, kList)); }
   void add_type(NumberType type) { push(tagged(static_cast<std::uint64_t>(type), kValue)); }
   void add_none(Kind kind) { kind == Kind::kScalar ? add_type(NumberType::kNone) : push(kNone); }
-  /// Adds the type of a number to the cache key. Returns whether the caller must also add the
-  /// value.
   template <class T>
   bool begin_number(Kind kind, T value, NumberType type) {
     add_type(kind == Kind::kScalar ? number_type(value) : type);
@@ -174,15 +172,14 @@ class CallCache {
   CallCache& operator=(const CallCache&) = delete;
   ~CallCache() { here_ = nullptr; }
 
-  /// The cache key of the call that is looked up next. A new call plan is inserted with the same
-  /// key, so no other operator may be dispatched between look_up() and insert().
+  /// The cache key of the call that look_up() looks up next. insert() stores a new call plan with
+  /// the same key, so no other operator may be dispatched between look_up() and insert().
   CallKey& key() { return key_; }
 
   struct Lookup {
     std::uint64_t hash = 0;
     CallPlan* plan = nullptr;  ///< the cached plan, or nullptr; valid until the next insert()
   };
-  /// Looks up the call plan for key(), which the caller has just built.
   Lookup look_up() {
     const std::uint64_t hash = key_.hash();
     for (std::size_t i = 0; i < kNeighbourhood; ++i) {
@@ -197,7 +194,6 @@ class CallCache {
     }
     return {hash, nullptr};
   }
-  /// Inserts the plan of the call that look_up() did not find. Returns the stored plan.
   CallPlan& insert(const Lookup& missed, CallPlan plan);
 
   DispatchCacheStatistics statistics() const;
@@ -237,20 +233,20 @@ class CallCache {
   Slot& slot(std::uint64_t hash, std::size_t i) { return slots_[(hash + i) % kSlots]; }
 
   static void make_here();
-  // This thread's cache. A plain pointer needs no initialisation check at each access.
+  // This thread's cache. A pointer, because an object needs an initialisation check at each access.
   static inline constinit thread_local CallCache* here_ = nullptr;
 
   CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
-  std::uint64_t uses_ = 0;  ///< number of look-ups
+  std::uint64_t uses_ = 0;  ///< number of calls of look_up()
   std::uint64_t misses_ = 0;
 };
 
-/// Runs an operator on kDistributedKey. The operator's results replace its arguments on the stack.
-/// Collective if inputs must be redistributed.
+/// Runs an operator call that reached the dispatch key kDistributedKey. The results replace the
+/// arguments on the stack. Collective if inputs must be redistributed.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-/// Like dispatch(), for a caller that has looked up the call plan. Calls no OperatorMode.
+/// Like dispatch(), for a caller that has looked up the call plan. Ignores any OperatorMode.
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup);
 

@@ -1,5 +1,5 @@
-// Runs an operator on kDistributedKey in three steps: builds the call's cache key, finds or makes
-// the plan, and runs the call by the plan's kind.
+// Runs an operator call that reached kDistributedKey in three steps: builds the cache key of the
+// call, finds or makes the call plan, and runs the call as the kind of the call plan requires.
 
 #include <ATen/core/DimVector.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -34,8 +34,8 @@ namespace tessera::detail {
 namespace {
 
 void run_form(PlannedCall& call) {
-  // Before a lowering runs, each tensor needs the steps that localize_arguments makes for other
-  // calls: the hook on a leaf's gradient, and an error for a view whose base was written later.
+  // Before a lowering runs, each tensor argument needs the same steps as in localize_arguments: the
+  // hook on the gradient of a leaf, and an error for a view whose base was written later.
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
     if (DistributedTensorImpl* impl = as_distributed(tensor)) {
       keep_gradient_layout(*impl, tensor);
@@ -69,8 +69,7 @@ void run_plain(PlannedCall& call) {
 /// keys of this call are excluded from the redispatch; otherwise the call would return here
 /// forever.
 void run_decomposed(PlannedCall& call) {
-  // The CPU kernel of a _foreach_ operator loops over lists of tensors and is right for all
-  // devices.
+  // The CPU kernel of a _foreach_ operator loops over lists of tensors and works for all devices.
   if (call.info.traits.has(Trait::kForeach)) {
     return call.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &call.stack);
   }
@@ -84,7 +83,7 @@ void run_decomposed(PlannedCall& call) {
 }
 
 /// Runs a call with `run` if the StrictScope and ReplicationScope of this thread permit the call.
-/// Otherwise throws Error before data is moved. The operator's name labels its collectives.
+/// Otherwise throws Error before data is moved. Collectives are recorded with the operator's name.
 template <class Run>
 void run_allowed(PlannedCall& call, const Run& run) {
   check_policy(call);
@@ -104,7 +103,6 @@ void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info
   dispatch(op, info, stack, cache.look_up());
 }
 
-/// Runs a call as its call plan's kind requires.
 void execute(PlannedCall& call, CallKind kind) {
   switch (kind) {
     case CallKind::kPlain:
@@ -124,8 +122,8 @@ void execute(PlannedCall& call, CallKind kind) {
   }
 }
 
-/// Whether an OperatorMode intercepts the call. A mode can return results of an earlier call, which
-/// would be wrong for views and for operators that write to an argument.
+/// Whether an OperatorMode intercepts the call. Views and operators that write to an argument are
+/// not intercepted, because a mode can return saved results in place of a call.
 bool is_seen_by_modes(const OperatorInfo& info) {
   return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes &&
          !info.traits.has(Trait::kLeavesMemory);
@@ -135,8 +133,8 @@ void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const Operator
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
   // An OperatorMode may return results without running the operator; the stack then still has the
-  // arguments. If the operator ran, the stack has moved-from results. In both cases, the mode's
-  // results replace these values on the stack.
+  // arguments. If the operator ran, the stack has moved-from results. In both cases, the results of
+  // the mode replace the contents of the stack.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
     return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
@@ -164,7 +162,7 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup) {
-  // Operators that the call runs can remove lookup.plan from the cache: do not read `lookup.plan`
+  // Operators inside the call can remove lookup.plan from the cache: do not read `lookup.plan`
   // later.
   if (lookup.plan != nullptr) {
     PlannedCall call(op, info, *lookup.plan, stack);
@@ -184,9 +182,6 @@ void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::ji
 TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
-
-// Functions of CallKey and CallCache that only slow calls need; the functions for a cached call
-// with unboxed arguments are inline in call_cache.h.
 
 void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   begin(info);
@@ -257,8 +252,8 @@ void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Adds a boxed value to the cache key. Must add the same words as the typed overloads of add(),
-/// because calls with boxed and with unboxed arguments share cached plans.
+/// Adds a boxed value to the cache key. Must add the same words as the overloads of add() for
+/// unboxed values, because calls with boxed and with unboxed arguments share cached plans.
 void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   if (value.isNone()) {
     add_none(kind);
@@ -289,7 +284,7 @@ void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Adds a text to the cache key: how many 64-bit words follow, then the bytes, padded with zeros.
+/// Adds a string to the cache key: how many 64-bit words follow, then the bytes, padded with zeros.
 void CallKey::add_text(const std::string& text) {
   begin_list(text.size());
   for (std::size_t i = 0; i < text.size(); i += sizeof(std::uint64_t)) {
@@ -355,7 +350,6 @@ void CallCache::make_here() {
   here_ = &own.cache;
 }
 
-/// Slow, because statistics() scans the whole hash table; for tests and diagnosis.
 DispatchCacheStatistics CallCache::statistics() const {
   const auto plans =
       std::ranges::count_if(slots_, [](const Slot& slot) { return slot.entry != nullptr; });
@@ -366,7 +360,7 @@ void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }
 
-/// key_ is still the key of the call that look_up() did not find: in the meantime, plan_call runs
+/// At this point, key_ still belongs to the call that look_up() did not find: plan_call has run
 /// operators only below kDistributedKey, and such operators do not change key_.
 CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   const std::uint64_t hash = missed.hash;

@@ -91,8 +91,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return cache.look_up();
   }
 
-  /// Whether the plan has kind kDirect, its plain tensors are permitted on this thread, and the
-  /// first call with the plan has set the specs of its outputs.
   static bool is_ready(const CallPlan& plan) {
     if (plan.kind != CallKind::kDirect ||
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
@@ -105,7 +103,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                        [](const auto& output) { return output.spec != nullptr; });
   }
 
-  /// Installs the hooks that redistribute the gradients of leaves, for the tensors in `argument`.
+  /// Installs the hooks that redistribute the gradients of leaves among the tensors in `argument`.
   /// For boxed calls, localize_arguments does the same.
   template <class T>
   static void keep_gradient_layouts(const T& argument) {
@@ -188,7 +186,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return {};
   }
 
-  // Calls `wrap` for each tensor of a result, in the order of CallPlan::outputs.
   template <class Wrap>
   static void wrap_outputs(at::Tensor& result, const Wrap& wrap) {
     wrap(result);
@@ -287,7 +284,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                                          const std::optional<at::Tensor>& argument) {
     return argument ? std::optional(local_or_self(*argument)) : std::nullopt;
   }
-  // Replaces global sizes, such as view's argument `size`, by the local sizes in the plan.
   static c10::SymIntArrayRef local(const CallPlan& plan, std::size_t i,
                                    const c10::SymIntArrayRef& argument) {
     for (const auto& rewritten : plan.rewritten) {

@@ -30,15 +30,15 @@ bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
 }
 
 at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
-  // Copies only the elements that exist in memory; contiguous() on the expanded tensor would
-  // allocate the full expanded size.
+  // Copies only the elements that exist in memory: contiguous() of the expanded tensor would
+  // allocate memory for the expanded sizes.
   const BelowAutograd guard;
   return narrow_stride_zero(tensor, strides).contiguous().expand(tensor.sizes());
 }
 
 /// Whether as_strided(tensor, sizes, strides, offset) reads only elements of `tensor`, and no
-/// memory between elements. Sets a mark at each element's position in a bool buffer, and checks
-/// that the same as_strided view of the buffer contains only marks.
+/// memory between elements. Sets the position of each element in a bool buffer to true, and checks
+/// that the same as_strided view of the buffer contains only true.
 bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides,
                       std::int64_t offset) {
   const BelowAutograd guard;
@@ -50,17 +50,18 @@ bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntAr
 }
 
 /// Adds the storage offset of the local tensor, the first of `arguments`, to the offset argument of
-/// as_strided and its variants. The caller's offset counts from a distributed tensor's first
-/// element. Throws Error, on all ranks, if the tensor had to be gathered and the gathered tensor
-/// has other strides than the distributed tensor. Also throws if the view would read memory between
-/// elements, which was not gathered.
+/// as_strided and its variants. The caller's offset is relative to the first element of the
+/// distributed tensor. Throws Error, on all ranks, if the tensor had to be gathered and the
+/// gathered tensor has other strides than the distributed tensor. Also throws if the view would
+/// read memory between elements, which was not gathered.
 void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                               std::span<c10::IValue> arguments) {
   const auto where = static_cast<std::size_t>(info.storage_offset);
   const auto& input = plan.inputs.front();
   auto local = arguments[0].toTensor();
   // In a distributed tensor, all positions along a dimension of stride 0 are one element in memory.
-  // A gather makes a separate element for each position; expand_again() undoes this.
+  // A gather makes a separate element for each position; expand_again() restores the single
+  // element.
   if (input.plan && !has_strides(local, input.spec->strides)) {
     local = expand_again(local, input.spec->strides);
     arguments[0] = local;
@@ -71,8 +72,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 " reads memory by strides: the tensor has strides ",
                 c10::IntArrayRef(input.spec->strides), ", but the gathered copy has ",
                 local.strides(), "; call clone() first");
-  // A tensor that was not gathered still has the memory between its elements, and a dense tensor
-  // has no such memory.
+  // A tensor that was not gathered still has the memory between its elements. A dense tensor has no
+  // memory between its elements.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
     return;
   }
@@ -104,7 +105,7 @@ class Localizer {
   }
 
  private:
-  /// A redistributed argument that the operator only reads; `from` and `to` are local tensors.
+  /// A redistributed argument. `from`, `to`: local tensor before and after the redistribution.
   struct Moved {
     at::Tensor from;
     LayoutPtr target;
@@ -113,7 +114,7 @@ class Localizer {
 
   c10::List<at::Tensor> localize_list(c10::IValue list, std::size_t argument) {
     auto tensors = std::move(list).toTensorList();
-    // The caller's list must not change: a list that has other owners than the stack is copied.
+    // The caller's list must not change, so a list that other objects than the stack own is copied.
     if (tensors.use_count() > 1) {
       tensors = tensors.copy();
     }
@@ -140,7 +141,7 @@ class Localizer {
   }
 
   /// Returns the local tensor that replaces `tensor`. Also adds the local tensor to `run_.locals`
-  /// if the plan has a local call, and to `run_.written` if the operator writes the tensor.
+  /// if the call plan has a LocalCall, and to `run_.written` if the operator writes the tensor.
   at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
     const CallPlan::Input& input = plan_.inputs[next_input_];
     DistributedTensorImpl* impl = as_distributed(tensor);
@@ -155,8 +156,8 @@ class Localizer {
     if (input.plan) {
       local = moved(local, input);
     }
-    // The operator may resize an empty local tensor, but the caller's local tensor must not change
-    // on this rank alone. So the operator gets a copy of an empty local tensor.
+    // The operator may resize an empty local tensor, but the caller's tensor must not be resized on
+    // only this rank. So the operator gets a copy of an empty local tensor.
     if (input.written != nullptr && impl != nullptr && local.numel() == 0) {
       local = local.clone();
     }
@@ -245,8 +246,6 @@ void rewrite_arguments(LocalRun& run) {
     run.call.argument(rewritten.argument) = rewritten.value;
   }
 }
-
-// wrap_results(), the last step of run_local, wraps the local results as distributed tensors.
 
 namespace {
 
@@ -349,7 +348,6 @@ class ResultWrapper {
     return view;
   }
 
-  /// Returns the spec of the current result; the first call stores the spec in the call plan.
   TensorSpecPtr spec_of(const at::Tensor& local) {
     if (!plan_.has_rule) {
       return replicated_spec(plan_, local);
@@ -357,13 +355,13 @@ class ResultWrapper {
     TESSERA_CHECK(output_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
                   " describes fewer outputs than the operator returned");
     CallPlan::Output& output = plan_.outputs[output_];
-    // A sharding rule can leave an output's layout open. Such an output (for example, the random
-    // seed of attention) is equal on all ranks.
+    // A sharding rule can leave the layout of an output open. Then the output is equal on all
+    // ranks, for example the random seed of attention.
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }
-    // Compares the result's type with the plan's type, because the type of some results depends on
-    // state that is not in the cache key, such as libtorch's default type.
+    // Compares the result's dtype with the call plan's dtype, because the dtype of some results
+    // depends on state that is not in the cache key, such as torch's default dtype.
     if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
       output.spec = first_spec(output, local);
     }
@@ -371,8 +369,8 @@ class ResultWrapper {
   }
 
   /// Makes the spec of an output after the kernel has run, which determines the type and the order
-  /// of dimensions in memory. Unsharded sizes that the sharding rule does not know come from the
-  /// local result. A check finds wrong sharding rules at the operator's first call.
+  /// of dimensions in memory. Sizes that the sharding rule does not know come from the local result
+  /// if they are not sharded. A check finds sharding rules that give wrong sizes.
   TensorSpecPtr first_spec(CallPlan::Output& output, const at::Tensor& local) {
     const ShardingSpec sharding{plan_.replicated.mesh, output.layout};
     for (std::size_t dim = 0; dim < output.sizes.size(); ++dim) {

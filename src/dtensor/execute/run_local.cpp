@@ -46,8 +46,8 @@ class OrdinaryViewScope : NoCopy {
   std::optional<c10::InferenceMode> ordinary_;
 };
 
-/// Returns the arguments of CallPlan::LocalCall, the operator that runs on local tensors instead of
-/// the called operator: values from the call plan, and local tensors of this call.
+/// Returns the arguments for the operator of CallPlan::LocalCall, which runs on local tensors in
+/// place of the called operator: values from the call plan, and local tensors of this call.
 std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   const auto& schema = local.op.schema().arguments();
@@ -88,7 +88,6 @@ void keep_view_arguments(LocalRun& run) {
                            : std::vector<c10::IValue>(arguments.begin(), arguments.end());
 }
 
-/// Runs the operator, or the operator that replaces it (CallPlan::LocalCall). Not collective.
 void run_operator(LocalRun& run) {
   if (run.call.plan.local_call) {
     return run_local_call(run);
@@ -142,8 +141,6 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   if (in_place) {
     return;
   }
-  // This redistribution is never collective: the new value is replicated, or already has the layout
-  // of the caller's tensor.
   const TensorSpecPtr left =
       intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
   const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
@@ -152,13 +149,12 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
 }
 
-/// Copies new values to the written arguments. Collective if a detached view was written.
 void write_back(LocalRun& run) {
   for (const LocalRun::Written& written : run.written) {
     bring_back(run, written);
   }
-  // Last, the operator's writes to detached views are repeated on the views' bases. An operator
-  // sometimes writes both a detached view and its base.
+  // Writes to detached views are repeated on the bases last, because an operator can write both a
+  // detached view and the base of the view.
   for (const at::Tensor& view : run.written_views) {
     write_through(view);
   }
@@ -218,7 +214,7 @@ void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key
   const at::Tensor& local = local_tensor(values);
   const RandomPlace place = random_place({call.info.name, values, random_source(), key});
   call.info.traits.fill()({local, place, key}, call.arguments());
-  // Converts the replicated random numbers to terms that reduce to them, without communication.
+  // Converts the random numbers to terms of a Partial tensor, without communication.
   impl.local().copy_(
       redistribute_local(local, as_distributed(values)->spec(), spec.sharding.layout));
 }
@@ -240,8 +236,8 @@ struct Dropped {
 Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& spec, double p) {
   const auto kept = at::empty_like(local);
   const RandomKey key = next_random_key();
-  // A call on meta tensors also takes a random key, so that later calls draw the same numbers as in
-  // a run with real tensors.
+  // A call on meta tensors also takes a random key, so that later calls get the same keys as in a
+  // run with real tensors.
   if (!kept.is_meta()) {
     const at::Tensor whole = make_distributed(kept, spec, x.sizes().vec());
     fill_random(kept, random_place({"native_dropout", whole, x, key}), kernels::Bernoulli{1 - p},

@@ -16,27 +16,26 @@ namespace tessera::detail {
 /// plan moves data, and for kFailTogether.
 void run_local(PlannedCall& call, CallKind kind);
 
-/// The state of one call, which the steps of run_local share.
 struct LocalRun {
   explicit LocalRun(PlannedCall& call);
 
   PlannedCall& call;
   /// the caller's tensors that the operator writes and returns
   c10::SmallVector<c10::IValue, 2> returned;
-  at::Tensor viewed;  ///< the base of the results of a view operator; otherwise undefined
+  at::Tensor viewed;  ///< base of a view operator's results; undefined for other operators
 
   /// A tensor that the operator wrote. Its new value may have to be copied to the caller's tensor.
   struct Written {
     at::Tensor original;  ///< the caller's tensor
     at::Tensor local;
-    std::size_t input;  ///< index in CallPlan::inputs
+    std::size_t input;  ///< index of the tensor in CallPlan::inputs
   };
   c10::SmallVector<Written, 2> written;
-  /// The written tensors that are detached views (DetachedView). The bases are written afterwards.
+  /// The written tensors that are detached views (DetachedView); their bases are written later.
   std::vector<at::Tensor> written_views;
   std::vector<at::Tensor> locals;
   c10::Device device = c10::kCPU;           ///< device on which the operator draws random numbers
-  std::vector<c10::IValue> view_arguments;  ///< arguments of the view operator, for a DetachedView
+  std::vector<c10::IValue> view_arguments;  ///< the view operator's arguments, for a DetachedView
 
   /// Whether the base of a view was redistributed, so that the result is a view of a copy.
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
@@ -47,7 +46,6 @@ struct LocalRun {
 void localize_arguments(LocalRun& run);
 /// Rewrites arguments that contain global sizes or memory offsets, so that they fit local tensors.
 void rewrite_arguments(LocalRun& run);
-/// Replaces the local results of the call by distributed tensors.
 void wrap_results(LocalRun& run);
 
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);

@@ -116,8 +116,8 @@ namespace {
 
 /// The dropout operator. `seed` and `stream` are the bits of a RandomKey. `first_element` is the
 /// index of the first element of x in the global tensor. The values of these three Scalars are not
-/// in cache keys: `stream` differs in each call. `place`: flat_place() of `x`, the global indices
-/// of a shard; empty if `x` is the whole tensor.
+/// in cache keys, because `stream` differs in each call. `place`: flat_place() of `x`, the global
+/// indices of a shard; empty if `x` is the whole tensor.
 struct Dropout : FusedOperator<Dropout, at::Tensor(const at::Tensor&, double, const at::Scalar&,
                                                    const at::Scalar&, const at::Scalar&,
                                                    c10::SymIntArrayRef)> {
@@ -180,7 +180,8 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t fi
 }
 
 // Rotary position embedding of a tensor (batch, sequence, heads, head_dim). `cos` and `sin` are
-// tables. Backward rotates the gradient back and needs no saved input.
+// tables of the cosines and sines of the rotation angles. Backward rotates the gradient back and
+// needs no saved input.
 
 namespace {
 
@@ -421,7 +422,6 @@ void set_optional(ShardingRule& rule, const OpCall& call, std::size_t arg,
   }
 }
 
-/// The sharding rule of rms_norm (`tensors` = 1) or add_rms_norm (`tensors` = 2).
 RuleFunction::Body rule_of_norm(std::size_t tensors) {
   return [tensors](const OpCall& call) -> std::optional<ShardingRule> {
     check_rms_norm_sizes(call.tensor(0).sizes,
@@ -465,8 +465,8 @@ struct RmsNormNode final : RecomputableNode {
   }
 
  private:
-  /// Called when another node is about to save this node in place of the norm's result. Copies the
-  /// weight, because FSDP may free the gathered weight before the norm is recomputed.
+  /// Called when another autograd node saves this node in place of the result of the norm. Copies
+  /// the weight, because FSDP may free the gathered weight before the norm is recomputed.
   bool prepare() override {
     if (!weight_.defined() || copied_) {
       return true;
@@ -549,7 +549,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps) {
-  // The kernel of add_rms_norm does not promote types or broadcast, so libtorch adds such inputs.
+  // The kernel of add_rms_norm does not promote dtypes or broadcast: at::add adds such inputs.
   if (x.scalar_type() != residual.scalar_type() || x.sizes() != residual.sizes()) {
     const at::Tensor sum = x.add(residual);
     return {rms_norm(sum, weight, eps), sum};

@@ -61,7 +61,7 @@ at::Tensor widened(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
 
-/// Expands the mask to all heads and aligns its rows to 16 elements, as GPU kernels need.
+/// Expands the mask to all heads and aligns the mask's rows to 16 elements, as GPU kernels need.
 std::optional<at::Tensor> aligned_mask(const at::Tensor& mask, const at::Tensor& q) {
   if (!mask.defined()) {
     return std::nullopt;
@@ -156,8 +156,8 @@ AttentionGradients by_efficient_backward(const at::Tensor& grad, const at::Tenso
   return {std::get<0>(results), std::get<1>(results), std::get<2>(results)};
 }
 
-// Functions that call the cuDNN attention kernel. In some releases of libtorch its log-sum-exp has
-// an additional last dimension of size 1.
+// Functions that call the cuDNN attention kernel. In some releases of libtorch the log-sum-exp of
+// this kernel has an additional last dimension of size 1.
 
 std::atomic<bool>& has_column() {
   static std::atomic<bool> of_this_libtorch{true};
@@ -260,8 +260,9 @@ void merge(AttentionPart& merged, const AttentionPart& part) {
 
 // Attention by libtorch's kernels. The attention operator is a composite operator
 // (CompositeImplicitAutograd) instead of a new kernel: libtorch's operators already have gradients,
-// sharding rules and names for checkpoint policies. libtorch chooses the kernel, except where
-// libtorch would choose the slow math back end because of unequal head counts.
+// sharding rules and names for checkpoint policies. libtorch chooses the kernel. For unequal
+// numbers of query and kv heads libtorch would choose the slow math back end, so heads are repeated
+// instead.
 
 namespace {
 
@@ -271,7 +272,7 @@ at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return tensor;
   }
-  // libtorch reads only sizes and strides of the result, and needs a contiguous last dimension.
+  // libtorch reads only sizes and strides of this tensor, and requires a contiguous last dimension.
   const at::Tensor row = at::empty({tensor.size(-1)}, local_tensor(tensor).options());
   return row.requires_grad_(tensor.requires_grad()).expand(tensor.sizes());
 }
@@ -283,8 +284,8 @@ AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Te
                           backend_of_libtorch(causal, seen, dropout));
 }
 
-/// Whether autograd records the call, for which check_fused() refuses the slow math back end. Calls
-/// with dropout are exempt: on a GPU they always use the math back end (docs/random.md).
+/// Whether autograd records the call: check_fused() then refuses the slow math back end. False for
+/// calls with dropout, which always use the math back end on a GPU (docs/random.md).
 bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout) {
   return c10::GradMode::is_enabled() && dropout == 0 && q.numel() > 0 &&
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
@@ -359,7 +360,7 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
     return {as_given, false};
   }
   // libtorch chooses an attention kernel by sizes only. So `ask` gets expanded views of one head,
-  // of the sizes that repeated heads would have, and no heads are copied.
+  // with the sizes of repeated heads, and no heads are copied.
   const auto of_sizes = [&](const at::Tensor& kv) {
     return kv.slice(1, 0, 1).expand({-1, q.size(1), -1, -1});
   };
@@ -391,10 +392,11 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 
 // Chunked attention: causal attention of chunks of a sequence to the keys of the whole sequence.
 // The queries of a chunk see all keys before the chunk, and see the chunk's own keys causally. So
-// two kernel calls for each chunk suffice, and no mask of chunk * keys elements, which would need a
-// slower kernel. Forward merges both results by log-sum-exp, as in blockwise and ring attention
-// (Liu et al. 2023), and saves only the merged results. Backward passes the merged results to both
-// calls. A chunk with several documents is divided: each document is a sequence of its own.
+// two kernel calls for each chunk suffice. A single call would need a mask of chunk * keys elements
+// and a slower kernel. Forward merges both results by log-sum-exp, as in blockwise and ring
+// attention (Liu et al. 2023), and saves only the merged results. Backward passes the merged
+// results to the backward kernels of both calls. A chunk with several documents is divided: each
+// document is computed as a separate sequence.
 
 namespace {
 
@@ -429,7 +431,7 @@ struct Range {
   }
 };
 
-/// A range of keys, and which of these keys a chunk's queries see: all, causally, or by a mask.
+/// A range of keys, and which of the keys a chunk's queries see: all, causally, or by a mask.
 struct Block {
   enum Kind { kFull, kCausal, kMasked };
   Range keys;
@@ -463,7 +465,7 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
 /// Queries that one attention call computes: all queries of a chunk, or only the chunk's queries of
 /// one document.
 struct Piece {
-  Range sequences;  ///< range of sequences in the batch
+  Range sequences;  ///< range of indices of sequences in the batch
   Range rows;       ///< range of token indices in q
   Range keys;       ///< range of token indices in k, with all keys that the queries see
   /// The positions of the queries, relative to the first key in `keys`.
@@ -544,8 +546,8 @@ struct BlockCall {
       : q(queries), k(block.keys.of(all_k)), v(block.keys.of(all_v)) {
     seen.causal = block.kind == Block::kCausal;
     if (block.kind == Block::kMasked) {
-      // The mask is cheap compared to the scores: it has at most chunk * (chunk + window) elements,
-      // or chunk^2 if the window is longer than the chunk.
+      // The mask is cheap compared to the attention scores: the mask has at most chunk * (chunk +
+      // window) elements, or chunk^2 if the window is longer than the chunk.
       seen.mask = window_term({.queries = chunk.length,
                                .keys = block.keys.length,
                                .own = chunk.first - block.keys.first,
@@ -618,8 +620,8 @@ AttentionGradients run_chunked_attention_backward(const at::Tensor& grad, const 
 }
 
 /// The dimensions of the tensors in the sharding rule of chunked attention. Heads can be sharded.
-/// The batch can be sharded if there are no documents, whose offsets refer to the whole batch.
-/// Heads are (kv heads, group), because several heads share a kv head (Ainslie et al. 2023).
+/// The batch can be sharded unless there are documents: offsets of documents refer to the whole
+/// batch. Heads are (kv heads, group), because several heads share a kv head (Ainslie et al. 2023).
 struct ChunkFactors {
   rules::TensorFactors queries, keys, statistics;
 };
@@ -675,8 +677,8 @@ TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tenso
   const auto node =
       formula_node("chunked_attention", "ChunkedAttentionBackward", backward, q, k, v);
   TwoTensors result = ChunkedAttention::call_below_autograd(q, k, v, firsts, window, documents);
-  // detach(), because the result owns the node: a node that saves the result itself would be in a
-  // reference cycle and never be freed.
+  // detach(), because the result owns the autograd node: a node that saved the result itself would
+  // be in a reference cycle and never be freed.
   node->save(q, k, v, std::get<0>(result).detach(), std::get<1>(result));
   node->record(std::get<0>(result));
   return result;

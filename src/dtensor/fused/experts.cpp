@@ -133,8 +133,6 @@ at::Tensor differentiable_permute_rows(const at::Tensor& x, const at::Tensor& or
   return recorded(node, PermuteRows::call_below_autograd(x, order, inverse, repeats));
 }
 
-// Operators that multiply the rows of each expert by the expert's weight.
-
 struct GroupedLinear
     : FusedOperator<GroupedLinear, at::Tensor(const at::Tensor&, const at::Tensor&, Counts)> {
   static constexpr const char* name = "tessera::grouped_linear";
@@ -164,7 +162,6 @@ at::Tensor ends_of(Counts counts, const at::Tensor& like) {
   return at::tensor(ends, at::kInt).to(like.device());
 }
 
-/// Calls product(expert index, first row, number of rows) for each expert that has rows.
 template <class Product>
 void for_each_expert(Counts counts, Product product) {
   std::int64_t first = 0;

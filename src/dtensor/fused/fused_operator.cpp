@@ -16,7 +16,6 @@ namespace tessera::detail {
 // Code that all fused operators share: FusedNode, RecomputableNode, and the sharding rule of
 // elementwise operators.
 
-/// Computes the inputs' gradients. Throws Error with create_graph (see FusedNode).
 variable_list FusedNode::apply(variable_list&& gradients) {
   TESSERA_CHECK(!c10::GradMode::is_enabled(), op_,
                 " cannot be differentiated twice; call backward without create_graph, or write the "
@@ -35,7 +34,6 @@ variable_list FusedNode::apply(variable_list&& gradients) {
   return differentiate(gradients);
 }
 
-/// Releases the saved tensors. If a released tensor is unpacked, libtorch throws its own error.
 void FusedNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (SavedVariable& variable : saved_) {
@@ -49,8 +47,8 @@ void FusedNode::record(const at::Tensor& result) {
   set_node(result, pointer_to(*this));
 }
 
-/// Redistributes `gradient`, the gradient of a result, to the layout of this result, so that the
-/// inputs' gradients get the inputs' layouts. A replicated gradient stays replicated.
+/// Redistributes `gradient`, the gradient of a result, to the layout of this result. The gradients
+/// of the inputs then get the layouts of the inputs. A replicated gradient stays replicated.
 at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_t result) const {
   const TensorSpecPtr& spec = results_[result];
   const DistributedTensorImpl* given = as_distributed(gradient);
@@ -89,14 +87,14 @@ RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gra
 at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   const int backward = backward_id();
   const std::lock_guard lock(mutex_);
-  // The result is cached only in a backward, because the end of the backward frees the cache.
+  // The recomputed result is cached only in a backward: the end of the backward frees the cache.
   if (backward < 0) {
     return compute();
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // Frees the result when the backward ends. apply() frees the result earlier, but autograd does
-    // not call apply() if no requested gradient needs this node.
+    // Frees the recomputed result when the backward ends. apply() frees this result earlier, but
+    // autograd does not call apply() if no requested gradient needs this node.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};

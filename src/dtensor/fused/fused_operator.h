@@ -34,8 +34,9 @@ inline OptionalTensor optional_tensor(const at::Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
-/// A FusedOperator calls an operator of this library, like at::_ops. `Op` has a `name`, such as
-/// "tessera::silu_mul", and a `signature`, such as "(Tensor gate, Tensor up) -> Tensor".
+/// A FusedOperator calls an operator of this library, like the structs in at::_ops call libtorch's
+/// operators. `Op` has a `name`, such as "tessera::silu_mul", and a `signature`, such as "(Tensor
+/// gate, Tensor up) -> Tensor".
 template <class Op, class Schema>
 class FusedOperator;
 
@@ -91,7 +92,6 @@ class FusedNode : public Node {
   void save(const Tensors&... tensors) {
     (saved_.emplace_back(tensors, /*is_output=*/false), ...);
   }
-  /// Saves a result of the operator. In saved(i), results come after the tensors from save().
   void save_result(const at::Tensor& result) { saved_.emplace_back(result, /*is_output=*/true); }
   /// Makes this node the grad_fn of `result`, so that backward gets the gradient of `result`.
   void record(const at::Tensor& result);
@@ -114,11 +114,11 @@ class FusedNode : public Node {
   const char* op_;
   const char* name_;
   c10::SmallVector<SavedVariable, 4> saved_;
-  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< specs of the results; nullptr: plain tensor
+  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< spec of each result; nullptr: plain
 };
 
 /// The autograd node of an operator whose first result is not saved for backward: other nodes get
-/// the result from this node, which recomputes it from its own saved tensors (KeptTensor).
+/// this result from the node (KeptTensor), which recomputes the result from its own saved tensors.
 class RecomputableNode : public FusedNode {
  public:
   /// Whether `tensor` can be recomputed: it is the first result of this node, and has not been
@@ -128,15 +128,15 @@ class RecomputableNode : public FusedNode {
   /// backward; the first of them computes the result. The result is cached until this node runs or
   /// the backward ends.
   at::Tensor recompute() { return recompute_for({}); }
-  /// Whether compute_with() is implemented, which also computes the inputs' gradients.
+  /// Whether compute_with() is implemented, which also computes the gradients of the inputs.
   virtual bool takes_gradient() const { return false; }
   /// Like recompute(), but also computes the gradients of the inputs from `gradient`, the gradient
   /// of the result. This node returns these gradients if it later gets the same `gradient`.
   at::Tensor recompute_for(const at::Tensor& gradient);
   variable_list apply(variable_list&& gradients) final;
 
-  /// Like record(), for the first result. `inputs`: the inputs of compute(). If an input has
-  /// another layout, a recomputation would communicate, so can_recompute() returns false.
+  /// Like record(), for the first result. `inputs`: the inputs of compute(). can_recompute()
+  /// returns false for inputs of other layouts, for which a recomputation would communicate.
   template <class... Tensors>
   void record_with(const at::Tensor& result, const Tensors&... inputs) {
     record(result);
@@ -165,12 +165,12 @@ class RecomputableNode : public FusedNode {
     int backward = -1;
     at::Tensor result;
     variable_list gradients = {};  ///< gradients of the inputs
-    at::Tensor gradient = {};      ///< gradient of the result, from which `gradients` were computed
-    std::uint32_t writes = 0;      ///< version of `gradient` when `gradients` were computed
+    at::Tensor gradient = {};      ///< gradient of the result, for which `gradients` were computed
+    std::uint32_t writes = 0;      ///< version counter of `gradient` when `gradients` were computed
   };
   Recomputed compute_for(const at::Tensor& gradient, int backward);
 
-  std::uint32_t writes_ = 0;  ///< version of the first result when the operator returned it
+  std::uint32_t writes_ = 0;  ///< version counter of the first result when the operator returned it
   bool moves_ = false;
   std::shared_ptr<Recomputed> recomputed_;
 };

@@ -49,8 +49,8 @@ at::Tensor run_embedding_backward(const at::Tensor& grad, const at::Tensor& indi
   return kernels::embedding_rows_backward(grad, indices, first_row, weight.size(0));
 }
 
-/// Index letters (as in einsum) of embedding's sharding rule, for the indices, for the result (one
-/// row per index), and for the table.
+/// Index letters (as in einsum) of the dimensions in the sharding rule of embedding: of the
+/// indices, of the result (one row per index), and of the table.
 struct EmbeddingFactors {
   rules::TensorFactors indices, result, table;
   int row = -1;
@@ -168,8 +168,8 @@ at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   return kernels::fp8_linear(x, weight);
 }
 
-/// Adds a dimension to the rule for each dimension of `sizes` but the last. `reduced`: whether the
-/// operator sums over these dimensions.
+/// Adds a dimension to the sharding rule for each dimension of `sizes` except the last. `reduced`:
+/// whether the operator sums over these dimensions.
 rules::TensorFactors row_factors(ShardingRule& rule, const rules::Sizes& sizes, bool reduced) {
   rules::TensorFactors factors;
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
@@ -228,8 +228,8 @@ at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weig
   };
   const auto node = formula_node("fp8_linear", "Fp8LinearBackward", backward, x, weight);
   if (node != nullptr) {
-    // fp8_linear saves x and weight in their own type, not in fp8: backward needs the scales of x
-    // along another dimension, and FSDP gathers the weight in backward anyway.
+    // fp8_linear saves x and weight in their own dtype, not in fp8: backward needs fp8 scales along
+    // another dimension of x, and FSDP gathers the weight again in backward anyway.
     node->save(x, weight);
   }
   return recorded(node, Fp8Linear::call_below_autograd(x, weight));

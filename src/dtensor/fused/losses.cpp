@@ -132,7 +132,7 @@ void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
 // Computes the cross entropy of each row of logits, by Megatron-LM's algorithm if the vocabulary is
 // sharded: the lowering (lowering.h) makes two all-reduces. Cross entropy is one operator, because
 // several operators would each save a copy of the logits. Autograd saves the logits and a few
-// numbers per row; backward recomputes the softmax without communication.
+// numbers per row of logits; backward recomputes the softmax without communication.
 
 namespace {
 
@@ -206,8 +206,8 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int row = rules::add_factor(rule, sizes[0]);
   const int column = rules::add_factor(rule, sizes[1]);
-  // A rank's columns must be consecutive, because a rank finds its targets by `first_column` and
-  // the number of its columns.
+  // A rank's columns of the logits must be consecutive, because a rank finds its targets by
+  // `first_column` and the number of its columns.
   rule.factors.back().contiguous = true;
   const rules::TensorFactors rows{{row}}, matrix{{row}, {column}};
   rule.inputs = {rows, matrix, rows, rows};
@@ -288,8 +288,8 @@ TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tens
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule,
                        &differentiable_cross_entropy);
-  // The sharding rule puts the option values of cross entropy into its local call, so a call plan
-  // is valid for only these values, and the cache key must contain the values.
+  // The sharding rule copies the option values of cross entropy into the call plan. So a call plan
+  // is valid for only these option values, and the cache key must contain them.
   define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule,
                                nullptr, /*reads_numbers=*/true);
 }

@@ -32,7 +32,7 @@ struct KeyWindow {
   std::int64_t queries, keys, own, length;
 };
 /// Returns the mask of a sliding window: a tensor (queries, keys) that is added to the scores. The
-/// mask has the type of `q`, because libtorch would convert a bool mask in each call.
+/// mask has the dtype of `q`, because libtorch would convert a bool mask in each call.
 at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
 
 /// A function that returns the attention back end that libtorch selects for (q, k, v).
@@ -46,7 +46,7 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
                                  const AskBackend& ask);
 
 /// Sets whether training on a GPU may use libtorch's math back end, which materialises the score
-/// matrix. If not permitted, tessera::attention throws instead.
+/// matrix. Otherwise tessera::attention throws Error where only the math back end is possible.
 void allow_math_attention(bool allowed);
 /// Throws Error if `kernel` is libtorch's math back end and allow_math_attention() has not
 /// permitted the math back end. `masked`: whether a mask tensor is used.
@@ -58,7 +58,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      const at::Tensor& mask, double dropout);
 
 // Functions for attention to a part of the keys, on local tensors. Autograd does not record these
-// functions. merge() combines the results for several parts by the log-sum-exp of their scores.
+// functions. merge() combines the results of the same queries for two parts of the keys.
 
 /// The keys that a query sees.
 struct SeenKeys {
@@ -83,15 +83,15 @@ AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const a
 AttentionPart attention_part(const AttentionKernel& kernel, const at::Tensor& q,
                              const at::Tensor& k, const at::Tensor& v, const SeenKeys& seen);
 /// Returns the gradients of q, k and v for one call of attention_part(). `whole`: the merged result
-/// of all calls. The sum of the gradients over all calls is exact, because kernels recompute the
-/// attention weights from the log-sum-exp over all keys.
+/// of all calls. The gradients must be summed over all calls. The sum is exact, because kernels
+/// recompute the attention weights from the log-sum-exp over all keys.
 AttentionGradients attention_part_backward(const AttentionKernel& kernel, const at::Tensor& grad,
                                            const at::Tensor& q, const at::Tensor& k,
                                            const at::Tensor& v, const AttentionPart& whole,
                                            const SeenKeys& seen);
 
-/// Merges `part`, the attention of the same queries to other keys, into `merged`. May convert
-/// `merged.out` to a wider type.
+/// Merges `part` into `merged`. Both are results for the same queries, for different keys. May
+/// convert `merged.out` to a wider dtype.
 void merge(AttentionPart& merged, const AttentionPart& part);
 
 }  // namespace tessera::detail

@@ -37,26 +37,26 @@ at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x);
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
                                                    const at::Tensor& cos, const at::Tensor& sin);
-/// Returns the cross entropy of each row of the logits, as a tensor (tokens), sharded like the
-/// rows. Collective if the vocabulary is sharded: two all-reduces, as in row_losses().
+/// Returns the cross entropy of each row of the logits: a tensor (tokens), sharded like the rows of
+/// the logits. Collective if the vocabulary is sharded (two all-reduces).
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const RowLossOptions& options = {});
-/// Causal attention of the queries of several chunks to the keys of the whole sequence. Needs no
-/// mask of chunk * keys elements. q: (batch, heads, tokens, width), with chunks of equal length one
-/// after another. `firsts`: the position of each chunk's first token. k, v: (batch, kv heads,
-/// sequence, width). `window`: the number of positions that a query sees, including its own; 0:
-/// all. `documents`: offsets as in nn::Documents::offsets(); a query sees only keys of its own
-/// document. If `documents` is empty, a query sees its whole sequence.
+/// Causal attention of the queries of several chunks of a sequence to the keys of the whole
+/// sequence, without a mask tensor. q: (batch, heads, tokens, width), chunks of equal length one
+/// after another. k, v: (batch, kv heads, sequence, width). `firsts`: the position in the sequence
+/// of each chunk's first token. `window`: the number of keys that a query sees, including the key
+/// at the query's own position; 0: all. `documents`: nn::Documents::offsets(); a query sees only
+/// keys of its own document. If `documents` is empty, a query sees keys of the whole sequence.
 at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              c10::IntArrayRef firsts, std::int64_t window = 0,
                              c10::IntArrayRef documents = {});
 
 /// A tensor that an autograd node saves for backward. The result of an RMS norm or of silu_mul is
 /// not saved: the node that computed the result saves the inputs anyway. Backward recomputes the
-/// result once for all nodes that need it (as Korthikanti et al. 2022 do for the cheap parts of
-/// attention). All other tensors are saved as usual. So are results that were written in place,
-/// results of operators that redistributed their inputs, and all tensors in activation
-/// checkpointing (while saved-tensor hooks are active).
+/// result once for all nodes that need the result (as Korthikanti et al. 2022 do for attention).
+/// All other tensors are saved as usual. Also saved are results that were written in place, results
+/// of operators that redistributed their inputs, and all tensors in activation checkpointing (while
+/// saved-tensor hooks are active).
 ///
 /// Recomputed values are bit-equal. In a backward with create_graph, autograd records the
 /// recomputation.
@@ -64,8 +64,9 @@ class KeptTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor);
   /// Returns the saved tensor, recomputed if necessary. Throws libtorch's errors if the tensor, or
-  /// an input of its recomputation, was written to or released. `gradient`: the gradient of the
-  /// saved tensor, used if takes_gradient() is true; undefined if the gradient is not known yet.
+  /// an input of the recomputation, was written in place or released. `gradient`: the gradient of
+  /// the saved tensor, used if takes_gradient() is true; undefined if the gradient is not known
+  /// yet.
   at::Tensor unpack(const at::Tensor& gradient = {}) const;
   /// Whether unpack(gradient) also computes the gradients of the recomputed operator's inputs.
   bool takes_gradient() const;
@@ -86,8 +87,8 @@ void check_options(const RowLossOptions& options);
 /// Throws Error unless the logits have the sizes (tokens, vocabulary) and the targets (tokens).
 void check_loss_sizes(c10::IntArrayRef logits, c10::IntArrayRef targets);
 /// Throws Error for plain `targets` that are not int64, or that are neither in the vocabulary nor
-/// ignored. No rank has the column of such a target, so the loss would silently lack a term. On a
-/// GPU the range check is a device assertion, without synchronisation.
+/// ignored. No rank has a logit for such a target, so the loss would silently lack a term. On a GPU
+/// the range check is a device assertion, without synchronisation.
 void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int64_t ignore_index);
 
 /// Redistributes `targets` to the sharding of the logits' rows (`rows`). `targets` are plain (the
@@ -97,12 +98,12 @@ at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows);
 /// The columns of the logits (a range of the vocabulary) that a rank has.
 struct VocabularyShard {
   std::int64_t vocabulary = 0;          ///< size of the whole vocabulary
-  std::int64_t first_column = 0;        ///< index of this rank's first column
-  comm::Communicator* group = nullptr;  ///< ranks that share the vocabulary; nullptr: no sharding
+  std::int64_t first_column = 0;        ///< index of this rank's first column of the logits
+  comm::Communicator* group = nullptr;  ///< ranks that shard the vocabulary; nullptr: none
 };
 
-/// Whether each rank's shard of dimension `dim`, the vocabulary, is one contiguous range. Otherwise
-/// a rank could not tell which targets are in its columns.
+/// Whether each rank's shard of dimension `dim`, the vocabulary, is one contiguous range. A rank
+/// needs one range to find the targets that are in its columns.
 bool has_consecutive_columns(const ShardingSpec& spec, int dim);
 void check_consecutive_columns(const ShardingSpec& spec, int dim);
 /// Returns this rank's vocabulary shard of a tensor whose dimension `dim` is the vocabulary. Throws
@@ -120,7 +121,7 @@ void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
 
 /// Writes the gradient of the logits to `gradient`, which has the sizes of `logits` and can be
 /// `logits` itself. `of_row`: the gradient of each row's loss, (tokens) in loss_type(); if
-/// undefined, all are 1. Not collective.
+/// undefined, each of these gradients is 1. Not collective.
 void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
                            const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                            const VocabularyShard& shard, const RowLossOptions& options,

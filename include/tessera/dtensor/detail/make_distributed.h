@@ -22,8 +22,8 @@ at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
 
 namespace tessera::detail {
 
-/// Records, for messages, that `tensor` is the parameter with the FQN `name`. libtorch stores the
-/// name with the tensor's gradient, so copies and results do not have the name.
+/// Records for error messages that `tensor` is the parameter with the FQN `name`. Copies of
+/// `tensor` and results of operators on `tensor` do not have the name.
 void name_parameter(const at::Tensor& tensor, const std::string& fqn);
 
 /// Returns the FQN of `tensor` if `tensor` is a parameter or a view of a parameter; otherwise "".

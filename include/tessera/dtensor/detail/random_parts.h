@@ -8,13 +8,13 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Rows of a fused parameter that get the same random numbers as a separate tensor of these rows.
+/// Rows of a fused parameter, which get the random numbers of a separate parameter of these rows.
 struct RandomPart {
-  std::uint64_t stream = 0;  ///< random stream that a separate tensor of these rows would have
+  std::uint64_t stream = 0;  ///< random stream of the separate parameter
   PartRows rows;
 };
 
-/// The state of a rank's random operators; random_state() returns it.
+/// The state of a rank's random operators: the return type of random_state().
 struct RandomState {
   std::uint64_t seed = 0;
   std::uint64_t calls = 0;  ///< number of random operator calls since the seed was set

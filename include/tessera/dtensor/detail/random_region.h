@@ -23,8 +23,8 @@ namespace tessera::detail {
 /// Which global elements a local tensor contains. Random numbers are drawn for these elements.
 struct RandomPlace {
   kernels::GlobalPlace elements;
-  /// If `elements` splits dimensions of the local tensor: the sizes with these dimensions split, to
-  /// which the local tensor is viewed before the fill.
+  /// The sizes of the local tensor. If `elements` splits dimensions of the tensor, the sizes after
+  /// the split, to which the local tensor is viewed before the fill.
   std::vector<std::int64_t> local_sizes;
   /// Whether ranks draw random numbers for different elements.
   bool is_part = false;
@@ -57,22 +57,22 @@ class BatchRows {
   /// Constructs the BatchRows of a forward on part `index` of `count` equal parts of the batch.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
-  /// Whether the program has declared the numbers of rows by a BatchPart. Otherwise, the sizes of
-  /// the forward's input determine the numbers of rows.
+  /// Whether a BatchPart declares the numbers of batch rows. Otherwise, the sizes of the forward's
+  /// input determine the numbers of batch rows.
   bool is_given() const { return index_ >= 0; }
-  /// At the first call, the data-parallel ranks exchange their numbers of rows, in CPU memory. Each
-  /// element of the result is the maximum of this element of `values` over these ranks; all ranks
-  /// must pass equally many `values`. Collective.
+  /// At the first call, the data-parallel ranks exchange their numbers of batch rows in CPU memory,
+  /// and the element-wise maximum of `values` over these ranks is returned. All ranks must pass
+  /// equally many values. Later calls return `values`. Collective.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
-  /// Converts the indices in `place` from this rank's tensor, of sizes `sizes`, to the tensor with
-  /// the rows of all ranks. Collective like settle(). Throws Error if this rank's rows are unknown.
+  /// Converts indices in this rank's tensor (of sizes `sizes`) to indices in the tensor with all
+  /// ranks' rows. Collective like settle(). Throws Error if this rank's rows are unknown.
   void move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes);
 
  private:
   bool begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const;
 
-  /// Index of this rank's part of the batch; negative if no BatchPart declared a part.
+  /// Index of this rank's part of the batch; negative if no BatchPart exists.
   std::int64_t index_ = -1;
   std::vector<DeviceMesh> dims_;
   std::int64_t ranks_ = 1;
@@ -85,8 +85,8 @@ class BatchRows {
 /// A part of a program, usually a model's forward, whose random numbers do not depend on the mesh:
 /// each rank draws the numbers of its own elements of the global tensors. In a region, at::
 /// operators on plain tensors also use the seed of manual_seed(). In a region of tensor
-/// parallelism, plain tensors are the same on every rank of a mesh. A recomputation uses the region
-/// of its forward.
+/// parallelism, plain tensors are the same on every rank of a mesh. A recomputed forward
+/// (activation checkpointing) uses the region of the first forward.
 class RandomRegion {
  public:
   /// Constructs a region inside `outer` (which may be nullptr). The region uses the BatchRows of
@@ -99,12 +99,12 @@ class RandomRegion {
   /// Whether plain tensors in this region are the same on every rank of `mesh`.
   bool replicates_on(const DeviceMesh& mesh) const;
   /// Records that to_local() has returned different local tensors on different ranks. Afterwards,
-  /// random operators on plain tensors throw, because a plain tensor may be a part of a global
+  /// random operators on plain tensors throw, because a plain tensor may be a shard of a global
   /// tensor.
   void note_part();
-  /// Finds the global elements that `call` fills; throws Error if this function cannot find the
-  /// elements. The first call of place_of is collective if data-parallel ranks must compare their
-  /// row counts.
+  /// Finds the global elements that `call` fills; throws Error if place_of() cannot find these
+  /// elements. The first call of place_of() is collective if data-parallel ranks must compare their
+  /// numbers of batch rows.
   RandomPlace place_of(const RandomCall& call);
 
  private:
@@ -117,9 +117,9 @@ class RandomRegion {
   std::shared_ptr<BatchRows> rows_;
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
-  /// The global elements that each random operator filled in the outermost region's forward. A
-  /// recomputation reads this map, because its inputs do not show which elements an operator fills:
-  /// all inputs of a recomputed function are leaves, like parameters.
+  /// For each call of a random operator in the outermost region's forward: the global elements that
+  /// the call filled. A recomputation reads this map, because all inputs of a recomputed function
+  /// are leaves and do not show which global elements a call fills.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
@@ -128,7 +128,7 @@ using RandomRegionPtr = std::shared_ptr<RandomRegion>;
 /// called backward().
 const RandomRegionPtr& random_region();
 /// Finds the elements of the global tensor that `call` fills, in this thread's region. Outside of
-/// any region a plain tensor is a whole tensor.
+/// any region a plain tensor counts as a whole tensor.
 RandomPlace random_place(const RandomCall& call);
 /// Whether a plain tensor that an operator combines with a distributed tensor on `mesh` counts as
 /// the same on every rank. True in the forward of a module that was parallelized on this mesh, in a
@@ -154,7 +154,7 @@ struct ActiveRandomRegion {
 };
 
 /// Sets this thread's RandomRegion while the scope exists; nullptr: no region. `replays`: whether
-/// the scope recomputes a forward whose random numbers must be repeated.
+/// the scope is for a recomputation, which repeats the random numbers of a forward.
 class RandomRegionScope {
  public:
   explicit RandomRegionScope(RandomRegionPtr region, bool replays = false);

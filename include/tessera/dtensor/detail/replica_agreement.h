@@ -35,13 +35,13 @@ namespace tessera::detail {
 /// A process group whose ranks must have equal copies of tensors.
 struct Peers {
   comm::Communicator* group = nullptr;  ///< process group of the ranks that must have equal copies
-  std::vector<int> ranks;               ///< world ranks of the process group, in its order
-  c10::Device device;                   ///< device of the group's tensors
+  std::vector<int> ranks;               ///< world rank of each member of the process group
+  c10::Device device;                   ///< device of the tensors on this rank
 };
 
 /// Returns all ranks of a mesh as Peers.
 Peers peers_of(const DeviceMesh& mesh);
-/// Returns the ranks whose mesh coordinates equal this rank's, except along mesh dimension `dim`.
+/// Returns the ranks along mesh dimension `dim` that include this rank.
 Peers peers_along(const DeviceMesh& mesh, int dim);
 
 /// Whether the ranks along mesh dimension `mesh_dim` have equal copies: `layout` is neither sharded
@@ -59,30 +59,29 @@ struct Replica {
 /// How the copies of a tensor are compared between ranks.
 enum class Equality : std::uint8_t {
   kBitwise,
-  /// Permits differences from another order of summation: up to the square root of the type's
-  /// epsilon, relative to the largest value among the compared values.
+  /// Permits rounding errors of sums: differences up to the square root of the dtype's epsilon,
+  /// relative to the largest value among the compared values.
   kRounded,
 };
 
-/// Returns the difference, relative to the largest value, that Equality::kRounded permits.
+/// Returns the largest difference that Equality::kRounded permits, relative to the largest value.
 double tolerance_of(c10::ScalarType type);
 
 /// Returns a hash of a plain tensor's bytes, in element order; 0 for a tensor without values.
 std::int64_t hash_of_values(const at::Tensor& tensor);
 
-/// Throws Error, on all peers, unless their replicas are equal. The message begins with `what` and
-/// ends with `remedy`. Between them, the message names the first replica that differs, two ranks,
-/// and the first different element with its values on these ranks. All peers pass the same number
-/// of replicas, in the same order. Collective. If the replicas are equal, the cost is one hash of
-/// the values, exchanged in CPU memory: no tensor is sent, and no traffic is counted.
+/// Throws Error, on all peers, unless their replicas are equal. The message is `what`, the first
+/// replica that differs, two ranks, the first different element with its value on each of these
+/// ranks, and `remedy`. All peers pass the same number of replicas, in the same order. Collective.
+/// If the replicas are equal, the ranks only exchange one hash of the values in CPU memory.
 void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                     const std::string& what, const std::string& remedy);
 
 /// Returns the global sizes of a tensor with `placements` on `mesh` whose local tensor on this rank
 /// is `local`. Each Shard must name a dimension of `local`; strided shards are not allowed. If a
 /// dimension is sharded, the ranks exchange their local sizes in CPU memory. Throws Error, on every
-/// rank, if the shards are not those of torch.chunk; `what` names the caller. Collective, except
-/// for meta tensors, whose shards are assumed to be even.
+/// rank, unless the local sizes are those of torch.chunk; `what` names the caller. Collective,
+/// except for meta tensors, whose shards are assumed to be even.
 std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
                                        const DeviceMesh& mesh, const Placements& placements);
 

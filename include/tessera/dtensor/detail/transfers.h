@@ -17,10 +17,10 @@ class Communicator;
 }
 
 /// Finishes this rank's asynchronous redistributions (RedistributeOptions::async), including
-/// redistributions in a backward, and returns `group`. Call this function before a collective that
-/// is waited for at once: ranks that use asynchronous results in different orders would otherwise
-/// deadlock. The call is needed only on a CPU; on a GPU the streams preserve the order. Does not
-/// throw: a failed redistribution throws when its result is used. Not collective. Example:
+/// redistributions in a backward, and returns `group`. Call this function before a synchronous
+/// collective: ranks that use asynchronous results in different orders would otherwise deadlock.
+/// The call is needed only on a CPU; on a GPU the streams preserve the order. Does not throw: a
+/// failed redistribution throws when its result is used. Not collective. Example:
 /// flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
 comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 
@@ -41,24 +41,25 @@ namespace tessera::detail {
 void call_at_end_of_backward(std::function<void()> callback);
 
 /// Returns the process group over which `gradient` must be summed to get the layout of `leaf`, for
-/// a leaf that was passed to leave_gradient_pending(). nullptr if the layouts are equal, or if a
-/// sum over one group is not sufficient. Both tensors are distributed. Not collective.
+/// a leaf that was passed to leave_gradient_pending(). Returns nullptr if the layouts are equal, or
+/// if a sum over one group is not sufficient. Both tensors are distributed. Not collective.
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf);
 
-/// A DeferredSums object sums many small tensors over the ranks of a process group, such as the
-/// gradients of norm weights under sequence parallelism. All sums of one type over one group use
-/// one all-reduce, instead of one for each sum. Not thread safe. Not recorded by autograd.
+/// A DeferredSums object sums many small tensors over the ranks of process groups, such as the
+/// gradients of norm weights under sequence parallelism. All sums of one dtype over one process
+/// group use one all-reduce. Not thread safe. Not recorded by autograd.
 class DeferredSums {
  public:
   using Then = std::function<void(const at::Tensor& sum)>;
 
   /// Adds a tensor to be summed over `group`; `value` is this rank's term. run() calls `then` with
-  /// the sum, which has the sizes of `value`. `owner`: the key for forget(). Not collective.
+  /// the sum, which has the sizes of `value`. `owner`: identifies the tensor in forget(). Not
+  /// collective.
   void add(comm::Communicator& group, at::Tensor value, Then then, const void* owner = nullptr);
   /// Computes the sums of all tensors that were added. Collective over their process groups.
   void run();
   /// Drops the tensors that were added with `owner`, if run() has not summed them. All ranks of the
-  /// group must call forget().
+  /// process group must call forget().
   void forget(const void* owner);
 
  private:
