@@ -75,7 +75,7 @@ bool has_two_names(int fd) {
 
 /// Throws Error if `path` is a device, a pipe or a socket, which rename() would replace.
 void check_replaceable(const std::filesystem::path& path) {
-  std::error_code ignored;  // ignores status() errors: open() describes them better
+  std::error_code ignored;  // errors of status() are ignored: open() describes errors better
   const auto status = std::filesystem::status(path, ignored);
   TESSERA_CHECK(!std::filesystem::is_other(status), "cannot write '", path.string(),
                 "', which is a device, a pipe or a socket: pass the path of a regular file");
@@ -339,7 +339,7 @@ InputFile::~InputFile() {
 InputFile::InputFile(InputFile&& other) noexcept
     : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
 
-/// The loop is needed: pread() can return fewer bytes than requested; 0 means end of file.
+/// The loop is needed, because pread() can return fewer bytes than requested. 0 means end of file.
 void InputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
     const auto got = pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));

@@ -321,7 +321,8 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 /// samples of a source.
 class Mixture {
  public:
-  /// All `weights` must be > 0. Shares are stored as integers, so that all machines round equally.
+  /// All `weights` must be > 0. Fractions are stored as integers, so that all machines round
+  /// equally.
   explicit Mixture(const std::vector<double>& weights) : sums_{0} {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (const double weight : weights) {
@@ -541,7 +542,7 @@ void PrefetchLoader::begin(std::int64_t step) {
   // DeviceGuard for a device without an index does not change the current GPU.
   const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
                                      : c10::Device(c10::kCPU);
-  // The task has copies of loader_ and ranges_, because the PrefetchLoader can be moved meanwhile.
+  // The task has copies of loader_ and ranges_: the PrefetchLoader can be moved while it runs.
   batch_ = std::async(background_ ? std::launch::async : std::launch::deferred,
                       [loader = loader_, ranges = ranges_, pinned = pinned_, step, device] {
                         const c10::DeviceGuard guard(device);

@@ -43,7 +43,7 @@ struct Symbol {
   bool merged_away = false;
 };
 
-/// A possible merge of two adjacent tokens. Candidates are ordered by rank, then by position.
+/// A possible merge of two adjacent tokens. Sorted by the merge's rank, then by the position.
 struct Candidate {
   std::uint64_t rank_and_position = 0;
   TokenId result = 0;

@@ -14,7 +14,6 @@ namespace {
 
 enum class TokenizerForm { kJson, kTiktoken, kSentencePiece };
 
-/// Returns the first bytes of a file, which show the file's format.
 std::string beginning_of(const std::filesystem::path& path) {
   constexpr std::uint64_t kBytes = 1024;
   const tessera::files::InputFile file(path, "a tokenizer");
@@ -155,8 +154,8 @@ std::string StreamDecoder::take_new(const std::string& text) {
   std::string piece = text.substr(std::min(given_, text.size()));
   given_ = text.size();
   // A token's text can depend on the preceding tokens: a decoder can remove spaces at the beginning
-  // of a text. So the next tokens are decoded together with the tokens of `piece`. Older tokens
-  // stay in `window_` only if the tokens of `piece` alone decode to "".
+  // of a text. So the next tokens are decoded together with `own`, the tokens of `piece`. Older
+  // tokens remain in `window_` only if the decoded text of `own` is empty.
   const std::vector<std::int64_t> own(window_.begin() + static_cast<std::ptrdiff_t>(context_),
                                       window_.end());
   if (const std::size_t size = tokenizer_->decode(own).size(); size > 0) {

@@ -66,7 +66,7 @@ void read_added_tokens(const JsonField& field, TokenizerSettings& files) {
   }
 }
 
-/// Adds a special token to `files`. A token that `files` already has is only marked as special.
+/// Adds a special token to `files`. If `files` has the token already, only marks it as special.
 void add_special_token(AddedToken token, TokenizerSettings& files) {
   token.special = true;
   const auto known = std::ranges::find(files.tokens, token.content,
@@ -94,7 +94,7 @@ void add_special_tokens(const JsonField& root, TokenizerSettings& files) {
       field.for_each(
           [&](const JsonField& entry) { add_special_token(read_token(entry, true), files); });
     } else if (key == kExtraTokens && field.json().is_object()) {
-      field.only({});  // must be empty, because ids depend on an order and JSON objects have none
+      field.only({});  // must be empty: token ids depend on an order, which JSON objects lack
     } else if (auto token = special_token_of(field)) {
       add_special_token(std::move(*token), files);
     }
@@ -400,9 +400,9 @@ BpeTokenizerParts read_parts(const JsonField& root) {
 }
 
 /// Throws Error if a ByteLevel that is the only pre_tokenizer has another flag add_prefix_space
-/// than `transformers` uses. `transformers` takes the flag from tokenizer_config.json. If this file
-/// has no flag, Llama's classes and files without a class take the ByteLevel's flag, other classes
-/// false.
+/// than `transformers` uses. `transformers` takes the flag from tokenizer_config.json. If the file
+/// has no flag, `transformers` takes the ByteLevel's flag for Llama's classes and without a class,
+/// otherwise false.
 void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

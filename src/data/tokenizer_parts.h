@@ -35,7 +35,6 @@ struct TextHash {
 /// A map with texts as keys. A look-up by string_view does not copy the text.
 template <class Value>
 using TextMap = std::unordered_map<std::string, Value, TextHash, std::equal_to<>>;
-/// A map from the text of a token to the token's id.
 using Vocabulary = TextMap<TokenId>;
 
 /// A value in a tokenizer.json, with its path for messages. The JSON must outlive the JsonField.
@@ -201,7 +200,7 @@ TokenizerPtr bpe_tokenizer(BpeTokenizerParts parts);
 /// A token from tokenizer_config.json or from another file in the tokenizer's folder.
 struct NamedToken {
   std::optional<TokenId> id;  ///< the token's id; nullopt if the file gives no id
-  AddedToken token;           ///< the token without its id
+  AddedToken token;           ///< the token; AddedToken::id is not set
 };
 
 /// The token that a tokenizer puts at the beginning or at the end of a text.
@@ -219,7 +218,7 @@ struct TokenizerSettings {
   bool decides_ends = true;    ///< whether TextEnd::adds overrides the template of tokenizer.json
   bool legacy = true;          ///< whether text after a special token gets a leading space
   std::optional<bool> prefix;  ///< whether texts get a leading space (add_prefix_space)
-  std::vector<std::filesystem::path> read;  ///< the paths of the files that were read
+  std::vector<std::filesystem::path> read;
 };
 
 /// Reads the files in a tokenizer's folder. Throws Error for files of an unexpected format.

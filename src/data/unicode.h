@@ -19,7 +19,7 @@ inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+
 struct Utf8Step {
   std::size_t bytes = 0;
   bool valid = false;
-  bool cut = false;  ///< whether the text ends inside a character
+  bool cut = false;  ///< whether the text ends inside this character
 };
 
 /// Returns the first character of a non-empty text. Invalid bytes are grouped into sequences as the
@@ -42,8 +42,8 @@ std::string printable(std::string_view text);
 std::string to_nfc(std::string_view text);
 
 /// A regular expression of a tokenizer. The syntax is Oniguruma's, which the `tokenizers` package
-/// uses; PCRE2 executes it. The expression can be untrusted, so searches are limited in steps and
-/// memory. Immutable.
+/// uses; PCRE2 runs the search. An expression can come from an untrusted file, so the steps and the
+/// memory of a search are limited. Immutable.
 class Pattern {
  public:
   /// Throws Error for an invalid or unsupported regular expression.

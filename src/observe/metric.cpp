@@ -13,7 +13,7 @@ namespace tessera::observe {
 
 using nlohmann::json;
 
-/// Reads a metric's sums from JSON. A sum that is not finite is null in JSON, and is read as NaN.
+/// Reads a metric's sums from JSON. A NaN or infinite sum is null in JSON and is read as NaN.
 MeanMetric::Sums MeanMetric::read(const json& state) {
   const auto number = [&](const char* name) {
     const json& value = state.at(name);

@@ -37,7 +37,7 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
   return groups;
 }
 
-/// Returns the lines of a metrics file, but no lines of steps after step `last`.
+/// Returns the lines of a metrics file, except the lines of steps after step `last`.
 std::string records_up_to(const std::filesystem::path& path, std::int64_t last) {
   std::ifstream in(path);
   std::string kept;
@@ -231,9 +231,9 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
   return {dense + attention, dense + attention / 2};
 }
 
-/// Returns the rate of the first device in the table whose words are all in the given device name.
+/// Returns the FLOP/s of the first device in the table whose words all occur in `device_name`.
 std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
-  // The last word of the name can be ""; "" is equal to no word in the table of devices.
+  // words_of() can return a last word "". No device in the table has a word "".
   const auto words = words_of(device_name);
   const auto has = [&](std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();

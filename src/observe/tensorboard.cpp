@@ -146,7 +146,7 @@ std::vector<std::pair<std::string, double>> titan_scalars(const StepMetrics& met
 
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step) {
   files::create_folders(folder);
-  // Another writer in this process, or a run in another container, can have used the same name.
+  // Another writer in this process, or a run in another container, can use the same file name.
   for (int count = 0; file_ == nullptr; ++count) {
     path_ = event_file(folder, count);
     file_.reset(std::fopen(path_.c_str(), "wbx"));

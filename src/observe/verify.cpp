@@ -76,8 +76,8 @@ class Recorder {
  private:
   struct Call {
     std::string fqn{}, caller{};
-    int number = 0, parent = 0;  ///< `number`: index of this call; `parent`: of the call around it
-    int of_module = 0;           ///< index of this call among the calls of the same module
+    int number = 0, parent = 0;  ///< indices of the module call and of the enclosing call
+    int of_module = 0;           ///< index of the call among the calls of the same module
   };
 
   void note(const Call& call, nn::TensorList tensors, bool is_input) {
@@ -215,8 +215,8 @@ std::string first_line(const std::string& message) {
 }
 
 /// Runs `step` with `module`, and backward if the result requires grad. The parameters have no
-/// gradients before and after the run. Collective if `step` is. An exception in `step` becomes an
-/// Error with the name of the innermost running module; a PeerError is rethrown unchanged.
+/// gradients before and after the run. Collective if `step` is collective. Any exception except
+/// PeerError becomes an Error with the name of the innermost running module.
 SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step) {
   Recorder recorder;
   const BackwardOrder order(module);
@@ -366,8 +366,8 @@ void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint
   });
 }
 
-/// Whether the program has drawn random numbers since set_draw_counts(set, ahead): whether `counts`
-/// differ from the numbers that set_draw_counts() has set.
+/// Whether the program has drawn random numbers since the call of set_draw_counts(set, ahead):
+/// `counts` then differ from the counts that set_draw_counts() has set.
 bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t ahead) {
   return counts.state.calls != set.state.calls + ahead ||
          !std::ranges::equal(counts.dropouts, set.dropouts, [&](const auto& now, const auto& then) {
@@ -376,7 +376,7 @@ bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t a
 }
 
 /// Saves everything that a run changes in a module and in the calling thread. The destructor
-/// restores all of this. Between constructor and destructor the parameters have no gradients.
+/// restores the saved state. Between constructor and destructor the parameters have no gradients.
 class SavedState : tessera::detail::NoCopy {
  public:
   explicit SavedState(nn::ModuleBase& module)
@@ -415,8 +415,8 @@ class SavedState : tessera::detail::NoCopy {
 /// repeated. FSDP assumes that a model draws no random numbers if two forwards have equal counts.
 constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 
-/// The number of runs with perturbed weights. With a single perturbation, some values can by chance
-/// change very little.
+/// The number of runs with perturbed weights, which measure the rounding noise. With one run, some
+/// values can by chance change very little.
 constexpr std::uint64_t kDraws = 2;
 
 /// Returns a scope object. While the object exists, random operators know which samples of the

@@ -1,5 +1,5 @@
-// Compares a run of a step on the mesh with a run on one rank. Distributed tensors are made whole,
-// plain parts of several ranks are joined, and the ranks combine their findings.
+// Compares a run of a step on the mesh with a run on one rank. Distributed tensors are gathered,
+// the parts of plain tensors are joined, and the ranks combine their findings.
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/view_as_real.h>
@@ -137,8 +137,8 @@ at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::
       copies, {}, [&](const at::Tensor& copy) { return farthest(copy, one_rank).distance; });
 }
 
-/// A tensor's values in the run on the mesh and in the one-rank run. If a run lacks the tensor, its
-/// value is an undefined tensor.
+/// A tensor's values in the run on the mesh and in the one-rank run. A value is an undefined tensor
+/// if its run lacks the tensor.
 struct Pair {
   SeenTensor of;  ///< the tensor's name and module; `of.value` is not used
   at::Tensor on_mesh, one_rank;
@@ -278,9 +278,9 @@ class PairingRanks {
     }
   }
 
-  /// Makes distributed tensors whole and joins plain parts. Collective. Throws Error, on every
-  /// rank, if ranks with the same samples do not have the same tensors. If `all` is true, all ranks
-  /// must have the same tensors.
+  /// Gathers distributed tensors, and joins plain tensors that are parts of a larger tensor.
+  /// Collective. Throws Error, on every rank, if ranks with the same samples do not have the same
+  /// tensors. If `all` is true, all ranks must have the same tensors.
   void make_whole(std::vector<Pair>& pairs, bool all) const {
     agree(all ? mesh_ : peers_, pairs);
     for (Pair& pair : pairs) {
@@ -388,22 +388,22 @@ class PairingRanks {
 
 /// The comparison of one tensor on this rank: the value on the mesh against the one-rank value.
 struct Finding {
-  std::string name, fqn, caller;  ///< as in SeenTensor
+  std::string name, fqn, caller;  ///< the tensor's fields in SeenTensor
   int call = 0, parent = 0;
   bool is_input = false;
   std::string layout;               ///< layout on the mesh, or why the tensor cannot be compared
   std::vector<std::int64_t> at{};   ///< index of the element that differs most
   std::string value{}, expected{};  ///< the element's value on the mesh and on one rank
-  double distance = 0;  ///< the largest difference; infinity if the tensors can't be compared
-  double largest = 0;   ///< largest absolute value in the one-rank tensor
-  double epsilon = 0;   ///< the larger rounding unit of the two types
-  double noise = 0;     ///< how much rounding changes the one-rank tensor
+  double distance = 0;              ///< largest difference of elements; infinity if not comparable
+  double largest = 0;               ///< largest absolute value in the one-rank tensor
+  double epsilon = 0;               ///< the larger rounding unit of the two types
+  double noise = 0;                 ///< how much rounding changes the one-rank tensor
 };
 
 /// The findings of all ranks about the tensors of module calls, or about the gradients.
 struct Together {
-  std::vector<VerifyDifference> differences;  ///< in the order of rank 0's tensors
-  double largest = 0;   ///< the largest difference that passes, relative to the largest value
+  std::vector<VerifyDifference> differences;
+  double largest = 0;   ///< largest difference that passes, relative to the tensor's maximum
   std::string cause{};  ///< where to look for the cause of the first difference
 };
 
@@ -419,7 +419,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_
 
 /// What all ranks have found about one tensor.
 struct OfRanks {
-  std::vector<std::pair<int, Finding>> findings;  ///< pairs of a world rank and its finding
+  std::vector<std::pair<int, Finding>> findings;  ///< world ranks and their findings
 
   const Finding& first() const { return findings.front().second; }
   double largest(double Finding::*of) const {
@@ -542,7 +542,7 @@ Together put_together(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   std::size_t first = tensors.size();
   for (const OfRanks& tensor : tensors) {
     const double epsilon = tensor.largest(&Finding::epsilon);
-    // The last term allows small differences from 0 in a tensor of zeros. The term is relative to
+    // The term epsilon * of_kind allows small differences from 0 in a tensor of zeros. `of_kind` is
     // the largest value in all tensors that are not inputs.
     const double allowed = kNoises * tensor.largest(&Finding::noise) +
                            kRoundings * epsilon * tensor.largest(&Finding::largest) +

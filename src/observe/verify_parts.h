@@ -1,4 +1,4 @@
-// Declarations for both source files of verify(): the tensors of a run, comparing two runs.
+// Declarations that the source files of verify() share: the tensors of a run, and the comparison.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +13,8 @@
 
 namespace tessera::observe {
 
-/// A tensor that this rank has seen in a run, detached from autograd. Distributed and plain tensors
-/// are stored as the model has computed them.
+/// A tensor that this rank has seen in a run, detached from autograd. A distributed tensor is
+/// stored as a distributed tensor, not gathered.
 struct SeenTensor {
   std::string name;  ///< the tensor's name, equal in each run: "output of 'layers.0.norm', call 2"
   std::string fqn;   ///< FQN of the module that was called, or of the parameter

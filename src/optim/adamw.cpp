@@ -84,7 +84,7 @@ bool AdamW::takes_gradient_factor(const Batch& batch, std::size_t /*group*/) con
 }
 
 /// Kernels read the step number from device memory, so that the CPU does not wait. The number
-/// counts from 1: SlotOptimizer::count_step has already incremented it.
+/// counts from 1: SlotOptimizer::count_step has already incremented the number.
 void AdamW::update_batch(const Batch& batch, std::size_t group) {
   if (is_for_kernel(batch)) {
     return update_by_kernel(batch, group);
@@ -143,8 +143,8 @@ at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
 
 namespace {
 
-/// Returns the names of the state tensors. If a group has momentum, all groups have momentum
-/// buffers, so that all batches have the same number of state lists.
+/// Returns the names of the state tensors. If one parameter group has momentum, all parameter
+/// groups have momentum buffers, so that all batches have the same number of state lists.
 std::vector<std::string> state_names(const std::vector<Group<SgdOptions>>& groups) {
   const bool momentum = std::ranges::any_of(
       groups, [](const Group<SgdOptions>& group) { return group.options.momentum != 0.0; });

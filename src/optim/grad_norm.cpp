@@ -25,7 +25,7 @@
 namespace tessera::optim {
 namespace {
 
-/// Whether `mesh` contains `rank`, a rank of the world. The meshes may have different roots.
+/// Whether the world rank `rank` is in `mesh`.
 bool contains(const DeviceMesh& mesh, int rank) {
   return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end();
 }
@@ -40,8 +40,8 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
 /// different parameters (experts, pipeline stages), all are added.
 class Counting {
  public:
-  /// Whether this rank adds its local gradient to the norm. The rank must be the first along each
-  /// mesh dimension that replicates the gradient, on the first submesh that has a copy.
+  /// Whether this rank adds its local gradient to the norm: the rank is the first along each mesh
+  /// dimension that replicates the gradient, and no earlier submesh has a copy of the gradient.
   bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
     const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
     if (coordinate.empty()) {
@@ -76,8 +76,6 @@ class Counting {
     for (std::size_t d = 0; d < own.size(); ++d) {
       skipped[d] = skipped[d] && !own[d];
     }
-    // If `mesh` has only some coordinates along a dimension of `base`, first_rank() can be outside
-    // of `mesh`. Then contains(distinct, front) decides.
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
@@ -318,7 +316,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-/// Collects the names in `own` from all ranks. Returns them as a text; "" if no rank has a name.
+/// Returns the names that all ranks have in `own`, as a text; "" if no rank has a name.
 std::string listed(const DeviceMesh& joint, const Names& own, const char* before,
                    const char* between) {
   std::string list;
@@ -348,8 +346,8 @@ std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPt
   return !found.empty() ? found : listed(joint, now, "on ", ", these gradients are not finite: ");
 }
 
-/// Computes the norm. If the options request this, throws Error for a non-finite norm; the norm is
-/// the same on every rank, so all ranks throw or none does.
+/// Computes the norm. If options.error_if_nonfinite is set, throws Error for a NaN or infinite
+/// norm. The norm is the same on every rank, so all ranks throw or none does.
 kernels::NormAndFactor checked_norm(const GradTerms& terms,
                                     const std::vector<nn::SlotPtr>& parameters,
                                     const NormOptions& options,

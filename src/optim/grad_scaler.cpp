@@ -28,7 +28,7 @@ namespace {
 /// factor.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
-    return;  // `parameters` are the optimizer's own list
+    return;  // `parameters` is the optimizer's own list
   }
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
   for (const nn::SlotPtr& slot : optimizer.parameters()) {
@@ -58,7 +58,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return enabled() ? loss * state_.scale : loss;
 }
 
-/// Throws Error if the gradients of one step are unscaled twice, which would make them too small.
+/// Throws Error if the gradients of one step are unscaled twice: they would become too small.
 void GradScaler::check_once() const {
   TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step are already unscaled; call ",
                 "clip_grad_norm_ or unscale_ once, then step");

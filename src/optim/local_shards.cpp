@@ -24,8 +24,8 @@ struct Piece {
   c10::ScalarType dtype;
 };
 
-/// A buffer for several tensors of one type on one device. `numel` is the size of the buffer in the
-/// first pass of zeros(), and the part in use in the second pass.
+/// A buffer for several tensors of one dtype on one device. `numel` is the number of elements of
+/// the buffer in the first pass of zeros(), and the number of used elements in the second pass.
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;
@@ -158,8 +158,8 @@ std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
   return zeros(pieces, kStateAlignment);
 }
 
-/// Fused kernels read the step counters on the device of the shards. The counters on a device are
-/// contiguous, so that one operator increments all of them.
+/// Fused kernels read the step counters on the device of the shards. The step counters on one
+/// device are contiguous, so that one operator increments all of them.
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) {
   std::vector<Piece> pieces;
   for (const at::Tensor& tensor : tensors) {
@@ -168,8 +168,8 @@ std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) 
   return zeros(pieces, /*alignment=*/1);
 }
 
-/// The state of a plain parameter is a plain tensor. The result shares memory with `state`: a
-/// checkpoint loads into the result.
+/// The state of a plain parameter is a plain tensor. The result shares memory with `state`, so that
+/// loading a checkpoint into the result changes `state`.
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state) {
   if (!tessera::is_distributed(parameter)) {
     return state;

@@ -17,16 +17,17 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::optim {
 
-/// Returns the gradient of a slot's persistent parameter; undefined if there is none. A gradient of
-/// another layout than the parameter's, such as Partial, is redistributed and stored in `.grad`,
-/// which is collective.
+/// Returns the gradient of a slot's persistent parameter; undefined if the parameter has no
+/// gradient. A gradient of another layout than the parameter's, such as Partial, is redistributed
+/// and stored in `.grad`, which is collective.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot);
 
 /// Throws Error, on all ranks of a root mesh, if gradients that must be equal on several ranks
-/// differ: see nn::detail::check_copies(). A plain parameter must be equal on all ranks of the
-/// largest root mesh. Each list of parameters is compared once; with TESSERA_DEBUG=1, at each call.
-/// Does nothing if all parameters are plain, or if options.over is set, because other ranks can
-/// then have other parameters. Collective over the root meshes of the distributed parameters.
+/// differ (nn::detail::check_copies()). Gradients of plain parameters must be equal on all ranks of
+/// the largest root mesh. Compares the gradients of a list of parameters once; with
+/// TESSERA_DEBUG=1, at each call. Does nothing if all parameters are plain, or if options.over is
+/// set, because ranks can then have different parameters. Collective over the root meshes of the
+/// parameters.
 void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const char* what,
                            const NormOptions& options = {});
 
@@ -45,7 +46,7 @@ std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors);
 /// rounded once; the multiplication uses the factor in fp32, or in fp64 for fp64 tensors.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor);
 
-/// The type in which an optimizer updates a tensor of type `dtype`: fp32 if `dtype` is narrower
+/// The dtype in which an optimizer updates a tensor of dtype `dtype`: fp32 if `dtype` is narrower
 /// than fp32, otherwise `dtype`.
 c10::ScalarType update_type(c10::ScalarType dtype);
 
@@ -75,7 +76,7 @@ struct GradientFactor {
   at::Tensor tensor = {};
 };
 
-/// One rank's gradients of some parameters, sorted by how a norm counts them.
+/// One rank's gradients of some parameters, grouped by how a gradient norm counts the gradients.
 struct GradTerms {
   /// All local gradients. In all lists, tensors that are adjacent in memory are joined.
   std::vector<at::Tensor> locals;

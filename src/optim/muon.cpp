@@ -25,7 +25,6 @@
 
 namespace tessera::optim {
 
-/// A distributed matrix that Muon updates.
 struct SpreadMatrix {
   LayoutPtr layout = nullptr;
   std::int64_t rows = 0, columns = 0;
@@ -332,7 +331,7 @@ bool is_embedding(const nn::ParameterSlot& slot) {
 
 }  // namespace
 
-/// The matrices on one mesh and of one type, which a step exchanges together.
+/// The matrices on one mesh and of one dtype, which a step sends to their owners together.
 class Muon::Exchange {
  public:
   Exchange(const DeviceMesh& mesh, c10::ScalarType dtype) : mesh_(mesh), dtype_(dtype) {}
@@ -342,7 +341,7 @@ class Muon::Exchange {
   }
   void add(const ShardUpdate& shard) { shards_.push_back(shard); }
   // Exchanges the matrices and updates the shards. Collective over the mesh. Every rank exchanges
-  // the same matrices in the same order, even if this rank has no gradient of a matrix
+  // the same matrices in the same order, also matrices without a gradient on this rank
   // (updates_without_gradient).
   void run(Muon& muon, double factor) {
     drop_unused();
@@ -373,8 +372,8 @@ class Muon::Exchange {
   bool empty() const { return shards_.empty(); }
 
  private:
-  /// Removes the matrices that have no gradient on any rank, as a single process would not update
-  /// them either. Collective.
+  /// Removes the matrices that have no gradient on any rank, because a run in one process would not
+  /// update such matrices either. Collective.
   void drop_unused() {
     std::vector<std::uint8_t> used;
     for (const ShardUpdate& shard : shards_) {
@@ -442,8 +441,8 @@ void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
   }
 }
 
-/// Returns the Exchange for a mesh and a type. The order of exchanges_ is the order of their first
-/// parameters, which is the same on every rank.
+/// Returns the Exchange for a mesh and a dtype. exchanges_ is in the order of the first parameter
+/// of each Exchange, which is the same on every rank.
 Muon::Exchange& Muon::exchange_of(const DeviceMesh& mesh, c10::ScalarType dtype) {
   const auto found = std::ranges::find_if(
       exchanges_, [&](const Exchange& exchange) { return exchange.takes(mesh, dtype); });

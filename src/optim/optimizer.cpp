@@ -25,13 +25,13 @@
 namespace tessera::optim {
 namespace {
 
-/// Says which lists of parameters the ranks have compared. A list is identified by its length and
-/// its first parameter. The Compared object is attached to the module of that parameter.
+/// The lists of parameters whose gradients the ranks have compared. A list is identified by its
+/// length and its first parameter; the module of this parameter has the Compared object.
 struct Compared {
   std::set<std::size_t> lengths;
 };
 
-/// Returns the Compared for lists that start with `first`; nullptr if no module owns `first`.
+/// Returns the Compared for lists that begin with `first`; nullptr if no module owns `first`.
 std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
   if (first.owners().empty()) {
     return nullptr;
@@ -46,7 +46,7 @@ std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
 }
 
 struct Roots {
-  std::vector<DeviceMesh> meshes;  ///< root meshes, in the order of the parameters
+  std::vector<DeviceMesh> meshes;  ///< root meshes of the parameters, in the parameters' order
   DeviceMesh largest;
 };
 
@@ -149,7 +149,7 @@ void step_inner(Optimizer& optimizer, const GradientFactor& factor) {
 
 }  // namespace
 
-/// Parameter slots stay valid when FSDP and tensor parallelism replace the tensors.
+/// A parameter slot remains valid when FSDP or tensor parallelism replaces its tensor.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   std::vector<nn::SlotPtr> slots;
   for (auto& [name, slot] : module.named_slots()) {
@@ -176,7 +176,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
   return named;
 }
 
-/// If two optimizers had a parameter, a step would update it twice.
+/// A parameter that two optimizers have would be updated twice in a step.
 OptimizerList::OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers)
     : optimizers_(std::move(optimizers)) {
   std::unordered_set<const nn::ParameterSlot*> seen;
@@ -239,8 +239,8 @@ void Ema::check_sizes(std::size_t index) const {
                 "before the first step and before the first call of state()");
 }
 
-/// Creates missing averages (EMA). The constructor cannot do this, because parameters are filled,
-/// sharded and moved later.
+/// Creates missing averages (EMA). The constructor cannot create averages, because parameters are
+/// filled, sharded and moved later.
 void Ema::make_averages() {
   averages_.resize(parameters().size());
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -255,8 +255,8 @@ void Ema::make_averages() {
   }
 }
 
-/// Copies each parameter to its average (EMA) if the average has no value yet. state() does not do
-/// this, because a checkpoint can still be loaded into the parameter.
+/// Copies each parameter to its average (EMA) if the average has no value yet. state() does not
+/// copy, because a checkpoint can still be loaded into the parameter.
 void Ema::begin_averages() {
   make_averages();
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -373,7 +373,7 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
   }
 }
 
-/// The first factor is not 0, because a step with rate 0 would change nothing.
+/// The first factor of the warm-up is not 0, because a step with rate 0 would change nothing.
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   TESSERA_CHECK(step >= 0, "the learning rate of step ", step, " is invalid; steps count from 0");

@@ -1,7 +1,7 @@
-// The base class of optimizers selects the parameters for a step, creates and checks state, and
-// makes batches for kernels. FSDP places the shards of a unit one after another in memory, and the
-// optimizer does the same with their states. Adjacent shards are updated as one tensor if the
-// results are bitwise equal.
+// The base class of optimizers selects the parameters for a step, creates and checks optimizer
+// state, and makes batches for kernels. FSDP places the shards of a unit one after another in
+// memory, and the optimizer does the same with their states. Adjacent shards are updated as one
+// tensor if this does not change any bit of the result.
 
 #include "tessera/optim/slot_optimizer.h"
 
@@ -104,8 +104,8 @@ c10::ScalarType SlotOptimizer::state_dtype(std::size_t /*group*/, c10::ScalarTyp
   return update_type(parameter);
 }
 
-/// Multiplies the gradients by the factor `given`; skips the step if the factor is not finite. On a
-/// CPU the host reads the factor. On a GPU only kernels read the factor: the host does not wait.
+/// Multiplies the gradients by the factor `given`; skips the step if the factor is NaN or infinite.
+/// On a CPU the host reads the factor; on a GPU only kernels do, so the host does not wait.
 void SlotOptimizer::update(const GradientFactor& given) {
   GradientFactor factor = given;
   const comm::CallerScope caller("optimizer step");
@@ -336,11 +336,11 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   }
 }
 
-/// Whether two shards can be updated as one tensor: the shards, their gradients and their states
-/// are adjacent in memory, and both shards have made the same steps, because a tensor has one step
-/// number. The first shard must end with a complete vector, so that the bits of a shard do not
-/// depend on its neighbours: tensor-parallel ranks can have copies of one parameter with different
-/// neighbours.
+/// Whether two shards can be updated as one tensor. The shards, their gradients and their states
+/// must be adjacent in memory, and both shards must have made the same steps, because a tensor has
+/// one step number. The size of the first shard must be a multiple of kCacheLine: otherwise the
+/// bits of a shard would depend on the next shard, and tensor-parallel ranks, which can have copies
+/// of one parameter with different neighbours, would compute different bits.
 bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
   const State& state = state_of(shard.index);
   const State& state_before = state_of(before.index);

@@ -13,8 +13,8 @@ namespace tessera::planning {
 namespace {
 
 /// A model's memory and time are extrapolated from plans with 4 and 6 layers. The first and last
-/// layers differ from the middle layers, because FSDP prefetches, and does not free the last unit.
-/// The plans differ by two layers, because two types of layers can alternate.
+/// layers differ from the middle layers, because FSDP prefetches units and does not free the last
+/// unit. The plans differ by two layers, because two types of layers can alternate.
 constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
 
 /// Replaces the layer index n in a name such as "model.layers.3" by the result of number(n).

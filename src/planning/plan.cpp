@@ -62,8 +62,8 @@ class Submesh {
   }
 
  private:
-  /// For each dimension of the root mesh: by how much the submesh coordinate changes from the first
-  /// rank to the next rank in this dimension; empty if the next rank is outside of the submesh.
+  /// For each dimension of the root mesh: the submesh coordinate of the next rank in this
+  /// dimension, minus that of the first rank; empty if the next rank is outside of the submesh.
   std::vector<Coordinate> steps_;
   std::size_t ndim_;
 };
@@ -210,8 +210,8 @@ RankPlan detail::plan_rank(const MakeRun& make, std::int64_t ranks, int rank,
 
 namespace {
 
-/// Throws Error unless the first and the last rank of a RankKind have the same memory peak and
-/// traffic. The two ranks differ, for example, if a batch cannot be divided evenly.
+/// Throws Error unless the first and the last rank of a RankKind have the same memory peak and send
+/// the same bytes. The two ranks differ, for example, if a batch cannot be divided evenly.
 void check_kind(const RankPlan& plan, const RankPlan& last) {
   const auto traffic = [](const RankPlan& rank) { return comm::total(rank.metrics.comm); };
   const auto text = [&](const RankPlan& rank) {

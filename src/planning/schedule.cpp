@@ -223,8 +223,8 @@ double Schedule::duration(const FakeCollective& call) const {
   const auto n = static_cast<double>(call.ranks.size());
   const std::int64_t beside = ranks_beside(call.ranks, machine_->ranks_per_node);
   const bool within_node = beside == std::ssize(call.ranks);
-  // Across machines, a collective uses as many rings as the group has ranks on one machine, because
-  // each rank has a network card.
+  // Across machines, a collective uses as many rings as the process group has ranks on one machine,
+  // because each rank has a network card.
   const double network = machine_->network_bandwidth * static_cast<double>(beside);
   const double rate =
       within_node ? machine_->link_bandwidth : std::min(network, machine_->link_bandwidth);

@@ -57,7 +57,6 @@ using TooLarge = std::vector<std::pair<std::size_t, std::size_t>>;
 /// Tries all layouts of one mesh, in the order of their memory, least memory first.
 class MeshSearch {
  public:
-  /// `too_large`: layouts that are known not to fit into the machine's memory.
   MeshSearch(Search& search, TrainingLayout mesh, TooLarge too_large)
       : search_(search), mesh_(std::move(mesh)), too_large_(std::move(too_large)) {}
 
@@ -270,9 +269,9 @@ class LayoutSearch {
 
   Search search_;
   bool is_laid_out_ = false;
-  // For each tp: the layouts that do not fit into memory. Context parallelism does not make them
-  // fit: a rank has as many tokens as before, and also needs memory for masks and for keys and
-  // values of other ranks.
+  // For each number of tensor-parallel ranks: the layouts that do not fit into memory. Context
+  // parallelism does not make such a layout fit: a rank has as many tokens as before, and also
+  // needs memory for masks and for keys and values of other ranks.
   std::map<std::int64_t, TooLarge> too_large_;
 };
 

@@ -55,7 +55,7 @@ class InputFile {
   const std::filesystem::path& path() const { return path_; }
   /// Size of the file in bytes at the time of opening.
   std::uint64_t size() const { return size_; }
-  /// Fills `out` with the bytes from `offset` on. Throws Error if the file is too short.
+  /// Fills `out` with the file's bytes from `offset` on. Throws Error if the file is too short.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
 
  private:

@@ -27,11 +27,11 @@ class StopSignals : tessera::detail::NoCopy {
   bool received() const;
 };
 
-/// Makes malloc reuse freed memory instead of returning it to the kernel, up to 2 GiB. For training
-/// loops, whose steps all allocate the same sizes: without keep_freed_memory(), the kernel clears
-/// the pages of large blocks in each step. Call keep_freed_memory() after the model is loaded. Does
-/// nothing if the environment sets glibc's values (GLIBC_TUNABLES, MALLOC_TRIM_THRESHOLD_,
-/// MALLOC_MMAP_THRESHOLD_), or if the C library is not glibc.
+/// Makes malloc reuse freed memory, up to 2 GiB, instead of returning the memory to the kernel.
+/// Useful for training loops, in which all steps allocate the same sizes: otherwise the kernel
+/// clears the pages of large blocks in each step. Call keep_freed_memory() after the model is
+/// loaded. Does nothing if environment variables set malloc's limits (GLIBC_TUNABLES,
+/// MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_), or if the C library is not glibc.
 void keep_freed_memory();
 
 /// Ends this process with status 1 and one line on standard error, "`who`: `message`", without

@@ -11,17 +11,17 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Gives operator `op` a sharding rule, or replaces the library's rule. `op` is the operator's full
-/// name: "mylib::scale", "mylib::scale.out". In-place and out= variants are registered under their
-/// own names, with the rule of the functional operator. `rule` returns nullopt for a call that the
-/// rule does not cover. `reads_numbers`: whether the rule depends on the values of float and Scalar
-/// arguments. Every process of a job must register the same rules. Not collective. Thread safe.
-/// Throws Error after the operator's first use on a distributed tensor, and for a second rule of
-/// one operator. The first call of any operator throws Error if a registered `op` does not exist,
-/// or if libtorch composes it of other operators (CompositeImplicitAutograd), because its rule
-/// would never be used.
+/// Gives operator `op` a sharding rule, or replaces the library's rule for `op`. `op` is the
+/// operator's full name: "mylib::scale", "mylib::scale.out". In-place and out= variants are
+/// registered under their own names, with the rule of the functional operator. `rule` returns
+/// nullopt for a call that the rule does not cover. `reads_numbers`: whether the rule depends on
+/// the values of float and Scalar arguments. Every process of a job must register the same rules.
+/// Not collective. Thread safe. Throws Error after the operator's first use on a distributed
+/// tensor, and for a second rule of one operator. The first call of any operator throws Error if a
+/// registered `op` does not exist, or if `op` is CompositeImplicitAutograd: libtorch then calls
+/// other operators, and never the rule of `op`.
 ///
-///   // An elementwise operator: each dimension is one factor, which the output shares.
+///   // An elementwise operator. Input and output have one common factor for each dimension.
 ///   register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {
 ///     ShardingRule rule = rules::start(call);
 ///     const auto dims = rules::add_factors(rule, call.tensor(0).sizes);

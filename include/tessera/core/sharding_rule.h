@@ -30,7 +30,7 @@ struct TensorMeta {
 /// tensor that is passed twice is in `tensors` twice.
 ///
 /// The parameter `arg` of a member function is an index in `args`. The member functions treat an
-/// index past the end as None, and throw Error for an argument of another type.
+/// index past the end of `args` as None, and throw Error for an argument of another type.
 struct OpCall {
   std::string_view op;  ///< full name: "aten::add.Tensor", or "aten::mm" without overload
   std::vector<Argument> args;
@@ -88,11 +88,11 @@ struct ShardingRule : detail::LocalExecution {
     /// True if the factor (einsum index letter) must not be sharded although outputs have the
     /// factor (the dimension of a softmax or a sort).
     bool unsharded = false;
-    /// Whether a shard must be a contiguous range of the factor's positions (see offset_arguments).
+    /// Whether a shard must be a contiguous range of the factor's positions (offset_arguments).
     bool contiguous = false;
   };
-  /// The indices in ShardingRule::factors for one tensor dimension. Empty for a dimension of size 1
-  /// that is broadcast, and for a dimension that only one input has and that must stay unsharded.
+  /// The factors (einsum index letters) of a tensor dimension, as indices in ShardingRule::factors.
+  /// Empty if the dimension is broadcast from size 1, or is in one input only and unsharded.
   using Factors = std::vector<int>;
   using TensorFactors = std::vector<Factors>;  ///< the factors (index letters) of each dimension
 

@@ -20,15 +20,15 @@
 TESSERA_API_BEGIN
 namespace tessera::data {
 
-/// Samples of S = sequence() tokens, by index. Immutable: threads may share a source.
+/// A source of samples of S = sequence() tokens, read by index. Threads may share a source.
 class SampleSource {
  public:
   virtual ~SampleSource() = default;
   virtual std::int64_t size() const = 0;
   virtual std::int64_t sequence() const = 0;
-  /// Writes the S input tokens of sample `index` in [0, size()) and the S targets. A target is the
-  /// next token, or -100 if the loss ignores the target. Throws Error for a token outside the
-  /// vocabulary.
+  /// Writes the S input tokens of sample `index` in [0, size()) and the target of each input token.
+  /// A target is the next token, or -100 if the loss ignores the target. Throws Error for a token
+  /// outside the vocabulary.
   virtual void read(std::int64_t index, std::span<std::int64_t> inputs,
                     std::span<std::int64_t> targets) const = 0;
   /// Whether samples can have targets of -100, which the loss ignores.
@@ -92,7 +92,7 @@ struct WeightedSamples {
 /// Options of BatchLoader.
 struct BatchOptions {
   std::int64_t batch = 1;  ///< number of sequences per step, over all ranks
-  /// Seed of the shuffle; nullopt: no shuffle. Each pass over a source has another order.
+  /// Seed of the shuffle; nullopt: no shuffle. Each pass over a source of samples has a new order.
   std::optional<std::uint64_t> shuffle = std::nullopt;
   /// The token that ends a document. Positions restart after this token. The token's target would
   /// belong to the next document, and is therefore -100, which the loss ignores.
@@ -111,12 +111,12 @@ std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batche
                                    std::int64_t rank, std::int64_t ranks);
 
 /// Loads batches of samples. Row i of step s is sample n = s * batch + i of the global order. With
-/// one source, sample n is the source's sample n modulo size(). With several sources, each source
-/// supplies its weight's fraction of the first N samples, with an error of at most log2(sources)
-/// samples; each source supplies its samples in order and repeats. With a shuffle, each pass over a
-/// source is a new permutation, which is the same on every mesh. Every rank creates the same loader
-/// and loads only its rows; not collective. A run may continue from any step. Immutable: several
-/// threads may use one loader.
+/// one source, sample n is the source's sample n modulo size(). With several sources, the first N
+/// samples have the fraction of each source that its weight says, with an error of at most
+/// log2(sources) samples. Each source supplies its samples in order, again and again. With a
+/// shuffle, each pass over a source is a new permutation, which is the same on every mesh. Every
+/// rank creates the same loader and loads only its rows; not collective. A run may continue from
+/// any step. Immutable: several threads may use one loader.
 class BatchLoader {
  public:
   /// Throws Error if a source has too few samples for its fraction of a batch, if sequence lengths
@@ -128,8 +128,8 @@ class BatchLoader {
     at::Tensor inputs;     ///< input tokens, (rows, S) int64, on the CPU
     at::Tensor targets;    ///< target tokens, (rows, S) int64, on the CPU
     at::Tensor positions;  ///< position of each token in its document, (rows, S) int64
-    /// `positions` in host memory, so that a Llama finds document borders without waiting for a
-    /// GPU. `positions` and `host_positions` are undefined unless BatchOptions::document_end is
+    /// `positions` in host memory, so that a Llama model finds document borders without waiting for
+    /// a GPU. `positions` and `host_positions` are undefined unless BatchOptions::document_end is
     /// set.
     at::Tensor host_positions{};
 
@@ -141,7 +141,7 @@ class BatchLoader {
   };
   /// Loads the rows `ranges` of the batch of `step`, concatenated; steps count from 0. With
   /// `pinned`, the batch is in page-locked memory, for CUDA. Throws Error for a token outside the
-  /// vocabulary, with its position.
+  /// vocabulary.
   Batch load(std::int64_t step, const std::vector<RowRange>& ranges, bool pinned = false) const;
   /// Returns the number of distinct samples over all sources.
   std::int64_t samples() const;

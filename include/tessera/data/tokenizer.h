@@ -68,7 +68,7 @@ class StreamDecoder {
   std::string take_new(const std::string& text);
 
   TokenizerPtr tokenizer_;
-  /// The tokens of the last returned text, and all later tokens.
+  /// The tokens of the text that push() returned last, and all later tokens.
   std::vector<std::int64_t> window_;
   std::size_t context_ = 0;  ///< number of tokens in window_ whose text was returned
   std::size_t given_ = 0;    ///< bytes of the text of window_ that were returned

@@ -11,7 +11,6 @@
 
 namespace tessera::detail {
 
-/// Returns the size of mesh dimension `mesh_dim`. `Sizes` can be any container of sizes.
 template <class Sizes>
 std::int64_t mesh_size(const Sizes& mesh_sizes, int mesh_dim) {
   return mesh_sizes[static_cast<std::size_t>(mesh_dim)];

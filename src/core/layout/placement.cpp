@@ -299,8 +299,8 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
 }
 
 /// Returns the split factor of `mesh_dim` (NOTE [Orders and strided shards]): the number of chunks
-/// that PyTorch shards over `mesh_dim`. There is a chunk for each position that a rank has of the
-/// preceding Digits (sub-dimensions), times the ranks of later mesh dimensions that divide first.
+/// that PyTorch shards over `mesh_dim`, which is the number of positions that a rank has of the
+/// preceding Digits (sub-dimensions), times the sizes of later mesh dimensions that divide first.
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {

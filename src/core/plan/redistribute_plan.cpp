@@ -27,7 +27,7 @@ namespace {
 struct Problem {
   LayoutPtr to = nullptr;
   std::span<const std::int64_t> sizes;
-  std::int64_t itemsize = 1;  ///< number of bytes of an element
+  std::int64_t itemsize = 1;
   /// Tensor dimensions that a plan may shard temporarily over a mesh dimension, although layout
   /// `to` does not shard them over this mesh dimension.
   std::vector<int> temporary_dims;
@@ -157,7 +157,7 @@ class SearchState {
 
   /// Sorts `mesh_dims` by the order in which the target layout divides a tensor dimension, because
   /// the order decides which chunk each rank gets. Mesh dimensions that the target uses elsewhere
-  /// are last. If the target does not shard mesh_dims[0], the order does not change.
+  /// are last. If the target does not shard over mesh_dims[0], `mesh_dims` does not change.
   std::vector<int> in_final_order(std::vector<int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0) {
@@ -336,7 +336,7 @@ struct CostModel {
   double bytes_per_us;
 };
 
-/// Rough values for the GPUs of a single machine: 10 us and 80 GB/s.
+/// A CostModel with rough values for the GPUs of a single machine: 10 us and 80 GB/s.
 constexpr CostModel kTime{.latency_us = 10, .bytes_per_us = 80'000};
 /// A CostModel that prefers fewer bytes to fewer collectives: a byte costs 1000 collectives.
 constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
@@ -579,7 +579,7 @@ void all_gather(const SearchState& state, std::vector<Step>& out) {
 
 using Move = void (*)(const SearchState& state, std::vector<Step>& out);
 
-// Of several plans of equal cost the search returns the first, so the order of kMoves matters.
+// Of several plans of equal cost the search returns the first, so the order in kMoves matters.
 constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
                                      all_reduce, all_to_all,   all_gather};
 

@@ -34,7 +34,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  // Number of `major`'s positions in a full chunk, divided over the mesh dimensions visited so far.
+  // Number of positions of `major` in a full chunk of the mesh dimensions visited so far.
   std::int64_t left = extent;
   // Whether a mesh dimension has divided the Digit (sub-dimension) unevenly. Later mesh dimensions
   // would then divide chunks of different sizes, which a Digit cannot express.
@@ -171,7 +171,7 @@ struct FactorPlacement {
 struct Choice {
   enum Kind { kReplicate, kFactor, kLinear };
   Kind kind = kReplicate;
-  int index = -1;  ///< kFactor: index in ShardingRule::factors; kLinear: in ShardingRule::linear
+  int index = -1;  ///< index in ShardingRule::factors (kFactor) or ShardingRule::linear (kLinear)
   friend bool operator==(const Choice&, const Choice&) = default;
 };
 
@@ -222,8 +222,8 @@ std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const Layout
   return first->mesh_sizes();
 }
 
-/// Chooses the layouts of one TensorGroup (tensors whose layouts are chosen together). The object
-/// keeps references to the arguments of its constructor.
+/// Chooses the layouts of one TensorGroup (tensors whose layouts are chosen together). The
+/// arguments of the constructor must outlive the object.
 class TensorGroupPropagation {
  public:
   TensorGroupPropagation(const ShardingRule& rule, const OpCall& call,
@@ -273,15 +273,15 @@ class TensorGroupPropagation {
  private:
   struct Input {
     int index = 0;
-    bool plain = false;  // whether the input is not distributed
+    bool plain = false;
     bool inplace = false;
-    std::int64_t bytes = 0;                        // number of bytes of the global tensor
-    std::vector<FactorPlacement> placements = {};  // a placement for each mesh dimension
+    std::int64_t bytes = 0;
+    std::vector<FactorPlacement> placements = {};  // the input's placement on each mesh dimension
     // The sharded factors (einsum index letters) of the input, with their Digits (sub-dimensions).
     std::vector<std::pair<int, std::vector<Digit>>> digits = {};
   };
 
-  /// Returns the choice for each mesh dimension. Factors in `unsharded` are not sharded.
+  /// Returns a Choice for each mesh dimension. No Choice shards a factor in `unsharded`.
   std::vector<Choice> choose(const std::set<int>& unsharded) const {
     std::vector<Choice> choices;
     for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
@@ -368,7 +368,7 @@ class TensorGroupPropagation {
     return best ? *best : std::vector<Digit>{};
   }
 
-  /// The cost of a choice. Choices without communication win; others are compared by bytes.
+  /// The cost of a Choice. A Choice without communication is best; others are compared by bytes.
   struct Cost {
     bool moves = false;
     double bytes = 0;
@@ -744,9 +744,9 @@ class TensorGroupPropagation {
   const ShardingRule::TensorGroup& group_;
   // The inputs of this TensorGroup that are written in place, and the output of each such input.
   std::vector<ShardingRule::Inplace> inplace_;
-  std::vector<int> linear_;    // indices of the group's entries in ShardingRule::linear
-  std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size
-  std::vector<Choice> choices_;  // the choice for each mesh dimension, outermost first
+  std::vector<int> linear_;      // indices of the TensorGroup's entries in ShardingRule::linear
+  std::vector<Input> inputs_;    // the TensorGroup's inputs: in-place inputs first, then by size
+  std::vector<Choice> choices_;  // the Choice for each mesh dimension, outermost first
   // The Digits (sub-dimensions) of each sharded factor (einsum index letter).
   std::map<int, std::vector<Digit>> digits_;
 };

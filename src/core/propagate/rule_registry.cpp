@@ -35,8 +35,8 @@ void expand_braces(std::string name, std::vector<std::string>& result) {
   }
 }
 
-/// Returns the full names of the operators in `names`. The names in the list `names` are separated
-/// by blanks, omit "aten::" and can contain braces.
+/// Returns the full names of the operators in `names`, a list separated by blanks. A name in the
+/// list omits "aten::" and can contain braces.
 std::vector<std::string> expand_names(std::string_view names) {
   std::vector<std::string> result;
   while (!names.empty()) {
@@ -51,7 +51,7 @@ std::vector<std::string> expand_names(std::string_view names) {
 
 /// The library's rules. The registry changes only before main(), so look-ups need no lock.
 struct Registry {
-  // `families` refers to the operator names in `entries`. Addresses of std::map keys are stable.
+  // `families` refers to operator names that are keys of `entries`. std::map never moves its keys.
   std::map<std::string, RuleFunction::Entry, std::less<>> entries;
   std::vector<RuleFamily> families;
 
@@ -153,7 +153,7 @@ struct UserRules {
   std::mutex mutex;
   // Each RuleFunction points to an entry, and std::map keeps the addresses of its entries.
   std::map<std::string, RuleFunction::Entry, std::less<>> rules;
-  // Operators whose rule was looked up. Cached call plans can depend on these rules.
+  // Operators whose rule was looked up. Cached call plans can depend on their rules.
   std::set<std::string, std::less<>> looked_up;
 };
 

@@ -11,9 +11,9 @@ namespace tessera::rules {
 
 namespace {
 
-/// Indices of a reduction's arguments in its schema. -1: the reduction has no such argument.
+/// Indices of a reduction operator's arguments in its schema; -1 for a missing argument.
 struct Arguments {
-  int dim = -1;  ///< index of the argument with the dimensions: an integer, a list, or None (all)
+  int dim = -1;  ///< index of the argument that lists the reduced dimensions; None: all
   ///< If `dim` is -1, the operator always reduces all dimensions.
   int keepdim = -1;
   int dtype = -1;
@@ -195,8 +195,8 @@ namespace {
 /// The reductions for which a Partial first tensor gives a Partial result.
 enum class Linearity {
   kNone,
-  kLinear,  ///< a Partial sum or average gives a Partial result
-  kMoves,   ///< every Partial tensor gives a Partial result: elements only move
+  kLinear,  ///< a Partial sum or average as input gives a Partial result
+  kMoves,   ///< every Partial input gives a Partial result: elements only move
 };
 
 struct Along {
@@ -290,7 +290,7 @@ Table scan_table() {
 
 namespace {
 
-/// The values of at::Reduction.
+/// The values of the argument `reduction` of losses, as in at::Reduction.
 enum Reduction { kNone = 0, kMean = 1, kSum = 2 };
 
 /// The factors (einsum index letters) of nll_loss: input (N, C, ...) or (C), target (N, ...) or

@@ -27,7 +27,6 @@ void add_linear_term(ShardingRule& rule, std::string_view term, const std::vecto
     if (c < '0' || c > '9') {
       sign = c;
     } else if (const auto position = static_cast<std::size_t>(c - '0'); position < tensors.size()) {
-      // An optional tensor that the call omits is skipped.
       inputs.push_back(tensors[position]);
     }
   }

@@ -72,10 +72,10 @@ inline const TensorMeta& meta_of(const OpCall& call, int tensor) {
 void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
                const TensorFactors& factors);
 
-/// A rule under construction, for an operator that reads one tensor, argument 0.
+/// A sharding rule under construction, for an operator that reads one tensor, argument 0.
 struct UnaryRule {
   ShardingRule rule;
-  TensorFactors input;  ///< factors of the tensor; one factor for each dimension at first
+  TensorFactors input;  ///< factors (index letters) of the tensor; at first one for each dimension
 
   explicit UnaryRule(const OpCall& call)
       : rule(start(call)),

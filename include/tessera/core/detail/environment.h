@@ -18,8 +18,8 @@ namespace tessera::detail {
 /// calls setenv().
 std::optional<bool> environment_switch(const char* name);
 
-/// Returns whether the environment variable TESSERA_DEBUG is on, or `unset` if the variable is not
-/// set. If TESSERA_DEBUG is on, ranks compare their calls and values, which needs collectives.
+/// Returns whether the environment variable TESSERA_DEBUG is on; `unset` if the variable is not
+/// set. If TESSERA_DEBUG is on, ranks check by extra collectives that their calls and values agree.
 bool debug_checks(bool unset = false);
 
 /// Returns the path of the shared library `name` in the folder of the shared library that contains

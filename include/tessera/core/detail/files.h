@@ -31,7 +31,7 @@ class AtomicFile : tessera::detail::NoCopy {
   explicit AtomicFile(std::filesystem::path path);
   ~AtomicFile();
 
-  /// Allocates `bytes` on the disk, so that a full disk is detected before anything is written.
+  /// Reserves `bytes` bytes of disk space, so that a full disk is detected before data is written.
   void reserve(std::uint64_t bytes);
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
   void sync();
@@ -58,8 +58,8 @@ class AtomicFile : tessera::detail::NoCopy {
 std::filesystem::path absolute_path(const std::filesystem::path& path);
 
 /// Removes the temporary files that killed processes of this machine have left in `folder`.
-/// `of(name)` says whether to remove the temporary files of the file `name`. Errors are ignored,
-/// because a temporary file only takes disk space.
+/// `of(name)`: whether to remove the temporary files of the final file `name`. Errors are ignored,
+/// because a leftover file only takes disk space.
 void remove_leftovers(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& of);
 

@@ -29,8 +29,8 @@ enum class RankState : std::uint32_t {
   kGaveUp  ///< the rank has called World::abort()
 };
 
-/// A text in atomic words, so that one process can read the text while another process writes it. A
-/// reader can get a mixture of two texts. A long text loses its end.
+/// A text in atomic words: one process can read the text while another process writes a new text.
+/// The reader can then get a mixture of both texts. A text that is too long is cut off.
 class SharedText {
  public:
   void store(std::string text) {
@@ -52,18 +52,18 @@ class SharedText {
   std::array<std::atomic<std::uint64_t>, kWords> words_{};
 };
 
-/// The state of a rank in a process group.
+/// A rank's entry for one process group in the rank's flight record.
 struct GroupSlot {
-  /// Id of the process group, equal on all ranks, written last; 0: the entry is unused.
+  /// Id of the process group, equal on all ranks. Written after the other fields; 0: unused entry.
   std::atomic<std::uint64_t> id{0};
   /// World ranks of the process group, as bits: rank r is bit r % 64 of word r / 64.
   std::array<std::uint64_t, kMostRanks / 64> ranks{};
-  /// Number of collectives that the rank has begun, including the set-up of the group.
+  /// Number of the group's collectives that the rank has begun, including the group's set-up.
   std::atomic<std::uint64_t> begun{0};
-  /// Describes the rank's last collective; while the rank waits, the collective that it waits for.
+  /// Describes the rank's last collective in the group, in which the rank waits if `waits` is true.
   SharedText call;
-  std::atomic<std::uint64_t> number{0};  ///< index of the collective in the process group
-  std::atomic<bool> waits{false};        ///< whether the rank waits, on the CPU or the GPU
+  std::atomic<std::uint64_t> number{0};  ///< index of the rank's last collective in the group
+  std::atomic<bool> waits{false};        ///< whether the rank waits in this collective (CPU or GPU)
   std::atomic<std::int64_t> since{0};    ///< time at which `number` or `waits` last changed
 };
 
@@ -73,9 +73,9 @@ struct Record {
   std::int32_t size = 0;
   std::int64_t pid = 0;
   std::uint64_t start_time = 0;  ///< start time of the process, in clock ticks since boot
-  int fd = -1;                   ///< file descriptor with which the process has opened the record
+  int fd = -1;                   ///< file descriptor of the flight record in the rank's process
   std::atomic<RankState> state{RankState::kRunning};
-  /// Time at which the state changed from kRunning to another state.
+  /// Time at which `state` changed from kRunning to another value.
   std::atomic<std::int64_t> ended{0};
   std::atomic<std::int64_t> step{-1};
   std::array<GroupSlot, kGroups> groups;
@@ -93,7 +93,7 @@ std::vector<int> ranks_of(const Record& record, std::uint64_t id);
 /// Whether the rank has begun the collective of index `number` in the process group `id`.
 bool has_begun(const Record& record, std::uint64_t id, std::uint64_t number);
 
-/// Says what a rank does: "waits in ...", "ended after ...". `alive`: whether the process runs.
+/// Describes what a rank does: "waits in ...". `alive`: whether the rank's process runs.
 std::string what_it_does(const Record& record, bool alive = true);
 
 /// Returns the file name of a rank's flight record, `world-W.rank-R.flight`.
@@ -102,8 +102,8 @@ std::string record_name(int world, int rank);
 /// Returns a list of ranks as text: "rank 1" or "ranks 0, 2-7".
 std::string name_ranks(const std::vector<int>& ranks);
 
-/// Explains a hang by the flight records in `folder`. Returns a line for each rank: its last
-/// collective, and the ranks that have not begun this collective. Throws Error without records.
+/// Explains a hang by the flight records in `folder`. Returns one line for each rank: the rank's
+/// last collective, and the ranks that have not begun it. Throws Error if there is no record.
 std::vector<std::string> explain_records(const std::string& folder);
 
 }  // namespace tessera::flight

@@ -15,16 +15,16 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Whether reductions by `a` over one mesh dimension and by `b` over another mesh dimension give
-/// the same result in either order. True for equal reductions, and for sum and average.
+/// Whether a reduction by `a` over one mesh dimension and a reduction by `b` over another mesh
+/// dimension can be swapped without changing the result: equal reductions, or sum and average.
 bool commute(ReduceOp a, ReduceOp b);
 
 /// One of the sub-dimensions into which a tensor dimension is unflattened. The mesh dimensions
 /// `mesh_dims` shard the `extent` positions of the Digit one after another: each mesh dimension
 /// divides the chunk of the previous mesh dimension, as torch.chunk does. `extent` need not be
-/// divisible. A Digit without mesh dimensions is not sharded.
+/// divisible by mesh sizes. A Digit without mesh dimensions is not sharded.
 struct Digit {
-  std::int64_t extent = 0;  ///< number of positions; 0: size of the whole tensor dimension
+  std::int64_t extent = 0;  ///< number of positions; 0: all positions of the tensor dimension
   std::vector<int> mesh_dims;
   friend auto operator<=>(const Digit&, const Digit&) = default;
 };
@@ -80,9 +80,9 @@ class Layout {
   /// Whether the tensor is neither sharded nor partial on any mesh dimension.
   bool is_replicated() const { return replicated_; }
   bool is_partial() const { return !partial_.empty(); }
-  /// Returns the tensor dimension that is sharded over mesh dimension `mesh_dim`; -1: none.
+  /// Returns the tensor dimension that mesh dimension `mesh_dim` shards; -1 if there is none.
   int sharded_dim(int mesh_dim) const { return sharded_dim_[static_cast<std::size_t>(mesh_dim)]; }
-  /// Returns the entry of partial() for mesh dimension `mesh_dim`, or nullptr if there is none.
+  /// Returns the entry of partial() for mesh dimension `mesh_dim`; nullptr if partial() has none.
   const PartialDim* partial_on(int mesh_dim) const;
   /// Returns the mesh dimensions that shard tensor dimension `tensor_dim`, in the order of division
   /// (outermost first).

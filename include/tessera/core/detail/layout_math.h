@@ -34,7 +34,7 @@ std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> siz
 /// A block of the global tensor that is stored on one rank: a range of indices in every dimension.
 struct Box {
   std::vector<std::int64_t> global_offset;  ///< block's first index in the global tensor
-  /// The block's first index in the local tensor of the rank that stores the block.
+  /// Block's first index in each dimension of the local tensor of the rank that stores the block.
   std::vector<std::int64_t> local_offset;
   std::vector<std::int64_t> sizes;
   friend bool operator==(const Box&, const Box&) = default;
@@ -63,7 +63,7 @@ struct FlatPlace {
 };
 
 /// Returns `place` as a list of integers for an operator's argument (ShardingRule::PlaceArgument):
-/// the sizes, then global offset, local offset and sizes of each block (Box).
+/// the tensor's global sizes, then the global offset, local offset and sizes of each block (Box).
 std::vector<std::int64_t> flat_place(const FlatPlace& place);
 /// Converts the result of flat_place() back, for a tensor of `ndim` dimensions. Throws Error for a
 /// list of the wrong length.
@@ -72,15 +72,15 @@ FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndi
 /// The rows of one weight in a fused weight (a matrix that stores several weights). The fused
 /// weight consists of `groups` equal groups of rows. Each group has `run` rows of this weight.
 struct PartRows {
-  std::int64_t first = 0;  ///< index, within a group, of the weight's first row
-  std::int64_t run = 0;    ///< number of the weight's rows in each group
-  /// Number of rows of a group, with the rows of the other weights.
+  std::int64_t first = 0;  ///< index of the weight's first row within a group
+  std::int64_t run = 0;    ///< number of rows of the weight in each group
+  /// Number of rows of a group, including the rows of the other weights.
   std::int64_t group_rows = 0;
   std::int64_t groups = 1;
 
-  /// Finds this weight's rows among the rows [first_row, first_row + rows) of the fused weight.
-  /// Calls visit(row, from, count) for each group that has such rows: row `row + i` of this weight
-  /// is row `first_row + from + i` of the fused weight, for i from 0 to count - 1.
+  /// Finds the weight's rows in the range [first_row, first_row + rows) of the fused weight. For
+  /// each group with such rows calls visit(row, from, count): row `row + i` of the weight is row
+  /// `first_row + from + i` of the fused weight, for i from 0 to count - 1.
   template <class Visit>
   void visit(std::int64_t first_row, std::int64_t rows, const Visit& visit) const {
     for (std::int64_t group = 0; group < groups; ++group) {

@@ -29,7 +29,7 @@ struct DType {
     kOther,  ///< all other types: quantised, packed, 8-bit floating-point, ...
   };
   Kind kind = Kind::kOther;
-  std::int64_t itemsize = 1;  ///< number of bytes of one element
+  std::int64_t itemsize = 1;  ///< number of bytes of an element of this dtype
   /// The type's value in libtorch's at::ScalarType. No sharding rule reads this value.
   std::int64_t id = 0;
   friend bool operator==(const DType&, const DType&) = default;
@@ -84,9 +84,9 @@ struct LocalExecution {
   };
   std::vector<SizeArgument> size_arguments;
 
-  /// Inputs of which the operator reads only sizes and type (the argument of zeros_like, the target
-  /// of copy_). Such inputs are never reduced, and are redistributed only if the local sizes of the
-  /// result differ from the input's local sizes.
+  /// Inputs of which the operator reads only sizes and dtype (the argument of zeros_like, the
+  /// target of copy_). Such inputs are never reduced, and are redistributed only if the local sizes
+  /// of the result differ from the input's local sizes.
   std::vector<int> unread;
 
   /// Whether the operator draws random numbers. Such an operator cannot run unchanged on local
@@ -119,9 +119,9 @@ struct LocalExecution {
   };
   std::vector<Inplace> inplace;
 
-  /// Tensors whose layouts are chosen together. An empty list `groups` stands for a single group of
-  /// all tensors. Inputs and outputs in no group are replicated. The rule need not know the sizes
-  /// of such outputs (for example of the seeds that attention returns).
+  /// Tensors of a call whose layouts are chosen together. With an empty list `groups`, all tensors
+  /// of the call form one TensorGroup. Tensors in no TensorGroup are replicated. The rule need not
+  /// know the sizes of an output in no TensorGroup (such as the seeds that attention returns).
   struct TensorGroup {
     std::vector<int> inputs;
     std::vector<int> outputs;

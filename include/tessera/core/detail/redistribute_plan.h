@@ -30,18 +30,18 @@ enum class StepKind : std::uint8_t {
 /// divide a tensor dimension or one of its sub-dimensions (Digit in layout.h).
 struct Step {
   StepKind kind;
-  /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims), in the
-  /// order in which they divide tensor dimension `dim` (kAllReduce: ascending). Several mesh
-  /// dimensions divide `dim` evenly, so the group divides `dim` like a single mesh dimension. No
-  /// mesh dimension has size 1. Empty for kRelabel.
+  /// The mesh dimensions of the step's process group, DeviceMesh::group(mesh_dims), in the order in
+  /// which the mesh dimensions divide tensor dimension `dim` (kAllReduce: ascending). If there are
+  /// several, their nested chunks equal the chunks of one mesh dimension of the process group's
+  /// size. No mesh dimension has size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
   int dim = -1;     ///< tensor dimension that is sharded before or after the step; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused
   ReduceOp op = ReduceOp::kSum;
   LayoutPtr from = nullptr;
   LayoutPtr to = nullptr;
-  /// The largest number of bytes that any rank sends; an all-reduce counts as reduce-scatter and
-  /// all-gather. Equal on all ranks: if the number is 0, every rank knows that nothing is sent.
+  /// The largest number of bytes that any rank sends in the step; an all-reduce counts as a
+  /// reduce-scatter and an all-gather. Equal on all ranks, so all ranks know whether data is sent.
   std::int64_t bytes = 0;
 };
 
@@ -58,10 +58,10 @@ struct RedistributionPlan {
 };
 
 /// Returns the cheapest steps from layout `from` to layout `to`, for a tensor of global `sizes`
-/// with elements of `itemsize` bytes: a collective is assumed to take 10 us, and 1 us for each
+/// with elements of `itemsize` bytes: a collective is assumed to take 10 us plus 1 us for each
 /// 80,000 bytes that a rank sends. The plan is a shortest path over layouts, and never sends more
-/// bytes than PyTorch's greedy planner would. Pure and thread safe: every rank computes the
-/// same plan without communication. Throws Error if the layouts have different meshes or numbers of
+/// bytes than PyTorch's greedy planner would. Pure and thread safe: every rank computes the same
+/// plan without communication. Throws Error if the layouts have different meshes or numbers of
 /// tensor dimensions, or if no sequence of steps exists.
 RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize);

@@ -23,7 +23,7 @@ namespace tessera {
 class RuleFunction {
  public:
   using Body = std::function<std::optional<ShardingRule>(const OpCall&)>;
-  /// A rule, and whether the rule depends on the values of arguments of type Scalar and float.
+  /// A sharding rule, and whether the rule depends on the values of Scalar and float arguments.
   struct Entry {
     Body body;
     bool reads_numbers = false;
@@ -60,14 +60,14 @@ std::vector<std::string> user_ruled_operators();
 
 /// The result of propagate() for one operator call.
 struct Propagation {
-  /// The layout to which each input must be redistributed. An input whose values are not read keeps
-  /// its layout. nullptr for a plain tensor that need not become a distributed tensor.
+  /// The layout to which each input must be redistributed. An input whose values the operator does
+  /// not read keeps its layout. nullptr for a plain tensor that need not become distributed.
   std::vector<LayoutPtr> inputs;
   /// The layout of each output. nullptr for an output that is in no TensorGroup: such an output is
   /// replicated, and has the sizes of the local result.
   std::vector<LayoutPtr> outputs;
-  /// Global sizes of each output. A negative size means that the rule does not know the size. The
-  /// dimension is then unsharded, so the local result has the global size.
+  /// Global sizes of each output. A negative size means that the rule does not know the size. A
+  /// dimension of unknown size is unsharded, so the local result has the dimension's global size.
   std::vector<std::vector<std::int64_t>> output_sizes;
   /// Whether ShardingRule::local_call must run instead of the operator.
   bool use_local_call = false;
@@ -98,7 +98,7 @@ using TensorFactors = ShardingRule::TensorFactors;
 /// Forbids sharding of the given factors (einsum index letters) of a tensor dimension.
 void keep_unsharded(ShardingRule& rule, const Factors& factors);
 
-/// Returns the factors (einsum index letters) of input `tensor`, to read or to assign.
+/// Returns the factors (einsum index letters) of input `tensor`, by reference.
 inline TensorFactors& input_of(ShardingRule& rule, int tensor) {
   return rule.inputs[static_cast<std::size_t>(tensor)];
 }

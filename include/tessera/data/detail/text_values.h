@@ -17,7 +17,7 @@ struct JsonTexts {
 
 /// Identifies a file by its name, size and checksum, without reading the whole file.
 struct FileFingerprint {
-  std::string name;  ///< the file's name without its folder, because data can be moved
+  std::string name;  ///< the file's name without its folder, because the folder can be moved
   std::uint64_t bytes = 0;
   /// CRC-32C of up to 64 blocks of 4 KiB, which are spread evenly over the file.
   std::uint32_t sum = 0;
