@@ -282,7 +282,6 @@ struct AdamWLaunch {
   std::vector<at::Tensor> read;
   std::vector<at::Tensor> written;
 
-  /// Records the tensors of a parameter, unless an earlier piece of the parameter recorded them.
   void note(const AdamWTensors& each) {
     if (written.empty() || !written.back().is_same(each.exp_avg_sq)) {
       read.insert(read.end(), {each.gradient, each.parameter, each.exp_avg, each.exp_avg_sq});

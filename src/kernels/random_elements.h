@@ -108,7 +108,6 @@ struct Position {
   std::uint64_t global;
 };
 
-/// Returns the offset and the global index of an element of the box.
 TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t element) {
   std::int64_t local = box.local_start;
   std::int64_t global = box.global_start;
@@ -131,7 +130,6 @@ TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& 
   }
 }
 
-/// Applies dropout to the elements first, first + step, first + 2 step, ... of a box.
 template <class T, class Compute>
 TESSERA_HOST_DEVICE void drop_elements(T* out, const T* x, const BoxView& box, double p,
                                        Compute scale, PhiloxKey key, std::int64_t first,

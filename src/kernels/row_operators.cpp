@@ -295,7 +295,6 @@ std::int64_t row_stride(const at::Tensor& x) {
 struct GateRows {
   GateRows(const at::Tensor& gate_in, const at::Tensor& up_in)
       : gate(gate_in), up(up_in), apart(row_stride(gate) > 0 && row_stride(up) > 0) {
-    // Two dense inputs are treated as a single long row.
     apart = apart && !(gate.is_contiguous() && up.is_contiguous());
     if (!apart) {
       gate = gate.contiguous();
@@ -321,7 +320,6 @@ struct GateRows {
   bool apart;
 };
 
-/// Calls run(row, first, count) on several threads, for ranges of `count` elements in a row.
 template <class Run>
 void for_each_range(const SiluMul& call, Run&& run) {
   parallel_for(0, call.rows * call.size, kSiluGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -450,7 +448,6 @@ at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor
   return (v * c + across).to(x.scalar_type());
 }
 
-/// A tensor and its rotated copy: (batch, sequence, heads, head_dim).
 struct Heads {
   at::Tensor x;
   at::Tensor out;

@@ -1,6 +1,7 @@
-// Wraps libtorch modules so that their parameters are in slots (nn::ParameterSlot). Replacing the
-// tensor in a slot also replaces the class member that forward reads and the entry of libtorch's
-// parameter table, so that the member and the table do not keep the unsharded tensor alive.
+// Wraps libtorch modules so that their parameters are in slots (nn::ParameterSlot). When the tensor
+// in a slot is replaced, two references of the libtorch module are replaced, too: the class member
+// that forward reads, and the entry in libtorch's parameter table. Otherwise these references would
+// keep the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
 
@@ -47,7 +48,7 @@ torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::Module& 
   return module.*Derived::table();
 }
 
-/// Returns the initial value of a norm's running statistic: 1 for "running_var", 0 for others.
+/// Initial value of a running statistic of a libtorch norm: 1 for "running_var", 0 for others.
 double first_of_statistic(const std::string& name) {
   return name == "running_var" ? 1.0 : 0.0;
 }
@@ -108,8 +109,8 @@ void add_cells(torch::nn::Module& module, ModuleMembers& found) {
   (add_those_of(dynamic_cast<Cells*>(&module)), ...);
 }
 
-/// Finds the weights of RNN, LSTM and GRU. Their forward reads the weights from a list with all
-/// layers.
+/// Finds the weights of RNN, LSTM and GRU. Their forward reads the weights of all layers from one
+/// list.
 template <class M>
 struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
   static void add(torch::nn::Module& module, ModuleMembers& found) {
@@ -257,7 +258,7 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
 }
 
 /// A buffer slot gets the module's buffer tensor itself, because forward writes to the buffer in
-/// place. Running statistics on the meta device are replaced at once by tensors with values.
+/// place. Running statistics on the meta device are replaced by initialized tensors.
 void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
                                        const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -301,7 +302,6 @@ bool is_any(const torch::nn::Module& module) {
   return ((dynamic_cast<const Classes*>(&module) != nullptr) || ...);
 }
 
-/// The parameter slots of an adopted module. fill() does nothing if no slot has the name.
 class Slots {
  public:
   Slots(const ModuleBase& holder, const InitContext& init) : holder_(holder), init_(init) {}
@@ -340,8 +340,6 @@ Initializer symmetric(double bound) {
   return init::uniform(-bound, bound);
 }
 
-/// Returns an initialiser that is uniform in ±1/sqrt(inputs), like kaiming_uniform_ with a =
-/// sqrt(5).
 Initializer by_inputs(std::int64_t inputs) {
   return symmetric(inputs > 0 ? 1.0 / std::sqrt(static_cast<double>(inputs)) : 0.0);
 }
@@ -356,7 +354,8 @@ Initializer xavier_uniform(at::IntArrayRef sizes) {
   return symmetric(std::sqrt(3.0) * xavier_deviation(sizes));
 }
 
-/// Sets a row of `tensor` to zero without communication: only the rank that has the row writes.
+/// Sets a row of `tensor` to zero without communication: only the ranks with elements of this row
+/// write.
 void zero_row(const at::Tensor& tensor, std::int64_t row) {
   const at::Tensor local = local_tensor(tensor).detach();
   if (!tessera::is_distributed(tensor)) {

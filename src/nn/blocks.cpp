@@ -16,8 +16,9 @@ namespace tessera::nn {
 
 namespace {
 
-/// Fills the weights of `in` (except nullptr) from normal(0, std), and the weight of `out` from
-/// normal(0, out_std), or from normal(0, std) if out_std is not positive. Sets biases to zero.
+/// Fills the weights of the Linears in `in` (skips nullptr) from normal(0, std), and the weight of
+/// `out` from normal(0, out_std) if out_std > 0, otherwise from normal(0, std). Sets biases to
+/// zero.
 void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
                   const Linear& out, double std, double out_std) {
   const auto fill = [&](const Linear& linear, double own_std) {
@@ -37,14 +38,13 @@ void fill_linears(const InitContext& init, std::initializer_list<const Linear*> 
 // Self-attention. The number of heads is derived from the sizes of the projections' results. With
 // tensor parallelism, these are the heads of this rank.
 
-/// Reshapes x, (batch, tokens, ...), for the rotary tables. If each sequence has its own positions,
-/// the tables have a row for every token of the batch. The batch is then reshaped to a single
-/// sequence.
+/// Reshapes x, (batch, tokens, ...), to fit the rotary tables. If each sequence has its own
+/// positions, the tables have a row for every token of the batch, so all sequences are joined to
+/// one.
 at::Tensor along_tables(const at::Tensor& x, const AttentionInputs& inputs) {
   return inputs.cos.size(0) == x.size(1) ? x : x.flatten(0, 1).unsqueeze(0);
 }
 
-/// The inverse of along_tables(): restores the batch and token dimensions of `like`.
 at::Tensor as_batch(const at::Tensor& x, const at::Tensor& like) {
   return x.size(1) == like.size(1) ? x : x.squeeze(0).unflatten(0, {like.size(0), like.size(1)});
 }
@@ -53,8 +53,8 @@ at::Tensor normed(const at::Tensor& x, const std::shared_ptr<RMSNorm>& norm) {
   return norm == nullptr ? x : (*norm)(x);
 }
 
-/// Returns the norm of x over the features of all heads. The norm gathers the heads of all ranks;
-/// the result gets the layout of `x`.
+/// Returns the norm of x over the features of all heads, in the layout of `x`. The norm gathers the
+/// heads of all ranks.
 at::Tensor normed_over_heads(const at::Tensor& x, const std::shared_ptr<RMSNorm>& norm) {
   const at::Tensor result = normed(x, norm);
   return tessera::is_distributed(x) && tessera::is_distributed(result)
@@ -102,7 +102,7 @@ Attention::Attention(const AttentionOptions& options) : options_(detail::complet
         name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
   };
   if (o.fused_qkv) {
-    // A key head and the query heads that use the key head are always on one rank.
+    // With one group for each key head, a key head and its query heads are always on one rank.
     const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
     fused_ = register_module(
         names.fused,
@@ -126,7 +126,7 @@ Attention::Attention(const AttentionOptions& options) : options_(detail::complet
 
 Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& inputs) {
   const auto heads = [&](const at::Tensor& t, at::IntArrayRef sizes) {
-    // All sizes of the reshape are given, because -1 would fail on a rank without tokens.
+    // A rank may have no tokens: unflatten() cannot derive a size given as -1 for an empty tensor.
     const at::Tensor unfolded =
         x.dim() == 2 ? t.unflatten(0, {inputs.batch, t.size(0) / inputs.batch}) : t;
     return unfolded.unflatten(-1, sizes);

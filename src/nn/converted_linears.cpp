@@ -49,7 +49,7 @@ void add_if_is(std::vector<LoraLinear>& found, const std::string& fqn, ModuleBas
   }
 }
 
-/// Returns all Linears and GroupedLinears below `root`. They need not have an adapter.
+/// Returns all Linears and GroupedLinears below `root`, with or without an adapter.
 std::vector<LoraLinear> linears_below(const ModuleBase& root) {
   std::vector<LoraLinear> found;
   // `const_cast` is safe: libtorch returns the children of a const module as mutable modules.
@@ -60,8 +60,6 @@ std::vector<LoraLinear> linears_below(const ModuleBase& root) {
   return found;
 }
 
-/// Throws Error unless each pattern matches at least one of `linears`. The message begins with
-/// `caller` and ends with `remedy`.
 void check_each_matches(std::string_view caller, const std::vector<std::string>& patterns,
                         const std::vector<LoraLinear>& linears, const ModuleBase& root,
                         std::string_view remedy) {
@@ -77,7 +75,6 @@ void check_each_matches(std::string_view caller, const std::vector<std::string>&
 /// replace the matrix product of the Linear.
 struct Fp8Mark {};
 
-/// Throws Error if the Linear has an adapter or is distributed. `remedy`: the end of the message.
 void check_unchanged(const char* caller, const LoraLinear& found, const char* remedy) {
   const ParameterSlot& weight = *found.weight;
   TESSERA_CHECK(found.a == nullptr, caller, ": '", found.fqn, "' has an adapter; ", remedy);
@@ -131,13 +128,11 @@ bool is_fp8(const Linear& linear) {
   return linear.attached<Fp8Mark>() != nullptr;
 }
 
-// LoRA is a part of Linear's forward, not a hook. An adapter needs the input and result of the
-// weight's matrix product, but tensor-parallel hooks change the inputs and results of a call.
+// LoRA is implemented in Linear::forward, not as a hook. An adapter needs the input and result of
+// the weight's matrix product, but tensor-parallel hooks change the inputs and results of a call.
 
 namespace {
 
-/// Returns the Linears and GroupedLinears that match a pattern. Throws Error if any of them cannot
-/// get an adapter.
 std::vector<LoraLinear> find_targets(const ModuleBase& root,
                                      const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),
@@ -156,7 +151,7 @@ std::vector<LoraLinear> find_targets(const ModuleBase& root,
   return targets;
 }
 
-/// Makes a matrix for an adapter of `linear`. For a GroupedLinear, makes a matrix for each expert.
+/// Makes matrix A or B of an adapter of `linear`; for a GroupedLinear, one such matrix per expert.
 template <class L>
 std::shared_ptr<L> matrix_beside(const L& linear, std::int64_t in, std::int64_t out) {
   const at::Tensor& weight = linear.weight;
@@ -192,7 +187,7 @@ void add_branch(L& linear, const LoraOptions& options) {
   linear.attach(branch);
 }
 
-/// Gathers a small parameter of an adapter on every rank, on the device of the mesh.
+/// Gathers matrix A or B of an adapter on every rank, on the device of the mesh.
 at::Tensor whole(const at::Tensor& parameter) {
   if (!tessera::is_distributed(parameter)) {
     return parameter.detach();
@@ -203,7 +198,7 @@ at::Tensor whole(const at::Tensor& parameter) {
   return DistributedTensor(make_distributed(local, spec, parameter.sizes().vec())).full_tensor();
 }
 
-/// Computes weight += scale * B A (LoRA), for this rank's part of the weight.
+/// Computes weight += scale * B A (LoRA), for this rank's shard of the weight.
 void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b, double scale) {
   const at::Tensor local = local_tensor(weight).detach();
   // A GroupedLinear's weight has a dimension for experts before the two dimensions of the matrix.

@@ -26,8 +26,8 @@ namespace {
 
 using tessera::detail::Peers;
 
-/// Number of hashes that a rank sends: a hash for each set of tensors whose copies are on the same
-/// ranks. A model usually has two or three such sets.
+/// Number of hashes that a rank sends: one hash for each set of tensors whose copies are on the
+/// same ranks. A model usually has two or three sets.
 constexpr std::size_t kSets = 6;
 
 std::int64_t hash_of(std::string_view text) {
@@ -39,7 +39,8 @@ std::int64_t hash_of(std::string_view text) {
 struct Sketch {
   double norm = 0;
   double product = 0;
-  /// Permitted difference of two copies, divided by the norm. With 0 the bits must be equal.
+  /// Permitted difference of two copies, relative to the norm of a copy. With 0 the bits must be
+  /// equal.
   double tolerance = 0;
 };
 
@@ -59,8 +60,8 @@ Sketch sketch_of(const CopiedTensor& tensor) {
 }
 
 struct Entry {
-  std::int64_t place = 0;  ///< result of place_of(), which is equal for copies of one tensor
-  std::int64_t hash = 0;   ///< hash of the values; 0 if this rank has none
+  std::int64_t place = 0;  ///< result of place_of(): equal for all copies of one tensor
+  std::int64_t hash = 0;   ///< hash of the tensor's values; 0 if this rank has no values
   Sketch sketch;
   std::string name;
 };
@@ -142,8 +143,6 @@ class Comparison {
   }
 
  private:
-  /// Returns for each dimension of the root mesh whether, according to distinct_along(), ranks
-  /// along the dimension have different parameters under one name.
   std::vector<bool> distinct_dims(const CopiedTensor& tensor, const DeviceMesh& root) const {
     const DeviceMesh& mesh = tensor.slot->distinct_along();
     return mesh && mesh.root() == root
@@ -168,7 +167,8 @@ class Comparison {
     }
     std::string place = fmt::format("{}", fmt::join(root.ranks(), ","));
     std::vector<bool> parts(static_cast<std::size_t>(root.ndim()), false);
-    // Whether the mesh covers only a part of a root mesh dimension (possible after unflatten()).
+    // Whether the parameter's mesh covers only a slice of a root mesh dimension, as after
+    // unflatten().
     bool is_slice = false;
     if (is_distributed(parameter)) {
       const DeviceMesh& mesh = sharding_spec(parameter).mesh;
@@ -198,8 +198,8 @@ class Comparison {
     return copies == 1 ? std::nullopt : std::optional(hash_of(place));
   }
 
-  /// Returns pairs of an Entry::place and a hash of all tensors with this place, in order of first
-  /// appearance.
+  /// Returns, for each Entry::place in order of first appearance, the place and one hash of all
+  /// tensors with this place.
   std::vector<std::int64_t> digests() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> sets;
     for (const Entry& entry : entries_) {
@@ -220,7 +220,8 @@ class Comparison {
     return numbers;
   }
 
-  /// Whether two ranks have different hashes for the same place. All ranks get the same result.
+  /// Whether two ranks have sent different hashes for one Entry::place. The result is the same on
+  /// all ranks.
   static bool may_differ(const std::vector<std::vector<std::int64_t>>& all) {
     std::map<std::int64_t, std::int64_t> known;
     for (const std::vector<std::int64_t>& numbers : all) {
@@ -234,9 +235,9 @@ class Comparison {
     return false;
   }
 
-  /// Returns the first difference between copies; all ranks get the same result. Tensors are
-  /// compared in the order of the first rank that has them. If several ranks have a different copy,
-  /// prefers a rank that is a neighbour along a mesh dimension.
+  /// Returns the first difference between copies. The result is the same on all ranks. Tensors are
+  /// compared in the order of the first rank that has them. If copies on several ranks differ from
+  /// the first copy, prefers a rank that is a neighbour of the first along a mesh dimension.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {
       std::size_t peer = 0, index = 0;
@@ -335,7 +336,6 @@ class Comparison {
   const std::vector<CopiedTensor>& tensors_;
   const CopyCheck& check_;
   std::vector<Entry> entries_;
-  /// The tensor of each element of entries_.
   std::vector<const CopiedTensor*> sources_;
 };
 

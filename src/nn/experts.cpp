@@ -29,7 +29,7 @@ namespace {
 
 using Counts = std::vector<std::int64_t>;
 
-/// Divides `counts` into `parts` parts of equal length, and returns the sum of each part.
+/// Divides the list `counts` into `parts` lists of equal length, and returns the sum of each list.
 Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
   Counts sums;
   const auto size = static_cast<std::ptrdiff_t>(counts.size()) / parts;
@@ -39,13 +39,13 @@ Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
   return sums;
 }
 
-/// Row counts that this rank sends and receives, by rank and expert: (ranks * experts of a rank).
+/// Numbers of rows that this rank sends and receives, for each rank and each expert of the rank.
 struct ExchangedCounts {
   Counts sent, received;
 };
 
-/// Sends to each rank its n values of `counts`, (ranks * n). On a GPU, the CPU waits for the
-/// result.
+/// Sends n = (size of `counts`) / ranks values of `counts` to each rank. On a GPU, the CPU waits
+/// for the received counts.
 ExchangedCounts exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
   const at::Tensor received = at::empty_like(counts);
   const Counts each(static_cast<std::size_t>(mesh.size()), counts.numel() / mesh.size());
@@ -91,7 +91,7 @@ GroupedLinear::GroupedLinear(std::int64_t experts, std::int64_t in_features,
 at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
                                   bool rows_are_split) {
   at::Tensor own = weight;
-  comm::WorldPtr ranks;  // ranks with different rows; nullptr if the weight is plain
+  comm::WorldPtr ranks;  // ranks that compute different rows; nullptr if the weight is plain
   if (tessera::is_distributed(own)) {
     const DistributedTensor distributed(own);
     ranks = distributed.mesh().world();
@@ -145,8 +145,8 @@ class detail::Experts : public Module<detail::Experts> {
     down = linear(options.names.mlp.down, options.inner, options.hidden);
   }
 
-  /// Calls forward() of gate, up and down, and so runs no hooks: a hook may compare results between
-  /// ranks, and ranks have different rows.
+  /// Calls forward() of gate, up and down directly, without hooks: a hook may compare results
+  /// between ranks, but the ranks have different rows.
   at::Tensor forward(const at::Tensor& x, const Counts& counts, bool rows_are_split) {
     const at::Tensor inner =
         silu_mul(gate->forward(x, counts, rows_are_split), up->forward(x, counts, rows_are_split));
@@ -242,8 +242,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
 
 namespace {
 
-/// Chooses experts, (tokens, top_k), for a memory plan, which has no router scores: each expert in
-/// turn. If `load` is not 1, expert 0 gets `load` times the mean number of tokens per expert.
+/// Chooses experts in turn, (tokens, top_k), for a memory plan, which has no router scores. If
+/// `load` is not 1, expert 0 gets `load` times the mean number of tokens per expert.
 at::Tensor planned_choice(const ExpertsOptions& options, std::int64_t tokens, double load) {
   const std::int64_t k = options.top_k, experts = options.experts;
   const bool even = load == 1 || k == experts;
@@ -296,7 +296,7 @@ struct Order {
   at::Tensor order, inverse;
 };
 
-/// Returns the order that sorts `keys` (stable), and the inverse order.
+/// Returns the order that sorts `keys` (stable sort), and the inverse of this order.
 Order sorting(const at::Tensor& keys) {
   const at::Tensor order = at::argsort(keys, /*stable=*/true);
   const at::Tensor inverse = at::empty_like(order);
@@ -305,7 +305,8 @@ Order sorting(const at::Tensor& keys) {
 }
 
 /// Returns the order that sorts received rows by expert, then by rank. Rows arrive sorted by rank,
-/// then by expert. `received`: numbers of rows, (ranks, experts).
+/// then by expert. `received`: the number of received rows for each rank and expert, (ranks,
+/// experts).
 Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& like) {
   const auto options = like.options().dtype(at::kLong);
   const std::int64_t ranks = std::ssize(received) / std::max<std::int64_t>(experts, 1);
@@ -316,11 +317,12 @@ Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& 
 
 }  // namespace
 
-/// Computes the experts on their ranks: sends the rows, which are sorted by expert, and returns the
+/// Sends the rows, which are sorted by expert, to the ranks of their experts. Returns the experts'
 /// results in the order of `rows`. `counts`: the number of rows for each expert.
 at::Tensor MixtureOfExperts::compute_on_ranks(const at::Tensor& rows, const at::Tensor& counts,
                                               bool rows_are_split) {
-  // Every rank's list of counts gets `most` entries, because the last ranks can have fewer experts.
+  // `most` is the number of experts of the first ranks. The last ranks can have fewer experts, so
+  // the list of counts is padded to `most` counts for every rank.
   const std::int64_t ranks = ep_.size(), most = (options_.experts + ranks - 1) / ranks;
   const at::Tensor padded = at::constant_pad_nd(counts, {0, ranks * most - options_.experts});
   const ExchangedCounts exchanged = exchange_counts(padded, ep_);
@@ -354,8 +356,8 @@ at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bo
   return (of_tokens * routing.weights.to(x.scalar_type()).unsqueeze(2)).sum(1);
 }
 
-/// Records sums for the auxiliary losses. The recomputation of activation checkpointing also
-/// computes the sums, because it must save the same tensors as forward, but does not record them.
+/// Records sums over tokens for the auxiliary losses. In a recomputation (activation checkpointing)
+/// the sums are computed, so that autograd saves the same tensors as in forward, but not recorded.
 void MixtureOfExperts::record(const at::Tensor& logits, const Routing& routing,
                               const DeviceMesh& token_mesh) {
   if (!is_training() || !c10::GradMode::is_enabled()) {
@@ -438,12 +440,11 @@ namespace {
 struct RouterSums {
   at::Tensor probabilities;        ///< sums of probabilities, (experts)
   at::Tensor z;                    ///< squared log-sum-exp, ()
-  std::vector<at::Tensor> counts;  ///< each mixture's tokens per expert; the last is `tokens`
+  std::vector<at::Tensor> counts;  ///< per mixture: tokens of each expert; the last is `tokens`
   std::int64_t tokens = 0;         ///< number of tokens, summed over the mixtures
   DeviceMesh token_mesh;
 };
 
-/// Adds a mixture's record to the sums, and removes the record from the mixture.
 void take_record(RouterSums& sums, MixtureOfExperts& mixture) {
   const detail::RouterRecord record = std::exchange(mixture.router_state().record, {});
   TESSERA_CHECK(record.choices.defined(),
@@ -464,7 +465,6 @@ void take_record(RouterSums& sums, MixtureOfExperts& mixture) {
   sums.token_mesh = record.token_mesh;
 }
 
-/// Returns, for each mixture (row of `load`), the largest token count divided by the mean count.
 std::vector<double> largest_over_mean(const at::Tensor& load) {
   const at::Tensor counts = load.to(at::kDouble).cpu();
   const at::Tensor ratios = at::amax(counts, 1) / counts.mean(1).clamp_min(1e-9);

@@ -31,8 +31,8 @@ bool matches_segment(const std::string& pattern, const std::string& segment) {
 
 }  // namespace
 
-/// Greedy matching: after a mismatch the last "**" takes one more segment. An earlier "**" never
-/// needs more segments, because the pattern between two "**" is matched as early as possible.
+/// Greedy matching: after a mismatch the last "**" matches one more segment. An earlier "**" need
+/// not match more segments, because the pattern between two "**" is matched as early as possible.
 bool matches_fqn(std::string_view pattern, std::string_view fqn) {
   const std::vector<std::string> parts = split_at_dots(pattern), segments = split_at_dots(fqn);
   std::size_t part = 0;
@@ -52,7 +52,7 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn) {
       return false;
     }
   }
-  // All segments of the FQN are matched. The unused end of the pattern must consist of "**".
+  // All segments of the FQN are matched, so the remaining pattern segments must all be "**".
   return std::all_of(parts.begin() + static_cast<std::ptrdiff_t>(part), parts.end(),
                      [](const std::string& rest) { return rest == "**"; });
 }

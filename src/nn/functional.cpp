@@ -123,9 +123,9 @@ void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                 "; pass a number of positions, or 0 for all");
 }
 
-/// Calls `attend` on the local tensors, which have this rank's heads. The result has the layout of
-/// q. Throws Error unless q, k and v are sharded only by heads (if `by_batch`, also by batch). The
-/// message begins with `call`.
+/// Calls `attend` on the local tensors of q, k and v. The result has the layout of q. Throws Error
+/// unless q, k and v are sharded only by heads (if `by_batch`, also by batch). The message begins
+/// with `call`.
 at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const Attend& attend) {
   for (const at::Tensor* tensor : {&q, &k, &v}) {
@@ -199,7 +199,6 @@ at::Tensor detail::causal_mask(std::int64_t tokens, std::int64_t window, c10::De
 
 namespace {
 
-/// Copies `numbers` to a device as int32. A copy to a GPU is asynchronous, from pinned memory.
 at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device device) {
   const at::Tensor host =
       at::empty({std::ssize(numbers)}, at::dtype(at::kInt).pinned_memory(device.is_cuda()));
@@ -288,7 +287,7 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   const auto offsets =
       documents != nullptr ? std::optional(documents->device_offsets()) : std::nullopt;
   const std::int64_t longest = documents != nullptr ? documents->longest() : q.size(kTokensDim);
-  // The flash kernel's window does not count the query's own position; -1 stands for no window.
+  // The flash kernel's window does not count the query's own position; -1 means no window.
   const std::int64_t left = window > 0 ? window - 1 : -1;
   const std::int64_t right = window > 0 ? 0 : -1;
   const at::Tensor mixed = std::get<0>(at::_flash_attention_forward(
@@ -320,13 +319,13 @@ at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tens
 
 struct Block {
   std::int64_t first, count;
-  /// Whether the attention window covers all earlier keys, so that the causal flag is sufficient.
+  /// Whether every query of the block sees all earlier keys, so that the causal flag is sufficient.
   bool is_causal(std::int64_t window) const { return first == 0 && count <= window; }
 };
 
-/// Computes windowed attention for blocks of queries. The first block needs only the causal flag,
-/// unless the window is small. Further blocks of up to 512 queries use the keys of the `window` - 1
-/// positions before the block, the block's own keys, and a mask.
+/// Divides queries into blocks for attention with a window. The first block needs only the causal
+/// flag, unless the window is small. Other blocks have up to 512 queries, and need a mask. Their
+/// keys are the `window` - 1 keys before the block and the block's own keys.
 std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
   const std::int64_t most = std::clamp<std::int64_t>(window, 128, 512);
   std::vector<Block> blocks{{0, std::min(tokens, std::max(window, most))}};
@@ -370,8 +369,8 @@ at::Tensor in_window(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                                                    : attention(q, k, v, /*causal=*/true);
 }
 
-/// Computes attention for each document separately. q, k and v are split for all documents at once,
-/// so that backward joins the gradients in one operation.
+/// Computes attention for each document separately. q, k and v are split for all documents in one
+/// operation, so that backward also joins the documents' gradients in one operation.
 at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents, std::int64_t window) {
   const auto split = [lengths = documents.lengths()](const at::Tensor& heads) {
@@ -416,7 +415,8 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   }
 }
 
-/// Removes from `options` a window that covers all keys, and documents that are whole sequences.
+/// Removes from `options` what has no effect: a window that covers all keys, and documents that are
+/// whole sequences.
 detail::CausalAttentionOptions needed(detail::CausalAttentionOptions options, std::int64_t tokens) {
   if (options.documents != nullptr && options.documents->are_sequences()) {
     options.documents = nullptr;
@@ -479,8 +479,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The arguments of the all-gather of sequences, saved for backward. Autograd can save only
-/// subclasses of CustomClassHolder.
+/// The arguments of gather_sequence(), for backward. Autograd can save only subclasses of
+/// CustomClassHolder.
 struct Sequence : torch::CustomClassHolder {
   Sequence(std::int64_t d, DeviceMesh m, const char* p) : dim(d), mesh(std::move(m)), purpose(p) {}
   std::int64_t dim;
@@ -489,14 +489,14 @@ struct Sequence : torch::CustomClassHolder {
 };
 using SequencePtr = c10::intrusive_ptr<Sequence>;
 
-/// Returns the tensor as input of a collective. A complex tensor is viewed as real numbers, because
-/// collectives take only real types.
+/// Returns the tensor that is passed to a collective: collectives take only real types, so a
+/// complex tensor is viewed as real numbers.
 at::Tensor sent(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Calls `start(group)`, which starts a collective, and waits for the collective. Skips the
-/// collective for empty tensors, and for meta tensors unless `group` accepts meta tensors.
+/// Calls `start(group)`, which starts a collective, and waits until the collective is complete.
+/// Makes no collective for empty tensors, and for meta tensors unless `group` accepts meta tensors.
 template <class Start>
 void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
   comm::Communicator& group = sequence.mesh.group();
@@ -531,8 +531,8 @@ at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence
   return own;
 }
 
-/// Copies chunks into the order of the whole sequence. `of_ranks`, (ranks, ...), has a head chunk
-/// and a tail chunk of each rank along `dim`.
+/// Puts chunks into the order of the whole sequence. `of_ranks[r]` has the head chunk and the tail
+/// chunk of rank r along `dim`.
 at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   std::vector<at::Tensor> chunks(static_cast<std::size_t>(2 * ranks));
@@ -544,7 +544,7 @@ at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   return at::cat(chunks, dim);
 }
 
-/// Copies the chunks of the sequence `whole` to the rows of `of_ranks`; the inverse of in_order().
+/// Copies the chunks of the sequence `whole` to `of_ranks`, in the format of in_order().
 void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   const std::int64_t length = whole.size(dim) / (2 * ranks);
@@ -591,9 +591,9 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
   }
 };
 
-/// Gathers sequences. Each tensor in `parts` has this rank's head chunk and tail chunk along `dim`.
-/// All tensors have equal sizes and one type. Returns the whole sequences. Collective over the 1-D
-/// `mesh`: one all-gather for all parts. The gradient is summed over the ranks by one
+/// Gathers sequences of equal sizes and one type. Each tensor in `parts` has this rank's head chunk
+/// and tail chunk of a sequence along `dim`. Returns the whole sequences. Collective over the 1-D
+/// `mesh`: one all-gather for all sequences. Backward sums the gradients over the ranks by one
 /// reduce-scatter. Differentiable once. `purpose`: a string literal that names the collectives in
 /// traces and messages.
 std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, std::int64_t dim,

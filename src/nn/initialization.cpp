@@ -1,7 +1,7 @@
 // Implements to_empty and init_weights. Weights are initialised after sharding: each rank fills its
 // own shard. A value depends only on the seed, the parameter's FQN and the element's global index,
-// so values are equal on every mesh. A parameter slot records whether it has been filled. A call of
-// a module with unfilled slots throws Error.
+// so values are equal on every mesh. A ParameterSlot records whether its tensor is initialized. A
+// call of a module with uninitialized parameters throws Error.
 
 #include "tessera/nn/initialization.h"
 #include "tessera/dtensor/detail/make_distributed.h"
@@ -41,8 +41,7 @@ struct InitRun {
   std::uint64_t seed;
   bool buffers_only = false;
   bool unfilled_only = false;
-  // FQN of each parameter. A tied parameter has only its first FQN here, and so is filled only
-  // once.
+  // A tied parameter has only its first FQN here, and so is filled only once.
   std::unordered_map<const ParameterSlot*, std::string> fqn_of;
   std::unordered_set<const ParameterSlot*> filled;
 };
@@ -54,7 +53,7 @@ constexpr auto kFillOthers =
     "set_initializers";
 
 /// Returns a random stream for each part of a fused parameter. The stream is derived from the
-/// part's name, as for a separate parameter.
+/// part's name, so the part gets the values that a separate parameter would get.
 std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
   std::vector<RandomPart> parts;
   if (slot.role.stored_parts) {
@@ -75,14 +74,13 @@ at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
 }
 
 void materialise(ParameterSlot& slot, c10::Device device) {
-  // A parameter that already has storage keeps its values.
   if (!slot.persistent().is_meta()) {
     return;
   }
   const at::Tensor fresh = empty_on(slot.persistent(), device);
   retire_parameter(slot.persistent(), fresh, "nn::to_empty");
   if (slot.has_persistent()) {
-    // An FSDP unit uses the new shard from its next iteration on.
+    // An FSDP unit uses the new shard from the unit's next iteration on.
     slot.set_persistent(fresh);
   }
   slot.swap(fresh);
@@ -101,7 +99,6 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   const auto found = run_.fqn_of.find(slot.get());
   TESSERA_CHECK(found != run_.fqn_of.end(), "module '", fqn_,
                 "' tried to fill a parameter outside of the module being initialised");
-  // A parameter is filled only once. With buffers_only no parameter is filled.
   if (run_.buffers_only || !run_.filled.insert(slot.get()).second) {
     return;
   }
@@ -110,8 +107,8 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   }
   TESSERA_CHECK(!slot->persistent().is_meta(), "parameter '", found->second,
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
-  // The random stream depends only on the parameter's FQN: the values stay the same when the model
-  // gets more parameters.
+  // The random stream depends only on the parameter's FQN: more parameters in the model do not
+  // change the values of this parameter.
   const std::vector<RandomPart> parts = parts_of(found->second, *slot);
   initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str()), parts});
   slot->set_initialized(true);

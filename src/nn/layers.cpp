@@ -45,7 +45,6 @@ at::Tensor as_matrix(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor : tensor.flatten(0, -2);
 }
 
-/// Whether `layout` is Partial(sum) over exactly the mesh dimensions `mesh_dims`.
 bool sums_over(const Layout& layout, std::vector<int> mesh_dims) {
   std::ranges::sort(mesh_dims);
   return std::ranges::equal(layout.partial(), mesh_dims, [](const PartialDim& partial, int dim) {
@@ -53,7 +52,8 @@ bool sums_over(const Layout& layout, std::vector<int> mesh_dims) {
   });
 }
 
-/// The two matrices of a product, and the dimension of each matrix along which the product sums.
+/// The two factors of a matrix product, and the dimension of each factor along which the product
+/// sums.
 struct Factors {
   const at::Tensor& a;
   int summed_of_a;
@@ -64,7 +64,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether `sum` has the layout of a product that each rank computes from its shards of a and b.
+/// Whether `sum` has the layout of the local matrix products of a's and b's shards.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);
@@ -77,7 +77,7 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
          sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
 }
 
-/// Whether a product of a and b can be added to `sum`: all types are equal or, on CUDA, `sum` is
+/// Whether addmm can add the product of a and b to `sum`: all types are equal or, on CUDA, `sum` is
 /// fp32 and a and b are bf16 or fp16.
 bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
@@ -94,7 +94,7 @@ void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b
   }
 }
 
-/// Whether a single operator can compute the product and add the product to `sum` in place.
+/// Whether a single operator can compute the matrix product and add the product to `sum` in place.
 bool can_add(const at::Tensor& sum, const Factors& factors) {
   const auto& [a, summed_of_a, b, summed_of_b] = factors;
   if (!sum.defined() || sum.layout() != c10::kStrided || !has_type_of_product(sum, a, b) ||
@@ -143,7 +143,8 @@ struct LinearNode final : tessera::detail::Node {
     }
     if (task_should_compute_output(2)) {
       // Autograd's engine sums `rows` to the size of the bias. With a single row the engine would
-      // use `rows` without a copy, and results[0] must not share memory with the bias gradient.
+      // use `rows` without a copy, but results[0], the gradient of x, must not share memory with
+      // the gradient of the bias.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;
@@ -170,12 +171,12 @@ struct LinearNode final : tessera::detail::Node {
   }
 
   std::optional<KeptTensor> x_;  ///< the input x of the Linear, saved for the weight's gradient
-  /// The weight, saved for the gradient of x if LinearNode computes that gradient.
+  /// The weight, saved for the gradient of x; empty if a SharedInputNode computes this gradient.
   std::optional<SavedVariable> weight_;
 };
 
-/// Whether LinearNode supports the arguments. libtorch's own node is used for vectors, for
-/// autocast, and for a mix of plain and distributed tensors.
+/// Whether LinearNode supports the arguments of a Linear. libtorch's own node is used for vectors,
+/// for autocast, and for a mix of plain and distributed tensors.
 bool takes_node(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!tessera::detail::is_recorded(x, weight, bias) || x.dim() < 2 || weight.dim() != 2 ||
       x.layout() != c10::kStrided || weight.layout() != c10::kStrided ||
@@ -193,8 +194,8 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 
 at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             SharedInputNode* of_input) {
-  // The node must be created before the matrix product runs: the node saves tensors, and a
-  // recomputation stops after the last saved tensor.
+  // The node must be created before the matrix product: the node saves tensors, and a recomputation
+  // (activation checkpointing) stops after the last saved tensor.
   const auto node = tessera::detail::make_node<LinearNode>(x, weight, of_input);
   tessera::detail::set_inputs(*node, x, weight, bias);
   at::Tensor y;
@@ -255,7 +256,8 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   return {sum};
 }
 
-/// Releases the saved weights that a backward has used. Other weights stay for a later backward.
+/// Releases the weights that a backward has used. A later backward can still need the other
+/// weights.
 void SharedInputNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (Weight& weight : weights_) {
@@ -443,12 +445,13 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
                   "Dropout to register_module");
     key_ = RandomKey{0, stream_of(fqn()->c_str())};
   }
-  // A recomputation gets forward's number of earlier calls, and so repeats the dropout mask.
+  // A recomputation gets the call number of the forward, and so repeats the dropout mask.
   return nn::dropout(x, p_, {key_->seed, substream(key_->stream, replayed_count(calls_))});
 }
 
 void Dropout::reset_parameters(const InitContext& init) {
-  // init_buffers() keeps the key and the number of calls, which a load can have set.
+  // init_buffers() does not change the key and the number of calls, which can come from a
+  // checkpoint.
   if (!init.buffers_only() || !key_) {
     key_ = init.key();
   }

@@ -1,5 +1,5 @@
 // The base class of modules with parameter slots (ParameterSlot) and hooks. FSDP and tensor
-// parallelism change only slots; ModuleBase copies slot changes to libtorch's parameter table.
+// parallelism replace the tensors of slots; ModuleBase then updates libtorch's parameter table.
 
 #include "tessera/nn/module.h"
 
@@ -17,7 +17,7 @@
 
 namespace tessera::nn {
 
-// visit_modules() has a fixed order, because a collective can run for each visited module.
+// The order of the visited modules is fixed, because a caller can run a collective for each module.
 
 namespace {
 
@@ -50,8 +50,6 @@ void detail::walk_modules(torch::nn::Module& root, const ModuleVisitor& visit,
 std::string detail::join_fqn(const std::string& parent, const std::string& name) {
   return parent.empty() ? name : parent + "." + name;
 }
-
-// Checks that the parameters of a module have values.
 
 namespace {
 
@@ -107,8 +105,8 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 
 namespace {
 
-/// The end of an error message about a meta tensor that forward has used. The outermost call has
-/// checked all parameters and buffers, so the meta tensor is neither a parameter nor a buffer.
+/// End of the error message for a meta tensor that forward has used. The outermost call has checked
+/// all parameters and buffers, so the meta tensor must be another tensor of the module.
 constexpr const char* kKeptFromConstructor =
     "; the module kept a tensor from its constructor, which nn::to_empty did not replace: keep the "
     "nn::Parameter or the slot, and read its tensor in forward";
@@ -126,15 +124,14 @@ NamedTensors buffers_of(const ModuleBase& root) {
   return buffers;
 }
 
-/// Whether `module` is the owner of `buffer` or a module below the owner. Both arguments are FQNs.
 bool is_around(const std::string& buffer, const std::string& module) {
   const std::size_t dot = buffer.rfind('.');
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
-/// Returns advice for an error that libtorch threw in the module `fqn` below `root`; "" if there is
-/// none. The advice is about a meta tensor, or about a buffer with another floating-point type than
-/// the parameters: mixed precision does not cast buffers.
+/// Returns advice for an error that libtorch threw in the module `fqn` below `root`; "" if no
+/// advice applies. The causes with advice: a meta tensor, or a buffer whose floating-point type
+/// differs from the type of the parameters, because mixed precision does not cast buffers.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
   if (error.msg().find("meta") != std::string::npos) {
     return kKeptFromConstructor;
@@ -166,7 +163,7 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
 
 thread_local const detail::RunningCall* call_of_thread = nullptr;
 
-/// An Error whose message already names the module that threw the Error.
+/// An Error whose message already has the name of the module in which the Error was thrown.
 class ErrorInModule final : public Error {
  public:
   using Error::Error;
@@ -186,8 +183,8 @@ void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& mo
                 " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
 
-/// Throws Error if FSDP has gathered a parameter. A type conversion would replace only the
-/// unsharded tensor, and not FSDP's shard.
+/// Throws Error if FSDP has gathered a parameter: a type conversion would then convert only the
+/// unsharded tensor, not FSDP's shard.
 void check_not_gathered(const ModuleBase& root) {
   visit_modules(root, [](const std::string&, const ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
@@ -200,16 +197,16 @@ void check_not_gathered(const ModuleBase& root) {
 
 }  // namespace
 
-/// The ParameterSlot of a tied parameter can outlive this module, so the destructor removes this
-/// module from the slot's owners.
+/// Removes this module from the owners of its ParameterSlots, because the ParameterSlot of a tied
+/// parameter can outlive this module.
 ModuleBase::~ModuleBase() {
   for (const auto& [name, slot] : slots_) {
     slot->remove_owner(this, name);
   }
 }
 
-/// Returns the slots of this module and of all modules below. `own` selects the slots of parameters
-/// or of buffers.
+/// Returns the slots of this module and of all modules below. `own`: the member with the slots of
+/// parameters or with the slots of buffers.
 NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
   NamedSlots found;
   std::unordered_set<const ParameterSlot*> seen;
@@ -250,16 +247,16 @@ void ModuleBase::note_fqn(const std::string& fqn) const {
   }
 }
 
-/// Sets the FQNs of all modules below this module. Must be called on the root module, because FQNs
-/// must begin at the root.
+/// Sets the FQNs of all modules below this module. Must be called on the root module, because an
+/// FQN is relative to the root.
 void ModuleBase::note_names_of_tree() const {
   if (!named_tree_) {
     named_slots();
   }
 }
 
-/// Whether this module has an FQN. A missing FQN is set first, because this module can be
-/// registered after other modules got their FQNs.
+/// Whether this module has an FQN. First sets FQNs if this module has none: this module may have
+/// been registered after other modules got their FQNs.
 bool ModuleBase::is_in_a_tree() const {
   if (!fqn_ && call_of_thread != nullptr) {
     call_of_thread->outermost->named_slots();
@@ -283,8 +280,8 @@ void ModuleBase::check_in_a_tree() const {
   check_initialized(*this, "forward of a " + name());  // check_initialized() also sets FQNs
 }
 
-/// Throws Error if a parameter has no ParameterSlot, because the program called libtorch's
-/// register_parameter.
+/// Throws Error for a parameter that the program registered by libtorch's register_parameter, and
+/// that therefore has no ParameterSlot.
 void ModuleBase::check_slots(const std::string& fqn) const {
   if (parameters_.size() == slots_.size()) {
     return;
@@ -321,15 +318,15 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   if (current == slot) {
     return;
   }
-  // The two tied tensors can have different types and placements. From now on both modules use the
-  // tensor in `slot`.
+  // The tensors of the two tied parameters can have different types and placements. From now on
+  // both modules use the tensor in `slot`.
   TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
                 current->get().sizes(), " can't be tied to a parameter of sizes ",
                 slot->get().sizes(), "; tie parameters of equal sizes");
   current->remove_owner(this, name);
   current = slot;
-  // An nn::Parameter member of the derived class shares this handle, and so refers to the new
-  // ParameterSlot from now on.
+  // An nn::Parameter member of the derived class shares this handle, and so reads the tensor of
+  // `slot` from now on.
   *bindings_[index].handle = slot;
   slot->add_owner(this, name);
   swap_parameter(name, slot->get());
@@ -339,8 +336,8 @@ void ModuleBase::reset_parameters(const InitContext&) {}
 
 void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   check_not_gathered(*this);
-  // libtorch's Module::to() converts parameters in place, but does not know buffers from
-  // register_buffer_slot(), so Tessera converts these buffers.
+  // libtorch's Module::to() converts parameters in place, but does not convert buffers that were
+  // registered by register_buffer_slot().
   torch::nn::Module::to(device, dtype, non_blocking);
   convert_buffers(device, dtype, non_blocking);
 }
@@ -481,7 +478,7 @@ void ModuleBase::rethrow_named() const {
     }
     throw;
   } catch (const Error& error) {
-    // An Error of a derived class either names its module already or concerns no module.
+    // An Error of a derived class already names its module, or was not caused by a module.
     if (typeid(error) != typeid(Error)) {
       throw;
     }
@@ -489,8 +486,8 @@ void ModuleBase::rethrow_named() const {
   }
 }
 
-// Only the outermost module call checks storage, for all modules below the called module. If
-// fill_epoch() is unchanged, no parameter has become unfilled, so a step costs one comparison.
+// Only the outermost module call checks that all parameters are initialized. The check is skipped
+// if fill_epoch() is unchanged, so in most calls the check is one comparison.
 ModuleBase::CallScope::CallScope(ModuleBase& module)
     : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
   // ParameterSlots are checked in every call, because a parameter can be registered at any time.

@@ -1,6 +1,6 @@
 // Parameter slots (ParameterSlot). A slot represents a parameter whose tensor can be replaced, for
-// example by a shard. libtorch's Module stores tensors by name and does not know slots. Replacing
-// the tensor therefore updates every module that shares the slot.
+// example by a shard. libtorch's Module stores parameter tensors by name. When a slot's tensor is
+// replaced, the tables of all modules that share the slot are therefore updated.
 
 #include "tessera/nn/parameter.h"
 #include "tessera/comm/detail/agreement.h"
@@ -111,7 +111,7 @@ void detail::SlotState::remove_owner(const ModuleBase* module, const std::string
 }
 
 const at::Tensor& Parameter::get() const {
-  // The result for a Parameter that has no ParameterSlot, such as an absent bias.
+  // Returned by a Parameter that has no ParameterSlot, such as an absent bias.
   static const at::Tensor kUndefined;
   return slot_ == nullptr ? kUndefined : (*slot_)->get();
 }
@@ -159,7 +159,7 @@ bool brought_nonfinite(const ParameterSlot& slot) {
   });
 }
 
-// The origin of a parameter's values: the tensor that was split into shards, or a seed.
+// Origins of parameters: the tensor that was split into a parameter's shards, or a seed.
 
 std::int64_t detail::origin_of_seed(std::uint64_t seed) {
   return static_cast<std::int64_t>(substream(seed, 1) | 1);
@@ -296,12 +296,11 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
   }
 }
 
-// A PlaceholderGradient has a dispatch key that libtorch reserves for wrappers. The key has no
-// other kernels, so its fallback gets every operator on a PlaceholderGradient.
+// A PlaceholderGradient has a dispatch key that libtorch reserves for wrappers. No other kernels
+// use this key, so the fallback in this file gets every operator on a PlaceholderGradient.
 
 namespace {
 
-/// Throws Error if `value` is a PlaceholderGradient, or a list that contains a PlaceholderGradient.
 void refuse_placeholders(const c10::IValue& value) {
   if (value.isTensor()) {
     if (const PlaceholderGradient* found = placeholder(value.toTensor())) {
@@ -344,8 +343,9 @@ TORCH_LIBRARY_IMPL(_, TESSERA_PLACEHOLDER_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_operator>());
 }
 
-// After fully_shard or to_empty an optimizer can still have the replaced parameter. The gradient of
-// the replaced parameter is therefore a placeholder: every operator on the gradient throws Error.
+// An optimizer that was made before fully_shard or to_empty still has the replaced parameter. The
+// gradient of the replaced parameter therefore becomes a placeholder: every operator on the
+// placeholder throws Error.
 
 namespace {
 
@@ -368,7 +368,7 @@ class RetiredGradient final : public PlaceholderGradient {
 
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by) {
-  // Optimizers train only leaves with requires_grad.
+  // A tensor that is not a leaf with requires_grad is in no optimizer.
   if (!replaced.requires_grad() || !replaced.is_leaf()) {
     return;
   }
@@ -395,8 +395,8 @@ void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   }
 }
 
-/// With TESSERA_DEBUG=1: checks that all ranks pass equal values of the parameter. A parameter
-/// without values is not compared.
+/// With TESSERA_DEBUG=1: checks that all ranks pass equal values of the parameter. An uninitialized
+/// parameter is not compared.
 void compare_values(const ParameterSlot& slot, const at::Tensor& whole, const DeviceMesh& mesh,
                     const std::string& by) {
   if (tessera::detail::debug_checks()) {
@@ -414,8 +414,8 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   TESSERA_CHECK(!slot.has_persistent(), by,
                 ": the parameter belongs to an FSDP unit; distribute it before fully_shard");
   const c10::AutoGradMode no_grad(false);
-  // parallelize_module() replicates a parameter that no plan entry names. Such a parameter can
-  // still get another layout.
+  // A parameter that parallelize_module() replicated, because no entry of the tensor-parallel plan
+  // names the parameter, can still get another layout.
   const bool undone = std::exchange(slot.role.replicated_by_default, false);
   TESSERA_CHECK(undone || !tessera::is_distributed(slot.get()), by,
                 ": the parameter is already distributed; distribute it once");
@@ -432,7 +432,7 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   }
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
-    // An optimizer that still has the old tensor must fail in its next step.
+    // An optimizer that still has the unsharded parameter must fail in its next step.
     parameter.requires_grad_();
     retire_parameter(slot.get(), parameter, by);
   }
@@ -451,7 +451,8 @@ void distribute_module(
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute a module once");
-  // named_slots() throws for parameters without slots. The call must come before any change.
+  // Called before anything is changed, because named_slots() throws Error for a parameter without a
+  // slot.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function can test for any

@@ -34,8 +34,8 @@
 
 namespace tessera::nn::detail {
 
-// The modes and random generators of a thread. A recomputation restores their state from the
-// forward, because backward runs on other threads and in other modes.
+// The modes and random generators of a thread. A recomputation restores the modes and generator
+// states of the forward, because backward runs on other threads and in other modes.
 
 namespace {
 
@@ -51,7 +51,7 @@ bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
 }
 
 std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
-  // The function can draw random numbers on the CPU even if all inputs are on other devices.
+  // The checkpointed function can draw random numbers on the CPU even if all inputs are on GPUs.
   std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
   for (const at::Tensor* tensor : tensors) {
     const bool draws = tensor->defined() && tensor->is_cuda();
@@ -64,11 +64,12 @@ std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
 
 }  // namespace
 
-/// The states of random generators: this thread's state of tessera::manual_seed, and libtorch's
-/// generators of the CPU and of some GPUs.
+/// States of random generators: of this thread's tessera::manual_seed, and of libtorch's generators
+/// for the CPU and for some GPUs.
 class RandomSnapshot {
  public:
-  /// Saves the states of the generators of the CPU and of the devices of `tensors`.
+  /// Saves the state of the CPU's generator, and of the generator of each GPU that has some of
+  /// `tensors`.
   explicit RandomSnapshot(std::span<at::Tensor* const> tensors) {
     for (const c10::Device device : devices_of(tensors)) {
       const at::Generator& generator = at::globalContext().defaultGenerator(device);
@@ -91,7 +92,7 @@ class RandomSnapshot {
       generator.set_state(state.value);
     }
   }
-  /// Removes libtorch's generators whose state has not changed since the constructor.
+  /// Removes the saved states of generators from which nothing was drawn since the constructor.
   void forget_unmoved() {
     std::erase_if(states_, [](const State& state) {
       return equal_bytes(state.value, state_of(state.generator));
@@ -142,8 +143,8 @@ class RestoredThread : tessera::detail::NoCopy {
   }
 
  private:
-  // The previous state of this thread. The members are restored in reverse order of their
-  // declarations.
+  // The previous state of this thread, which the members' destructors restore in reverse order of
+  // declaration.
   c10::AutoGradMode grad_mode_{true};
   tessera::detail::RestoreKeys keys_;  // dispatch keys, including those of autocast
   StrictScope strict_;
@@ -154,8 +155,8 @@ class RestoredThread : tessera::detail::NoCopy {
 };
 
 // Selective activation checkpointing. Forward saves the results of operators that a policy selects;
-// the recomputation returns the saved results. A call is identified by the operator's name and the
-// number of earlier calls of the operator.
+// the recomputation returns the saved results. An operator call is identified by the operator's
+// name and the number of earlier calls of this operator.
 
 namespace {
 
@@ -165,7 +166,8 @@ Results unrecorded_all(const Results& results) {
   Results copies;
   copies.reserve(results.size());
   for (const c10::IValue& result : results) {
-    // Autograd attaches new state to each result, so the aliases must have no autograd state.
+    // Autograd adds its own state to each result of an operator, so the saved aliases must have no
+    // autograd state.
     copies.push_back(kernels::with_tensors(
         result, [](const at::Tensor& tensor) { return tessera::detail::alias_tensor(tensor); }));
   }
@@ -189,13 +191,14 @@ Results call_next(OperatorMode* outer, const OperatorMode::Operator& op,
 
 class OperatorLog {
  public:
-  /// Saves an operator's results. `packed`: the number of tensors that autograd has saved so far.
+  /// Saves the results of an operator call. `packed`: the number of tensors that autograd has saved
+  /// so far.
   void keep(const std::string& name, std::size_t index, const Results& results, std::size_t packed,
             std::optional<RandomSnapshot> random_after) {
     kept_[name][index] = {unrecorded_all(results), versions_of(results), packed,
                           std::move(random_after)};
   }
-  /// If `results` share memory with saved results, makes both share a version counter.
+  /// If `results` share memory with saved results, lets both share a version counter.
   void watch_aliases(const Results& results) {
     kernels::visit_tensors(results, [&](const at::Tensor& result) {
       for (const auto& [name, calls] : kept_) {
@@ -209,16 +212,16 @@ class OperatorLog {
       }
     });
   }
-  /// Drops the saved results of operators that ran after autograd had saved `packed` tensors: the
-  /// recomputation stops before these operators.
+  /// Drops the results of operators that ran after autograd had saved its last tensor, the tensor
+  /// with number `packed`: the recomputation stops at this tensor.
   void forget_after(std::size_t packed) {
     for (auto& [name, calls] : kept_) {
       std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
     }
   }
-  /// Returns the saved results of an operator call, and sets the generators to their state after
-  /// the call in forward. Returns nullopt if no results are saved. `last`: frees the saved results.
-  /// Throws Error if a result was modified in place after forward.
+  /// Returns the saved results of an operator call, and sets the random generators to their state
+  /// after the call in forward. Returns nullopt if the results were not saved. `last`: whether the
+  /// saved results are freed. Throws Error if a result was modified in place after forward.
   std::optional<Results> replay(const std::string& name, std::size_t index, bool last) {
     auto& calls = kept_[name];
     const auto found = calls.find(index);
@@ -231,8 +234,8 @@ class OperatorLog {
                   " in the checkpointed region, was saved and then modified in place; let the "
                   "policy recompute that operator, or write to a copy");
     if (kept.random_after) {
-      // The operator does not run again, but later operators must draw the same random numbers as
-      // in forward.
+      // Later operators must draw the same random numbers as in forward, although this operator
+      // does not run again.
       kept.random_after->restore();
     }
     Results results = unrecorded_all(kept.results);
@@ -252,11 +255,10 @@ class OperatorLog {
   std::unordered_map<std::string, std::map<std::size_t, Kept>> kept_;
 };
 
-/// Saves the results of the operators that the policy selects, during a forward. Also calls the
+/// In forward, saves the results of the operators that the policy selects. Also calls the
 /// OperatorMode that was active before.
 class RecordOperators final : public OperatorMode {
  public:
-  /// `packed` returns the number of tensors that autograd has saved so far.
   RecordOperators(OperatorLog& log, const CheckpointOptions& options,
                   std::function<std::size_t()> packed, std::span<at::Tensor* const> inputs)
       : log_(log), options_(options), packed_(std::move(packed)), random_(inputs) {}
@@ -273,7 +275,7 @@ class RecordOperators final : public OperatorMode {
         ++options_.counts->kept_operators;
       }
     } else if (op.name == "aten::_unsafe_view") {
-      // The result of matmul comes from _unsafe_view: libtorch does not mark the result as a view.
+      // matmul returns the result of _unsafe_view, which libtorch does not mark as a view.
       log_.watch_aliases(results);
     }
     return results;
@@ -288,7 +290,8 @@ class RecordOperators final : public OperatorMode {
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-/// Returns saved results instead of running operators again, during a recomputation.
+/// In a recomputation, returns the saved results of operators instead of running the operators
+/// again.
 class ReplayOperators final : public OperatorMode {
  public:
   ReplayOperators(OperatorLog& log, CheckpointCounts* counts) : log_(log), counts_(counts) {}
@@ -318,13 +321,14 @@ class SavedTensor {
  public:
   explicit SavedTensor(const at::Tensor& tensor)
       : sizes_(tensor.sizes().vec()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
-    // Layouts are compared because sizes() are global sizes: distributed tensors with different
-    // shards have equal sizes().
+    // Layouts are compared, too: distributed tensors with different shards can have equal sizes(),
+    // because sizes() are global sizes.
     if (tessera::is_distributed(tensor)) {
       sharding_ = sharding_spec(tensor);
     }
   }
-  /// Throws Error if `again`, the recomputed tensor with index `index`, differs in type or layout.
+  /// Throws Error if `again`, the recomputed tensor, has other sizes, dtype, device or layout.
+  /// `index`: the tensor's index among the saved tensors.
   void check(const at::Tensor& again, std::size_t index) const {
     const SavedTensor found(again);
     TESSERA_CHECK(found == *this, "checkpoint: the recomputation saved tensor ", index,
@@ -365,12 +369,12 @@ class RecomputedTensor {
   std::int64_t version_;
 };
 
-/// The recomputed tensors, in the order of the saved tensors. A tensor that is not needed, or has
-/// been used, is empty.
+/// The recomputed tensors, in the order in which forward saved tensors. Elements that backward does
+/// not need, or has used, are empty.
 using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 
-/// The data to run a checkpointed function again. The placeholders in autograd's graph own the
-/// Frame, so the Frame exists as long as the graph.
+/// All data that is needed to run a checkpointed function again. The placeholders in autograd's
+/// graph own the Frame, so the Frame exists as long as the graph.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   /// A Frame must be constructed before its checkpointed region begins, so that an enclosing region
@@ -384,8 +388,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   const CheckpointOptions& options() const { return options_; }
 
-  /// Called for each tensor that autograd saves in forward. Records the tensor's properties, and
-  /// returns the tensor's index in saved_.
+  /// Called for each tensor that autograd saves in forward. Records sizes, dtype, device and layout
+  /// of the tensor, and returns the tensor's index in saved_.
   std::size_t pack(const at::Tensor& tensor) {
     saved_.emplace_back(tensor);
     if (options_.counts != nullptr) {
@@ -401,9 +405,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
     operators_.forget_after(packed());
   }
 
-  /// Returns the saved tensor with index `index`. Runs the checkpointed function again, unless this
-  /// backward has already recomputed the tensor. Rethrows the function's exceptions. Throws Error
-  /// if the function does not save the same tensors again.
+  /// Returns the tensor that forward saved with index `index`. Runs the checkpointed function
+  /// again, unless this backward has already recomputed the tensor. Rethrows the function's
+  /// exceptions. Throws Error if the function saves other tensors than in forward.
   at::Tensor unpack(std::size_t index);
   void release(std::size_t index) noexcept { saved_[index].needed = false; }
 
@@ -421,8 +425,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   CheckpointOptions options_;
   ThreadState thread_state_;
-  // The inputs of the checkpointed function. Autograd checks the versions of saved variables, and
-  // an enclosing checkpointed region can recompute saved variables.
+  // The inputs of the checkpointed function, as SavedVariables: autograd then detects in-place
+  // writes, and an enclosing checkpointed region can recompute the inputs.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
   std::deque<Saved> saved_;
@@ -431,7 +435,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   /// Protects recomputed_, because a backward can use several threads for one graph.
   std::mutex mutex_;
-  /// The recomputed tensors of each backward. The key is the id of the backward.
+  /// The recomputed tensors of each backward; the key is backward_id().
   std::map<int, RecomputedTensors> recomputed_;
 };
 
@@ -449,7 +453,7 @@ at::Tensor Frame::unpack(std::size_t index) {
     forget_after_backward(graph_task);
   }
   RecomputedTensors& tensors = run->second;
-  // If a node unpacks a tensor a second time, the tensor is recomputed again.
+  // Recomputes the tensor again if a node unpacks the tensor a second time.
   if (tensors.empty() || !tensors[index]) {
     tensors = recompute();
   }
@@ -480,7 +484,6 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
 class CheckpointedRegion;
 
 namespace {
-/// The innermost checkpointed region that runs on this thread.
 thread_local CheckpointedRegion* innermost_here = nullptr;
 }  // namespace
 
@@ -494,7 +497,7 @@ class CheckpointedRegion : tessera::detail::NoCopy {
   /// Returns hooks for the next tensor that autograd saves for backward.
   virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
   /// Whether this region is a recomputation. In a recomputation, each call of replay_count()
-  /// returns the next count that forward recorded; see replayed_count().
+  /// returns the next of the counts that forward recorded; see replayed_count().
   virtual bool replays() const { return false; }
   virtual std::uint64_t replay_count() { return 0; }
   virtual void record_count(std::uint64_t /*count*/) {}
@@ -505,8 +508,8 @@ class CheckpointedRegion : tessera::detail::NoCopy {
   CheckpointedRegion* outer_;
 };
 
-/// Thrown when all needed tensors are recomputed. Not derived from std::exception, so that handlers
-/// in the checkpointed function do not catch StopRecomputation.
+/// Thrown to end a recomputation when all needed tensors are recomputed. Not derived from
+/// std::exception, so that handlers in the checkpointed function do not catch StopRecomputation.
 struct StopRecomputation {};
 
 /// A recomputation. The checkpointed function runs with autograd on, so that autograd saves the
@@ -527,7 +530,7 @@ class Replay final : public CheckpointedRegion {
     }
     const Frame::Saved& saved = frame_.saved_[index];
     saved.tensor.check(tensor, index);
-    // If the graph node that saved the tensor was freed, the tensor is not needed.
+    // The tensor is not needed if the graph node that saved the tensor in forward was freed.
     if (saved.needed) {
       tensors_[index].emplace(tensor);
     }
@@ -555,7 +558,6 @@ class Replay final : public CheckpointedRegion {
   }
 
  private:
-  /// Stores a tensor that autograd saves in the recomputation.
   class Kept final : public tessera::detail::SavedVariableHooks {
    public:
     explicit Kept(Replay& replay) : replay_(replay) {}
@@ -572,7 +574,7 @@ class Replay final : public CheckpointedRegion {
 
   Frame& frame_;
   RecomputedTensors tensors_;
-  // The numbers of tensors and of counts that the recomputation has processed so far.
+  // How many tensors and counts this recomputation has processed so far.
   std::size_t packed_ = 0;
   std::size_t next_count_ = 0;
   std::optional<ReplayOperators> operators_;
@@ -581,8 +583,8 @@ class Replay final : public CheckpointedRegion {
 
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
-  // The inputs must be unpacked before the state is restored: unpacking can recompute an outer
-  // region, which restores its own state.
+  // The inputs must be unpacked before the thread's state is restored: unpacking can recompute an
+  // outer region, which restores the state of its own forward.
   const RestoredThread restored(thread_state_);
   Replay replay(*this);
   if (options_.counts != nullptr) {
@@ -614,14 +616,15 @@ class CheckpointedForward final : public CheckpointedRegion {
   void record_count(std::uint64_t count) override { frame_->record_count(count); }
 
  private:
-  /// Saved by autograd in place of a tensor: a reference to the Frame, and the index of the tensor
-  /// in the Frame.
+  /// Autograd saves a Placeholder in place of a tensor: a reference to the Frame, and the tensor's
+  /// index in the Frame.
   class Placeholder final : public tessera::detail::SavedVariableHooks {
    public:
     explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
     ~Placeholder() override {
       if (index_) {
-        // The graph node was destroyed, so recomputations need not store the tensor.
+        // The graph node that would use the tensor was destroyed, so a recomputation need not store
+        // the tensor.
         frame_->release(*index_);
       }
     }
@@ -645,8 +648,7 @@ namespace {
 using tessera::detail::Edge;
 using tessera::detail::variable_list;
 
-/// Returns the innermost region that is a recomputation; nullptr if there is none. Regions inside
-/// the recomputation use the counts that forward recorded.
+/// Returns the innermost enclosing region that is a recomputation; nullptr if there is none.
 CheckpointedRegion* nearest_replay() {
   CheckpointedRegion* region = innermost_here;
   while (region != nullptr && !region->replays()) {
@@ -659,7 +661,8 @@ std::unique_ptr<tessera::detail::SavedVariableHooks> hooks_here() {
   return innermost_here == nullptr ? nullptr : innermost_here->hooks();
 }
 
-/// Runs a backward call: by a StandInGradient node if the outputs include one, otherwise by `run`.
+/// Runs a backward call: by StandInGradient::execute() if a StandInGradient is among the outputs of
+/// the call, otherwise by `run`.
 variable_list execute(const BackwardCall& call, const RunBackward& run) {
   for (const Edge& output : call.outputs) {
     if (auto* asked = dynamic_cast<StandInGradient*>(output.function.get())) {
@@ -674,8 +677,8 @@ bool installs_engine() {
 }
 
 /// Installs the hooks in autograd's engine; only the first call in a process has an effect. Throws
-/// Error if the engine is not libtorch's own, for example Python's engine, because another engine
-/// would not call the hooks.
+/// Error if the engine is not libtorch's own, for example Python's engine, which would not call the
+/// hooks.
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -689,7 +692,7 @@ void install_engine() {
 
 CheckpointedRegionScope::CheckpointedRegionScope(const CheckpointOptions& options,
                                                  std::span<at::Tensor* const> inputs, Rerun rerun) {
-  // Without gradient recording autograd saves nothing: checkpointed inference has no overhead.
+  // Without gradient recording autograd saves no tensors, so no region is needed.
   if (!c10::GradMode::is_enabled()) {
     return;
   }
@@ -725,7 +728,7 @@ bool is_recomputing() {
 std::uint64_t replayed_count(std::uint64_t& counter) {
   detail::CheckpointedRegion* replay = detail::nearest_replay();
   const std::uint64_t count = replay != nullptr ? replay->replay_count() : counter++;
-  // A region inside the recomputation records the count for its own recomputation.
+  // Regions inside the recomputation record the count for their own recomputation.
   for (auto* region = detail::innermost_here; region != replay; region = region->outer()) {
     region->record_count(count);
   }

@@ -168,10 +168,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
     std::vector<Hook> after;
     std::vector<std::function<void()>> always;
   };
-  /// Returns the hooks that run outside of the activation-checkpointed region.
-  /// `checkpointed_hooks()` returns the hooks that run inside the region.
   Hooks& hooks() { return hooks_; }
-  /// Returns the hooks for calls of every method (HookedCalls::kEveryMethod).
   Hooks& method_hooks() { return method_hooks_; }
   Hooks& checkpointed_hooks() { return checkpointed_->hooks; }
   const CheckpointOptions& checkpoint_options() const { return checkpointed_->options; }
@@ -235,8 +232,6 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   std::size_t index_of(const std::string& name) const;
   void note_fqn(const std::string& fqn) const;
   void note_names_of_tree() const;
-  /// Whether this module has an FQN. If the FQN is missing, the outermost called module first sets
-  /// the FQNs of all modules below itself.
   bool is_in_a_tree() const;
   void check_in_a_tree() const;
   void check_slots(const std::string& fqn) const;
@@ -250,7 +245,6 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   std::unique_ptr<Checkpointed> checkpointed_;
   /// This module's FQN; mutable, because the const function named_slots() sets it.
   mutable std::optional<std::string> fqn_;
-  /// Whether the modules below this module already have FQNs relative to this module.
   mutable bool named_tree_ = false;
   /// Number of calls of this module in progress; more than 1 if the module calls itself.
   int running_calls_ = 0;

@@ -50,7 +50,6 @@ struct AdamWFactors {
   PhiloxKey key;
 };
 
-/// Returns x^n for n >= 0, by repeated squaring.
 TESSERA_HOST_DEVICE inline double power(double x, std::int64_t n) {
   double result = 1;
   for (; n > 0; n /= 2, x *= x) {

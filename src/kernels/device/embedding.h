@@ -96,7 +96,6 @@ TESSERA_HOST_DEVICE void add(Floats<N>& sum, const Floats<N>& term) {
   }
 }
 
-/// Writes the elements [i, i + N) of a row of the table's gradient, if this rank has the row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot, std::int64_t i,
                                    const Floats<N>& sum) {

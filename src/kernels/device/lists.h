@@ -55,7 +55,6 @@ TESSERA_HOST_DEVICE Chunk chunk_of(const Chunked<Piece, kMost, kNumel>& list, st
   return {piece, begin, begin + kNumel < numel ? begin + kNumel : numel};
 }
 
-/// Whether the address `data` is aligned for accesses of 16 bytes.
 TESSERA_HOST_DEVICE inline bool is_vector(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0;
 }
@@ -103,7 +102,6 @@ TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, s
   }
 }
 
-/// Copies the vectors first, first + step, first + 2 step, ... of a chunk.
 template <class From, class To>
 TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::int64_t first,
                                     std::int64_t step) {
@@ -154,7 +152,6 @@ struct ClipNorm {
   float* norm = nullptr;
 };
 
-/// Sums the squares of the vectors first, first + step, first + 2 step, ... of `data`.
 template <class T, int N>
 TESSERA_HOST_DEVICE double squares_of_range(const T* data, std::int64_t n, std::int64_t first,
                                             std::int64_t step) {
@@ -180,7 +177,6 @@ TESSERA_HOST_DEVICE double squares_of_chunk(const SquareSums& call, std::int32_t
                          : squares_of_range<T, 1>(data, n, first, step);
 }
 
-/// Computes SumKinds::out by one team of threads.
 template <class Team>
 TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   double of_kinds[3];

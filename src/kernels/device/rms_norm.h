@@ -57,7 +57,6 @@ inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   return std::min(most, (rows + rows_at_once - 1) / rows_at_once);
 }
 
-/// Returns the sum of `values` and the elements at `other`, rounded to T.
 template <class T, int N>
 TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_t n) {
   const Floats<N> added = load<N>(other, n);
@@ -117,7 +116,6 @@ TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& t
   return kShrink / std::sqrt(shrunk / size);
 }
 
-/// Returns the elements [i, i + n) of the RMSNorm weight, or ones if there is no weight.
 template <class W, int N>
 TESSERA_HOST_DEVICE Floats<N> weight_at(const RmsNorm& p, std::int64_t i, std::int64_t n) {
   if (p.weight != nullptr) {
@@ -198,8 +196,6 @@ TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::in
       });
 }
 
-/// Returns the sum of terms[first][element], terms[first + step][element], ... of the (rows, size)
-/// matrix `terms`.
 TESSERA_HOST_DEVICE inline float sum_of_terms(const float* terms, std::int64_t rows,
                                               std::int64_t size, std::int64_t element,
                                               std::int64_t first, std::int64_t step) {

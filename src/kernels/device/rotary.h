@@ -39,7 +39,6 @@ struct Rotary {
   bool transposed = false;
 };
 
-/// Returns the number of heads of a position, of queries and keys together.
 TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
   std::int64_t heads = 0;
   for (const RotaryHeads& part : p.parts) {
@@ -62,7 +61,6 @@ struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;
 };
 
-/// Returns the elements [i, i + N) of a row of the cos or sin table, times `sign`.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float sign) {
   Floats<N> values = load<N>(row + i, N);
@@ -81,8 +79,6 @@ TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t plac
           load<N>(cos + p.half + i, N), signed_at<N>(sin, p.transposed ? i : p.half + i, -sign)};
 }
 
-/// Returns own * cos + other * sin: N elements in one half of a rotated head, where `own` are the
-/// elements in this half and `other` are the elements in the other half.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
                                      const Floats<N>& other, const Floats<N>& sin) {

@@ -19,7 +19,7 @@ namespace tessera::kernels {
 /// The element types that the kernels support. Kernels compute in fp32 and round once.
 enum class Element { kFloat, kBFloat16, kHalf };
 
-constexpr int kVectorBytes = 16;  // size of a thread's largest memory access
+constexpr int kVectorBytes = 16;
 
 template <int N>
 struct Floats {

@@ -364,7 +364,6 @@ constexpr std::array<std::string_view, 6> kOutOfElements{
     "aten::abs.out",        "aten::logical_and.out", "aten::logical_not.out",
     "aten::logical_or.out", "aten::logical_xor.out", "aten::where.self_out"};
 
-/// Resizes `out`, the last argument, to the broadcast sizes of the other arguments.
 void run_out_of_elements(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const std::vector<c10::IValue> arguments =
       torch::jit::last(*stack, op.schema().arguments().size()).vec();
@@ -492,7 +491,6 @@ bool is_input(const c10::Argument& argument) {
   return !argument.is_out();
 }
 
-/// Describes a call for the FakeMode's observer. The results are added after the call.
 FakeCall call_of(const c10::OperatorHandle& op, const Stack& stack) {
   return {.name = op.schema().name(),
           .arguments = torch::jit::last(stack, op.schema().arguments().size()).vec(),

@@ -40,7 +40,6 @@ TESSERA_INLINE Floats load(const Bf16* from) {
   return as_floats(__builtin_convertvector(v, Words) << 16);
 }
 
-/// Loads the first n elements of a vector; the other elements are zeros.
 template <class T>
 TESSERA_INLINE Floats load(const T* from, std::int64_t n) {
   if (n >= kLanes) {
@@ -73,7 +72,6 @@ TESSERA_INLINE void store(T* to, Floats v, std::int64_t n) {
   __builtin_memcpy(to, lanes, static_cast<std::size_t>(n) * sizeof(T));
 }
 
-/// Rounds values to type T, as store() followed by load() would.
 template <class T>
 TESSERA_INLINE Floats rounded(Floats v) {
   T lanes[kLanes];
