@@ -1,7 +1,7 @@
 // The program checkpoint_copy DP TP FROM TO, for tests that compare with PyTorch. Loads a small
-// model and its AdamW state from FROM on a mesh DP x TP, and saves both to TO. FROM is a file of
-// whole tensors, a Hugging Face model (then the AdamW state is zeros), or a step's folder. TO is a
-// file or a step's folder.
+// model and its AdamW state from FROM on a mesh DP x TP, and saves both to TO. FROM and TO are
+// files of whole tensors or the folder of a training step. FROM can also be a Hugging Face model;
+// the AdamW state is then zeros.
 
 #include <cstdlib>
 #include <iostream>

@@ -35,7 +35,7 @@ struct Program {
   std::string name;
   std::function<void(Mlp&, const DeviceMesh&)> apply;
   std::vector<std::string> batch_dims;
-  std::vector<std::string_view> error;  ///< texts in the error message; empty: no error
+  std::vector<std::string_view> error;  ///< texts of the expected error message; empty: no error
 };
 
 std::vector<Program> programs() {

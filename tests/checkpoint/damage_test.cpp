@@ -410,7 +410,7 @@ Ending save_third_with(const fs::path& dir, const std::string& fault) {
   });
 }
 
-/// Returns a text such as "pwrite:3:EIO" for each system call of save_third() and each fault.
+/// Returns texts such as "pwrite:3:EIO": each system call of save_third() with each action.
 std::vector<std::string> all_faults() {
   const TemporaryFolder dir;
   save_two(dir.path());

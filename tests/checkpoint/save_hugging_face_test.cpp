@@ -228,7 +228,7 @@ TEST(SaveLora, SplitsTheAdapterOfAFusedLinear) {
     save_lora(model, *rank.world(), folder / "out", "base");
     const auto saved = ReadModel(folder / "out/adapter_model.safetensors");
     ASSERT_EQ(saved.size(), 4u);
-    // The rows of B A belong to the fused layers, but split() splits the last dimension: hence t().
+    // split() splits the last dimension, but the fused layers' outputs are rows of B A: hence t().
     const std::vector<at::Tensor> parts = qkv->split(b.matmul(a).t());
     for (const auto& [name, part] : {std::pair("q", parts[0]), std::pair("k", parts[1])}) {
       const std::string prefix = std::string("base_model.model.") + name;
@@ -261,7 +261,6 @@ constexpr std::int64_t kThreeShards = 250;
 constexpr std::int64_t kTwoShards = 400;
 constexpr std::int64_t kOneFile = 1 << 20;
 
-/// Exports a model with the parameters Values() plus `add`.
 void export_model(const std::filesystem::path& folder, std::int64_t max_shard_bytes, int add) {
   ExportFolder files(folder, ItemsOf(Values()), "{}", max_shard_bytes);
   for (const auto& [name, tensor] : Values()) {

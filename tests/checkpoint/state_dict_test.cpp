@@ -277,7 +277,6 @@ TEST(FusedWeights, RefuseMissingPartsAndWrongSizes) {
                "different: v.bias (file [5], model [4])");
 }
 
-/// A model with separate query, key and value projections, without biases.
 class Apart : public nn::Module<Apart> {
  public:
   Apart() {

@@ -1,4 +1,4 @@
-// Tests functions that compare values between ranks, and errors of one rank that all ranks throw.
+// Tests functions that compare values between ranks, or that throw an error of one rank on all.
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"
 

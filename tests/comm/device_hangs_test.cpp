@@ -89,7 +89,7 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsStuck) {
   TwoRanks(never).call_and_wait();
 }
 
-/// Each of the four collectives takes half of the time-out, and all together take twice as long.
+/// Each of the four collectives takes half of the time-out, so all four take twice the time-out.
 TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   using Clock = std::chrono::steady_clock;
   constexpr milliseconds kOneCall{600};
@@ -145,14 +145,14 @@ TEST(DISABLED_DeviceHangs, CallWaitsForSeveralDeviceOperations) {
 struct Case {
   const char* body;
   int exit_code;
-  std::vector<const char*> words;  ///< texts that the output must contain
+  std::vector<const char*> words;
 
   friend void PrintTo(const Case& one, std::ostream* out) { *out << one.body; }
 };
 
 class DeviceHangs : public ::testing::TestWithParam<Case> {};
 
-// The tests in tests/examples/cuda cover a lost collective, NCCL errors and a hanging set-up.
+// tests/examples/cuda tests lost collectives, NCCL errors and NCCL initializations that hang.
 TEST_P(DeviceHangs, EndTheProcessAfterTheTimeOut) {
   const testing::TemporaryFolder folder;
   const testing::Ended ended =

@@ -25,7 +25,7 @@ void sum(Rank& rank, std::int64_t elements = 4) {
 
 class Failures : public OnBackend {
  protected:
-  /// Options with the default time-out. Every test of this file must end before the time-out.
+  /// Options with the default time-out. All tests of this file must end before it.
   static RanksOptions patient() { return on_hosts(GetParam().hosts); }
   static RanksOptions hasty() {
     RanksOptions options = patient();

@@ -25,7 +25,7 @@ using std::chrono::steady_clock;
 using testing::Ended;
 using testing::RunProcesses;
 
-/// Returns a world on NCCL if HANGS_ON_NCCL is set, otherwise a world on the CPU.
+/// Returns a world with NCCL if HANGS_ON_NCCL is set; otherwise, a world for CPU tensors.
 WorldPtr make_world() {
   WorldOptions options;
   if (std::getenv("HANGS_ON_NCCL") != nullptr) {
@@ -47,7 +47,6 @@ void sum(const World& world, Communicator& group) {
   tensor.cpu();
 }
 
-/// Calls an all-reduce in three training steps. Collective.
 CommunicatorPtr take_steps(World& world) {
   CommunicatorPtr group = group_of_all(world);
   for (int step = 1; step <= 3; ++step) {
@@ -72,7 +71,7 @@ void expect_peer_error(Call&& call) {
   }
 }
 
-/// The error of rank 1, which calls `act` when ranks 0 and 2 call the all-reduce of step 4.
+/// A fault: rank 1 calls `act` while ranks 0 and 2 call the all-reduce of step 4.
 struct Fault {
   const char* name;
   enum When { kAtOnce, kAtTheTimeOut } when;
@@ -273,7 +272,7 @@ TEST_P(HangsOfRank1, AreReportedWithTheRank) {
     for (const char* word : fault.report) {
       EXPECT_CONTAINS(report_of(job.ranks[0]), word);
     }
-    // Ranks 0 and 2 can fail at the same time. Only one of their errors needs to contain `word`.
+    // Ranks 0 and 2 can fail at the same time. The error of only one of both must contain `word`.
     for (const char* word : fault.errors) {
       EXPECT_CONTAINS(error + error_2, word);
     }

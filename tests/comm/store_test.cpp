@@ -67,7 +67,7 @@ TEST(Rendezvous, RefusesDifferentWorldSizes) {
   waits.join();
 }
 
-// No rank may leave early: once its process has ended, other ranks cannot open its flight record.
+// A rank's process must run until the other ranks have opened the rank's flight record.
 TEST(Rendezvous, EndsAfterAllRanksHaveOpenedAllRecords) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto arrive = [&](int rank) {
@@ -128,7 +128,7 @@ TEST(AllComeAtOnce, IsFalseIfRanksMadeDifferentNumbersOfGroups) {
   });
 }
 
-/// A store whose server is stopped: no call returns until `end`.
+/// A store without a running server: no call returns before the future `end` is ready.
 class SilentStore final : public c10d::HashStore {
  public:
   explicit SilentStore(std::shared_future<void> end) : end_(std::move(end)) {}

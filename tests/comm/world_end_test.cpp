@@ -1,4 +1,4 @@
-// Tests the end of a world, the errors of objects that outlive their world, and a program's end.
+// Tests the end of a world and of a program, and the errors of objects that outlive their world.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>

@@ -164,7 +164,7 @@ TEST(Crc32c, MatchesTheValuesOfTheStandard) {
     SCOPED_TRACE(way.name);
     EXPECT_EQ(SumOf(way, ""), 0U);
     EXPECT_EQ(SumOf(way, "123456789"), 0xe3069283U);
-    // The expected values are from RFC 3720, B.4.
+    // The expected CRC-32C values are from RFC 3720, appendix B.4.
     EXPECT_EQ(SumOf(way, std::string(32, '\0')), 0x8a9136aaU);
     EXPECT_EQ(SumOf(way, std::string(32, '\xff')), 0x62a8ab43U);
     EXPECT_EQ(SumOf(way, rising), 0x46dd794eU);

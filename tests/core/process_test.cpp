@@ -44,7 +44,6 @@ namespace {
 
 constexpr std::size_t kBytes = std::size_t{64} << 20;
 
-/// Allocates and writes kBytes bytes, and returns the number of page faults.
 [[maybe_unused]] long pages_cleared() {
   rusage before{};
   getrusage(RUSAGE_SELF, &before);

@@ -36,7 +36,7 @@ TEST(BatchLoader, TargetsAreTheNextTokensOfTheInputs) {
   EXPECT_FALSE(batch.positions.defined());
   EXPECT_FALSE(loader.ignores_targets());
   EXPECT_EQ(loader.load(0, {{1, 1}}).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
-  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // a 4th sample would need 13 tokens
+  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);
   EXPECT_EQ(Loader(Positions(13), 1, 3, 100).samples(), 4);
 }
 
@@ -306,7 +306,7 @@ TEST(PromptCompletions, HaveTargetsOnlyInTheCompletions) {
   expect(R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})",
          {.begin = {1}, .truncate = true}, {'u', 'a', 'b', 'A', 'c', 'd' + 256},
          {kNone, kNone, kNone, 'c', kNone, kNone});
-  // A line with several prompts and completions (a conversation) gets no begin and end token.
+  // A JSON line with several prompts and completions (a chat) gets no begin token and no end token.
   expect(R"({"prompt": ["a", "c"], "completion": ["b", "d"]})", {.begin = {9}, .end = {8}},
          {'a', 'b', 'c', 8, 8, 8}, {'b', kNone, 'd', kNone, kNone, kNone});
   expect(R"({"prompt": "ab", "completion": "cdef"})", {}, {'a', 'b', 'c', 'd', 'e', 'f'},

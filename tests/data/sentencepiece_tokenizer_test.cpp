@@ -61,7 +61,7 @@ TEST_F(SentencePieceTokenizer, FindsSpecialTokensInAText) {
   EXPECT_EQ(open_tokenizer(model_)->begins_texts(), std::nullopt);
   configure(R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
                          "add_bos_token": false, "pad_token": "<pad>"})");
-  // Special tokens split a text. Only the first part of the text gets a space in front.
+  // Special tokens split a text into parts. Only the first part gets a leading space.
   EXPECT_EQ(ids("a</s>c<pad> a"), (Ids{3, 2, 5, 7, 3}));
   EXPECT_EQ(open_tokenizer(model_)->begins_texts(), false);
   testing::WriteFile(folder_ / "added_tokens.json", R"({"<t>": 8})");

@@ -8,7 +8,6 @@
 
 namespace tessera {
 
-/// An operator mode that lists the names of the operators that it sees.
 struct ListingMode : OperatorMode {
   Results call(const Operator& op, const std::function<Results()>& run) override {
     names.push_back(op.name);

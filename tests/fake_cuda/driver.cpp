@@ -12,7 +12,6 @@
 
 namespace {
 
-/// Returns an address that libtorch only compares with nullptr.
 CUcontext context() {
   static int mark = 0;
   return reinterpret_cast<CUcontext>(&mark);
@@ -70,7 +69,7 @@ CUresult cuGetErrorString(CUresult, const char** text) {
   return CUDA_SUCCESS;
 }
 
-// Kernels that the program compiles at run time. A CUfunction of the fake is the kernel's name.
+// Kernels that the program compiles at run time. The fake's CUfunction is the kernel's name.
 CUresult cuModuleLoadData(CUmodule* module, const void*) {
   *module = nullptr;
   return CUDA_SUCCESS;

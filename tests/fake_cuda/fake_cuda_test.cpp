@@ -312,7 +312,6 @@ std::vector<float> counting(int first, std::size_t count) {
   return values;
 }
 
-// A message size, in elements, that exceeds the byte queue between two ranks.
 constexpr std::size_t kMany = 100'000;
 
 TEST(FakeNccl, TransfersMoreThanItsQueueHolds) {
@@ -393,7 +392,7 @@ class TwoCommunicators {
     second_.stream = new_stream();
   }
 
-  /// Calls `call` for both communicators; on rank 1, for the second communicator first.
+  /// Runs `call` for the first, then the second communicator; on rank 1 in the reverse order.
   template <class Call>
   void in_any_order(const Call& call) const {
     const bool reversed = first_.rank == 1;

@@ -9,9 +9,9 @@
 namespace fake_cuda {
 namespace {
 
-constexpr int kCudaNotSupported = 801;   // cudaErrorNotSupported
-constexpr int kCublasNotSupported = 15;  // CUBLAS_STATUS_NOT_SUPPORTED
-constexpr int kNcclInvalidUsage = 5;     // ncclInvalidUsage
+constexpr int kCudaNotSupported = 801;
+constexpr int kCublasNotSupported = 15;
+constexpr int kNcclInvalidUsage = 5;
 
 int refuse(const char* call, int error) {
   count_violation(std::string(call) + " is not offered by the fake");

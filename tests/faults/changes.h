@@ -65,7 +65,6 @@ ChangesSlot& changes_slot();
 std::uint64_t file_of(int fd);
 bool path_of(int fd, std::array<char, PATH_MAX>& path);
 
-/// Makes a system call by call(). If it succeeds, note(result, changes) records the change.
 template <class Call, class Note>
 auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   ChangesSlot& slot = changes_slot();

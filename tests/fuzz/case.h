@@ -39,7 +39,7 @@ class Choices {
   std::int64_t number(const std::string& name, const std::vector<std::int64_t>& values);
   bool chance(const std::string& name, int percent);
 
-  /// Decisions for an option other than the simplest. With the seed, they reproduce the case.
+  /// The decisions whose option is not the simplest. The seed and these labels reproduce the case.
   const Labels& made() const { return made_; }
 
  private:
@@ -48,7 +48,6 @@ class Choices {
   Labels made_;
 };
 
-/// Formats the labels: "name=label, name=label".
 std::string to_string(const Choices::Labels& labels, const char* separator = ", ");
 
 enum class NormKind { kNone, kRms, kLayer, kLayerWithoutBias, kScale, kStockLayer };
@@ -208,7 +207,7 @@ struct TrainSpec {
   bool evaluate = false;  ///< `evaluate`: evaluates after each step
 };
 
-/// An error that a test of the fuzzer plants. Random cases never have such an error.
+/// An error that a test of the fuzzer plants in a run. Randomly drawn cases have none.
 enum class Planted { kNone, kWrongGradient };
 
 /// A model and its training. Runs on one rank use only `model` and `train`.

@@ -129,7 +129,6 @@ Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, 
 
 // This attention is written for one rank: no mesh, and the sizes of the whole model.
 
-/// Returns the matrix with the element i - j in row i (query) and column j (key).
 at::Tensor distances(std::int64_t positions) {
   const at::Tensor steps = at::arange(positions, c10::kDouble);
   return steps.unsqueeze(1) - steps;

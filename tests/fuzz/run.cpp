@@ -178,7 +178,7 @@ class Training {
   void build(const std::optional<DeviceMesh>& mesh) {
     const Init init = mesh ? case_.train.init : Init::kBeforeWrapping;
     make_net(init);
-    // Without FSDP and a plan, nothing makes the ranks' weights equal: the seeds must be equal.
+    // Without FSDP and a tensor-parallel plan, only equal seeds make the ranks' weights equal.
     const bool joined = !case_.plan.empty() || case_.mesh.replicas * case_.mesh.data > 1;
     const std::int64_t other = init == Init::kOtherSeeds && joined ? mesh->world()->rank() : 0;
     if (init == Init::kBeforeWrapping || init == Init::kOtherSeeds) {
@@ -520,7 +520,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   return runs;
 }
 
-/// Returns the index of a failed rank; first choice: a rank that no other rank made fail.
+/// Returns a failed rank: if possible, a rank whose failure no other rank caused.
 std::size_t first_to_fail(const std::vector<Ended>& ends) {
   const auto own = std::ranges::find_if(ends, [](const Ended& e) { return !e.well && !e.by_peer; });
   const auto any = std::ranges::find_if(ends, [](const Ended& e) { return !e.well; });
@@ -561,7 +561,6 @@ class Comparison {
   double worst() const { return worst_; }
 
  private:
-  /// Whether `difference` is NaN or larger than the tolerance `allowed`.
   bool exceeds(double difference, double allowed) {
     const double multiple = difference / allowed;
     worst_ = std::isnan(multiple) ? HUGE_VAL : std::max(worst_, multiple);

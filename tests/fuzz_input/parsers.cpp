@@ -42,7 +42,6 @@ void parse_or_refuse(const Parse& parse) {
   }
 }
 
-/// Returns a temporary folder of this process, in memory if /dev/shm exists.
 const std::filesystem::path& own_folder() {
   static const std::filesystem::path folder = [] {
     const std::filesystem::path memory = "/dev/shm";

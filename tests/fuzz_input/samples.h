@@ -29,7 +29,6 @@ inline void write_shards(const std::filesystem::path& folder) {
   }
 }
 
-/// Returns the index file (JSON) for write_shards().
 inline std::string index_of_shards() {
   return json{{"metadata", {{"total_size", 16}}},
               {"weight_map", {{"a", kShards[0]}, {"b", kShards[1]}}}}
@@ -54,7 +53,6 @@ inline std::string sharding_info() {
   return R"({"w":{"saved_offsets":[0,0]},"step":{"saved_offsets":[]}})";
 }
 
-/// Returns a manifest without its checksum.
 inline std::string manifest() {
   checkpoint::Manifest manifest{.run_id = "run", .step = 100, .world_size = 2};
   manifest.mesh_sizes = {2, 1};

@@ -32,7 +32,6 @@ constexpr RandomKey kKey{42, 7};
 
 class WithCuda : public ::testing::Environment {
  public:
-  /// comm::make_streams() loads libtessera_cuda.so.
   void SetUp() override { streams_ = comm::make_streams(c10::Device(c10::kCUDA, 0)); }
   void TearDown() override { streams_.reset(); }
 
@@ -246,7 +245,6 @@ at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed, double scale = 1) {
   return at::randn(sizes, at::kDouble).mul(scale);
 }
 
-/// Returns the largest error, max |found - expected|, relative to max |expected|.
 double error(const at::Tensor& found, const at::Tensor& expected) {
   const at::Tensor wanted = expected.cpu().to(at::kDouble);
   return ((found.cpu().to(at::kDouble) - wanted).abs().max() / wanted.abs().max()).item<double>();

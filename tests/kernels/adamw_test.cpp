@@ -58,7 +58,6 @@ AdamWNumbers numbers_of(double factor = 0.25, std::uint64_t seed = 5) {
           .gradient_factor = number(factor)};
 }
 
-/// Expects |found - exact| <= relative * |terms| in each element.
 void expect_near(const at::Tensor& found, const at::Tensor& exact, const at::Tensor& terms,
                  double relative) {
   const at::Tensor difference = (found.to(at::kDouble) - exact).abs();

@@ -175,7 +175,7 @@ TEST_P(Fp8Products, SumTheQuantizedValues) {
   // scales, and the product is quantized.
   expect_exact(fp8_linear_input_grad(grad, weight), in_fp64(quantize_fp8(grad * w.scales.t())),
                w.values.to(at::kDouble), grad.size(1));
-  // The weight gradient needs `grad` and x quantized by columns.
+  // The weight gradient needs `grad` and x quantized by columns, not by rows.
   expect_exact(fp8_linear_weight_grad(grad, x), in_fp64(quantize_fp8(grad.t())),
                in_fp64(quantize_fp8(x.t())).t(), x.size(0));
 }

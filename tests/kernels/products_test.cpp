@@ -16,7 +16,7 @@ namespace libtorch = tessera::detail::libtorch_cpu;
 
 [[maybe_unused]] const bool kAskedFor = (use_fast_products(), true);
 
-// Sizes of products (rows, inner) x (inner, columns). oneDNN is faster for the last three sizes.
+// Sizes of products (rows, inner) x (inner, columns). The last three are faster with oneDNN.
 struct ProductSizes {
   std::int64_t rows, inner, columns;
 };

@@ -24,7 +24,7 @@ using namespace testing;
 
 // A small GPT. Tests plant typical mistakes of users in this GPT, and verify() must find them.
 
-/// The function that a Tap module computes; by default, the identity. Tests plant mistakes in it.
+/// The function that a Tap module computes; by default, the identity. Some tests pass a wrong one.
 using TapFunction = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& gain)>;
 
 at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
@@ -33,8 +33,8 @@ at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
 
 struct GptOptions {
   double dropout = 0;
-  TapFunction embedded = pass_on;  ///< `embedded`: called after the embedding
-  TapFunction inner = pass_on;     ///< `inner`: called in the MLP, where features are sharded
+  TapFunction embedded = pass_on;
+  TapFunction inner = pass_on;  ///< `inner`: called in the MLP, where features are sharded
   /// Called between the projections of the MLP.
   std::function<at::Tensor(const at::Tensor& x)> between = [](const at::Tensor& x) { return x; };
   std::function<bool(const at::Tensor& x)> skips_drop = [](const at::Tensor&) { return false; };
@@ -539,7 +539,7 @@ TEST_ON_RANKS(Verify, FindsABufferThatDiffersOnOneRank, 4) {
       "2 and 11 on rank 3");
 }
 
-/// On tensor-parallel rank 1 only, adds a hook that halves a gradient.
+/// Adds a hook that halves a gradient, but only on tensor-parallel rank 1.
 void plant_hook(Gpt& model, const DeviceMesh& mesh) {
   if (mesh.local_rank("tp") == 1) {
     model.blocks[1]->mlp->up->add_forward_pre_hook([](nn::ModuleBase& self, nn::TensorList) {

@@ -53,7 +53,6 @@ comm::TrafficTable second_step(
   return world->traffic().since(before);
 }
 
-/// Key: (mesh dimension, collective). Value: (number of calls, bytes sent by a rank).
 using CallsAndBytes =
     std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
 
@@ -171,7 +170,7 @@ TEST(Plan, DoesNotCountCopiesOfFakeCollectives) {
   const std::vector<std::int64_t> counts{1, 1, 1};
   group.all_to_all(three, at::empty({3}), counts, counts)->wait();
   EXPECT_EQ(copies, 0);
-  // all_gather copies integers, because plans compute the values of integer tensors only.
+  // In plans, all_gather copies integers, because plans compute values only of integer tensors.
   const at::Tensor numbers = at::zeros({3}, at::kLong);
   group.all_gather(numbers, at::full({1}, 7, at::kLong))->wait();
   EXPECT_EQ(numbers.sum().item<std::int64_t>(), 21);
@@ -184,7 +183,7 @@ TEST(Plan, CountsFlopsOfProducts) {
   const double features = Net::kChannels * Net::kSize * Net::kSize;
   const double linear = 2.0 * testing::kSamples * Net::kHidden * (features + 3);
   const double convolution = 2.0 * testing::kSamples * features * 3 * 3 * 3;
-  // Each layer has one product in forward, and two in backward (one for the convolution).
+  // Products per layer: one in forward, two in backward (one if the layer is a convolution).
   const double flops = 3 * linear + 2 * convolution;
   ASSERT_TRUE(plan.ranks.front().time);
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);
@@ -220,7 +219,7 @@ TEST(Plan, CountsMemoryTrafficOfOperators) {
                                                 {.machine = planning::machine_of("h100")});
   const planning::OperatorUse use = plan.ranks.front().time->operators.at("aten::hypot");
   EXPECT_EQ(use.calls, 2);
-  // expand() repeats one row, so only the bytes of one row count.
+  // An expanded tensor repeats one row, so only the bytes of this row count.
   EXPECT_EQ(use.bytes, 4 * (5 * kRows * kColumns + kColumns));
   EXPECT_EQ(use.flops, 0);
 }

@@ -37,15 +37,13 @@ std::string demangled(const char* symbol) {
   return text.substr(0, text.find('('));
 }
 
-/// Returns the name of the exported function at `address`. If the function is not exported, returns
-/// the name of its program or library.
 std::string function_at(void* address) {
   Dl_info info{};
   dladdr(address, &info);
   return info.dli_sname != nullptr ? demangled(info.dli_sname) : std::string(info.dli_fname);
 }
 
-/// Returns the name of the function `depth` calls up the stack. Skips Streams::order().
+/// Returns the name of the caller `depth` frames up the stack. Streams::order() is skipped.
 std::string caller(int depth) {
   std::array<void*, 12> frames{};
   const int count = backtrace(frames.data(), static_cast<int>(frames.size()));

@@ -9,8 +9,8 @@
 namespace tessera::race {
 namespace {
 
-/// Operators on two tensors may also copy the gap between both, if the gap has at most this many
-/// bytes. FSDP pads tensors in its buffers to 64 bytes, so gaps there are smaller.
+/// If an operator copies two tensors at once, it may also copy a gap of at most this many bytes
+/// between them. FSDP pads tensors to 64 bytes, so gaps in FSDP's buffers are smaller.
 constexpr std::uintptr_t kLargestGap = 256;
 
 /// Whether memory filled by poison() is unchanged. If it has changed, a kernel has written through

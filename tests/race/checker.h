@@ -22,7 +22,7 @@ struct Epoch {
   std::uint64_t time = 0;
 };
 
-/// A vector clock (Mattern 1989; Fidge 1988): for each queue, the number of completed operators.
+/// A vector clock (Mattern 1989; Fidge 1988): the number of completed operators in each queue.
 class VectorClock {
  public:
   void join(const VectorClock& other) {
@@ -60,8 +60,8 @@ class MemoryMap {
  public:
   using Faults = std::vector<std::string>;
 
-  /// Records that the queue of `action` allocates memory. It is a race if an earlier use of this
-  /// memory is not completed according to `clock`.
+  /// Records that the queue of `action` allocates memory. An earlier use of this memory that is not
+  /// completed according to `clock` is a race.
   Faults allocate(Range range, const Action& action, const VectorClock& clock);
   /// Records a free. `range` may be unknown: allocations are not always recorded.
   void free(Range range);
@@ -81,7 +81,6 @@ class MemoryMap {
     std::size_t owner = 0;
     std::string place;
   };
-  /// The last operator that used a freed memory block, and a description of the block.
   struct Use {
     Action user;
     std::string memory;
@@ -117,7 +116,6 @@ class RaceChecker final : public testing::AllocationWatcher {
   /// Makes the host wait for `point`. Everything that the host issues later comes after `point`.
   void synchronize(const Point& point);
 
-  /// Records an operator that runs in the current stream.
   void run(const std::string& name, const std::vector<Range>& reads,
            const std::vector<Range>& writes);
   /// Records a collective that starts after all earlier work of the current stream. Returns the

@@ -36,7 +36,7 @@ struct Scenario {
   *out << scenario.name;
 }
 
-/// The races that the checkers of all ranks found in a training program, and its waits.
+/// The races and the waits that the checkers of all ranks recorded in a training program.
 struct Findings {
   std::vector<std::string> faults;
   std::set<Site> sites;  ///< `sites`: names of all waits
@@ -302,7 +302,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, CheckedTraining, ::testing::ValuesIn(scenarios())
 
 // Leaves out one wait at a time. The checker must then find a race.
 
-/// Waits that the tests can leave out without a race, and why.
+/// Waits without which the tests find no race, and the reasons.
 const std::map<Site, std::string> kSurvivors{
     // Only copies to the host need this wait, and tests on the CPU have no such copies. Tested by
     // Offload.AddsGradientsAndCallsHooksAfterTheCopy.
@@ -313,8 +313,8 @@ bool is_of_library(const Site& site) {
 }
 
 struct Mutation {
-  std::vector<const Scenario*> passes;  ///< scenarios in which the wait occurs
-  std::string found;                    ///< first race, with its scenario
+  std::vector<const Scenario*> passes;  ///< scenarios in which this wait occurs
+  std::string found;                    ///< the first race that was found, and its scenario
 };
 
 std::map<Site, Mutation> all_mutations() {

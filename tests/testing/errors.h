@@ -28,7 +28,6 @@ inline ::testing::AssertionResult Contains(std::string_view text,
   return ::testing::AssertionSuccess();
 }
 
-/// Succeeds if each of `texts` contains all `parts`.
 inline ::testing::AssertionResult Contains(const std::vector<std::string>& texts,
                                            const std::vector<std::string_view>& parts) {
   for (const std::string& text : texts) {
@@ -84,7 +83,7 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
 
 }  // namespace tessera::testing
 
-// The switch makes an `else` after the macro a compile error, not a part of the macro's `if`.
+// Because of the switch, an `else` after the macro does not compile: no `if` can take the `else`.
 #define TESSERA_EXPECT(outcome, what)                                   \
   switch (0)                                                            \
   case 0:                                                               \

@@ -16,7 +16,7 @@ std::shared_ptr<AllocationWatcher> watching() {
   return watcher == nullptr ? nullptr : *watcher;
 }
 
-/// Precedes each block. Owns the watcher: a block can outlive the watcher's AllocationScope.
+/// Stored before each memory block. Owns the watcher, so that it outlives the AllocationScope.
 struct alignas(64) Header {
   std::shared_ptr<AllocationWatcher> watcher;
   std::size_t bytes;

@@ -57,7 +57,6 @@ std::shared_ptr<M> made_on_meta(Arguments&&... arguments) {
   return std::make_shared<M>(std::forward<Arguments>(arguments)...);
 }
 
-/// After each backward that adds to leaf.grad(), calls call(leaf).
 inline void after_accumulation(const at::Tensor& leaf,
                                std::function<void(const at::Tensor&)> call) {
   struct Hook final : torch::autograd::PostAccumulateGradHook {
@@ -85,7 +84,7 @@ inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
   return gradients;
 }
 
-/// Expects that the gradient of parameter i is `factor` * expected[i]. Collective if distributed.
+/// Expects gradient i to be `factor` * expected[i]. Collective if a gradient is distributed.
 inline void expect_gradients(const nn::ModuleBase& model, const std::vector<at::Tensor>& expected,
                              double factor = 1, double relative = 1e-4, double absolute = 1e-6) {
   std::size_t i = 0;

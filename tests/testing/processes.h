@@ -31,7 +31,6 @@ struct ProcessesOptions {
 std::vector<Ended> RunProcesses(int size, const std::string& body,
                                 const ProcessesOptions& options = {});
 
-/// Returns a TCP port that is not in use now on 127.0.0.1.
 int free_port();
 
 /// Runs `work` in a forked process. The exit code is the result of `work`. Returns the status from

@@ -106,7 +106,7 @@ struct SmallLlama : nn::Module<SmallLlama> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// Returns the tensor-parallel plan. `regather`: backward gathers inputs again, so none are saved.
+/// Returns the tensor-parallel plan. `regather`: backward gathers inputs that forward gathered.
 inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parallel,
                                                             bool regather = true) {
   using namespace tensor_parallel;
@@ -135,7 +135,6 @@ inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parall
                                      .regather = regather})}};
 }
 
-/// Returns the tensor-parallel plan of one block, with sequence parallelism.
 inline tensor_parallel::ParallelizePlan plan_of_block(bool regather) {
   const std::string blocks = "block*.";
   tensor_parallel::ParallelizePlan plan;

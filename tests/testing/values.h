@@ -110,7 +110,6 @@ inline at::Tensor leaf_on(const DeviceMesh& mesh, const at::Tensor& values,
   return distribute_tensor(values, mesh, placements).tensor().detach().requires_grad_();
 }
 
-/// Whether two global tensors are equal. Collective if a tensor is distributed.
 inline ::testing::AssertionResult Equal(const at::Tensor& found, const at::Tensor& expected) {
   const at::Tensor a = full_tensor(found), b = full_tensor(expected);
   if (at::equal(a, b)) {

@@ -151,7 +151,7 @@ class Launcher {
     result.took = Clock::now() - start_;
     return result;
   }
-  /// Closes the test's ends of the pipes, so that later writes of the launcher fail.
+  /// Closes the read ends of the launcher's pipes, so that later writes of the launcher fail.
   void stop_reading() {
     for (int* fd : {&out_, &err_}) {
       if (*fd >= 0) {
@@ -200,7 +200,6 @@ Result RunShell(int ranks, const std::string& script, const Launcher::Variables&
   return Launcher(Shell(ranks, script), variables).wait();
 }
 
-/// Runs a shell script in which $RUN is tessera-run.
 Result RunAround(const std::string& script) {
   return Launcher({"sh", "-c", script}, {{"RUN", TESSERA_RUN}}).wait();
 }
@@ -326,7 +325,7 @@ struct End {
   int ranks;
   const char* script;
   int code;
-  const char* word;  ///< text in standard error
+  const char* word;  ///< text that standard error must contain
 };
 
 class LauncherEnd : public ::testing::TestWithParam<End> {};
@@ -388,7 +387,7 @@ TEST(LauncherCommandLine, RefusesInvalidArguments) {
   }
 }
 
-// Each rank creates a file when the rank has started. The tests wait for these files.
+// Each rank creates a file when it has started. The tests wait for the files of all ranks.
 class LauncherSignal : public ::testing::Test {
  protected:
   std::vector<std::string> Job(int ranks, const std::string& script,
@@ -447,7 +446,7 @@ TEST_F(LauncherSignal, KillsAtTheSecondSignal) {
   EXPECT_TRUE(launcher.left_over().empty());
 }
 
-// A rank would die of SIGUSR1 without a handler, so the launcher must first wait for the handler.
+// SIGUSR1 would end a rank without a handler, so the launcher waits for the rank's handler.
 TEST_F(LauncherSignal, ForwardsUserSignalsToRanksWithAHandler) {
   Launcher launcher(Job(2, std::string("sleep 0.5; trap 'echo noted; exit 0' USR1; ") + kLoop));
   WaitForRanks(2);

@@ -171,7 +171,7 @@ TEST_ON_RANKS(StepTest, UsesTheRateOfTheSchedule, 1) {
   const at::Tensor before = run.weights();
   const optim::LrSchedule schedule({.warmup = 4, .steps = 8});
   EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.25);
-  // Adam's first update has the size of the learning rate, for every parameter.
+  // In its first step, Adam changes each parameter by the learning rate.
   EXPECT_NEAR((run.weights() - before).abs().max().item<double>(), 1e-2 / 4, 1e-4);
   EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.5);
 }
@@ -245,7 +245,7 @@ TEST_ON_RANKS(StepTest, ClearsGradientsOfUnoptimizedParameters, 1) {
   EXPECT_EQ(norm(), norm());
 }
 
-/// Throws in the loss of micro-batch 1. The next step must be as if the failed step never began.
+/// The loss of micro-batch 1 throws. The next step must be as if this step had never begun.
 void expect_nothing_left(const StepOptions& options, const fsdp::Options& units) {
   RunRanks(2, [&](Rank& rank) {
     MlpRun run(rank, 2, 1, units), expected(rank, 2, 1, units);

@@ -18,22 +18,20 @@ constexpr std::size_t pos(std::int64_t index) {
 /// ceil(list.size() / parts) elements; the last chunks have fewer elements or none.
 Indices chunk(const Indices& list, std::int64_t parts, std::int64_t index);
 
-/// Returns the indices of dimension `dim` that PyTorch gives to `coordinate`. Placements split the
-/// indices in mesh order. StridedShard cuts them into split_factor pieces, splits each piece into
-/// chunks, and gives `coordinate` one chunk of each piece.
+/// Returns the indices of dimension `dim` that PyTorch gives to `coordinate`. The placements split
+/// the indices in mesh order. StridedShard first cuts the indices into split_factor pieces, then
+/// splits each piece into chunks, and gives each coordinate one chunk of each piece.
 Indices torch_indices(const Placements& placements, const Indices& mesh_sizes, int dim,
                       std::int64_t size, const Indices& coordinate);
 
 /// Returns the indices of tensor dimension `dim` that `layout` gives to the rank at `coordinate`.
 Indices layout_indices(const Layout& layout, int dim, std::int64_t size, const Indices& coordinate);
 
-/// Returns all coordinates of a mesh, in row-major order.
 std::vector<Indices> coordinates(const Indices& mesh_sizes);
 
 /// Returns all lists of `length` integers in [0, base), in lexicographic order.
 std::vector<std::vector<int>> all_lists(int length, int base);
 
-/// Returns the integers among the words of `text`.
 Indices numbers_in(const std::string& text);
 
 /// Parses placements in PyTorch's notation: "[Shard(0), _StridedShard(dim=1, sf=2)]".

@@ -146,7 +146,7 @@ TEST(ToLayout, GivesPyTorchsIndicesForUnevenShards) {
 }
 
 /// As in FSDP over tensor parallelism, tp splits the tensor first, and dp then splits each tp
-/// shard. The size need not be a multiple of the number of ranks.
+/// shard. The size of a dimension need not be a multiple of the number of ranks.
 TEST(ToLayout, NestsUnevenChunksOfFsdpInsideTensorParallelism) {
   for (std::int64_t size = 0; size < 24; ++size) {
     const Indices mesh{2, 3};

@@ -495,7 +495,7 @@ std::vector<RuleCase> fp8_linear_cases() {
 }  // namespace
 
 std::vector<RuleCase> fused_cases() {
-  // Without this call, the linker would drop the library and the library's operators.
+  // Without a call, the linker would drop the library that registers the tessera:: operators.
   const at::Tensor product = detail::silu_mul(reals({7, 5}), units({7, 5}));
   std::vector<RuleCase> cases{
       row("tessera::silu_mul", product, units({7, 5})),

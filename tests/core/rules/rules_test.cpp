@@ -52,7 +52,6 @@ double tolerance_of(const Tensors& tensors) {
   return std::ranges::any_of(tensors, single) ? 1e-5 : 1e-9;
 }
 
-/// Returns whether sizes and dtypes are equal, and values are equal within `tolerance`.
 bool agree(const at::Tensor& a, const at::Tensor& b, double tolerance) {
   const auto type = a.is_complex() ? at::kComplexDouble : at::kDouble;
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&

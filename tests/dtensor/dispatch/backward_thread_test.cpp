@@ -14,7 +14,7 @@ namespace {
 
 using testing::values;
 
-/// Runs a backward through `tensor` * 2. A tensor hook calls `body` with a gradient.
+/// Computes `tensor` * 2 and runs backward. A hook calls `body` with the product's gradient.
 void within_backward(const at::Tensor& tensor, const std::function<void(const at::Tensor&)>& body) {
   const at::Tensor leaf = tensor.detach().requires_grad_();
   const at::Tensor result = leaf.mul(2);

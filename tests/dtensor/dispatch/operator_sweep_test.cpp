@@ -202,7 +202,6 @@ std::vector<Call> calls() {
   return found;
 }
 
-/// Describes how `found` differs from the result `expected`; "" if both are equal.
 std::string fault_of(const c10::IValue& found, const c10::IValue& expected) {
   if (found.isTensorList()) {
     std::string faults;

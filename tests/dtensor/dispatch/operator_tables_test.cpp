@@ -170,7 +170,6 @@ using detail::OperatorInfo;
 using detail::Trait;
 using detail::TraitRow;
 
-/// Returns the names of libtorch's operators, such as "add.Tensor".
 std::vector<std::string> all_operators() {
   std::vector<std::string> names;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -189,7 +188,6 @@ const OperatorInfo& info_of(const std::string& name) {
       detail::find_operator(whole ? name : std::string(kNamespace) + name));
 }
 
-/// Returns the libtorch operators whose names match `pattern`.
 std::vector<std::string> covered_by(const std::string& pattern) {
   static const std::vector<std::string> all = all_operators();
   std::vector<std::string> covered;

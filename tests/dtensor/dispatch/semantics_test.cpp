@@ -261,7 +261,7 @@ TEST(CallKind, IsAsListedInTheTable) {
   EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kNativeDropout) + 1);
 }
 
-// A view along a sharded dimension copies data, so operators on the view cannot be kDirect.
+// A view along a sharded dimension copies data, so operators on it must not run as kDirect.
 TEST(CallKind, IsNotDirectForADetachedView) {
   const auto rows = on_two_ranks(values({4, 4}), Shard{0});
   const auto view = rows.slice(0, 1, 3);

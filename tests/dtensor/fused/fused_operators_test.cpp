@@ -87,7 +87,6 @@ std::vector<Function> functions() {
   return all;
 }
 
-/// Returns the names of tessera:: operators that `mode` has listed, without tessera::redistribute.
 std::vector<std::string> own_names(const ListingMode& mode) {
   std::vector<std::string> names;
   std::ranges::copy_if(mode.names, std::back_inserter(names), [](const std::string& name) {
@@ -96,7 +95,6 @@ std::vector<std::string> own_names(const ListingMode& mode) {
   return names;
 }
 
-/// Copies `tensors` to autograd leaves. The first `count` leaves require gradients.
 Tensors leaves(const Tensors& tensors, std::size_t count = 3) {
   Tensors all;
   for (const at::Tensor& tensor : tensors) {

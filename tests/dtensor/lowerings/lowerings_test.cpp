@@ -62,7 +62,7 @@ TEST(Norm, SumsHalfPrecisionInSinglePrecision) {
               [](const at::Tensor& t) { return at::linalg_vector_norm(t, 2, at::IntArrayRef{0}); });
 }
 
-// batch_norm redistributes running statistics to the layout of the channels of x, and then back.
+// batch_norm redistributes its running statistics to the layout of x's channels, and back.
 TEST(BatchNorm, UpdatesRedistributedStatistics) {
   const at::Tensor values = at::sin(at::arange(48, at::kDouble)).view({4, 3, 4});
   const at::Tensor statistics = at::arange(1, 13, at::kDouble).view({4, 3});

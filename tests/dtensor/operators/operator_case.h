@@ -45,7 +45,6 @@ using Attention = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 void expect_attention_of_parts(const std::vector<at::Tensor>& plain, const Attention& attention,
                                const Placements& placements = {Shard{0}, Shard{1}});
 
-/// Returns `tensor`, replicated on the mesh of `other` if `other` is distributed.
 at::Tensor beside(const at::Tensor& other, const at::Tensor& tensor);
 
 /// A test suite that runs each case on meshes of 4, 2 x 2 and 3 x 2 ranks.

@@ -325,7 +325,7 @@ TEST_ON_MESH(DifferentPartials, CanBeAddedAndConcatenated, {4}, {"x"}) {
                at::cat({values({4, 3}), values({4, 3})}));
 }
 
-/// Checks 8 / x and its gradient. x is Partial, with a different term on each rank.
+/// Checks 8 / x and its gradient for a Partial x whose terms differ between ranks.
 void check_quotient(const std::function<at::Tensor(const at::Tensor&)>& divide_eight_by) {
   auto plain = values({7, 5}).add(3).requires_grad_();
   const auto expected = 8.0 / plain;

@@ -257,7 +257,7 @@ TEST(UserOperatorDeathTest, CallsFailAfterARuleForAnInvalidOperator) {
 TEST_ON_MESH(UserOperator, RuleCanReplaceARuleOfTheLibrary, {2}, {"x"}) {
   const auto whole = at::arange(6, at::kFloat);
   const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
-  // By the library's rule, the result is sharded; by the user's rule (nullopt), replicated.
+  // at::hypot's result is sharded by the library's rule, but replicated by the user's (nullopt).
   const DistributedTensor result(at::hypot(x, x));
   EXPECT_EQ(result.placements(), Placements{Replicate{}});
   EXPECT_EQUAL(result, at::hypot(whole, whole));

@@ -80,7 +80,7 @@ namespace {
 
 using testing::Indices;
 using testing::pos;
-using Tensors = std::vector<at::Tensor>;  // one local tensor per rank
+using Tensors = std::vector<at::Tensor>;
 
 struct RandomCase {
   Indices sizes;

@@ -162,7 +162,7 @@ TEST_ON_MESH(PartialTensor, IsNeverASumOfBooleans, {3}, {"x"}) {
   }
 }
 
-// An asynchronous redistribution waits when its result is first used.
+// An asynchronous redistribution must wait for its collectives when its result is first used.
 
 using comm::CommunicatorPtr;
 using comm::WorkPtr;

@@ -93,7 +93,6 @@ void forget(ncclComm_t handle) {
   communicators().by_handle.erase(handle);
 }
 
-// The ncclComm* functions, which make, split and end communicators.
 namespace {
 
 constexpr std::chrono::seconds kPatience{30};
@@ -181,7 +180,6 @@ ncclResult_t check_places(const CommunicatorPtr& communicator) {
   return places.empty() ? ncclRemoteError : ncclSuccess;
 }
 
-/// Sets *out to a property of the communicator, or to 0 if the handle is invalid.
 ncclResult_t query(ncclComm_t handle, int* out, int (Communicator::*number)() const) {
   const CommunicatorPtr communicator = find(handle);
   *out = communicator == nullptr ? 0 : ((*communicator).*number)();

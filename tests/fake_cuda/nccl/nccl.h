@@ -21,7 +21,6 @@ namespace fake_cuda {
 std::size_t bytes_of(ncclDataType_t type);
 std::string name_of(ncclDataType_t type);
 
-/// Whether reduce() supports the reduction `op` for values of `type`.
 bool can_reduce(ncclDataType_t type, ncclRedOp_t op);
 
 /// For each index i, reduces all inputs[r][i] to output[i]. `output` may be one of the inputs.
@@ -155,7 +154,7 @@ struct Operation {
   std::size_t count;
   ncclDataType_t type;
   ncclRedOp_t op;
-  int root;  ///< root rank; send or receive: other rank
+  int root;  ///< root; for a send or receive: the other rank
   CommunicatorPtr communicator;
   Stream* stream;
 

@@ -25,8 +25,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Transfers of bytes between ranks.
-
 /// Sent before the data. The sender and the receiver of a transfer must have equal headers.
 struct Header {
   std::int32_t collective;
@@ -115,7 +113,6 @@ class Transfers {
                        [](const auto& lane) { return std::get<0>(lane.first)->aborted(); });
   }
 
-  /// Moves as many bytes as possible without waiting. Returns whether any bytes were moved.
   bool advance() {
     bool moved = false;
     for (auto lane = lanes_.begin(); lane != lanes_.end();) {
@@ -517,7 +514,6 @@ bool run_on_host(const Operation& operation) {
   return run({operation}, turns, Clock::now() + kPatience);
 }
 
-// The NCCL functions for collectives, sends and receives.
 namespace {
 
 ncclResult_t call(Collective collective, const void* send, void* receive, std::size_t count,

@@ -119,7 +119,7 @@ Json streams_json() {
 Json launches_json() {
   Json launches = Json::object();
   for (const auto& [name, count] : record().launches) {
-    // Two libraries can contain the same kernel: the launches of both are added.
+    // If two libraries contain the same kernel, the numbers of their launches are added up.
     const std::string readable = demangle(name);
     launches[readable] = launches.value(readable, std::int64_t{0}) + count;
   }

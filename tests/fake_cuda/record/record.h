@@ -17,7 +17,6 @@ CallStack take_stack();
 /// Returns a line for each frame: the demangled function name, else library+offset.
 std::vector<std::string> describe(const CallStack& stack);
 
-/// Returns the demangled name, or `name` if it is not mangled.
 std::string demangle(const char* name);
 
 // Counts of all CUDA, cuBLAS and NCCL calls of the process, for its report.
@@ -40,7 +39,7 @@ struct CommunicatorUse {
   std::string made_by;  ///< "init" or "split"
   bool finalized = false;
   std::string ended_by;     ///< "destroy" or "abort"; empty while the communicator exists
-  std::int64_t ended = -1;  ///< the communicator's position among all ended communicators
+  std::int64_t ended = -1;  ///< position among all ended communicators; -1: not ended
 };
 
 /// Collectives with equal keys are counted in one entry, even if their sizes differ.

@@ -48,7 +48,6 @@ Settings read_settings() {
           .faults = parse_faults(variable("TESSERA_FAKE_CUDA_FAULT"), rank)};
 }
 
-/// Ends the process if a setting is wrong, because a wrong setting must not be ignored.
 Settings settings_or_end() {
   try {
     return read_settings();

@@ -291,8 +291,6 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 
 }  // extern "C"
 
-// The cudaMemcpy* and cudaMemset* functions, which really move data, in stream order.
-
 namespace fake_cuda {
 namespace {
 

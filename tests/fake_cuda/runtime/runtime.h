@@ -34,7 +34,6 @@ cudaError_t check_launch(const char* kernel, const LaunchSizes& sizes, std::size
 /// Counts a wrong launch. Returns `error`, which cudaGetLastError() also returns then.
 cudaError_t refuse_launch(const std::string& what, cudaError_t error);
 
-/// Returns the last launch error of the calling thread.
 cudaError_t last_launch_error();
 void clear_launch_error();
 
@@ -110,13 +109,11 @@ class Stream {
 /// Returns the stream of a handle. A null handle means the default stream. Null: no such stream.
 Stream* find_stream(cudaStream_t handle);
 
-/// Returns all existing streams, for calls that wait for a device.
 std::vector<Stream*> all_streams();
 
 Stream* make_stream(int priority);
 bool end_stream(cudaStream_t handle);
 
-/// Blocks the calling thread until all streams are idle.
 void wait_for_all_streams();
 
 // The fake's devices have the properties of H200 GPUs.

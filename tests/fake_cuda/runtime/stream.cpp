@@ -174,8 +174,6 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 
 }  // extern "C"
 
-// The functions cudaStream* and cudaEvent*.
-
 namespace fake_cuda {
 namespace {
 
