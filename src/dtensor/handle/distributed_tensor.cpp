@@ -48,8 +48,8 @@ std::string text_of(const DistributedTensor& tensor) {
          c10::toString(tensor.tensor().scalar_type());
 }
 
-/// Compares `number`, a hash, between ranks. Returns the ranks whose hash differs from the hash of
-/// the mesh's first rank, as text ("1, 3"); empty if all hashes are equal. Collective.
+/// Compares `number`, a hash, between ranks. Returns a list of the ranks whose hash differs from
+/// the hash of the mesh's first rank, as text ("1, 3"); empty if all hashes are equal. Collective.
 std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
   const comm::CallerScope caller("check_agreement");
   const detail::BelowAutograd guard;
@@ -71,8 +71,8 @@ void compare(const DeviceMesh& mesh, const std::string& text) {
 }
 
 /// Returns the result of `make`, which must not communicate. If checks_agreement(), the ranks
-/// compare a text about the result. A rank on which `make` throws sends another text, so all ranks
-/// throw; this rank rethrows the exception of `make`.
+/// compare a description of the result. A rank on which `make` throws sends another text, so that
+/// all ranks throw; this rank rethrows the exception of `make`.
 DistributedTensor make_agreed(const DeviceMesh& mesh,
                               const std::function<DistributedTensor()>& make) {
   if (!detail::checks_agreement()) {
@@ -122,8 +122,9 @@ std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMe
   return detail::agreed_sizes("from_local", local, mesh, placements);
 }
 
-/// Returns the layout of the local gradient of a tensor with `layout` and global `sizes`. Throws
-/// Error, on all ranks, unless `placements` shard the tensor as `layout` does.
+/// Returns the layout that `placements` give to the local gradient of a tensor with `layout` and
+/// global `sizes`. Throws Error, on all ranks, unless `placements` shard the tensor as `layout`
+/// does.
 LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& placements,
                          const Layout& layout, c10::IntArrayRef sizes) {
   if (!placements) {
@@ -160,7 +161,6 @@ DistributedTensor with_equal_copies(const DistributedTensor& made) {
   return made;
 }
 
-/// Makes a distributed tensor from a local tensor. `gradient` is the layout of the local gradient.
 DistributedTensor made_of(const at::Tensor& local, const ShardingSpec& spec,
                           const std::vector<std::int64_t>& sizes, LayoutPtr gradient) {
   detail::check_local(local, spec, sizes);
@@ -221,8 +221,8 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements,
   return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), target}, options));
 }
 
-/// Records two nodes: to_local(), whose backward gives the local gradient the layout `gradient`,
-/// and redistribute(), whose backward redistributes this gradient to the tensor's own layout.
+/// The backward of to_local() gives the local gradient the layout `gradient`; the backward of
+/// redistribute() then redistributes this gradient to the tensor's own layout.
 at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
   const comm::CallerScope caller("full_tensor");
   const auto own = layout();
@@ -256,7 +256,7 @@ DistributedTensor distribute_equal(const at::Tensor& tensor, const DeviceMesh& m
     const auto& mesh_sizes = mesh.shape().sizes();
     const auto target = to_layout(mesh_sizes, placements, sizes);
     detail::check_partials(*target, tensor.scalar_type(), "distribute_tensor");
-    // Without communication, each rank selects its shard of a replicated tensor. Backward gathers
+    // Needs no communication: each rank selects its shard of a replicated tensor. Backward gathers
     // the gradient.
     const auto replicated = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
     return made_of(tensor, {mesh, replicated}, sizes, replicated).redistribute(target);
@@ -278,7 +278,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   }
   const auto sizes = tensor.sizes().vec();
   // The ranks compare the arguments before the scatter, because ranks with different arguments
-  // would wait for each other forever. Only the layout and sizes of `empty` are used.
+  // would wait for each other forever. Only the layout and sizes of `empty` are used, not its
+  // elements.
   const auto empty = make_agreed(mesh, [&] {
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
@@ -295,7 +296,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
 }
 
 /// Prevents the installation of the hook that redistributes a leaf's gradient to the leaf's layout.
-/// Returns false if the hook is installed already, or was prevented for `leaf` before.
+/// Returns false if the hook is already installed, or if an earlier call for `leaf` has prevented
+/// the installation.
 bool leave_gradient_pending(const at::Tensor& leaf) {
   detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
   TESSERA_CHECK(impl != nullptr, "leave_gradient_pending: pass a distributed tensor");
@@ -306,8 +308,8 @@ bool leave_gradient_pending(const at::Tensor& leaf) {
   return true;
 }
 
-// Factory functions for distributed tensors. Each rank makes its shard and fills each element by
-// the element's global index, so nothing is sent and every mesh gets the same tensor.
+// Factory functions for distributed tensors. Each rank makes its shard and computes each element
+// from the element's global index. So nothing is sent, and every mesh gets the same tensor.
 
 namespace {
 
@@ -315,9 +317,9 @@ at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
   return options.has_device() ? options : options.device(mesh.device());
 }
 
-/// Makes a distributed tensor without Partial, fills it by `fill`, and then makes it Partial if
-/// requested. Sets `requires_grad` last, so that the result is a leaf and not the result of a
-/// redistribution.
+/// Makes a distributed tensor without Partial, fills the tensor by `fill`, and then makes it
+/// Partial if requested. Sets `requires_grad` last, so that the result is a leaf and not the result
+/// of a redistribution.
 DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {
@@ -376,8 +378,8 @@ DistributedTensor randn(std::vector<std::int64_t> sizes, RandomKey key, const De
               [&](const at::Tensor& t) { normal_(t, 0, 1, key); });
 }
 
-// to_string() prints distributed tensors. libtorch's printer reads memory, and a distributed tensor
-// has none of its own. to_string() shows this rank's values and their global indices.
+// to_string() prints this rank's values of a distributed tensor and their global indices.
+// libtorch's printer reads memory, and a distributed tensor has no memory of its own.
 
 namespace {
 
@@ -398,7 +400,7 @@ std::string places(const DistributedTensor& tensor) {
 }
 
 /// Formats the values of a local tensor by libtorch's printer. Runs below autograd, because the
-/// printer calls operators.
+/// printer calls operators that autograd must not record.
 std::string values(const at::Tensor& local) {
   if (local.is_meta()) {
     return "(no values on the meta device)";
@@ -475,7 +477,7 @@ std::optional<Placements> item(const OptionalPlacements& list, std::size_t numbe
 }
 
 /// Returns the reduction that the gradient of a replicated argument needs over a mesh dimension on
-/// which a result has `placement`. nullopt: none, because each rank has the whole gradient.
+/// which a result has `placement`. nullopt if each rank has the whole gradient.
 std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   if (is_replicate(placement)) {
     return std::nullopt;
@@ -496,7 +498,6 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
     }
     std::set<std::optional<ReduceOp>> found;
     for (const Placements& result : results) {
-      // For a result with a wrong number of placements, from_local throws later.
       if (result.size() == argument.mesh_sizes().size()) {
         found.insert(reduction_behind(result[static_cast<std::size_t>(dim)]));
       }
@@ -525,8 +526,7 @@ at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
   return detail::to_local_with_gradient(tensor, gradient_behind(*tensor.layout(), number, results));
 }
 
-/// Converts a local_map argument to a distributed tensor; a plain argument counts as replicated. If
-/// each rank computes one term of the argument's gradient, the gradient is Partial.
+/// Converts a local_map argument to a distributed tensor; a plain argument counts as replicated.
 DistributedTensor as_distributed(const at::Tensor& argument, const DeviceMesh& mesh) {
   if (tessera::is_distributed(argument)) {
     return DistributedTensor(argument);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kAtenPrefix = "aten::";
 
-/// All lowerings, by operator name. Adding a lowering does not move the other lowerings.
+/// All lowerings by operator name. Adding a lowering does not move other lowerings in memory.
 Lowerings& lowerings() {
   static Lowerings by_name;
   return by_name;
@@ -41,8 +41,8 @@ const Lowering* lowering_of(const OperatorInfo& info) {
   return found == lowerings().end() ? nullptr : &found->second;
 }
 
-// Functions that help lowerings (alternative implementations of operators). A lowering is chosen by
-// the bytes that it sends: the maximum over all ranks.
+// Functions that help lowerings (alternative implementations of operators). Numbers of bytes are
+// the maximum over all ranks, so that all ranks choose the same lowering.
 
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg) {
   if (!call.call.has_tensor(arg)) {
@@ -50,8 +50,8 @@ const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::si
   }
   const auto index = static_cast<std::size_t>(call.call.tensor_index(arg));
   const auto* impl = as_distributed(call.tensors[index]);
-  // Lowerings do not support a Partial tensor: its elements are unknown before it is reduced. The
-  // sharding rule handles such a tensor.
+  // Lowerings do not support a Partial tensor: its elements are unknown before the reduction. For a
+  // Partial tensor, the operator's sharding rule is used.
   return impl != nullptr && !impl->spec()->sharding.layout->is_partial() ? impl : nullptr;
 }
 

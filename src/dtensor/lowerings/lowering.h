@@ -23,20 +23,20 @@ using Arguments = std::span<const c10::IValue>;
 using Results = std::vector<c10::IValue>;
 
 /// An alternative implementation of an operator, for calls whose sharding rule would gather an
-/// input. Each rank works on its shard, and only data of the result's size are exchanged. A
-/// lowering is composed of operators on distributed tensors, or of local work that depends on which
-/// elements the rank has.
+/// input. Each rank computes on its shard, and the ranks exchange only as much data as the result
+/// has. A lowering is composed of operators on distributed tensors, or of local work that depends
+/// on which elements the rank has.
 struct Lowering {
   /// Name of the operator, without the prefix "aten::" of libtorch's operators.
   std::string_view name;
   /// Returns the bytes that one rank sends with this lowering; nullopt if the lowering does not
-  /// support the call. The result depends only on data that is in the call's cache key.
+  /// support the call. The number of bytes depends only on data that is in the call's cache key.
   std::optional<double> (*bytes)(const BoundCall& call);
   /// Computes the operator's results, below autograd. Collective unless bytes() is 0.
   Results (*run)(Arguments arguments);
-  /// Whether communication is the purpose of the operator, as in a sharded loss. If true, the
-  /// operator may communicate in a StrictScope, and every call that the lowering supports uses the
-  /// lowering, even if redistributing the arguments would send fewer bytes.
+  /// Whether the operator exists to communicate, as in a sharded loss. If true, the operator may
+  /// communicate in a StrictScope, and every call that the lowering supports uses the lowering,
+  /// even if redistributing the arguments would send fewer bytes.
   bool own_collectives = false;
 };
 
@@ -49,7 +49,6 @@ const Lowering* lowering_of(const OperatorInfo& info);
 struct AddedLowerings {
   AddedLowerings(std::initializer_list<Lowering> added);
 };
-/// Lowerings by operator name (Lowering::name).
 using Lowerings = std::unordered_map<std::string_view, Lowering>;
 const Lowerings& all_lowerings();
 
@@ -65,9 +64,9 @@ using Dims = std::vector<std::int64_t>;
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
 
 /// Returns the mesh dimensions over which the tensor dimensions `dims` are sharded, in the order of
-/// `dims`. Mesh dimensions of one tensor dimension are in the order in which they divide it.
+/// `dims`. Mesh dimensions that shard the same tensor dimension are in the order of their splits.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
-/// Returns the largest number of results on any rank for a reduction over `dims`.
+/// Returns the maximum over all ranks of the number of local results of a reduction over `dims`.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
 /// Returns the bytes that one rank sends to all-reduce `elements` over the ranks that shard `dims`.
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements);

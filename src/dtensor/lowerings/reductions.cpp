@@ -22,8 +22,8 @@ namespace tessera::detail {
 
 namespace {
 
-/// The indices of `dims`, `keepdim` and `dtype` among a norm operator's arguments; -1: no such
-/// argument.
+/// The indices of `dims`, `keepdim` and `dtype` among the arguments of a norm operator; -1 if the
+/// operator lacks the argument.
 struct Norm {
   int dims = -1;
   int keepdim = -1;
@@ -84,14 +84,14 @@ Results run_norm(Arguments arguments) {
   if (kNorm.dtype >= 0 && !arguments[kNorm.dtype].isNone()) {
     self = self.to(arguments[kNorm.dtype].toScalarType());
   }
-  // The sum of powers is accumulated in libtorch's arithmetic type, because squares overflow half
-  // precision. The result is Partial.
+  // The sum of powers is accumulated in fp32 for half-precision tensors, because squares overflow
+  // half precision. The result is Partial.
   const auto sum =
       at::linalg__powsum(self, order, dims, keepdim, at::toOpMathType(self.scalar_type()));
   return {reduce_partial(sum).pow(1 / order).to(self.scalar_type())};
 }
 
-// The mean of a loss over a sharded batch is a sum, divided by the total weight over all shards.
+// The mean of a loss over a sharded batch is the sum of losses divided by the global total weight.
 
 std::optional<double> bytes_of_mean(const BoundCall& bound) {
   const auto* self = non_partial_argument(bound, 0);
@@ -100,7 +100,7 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
   }
   const auto& spec = *self->spec();
   const std::int64_t classes = spec.sizes.size() > 1 ? 1 : 0;
-  // All class scores of a sample must be on one rank: the loss reads one of these scores.
+  // All class scores of a sample must be on one rank: the loss reads the target class's score.
   if (!sharding_mesh_dims(spec.sharding.layout, {classes}).empty()) {
     return std::nullopt;
   }
@@ -110,11 +110,11 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 /// `arguments`: (self, target, weight, reduction, ignore_index) of the loss operator.
 Results run_mean(Arguments arguments) {
   // The local sum of losses and the local total weight are terms of Partial sums. The total weight
-  // cannot be computed from sizes: it depends on classes and ignored samples.
+  // cannot be computed from sizes, because it depends on the classes and on ignored samples.
   const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
                                                   arguments[2].toOptional<at::Tensor>(),
                                                   at::Reduction::Sum, arguments[4].toInt());
-  // One all-reduce for the sum of losses and the total weight.
+  // The sum of losses and the total weight need only one all-reduce.
   const auto total = reduce_partial(at::stack({sum, weight})).unbind();
   // clone(), because the results must not be views of one tensor.
   return {total[0] / total[1], total[1].clone()};

@@ -37,7 +37,7 @@ bool is_number(const c10::Type& type) {
          is_or_is_optional(type, c10::TypeKind::FloatType);
 }
 
-/// Returns the kind of an argument, which decides how much of the argument is in cache keys. A
+/// Returns the kind of an argument, which decides what the cache key contains of the argument. A
 /// number that no sharding rule reads, such as a learning rate, can change at each step. Its value
 /// is not in the cache key; otherwise each step would need new call plans.
 Kind kind_of(const c10::Type& type, bool scalars_are_read) {
@@ -73,7 +73,7 @@ bool holds_tensors(const c10::Type& type) {
   return kind == Kind::kTensor || kind == Kind::kTensorList || kind == Kind::kOptionalTensorList;
 }
 
-/// Returns the index of the argument that a result with alias info `returned` aliases; -1: none.
+/// Returns the index of the argument whose alias info equals a result's alias info; -1: none.
 int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& returned) {
   const auto& arguments = schema.arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -101,8 +101,8 @@ void find_named_arguments(OperatorInfo& info, const std::vector<c10::Argument>& 
   }
 }
 
-/// Reads the argument kinds from the operator's schema. info.rule must be set before this call.
-/// Uses real_type(), because type() reports a ScalarType as an int.
+/// Reads the kinds of the arguments from the operator's schema. info.rule must be set before this
+/// call. Uses real_type(), because type() reports a ScalarType as an int.
 void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::Type& type = *arguments[i].real_type();
@@ -144,11 +144,11 @@ bool is_composite(const c10::OperatorHandle& op) {
          std::ranges::none_of(kBefore, [&](auto key) { return op.hasKernelForDispatchKey(key); });
 }
 
-/// Whether dispatch runs the operators of which this operator is composed.
+/// Whether dispatch runs the operators of which this operator is composed, one by one.
 bool is_decomposed(const OperatorInfo& info, const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  // Random operators such as rand_like, composed of empty_like and uniform_, are decomposed even if
-  // their composite kernel is explicit.
+  // Random operators such as rand_like (empty_like, then uniform_) are decomposed even if libtorch
+  // registers their composite kernel as CompositeExplicitAutograd.
   const bool composite =
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
       (info.draws_random && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
@@ -161,8 +161,8 @@ c10::OperatorName operator_name(const std::string& name) {
   return {name.substr(0, dot), dot < name.size() ? name.substr(dot + 1) : ""};
 }
 
-/// Suggestions for the message about an unknown operator `missing`: other overloads, or all
-/// operators of its library (but not of libtorch, which has thousands).
+/// Suggestions for the message about an unknown operator `missing`: other overloads of the
+/// operator, or all operators of its library (not of libtorch, which has thousands).
 std::string operators_like(const c10::OperatorName& missing) {
   constexpr std::size_t kShown = 5;
   const std::string library = missing.name.substr(0, missing.name.find("::") + 2);
@@ -185,8 +185,8 @@ std::string operators_like(const c10::OperatorName& missing) {
 }
 
 /// Checks the sharding rules that the program registered: whether each rule's operator exists, and
-/// whether the rule will be used. The checks run at the first use of any operator. src/core cannot
-/// check the rules, because src/core does not know operators.
+/// whether the rule will be used. The checks run at the first use of any operator, and not in
+/// src/core, which does not use libtorch.
 void check_user_rules() {
   for (const std::string& name : user_ruled_operators()) {
     const c10::OperatorName parts = operator_name(name);
@@ -231,7 +231,7 @@ c10::OperatorHandle find_operator(std::string_view name) {
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
-  // Operators that this thread used recently are found without a lock, by the address of their
+  // Finds operators that this thread used recently without a lock, by the address of the operator's
   // schema, which does not change.
   struct Slot {
     const void* schema = nullptr;
@@ -258,9 +258,8 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
 }
 
 // The table of special properties (traits) of single operators. All dispatch behaviour that depends
-// on an operator's name is in this table, except for alternative implementations
-// (src/dtensor/lowerings/). Each row lists the operators with one trait; an operator may be in
-// several rows.
+// on an operator's name is in this table, except for lowerings (src/dtensor/lowerings/). Each row
+// lists the operators with one trait; an operator may be in several rows.
 
 namespace {
 
@@ -305,8 +304,6 @@ constexpr std::array kTraitRows{
 
 }  // namespace
 
-/// Looks up the traits of one operator, once per operator. Operators of other libraries than
-/// libtorch have no traits.
 OperatorTraits::OperatorTraits(std::string_view name) {
   if (!name.starts_with(kNamespace)) {
     return;
@@ -349,9 +346,6 @@ bool covers(std::string_view pattern, std::string_view name) {
   return name == pattern;
 }
 
-// Functions that convert an operator call to an OpCall of src/core, which does not use libtorch,
-// and that convert the arguments of a sharding rule to libtorch values.
-
 namespace {
 
 /// Adds a tensor argument to `bound`. An undefined tensor becomes None, because sharding rules and
@@ -392,7 +386,6 @@ Argument bind_scalar(const c10::IValue& value) {
   return {};
 }
 
-/// Converts a libtorch type for src/core, which does not use c10.
 DType::Kind dtype_kind_of(c10::ScalarType type) {
   using Kind = DType::Kind;
   switch (type) {
@@ -427,8 +420,9 @@ Argument bind_dtype(const c10::IValue& value) {
                value.toInt()};
 }
 
-/// Converts an argument that is not a tensor. Values that no sharding rule reads, such as a device,
-/// become None. Rules read lists only as lists of integers, so a list of bools is converted.
+/// Converts an argument that is not a tensor to a value for sharding rules. Values that no sharding
+/// rule reads, such as a device, become None. Rules read lists only as lists of integers, so a list
+/// of bools is converted.
 Argument bind_static(const c10::IValue& value) {
   if (value.isString()) {
     return value.toStringRef();
@@ -481,8 +475,8 @@ BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> argum
 
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors) {
-  // Converts a list to the element type that the schema declares. The elements do not tell the type
-  // if the list is empty or contains None.
+  // Converts a list to the element type that the schema declares. An empty list, or a list with
+  // None, does not show its element type.
   struct Convert {
     const c10::Type& type;
     std::span<const at::Tensor> tensors;
@@ -516,8 +510,8 @@ c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
   return std::visit(Convert{type, tensors}, argument);
 }
 
-/// Returns the NumberType of a number. The cache key and rule_of_call must use equal types, so both
-/// call this function.
+/// Returns the NumberType of a number. The cache key and rule_of_call must use the same NumberType,
+/// so both call this function.
 NumberType number_type(const c10::IValue& value) {
   return value.isInt()             ? number_type(value.toInt())
          : value.isDouble()        ? number_type(value.toDouble())
@@ -527,9 +521,9 @@ NumberType number_type(const c10::IValue& value) {
                                    : NumberType::kOther;
 }
 
-/// The NumberType of a wrapped number, such as the 2.0 in at::mul(x, 2.0). Its value is in CPU
-/// memory. No other tensor's value is read, because reading could wait for a GPU, and call plans
-/// must not depend on tensor values.
+/// The NumberType of a wrapped number, such as the 2.0 in at::mul(x, 2.0), whose value is in CPU
+/// memory. Values of other tensors are not read, because reading could wait for a GPU, and call
+/// plans must not depend on tensor values.
 NumberType number_type(const at::Tensor& tensor) {
   if (!is_wrapped_number(tensor) || !tensor.is_cpu()) {
     return NumberType::kNone;

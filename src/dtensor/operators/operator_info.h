@@ -21,11 +21,11 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// A property of an operator that is not in its schema or its sharding rule.
+/// A property of an operator that neither the schema nor the sharding rule of the operator shows.
 enum class Trait : std::uint8_t {
   kRandomInplace,  ///< the operator fills a tensor; each number is drawn by global index
   kNativeDropout,  ///< the operator is native_dropout; its mask is drawn by global index
-  kForeach,        ///< the operator is a _foreach_ operator: a separate call for each list position
+  kForeach,        ///< a _foreach_ operator: a separate call for each list position
   kOwnKernel,      ///< the operator has its own kernel in src/dtensor/overrides/ and no call plan
   kHelperTensors,  ///< the composite operator makes plain helper tensors (composite_kernels.cpp)
   kViewsMemory,    ///< the argument storage_offset is an offset in the input's memory
@@ -109,7 +109,6 @@ struct OperatorInfo {
   bool draws_random = false;
   bool is_own = false;  ///< whether the operator is defined by another library than libtorch
 
-  // The operator's traits and sharding rule. `rule` is null for an operator without a rule.
   OperatorTraits traits;
   RuleFunction rule;
 
@@ -131,8 +130,8 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// The class of a number that no sharding rule reads; a cache key contains the class. Zero and
-/// non-finite numbers have their own classes, because they must not scale terms of a Partial sum.
+/// The class of a number that no sharding rule reads; a cache key contains the class. Zero,
+/// infinity and NaN have their own classes, because they must not scale terms of a Partial sum.
 enum class NumberType : std::uint8_t {
   kInteger = 1,
   kDouble,
@@ -171,11 +170,12 @@ struct BoundCall {
 };
 
 /// Makes the BoundCall of a call. `arguments`: the values of all arguments in the schema. Slow,
-/// because it copies references and sizes, so calls of kinds kDirect and kLocal avoid it.
+/// because references and sizes are copied. Calls with a cached plan of kind kDirect or kLocal need
+/// no BoundCall.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-/// Converts an argument of a sharding rule to a libtorch value of `type`. If the argument refers to
-/// a tensor by index, returns the tensor in `tensors`.
+/// Converts an argument of a sharding rule to a libtorch value of `type`. If the argument is the
+/// index of a tensor, returns this tensor from `tensors`.
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors);
 

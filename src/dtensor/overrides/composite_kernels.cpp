@@ -29,7 +29,7 @@
 
 namespace tessera::detail {
 
-// Composite operators whose composition in libtorch does not work on distributed tensors. For plain
+// Composite operators whose libtorch implementation does not work on distributed tensors. For plain
 // tensors, each kernel here uses libtorch's own implementation. For distributed tensors, the kernel
 // is composed of operators that work on distributed tensors. operator_info.cpp lists the names
 // (kOwnKernel, kHelperTensors).
@@ -67,7 +67,7 @@ void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensor
 }
 
 /// Whether at least one of `tensors` is distributed, and each plain tensor has at most one element.
-/// The caller decides whether such plain tensors count as replicated.
+/// Does not check whether the plain tensors are replicated.
 bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
   const auto fits = [](const at::Tensor& tensor) {
     return tessera::is_distributed(tensor) || tensor.numel() <= 1;
@@ -86,7 +86,7 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& w
   return composite::tensor_split(self, whole(where), dim);
 }
 
-// The kernel of reshape. Adds to libtorch's errors that sizes are global.
+// The kernel of reshape. Adds to libtorch's error messages that the sizes are global sizes.
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   try {
     return composite::reshape_symint(self, sizes);
@@ -98,8 +98,8 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   }
 }
 
-// Kernels for gradient formulas. libtorch's formulas write the gradient into plain zeros, for which
-// a distributed gradient would have to be gathered. These kernels write into distributed zeros.
+// Kernels for gradient formulas. libtorch's formulas write a gradient into plain zeros, so a
+// distributed gradient would have to be gathered. These kernels write into distributed zeros.
 
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::int64_t dim,
                                               const at::Tensor& indices,
@@ -116,8 +116,8 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
 // Kernels for operators that make plain helper tensors (a mask, a window, positions). The helper
 // tensors are equal on all ranks, so libtorch's compositions run in a ReplicationScope.
 
-/// Makes plain results on the stack replicated distributed tensors. A plain result, such as a mask,
-/// is equal on all ranks.
+/// Converts plain results on the stack to replicated distributed tensors. A plain result, such as a
+/// mask, is equal on all ranks.
 void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit::Stack& stack) {
   for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
     if (stack[i].isTensor() && !tessera::is_distributed(stack[i].toTensor())) {
@@ -127,8 +127,8 @@ void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit:
   }
 }
 
-/// Runs libtorch's composite kernel, as if this file had no kernel for the operator: the operators
-/// in the composition are dispatched to kDistributedKey one by one.
+/// Runs libtorch's composite kernel of the operator. The operators that this kernel calls are
+/// dispatched to kDistributedKey one by one.
 void redispatch_composite(const c10::OperatorHandle& op, const std::vector<at::Tensor>& tensors,
                           torch::jit::Stack& stack) {
   c10::DispatchKeySet keys;
@@ -221,8 +221,8 @@ void implement_composite_kernels(torch::Library& library) {
   implement_in_scope(library);
 }
 
-// Registers the kernels of this file on all dispatch keys that a call may reach. Above autograd,
-// composite operators are decomposed; below autograd, reshape is an operator with a plan.
+// Registers the kernels of this file on all dispatch keys through which a call may arrive. Above
+// autograd, composite operators are decomposed; below autograd, reshape is an operator with a plan.
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_composite_kernels(library);
 }
@@ -296,8 +296,8 @@ bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
   return self.sizes() == other.sizes();
 }
 
-/// Whether set_data(self, from) is permitted. Refuses a plain `self` with a distributed `from`:
-/// `self` would get the dispatch key of `from`.
+/// Whether set_data(self, from) is permitted. Not permitted for a plain `self` with a distributed
+/// `from`, because `self` would get the dispatch key of `from`.
 bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
   const bool ours = as_distributed(self) != nullptr;
   TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",

@@ -41,8 +41,8 @@ c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey);
 }
 
-/// Whether this thread is outside of every RandomRegion. The enabled dispatch keys cannot tell,
-/// because libtorch can restore the keys of a region that has ended.
+/// Whether this thread is outside of every RandomRegion. The enabled dispatch keys do not show
+/// this, because libtorch can restore the keys of a region that has ended.
 bool outside() {
   return random_region() == nullptr;
 }
@@ -72,7 +72,7 @@ bool has_generator(const OperatorInfo& info, Arguments arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// Throws Error if this rank has only a part of the tensor, because the operator draws its numbers
+/// Throws Error if this rank has only a shard of the tensor, because the operator draws its numbers
 /// one after another. `own_generator`: whether the caller passed a generator.
 void check_whole(const OperatorInfo& info, const RandomPlace& place, bool own_generator) {
   TESSERA_CHECK(!place.is_part || !own_generator, info.name,
@@ -122,8 +122,8 @@ bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   return true;
 }
 
-/// Returns a tensor whose sizes are the sizes of the operator's result: the operator's first tensor
-/// argument; for randperm, a meta vector with the length of the permutation.
+/// Returns a tensor that has the sizes of the operator's result: the first tensor argument of the
+/// operator; for randperm, a meta vector with the length of the permutation.
 at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   if (arguments[0].isTensor()) {
     return arguments[0].toTensor();
@@ -157,7 +157,7 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
 }
 
 /// Called for an operator that draws nothing for an empty tensor. All ranks must take a random key
-/// and compare their rows, so a rank with an empty tensor does both here.
+/// and compare their numbers of batch rows, so a rank with an empty tensor does both here.
 void count_if_empty(const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     return;
@@ -185,8 +185,8 @@ void multinomial(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   if (arguments[1].toInt() > 1 && arguments[2].toBool()) {
     return draw_in_order(op, keys, stack);
   }
-  // Distributed tensors are not counted here: the kernel for gathered tensors takes their random
-  // key.
+  // No random key is taken here for a distributed tensor: the kernel that runs on the gathered
+  // tensor takes the random key.
   if (!outside() && !tessera::is_distributed(arguments[0].toTensor())) {
     count_if_empty(arguments[0].toTensor());
   }
@@ -203,8 +203,6 @@ at::Tensor& bernoulli(c10::DispatchKeySet keys, at::Tensor& self, const at::Tens
   return self.copy_(uniform.lt(p.detach()));
 }
 
-/// The kernel of bernoulli.p. bernoulli.p needs a kernel here, because libtorch does not compose it
-/// of other operators.
 at::Tensor bernoulli_p(c10::DispatchKeySet keys, const at::Tensor& self, double p,
                        std::optional<at::Generator> generator) {
   if (outside() || generator) {
@@ -224,7 +222,7 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(c10::DispatchKeySet keys, cons
   return {x.mul(kept).mul(1 / (1 - p)), kept.to(at::kBool)};
 }
 
-/// The kernel of attention with dropout. A fused CUDA kernel would draw numbers of its own.
+/// The kernel of attention with dropout, because a fused CUDA kernel would draw other numbers.
 at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const std::optional<at::Tensor>& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale,

@@ -21,28 +21,28 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// How an operator is run. plan_call() chooses the kind of a call.
+/// How an operator call is run; chosen by plan_call().
 enum class CallKind : std::uint8_t {
   kPlain,          ///< libtorch's kernel runs; no argument is distributed
   kDecomposed,     ///< the operators of which the operator is composed are dispatched one by one
   kDirect,         ///< the operator runs on the local tensors, and its results are wrapped
-  kLocal,          ///< like kDirect, but run_local changes arguments or copies values back
+  kLocal,          ///< like kDirect, but arguments are rewritten or new values are copied back
   kFailTogether,   ///< like kLocal, but all ranks throw if the operator throws on one rank
   kLowering,       ///< a lowering runs: an implementation of the operator that sends less data
-  kRandomInplace,  ///< each random number is drawn by the global index of its element
+  kRandomInplace,  ///< random fill: each number is drawn by the global index of its element
   kNativeDropout,  ///< dropout; its mask is drawn by the global indices of the elements
 };
 
 /// A call plan: how an operator runs on this rank for inputs with certain specs. Calls with equal
 /// cache keys share a plan. plan_call() makes the plan, and the thread's CallCache stores it. The
-/// first run adds what only the kernel determines (Output::spec).
+/// first call adds the specs of the results (Output::spec), which only the kernel determines.
 struct CallPlan {
   /// How one tensor argument is redistributed and written. Undefined tensors have no Input.
   struct Input {
     TensorSpecPtr spec;  ///< the tensor's spec; a replicated spec for a plain tensor
     /// The layout to which the tensor is redistributed; nullptr: the tensor keeps its layout.
     LayoutPtr target = nullptr;
-    RedistributionPlanPtr plan;  ///< how to redistribute the tensor to `target`
+    RedistributionPlanPtr plan;  ///< the steps of the redistribution to `target`
     /// The layout of the value that is copied back to a written tensor; nullptr: no copy is needed.
     LayoutPtr written = nullptr;
     bool updated = false;   ///< whether the operator updates the tensor as a running statistic
@@ -50,11 +50,11 @@ struct CallPlan {
 
     LayoutPtr layout() const { return target != nullptr ? target : spec->sharding.layout; }
   };
-  /// The sharding of one result. In a list of results, each tensor has its own Output.
+  /// The sharding of one result. Each tensor in a list of results has its own Output.
   struct Output {
     LayoutPtr layout = nullptr;
     std::vector<std::int64_t> sizes;                   ///< global sizes; negative if not yet known
-    std::optional<std::vector<std::int64_t>> strides;  ///< global strides, for a view
+    std::optional<std::vector<std::int64_t>> strides;  ///< global strides of a view
     TensorSpecPtr spec;       ///< spec of the result, set by the first call
     bool contiguous = false;  ///< whether run_local makes the result contiguous
   };
@@ -74,7 +74,7 @@ struct CallPlan {
   };
 
   CallKind kind = CallKind::kLocal;
-  ShardingSpec replicated;  ///< the mesh, and the layout of results if there is no sharding rule
+  ShardingSpec replicated;  ///< mesh of the call; layout of results without a sharding rule
   bool has_rule = false;
   bool seeded = false;  ///< whether the call draws from a generator that all ranks seed equally
   bool moves = false;   ///< whether the call moves data that the caller did not request
@@ -84,14 +84,13 @@ struct CallPlan {
   bool mixes_plain = false;  ///< whether an argument is a plain tensor with more than one element
   /// Whether TESSERA_DEBUG=1 requires that ranks compare the plain tensor arguments.
   bool compares_plain = false;
-  std::vector<Input> inputs;    ///< for each defined tensor argument, in schema order
-  std::vector<Output> outputs;  ///< for each result, in the order of ShardingRule::outputs
+  std::vector<Input> inputs;    ///< one for each defined tensor argument, in schema order
+  std::vector<Output> outputs;  ///< one for each result, in the order of ShardingRule::outputs
   std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
   const Lowering* lowering = nullptr;  ///< the implementation that a kLowering call runs
 };
 
-/// An operator call and its call plan. The results replace the arguments on the stack.
 struct PlannedCall {
   PlannedCall(const c10::OperatorHandle& op, const OperatorInfo& info, CallPlan& plan,
               torch::jit::Stack& stack)
@@ -118,8 +117,9 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
 
 /// Throws Error, on all ranks, if this thread's StrictScope or ReplicationScope does not permit the
 /// call. Also throws if a gradient is needed through an operator of another library that has no
-/// autograd kernel. Warns once about an operator without a sharding rule. Installs hooks that keep
-/// gradients of plain tensors plain. Collective if plain tensors must be compared between ranks.
+/// autograd kernel. Warns once about an operator without a sharding rule. Installs hooks that
+/// convert gradients of plain tensors to plain tensors. Collective if plain tensors must be
+/// compared between ranks.
 void check_policy(const PlannedCall& call);
 
 /// Like check_policy, for operator `name`, which has no call plan and gathers its inputs.

@@ -48,8 +48,8 @@ bool is_complex_number(const c10::IValue& value) {
 }
 
 /// Removes reductions that the element types do not support from the sharding rule: products,
-/// maxima and minima of complex numbers, and sums of bools. Without its reduction, a reduced
-/// dimension cannot be sharded.
+/// maxima and minima of complex numbers, and sums of bools. A dimension whose reduction was removed
+/// cannot be sharded.
 void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& tensors,
                             Values arguments) {
   const bool complex =
@@ -72,8 +72,8 @@ void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& t
   }
 }
 
-/// Whether the operator writes its result to an integer or bool tensor, and so rounds the result.
-/// Terms of a Partial sum that are rounded one by one would give a wrong sum.
+/// Whether the operator writes its result to an integer or bool tensor, which rounds the result.
+/// The sum of rounded terms of a Partial sum would be wrong.
 bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     const c10::ScalarType type = bound.tensors[input].scalar_type();
@@ -84,8 +84,8 @@ bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   });
 }
 
-/// Whether the call has a number argument that is not finite, or divides by zero. Terms of a
-/// Partial sum must not be scaled by such a number: infinite terms of both signs would sum to NaN.
+/// Whether the call has an infinite or NaN number argument, or divides by zero. Terms of a Partial
+/// sum must not be scaled by such a number: infinite terms of both signs would sum to NaN.
 bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   if (info.traits.has(Trait::kNumberBesideSum)) {
     return false;
@@ -124,12 +124,11 @@ void set_offsets(CallPlan& plan, const ShardingRule& rule) {
     const auto indices =
         global_indices(*taken.layout(), dim, size, plan.replicated.mesh.coordinate());
     plan.local_call->arguments[static_cast<std::size_t>(argument)] =
-        // A rank without elements passes the index 0, which the operator does not use.
+        // A rank without elements passes index 0; the operator does not use this index.
         indices.empty() ? std::int64_t{0} : indices.front();
   }
 }
 
-/// Sets the arguments that tell the operator which elements of the global tensor this rank has.
 void set_places(CallPlan& plan, const ShardingRule& rule) {
   for (const auto& [argument, input] : rule.place_arguments) {
     const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
@@ -176,8 +175,8 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
   }
 }
 
-/// Sets the strides of the outputs of a view operator to the strides of the whole results. If the
-/// strides are unknown, the outputs get strides from the local results.
+/// Sets the strides of the outputs of a view operator to the strides of the global results. If the
+/// global strides are unknown, the outputs get strides from the local results.
 void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   if (!strides || strides->size() != plan.outputs.size()) {
     return;
@@ -187,7 +186,7 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether output `o` is a new tensor. The outputs after the operator's results describe the
+/// Whether output `o` is a new tensor. The outputs that follow the operator's results describe the
 /// arguments that the operator writes.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
@@ -195,7 +194,7 @@ bool is_new(const OperatorInfo& info, std::size_t o) {
 }
 
 /// Makes an output contiguous if ranks could have different orders of its dimensions in memory: a
-/// shard with few positions does not determine the order.
+/// local dimension with less than 2 positions can be anywhere in the order.
 void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
@@ -214,9 +213,9 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   }
 }
 
-/// Returns the sharding rule of a call, or nullopt. The result lacks Partial sums whose terms must
-/// not be rounded or scaled by infinity, and reductions that a type does not support. Depends only
-/// on the cache key.
+/// Returns the sharding rule of a call, or nullopt. Removes from the rule the Partial sums whose
+/// terms must not be rounded or scaled by infinity, and reductions that a dtype does not support.
+/// The result depends only on the cache key.
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          Values arguments) {
   const bool unreadable =
@@ -240,8 +239,6 @@ std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCa
   return rule;
 }
 
-/// Plans the redistribution of an input to the layout `target`. Does nothing if `target` is
-/// nullptr.
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   if (target == nullptr || target == input.spec->sharding.layout) {
     return;
@@ -258,8 +255,8 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   input.plan = std::move(steps);
 }
 
-/// Finds the written tensors whose new values must be copied to the caller's tensors, and sets the
-/// layouts of these values. An operator that changes shapes needs no copy: the result replaces the
+/// For each written tensor whose new value must be copied to the caller's tensor, sets the layout
+/// of the new value. An operator that changes shapes needs no copy: the result replaces the
 /// caller's local tensor.
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace) {
@@ -305,8 +302,8 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   for (std::size_t o = 0; o < decided.outputs.size(); ++o) {
     plan.outputs.push_back({decided.outputs[o], std::move(decided.output_sizes[o]), {}, nullptr});
   }
-  // Keep this order: plan_writes() reads the layouts of outputs, rewrite_sizes() needs the local
-  // call, and agree_on_strides() skips outputs whose strides are set.
+  // The order of these calls matters: plan_writes() reads the layouts of outputs, rewrite_sizes()
+  // needs the local call, and agree_on_strides() skips outputs whose strides are set.
   plan_writes(plan, info, bound, rule.inplace);
   if (decided.use_local_call) {
     plan.local_call = local_call_of(*rule.local_call);
@@ -379,8 +376,8 @@ CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicate
           .plan = nullptr};
 }
 
-/// Sets the plan's mesh and inputs. A plain tensor with one element counts as a number that is
-/// equal on all ranks; check_policy() compares such numbers between ranks.
+/// Sets the mesh and the inputs of the call plan. A plain tensor with one element counts as a
+/// number that is equal on all ranks; check_policy() compares such numbers between ranks.
 void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   const DeviceMesh& mesh = common_mesh(info, bound.tensors);
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
@@ -406,7 +403,7 @@ void gather_inputs(CallPlan& plan) {
 }
 
 /// Selects the lowering (alternative implementation) of the operator if it sends less than the
-/// redistribution of the inputs, or if communication is its purpose (own_collectives).
+/// redistribution of the inputs, or if the operator exists to communicate.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;
@@ -458,7 +455,7 @@ CallKind kind_of(const CallPlan& plan, const OperatorInfo& info, const BoundCall
   if (!plan.has_rule) {
     return CallKind::kLocal;
   }
-  // An invalid index can be on only some ranks, but all ranks must throw.
+  // An invalid index may exist on only some ranks, but all ranks must throw.
   if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split) &&
       ((info.traits.has(Trait::kFailsByElement) && checks_calls()) ||
        std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
@@ -474,8 +471,8 @@ bool brings_generator(const OperatorInfo& info, Values arguments) {
 }
 
 /// Returns the kind of a random operator that draws each number by its element's global index, so
-/// that nothing is gathered. nullopt for other operators, and if the caller passes a generator,
-/// because the numbers must then come from this generator.
+/// that nothing is gathered. Returns nullopt for other operators, and if the caller passes a
+/// generator, from which the numbers must then come.
 std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values arguments) {
   const bool dropout = info.traits.has(Trait::kNativeDropout);
   if (!dropout && !info.traits.has(Trait::kRandomInplace)) {
@@ -519,14 +516,14 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_by_element(plan, *kind);
     return plan;
   }
-  // Before rule_of_call(), because view_strides() throws libtorch's own errors for wrong sizes.
+  // view_strides() runs before rule_of_call(), to throw libtorch's own errors for wrong sizes.
   GlobalStrides strides;
   if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
     strides = view_strides(op, arguments);
   }
   std::optional<ShardingRule> rule = rule_of_call(info, bound, arguments);
-  // A random operator that does not draw by global index runs on whole tensors on every rank. If it
-  // ran on shards, all ranks would draw the same numbers.
+  // A random operator that does not draw by global index runs on whole tensors on every rank. On
+  // shards, all ranks would draw the same numbers for different elements.
   const bool random = rule ? rule->random : info.draws_random;
   plan.seeded = random && !brings_generator(info, arguments);
   if (rule && !random) {
@@ -561,7 +558,7 @@ void check_range(const at::Tensor& indices, std::int64_t rows) {
                   " rows of the table: the indices are from ", indices.min().item<std::int64_t>(),
                   " to ", indices.max().item<std::int64_t>(), "; check the vocabulary size");
   } else {
-    // The device assertion does not wait for the GPU, so a wrong index fails later, on the device.
+    // The device assertion does not wait for the GPU: a wrong index fails later, on the device.
     at::_assert_async(inside, "embedding: an index is outside the rows");
   }
 }

@@ -1,6 +1,6 @@
 // Implements check_policy(), which checks StrictScope and ReplicationScope at each call. The cache
-// key of a call plan does not contain these scopes. So a call plan tells what a call would do, and
-// the scopes of the calling thread decide whether the call may run.
+// key of a call plan does not contain these scopes. So the scopes of the calling thread are checked
+// at each call, also if the call plan is cached.
 
 #include <ATen/core/grad_mode.h>
 
@@ -30,7 +30,7 @@
 namespace tessera::detail {
 namespace {
 
-/// Describes the position of each tensor argument: "argument 1"; in a list, "argument 0[2]".
+/// Describes for messages which argument each tensor is: "argument 1"; in a list, "argument 0[2]".
 std::vector<std::string> places_of(const BoundCall& bound) {
   std::vector<std::string> places;
   for (std::size_t i = 0; i < bound.call.args.size(); ++i) {
@@ -72,7 +72,7 @@ std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-/// Whether a plain tensor has one element and requires a gradient, such as a rank's own loss.
+/// Whether a plain tensor is a single element that requires grad, such as a rank's own loss.
 bool is_trained_number(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
@@ -122,7 +122,7 @@ void warn_once(const std::string& name) {
 }
 
 /// Advice for the error message of a call that moves data. For a Partial input, names the usual
-/// origin: a Linear with sharded input features, which may be far from the call.
+/// cause: a Linear with sharded input features, which may have run long before the call.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute the inputs explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {
@@ -137,7 +137,7 @@ std::string remedy_of_moving(const CallPlan& plan) {
 }
 
 /// Checks a call that moves data although the program did not request it. Throws Error in a
-/// StrictScope; otherwise warns if the reason is an operator without a sharding rule.
+/// StrictScope; otherwise warns if the operator has no sharding rule.
 void check_movement(const PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (!is_strict()) {
@@ -159,15 +159,14 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "); ", remedy_of_mixing(call, bound));
 }
 
-/// Whether a call has a plain argument with several elements, or a plain number that requires a
-/// gradient. All other plain numbers may come from libtorch's composite operators; ranks compare
-/// such numbers.
+/// Whether a call has a plain argument with several elements, or a plain number that requires grad.
+/// Other plain numbers can come from libtorch's composite operators; ranks compare these numbers.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
 }
 
-/// Returns the plain tensors whose values a call reads, so not an argument `out`.
+/// Returns the plain tensors that a call reads; an argument `out` is not read.
 std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   const auto arguments = call.arguments();
   std::vector<c10::IValue> read(arguments.begin(), arguments.end());
@@ -180,8 +179,8 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   return bind_call(call.info, read).tensors;
 }
 
-/// Throws Error for plain tensors that no scope declares replicated. But in hooks and functions
-/// that the program adds to a backward, no scope applies, and the ranks compare the plain tensors.
+/// Throws Error for plain tensors that no scope declares replicated. In hooks and functions that
+/// the program adds to a backward no scope applies, so the ranks compare the plain tensors there.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);

@@ -30,15 +30,15 @@ using RandomFill = void (*)(const RandomTarget& target, std::span<const c10::IVa
 /// "uniform_"; nullptr for any other operator.
 RandomFill random_fill(std::string_view name);
 
-/// The end of the error message of an operator that draws its numbers one after another.
+/// The end of the error message for operators that draw their numbers one after another.
 inline constexpr const char* kDrawsInOrder =
     " draws numbers one after another, so ranks with different parts of a tensor can't draw the "
     "numbers of a run on one rank; draw before forward, or draw uniform, normal, exponential or "
     "Bernoulli numbers, which depend only on the element";
 
 /// While a RandomSourceScope exists, a tensor that this thread fills counts as computed from
-/// `source`. Composed operators, such as dropout, need the scope: they fill a new tensor, which
-/// autograd does not connect to their input.
+/// `source`. Composed operators, such as dropout, need the scope: autograd does not connect the new
+/// tensor that such an operator fills to the operator's input.
 class RandomSourceScope : NoCopy {
  public:
   explicit RandomSourceScope(at::Tensor source);
@@ -52,9 +52,9 @@ const at::Tensor& random_source();
 /// Takes the random key of this rank's next random operator. All ranks must take equally many keys.
 RandomKey next_random_key();
 
-/// A scope for random operators that are gathered (CallPlan::seeded): all ranks run the whole
-/// operator and must draw the same numbers. In the scope the random key seeds the default generator
-/// of `device`. Ranks that are threads of one process enter such scopes one after another.
+/// A scope for random operators on gathered tensors (CallPlan::seeded): all ranks run the whole
+/// operator and must draw the same numbers, so the random key seeds the default generator of
+/// `device`. Ranks that are threads of one process enter such scopes one after another.
 class SeededGenerator : NoCopy {
  public:
   SeededGenerator(c10::Device device, RandomKey key);

@@ -30,8 +30,8 @@ namespace tessera {
 
 namespace {
 
-/// Returns the elements of `whole` that are in the rows of `part`, as indices in a tensor of only
-/// these rows.
+/// Returns the elements of `whole` that are in the rows of `part`, as indices in the separate
+/// tensor of these rows.
 detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRows& part) {
   detail::RandomPlace place = whole;
   place.elements.sizes[0] = part.run * part.groups;
@@ -105,7 +105,7 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
 namespace {
 
 /// Protects the default generators of the process. Ranks that are threads share these generators. A
-/// rank holds the lock for one operator on local tensors, so no rank waits for another rank's
+/// rank locks the mutex for a single operator on local tensors, so no rank waits for another rank's
 /// collective.
 std::mutex& turns() {
   static std::mutex mutex;
@@ -141,20 +141,20 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
     : turn_(turns()),
       generator_(at::globalContext().defaultGenerator(device)),
       outer_(generator_.get_state()) {
-  // Other threads of libtorch may draw from the generator, so its mutex is locked. A generator has
-  // only one seed, which combines the seed and the stream of `key`.
+  // Other threads of libtorch may draw from the generator, so the generator's mutex is locked. A
+  // generator has only one seed: a combination of the seed and the stream of `key`.
   std::lock_guard lock(generator_.mutex());
   generator_.set_current_seed(key.seed ^ key.stream);
 }
 
 SeededGenerator::~SeededGenerator() {
-  // Restores the state that the program's own draws continue from.
+  // Restores the state from which the program's own draws continue.
   generator_.set_state(outer_);
 }
 
 // Functions that find the global elements for which this rank draws random numbers. Along dimension
-// 0, the batch, BatchRows tells this rank's rows; along other dimensions, the layout tells this
-// rank's shard. A plain tensor is equal on all ranks, except along the batch.
+// 0, the batch, BatchRows determines this rank's rows; along other dimensions, the tensor's layout
+// determines this rank's shard. A plain tensor is equal on all ranks, except along the batch.
 
 namespace {
 
@@ -217,8 +217,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
     return values;
   }
   settled_ = true;
-  // Along the innermost mesh dimension, neighbouring ranks have consecutive rows of the batch. So
-  // the loop begins at the innermost dimension.
+  // Along the innermost mesh dimension, neighbouring ranks have consecutive rows of the batch, so
+  // the loop begins at the innermost mesh dimension.
   std::int64_t rows = sizes_ ? sizes_->front() : 0;
   values.push_back(rows == 1 ? 1 : 0);
   for (auto dim = dims_.rbegin(); dim != dims_.rend(); ++dim) {
@@ -260,7 +260,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     return false;
   }
   // A first dimension of size 1 can be one row of the batch, or no batch dimension. All ranks throw
-  // here, because a rank that throws alone would make other ranks wait in a collective.
+  // here: if only some ranks threw, the other ranks would wait in a collective.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
     refuse("a rank has only 1 row, which does not show whether the first dimension is the batch");
@@ -270,7 +270,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   }
   const bool divides = sizes[0] % rows == 0;
   if (!divides) {
-    // A tensor computed from the input has a multiple of the input's rows, or a single row.
+    // A tensor computed from the forward's input has a multiple of the input's rows, or one row.
     if (call.source.defined() && sizes[0] != 1) {
       refuse("the first size is not a multiple of the number of rows");
     }
@@ -281,7 +281,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     folded *= size;
     return sizes[0] == folded;
   });
-  // The sizes may be (sequence, batch, features), if the program has transposed its input.
+  // The sizes may be (sequence, batch, features), if the program has transposed the input.
   if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
     refuse("the second dimension may be the batch");
   }
@@ -309,7 +309,7 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
                 "on this rank is not known; pass the batch to forward, or use a BatchPart");
   settle();
   if (begins_with_rows(call, sizes)) {
-    // The number of elements that belong to the batch rows of earlier ranks.
+    // The number of elements in the batch rows of all ranks before this rank.
     place.elements.first_element = before_ * (numel / sizes_->front());
     place.is_part = true;
   }
@@ -321,7 +321,7 @@ RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<
   if (outer_ == nullptr) {
     return;
   }
-  // If a BatchPart declares this rank's rows, plain tensors from to_local() may be filled.
+  // If a BatchPart declares this rank's rows, operators may fill plain tensors from to_local().
   hands_out_parts_ = outer_->hands_out_parts_ && (rows_ == nullptr || !rows_->is_given());
   rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
 }
@@ -347,7 +347,7 @@ RandomPlace RandomRegion::place_of(const RandomCall& call) {
     }
   }
   RandomPlace place = find_place(call);
-  if (c10::GradMode::is_enabled()) {  // for a recomputation of this forward
+  if (c10::GradMode::is_enabled()) {  // read by a recomputation of this forward
     places.insert_or_assign(key, place);
   }
   return place;
@@ -408,7 +408,6 @@ namespace {
 
 using Arguments = std::span<const c10::IValue>;
 
-/// Draws fp64 random numbers, from which the numbers of another distribution are computed.
 at::Tensor numbers(const RandomTarget& target, const kernels::Distribution& distribution,
                    RandomKey key) {
   auto values = at::empty(target.local.sizes(), target.local.options().dtype(at::kDouble));

@@ -18,7 +18,8 @@
 namespace tessera::detail {
 
 // Finds the rank for which a thread works. libtorch stores in each autograd node the id of the
-// thread that made the node, so an autograd thread finds its rank by the node that it runs.
+// thread that made the node, so an autograd thread finds its rank by the autograd node that runs on
+// the thread.
 
 namespace {
 
@@ -80,7 +81,7 @@ std::shared_ptr<RankState> RankState::here() {
     return own.rank;
   }
   const std::lock_guard lock(ranks().mutex);
-  // If the thread that ran the forward has ended, uses this thread's own rank.
+  // Uses this thread's own rank if the thread that ran the forward has ended.
   const auto found = ranks().by_thread.find(*thread);
   return found == ranks().by_thread.end() ? own.rank : found->second;
 }
@@ -108,7 +109,7 @@ void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
 }
 
 /// Removes and returns the oldest transfer whose sequence number is below `number`. Skips transfers
-/// that were destroyed. Returns nullptr if there is none.
+/// that were destroyed. Returns nullptr if no such transfer exists.
 std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Transfer> transfer;
@@ -151,7 +152,7 @@ void finish_transfers() {
 
 void finish_transfers_on(const comm::Communicator& group) {
   const auto rank = RankState::here();
-  // Transfers finish in order, so this call also finishes earlier transfers on other groups.
+  // Transfers finish in order, so this also finishes earlier transfers on other process groups.
   rank->transfers.finish_before(rank->transfers.end_of(group));
 }
 
@@ -178,7 +179,8 @@ Transfer::~Transfer() {
 
 const at::Tensor& Transfer::finish() {
   // If two threads call finish(), the second thread waits here for the result. complete() finishes
-  // older transfers under this lock, so every thread locks newer transfers before older transfers.
+  // older transfers under this lock; deadlock is impossible, because every thread locks newer
+  // transfers before older transfers.
   const std::lock_guard lock(mutex_);
   if (started_.rest != nullptr) {
     complete();
@@ -190,7 +192,7 @@ const at::Tensor& Transfer::finish() {
 }
 
 void Transfer::complete() {
-  // `started_` is emptied first, so that a failed transfer also counts as finished.
+  // `started_` is emptied before the wait, so that a failed transfer also counts as finished.
   const auto started = std::exchange(started_, {});
   if (in_order_) {
     rank_->transfers.finish_before(number_);
@@ -245,7 +247,7 @@ OperatorModeScope::OperatorModeScope(OperatorMode& mode)
 OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 
 OperatorMode* active_operator_mode() {
-  // This function runs at each dispatch. The test of the included keys is cheap; the search for the
+  // This function runs at each dispatch. Testing the included keys is cheap; searching the
   // OperatorMode in libtorch's thread-local debug info is slower.
   if (!detail::is_included(detail::kDistributedKey)) {
     return nullptr;

@@ -23,8 +23,9 @@
 namespace tessera::detail {
 
 /// While a BelowAutograd exists, operators on local tensors go directly to their backend: without
-/// autograd, view tracking, kDistributedKey and kRandomKey. Work on local tensors inside a call
-/// needs this scope: autograd has already recorded the call, and a plain argument may require grad.
+/// autograd, view tracking, kDistributedKey and kRandomKey. Operators on local tensors inside a
+/// call need this scope, because autograd has already recorded the call, and a plain argument may
+/// require grad.
 class BelowAutograd {
  public:
   BelowAutograd()
@@ -45,20 +46,19 @@ class BelowFallback {
   ExcludeKeys guard_;
 };
 
-/// A started collective (null if none was needed), and the function that computes its result.
+/// `work`: the started collective (nullptr: none needed). `rest` then computes the result.
 struct Started {
   comm::WorkPtr work;
   std::function<at::Tensor()> rest;
 };
 
-/// Waits for `started.work` and returns the result of `started.rest`.
 at::Tensor finish(const Started& started);
 
 class Transfer;
 
 /// A rank's unfinished transfers, oldest first. The tensor that needs a transfer's result owns the
-/// transfer; the queue has weak references. Thread safe: a backward can finish a transfer that the
-/// forward has started.
+/// transfer; the queue has weak references. Thread safe, because an autograd thread can finish a
+/// transfer that the forward has started.
 class TransferQueue {
  public:
   std::uint64_t next_number();
@@ -86,17 +86,17 @@ class TransferQueue {
 
 struct TESSERA_API RankState;
 
-/// An asynchronous collective, for whose result any thread can wait. A rank finishes its transfers
-/// in the order in which they were started, if wait() blocks the host. If each rank waited in the
-/// order in which it uses results, ranks could deadlock.
+/// An asynchronous collective, for whose result any thread can wait. If wait() blocks the host, a
+/// rank finishes its transfers in the order in which the transfers were started. In another order,
+/// which can differ between ranks, ranks could deadlock.
 class Transfer : NoCopy {
  public:
-  /// Starts a transfer. With a `group`, adds the transfer to this rank's queue. Without a `group`,
-  /// the device keeps collectives in order, and no queue is needed.
+  /// Starts a transfer. With a `group`, adds the transfer to this rank's queue. `group` is nullptr
+  /// if the device keeps collectives in order, so that no queue is needed.
   static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
   Transfer(Started started, bool in_order);
-  /// If the result was never used, waits for the collective, because other ranks wait for it too.
-  /// Ignores failures.
+  /// If the result was never used, the destructor waits for the collective, because other ranks
+  /// wait for it too. Ignores failures.
   ~Transfer();
 
   /// Waits for the transfer and returns its result. After a failure, every call throws the
@@ -131,13 +131,13 @@ namespace tessera::detail {
 /// threads that run its backward share this state.
 struct RankState {
   /// Returns the state of the rank for which this thread works. In a backward, this is the rank
-  /// whose thread ran the forward. For a node made in a backward (create_graph), it is the rank of
-  /// the thread that ran that backward.
+  /// whose thread ran the forward. For an autograd node that was made in a backward (create_graph),
+  /// this is the rank of the thread that ran the backward which made the node.
   static std::shared_ptr<RankState> here();
   RankState();
 
   std::atomic<std::int64_t> implicit_redistributions = 0;
-  std::atomic<bool> strict;  ///< whether calls outside of every StrictScope are strict
+  std::atomic<bool> strict;  ///< whether implicit communication throws outside of every StrictScope
   TransferQueue transfers;
 
   std::mutex mutex;  ///< protects `random`
@@ -158,12 +158,12 @@ struct RankThread : private NoCopy {
 
   const std::uint64_t thread;  ///< id of the thread, as libtorch stores it in autograd nodes
   const std::shared_ptr<RankState> rank;
-  /// The rank whose end-of-backward callback runs on this thread; nullptr if there is none.
+  /// The rank whose end-of-backward callback runs on this thread; nullptr if no such callback runs.
   std::shared_ptr<RankState> rank_of_callback;
 
-  bool replicates = false;  ///< value of the innermost ReplicationScope
-  bool makes_meta = false;  ///< whether this thread is inside a MetaFactoryGuard
-  const bool checks_calls;  ///< TESSERA_DEBUG at the start of the thread; each read is slow
+  bool replicates = false;           ///< argument of the innermost ReplicationScope
+  bool makes_meta = false;           ///< whether this thread is inside a MetaFactoryGuard
+  const bool checks_calls;           ///< TESSERA_DEBUG, read once because each read is slow
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running
   at::Tensor random_source;          ///< `source` of the innermost RandomSourceScope
 };
