@@ -86,8 +86,8 @@ void add(const std::string& name, const Call& call, std::int64_t bytes, bool on_
   }
 }
 
-/// Adds a benchmark of `ours` and a benchmark of `aten`. Both benchmarks are assumed to read the
-/// bytes of `inputs` and to write the bytes that `ours` returns.
+/// Adds two benchmarks: of the fused kernel `ours` and of the ATen operators `aten`. The number of
+/// bytes of both is that of `inputs` and of the result of `ours`.
 void add_pair(const std::string& name, const std::vector<at::Tensor>& inputs, const Call& ours,
               const Call& aten) {
   std::int64_t bytes = static_cast<std::int64_t>(ours().nbytes());

@@ -82,7 +82,6 @@ void refuse_two_values(const CLI::App& app) {
 
 void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternatives);
 
-/// Adds --help and --config-file, and the checks of flags that all programs have in common.
 void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.option_defaults()->group(app.get_help_ptr()->get_group());
   app.set_help_all_flag("--help-all", "Print all flags, by the sections of --config-file");
@@ -183,7 +182,7 @@ int run_program(const char* name, int argc, char** argv, int (*body)(std::vector
     tessera::files::flush_output();
     return status;
   } catch (const CLI::Success&) {
-    return 0;  // CLI11 throws Success after it has printed --help
+    return 0;
   } catch (const std::exception& error) {
     tessera::end_program(name, error.what());
   }
@@ -362,7 +361,8 @@ std::vector<std::string> default_values(CLI::Option& option) {
   return real ? values : std::vector<std::string>{};
 }
 
-/// Normalizes `value`, so that equal values from the command line and from a file have equal texts.
+/// Normalizes `value`, so that equal values from the command line and from a file have equal
+/// strings.
 void write_alike(std::string& value, const CLI::Option& option) {
   if (is_path(option) && !value.empty()) {
     value = std::filesystem::absolute(value).lexically_normal().string();
@@ -385,7 +385,7 @@ ResolvedFlag resolve(CLI::Option& option) {
   return flag;
 }
 
-/// Whether TOML accepts the text as a number. CLI11 accepts more forms of numbers than TOML.
+/// Whether TOML accepts `text` as a number. CLI11 accepts more forms of numbers than TOML.
 bool is_toml_number(const std::string& text) {
   try {
     return toml::parse("x = " + text)["x"].is_number();

@@ -16,7 +16,6 @@ class Validator;
 
 namespace llama {
 
-/// Names of flags, without dashes.
 using FlagNames = std::vector<std::string>;
 
 /// Parses `arguments` (without the program's name) into the options declared on `app`. Adds
@@ -81,8 +80,8 @@ void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& lef
 /// says only whether the flag is given.
 std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
-/// Returns the text of a file for --config-file, in sections. Flags that are omitted or have no
-/// value become comments.
+/// Returns the flags as the text of a --config-file, divided into sections. Flags that are omitted
+/// or have no value become comments.
 std::string to_toml(const std::vector<ResolvedFlag>& flags);
 
 /// A file or folder that a program reads or writes.

@@ -276,7 +276,7 @@ class ShardSet {
   std::unique_ptr<data::TokenShardWriter> writer_;
 };
 
-/// The minimum number of bytes of text for which starting a thread is worthwhile.
+/// With fewer bytes of text than this, starting a thread is not worthwhile.
 constexpr std::size_t kChunkBytes = 256 << 10;
 /// The maximum number of bytes of text whose tokens are not written yet. The tokens take up to
 /// eight times as much memory as the text.

@@ -70,12 +70,13 @@ struct Gpt2 : nn::Module<Gpt2> {
 // [gpt2_plan]
 tensor_parallel::ParallelizePlan plan() {
   using namespace tensor_parallel;
-  const Placement tokens = Shard{1};  // splits activations (batch, tokens, hidden)
-  return joined({embedding_plan("wte", {.activations = tokens}),
-                 embedding_plan("wpe", {.activations = Shard{0}}),  // (tokens, hidden)
-                 attention_plan("h.*.attn", attention, {.activations = tokens}),
-                 gelu_mlp_plan("h.*.mlp", mlp_options.names, {.activations = tokens}),
-                 {{"**.ln_*", sequence_parallel()}, {"lm_head", colwise_parallel()}}});
+  const Placement tokens = Shard{1};  // splits dimension 1 of (batch, tokens, hidden)
+  return joined(
+      {embedding_plan("wte", {.activations = tokens}),
+       embedding_plan("wpe", {.activations = Shard{0}}),  // splits dimension 0 of (tokens, hidden)
+       attention_plan("h.*.attn", attention, {.activations = tokens}),
+       gelu_mlp_plan("h.*.mlp", mlp_options.names, {.activations = tokens}),
+       {{"**.ln_*", sequence_parallel()}, {"lm_head", colwise_parallel()}}});
 }
 // [gpt2_plan]
 

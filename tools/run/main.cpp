@@ -188,7 +188,7 @@ class Job {
     for (const int number : {SIGCHLD, SIGUSR1, SIGUSR2, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
       struct sigaction now {};
       sigaction(number, nullptr, &now);
-      if (now.sa_handler != SIG_IGN) {  // an ignored signal stays ignored (nohup ignores SIGHUP)
+      if (now.sa_handler != SIG_IGN) {  // ignored signals remain ignored (nohup ignores SIGHUP)
         sigaddset(&set, number);
       }
     }

@@ -20,7 +20,6 @@ struct SamplingOptions {
   std::uint64_t seed = 0;
 };
 
-/// The flags of llama_generate; see llama_generate --help.
 struct GenerateOptions {
   std::string model, tokenizer;
   std::vector<std::string> prompt;

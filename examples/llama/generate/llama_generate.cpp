@@ -46,12 +46,12 @@ using namespace llama;
 struct GrowingText {
   std::string prompt;
   data::StreamDecoder decoder;
-  std::string text = {};  ///< the generated text, without an incomplete last character
+  std::string text = {};  ///< generated text; excludes an incomplete UTF-8 character at the end
   Tokens tokens = {};
 };
 
 /// Writes generated texts. A single text is written token by token; several texts, or JSON, are
-/// written after all texts have ended.
+/// written when the generation of all texts has ended.
 class TextWriter {
  public:
   TextWriter(std::ostream& out, std::vector<GrowingText> texts, bool json, std::int64_t max_tokens)
@@ -313,7 +313,7 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
 
 // ---- The run.
 
-/// Loads the weights of options.model in the type options.dtype. Each rank loads only its own
+/// Loads the weights of options.model in the dtype options.dtype. Each rank loads only its own
 /// weights. The rotary tables have `positions` rows. With `split_logits`, the model returns logits
 /// that are split over the vocabulary, for the loss. Otherwise each rank gets all logits.
 /// Collective.

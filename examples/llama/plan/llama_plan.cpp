@@ -78,7 +78,8 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
-/// The traffic of one module by one collective on one process group, in one training step.
+/// The bytes that one module communicates by one collective on one process group in a training
+/// step.
 struct ModuleTraffic {
   /// The FQN, "*" for indices: "model.layers.*.mlp"; "" for the root module and outside of modules.
   std::string module;

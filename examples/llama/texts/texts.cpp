@@ -1,4 +1,4 @@
-// Reads text files.
+// Reads text files, compressed text files and JSON lines.
 
 #include "examples/llama/texts/texts.h"
 
@@ -281,7 +281,7 @@ std::vector<std::string> without_repeats(const std::vector<std::string>& files) 
   for (const std::string& file : files) {
     std::error_code error;
     const std::filesystem::path place = std::filesystem::weakly_canonical(file, error);
-    // A path that cannot be resolved is kept: reading the file later reports the error.
+    // A path that cannot be resolved remains in the list: reading the file later reports the error.
     if (seen.insert(error ? std::filesystem::path(file) : place).second) {
       once.push_back(file);
     }

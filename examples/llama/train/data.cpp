@@ -1,4 +1,4 @@
-// Opens the data of a run (samples and held-out data), and computes fingerprints of the data.
+// Opens the training data and the held-out data of a run, and computes fingerprints of the data.
 
 #include "examples/llama/train/run.h"
 
@@ -77,7 +77,7 @@ SpecialTokens special_tokens(const TrainOptions& options, const Config& config) 
   return read_special_tokens(folder, config);
 }
 
-/// Returns the tokens that end documents and completions (at least one token).
+/// Returns the tokens that end documents and completions: at least one token.
 std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& config,
                                      data::TokenizerPtr tokenizer) {
   std::vector<std::int64_t> end;
@@ -180,7 +180,8 @@ Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   return result;
 }
 
-/// The samples of a planned run: zeros for one step. A plan does not depend on token values.
+/// The samples of a planned run: zeros for one step. The plan of a run does not depend on token
+/// values.
 class ZeroSamples final : public data::SampleSource {
  public:
   explicit ZeroSamples(const TrainOptions& options) : options_(options) {}
@@ -232,8 +233,8 @@ Json to_json(const std::vector<data::FileFingerprint>& files) {
   return list;
 }
 
-/// Returns the fingerprint of the tokenizer's first file, with an entry "beside" that has the
-/// fingerprints of the tokenizer's other files. Returns null for the byte tokenizer ("").
+/// Returns the fingerprint of the tokenizer's first file. Its field "beside" has the fingerprints
+/// of the tokenizer's other files. Returns null for the byte tokenizer ("").
 Json tokenizer_fingerprint(const std::string& tokenizer) {
   if (tokenizer.empty()) {
     return {};
@@ -348,7 +349,7 @@ Json data_fingerprint(const TrainOptions& options, const TrainingData& data) {
 
 namespace {
 
-/// Makes two fingerprints comparable: removes entries from `now` that older versions of llama_train
+/// Makes two fingerprints comparable: removes fields from `now` that older versions of llama_train
 /// did not save, and converts `saved` to the current format.
 void adapt_older_record(Json& saved, Json& now) {
   Json& samples = saved["samples"];
@@ -368,8 +369,8 @@ void adapt_older_record(Json& saved, Json& now) {
 
 std::string data_change(Json saved, Json now) {
   adapt_older_record(saved, now);
-  // Only a run on texts has the entry "tokenizer". Fingerprints of texts and of token shards have
-  // different entries, so the first different entry would not explain the error to the user.
+  // Only a run on texts has the field "tokenizer". Fingerprints of texts and of token shards have
+  // different fields, so the first different field would not explain the error to the user.
   if (saved.contains("tokenizer") != now.contains("tokenizer")) {
     return now.contains("tokenizer") ? "text instead of tokens" : "tokens instead of text";
   }

@@ -48,7 +48,8 @@ std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
   return "# All flags of a run of llama_train. " + to_use_it + options.resolved;
 }
 
-/// Returns the flags in the text of a config.toml. Omits --resume: a restart can change --resume.
+/// Returns the flags that the text of a config.toml contains. Omits --resume: a restart can change
+/// --resume.
 std::string flags_of(const std::string& text) {
   std::istringstream lines(text);
   std::string kept;
@@ -141,7 +142,6 @@ std::optional<std::map<std::string, std::filesystem::path>> copied_files(const T
   return chosen;
 }
 
-/// Returns the folder or name of the base model, for the configuration of exported LoRA adapters.
 std::string base_model(const TrainOptions& options) {
   return options.model.empty() ? std::filesystem::path(options.config).parent_path().string()
                                : options.model;
@@ -308,7 +308,8 @@ std::string change_of(const Json& saved, const Json& now,
   return "";
 }
 
-/// Returns the JSON entries that the run's checkpoints save. Reads a part of each data file.
+/// Returns the JSON object that each checkpoint of the run contains. Reads a part of each data
+/// file.
 Json checkpoint_entries(const LlamaRun& run) {
   return {{"data", run.options.steps > 0 ? data_fingerprint(run.options, run.data) : Json()},
           {"model", Json::parse(run.config.json)},
@@ -559,7 +560,6 @@ void save_if_due(RunParts& parts, bool stopped) {
   }
 }
 
-/// Runs the remaining steps. Returns false if a signal stopped the training.
 bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   LlamaRun& run = parts.run;
   const TrainOptions& options = run.options;
@@ -577,7 +577,6 @@ bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   return !stopped;
 }
 
-/// Evaluates after the last step. Returns false if a signal stopped the evaluation.
 bool evaluate_at_end(RunParts& parts) {
   if (parts.run.data.eval_loader == nullptr) {
     return true;

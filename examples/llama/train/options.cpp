@@ -34,7 +34,7 @@ struct Use {
 
 enum class Form {
   kOne,       ///< a flag with one value, or a switch
-  kNegated,   ///< a switch with a --no- form
+  kNegated,   ///< a switch that also has a --no- form
   kRepeated,  ///< a list: the flag can be given several times, each with one value
   kComma,     ///< a list of comma-separated values
 };
@@ -48,7 +48,7 @@ struct Flag {
   Check check{};
   Use use{};
   Form form = Form::kOne;
-  bool first = false;        ///< whether --help lists the flag; --help-all lists all flags
+  bool first = false;        ///< whether --help also lists the flag (--help-all lists all)
   const char* implied = "";  ///< the value of a flag that is given without a value
 };
 

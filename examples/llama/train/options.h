@@ -17,7 +17,6 @@ class App;
 
 namespace llama {
 
-/// The flags of llama_train; see llama_train --help-all.
 struct TrainOptions {
   std::string model, config, tokenizer;
   std::uint64_t seed = 0;
@@ -99,7 +98,6 @@ struct TrainOptions {
   /// For planned runs: the largest number of tokens of an expert, divided by the mean number.
   double expert_load = 1;
 
-  /// The number of ranks of the mesh.
   std::int64_t ranks() const { return dp_replicate * dp * ep * cp * tp; }
 
   /// The names and values of all flags that the run uses, including defaults, for run.json.
@@ -107,10 +105,10 @@ struct TrainOptions {
   /// The flags and values that must be equal on all ranks. Machines can have different files, so
   /// for a flag that names a file, ranks only compare whether the flag is given.
   std::map<std::string, std::string> shared;
-  std::vector<std::string> given;  ///< names of the flags that were given
-  std::vector<NamedFile> inputs;   ///< the files that the flags name as inputs
-  /// All flags as the text of a --config-file. A run with this file and another --output-dir
-  /// repeats this run.
+  std::vector<std::string> given;
+  std::vector<NamedFile> inputs;  ///< the files that the flags name as inputs
+  /// All flags as the text of a --config-file. A run with this --config-file and another
+  /// --output-dir repeats this run.
   std::string resolved;
 };
 

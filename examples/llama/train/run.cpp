@@ -84,11 +84,11 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
 }
 
 /// With ZeRO-3, FSDP frees the gathered parameters after forward, and backward gathers the
-/// parameters a second time. With ZeRO-2, the parameters stay gathered until backward.
+/// parameters a second time. With ZeRO-2, the parameters remain gathered until backward.
 ParallelOptions parallel_options(const TrainOptions& options) {
   const std::string& ac = options.ac;
   const bool full = ac.starts_with("full"), selective = ac.starts_with("selective");
-  // The number of blocks to checkpoint, as in --ac selective:12; nullopt: all blocks.
+  // The number of blocks with activation checkpointing (--ac selective:12); nullopt: all blocks.
   std::optional<std::int64_t> blocks;
   if (const std::size_t colon = ac.find(':'); colon != std::string::npos) {
     blocks = std::stoll(ac.substr(colon + 1));
@@ -391,7 +391,7 @@ std::shared_ptr<Llama> make_model(const LlamaRun& run, bool loads) {
     nn::init_unfilled(*model, o.seed);
   }
   nn::check_initialized(*model);
-  // Buffers (the rotary tables) stay on the compute device, even with --offload.
+  // Buffers (the rotary tables) are on the compute device, even with --offload.
   for (const auto& [name, slot] : model->named_buffer_slots()) {
     slot->swap(slot->get().to(c10::Device(o.device)));
   }
@@ -516,7 +516,7 @@ std::string verify(LlamaRun& run) {
     of_whole.tokens = tensor_parallel::tokens_per_rank(whole.targets, run.batch_ranks);
     of_own.tokens = tensor_parallel::tokens_per_rank(own.targets, run.data_ranks);
   }
-  // The reference model is on the meta device. Its parameters have the type in which the
+  // The reference model is on the meta device. Its parameters have the dtype in which the
   // parallelized model computes.
   const std::shared_ptr<Llama> reference = make_meta_model(run.options, run.config);
   for (const auto& [name, slot] : reference->named_slots()) {

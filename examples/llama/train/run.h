@@ -23,8 +23,8 @@
 
 namespace llama {
 
-/// Selects the kernels of this process according to the flags. Call choose_kernels() before the
-/// first use of a device.
+/// Sets the kernel options of this process (deterministic mode, for example) by the flags. Call
+/// choose_kernels() before the first use of a device.
 void choose_kernels(const TrainOptions& options);
 
 /// Returns the configuration of --model or --config, cut to --layers layers. Throws tessera::Error
@@ -50,15 +50,12 @@ tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config&
 /// Collective over `world` with --peak-flops measure.
 std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::World& world);
 
-/// The data of a run: the tokenizer, the training batches and the held-out batches.
 struct TrainingData {
   /// The tokenizer of the run; nullptr if the run reads no text.
   tessera::data::TokenizerPtr tokenizer;
-  /// Loads the training batches; nullptr with --steps 0.
   std::shared_ptr<const tessera::data::BatchLoader> loader;
-  tessera::data::TokenSourcePtr eval_text;  ///< the tokens of --eval-text
-  std::shared_ptr<const tessera::data::BatchLoader>
-      eval_loader;  ///< loads held-out data; nullptr without held-out data
+  tessera::data::TokenSourcePtr eval_text;
+  std::shared_ptr<const tessera::data::BatchLoader> eval_loader;
   nlohmann::json samples = nlohmann::json::object();  ///< settings that determine the samples
 };
 

@@ -122,19 +122,19 @@ struct LoadOptions {
   /// in the state, except for "optimizer.**".
   std::vector<std::string> exclude = {};
   /// Patterns of names that are loaded only if the names are in both the state and the checkpoint,
-  /// with sizes and types that fit. LoadReport lists the names that were left unchanged. All other
-  /// names must be present and fit. Example: a run that continues with a frozen backbone has no
-  /// optimizer state for the backbone, and passes {"optimizer.state.backbone.**"}.
+  /// with compatible sizes and dtypes. LoadReport lists the names that were left unchanged. All
+  /// other names must be present and fit. Example: a run that continues with a frozen backbone has
+  /// no optimizer state for the backbone, and passes {"optimizer.state.backbone.**"}.
   std::vector<std::string> partial = {};
 };
 
 /// Lists what load() loaded, and where the state and the checkpoint differed.
 struct LoadReport {
   std::int64_t step = 0;
-  nlohmann::json entries;               ///< StateDict::entries of the saved step
+  nlohmann::json entries;               ///< the StateDict::entries that the checkpoint contains
   std::vector<std::string> missing;     ///< names in the state but not in the checkpoint
   std::vector<std::string> unexpected;  ///< names in the checkpoint but not in the state
-  /// Names that were not loaded because of a different size or an inconvertible type.
+  /// Names that were not loaded because of a different size or an inconvertible dtype.
   std::vector<std::string> reshaped;
 };
 

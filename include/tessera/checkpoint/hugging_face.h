@@ -43,8 +43,8 @@ namespace tessera::checkpoint {
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
                        const std::filesystem::path& folder,
                        const std::function<std::string(const std::string&)>& model_name = {});
-/// Fills the parameters of `module` from a folder on this rank alone, for single-rank programs.
-/// Otherwise the same as load_hugging_face() with `world`. Not collective.
+/// Fills the parameters of `module` from a folder, for programs with a single rank. Otherwise the
+/// same as load_hugging_face() with `world`. Not collective.
 void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder,
                        const std::function<std::string(const std::string&)>& model_name = {});
 
@@ -95,7 +95,7 @@ void check_other_files(const std::map<std::string, std::filesystem::path>& files
 
 /// Compares two model configurations, both JSON objects. Returns the first key whose value differs
 /// and can change the computation, as `"key" is 1 instead of 2`, or "" if there is none. A missing
-/// key counts as null. Ignores weight types, library versions, and the tokens that begin and end
+/// key counts as null. Ignores weight dtypes, library versions, and the tokens that begin and end
 /// texts.
 std::string config_change(const std::string& before, const std::string& now);
 

@@ -30,7 +30,7 @@ std::string describe_step(const std::filesystem::path& step);
 /// invalid manifest.
 std::vector<std::string> verify_step(const std::filesystem::path& step);
 
-/// Compares the names, sizes, types and values of the tensors of two steps. Returns one line per
+/// Compares the names, sizes, dtypes and values of the tensors of two steps. Returns one line per
 /// difference; for values, the line has the largest absolute and relative difference. Reads both
 /// steps, at most 8 MiB at a time. Steps that were saved on different meshes can be compared.
 /// Throws Error for an invalid step, and for bytes that do not match their checksum.

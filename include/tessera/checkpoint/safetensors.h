@@ -38,19 +38,20 @@ class SafetensorsFile {
   const std::map<std::string, TensorEntry>& tensors() const;
   const std::map<std::string, std::string>& metadata() const;
   const std::filesystem::path& path() const;
-  /// Returns the header entry of tensor `name`. Throws Error if no tensor has the name `name`.
+  /// Returns the dtype, the sizes and the position of tensor `name`. Throws Error for an unknown
+  /// name.
   const TensorEntry& entry(const std::string& name) const;
 
-  /// Returns the block [offset, offset + sizes) of a tensor: contiguous, on the CPU, in the type of
-  /// the file. Reads the bytes of the block in long sequential reads, which include gaps of up to
-  /// 64 KiB. Throws Error for a block outside the tensor, and for a file that changed since it was
-  /// opened.
+  /// Returns the block [offset, offset + sizes) of a tensor: contiguous, on the CPU, in the dtype
+  /// of the file. Reads the bytes of the block in long sequential reads, which include gaps of up
+  /// to 64 KiB. Throws Error for a block outside the tensor, and for a file that changed since it
+  /// was opened.
   at::Tensor read(const std::string& name, std::span<const std::int64_t> offset,
                   std::span<const std::int64_t> sizes) const;
   at::Tensor read(const std::string& name) const;
-  /// Fills `block`, of any type, strides and device, with the tensor's block at `offset`. A
-  /// contiguous host tensor of the file's type is filled directly, without a copy; an error can
-  /// leave such a tensor partly overwritten. Throws the errors of read().
+  /// Fills `block`, of any dtype, strides and device, with the tensor's block at `offset`. A
+  /// contiguous CPU tensor with the dtype of the file is filled directly, without a copy; an error
+  /// can leave such a tensor partly overwritten. Throws the errors of read().
   void read_into(const std::string& name, std::span<const std::int64_t> offset,
                  const at::Tensor& block) const;
 

@@ -57,9 +57,9 @@ struct IncompatibleKeys {
 /// values that must be gathered or copied, and for parameters that differ between ranks.
 TensorDict get_model_state_dict(comm::World& world, const nn::ModuleBase& model,
                                 const StateDictOptions& options = {});
-/// Copies the values of `state` into the model; floating-point types are converted. For a tied
+/// Copies the values of `state` into the model; floating-point dtypes are converted. For a tied
 /// parameter, one of its names is enough. Collective over `world`. Throws Error, on all ranks and
-/// before anything is changed, for names (if options.strict), sizes, types or shards that do not
+/// before anything is changed, for names (if options.strict), sizes, dtypes or shards that do not
 /// fit.
 IncompatibleKeys set_model_state_dict(comm::World& world, nn::ModuleBase& model,
                                       const TensorDict& state,

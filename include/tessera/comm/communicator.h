@@ -36,8 +36,8 @@ class PeerError : public Error {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Call wait() before the results are read. On a CPU the calling thread waits; on CUDA only the
-  /// current stream waits. Throws PeerError.
+  /// Waits for the collective. Call wait() before reading the results of the collective. On a CPU
+  /// the calling thread waits; on CUDA only the current stream waits. Throws PeerError.
   virtual void wait() = 0;
   /// May be called only after wait(). Returns a function that tells whether the device has finished
   /// the collective. Returns an empty function if the device has finished already. The watchdog's
@@ -88,7 +88,8 @@ class Communicator {
   virtual WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input);
   /// Sets `tensor` on every rank to the reduction of the tensors of all ranks.
   virtual WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op);
-  /// Reduces the inputs [size * n] of all ranks. Sets `output` [n] to part `rank` of the result.
+  /// Reduces the inputs [size * n] of all ranks. Sets `output` [n] to n elements of the result,
+  /// from index rank * n on.
   virtual WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
   /// Sends input_counts[r] flat elements to rank r and receives output_counts[r] elements from rank
   /// r.
@@ -97,14 +98,14 @@ class Communicator {
                              std::span<const std::int64_t> input_counts);
   /// Sets `tensor` on every rank to the tensor of rank `root`.
   virtual WorkPtr broadcast(const at::Tensor& tensor, int root);
-  /// Runs several all-gathers of one element type as one collective: sets outputs[i] [size * n_i]
-  /// to the inputs[i] [n_i] of ranks 0, 1, ... in rank order. The default implementation packs the
-  /// tensors into one buffer, which costs copies.
+  /// Runs several all-gathers of tensors of one dtype as one collective: sets outputs[i] [size *
+  /// n_i] to the inputs[i] [n_i] of ranks 0, 1, ... in rank order. The default implementation packs
+  /// the tensors into one buffer, which costs copies.
   virtual WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
                                    const std::vector<at::Tensor>& inputs);
-  /// Runs several reduce-scatters of one element type as one collective, of inputs[i] [size * n_i]
-  /// into outputs[i] [n_i]. The default implementation packs the tensors into one buffer, which
-  /// costs copies.
+  /// Runs several reduce-scatters of tensors of one dtype as one collective, of inputs[i] [size *
+  /// n_i] into outputs[i] [n_i]. The default implementation packs the tensors into one buffer,
+  /// which costs copies.
   virtual WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs, ReduceOp op);
   /// Whether all_gather_group() and reduce_scatter_group() read and write the given tensors

@@ -63,7 +63,7 @@ class World {
   virtual void shutdown() {}
   /// Like group(), but the group is for CPU tensors, even if the world's device is a GPU. Its
   /// traffic is not counted. The result is never a group that group() returns, so that one thread
-  /// can use a host group while another thread uses the groups of group(). The default
+  /// can use a group for CPU tensors while another thread uses the groups of group(). The default
   /// implementation is for worlds whose groups are on the CPU.
   virtual CommunicatorPtr host_group(const std::vector<int>& ranks, const std::string& name) {
     return group(ranks, name);

@@ -166,9 +166,9 @@ class UnshardScope : tessera::detail::NoCopy {
 // Each setter throws Error, before anything is changed, if there is no such unit.
 
 /// With `reshard` true, a unit's parameters are freed after forward (ZeRO-3); with false,
-/// parameters stay gathered for backward (ZeRO-2).
+/// parameters remain gathered for backward (ZeRO-2).
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
-/// With `reshard` false, parameters stay gathered after backward, until reshard() or a later
+/// With `reshard` false, parameters remain gathered after backward, until reshard() or a later
 /// backward frees them. Use false if nothing writes to the parameters between micro-batches. After
 /// a write, such as an optimizer's step, the next forward gathers the parameters again.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
@@ -196,8 +196,8 @@ void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse 
 /// Throws Error for a factor that is not positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
 /// With `force` true, gradients are divided once, after they have been summed over the ranks.
-/// `force` true is the default for all types except fp16. With fp16, a part of the division
-/// precedes the sum, to avoid overflow; pass true if the hardware sums in a wider type, or if the
+/// `force` true is the default for all dtypes except fp16. With fp16, a part of the division
+/// precedes the sum, to avoid overflow; pass true if the hardware sums in a wider dtype, or if the
 /// gradients are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 

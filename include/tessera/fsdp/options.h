@@ -36,7 +36,8 @@ struct MixedPrecisionPolicy {
 // may be on the meta device. The function must return the same on every rank.
 
 /// Returns the placement of a parameter on the shard dimension of the mesh: Shard(d) for any
-/// dimension d, or Replicate(); nullopt means Shard(0). `name`: the name within the unit.
+/// dimension d, or Replicate(); nullopt means Shard(0). `name`: the parameter's name within the
+/// unit.
 ///   options.shard_placement = [](const std::string& name, const at::Tensor& parameter) {
 ///     return name.ends_with("bias") ? std::optional<Placement>(Replicate{})
 ///                                   : std::optional<Placement>(Shard{parameter.dim() - 1});
@@ -45,7 +46,7 @@ using PlacementFunction =
     std::function<std::optional<Placement>(const std::string& name, const at::Tensor& parameter)>;
 
 /// Returns the mesh of a parameter (of an expert, for example); nullopt means the unit's mesh.
-/// `name`: the name within the unit. The conditions of fully_shard's `mesh` apply.
+/// `name`: the parameter's name within the unit. The conditions of fully_shard's `mesh` apply.
 ///   options.parameter_mesh = [mesh](const std::string& name, const at::Tensor&) {
 ///     return name.starts_with("head") ? std::optional(mesh) : std::nullopt;
 ///   };

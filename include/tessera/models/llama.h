@@ -37,7 +37,7 @@
 TESSERA_API_BEGIN
 namespace tessera::models {
 
-/// Arguments of the forward() that returns the loss without materializing all logits.
+/// Arguments of the forward() that returns the loss without storing all logits in memory.
 struct HeadLoss {
   at::Tensor targets;  ///< target tokens, (batch * sequence) int64
   tensor_parallel::LinearCrossEntropyOptions options{};

@@ -52,8 +52,7 @@ struct ParallelOptions {
   /// `fsdp` reshards units after forward. Backward needs these units first.
   bool reshard_last = false;
   /// Options for every FSDP unit. reshard_after_forward (default true: ZeRO-3) applies to the units
-  /// before the last block. Without `reshard_last`, the last block and the units after it stay
-  /// gathered.
+  /// before the last block. Without `reshard_last`, the last block and later units remain gathered.
   fsdp::Options fsdp{};
   ActivationMemory activations = ActivationMemory::kAll;
   /// The number of blocks, counted from the first, to which `activations` applies; nullopt: all

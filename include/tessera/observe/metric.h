@@ -24,10 +24,10 @@ class MeanMetric final : public checkpoint::RankState, tessera::detail::NoCopy {
   /// Adds a value with its weight. Throws Error between sync() and unsync().
   void update(double value, double weight = 1);
   /// Returns the weighted mean of this rank's values since reset(); between sync() and unsync(),
-  /// the mean of the values of all ranks. NaN if there are no values.
+  /// the mean over the values of all ranks. NaN if there are no values.
   double compute() const;
-  /// Replaces this rank's values by the values of all ranks, until unsync(). Collective over
-  /// `world`. Throws Error if the metric is already synced.
+  /// Replaces this rank's sums by the sums over all ranks, until unsync(). Collective over `world`.
+  /// Throws Error if the metric is already synced.
   void sync(comm::World& world);
   /// Restores this rank's own values. Throws Error if the metric is not synced.
   void unsync();

@@ -14,10 +14,11 @@ namespace tessera::observe {
 
 class ModuleRanges;
 
-/// Records libtorch's profiler (Kineto) while the object exists: operators, each RECORD_USER_SCOPE,
-/// collectives, and on a GPU kernels and copies with their streams. With a `model`, the profile
-/// also contains the forward and recomputation of each module, by FQN; the root is named by its
-/// class. The profiler slows down every operator, so profile only one or two steps. Not collective.
+/// Records a profile with libtorch's profiler (Kineto) while the object exists: operators, each
+/// RECORD_USER_SCOPE, collectives, and on a GPU kernels and copies with their streams. With a
+/// `model`, the profile also contains the forward and recomputation of each module, by FQN; the
+/// root is named by its class. The profiler slows down every operator, so profile only one or two
+/// steps. Not collective.
 ///
 /// Thread safety: create and use a Profile on one thread, for whole steps. Backward calls of this
 /// thread are also recorded.

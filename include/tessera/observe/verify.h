@@ -32,8 +32,8 @@ struct VerifyOptions {
   /// ranks, and for a loss or statistic of the whole batch. If true, verify() compares the
   /// gradients and the mean of the loss over `batch_dims`, but no outputs.
   bool splits_samples = false;
-  /// The least precise type in which the parallel module computes or reduces. Required if this type
-  /// is less precise than the type of the reference's parameters.
+  /// The least precise dtype in which the parallel module computes or reduces. Required if this
+  /// dtype is less precise than the dtype of the reference's parameters.
   std::optional<c10::ScalarType> coarsest{};
 };
 
@@ -46,7 +46,7 @@ struct VerifyDifference {
 /// The result of verify(), equal on every rank.
 struct VerifyReport {
   /// Module outputs that differ from the reference, in the order in which the reference's module
-  /// calls end. All outputs before the first entry are equal.
+  /// calls end. All earlier outputs are equal.
   std::vector<VerifyDifference> outputs{};
   std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in the order of backward
   /// A line that names the weights that differ between ranks. If this line is not empty, nothing
@@ -54,8 +54,8 @@ struct VerifyReport {
   std::string weights{};
   std::size_t modules = 0;     ///< number of modules whose outputs were compared
   std::size_t parameters = 0;  ///< number of parameters whose gradients were compared
-  /// The largest difference that was found within the tolerance, divided by the largest output or
-  /// gradient.
+  /// The largest difference within the tolerance, divided by the largest value of all outputs (for
+  /// gradients: of all gradients).
   double largest = 0;
   /// The module to inspect for the cause of the first entry in `outputs`: the module of the entry
   /// or, if this module's input already differs, the module that calls this module.

@@ -31,12 +31,12 @@ struct AdamWOptions {
 };
 
 /// AdamW (Loshchilov & Hutter 2019) over local shards. One fused kernel call updates all parameters
-/// of a group with the same type and device; shards that are adjacent in memory are updated as one
-/// tensor. On CUDA the library's own kernel handles all types except fp64. This kernel reads the
+/// of a group with the same dtype and device; shards that are adjacent in memory are updated as one
+/// tensor. On CUDA the library's own kernel handles all dtypes except fp64. This kernel reads the
 /// learning rate, the step and the factor of step(factor) on the device. State: "exp_avg",
 /// "exp_avg_sq", "step".
 ///
-/// Parameters narrower than fp32 have fp32 state, unless moment_dtype sets another type. Such
+/// Parameters narrower than fp32 have fp32 state, unless moment_dtype sets another dtype. Such
 /// parameters are updated in fp32 and rounded. No fp32 copy of the parameters is stored between
 /// steps (fairseq's memory-efficient fp16).
 ///

@@ -25,13 +25,13 @@ struct NormOptions {
   DeviceMesh over = {};
 };
 
-/// Returns the norm of all gradients together. Each element of the global tensors is counted once,
-/// by one of the ranks that store the element. A parameter on a submesh counts once, although
-/// parallel submeshes have copies of the parameter. The parameters of parallel submeshes are all
-/// counted if they differ (ParameterSlot::set_distinct_along, FSDP's Options::parameter_mesh). An
-/// infinite or NaN value on any rank makes the norm infinite or NaN on every rank. Gradients may be
-/// plain (the same on every rank) or distributed on any meshes of one world; Partial gradients are
-/// reduced first. Parameters without a gradient count as zeros.
+/// Returns the norm of all gradients together. Each element of a gradient is counted once, even if
+/// several ranks store the element. A parameter on a submesh counts once, although parallel
+/// submeshes have copies of the parameter. The parameters of parallel submeshes are all counted if
+/// they differ (ParameterSlot::set_distinct_along, FSDP's Options::parameter_mesh). An infinite or
+/// NaN value on any rank makes the norm infinite or NaN on every rank. Gradients may be plain (the
+/// same on every rank) or distributed on any meshes of one world; Partial gradients are reduced
+/// first. Parameters without a gradient count as zeros.
 ///
 /// Collective over the ranks of all meshes together, with or without gradients: one all-reduce of
 /// one or two numbers, for which the CPU does not wait. Returns a plain 0-d fp32 tensor, equal on

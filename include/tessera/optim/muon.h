@@ -32,7 +32,7 @@ struct MuonOptions {
   int ns_steps = 5;
   double eps = 1e-7;
   MuonRate rate = MuonRate::kOriginal;
-  /// The type in which matrices are sent and orthogonalised (Newton-Schulz iteration).
+  /// The dtype in which matrices are sent and orthogonalised (Newton-Schulz iteration).
   c10::ScalarType compute_dtype = c10::ScalarType::BFloat16;
 };
 

@@ -44,10 +44,11 @@ class Optimizer : tessera::detail::NoCopy {
   /// gradients differ. With TESSERA_DEBUG=1 every step compares.
   void step(double gradient_factor = 1.0);
   /// Like step() with a number, but the factor is a tensor on a device, such as ClipFactor::factor:
-  /// plain, 0-d, and equal on every rank. Each scaled gradient is rounded to its own type, as in
-  /// clip_grad_norm_(). The host does not wait for the factor. If the factor is not finite, the
-  /// optimizers of this library change neither parameters on a CPU nor their state, and AdamW
-  /// changes neither fp32 parameters nor their state. An Ema still updates its averages.
+  /// plain, 0-d, and equal on every rank. Each scaled gradient is rounded to the dtype of the
+  /// gradient, as in clip_grad_norm_(). The CPU does not wait for the factor. If the factor is NaN
+  /// or infinite, the optimizers of this library change neither parameters on a CPU nor their
+  /// state, and AdamW changes neither fp32 parameters nor their state. An Ema still updates its
+  /// averages.
   void step(const at::Tensor& gradient_factor);
   /// Clears the gradients, including the gradients that FSDP has accumulated but not reduced. Not
   /// collective.
@@ -105,7 +106,7 @@ class OptimizerList : public Optimizer {
 /// (Polyak & Juditsky 1992): after each step of `inner`, average = decay * average + (1 - decay) *
 /// parameter. The average starts with the parameters before the first step, or with the averages of
 /// a loaded checkpoint. Each rank stores the average of its local shards, in fp32 for shards of a
-/// narrower type. The average is part of the optimizer state, under the name "ema". Checkpoints
+/// narrower dtype. The average is part of the optimizer state, under the name "ema". Checkpoints
 /// therefore save the average, and a resumed run continues with the saved average. Ema does not
 /// communicate.
 class Ema final : public Optimizer {

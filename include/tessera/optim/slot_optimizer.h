@@ -30,7 +30,7 @@ struct ShardUpdate;
 struct Batch {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::vector<at::Tensor>> states;  ///< one list of state tensors for each state name
-  std::vector<at::Tensor> steps;                ///< step of each tensor, from 1; or empty list
+  std::vector<at::Tensor> steps;  ///< step number of each shard, from 1; empty if not counted
   /// For each tensor, the index of its parameter in Optimizer::parameters(). If a tensor joins the
   /// shards of several parameters, this is the index of the first parameter.
   std::vector<std::size_t> shards = {};
@@ -42,7 +42,7 @@ struct Batch {
 
 /// Base class of optimizers with state for local shards. A step checks the local shard and gradient
 /// of each parameter, creates missing state, joins shards that are adjacent in memory, sorts the
-/// shards into batches by type and device, and calls update_batch() for each batch. A parameter's
+/// shards into batches by dtype and device, and calls update_batch() for each batch. A parameter's
 /// state is created in its first step, in fp32 if the parameter is narrower. FSDP places the shards
 /// of a unit one after another in memory, and the optimizer does the same with their state.
 ///
@@ -61,13 +61,13 @@ class SlotOptimizer : public Optimizer {
                 bool counts_steps);
 
   /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
-  /// of the type in which the update is computed: fp32 for narrower parameters, whose new values
-  /// are then rounded back, a few at a time. Complex tensors are passed as real tensors with a last
-  /// dimension for real and imaginary parts (at::view_as_real). Gradients are already multiplied by
-  /// the factor of step(), unless takes_gradient_factor() returned true. update_batch() may
-  /// overwrite gradients. Ranks call update_batch() with different shards, and not equally often.
-  /// update_batch() must therefore not communicate. If update_batch() throws, step() throws on this
-  /// rank only, and earlier batches stay updated.
+  /// of the dtype of the update: fp32 for narrower parameters, whose new values are then rounded
+  /// back, a few at a time. Complex tensors are passed as real tensors with a last dimension for
+  /// real and imaginary parts (at::view_as_real). Gradients are already multiplied by the factor of
+  /// step(), unless takes_gradient_factor() returned true. update_batch() may overwrite gradients.
+  /// Ranks call update_batch() with different shards, and not equally often. update_batch() must
+  /// therefore not communicate. If update_batch() throws, step() throws on this rank only, and
+  /// earlier batches remain updated.
   virtual void update_batch(const Batch& batch, std::size_t group);
   /// Whether update_batch() multiplies the gradients of `batch` by Batch::gradient_factor. By
   /// default the gradients are multiplied before update_batch(), in place.
@@ -88,8 +88,8 @@ class SlotOptimizer : public Optimizer {
   static void scale_gradients(const std::vector<ShardUpdate>& shards, const at::Tensor& factor);
   /// Whether a parameter without a gradient takes part in a step.
   virtual bool updates_without_gradient(const at::Tensor& /*parameter*/) const { return false; }
-  /// Returns the type of the optimizer state for a local shard of `group`. By default this is fp32
-  /// if the shard is narrower than fp32, otherwise the shard's type.
+  /// Returns the dtype of the optimizer state for a local shard of `group`. By default the dtype is
+  /// fp32 if the shard is narrower than fp32, otherwise the shard's dtype.
   virtual c10::ScalarType state_dtype(std::size_t group, c10::ScalarType parameter) const;
 
   /// The optimizer state of one local shard.
@@ -162,8 +162,8 @@ template <class Options, class = void>
 class GroupedOptimizer : public SlotOptimizer {
  public:
   std::size_t groups() const { return options_.size(); }
-  /// The options of a group. The program can change these options between steps. A step throws
-  /// Error for an lr that is negative or not finite.
+  /// The options of a parameter group. The program can change these options between steps. A step
+  /// throws Error for an lr that is negative, NaN or infinite.
   Options& options(std::size_t group = 0) {
     check_group(group);
     return options_[group];

@@ -42,7 +42,7 @@ struct PlanOptions {
   std::string device = "cpu";
   bool offload = false;     ///< whether shards, gradients and optimizer state are in CPU memory
   std::int64_t tokens = 0;  ///< number of tokens (or samples) per step over all ranks
-  c10::ScalarType type = c10::kFloat;  ///< type of the matrix products, for their peak FLOP/s
+  c10::ScalarType type = c10::kFloat;  ///< dtype of the matrix products, for their peak FLOP/s
   /// The model's FLOPs per token, for model FLOPs utilization (MFU). If zero, MFU uses the FLOPs of
   /// the step's matrix products, including recomputation.
   observe::ModelFlops flops{};

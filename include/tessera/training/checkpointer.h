@@ -108,8 +108,8 @@ class Checkpointer : tessera::detail::NoCopy {
   /// the folder can't be written, or if another process has locked the folder. Call make_folder()
   /// on rank 0; not collective.
   void make_folder();
-  /// Returns the non-tensor entries of the checkpoint that load() will load, for early checks. The
-  /// entries include the program's entries from after_step().
+  /// Returns the JSON object (without tensors) of the checkpoint that load() will load, for early
+  /// checks. The object includes the `entries` that the program passed to after_step().
   Json peek(const TrainState& state);
   /// Loads the step into `state`. For a step of this run, also restores the random number state. If
   /// a step is damaged, load() prints a warning and loads the previous step, unless the options
@@ -121,9 +121,10 @@ class Checkpointer : tessera::detail::NoCopy {
   [[noreturn]] void fail_as_foreign() const;
 
   /// Saves the state after every `every` steps, after the last step, and if the run is `stopped`; a
-  /// stopped run saves without `async`. `entries` are further entries of the program. Returns the
-  /// seconds that training waited, or nullopt if nothing was saved. Throws the error of this save
-  /// or of the previous save; an error of the last step's save is returned by finish() instead.
+  /// stopped run saves without `async`. `entries`: JSON values that the program adds to the
+  /// checkpoint. Returns the seconds that training waited, or nullopt if nothing was saved. Throws
+  /// the error of this save or of the previous save; an error of the last step's save is returned
+  /// by finish() instead.
   std::optional<double> after_step(const TrainState& state, const Json& entries = Json::object(),
                                    bool stopped = false);
   /// Waits for the last save, and repeats a failed save once. Returns the error of the second

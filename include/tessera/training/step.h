@@ -41,14 +41,14 @@ struct StepOptions {
   /// that are already divided by the number of tokens of all micro-batches
   /// (tensor_parallel::tokens_per_rank).
   bool mean_of_micro_batches = true;
-  /// Whether FSDP reduces gradients after each micro-batch. If false, parameters stay gathered, and
-  /// gradients unreduced, until the last micro-batch, so a step has one gather and one reduction.
-  /// False requires that reshard_after_forward is false (ZeRO-2).
+  /// Whether FSDP reduces gradients after each micro-batch. If false, parameters remain gathered
+  /// and gradients are not reduced until the last micro-batch, so a step has one all-gather and one
+  /// reduction. False requires that reshard_after_forward is false (ZeRO-2).
   bool sync_each_micro_batch = true;
   double max_norm = 1.0;  ///< maximum norm of the gradients; infinity: no clipping
   /// The learning-rate schedule; nullopt: a constant learning rate.
   std::optional<optim::LrSchedule> schedule = std::nullopt;
-  /// Advice that is added to the error of a step whose loss or gradient norm is not finite.
+  /// Advice that is added to the error of a step whose loss or gradient norm is NaN or infinite.
   std::string advice_not_finite =
       "lower the learning rate or max_norm, or look at the data of this step";
   std::string advice_out_of_memory = "take a smaller batch, activation checkpointing or more ranks";

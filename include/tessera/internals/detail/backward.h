@@ -73,7 +73,7 @@ enum class BackwardCode : std::uint8_t {
   kFormulaOrProgram,  ///< a node of the program, or a node that has hooks of the program
 };
 
-/// Returns which kind of code the backward on this thread runs now.
+/// Returns what the backward on this thread runs now: a gradient formula or code of the program.
 BackwardCode backward_code();
 
 /// Whether a node of autograd's graph has hooks that were not added by this library.

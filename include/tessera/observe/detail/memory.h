@@ -36,8 +36,8 @@ struct TensorMemoryOptions {
   /// Whether to reserve only virtual addresses: the system allocates memory at the first write.
   /// Used with kernels::FakeMode.
   bool reserve_only = false;
-  /// Sizes of blocks are rounded up to a multiple of `granularity` bytes. libtorch uses 512 on a
-  /// GPU.
+  /// Sizes of memory blocks are rounded up to a multiple of `granularity` bytes. libtorch uses 512
+  /// on a GPU.
   std::int64_t granularity = 1;
   /// A function that is called for each block, on the thread that allocates or frees the block. May
   /// be empty.
@@ -47,7 +47,8 @@ struct TensorMemoryOptions {
 /// Starts to count the memory of CPU tensors, like count_tensor_memory() of metrics.h, but with
 /// options. A second call changes the options. Must not be called while other threads use tensors.
 void count_tensor_memory(TensorMemoryOptions options);
-/// Returns the bytes of all allocated blocks; nullopt before count_tensor_memory() was called.
+/// Returns the number of bytes in all allocated blocks of memory; nullopt before
+/// count_tensor_memory() was called.
 std::optional<std::int64_t> tensor_bytes();
 /// Returns the highest number of allocated bytes since the last call; nullopt before
 /// count_tensor_memory() was called. Thread safe.
@@ -81,8 +82,8 @@ bool is_state(MemoryKind kind);
 /// Numbers of bytes, indexed by MemoryKind.
 using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 
-/// The highest memory use in one moment of a step, over all micro-batches. A moment is, for
-/// example, the backward of one FSDP unit.
+/// The highest memory use in a moment of a step, over all micro-batches. A moment is a part of a
+/// step: for example, the backward of one FSDP unit.
 struct MomentMemory {
   std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
@@ -113,14 +114,14 @@ class MemoryLog final : tessera::detail::NoCopy {
   /// allocation and returns the name of the current moment, or "" if only the phase is known.
   /// StepMemory::moments is filled only if `moments` is true.
   void begin_step(std::function<std::string()> where, bool moments = false);
-  /// Returns the phase of the last allocation.
+  /// Returns the phase of the run (MemoryPhase) at the last allocation.
   MemoryPhase phase() const { return phase_; }
   /// Returns a comm::Streams object that passes all calls on to `lanes`. Through this object the
   /// MemoryLog knows the stream (comm::Lane) on which each block is allocated. Pass the object to
   /// comm::set_host_streams(). The MemoryLog must outlive the object.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
-  /// Marks the memory of a CPU tensor as the memory of a parameter. Call assign_parameter() for all
-  /// parameters.
+  /// Marks a CPU tensor as a parameter, in the counts by MemoryKind. Call assign_parameter() for
+  /// all parameters.
   void assign_parameter(const at::Tensor& tensor);
 
   /// Returns the memory of the step that began last, which must have ended. With `on_host`, shards,

@@ -42,7 +42,7 @@ struct SearchSpace {
   std::int64_t dp_replicate = 1;
   std::int64_t batch = 1;     ///< number of samples per step, over all ranks
   std::int64_t sequence = 0;  ///< number of tokens per sample; 0: samples are not sequences
-  std::int64_t blocks = 0;    ///< number of equal blocks; 0: a layout checkpoints all or none
+  std::int64_t blocks = 0;    ///< number of equal blocks; 0: ac is for all blocks or none
   TrainingLayout first{};     ///< values of the fields in `fixed`; cp and accumulate to try first
   /// The fields of `first` that the search must not change, by name: "dp", "tp", "cp", "ac",
   /// "zero", "accumulate".
@@ -52,8 +52,8 @@ struct SearchSpace {
   std::function<bool(std::int64_t tp)> allows_tp{};
   std::function<bool(std::int64_t cp)>
       allows_cp{};  ///< whether sequences can be split over `cp` ranks; empty: never
-  /// Returns the estimate of a layout's first rank. If the function throws Error, the layout is
-  /// refused.
+  /// Returns the estimated memory and time of the first rank in a layout. If the function throws
+  /// Error, the layout is refused.
   std::function<Estimate(const TrainingLayout& layout)> estimate{};
 };
 
@@ -80,14 +80,15 @@ struct Search {
 };
 
 namespace detail {
-/// Returns the text for a layout: "dp 64 × tp 8, ac full, ZeRO-3"; cp and micro-batches are
-/// included if above 1.
+/// Returns the name of a layout for messages: "dp 64 × tp 8, ac full, ZeRO-3"; cp and micro-batches
+/// are included if above 1.
 std::string name_of(const TrainingLayout& layout);
 }  // namespace detail
 
-/// Returns how many of `blocks` blocks to checkpoint (at least 1) so that the peak is at most
-/// `room`. Interpolates between the peaks with no block and with all blocks checkpointed. The true
-/// peak is convex in the number of checkpointed blocks, so the result is large enough.
+/// Returns how many of `blocks` blocks to checkpoint (at least 1) so that the memory peak is at
+/// most `room` bytes. Interpolates between the peaks with no block and with all blocks
+/// checkpointed. The true peak is convex in the number of checkpointed blocks, so the result is
+/// large enough.
 std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
                                  std::int64_t room, std::int64_t blocks);
 
