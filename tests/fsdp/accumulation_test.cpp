@@ -1,5 +1,5 @@
 // Tests gradient accumulation in which only the last micro-batch reduces gradients: gradients that
-// the program drops, and matrix products that FSDP adds to gradients in place.
+// the program drops, and matrix products that backward adds to gradients in place.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
@@ -71,7 +71,7 @@ TEST_SHARDED(EarlierBackward, ReturnsWithPendingReductions, 2) {
   const auto streams = record(model);
   set_is_last_backward(model, false);
   local_loss(model, rank, 0).backward();
-  // The root's reduction, which backward starts last, has not finished when backward returns.
+  // Backward does not wait for the last reduction, which is the reduction of the root.
   EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
   EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
   set_is_last_backward(model, true);
@@ -83,7 +83,7 @@ TEST_SHARDED(EarlierBackward, ReturnsWithPendingReductions, 2) {
             8);
 }
 
-/// Backward needs the weight of `second`, but not the weight of `first`: x needs no gradient.
+/// The input needs no gradient, so backward uses only the weight of `second`.
 struct Scaled : nn::Module<Scaled> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
   nn::Child<nn::Linear> first{*this, "first", 3, 5}, second{*this, "second", 5, 5};
@@ -152,8 +152,8 @@ const std::vector<Setting>& settings() {
   return all;
 }
 
-// Tests each way to drop gradients with each Setting. The dropped gradients are NaN, so that a use
-// of a dropped gradient gives NaN.
+// Tests all ways to drop gradients, with each Setting. The dropped gradients are NaN, so a test
+// fails if a dropped gradient is used.
 TEST(DroppedGradients, DoNotAffectLaterGradients) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {1});
   const std::vector<at::Tensor> expected_of_two = gradients_alone({}, {1, 2});
@@ -378,7 +378,7 @@ TEST(InPlaceAddition, DoesNotChangeResultsOfAutogradGrad) {
 }
 
 TEST(InPlaceAddition, ExcludesAFailedBackward) {
-  // `drops`: the gradients of the first backward are NaN and must be dropped, not reduced.
+  // `drops`: whether the program drops the gradients of the first backward, which are NaN.
   for (const bool drops : {false, true}) {
     const std::vector<at::Tensor> expected =
         shared_alone(drops ? std::vector{0} : std::vector{0, 1});

@@ -58,7 +58,6 @@ TEST(CopyAgreement, ComparesReplicatedParametersOfAShardedUnit) {
   EXPECT_CONTAINS(errors[0], "'head.weight'", "rank 0", "ranks 1");
 }
 
-// Rank 1 changes its copy of a parameter or of an accumulated gradient after the first step.
 TEST(CopyAgreement, ComparesParametersAndGradientsAgainWithDebugChecks) {
   const DebugChecks checks("1");
   for (const bool of_gradient : {false, true}) {
@@ -118,7 +117,7 @@ TEST(ParameterAgreement, ComparesTheNumberOfParameters) {
   EXPECT_CONTAINS(errors, "rank 0 has 2 parameters, rank 1 has 1");
 }
 
-// Ranks 0 and 1 share a head, and so do ranks 2 and 3. The head of rank 1 has a wrong size.
+// Ranks 0 and 1 shard one head, ranks 2 and 3 another. Rank 1's head has a wrong shape.
 TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
@@ -194,8 +193,8 @@ struct Difference {
   std::function<void(Pair&, int rank)> act;
 };
 
-// Each case runs different units on different ranks. All ranks must throw before a wrong result is
-// returned.
+// In each case the ranks run different units. All ranks must throw before any rank returns a wrong
+// result.
 TEST_F(UnitMismatch, IsReportedOnEveryRank) {
   const Options zero3{.reshard_after_forward = true}, zero2{.reshard_after_forward = false};
   const auto both = [](Pair& model, int rank) { run_both(model, rank != 1).sum().backward(); };
@@ -237,7 +236,7 @@ TEST_F(UnitMismatch, InASubgroupNamesTheSubgroup) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Pair model(rank.mesh({4}, {"dp"}), {.reshard_after_forward = true, .post_forward_mesh_size = 2},
                /*frozen=*/true);
-    // Ranks 0 and 1 (group 'dp/2') run different units. The error must reach ranks 2 and 3 as well.
+    // Ranks 0 and 1 (process group 'dp/2') run different units. Ranks 2 and 3 must also throw.
     model(input().requires_grad_(), rank.rank() != 1, true).sum().backward();
   });
   expect_both_named(errors);
@@ -296,7 +295,7 @@ TEST_F(UnitMismatch, DropsAccumulatedAndPendingGradients) {
   });
 }
 
-// Forward has no collective across replicas, so one replica may evaluate alone.
+// Forward calls no collective over replicas, so one replica can evaluate without the others.
 TEST_F(UnitMismatch, IgnoresEvaluationByOneReplica) {
   RunRanks(4, [](Rank& rank) {
     Pair model(rank.mesh({2, 2}, {"replicate", "shard"}));

@@ -50,7 +50,6 @@ at::Tensor padded_chunk(const at::Tensor& whole, std::int64_t ranks, std::int64_
   return flat;
 }
 
-// pack() writes zeros for an undefined tensor.
 TEST(Packing, ZeroesGapsBetweenAndAfterSegments) {
   const std::vector<Segment> segments = segments_of({{{6}, 0, 2}, {{2}, 0, 2}}, at::kFloat);
   at::Tensor buffer = at::full({2, flat_numel(segments)}, 7.0);
@@ -123,7 +122,7 @@ TEST(BufferPool, FreesUnsuitableBuffersBeforeAllocation) {
     EXPECT_EQ(p.pool.idle_bytes(), 400);
     const BufferPool::Buffer buffer = p.pool.acquire(numel, at::kFloat, Lane::kAllGather);
     EXPECT_EQ(p.pool.idle_bytes(), 0);
-    // Before the pool frees the idle buffer, the buffer's stream waits for the event of release().
+    // The pool frees the idle buffer only after the event that was passed to release().
     EXPECT_EQ(p.streams->log(), (Log{"compute: record 1", "all_gather: wait 1"}));
   }
 }

@@ -56,8 +56,8 @@ TEST(FsdpCheckpointing, AddsNoCollectives) {
       const auto inside = [&](SmallModel& model) { checkpoint_blocks(model, {.counts = counts}); };
       expect_same(plain, step(rank, options, inside, loss_of));
       EXPECT_EQ(counts->recomputations, 3);
-      // The checkpointed function contains the whole model, so the recomputation runs before the
-      // backward of any unit.
+      // The whole model is one checkpointed function, so the recomputation runs before the backward
+      // of any unit.
       const auto around = [](SmallModel& model, const at::Tensor& x) {
         return nn::checkpoint([&](const at::Tensor& y) { return loss_of(model, y); }, x);
       };

@@ -42,9 +42,9 @@ struct Case {
   int accumulation = 1;
   std::optional<nn::CheckpointOptions> recompute{};
   std::int64_t lora = 0;    ///< rank of the experts' adapters
-  double bias_of_3 = 0;     ///< selection bias of expert 3
-  bool first_idle = false;  ///< on several ranks, whether rank 0 gets no rows
-  double dropout = 0;       ///< probability for activations or, with `lora`, for inputs of adapters
+  double bias_of_3 = 0;     ///< expert 3's selection bias
+  bool first_idle = false;  ///< whether rank 0 gets no rows of the batch
+  double dropout = 0;       ///< for activations or, with `lora`, for the inputs of the adapters
   bool ema = false;         ///< whether to compare averages of the weights (EMA)
   std::vector<std::vector<std::int64_t>> meshes{{2, 2}};  ///< sizes (dp, ep) or (replicas, dp, ep)
 };
@@ -55,7 +55,6 @@ nn::ExpertsOptions options_of(const Case& test) {
   return options;
 }
 
-/// The results of a training run, equal on every rank.
 struct Curve {
   std::vector<double> numbers;
   std::vector<at::Tensor> weights;
@@ -213,7 +212,6 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{.name = "eight", .meshes = kAllMeshes},
         Case{.name = "six", .options = [](Set& o) { o.experts = 6; }, .meshes = kAllMeshes},
-        // There are three experts on four ranks, so the last rank has no expert.
         Case{.name = "three", .options = [](Set& o) { o.experts = 3; }, .meshes = {{1, 4}}},
         Case{.name = "one_nobody_chooses",
              .options = [](Set& o) { o.selection_bias = true; },
@@ -247,7 +245,7 @@ INSTANTIATE_TEST_SUITE_P(
              .meshes = {{1, 4}}}),
     testing::name_of_case<Case>);
 
-/// The result of a mixture, computed by libtorch's operators: every expert computes every row.
+/// Computes a mixture of experts by libtorch's operators: every expert computes every row.
 struct Expected {
   Expected(nn::MixtureOfExperts& mixture, const at::Tensor& x) {
     const nn::ExpertsOptions& o = mixture.options();
@@ -416,8 +414,8 @@ TEST(AllToAllUneven, SendsLessThanAllGathers) {
     const Sent gathers(rank);
     const at::Tensor all = DistributedTensor::from_local(x, mesh["ep"], {Shard{0}}).full_tensor();
     DistributedTensor::from_local(all, mesh["ep"], {Partial{}}).redistribute({Shard{0}});
-    // In an all-gather, a rank sends its input to each other rank. In a reduce-scatter or
-    // all-to-all, a rank sends all of its input except its own part.
+    // In an all-gather, a rank sends its whole input to each other rank. In a reduce-scatter or an
+    // all-to-all, a rank does not send the part of its input that belongs to this rank.
     const double to_others = (kRanks - 1.0) / kRanks;
     const double gathered =
         (kRanks - 1.0) * static_cast<double>(gathers.of("ep", "all_gather").bytes) +

@@ -215,7 +215,6 @@ TEST_P(RequestedGradients, EqualTheGradientsOfOneRank) {
     for (int step = 0; step < 2; ++step) {
       EXPECT_EACH(grad({local_loss(model, rank, 0)}, parameters), first, 1e-4, 1e-6);
       EXPECT_EQ(defined_gradients(parameters), "");
-      // After a call of autograd::grad(), backward() must still set `.grad`.
       local_loss(model, rank, 1).backward();
       EXPECT_EACH(grad({local_loss(model, rank, 0)}, parameters), first, 1e-4, 1e-6);
       expect_gradients(model, second);
@@ -278,7 +277,6 @@ TEST_SHARDED(RequestedGradient, IsRefusedInUnsupportedCases, 2) {
   const at::Tensor loss = local_loss(model, rank, 0);
   const at::Tensor doubled = loss * 2;
   EXPECT_ERROR(grad({doubled}, {parameters[0], loss}), "retain_graph");
-  // The failed call of autograd::grad() must not change the results of the next call.
   EXPECT_EACH(grad({doubled}, {parameters[0]}), {gradients_alone({}, {0})[0] * 2}, 1e-4, 1e-6);
 }
 

@@ -1,5 +1,5 @@
 // Tests the mean of a loss over all tokens with a target, where ranks and micro-batches have
-// different numbers of tokens; penalties on sharded parameters; and gradients that are not finite.
+// different numbers of tokens; penalties on sharded parameters; and NaN or infinite gradients.
 
 #include <limits>
 
@@ -116,7 +116,7 @@ struct UnevenRows {
     count = std::min(chunk, kAll - first);
     x = inputs(kAll).narrow(0, first, count);
   }
-  /// Later rows have larger losses: the mean of the ranks' means is not the mean of all rows.
+  /// Later rows have larger losses, so the mean of the ranks' mean losses is not the global mean.
   static at::Tensor loss(nn::Linear& head, const at::Tensor& x) {
     return (head(x).sum(1) * x.sum(1)).square().mean();
   }
@@ -143,7 +143,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllRowsWithMeanWeight) {
   }
 }
 
-// Only `head` must cause a warning: its loss is not weighted, and the ranks have unequal rows.
+// Only `head` must cause a warning: the ranks have unequal rows and do not weight the loss.
 TEST(LossOfUnevenRows, WarnsOnceIfUnweighted) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Warnings warnings("different numbers of rows");
@@ -205,7 +205,6 @@ TEST_SHARDED(Penalty, OnShardsCannotBeAddedToALocalLoss, 2) {
   const at::Tensor penalty = penalty_of(model);
   EXPECT_ERROR(loss + 0.5 * penalty, "full_tensor()");
   EXPECT_ERROR(penalty * loss, "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
-  // The term loss.detach() is plain, and its value differs between ranks.
   EXPECT_ERROR(penalty - loss.detach(), "differs from rank 0", "ranks 1");
   EXPECT_TRUE(tessera::is_distributed(penalty - at::scalar_tensor(2)));
 }
@@ -252,8 +251,8 @@ TEST(NonfiniteGradient, IsReportedWithRanksAndParameterNames) {
          optim::grad_norm(optim::slots_of(model), throws);
        },
        {"rank 0", "not finite"}},
-      // In a model without small parameters, the message can only name the ranks whose shards are
-      // not finite.
+      // Without small parameters, the message can only name the ranks whose gradient shards contain
+      // NaN or infinite values.
       {"a large parameter",
        {1, 2},
        [&](Rank& rank, const DeviceMesh& mesh) {

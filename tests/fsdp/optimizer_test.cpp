@@ -137,7 +137,7 @@ at::Tensor part_of_batch(int step, std::int64_t part, std::int64_t parts, c10::S
 
 constexpr int kSteps = 4;
 
-/// Returns the expected parameters: trained on one rank, in fp32, without loss scaling.
+/// Returns the parameters after training on one rank, in fp32, without loss scaling.
 std::vector<at::Tensor> reference_parameters() {
   Filled<SmallModel> model(6, 10, 3, 2);
   optim::AdamW optimizer(model, {.lr = 0.01, .eps = 1e-15});

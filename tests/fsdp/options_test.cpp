@@ -102,7 +102,7 @@ TEST(StackedExperts, HaveTheNormAndCheckpointOfOneRank) {
   });
 }
 
-// A norm must count the experts of all ranks along "ep": these ranks have different experts.
+// Ranks along "ep" have different experts, so a norm must include the experts of all these ranks.
 TEST_ON_MESH(Options, CountsParametersOnAnotherMeshInNorms, {2, 2}, {"ep", "efsdp"}) {
   Filled<Mixture> model;
   shard_mixture(model, mesh);
@@ -190,14 +190,14 @@ TEST_P(ExpertsWithoutRows, AreUpdatedLikeOnOneRank) {
     optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
     optim::AdamW optimizer_alone(alone, {.lr = 0.1, .weight_decay = 0.5});
     const at::Tensor x = at::ones({3});
-    // The chosen expert by step: 0: the rank's own, 1: expert 0, 2: no expert, 3: the last expert.
+    // In steps 0 to 3, a rank chooses an expert of its own, expert 0, no expert, the last expert.
     for (const int step : {0, 1, 2, 3}) {
       const std::int64_t own = rank.rank() % c.experts;
       const std::int64_t chosen[] = {own, 0, -1, c.experts - 1};
       model(x, chosen[step]).backward();
       for (int other = 0; other < rank.size(); ++other) {
         const std::int64_t theirs[] = {other % c.experts, 0, -1, c.experts - 1};
-        // On the mesh, a rank can choose only its own experts.
+        // On the mesh, rank `other` can choose only the experts that are on this rank.
         const std::int64_t first = chunk_offset(c.experts, c.ep, other % c.ep);
         const std::int64_t rows = chunk_size(c.experts, c.ep, other % c.ep);
         const std::int64_t expert = theirs[step];

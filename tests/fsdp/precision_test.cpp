@@ -1,4 +1,4 @@
-// Tests the types of computation and of reduction, the divisor of gradients, averages in the
+// Tests the dtypes of computation and of reduction, the divisor of gradients, averages in the
 // reduce-scatter, and models that are converted after fully_shard().
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace tessera::fsdp::precision {
 
-/// Returns the gradients that a copy of the model in bf16 computes on one rank.
+/// Returns the gradients of a bf16 copy of the model on one rank.
 std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
   Filled<SmallModel> compute(5, 7, 3);
   compute.to(at::kBFloat16);
@@ -38,7 +38,8 @@ TEST(MixedPrecision, ComputesInBfloat16AndKeepsMastersInFp32) {
                   for (const at::Tensor& parameter : parameters_of(model)) {
                     EXPECT_EQ(parameter.scalar_type(), at::kFloat);
                     EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat);
-                    // Each rank rounds its gradient to bf16 (8 bits): a large tolerance is needed.
+                    // Each rank rounds its gradient to bf16 (8 bits), so the tolerance must be
+                    // large.
                     EXPECT_TRUE(full_tensor(parameter.grad()).allclose(expected[i], 3e-2, 3e-3))
                         << i;
                     ++i;
@@ -47,8 +48,8 @@ TEST(MixedPrecision, ComputesInBfloat16AndKeepsMastersInFp32) {
   }
 }
 
-/// Returns the gradient of two micro-batches on a 2 x 2 mesh (HSDP). Rank 0 has a large gradient,
-/// all other ranks have small gradients.
+/// Returns the sum of the gradients of two micro-batches on a 2 x 2 mesh (HSDP). Rank 0 has a large
+/// gradient, and the other ranks have small gradients.
 float gradient_over_replicas(Rank& rank, at::ScalarType reduce_dtype, bool zero3) {
   Filled<nn::Linear> linear(1, 1, {.bias = false});
   fully_shard(linear, rank.mesh({2, 2}, {"dp_replicate", "dp"}),
@@ -117,13 +118,13 @@ struct ScaleNet : nn::Module<ScaleNet> {
   nn::Child<Scale> scale{*this, "scale"};
 };
 
-/// A mesh with the dimensions (replicas, dp, tp), and how two micro-batches reduce gradients.
+/// Sizes of a mesh (replicas, dp, tp), and the settings for the reductions of two micro-batches.
 struct ReduceCase {
   std::vector<std::int64_t> sizes;
   bool offload = false;
   bool accumulates_unsharded = false;  ///< first micro-batch: set_requires_gradient_sync(false)
   bool accumulates_sums = false;       ///< first micro-batch: set_requires_all_reduce(false)
-  double divisor = 0;                  ///< 0: divides by the number of data-parallel ranks
+  double divisor = 0;                  ///< 0: the divisor is the number of data-parallel ranks
 };
 
 /// Gradients are 256 on rank 0 and 1 on other ranks. bf16 cannot represent the sums 257 and 513.
@@ -179,7 +180,7 @@ TEST(ReduceDtype, IsUsedInGroupsOfOneRank) {
   }
 }
 
-/// Runs a backward in which each rank's gradient is `value`. Returns the gradient reduced in fp16.
+/// Runs a backward in which each element of each rank's gradient is `value`; reduces in fp16.
 at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(nn::Linear&)>& set) {
   Filled<nn::Linear> linear(3, 4, {.bias = false});
   fully_shard(linear, rank.mesh({rank.size()}, {"dp"}), {.mp_policy = {.reduce_dtype = at::kHalf}});
@@ -251,7 +252,7 @@ TEST_ON_RANKS(DtypeConversion, OfPartOfAUnitIsRefused, 2) {
   EXPECT_ERROR(linear(at::ones({2, 3})), "'bias'");
 }
 
-/// A process group whose reduce-scatter can average. Counts the reduce-scatters that average.
+/// A process group whose reduce-scatter can average. `averages` counts such reduce-scatters.
 class Averaging final : public testing::ForwardingCommunicator {
  public:
   Averaging(comm::CommunicatorPtr inner, int& averages)
@@ -285,8 +286,8 @@ std::vector<at::Tensor> gradients_in(const comm::WorldPtr& world, const Rank& ra
   return gradients;
 }
 
-/// Runs one backward. The number of reduce-scatters that average must be `expected`. The gradients
-/// must equal the gradients with a process group that only sums.
+/// Runs one backward. Exactly `expected` reduce-scatters must average, and the gradients must be
+/// the same as with a process group that can only sum.
 void expect_averages(int ranks, int expected, const std::function<void(ShardedModel&)>& change) {
   RunRanks(ranks, [&](Rank& rank) {
     int averages = 0;

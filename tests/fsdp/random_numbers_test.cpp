@@ -55,7 +55,7 @@ TEST(RandomNumbers, MayBeSkippedWithoutRowsAndInFirstForwards) {
   }
 }
 
-// After a failed training forward, random operators outside of a training forward must still draw
+// After a training forward has failed, random operators outside of a training forward must draw
 // libtorch's numbers.
 TEST_ON_MESH(RandomNumbers, OutsideOfTrainingForwardsComeFromLibtorch, {2}, {"dp"}) {
   Draws draws;
@@ -155,7 +155,8 @@ TEST(RandomErrors, NameTheOperatorAndTheRemedyOnEveryRank) {
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 8); },
        {"[8, 4, 8]", "second dimension"},
        4},
-      // The first dimension, 4, is a multiple of the batch's 2 rows, but need not be the batch.
+      // The random tensor has 4 rows, a multiple of the batch's 2 rows, but can be unrelated to the
+      // batch.
       {[](const at::Tensor& y) { return y + at::rand({4, 1}).sum(); },
        {"uniform_", "[4, 1]", "first dimension", "BatchPart(0, 1)"}},
       // Each random number of these operators depends on earlier numbers, not only on its index.
@@ -198,8 +199,8 @@ TEST(RandomErrors, DoNotOccurInBatchPartOrOnOneRank) {
   EXPECT_EQ(errors_of(dropout, 2, true, 1), std::vector<std::string>{""});
 }
 
-// On a rank with one row, a random tensor of sizes {1, 1} can be for this row or for all rows. All
-// ranks must throw, and no rank may wait for another rank.
+// On a rank with one row, a random tensor of shape {1, 1} can be for this row or for the whole
+// batch. All ranks must throw, and no rank may wait for another rank.
 TEST(RandomErrors, OfAmbiguousSizesReachAllRanks) {
   for (const bool of_rows : {false, true}) {
     const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {

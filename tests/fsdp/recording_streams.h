@@ -46,7 +46,6 @@ class RecordingStreams final : public comm::Streams {
   }
 
   const std::vector<std::string>& log() const { return log_; }
-  /// The lines of log() that note() has added.
   const std::vector<std::string>& notes() const { return notes_; }
   void clear() {
     log_.clear();

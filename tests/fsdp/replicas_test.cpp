@@ -85,7 +85,7 @@ TEST_ON_MESH(Replicate, CombinesWithShardedUnits, {4}, {"dp"}) {
 }
 
 constexpr std::int64_t kWide = 600;
-/// A full bucket has 1 MiB, so each weight (1.4 MiB) is a separate bucket.
+/// A full bucket has 1 MiB of parameters, so each weight (1.4 MiB) has its own bucket.
 const Options kBuckets{.bucket_cap_mb = 1};
 constexpr std::int64_t kLayers = 4;
 
@@ -109,7 +109,7 @@ struct Chain : nn::Module<Chain> {
   }
   static constexpr nn::LinearOptions kNoBias{.bias = false};
   std::vector<std::shared_ptr<nn::Linear>> layers;
-  /// Called in backward when only the backward of the first layer remains.
+  /// Called when backward has finished all layers except the first.
   std::function<void()> at_first_layer = [] {};
 };
 
@@ -123,8 +123,8 @@ at::Tensor rows_from(std::int64_t first, std::int64_t count) {
   return uniform_values({4, kWide}, 3).narrow(0, first, count);
 }
 
-/// Compares the gradients of two ranks, whose models `prepare` changes, with the gradients of one
-/// rank. `early`: the number of buckets that are reduced when backward reaches the first layer.
+/// Compares the gradients of two ranks with the gradients of one rank, after `prepare` has changed
+/// the ranks' models. `early`: how many buckets are reduced before the backward of the first layer.
 void expect_early_buckets(std::int64_t early, const std::function<void(Chain&)>& prepare) {
   Filled<Chain> alone;
   alone(rows_from(0, 4), -1).square().mean().backward();
@@ -145,7 +145,8 @@ TEST(Buckets, AreReducedWhileBackwardComputes) {
   expect_early_buckets(kLayers - 2, [](Chain&) {});
 }
 
-// A hook could write its parameter while backward reads the parameter, so reductions wait.
+// A parameter hook could write the parameter that backward still reads, so no bucket is reduced
+// early.
 TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
   expect_early_buckets(0, [](Chain& model) {
     model.layers[3]->slot("weight")->persistent().register_hook(
@@ -165,7 +166,7 @@ struct Halves : nn::Module<Halves> {
   nn::Child<Chain> chain{*this, "chain"};
 };
 
-// The second call's backward completes two buckets before the first call's backward begins.
+// The backward of the second call completes two buckets before the backward of the first call.
 TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
   Filled<Halves> alone;
   alone(alone(rows_from(0, 4), false), true).square().mean().backward();
@@ -205,7 +206,7 @@ TEST(Buckets, HaveTheSameOrderOnAllRanks) {
   });
 }
 
-// The buckets of both models have the same sizes and are reduced in the same process group.
+// Both models' buckets have equal sizes and use one process group.
 TEST(Buckets, HaveTheSameOrderForTwoModels) {
   const std::vector<at::Tensor> expected = gradients_of_skipping();
   RunRanks(2, [&](Rank& rank) {

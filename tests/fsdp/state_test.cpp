@@ -1,6 +1,5 @@
-// Tests the phases of iterations, units and gathers. After calls in an unusual order, a model must
-// train correctly. Errors must name the unit. Also tests frozen parameters, and settings that
-// change between steps.
+// Tests the phases of iterations, units and gathers; training after calls in an unusual order; unit
+// names in errors; frozen parameters; settings that change between steps.
 
 #include <c10/core/InferenceMode.h>
 
@@ -129,7 +128,7 @@ void call_forward_from_a_method(const DeviceMesh& mesh) {
   expect_gradients(model, gradients_alone());
 }
 
-/// Runs a backward inside its forward, between two calls of a block. `fails`: the backward throws.
+/// Runs a backward inside its forward, between two calls of a block; `fails`: this backward throws.
 struct RunsBackward : nn::Module<RunsBackward> {
   at::Tensor forward(const at::Tensor& x, bool fails) {
     const at::Tensor y = (*block)(x);
@@ -196,7 +195,7 @@ TEST(CallOrder, UnusualCallsAllowACorrectStep) {
   }
 }
 
-// Without the error, the inner forward would discard gradients that are not reduced yet.
+// Without the error, the inner forward would drop gradients that wait to be reduced.
 TEST_SHARDED(CallOrder, ForwardWithinBackwardIsRefused, 2) {
   const at::Tensor x = input();
   const at::Tensor loss = model(x).square().mean();
@@ -236,7 +235,7 @@ TEST_SHARDED(CurrentUnit, IsTheUnitThatFailed, 1) {
 }
 
 // A training step must be able to reuse buffers that a forward in inference mode has allocated.
-// With one rank, the gathered tensors are the shards themselves.
+// With one rank, the unsharded tensors are the shards.
 TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
@@ -291,7 +290,6 @@ TEST(FrozenParameters, MayChangeBetweenSteps) {
         const Sent sent(rank);
         local_loss(model, rank).backward();
         EXPECT_EQ(model.blocks[0]->up->slot("weight")->persistent().grad().defined(), !frozen);
-        // On two ranks, rank 0 has 5 of 10 rows, 4 of 7 rows, and 2 of 3 rows.
         const std::int64_t block = packed_numel({frozen ? 0 : 5 * 7, 5, 4 * 10, 4});
         const std::int64_t head = packed_numel({2 * 7, 2});
         EXPECT_EQ(sent.of("dp", "reduce_scatter").bytes, 2 * 4 * (3 * block + head));
@@ -312,7 +310,7 @@ TEST_SHARDED(FrozenBlocks, AreNotGatheredInBackward, 2) {
   // Forward gathers the root and three blocks. Backward gathers only the block that is not frozen.
   EXPECT_EQ(sent.calls("dp", "all_gather"), 3 + 1 + 1);
   EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 2);
-  // AdamW's state is two averages and a step counter for each parameter that has a gradient.
+  // AdamW's state of a parameter with a gradient is two averages and a step counter.
   optim::AdamW optimizer(model, {});
   EXPECT_EQ(optim::named_state(optimizer, model).size(), 3u * (4 + 2));
 }

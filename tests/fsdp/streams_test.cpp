@@ -56,10 +56,10 @@ Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options
   return notes;
 }
 
-// As in FSDP2: during a unit's backward, FSDP gathers the parameters for the next unit's backward.
+// As in FSDP2, the backward of a unit overlaps the gather for the next unit in backward.
 TEST(Streams, PrefetchBackwardInReverseOrderOfForward) {
   EXPECT_EQ(notes_of_step([](SmallModel&) {}),
-            notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // notes of the forward
+            notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // calls in forward
                    "+2 =2 +1 -2 r2", "=1 +0 -1 r1", "=0 -0 r0", "-. r."}));
 }
 
@@ -69,7 +69,7 @@ TEST(Streams, GatherOnceWithoutResharding) {
 }
 
 TEST(Streams, PrefetchTheRequestedUnitsInForward) {
-  // The units given to set_forward_prefetch() replace the order recorded in the last forward.
+  // set_forward_prefetch() gives the units to prefetch; the order of the last forward is not used.
   for (const int steps : {1, 2}) {
     const Log found = notes_of_step(
         [](SmallModel& model) {
@@ -105,7 +105,8 @@ TEST_ON_RANKS(PostOptimEvent, IsWhatTheNextGathersWaitFor, 2) {
   const std::string wait = "all_gather: wait " + number_of(update);
   set_post_optim_event(linear, update);
   EXPECT_EQ(waits_of_step(), Log{wait});
-  // set_post_optim_event() applies to one step. The next gathers wait for the compute stream.
+  // set_post_optim_event() applies to one step. In the next step, gathers wait for the compute
+  // stream.
   const Log next = waits_of_step();
   ASSERT_EQ(next.size(), 2u);
   EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
@@ -123,7 +124,8 @@ TEST_SHARDED(Streams, UseOnlyTheComputeLaneOnOneRank, 1) {
   }
 }
 
-// The gather must wait for the compute stream, on which a program can have written parameters.
+// A program can have written parameters on the compute stream, so the gather must wait for the
+// compute stream.
 TEST(ExplicitGather, WaitsForTheComputeLane) {
   for (const auto gather :
        {+[](nn::ModuleBase& module) { unshard(module); },

@@ -20,7 +20,7 @@ std::int64_t head_shard(std::int64_t ranks) {
   return padded(kClasses, ranks) * (kDim + 1);
 }
 
-/// Returns the number of elements of one rank's shards in the packed gradient buffers of all units.
+/// Returns the size of the flat buffers of all units on one rank, in elements.
 std::int64_t packed_units(std::int64_t ranks) {
   const std::int64_t up = padded(kHidden, ranks), down = padded(kDim, ranks);
   const std::int64_t head = padded(kClasses, ranks);
@@ -72,8 +72,8 @@ TEST(Traffic, IsTwoGathersAndOneReductionPerUnit) {
   RunRanks(1, [](Rank& rank) { EXPECT_TRUE(traffic_of_step(rank).empty()); });
 }
 
-/// Expected traffic of 4 ranks. `bytes`: how many bytes a rank sends in a step for each element of
-/// the model. Collectives are rings, and the number of ranks divides all sizes.
+/// The traffic of a step on 4 ranks. `bytes`: the bytes that a rank sends per element of the model,
+/// if collectives are rings and all sizes are divisible by 4.
 struct Formula {
   const char* name;
   int micro_batches;

@@ -50,7 +50,7 @@ TEST_ON_MESH(TwoDimensional, SumsNormGradientsOverTpOnce, {2, 2}, {"dp", "tp"}) 
 // Tests a parameter whose gradient has different layouts on data-parallel ranks: Partial over tp,
 // Replicate, or no gradient.
 
-/// How a rank uses a parameter. The layout of the gradient depends on the use.
+/// How a rank uses a parameter, which determines the layout of the parameter's gradient.
 enum class Use : std::uint8_t {
   kSequence,  ///< kSequence: uses a shard of the tokens (gradient Partial)
   kWhole,     ///< kWhole: uses all tokens (gradient Replicate)
@@ -65,7 +65,7 @@ struct ScaleOfTokens : nn::Module<ScaleOfTokens> {
     weight = register_slot("weight", at::ones({3}));
     nn::distribute_module(*this, tp);
   }
-  /// `x` has the sizes (batch, sequence, 3).
+  /// `x`: (batch, sequence, 3).
   at::Tensor forward(const at::Tensor& x, Use use) {
     if (use == Use::kUnused) {
       return x.detach().requires_grad_().sum();
@@ -110,7 +110,8 @@ TEST_ON_MESH(PendingSums, AreCorrectIfRanksUseParametersDifferently, {2, 2}, {"d
     for (const Use second : kUses) {
       ScaleOfTokens model(mesh["tp"]);
       fully_shard(model, mesh["dp"]);
-      // In the first step the ranks agree on the gradient's layout. Later steps need other layouts.
+      // In step 1 the ranks agree on the gradient's layout. The uses in later steps give other
+      // layouts.
       for (const Uses& uses :
            {Uses{first, second}, {second, first}, {Use::kWhole, Use::kSequence}}) {
         run(model, uses, mesh.local_rank("dp"));

@@ -7,7 +7,7 @@
 
 namespace tessera::fsdp::units {
 
-/// Expects equal gradients of `model` and `alone`. An undefined gradient counts as zeros.
+/// Expects that `model` and `alone` have equal gradients. An undefined gradient counts as zeros.
 void expect_as_alone(const nn::ModuleBase& model, const nn::ModuleBase& alone) {
   const std::vector<at::Tensor> expected = gradients_of(alone);
   std::size_t i = 0;
@@ -45,7 +45,7 @@ TEST(UnitCalls, AllowABlockWithoutItsRoot) {
   });
 }
 
-/// Makes block 1 throw once. Calls the root if `of_root` is true; otherwise calls block 1 alone.
+/// Makes block 1 throw once, in a call of the root (`of_root`) or of block 1 only.
 void fail_in_block(ShardedModel& model, const Rank& rank, bool in_backward, bool of_root) {
   auto fails = std::make_shared<bool>(true);
   model.blocks[1]->add_forward_pre_hook([=](auto&, nn::TensorList inputs) {
@@ -313,7 +313,6 @@ TEST_ON_RANKS(Slots, ShowGatheredTensorsInForwardAndOnRequest, 2) {
   EXPECT_ERROR(layer.to(at::kBFloat16), "'weight'");
   out.sum().backward();
   EXPECT_FALSE(layer.slot("weight")->role.gathered);
-  // The forward left the layer gathered, so there was no further all-gather.
   EXPECT_EQ(sent.calls("dp", "all_gather"), 0);
   unshard(layer);
   EXPECT_TRUE(shown());
@@ -351,7 +350,8 @@ struct Changing : nn::Module<Changing> {
   Act act_;
 };
 
-/// Computes h + unit(h) for h = first(x). `act_later`: changes h and unit(h) before the addition.
+/// Computes h + unit(h) for h = first(x). `act_later` changes h and unit(h) in place before the
+/// sum.
 struct Net : nn::Module<Net> {
   explicit Net(Act act, bool act_later = false) : unit(*this, "unit", act), act_later_(act_later) {
     testing::fill(*this);

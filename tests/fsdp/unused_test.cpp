@@ -27,7 +27,6 @@ TEST(UnusedParameter, OnOneRankCountsForZero) {
       fully_shard(model, mesh);
       model(x, rank.rank() == 0).square().sum().backward();
       expect_gradients(model, gradients_of(alone));
-      // This backward uses only `left`. The accumulated gradient of `right` must not change.
       const at::Tensor before = full_grad(*model.right);
       model(x, true).sum().backward();
       EXPECT_TRUE(full_grad(*model.right).equal(before));
@@ -35,8 +34,8 @@ TEST(UnusedParameter, OnOneRankCountsForZero) {
   }
 }
 
-// Rank 2 skips the unit 'extra' and starts the backward of 'base', while ranks 0, 1 and 3 gather
-// 'extra'. The tensors of both units have the same size.
+// Rank 2 skips the unit 'extra' and starts the backward of 'base', while the other ranks gather
+// 'extra'. Both units have tensors of equal sizes.
 TEST(UnusedUnit, OnOneRankIsReportedWithTheRemedy) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Filled<OptionalLayer> model;
@@ -50,7 +49,7 @@ TEST(UnusedUnit, OnOneRankIsReportedWithTheRemedy) {
   })) << errors[0];
 }
 
-/// Runs one backward for each element of `go_left`. Returns which branches have a gradient.
+/// Runs one backward per element of `go_left`. Returns the names of the branches with a gradient.
 std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<bool>& go_left,
                           bool overlap = false) {
   Branches model;

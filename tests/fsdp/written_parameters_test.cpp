@@ -8,7 +8,7 @@
 
 namespace tessera::fsdp::written {
 
-/// No shard is empty for these sizes: a write to an empty shard would change nothing.
+/// With these sizes no rank has an empty shard, because a write to an empty shard has no effect.
 constexpr Sizes kSizes{.classes = 7};
 constexpr auto kModified = "modified by an inplace operation";
 
@@ -110,7 +110,6 @@ TEST_P(WriteWhileGathered, IsSeenByTheNextForward) {
   }
 }
 
-// Only one rank writes its shard. The shards of all other ranks are unchanged or empty.
 TEST_SHARDED(WrittenParameter, OnOneRankIsSeenByAllRanks, 2) {
   const at::Tensor x = batch(kDim, 0);
   const at::Tensor before = model(x).detach();
@@ -221,7 +220,7 @@ TEST_ON_MESH(AssignedShard, IsUsedByTheNextForward, {3}, {"dp"}) {
   EXPECT_ERROR(linear(x), "'weight' was replaced");
 }
 
-// While a unit stays gathered after forward, checkpoints and copies must read the shards.
+// A unit can stay gathered after forward, but checkpoints and copies must still read the shards.
 TEST_SHARDED(GatheredUnits, PersistAsShards, 3) {
   std::vector<at::Tensor> before;
   for (const at::Tensor& parameter : parameters_of(model)) {

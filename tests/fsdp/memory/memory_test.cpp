@@ -1,6 +1,6 @@
-// Tests the peak memory of a step against the formulas of FSDP2's memory test, and offload to the
-// host. Sizes in bytes of fp32: s, the shards of one rank; b, the largest block; u, all blocks; n,
-// the unsharded parameters outside of blocks.
+// Tests the peak memory of a step against the formulas of FSDP2's memory test, and offload to CPU
+// memory. Bytes in fp32: kBlock, a block; kOutside, the parameters outside of blocks; kAll, all
+// parameters; kShards, the shards of one rank.
 
 #include "testing/memory.h"
 #include "fsdp/recording_streams.h"
@@ -22,7 +22,7 @@ struct Peaks {
   std::int64_t init = 0, forward = 0, backward = 0, step = 0, zeroed = 0, deleted = 0;
 };
 
-/// Returns the memory peaks of rank 0 in the second step. `prepare`: a change of the model.
+/// Returns the memory peaks of rank 0 in the second step. `prepare` changes the sharded model.
 Peaks peaks(const Options& options, const std::function<void(SmallModel&)>& prepare = {}) {
   Peaks peaks;
   RunRanks(kRanks, [&](Rank& rank) {
@@ -70,7 +70,7 @@ void with_lanes(SmallModel& model) {
   record(model);
 }
 
-// All peaks contain the optimizer state (2 s bytes), which the first step creates.
+// All peaks include the state of AdamW (2 * kShards bytes), which the first step creates.
 TEST(Memory, Zero3StaysWithinItsBound) {
   struct Case {
     const char* name;
@@ -93,7 +93,6 @@ TEST(Memory, Zero3StaysWithinItsBound) {
   }
 }
 
-// With ZeRO-2, FSDP gathers no parameters in backward.
 TEST(Memory, Zero2StaysWithinItsBound) {
   for (const auto prepare : {+[](SmallModel&) {}, with_lanes}) {
     const Peaks p = peaks({.reshard_after_forward = false}, prepare);
@@ -110,11 +109,10 @@ TEST(Memory, IsFreedWithTheModel) {
 
 TEST(Memory, OfGatheredParametersIsHalvedByBfloat16) {
   const Peaks p = peaks({.mp_policy = {.param_dtype = at::kBFloat16}});
-  // In bf16, the gathered parameters have half the bytes.
   EXPECT_LE(p.forward, 3 * kShards + (3 * kBlock + kOutside) / 2 + kSlack);
 }
 
-// With offload, shards, gradients and optimizer state are in host memory.
+// With offload_policy, shards, gradients and optimizer state are in CPU memory.
 
 const Options kOffload{.offload_policy = OffloadPolicy{}};
 
@@ -133,7 +131,7 @@ TEST(Offload, KeepsShardsAndGradientsOnTheHost) {
   }
 }
 
-/// Streams that do nothing, except that synchronize() (a wait of the host) calls `waits`.
+/// Streams that do nothing, except that synchronize(), a wait of the CPU, calls `waits`.
 class HostWaits final : public comm::Streams {
  public:
   explicit HostWaits(std::function<void()> waits) : waits_(std::move(waits)) {}
@@ -148,7 +146,7 @@ class HostWaits final : public comm::Streams {
   std::function<void()> waits_;
 };
 
-/// Gradients are copied to the host asynchronously. The host must wait before it uses gradients.
+/// Gradients are copied to CPU memory asynchronously, so the CPU must wait for the copies.
 TEST_ON_RANKS(Offload, AddsGradientsAndCallsHooksAfterTheCopy, 2) {
   ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
   const at::Tensor weight = model.head->slot("weight")->persistent();

@@ -22,7 +22,7 @@ inline at::Tensor keep(const at::Tensor& x) {
   return x;
 }
 
-/// Where the model draws random numbers, and by which functions.
+/// The functions by which the model draws random numbers.
 struct Draws {
   Draw residual = keep;
   Draw features = keep;  ///< `features` and `scores` get tensors sharded over tp
@@ -130,7 +130,7 @@ struct Result {
 
 using Rows = std::vector<std::int64_t>;
 
-/// `rows`: for each step, the number of rows on all ranks together.
+/// `rows`: the global number of rows in each step.
 inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const Rows& rows) {
   manual_seed(21);
   const DeviceMesh mesh = rank.mesh(how.sizes, how.names);
@@ -146,7 +146,6 @@ inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const
   const std::int64_t ranks = mesh.size("dp"), own = mesh.local_rank("dp");
   Result result;
   for (std::size_t step = 0; step < rows.size(); ++step) {
-    // tensor_split() gives uneven parts if the number of rows is not a multiple of the ranks.
     const at::Tensor tokens = token_ids(rows[step], static_cast<int>(step))
                                   .tensor_split(ranks, 0)[static_cast<std::size_t>(own)];
     const double scale = static_cast<double>(ranks) / static_cast<double>(rows[step]);

@@ -103,7 +103,7 @@ inline void shard_units(const std::vector<nn::ModuleBase*>& units, const DeviceM
   }
 }
 
-/// Makes each block and the root an FSDP unit. After forward, the root's parameters stay gathered.
+/// Makes each block and the root an FSDP unit. The root's parameters stay unsharded after forward.
 inline void shard(SmallModel& model, const DeviceMesh& mesh, const Options& options = {}) {
   for (const auto& block : model.blocks) {
     fully_shard(*block, mesh, options);
@@ -130,7 +130,7 @@ struct Arrangement {
   Options options{};
 };
 
-/// With shards of the last dimension, FSDP must copy parameters and gradients (pack, unpack).
+/// FSDP must pack and unpack the shards of the last dimension, because they are not contiguous.
 inline std::optional<Placement> by_columns(const std::string&, const at::Tensor& parameter) {
   return Shard{parameter.dim() - 1};
 }
@@ -182,7 +182,7 @@ inline void RunHybrid(const ShardedBody& body) {
   RunHybrid(Options{}, body);
 }
 
-/// Runs backward of the loss of each of `steps` on one rank. Returns the summed gradients.
+/// Runs backward for the batch of each of `steps` on one rank. Returns the sums of the gradients.
 inline std::vector<at::Tensor> gradients_alone(const Sizes& sizes = {},
                                                const std::vector<int>& steps = {0}) {
   Filled<SmallModel> alone(sizes.dim, sizes.hidden, sizes.classes);
@@ -202,7 +202,7 @@ inline void drop_gradients(const nn::ModuleBase& model) {
   }
 }
 
-/// Returns the whole gradients and removes the gradients from the model. Collective.
+/// Returns the gathered gradients of all parameters, and removes `.grad`. Collective.
 inline std::vector<at::Tensor> take_gradients(const nn::ModuleBase& model) {
   std::vector<at::Tensor> gradients;
   for (const auto& [name, slot] : model.named_slots()) {
@@ -220,7 +220,7 @@ inline std::vector<at::Tensor> parameters_of(const nn::ModuleBase& model) {
   return tensors;
 }
 
-/// Trains on one rank by gradient descent with a rate of 0.1. Returns the parameters.
+/// Trains on one rank by SGD with a learning rate of 0.1. Returns the parameters.
 inline std::vector<at::Tensor> train_alone(int steps) {
   Filled<SmallModel> model(kDim, kHidden, kClasses);
   for (int step = 0; step < steps; ++step) {
