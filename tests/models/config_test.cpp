@@ -205,7 +205,7 @@ TEST(ParseConfig, ReadsExperts) {
   const LlamaConfig mixtral = Parse(WithExperts("mixtral", "rope_theta", nullptr));
   EXPECT_EQ(mixtral.moe_intermediate_size, 64);
   EXPECT_TRUE(mixtral.norm_topk_prob);
-  // `transformers` has different defaults for different model types.
+  // In `transformers` the default values depend on the model type.
   EXPECT_EQ(mixtral.rope.theta, 1e6);
   EXPECT_EQ(mixtral.rms_norm_eps, 1e-5);
   EXPECT_EQ(mixtral.sliding_window, 0);

@@ -1,5 +1,5 @@
-// Models with experts (Mixtral, Qwen 3 MoE, OLMoE) under parallelize(): training, initial weights
-// and checkpoints equal those of one rank.
+// Tests models with experts (Mixtral, Qwen 3 MoE, OLMoE) under parallelize(): training, initial
+// weights and checkpoints must be the same as on one rank.
 
 #include "tessera/nn/experts.h"
 
@@ -17,12 +17,12 @@
 namespace tessera::models {
 namespace {
 
-/// A model type with its config.json settings. `saving`: sizes of the mesh that saves checkpoints.
+/// A model type and settings of config.json. `saving`: sizes of the mesh that saves checkpoints.
 struct Kind {
   const char *type, *settings;
   std::vector<std::int64_t> saving;
 };
-// 4 ranks split 6 experts unevenly, and 3 ranks split 8 experts unevenly.
+// 6 experts are uneven on 4 ranks, and 8 experts are uneven on 3 ranks.
 const Kind kKinds[] = {
     {"mixtral",
      R"("num_local_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 2)",
@@ -61,8 +61,8 @@ std::ostream& operator<<(std::ostream& out, const Mesh& mesh) {
   return out << ::testing::PrintToString(mesh.names) << ::testing::PrintToString(mesh.sizes);
 }
 
-/// Runs forward and backward of the rows of this rank, with the load-balancing loss. Returns the
-/// mean of the losses of all ranks.
+/// Runs forward and backward of this rank's rows, with the load-balancing loss. Returns the mean of
+/// all ranks' losses.
 double backward(Llama& model, const DeviceMesh& mesh, std::int64_t step) {
   const DeviceMesh batches = mesh ? batch_mesh(mesh).flatten() : DeviceMesh();
   const DeviceMesh data = mesh ? data_mesh(mesh).flatten() : DeviceMesh();
@@ -92,11 +92,10 @@ struct Training {
     if (mesh) {
       parallelize(*model, mesh, options);
     }
-    // With a small eps, AdamW's first update would depend only on the signs of gradients.
+    // If eps were small, AdamW's first update would depend only on the signs of gradients.
     const optim::AdamWOptions adamw{.lr = 0.01, .eps = 1e-3};
     optimizer = std::make_unique<optim::AdamW>(*model, adamw);
   }
-  /// Trains, then returns whole() and the losses and gradient norms of all steps. Collective.
   Tensors train(int steps) {
     std::vector<double> numbers;
     for (int step = 0; step < steps; ++step) {
@@ -110,7 +109,7 @@ struct Training {
     return result;
   }
   auto state() const { return optim::named_state(*optimizer, *model); }
-  /// Returns the whole weights and the whole optimizer state. Collective.
+  /// Returns the unsharded weights and the unsharded optimizer state. Collective.
   Tensors whole() const {
     Tensors tensors;
     for (const auto& [name, slot] : model->named_slots()) {
@@ -177,7 +176,7 @@ TEST_ON_MESH(ModelWithExperts, HasTheInitialWeightsOfOneRank, {2, 3, 1}, {"dp", 
   }
 }
 
-/// The sizes of meshes that load the checkpoint; {}: one rank without a mesh.
+/// Sizes of the meshes that load the checkpoint; {}: a single rank without a mesh.
 const std::vector<std::vector<std::int64_t>> kLoading{{},        {1, 1, 1}, {2, 1, 1}, {1, 4, 1},
                                                       {1, 3, 1}, {2, 3, 1}, {3, 1, 2}, {1, 2, 2}};
 

@@ -1,5 +1,5 @@
-// Tests parallelize(): the memory of a Llama under FSDP, Llamas with delayed ranks, and the
-// gradients of a model that is not a Llama.
+// Tests parallelize(): the memory of a Llama under FSDP, steps of a Llama in which single ranks are
+// late, and the gradients of a model that is not a Llama.
 
 #include <chrono>
 #include <set>
@@ -29,7 +29,7 @@ std::int64_t local_bytes(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(local_tensor(tensor).nbytes());
 }
 
-/// Returns the bytes of this rank's gradients and AdamW moments after a step.
+/// Runs a step. Returns the bytes of this rank's gradients and AdamW averages.
 std::int64_t bytes_of_step(Llama& model, const Part& part) {
   const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
   optim::AdamW optimizer(slots, {});
@@ -59,17 +59,16 @@ TEST_ON_RANKS(FsdpMemory, OfZero2IsAQuarterOfReplication, 4) {
   const std::int64_t sharded = bytes_on(rank, 1, 4);
   const ParameterCount count = count_parameters(detail::parse_config(kOddShape.config, "test"));
   EXPECT_EQ(replicated, count.total * 3 * 4);
-  // A rank stores a quarter of the bytes, and up to one more row of each parameter.
+  // Each of 4 ranks stores a quarter of the bytes and at most one more row of each parameter.
   EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));
 }
 
-/// Two thirds of this model's parameters are in the embedding and the head.
 constexpr Shape kWideShape{
     R"({"vocab_size": 1009, "hidden_size": 60, "intermediate_size": 120, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
     4, 9};
 
-/// Returns how much memory a step needs at its peak, in addition to the memory before the step.
+/// Returns the peak memory of a step minus the memory before the step.
 std::int64_t peak_of_step(Rank& rank, bool with_units) {
   const auto model = make_llama(kWideShape);
   const DeviceMesh mesh = rank.mesh({4, 1}, {"dp", "tp"});
@@ -105,14 +104,13 @@ std::string to_string(Stage stage) {
   return kNames[static_cast<int>(stage)];
 }
 
-/// Delays one rank each time that the ranks reach the point `stage` of a step: first rank 0, then
-/// rank 1, and so on. Each rank has its own Lateness.
+/// Makes one rank late each time that the ranks reach the point `stage` of a step: first rank 0,
+/// then rank 1, and so on. Each rank has its own Lateness.
 class Lateness {
  public:
   Lateness(const Rank& rank, Stage stage, std::chrono::milliseconds delay)
       : rank_(rank), stage_(stage), delay_(delay) {}
 
-  /// To be called when this rank reaches a Stage.
   void pass(Stage stage) {
     if (stage != stage_) {
       return;
@@ -123,8 +121,8 @@ class Lateness {
   }
   int passed() const { return passed_; }
 
-  /// Returns a world whose collectives call pass(), except collectives without a purpose text. The
-  /// Lateness must outlive the world.
+  /// Returns a world whose collectives call pass(), except collectives without a purpose text
+  /// (comm::PurposeScope). The Lateness must outlive the world.
   comm::WorldPtr world() {
     return std::make_shared<testing::WrappedWorld>(
         rank_.world(), [this](comm::CommunicatorPtr group, const std::string&) {
@@ -304,7 +302,7 @@ at::Tensor loss_of(Stack& model, std::int64_t first, std::int64_t last) {
                                         (3 * row).remainder(kVocabulary));
 }
 
-/// Mesh sizes ("dp_replicate", "dp", "tp") and options of parallelize().
+/// The sizes of a mesh ("dp_replicate", "dp", "tp"), and options of parallelize().
 struct StackMesh {
   std::int64_t replicas, dp, tp;
   ActivationMemory activations;
@@ -343,7 +341,7 @@ INSTANTIATE_TEST_SUITE_P(
         StackMesh{2, 3, 1, ActivationMemory::kAll, {.reshard_after_forward = false}},
         StackMesh{2, 2, 2, ActivationMemory::kMatmuls, {.offload_policy = fsdp::OffloadPolicy{}}}));
 
-/// Returns the names of modules whose parameters stay gathered after forward.
+/// Returns the names of the modules whose parameters are still unsharded after forward.
 std::set<std::string> gathered_between(const DeviceMesh& mesh, bool reshard_last) {
   const auto model = make_stack();
   parallelize(*model, mesh, {.reshard_last = reshard_last});

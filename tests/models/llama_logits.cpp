@@ -1,5 +1,5 @@
 // The program llama_logits MODEL OUT TOKEN..., for comparisons with transformers. Writes the logits
-// of the tokens to OUT, as raw fp32 of sizes (tokens, vocabulary).
+// of the tokens to the file OUT, as raw fp32 in the shape (tokens, vocabulary).
 
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>

@@ -11,20 +11,18 @@
 
 namespace tessera::models {
 
-/// A model configuration, and the sizes of its training batch.
 struct Shape {
   const char* config;
   std::int64_t batch, sequence;
   int steps = 3;
 };
 
-/// Most sizes of this model are not divisible by the number of ranks (3 or more).
+/// 3 or more ranks get uneven shards, because most sizes of this model are indivisible.
 inline constexpr Shape kOddShape{
     R"({"vocab_size": 61, "hidden_size": 60, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
     24, 9};
 
-/// The results of a training run. The tensors are not distributed.
 struct Outcome {
   std::vector<double> losses;  ///< for each step, the mean loss of this rank's rows
   std::vector<double> norms;
@@ -44,7 +42,7 @@ inline std::shared_ptr<Llama> make_llama(const Shape& shape) {
   return model;
 }
 
-/// Returns the tokens of rows [first, last), (rows, sequence + 1): inputs and next-token targets.
+/// Returns rows [first, last) of the batch, (rows, sequence + 1): inputs and next-token targets.
 inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::int64_t step,
                             std::int64_t first, std::int64_t last) {
   const std::int64_t width = shape.sequence + 1;
@@ -53,7 +51,7 @@ inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::in
   return (index * index * 7 + index * 3).remainder(vocabulary).view({-1, width});
 }
 
-/// Runs forward and backward of this rank's rows of a step. Returns the mean loss of the rows.
+/// Runs forward and backward of this rank's rows of the batch. Returns the mean loss of these rows.
 inline double run_backward(Llama& model, const Shape& shape, const Part& part, std::int64_t step) {
   const std::int64_t rows = shape.batch / part.parts, first = part.part * rows;
   const at::Tensor tokens = tokens_of(shape, model.config().vocab_size, step, first, first + rows);
@@ -70,8 +68,8 @@ inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
     slots.push_back(slot);
     outcome.names.push_back(name);
   }
-  // With a small eps, the first updates would be the signs of the gradients. Rounding would decide
-  // the sign of a gradient near zero.
+  // If eps were small, the first updates would be the signs of the gradients, and rounding would
+  // decide the sign of a gradient near zero.
   optim::AdamW optimizer(slots, {.lr = 0.01, .eps = 1e-3});
   for (int step = 0; step < shape.steps; ++step) {
     outcome.losses.push_back(run_backward(model, shape, part, step));

@@ -18,7 +18,7 @@ constexpr Shape kPacked{
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
         "attention_bias": true})",
     3, 12};
-/// Each sequence consists of documents with these numbers of tokens.
+/// The numbers of tokens of the documents in each sequence.
 const std::vector<std::vector<std::int64_t>> kLengths{{5, 1, 6}, {12}, {1, 1, 10}};
 
 struct PackedRun {
@@ -40,7 +40,7 @@ at::Tensor packed_tokens() {
   return tokens_of(kPacked, 61, 0, 0, kPacked.batch).slice(1, 0, -1);
 }
 
-/// Returns a Llama after backward of the summed loss. Each document had its own forward call.
+/// Returns a Llama after backward of the summed loss; each document had a forward call of its own.
 std::shared_ptr<Llama> trained_by_document(const PackedRun& run) {
   const auto model = make_packed_llama(run);
   const at::Tensor tokens = packed_tokens();
@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Runs, PackedDocuments,
                                            PackedRun{2, 4, ActivationMemory::kMatmuls},
                                            PackedRun{2, 0, ActivationMemory::kInputs}));
 
-/// Counts operator results that are as large as an attention mask (tokens x tokens).
+/// Counts results of operators that are as large as an attention mask (tokens x tokens).
 struct MaskCounter final : OperatorMode {
   explicit MaskCounter(std::int64_t tokens) : least(tokens * tokens) {}
   Results call(const Operator&, const std::function<Results()>& run) override {
@@ -109,7 +109,7 @@ TEST(Llama, MakesNoMaskForAWindowOrDocuments) {
   }
 }
 
-// Context parallelism splits 24 tokens into chunks of 6, 4 or 3. Few sizes are divisible by tp.
+// Context parallelism splits the 24 tokens evenly. Few sizes of the model are divisible by tp.
 constexpr Shape kSplitShape{
     R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
@@ -117,7 +117,7 @@ constexpr Shape kSplitShape{
         "max_position_embeddings": 16})",
     6, 24};
 
-/// Sizes of a mesh ("dp_replicate", "dp", "cp", "tp"; "cp" only if above 1), and model options.
+/// Sizes of a mesh ("dp_replicate", "dp", "cp" if above 1, "tp"), and options of the model.
 struct SplitMesh {
   std::int64_t replicas, dp, cp, tp;
   bool sequence_parallel = true;
@@ -136,7 +136,7 @@ std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {
   return model;
 }
 
-/// Documents have 7 tokens. A sequence can begin inside a document.
+/// Each document has 7 tokens. A sequence can begin inside a document.
 at::Tensor document_positions(std::int64_t first, std::int64_t last) {
   std::vector<at::Tensor> rows;
   for (std::int64_t row = first; row < last; ++row) {
@@ -145,7 +145,7 @@ at::Tensor document_positions(std::int64_t first, std::int64_t last) {
   return at::stack(rows);
 }
 
-/// Runs backward of the mean loss over this rank's tokens in rows [first, last).
+/// Runs backward of the mean loss over the tokens of this rank in rows [first, last) of the batch.
 double step_of_rows(Llama& model, const SplitMesh& c, std::int64_t first, std::int64_t last) {
   const at::Tensor tokens = tokens_of(kSplitShape, model.config().vocab_size, 0, first, last);
   at::Tensor inputs = tokens.slice(1, 0, -1), targets = tokens.slice(1, 1);
@@ -302,7 +302,7 @@ TEST_P(BatchedGeneration, EqualsGenerationOfSingleTexts) {
   }
 }
 
-// Attention windows; 0: none. With small windows, late tokens no longer see the padding.
+// The sizes of attention windows; 0: no window. In a small window, late tokens see no padding.
 INSTANTIATE_TEST_SUITE_P(Windows, BatchedGeneration, ::testing::Values(0, 10, 6, 3, 1));
 
 TEST(Dropout, IsAppliedOnlyInTraining) {

@@ -21,7 +21,7 @@ struct ScaleImpl : torch::nn::Module {
 };
 TORCH_MODULE(Scale);
 
-/// The child is an instance of the test's own class, which libtorch does not know.
+/// Has a child of class Scale, which is defined by this test, not by libtorch.
 struct NestsImpl : torch::nn::Module {
   NestsImpl() { inner = register_module("inner", Scale()); }
   at::Tensor forward(const at::Tensor& x) { return inner->forward(x); }
@@ -229,8 +229,8 @@ TEST(Adopt, RefusesInvalidModules) {
                "selects 'layers.0', a torch::nn::TransformerEncoderLayerImpl", "without hooks");
 }
 
-// Expects values within [-bound, bound], as libtorch's reset_parameters() draws them. At least one
-// value must exceed `part` * bound.
+// Expects a parameter drawn uniformly from [-bound, bound], as by libtorch's reset_parameters().
+// The largest absolute value must exceed `part` * bound.
 void expect_bound(const auto& model, const std::string& name, double bound, double part) {
   const double largest = value(model, name).abs().max().template item<double>();
   EXPECT_LE(largest, bound) << name;

@@ -183,7 +183,7 @@ TEST(CausalAttentionInputs, AreChecked) {
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
   EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}),
                "2 sequences of 9 tokens", "made for 2 sequences of 8");
-  // The total number of tokens is right, but the number of sequences is wrong.
+  // These documents have the right number of tokens, but a wrong number of sequences.
   for (const Packing& other : {Packing{"", {{7, 11}}}, Packing{"", {{6}, {6}, {6}}}}) {
     EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents_of(other)}),
                  "2 sequences of 9 tokens", "from the input's positions");
@@ -200,7 +200,7 @@ TEST(CausalAttentionInputs, AreChecked) {
   }
 }
 
-/// Queries in the first block see all earlier keys, so the block needs no mask.
+/// Queries are processed in blocks of kBlock. A block's mask covers the block and the window.
 TEST(CausalAttentionInputs, OfALongWindowNeedASmallMask) {
   constexpr std::int64_t kWindow = 2048, kBlock = 512;
   const Tensor q = at::zeros({1, 1, 2 * kWindow, 8});
@@ -324,7 +324,8 @@ TEST(AttentionBlock, MatchesTheFormulaWithEachOption) {
       const at::Tensor y = attention(x, inputs);
       EXPECT_CLOSE(y, by_formula(attention, x, inputs), 1e-4, 1e-5)
           << options.heads << " heads, rotary " << rotary;
-      // x.flatten() joins batch and tokens, so rotary tables are repeated for each sequence.
+      // x.flatten() joins batch and tokens, so attention repeats the rotary tables for each
+      // sequence.
       AttentionInputs folded = inputs;
       folded.batch = kBatch;
       EXPECT_CLOSE(attention(x.flatten(0, 1), folded), y.flatten(0, 1), 1e-4, 1e-5);
@@ -454,7 +455,7 @@ TEST(ContextParallel, BalancesQueryKeyPairs) {
           split_over(rank)->positions(kTokens, at::kCPU);
     });
     for (const at::Tensor& own : positions) {
-      // The query at position p attends to p + 1 keys. The sum of p + 1 must be equal on all ranks.
+      // The query at position p has p + 1 keys. The sum of p + 1 must be equal on all ranks.
       EXPECT_EQ((own + 1).sum().item<std::int64_t>() * ranks, kTokens * (kTokens + 1) / 2);
     }
     EXPECT_EQUAL(std::get<0>(at::cat(positions).sort()), at::arange(kTokens));
@@ -470,7 +471,7 @@ TEST_ON_RANKS(ContextParallel, UnshardRestoresShardedTensors, 3) {
   EXPECT_EQUAL(again, whole);
   const at::Tensor tokens = at::arange(24).view({12, 2});
   EXPECT_EQUAL(split->unshard(split->shard(tokens, 0), 0), tokens);
-  // Rank r's loss has the factor r + 1, so gradients have the factor 1 + 2 + 3 = 6 on three ranks.
+  // Rank r multiplies its loss by r + 1: on three ranks gradients have the factor 1 + 2 + 3 = 6.
   const at::Tensor weights = testing::values({2, 12, 3}, 5);
   (again * weights * (rank.rank() + 1)).sum().backward();
   EXPECT_CLOSE(split->shard(whole.grad(), 1), split->shard(weights * 6, 1), 1e-12, 1e-12);
@@ -485,7 +486,7 @@ struct SplitAttention {
   Lengths documents{};  ///< empty: each sequence is one document
 };
 
-/// Returns the mask (tokens, tokens) of the keys that each query sees: `mask` itself if c.masked.
+/// Returns the mask (tokens, tokens): true where the query (row) sees the key (column).
 at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64_t tokens) {
   if (c.masked) {
     return mask;
@@ -501,7 +502,7 @@ class AttentionOfSplitSequences : public ::testing::TestWithParam<SplitAttention
 TEST_P(AttentionOfSplitSequences, EqualsAttentionOfOneRank) {
   constexpr std::int64_t kHeads = 6, kTokens = 24;
   const SplitAttention& c = GetParam();
-  // Rounds to `type` first, so that the reference in fp64 has exactly the inputs of the test case.
+  // Rounds to `type` first, so that the fp64 reference has the same inputs as the test case.
   const auto drawn = [&](std::int64_t heads, int seed) {
     const at::Tensor numbers = testing::values({c.batch, heads, kTokens, c.width}, seed);
     return numbers.to(c.type).to(at::kDouble).requires_grad_();
@@ -657,7 +658,7 @@ TEST_ON_RANKS(ContextParallel, RefusesUnsuitableSizes, 3) {
   EXPECT_ERROR(split->attention(whole, q, q), "plain", "split over batch and heads only");
   const at::Tensor tokens = distribute_tensor(q, mesh, {Shard{2}});
   EXPECT_ERROR(split->attention(tokens, tokens, tokens), "split over batch and heads only");
-  // With sharded sequences, dropout would drop other elements than on one rank.
+  // With sharded sequences, dropout would drop different elements than on one rank.
   Attention block({.hidden = 4, .heads = 2, .dropout = 0.5});
   init_weights(block, 0);
   EXPECT_ERROR(block(at::ones({1, 4, 4}), AttentionInputs{.context_parallel = split}),

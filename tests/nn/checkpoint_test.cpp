@@ -73,7 +73,7 @@ TEST(ActivationCheckpointing, SelectsModulesByPattern) {
   EXPECT_EQ(counted->recomputations, 3);
 }
 
-/// Calls one block twice. The block is registered under two names.
+/// Calls one block twice. The block has two names in the module tree.
 struct Twice : Module<Twice> {
   Twice() { register_module("second", block); }
   at::Tensor forward(const at::Tensor& x) { return (*block)((*block)(x)); }
@@ -205,7 +205,7 @@ TEST(Checkpoint, SupportsSecondDerivatives) {
   EXPECT_CLOSE(x.grad(), x.cos() * 2 - x * x.sin());
 }
 
-/// Its backward unpacks the saved tensor twice.
+/// An autograd function whose backward unpacks the saved tensor twice.
 struct AsksTwice : torch::autograd::Function<AsksTwice> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});
@@ -331,13 +331,13 @@ TEST(CheckpointDeathTest, RefusesAProcessWithAnotherEngine) {
   EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "needs its own autograd engine");
 }
 
-/// Returns the gradient of x, and two random numbers that are drawn after backward.
+/// Returns the gradient of x, then two random numbers that are drawn after backward.
 template <class Run>
 std::vector<at::Tensor> drawn(Run run) {
   at::manual_seed(5);
   const at::Tensor x = leaf({40}, 1);
   const at::Tensor y = run(x);
-  at::rand({3});  // must not change the recomputation's random numbers
+  at::rand({3});  // the recomputation must still draw the numbers of forward
   y.sum().backward();
   return {x.grad(), at::rand({2})};
 }
@@ -396,7 +396,7 @@ TEST(CheckpointReplay, RestoresAutocast) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
 
-/// Returns the error of checkpoint() for a function that differs between forward and recomputation.
+/// Returns the error of checkpoint() if the function is `forward`, then `again` in backward.
 std::string error_of_change(std::function<at::Tensor(const at::Tensor&)> forward,
                             std::function<at::Tensor(const at::Tensor&)> again) {
   const at::Tensor x = leaf({4}, 1);
@@ -437,7 +437,7 @@ TEST_ON_MESH(CheckpointReplay, RepeatsRandomNumbersOnDistributedTensors, {3}, {"
     manual_seed(2);
     const at::Tensor x = testing::leaf_on(mesh, uniform_values({10, 3}, 1), {Shard{0}});
     const at::Tensor loss = (checkpointed ? checkpoint(fn, x) : fn(x)).sum();
-    at::dropout(x.detach(), 0.5, true);  // must not change the recomputation
+    at::dropout(x.detach(), 0.5, true);  // the recomputation must still draw the forward's mask
     loss.backward();
     EXPECT_EQ(random_state().calls, 2u);
     return DistributedTensor(x.grad()).full_tensor();
@@ -584,7 +584,7 @@ TEST(SelectiveCheckpoint, SupportsNestedCheckpoints) {
   EXPECT_EQ(inner->recomputations, 1);
 }
 
-// PyTorch draws other numbers in the recomputation if a random operator's result was saved.
+// PyTorch draws different numbers in the recomputation if a random operator's result was saved.
 TEST(SelectiveCheckpoint, RepeatsRandomNumbersAfterASavedOperator) {
   const auto fn = [](const at::Tensor& x) {
     const at::Tensor y = std::get<0>(at::native_dropout(x.exp(), 0.5, true));

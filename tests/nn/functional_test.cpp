@@ -18,7 +18,7 @@ struct Precision {
 };
 const Precision kPrecisions[] = {{at::kFloat, 1e-5}, {at::kDouble, 1e-12}};
 
-/// Compares values and gradients of `function` with `oracle`, which calls at:: operators.
+/// Compares the results and gradients of `function` and `oracle`; `oracle` calls at:: operators.
 template <class Function, class Oracle>
 void expect_same(const Tensors& inputs, const Function& function, const Oracle& oracle,
                  const Precision& precision) {
@@ -82,7 +82,7 @@ TEST(Functions, AgreeWithCompositions) {
   }
 }
 
-/// Covers losses that use only the norm, only the sum, or both results of add_rms_norm().
+/// The tested losses use only the norm, only the sum, or both results of add_rms_norm().
 TEST(AddRmsNorm, AgreesWithComposition) {
   for (const Precision& precision : kPrecisions) {
     for (const auto& factors : {std::pair(1.0, 0.5), std::pair(1.0, 0.0), std::pair(0.0, 1.0)}) {
@@ -200,7 +200,7 @@ struct Vocabulary {
   Placement out;
 };
 
-// Covers vocabularies with uneven or empty shards, and a sharded hidden dimension.
+// The vocabulary has uneven or empty shards, or the hidden dimension is sharded.
 TEST(DistributedEmbedding, AgreesWithOneRank) {
   for (const Vocabulary& v :
        {Vocabulary{9, Shard{0}, Partial{}}, Vocabulary{2, Shard{0}, Partial{}},
@@ -236,7 +236,7 @@ TEST_ON_MESH(DistributedEmbedding, LeavesTheTableGradientPending, {2}, {"dp"}) {
   EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Partial{}});
 }
 
-// Only one rank looks up the wrong index, but all ranks must throw.
+// Only one rank looks up an index that is out of range, but all ranks must throw.
 TEST(DistributedEmbedding, NamesAnIndexOutOfRangeOnEveryRank) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});

@@ -1,5 +1,5 @@
-// Tests initial values, and the errors of the outermost module call: for parameters without slots,
-// parameters without values, and skipped hooks.
+// Tests initial values, and the errors of a call of the outermost module: for parameters without
+// slots, for uninitialized parameters, and for skipped hooks.
 
 #include <torch/nn/modules/linear.h>
 
@@ -172,7 +172,6 @@ TEST(CheckInitialized, AcceptsMarkedSlots) {
   check_initialized(module);
 }
 
-// Initial values must not depend on the mesh.
 void expect_as_on_one_rank(const std::vector<std::int64_t>& sizes, const Placements& placements) {
   const auto single = meta_model();
   to_empty(*single, c10::kCPU);
@@ -228,7 +227,6 @@ struct HoldsStock : Module<HoldsStock> {
   torch::nn::Linear fc;
 };
 
-/// If `known` is set, forward registers a child and clears `known`.
 struct Forgets : Module<Forgets> {
   explicit Forgets(std::shared_ptr<Linear> child) : fc(std::move(child)) {}
   at::Tensor forward(const at::Tensor& x) {

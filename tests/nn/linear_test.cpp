@@ -134,7 +134,7 @@ void expect_that_of_calls(Model& model, const at::Tensor& input, double bound = 
   }
 }
 
-/// Returns how many matrix products one backward adds in place to a gradient (addmm_).
+/// Returns how many matrix products one backward adds to a gradient in place (addmm_).
 int added_products(Model& model, const at::Tensor& input = normal_values({5, 6}, 1)) {
   AddedTerms::reset();
   const AddedTerms counted;
@@ -180,7 +180,7 @@ TEST(LinearProducts, SupportSeveralBackwards) {
 TEST(LinearProducts, SupportSeparateBackwardsOfResults) {
   Model model;
   const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
-  // q and k share only the autograd node of view(): each result allows a separate backward.
+  // The graphs of q and k share only the node of view(), so each result can run its own backward.
   const Tensors y = linear_products(x.view({5, 6}), {*model.q, *model.k});
   y[0].sum().backward();
   EXPECT_FALSE(model.k->weight->grad().defined());
@@ -260,7 +260,7 @@ TEST(LinearProducts, UseInputsReplacedByHooks) {
 TEST(LinearProducts, UseInputsChangedInPlaceByHooks) {
   Model model;
   model.k->add_forward_pre_hook([](auto&, TensorList inputs) { inputs[0]->mul_(3); });
-  // Writing to x is legal: q is frozen and saves no x, and k has not run yet.
+  // A write to x is legal: q is frozen, so x is not saved for backward, and k has not run yet.
   model.q->weight->requires_grad_(false);
   const auto gradient_of_x = [&](bool together) {
     model.together = together;
@@ -320,7 +320,7 @@ TEST(LinearProducts, ReportTheMismatchedModule) {
 
 struct Split {
   Placement x, weights;
-  int added;  ///< `added`: number of in-place products on each rank
+  int added;  ///< number of in-place products on each rank
 };
 
 class DistributedLinearProducts : public ::testing::TestWithParam<Split> {};
@@ -357,7 +357,7 @@ TEST_P(DistributedLinearProducts, EqualProductsOfOneRank) {
   }
 }
 
-// For weights with Shard(0), each rank computes a partial sum of x.grad.
+// If the weights have Shard(0), x.grad is a sum over the ranks.
 INSTANTIATE_TEST_SUITE_P(Placements, DistributedLinearProducts,
                          ::testing::Values(Split{Replicate{}, Shard{0}, 2},
                                            Split{Shard{0}, Replicate{}, 2},
@@ -404,7 +404,7 @@ TEST(AddedGradient, CoversEachUseOfAWeight) {
   EXPECT_CLOSE(weight.grad(), sum + 2 * weight.detach(), 1e-5, 1e-5);
 }
 
-// The hook must get only the new gradient: adding in place would give the hook the sum.
+// The hook must receive only the new gradient; addition in place would pass the sum to the hook.
 TEST(AddedGradient, IsPassedToHooksUnadded) {
   const at::Tensor weight = leaf();
   loss_of(weight, 2).backward();
@@ -432,7 +432,7 @@ TEST(AddedGradient, SupportsCreateGraph) {
   loss_of(weight, 3).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   EXPECT_TRUE(weight.grad().requires_grad());
   EXPECT_CLOSE(weight.grad().detach(), term(weight, 2) + term(weight, 3), 1e-5, 1e-5);
-  // Backward must not change .grad in place if .grad itself requires a gradient.
+  // If `.grad` itself requires a gradient, backward must not change `.grad` in place.
   loss_of(weight, 4).backward();
   EXPECT_CLOSE(weight.grad().detach(), term(weight, 2) + term(weight, 3) + term(weight, 4), 1e-5,
                1e-5);
@@ -499,7 +499,6 @@ INSTANTIATE_TEST_SUITE_P(Placements, AddedDistributedGradient,
                          ::testing::Values(Spread{Shard{0}, Replicate{}, Shard{1}},
                                            Spread{Shard{1}, Shard{1}, Replicate{}},
                                            Spread{Replicate{}, Replicate{}, Replicate{}},
-                                           // The Partial product is reduced, then added.
                                            Spread{Replicate{}, Shard{0}, Shard{0}}));
 
 using Names = std::vector<std::string>;
@@ -638,7 +637,6 @@ TEST(Lora, AddsTheLowRankProductAndMerges) {
   merge_lora(linear);
   EXPECT_TRUE(linear.weight->allclose(weight, 1e-5, 1e-6));
   EXPECT_CLOSE(linear(x), y, 1e-5, 1e-6);
-  // A second merge_lora() must add nothing.
   merge_lora(linear);
   EXPECT_TRUE(linear.weight->allclose(weight, 1e-5, 1e-6));
 }

@@ -443,7 +443,6 @@ using Names = std::vector<std::string>;
 
 class StockModule : public torch::nn::Module {};
 
-/// Registers one child under two names ("block", "again"), and a libtorch child ("stock").
 struct Tree : Module<Tree> {
   Tree() {
     block->push_back(std::make_shared<Linear>(1, 1));

@@ -28,7 +28,7 @@ at::Tensor with_norm(const Tensors& v) {
   return linear_product(y, v[2], {}).mul(linear_product(y, v[3], {}));
 }
 
-/// The reference for with_norm(): libtorch's matrix products, which save their inputs.
+/// The reference for with_norm(): libtorch's linear layers, which save their inputs.
 at::Tensor with_kept_norm(const Tensors& v) {
   const at::Tensor y = rms_norm(v[0], v[1], kEps);
   return libtorchs(y, v[2]).mul(libtorchs(y, v[3]));
@@ -104,12 +104,13 @@ TEST(RecomputedInput, IsFreedAfterTheBackward) {
   const at::Tensor y = with_norm(v);
   y.sum().backward({}, /*retain_graph=*/true);
   const testing::AllocatedBytes memory;
-  // Backward recomputes the norm for v[2].grad, and must then free the recomputed norm.
+  // For v[2].grad, backward recomputes the norm's result, and must then free this result.
   torch::autograd::grad({y.sum()}, {v[2]}, {}, /*retain_graph=*/true);
   EXPECT_EQ(memory.now(), 0);
 }
 
-/// The norm's autograd node saves the sum, whose grad_fn is the node: this cycle must not leak.
+/// The norm's autograd node saves the sum, and the sum's grad_fn is this node. The cycle must not
+/// leak.
 TEST(RecomputedInput, OfASumIsFreedWithItsGraph) {
   const Tensors v = leaves_of(values_for_norm_of_sum());
   with_norm_of_sum(v);
@@ -129,13 +130,13 @@ TEST(RecomputedInput, SupportsTwoBackwards) {
     v[0].mutable_grad().zero_();
     loss.backward();
     EXPECT_EQUAL(v[0].grad(), of_input);
-    // The second backward adds its product in place, which rounds differently than 2 * of_weight.
+    // The second backward adds a product to the gradient in place, so rounding can differ.
     EXPECT_CLOSE(v[2].grad(), of_weight.mul(2), 1e-4, 1e-4);
     EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
   }
 }
 
-// After a program has written to the norm's result, later products must save the written result.
+// If a program has changed the norm's result in place, later products must save this result.
 TEST(RecomputedInput, IsSavedAfterAnInPlaceWrite) {
   const auto written = [](auto product) {
     return [product](const Tensors& v) {
@@ -235,7 +236,7 @@ TEST(RecomputedInput, OfSiluMulSharesAKernelWithBackward) {
             std::vector<std::string>{"tessera::silu_mul_backward"});
 }
 
-/// A hook or a second use of silu_mul's result changes the gradient that the product computed.
+/// A hook on silu_mul's result, or a second use of it, changes the gradient of the product.
 TEST(RecomputedInput, OfSiluMulRespectsHooksAndOtherUses) {
   const auto hooked = [](auto product, const std::function<at::Tensor(at::Tensor)>& hook) {
     return [=](const Tensors& v) {
@@ -273,7 +274,7 @@ TEST(RecomputedInput, IsNotRecomputedTwiceInACheckpoint) {
   expect_left(with_norm_of_sum, with_kept_norm_of_sum, values_for_norm_of_sum());
 }
 
-/// The placements are those of tensor parallelism without sequence parallelism.
+/// The same placements as in tensor parallelism without sequence parallelism.
 TEST_ON_MESH(RecomputedInput, MayBeDistributed, {3}, {"tp"}) {
   const Tensors values{normal_values({5, 8}, 1), normal_values({8}, 2), normal_values({7, 8}, 3),
                        normal_values({7, 8}, 4), normal_values({8, 7}, 5)};

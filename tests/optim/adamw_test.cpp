@@ -19,7 +19,6 @@ const AdamWOptions kOptions{
 
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 
-/// libtorch's optimizer, the reference, takes the same four steps on plain tensors.
 template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Place& place, bool is_complex, const Options& options,
                         const ReferenceOptions& reference_options) {
@@ -55,8 +54,8 @@ void expect_as_libtorch(const Place& place, bool is_complex, const Options& opti
   }
 }
 
-/// Compares with libtorch for plain, replicated and sharded parameters (some shards are empty), and
-/// for a parameter whose mesh has only some of the ranks.
+/// Compares with libtorch: plain, replicated and sharded parameters (some with empty shards), and a
+/// parameter on a mesh that lacks some ranks.
 template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
   const auto expect = [&](const Place& place, bool is_complex) {
@@ -225,7 +224,6 @@ TEST(ZerosBeside, AreAlignedToSixteenBytes) {
   EXPECT_TRUE(adjoins(counters[0], counters[1]));
 }
 
-/// Makes two parameters that are adjacent in `buffer`, as in an FSDP unit.
 std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
   const auto slot = [](const at::Tensor& tensor) {
     return std::make_shared<nn::ParameterSlot>(tensor.detach().requires_grad_(), true);
@@ -326,8 +324,8 @@ TEST_ON_MESH(NarrowMoments, HaveTheSameBitsOnTwoMeshDimensions, {2, 2}, {"dp", "
               expected);
 }
 
-/// A shard's rows have irregular distances in the whole tensor, because two of three dimensions are
-/// sharded.
+/// Two of three dimensions are sharded, so the rows of a shard are not evenly spaced in the whole
+/// tensor.
 TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) {
   const at::Tensor values = normal_values({3, 5, 7}, 1);
   const at::Tensor grad = normal_values({3, 5, 7}, 2);
@@ -341,8 +339,8 @@ TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) 
   EXPECT_EQUAL(after(slot_of(values, mesh, {Shard{1}, Shard{2}})), expected);
 }
 
-/// With random rounding, the mean of many bf16 moments is the fp32 moment. With rounding to
-/// nearest, an average of squares with the decay 0.999 would never change.
+/// With stochastic rounding, the mean of many bf16 moments equals the fp32 moment. With rounding to
+/// nearest, the second moment (decay 0.999) would never change.
 TEST(NarrowMoments, AreUnbiased) {
   const auto mean_of = [](c10::ScalarType type, std::size_t which) {
     const nn::SlotPtr slot = slot_of(at::zeros({20000}));
@@ -400,7 +398,7 @@ TEST(NarrowMoments, SupportEveryParameterDtype) {
   EXPECT_NEAR(at::real(complex->get()[0]).item<double>(), 0.989, 1e-6);
 }
 
-/// A parameter's random numbers must not change if the list of parameters changes.
+/// The random numbers for a parameter must not depend on the other parameters of the optimizer.
 TEST(NarrowMoments, AreRoundedByParameterName) {
   nn::Linear module(64, 64);
   module.named_slots();

@@ -23,7 +23,7 @@ namespace {
 
 using testing::kInfinity;
 
-/// Clips equal gradients by libtorch and by Tessera, and compares norms and gradients.
+/// Clips equal gradients by libtorch and by Tessera. Compares the norms and the clipped gradients.
 void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, double p, double max_norm = 0.5) {
   std::vector<at::Tensor> reference;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -79,7 +79,6 @@ TEST_ON_MESH(GradNorm, SupportsSubmeshesAndPlainParameters, {3, 2}, {"dp", "tp"}
                     slot_of(at::zeros({2, 2}))});
 }
 
-// The mesh `pair` has only some of the ranks.
 TEST(GradNorm, UsesOneAllReduceForSeveralMeshes) {
   RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& all) {
     const DeviceMesh square = rank.mesh({2, 2}, {"a", "b"});
@@ -89,7 +88,8 @@ TEST(GradNorm, UsesOneAllReduceForSeveralMeshes) {
     std::vector<nn::SlotPtr> slots{slot_of(at::zeros({6}), square, {Shard{0}, Replicate{}}),
                                    slot_of(at::zeros({5, 2}), all, {Shard{0}})};
     expect_all_norms(slots);
-    // The gradient has norm 3 on ranks 0 and 1, and norm 4 on ranks 2 and 3; together, norm 5.
+    // Ranks 0 and 1 share a gradient of norm 3, ranks 2 and 3 a gradient of norm 4: in total norm
+    // 5.
     const nn::SlotPtr own = slot_of(at::zeros({2}), pair, {Shard{0}});
     set_grad(own, at::tensor({rank.rank() < 2 ? 3.0F : 4.0F, 0.0F}));
     for (const nn::SlotPtr& slot : slots) {
@@ -114,7 +114,7 @@ TEST_ON_MESH(GradNorm, CanCoverAllPipelineStages, {4}, {"world"}) {
   EXPECT_FLOAT_EQ(grad_norm({slot}, both).item<float>(), 5.0F);
 }
 
-/// Returns the gradient norm of one element, replicated over `mesh`. The gradient is 2^rank.
+/// Returns the norm of a gradient that is 2^rank, for one element replicated over `mesh`.
 double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& distinct = {}) {
   const nn::SlotPtr slot = slot_of(at::zeros({1}), mesh, {Replicate{}});
   slot->set_distinct_along(distinct);
@@ -122,7 +122,7 @@ double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& disti
   return grad_norm({slot}, {.norm_type = 1.0}).item<double>();
 }
 
-// A rank's index is 4 pp + 2 dp + tp. Along `distinct`, ranks have different parameters.
+// The rank is 4 pp + 2 dp + tp. Along the mesh `distinct`, ranks have different parameters.
 TEST_ON_MESH(GradNorm, CountsDistinctParametersAlongAMeshDimension, {2, 2, 2}, {"pp", "dp", "tp"}) {
   EXPECT_EQ(norm_on(rank, mesh["dp"]), 1.0);
   EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["pp"]), 1.0 + 16.0);
@@ -176,7 +176,7 @@ TEST(GradNorm, ThrowsOnAllRanksIfRequested) {
   EXPECT_CONTAINS(errors, "norm of the gradients is inf");
 }
 
-// In fp16, the square of 300 overflows, and a clipping factor would be inexact.
+// In fp16, the square of 300 is infinite, and the clipping factor would be rounded.
 TEST(GradNorm, ComputesNarrowGradientsInFp32) {
   const nn::SlotPtr narrow = slot_of(at::zeros({2}, at::kHalf));
   const nn::SlotPtr wide = slot_of(at::zeros({1}, at::kDouble));
@@ -228,7 +228,7 @@ TEST_ON_MESH(ClipGradNorm, RefusesUnequalPlainGradientsInDistributedModels, {3},
   EXPECT_ERROR(clip_grad_norm_(slots, 1), "ranks 0 and 2");
 }
 
-// A rank without gradients must take part in the collectives: other ranks wait for this rank.
+// A rank without gradients must call the collectives too, because other ranks wait for it.
 TEST_ON_MESH(ClipGradNorm, ReducesPendingGradientsAndAcceptsMissingGradients, {2}, {"tp"}) {
   const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh, {Replicate{}});
   const at::Tensor term = rank.rank() == 0 ? at::tensor({3.0F, 0.0F}) : at::tensor({0.0F, 4.0F});
@@ -259,7 +259,7 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, int step) {
   }
 }
 
-/// Takes three clipped steps. If `fused`, Optimizer::step() multiplies by the clipping factor.
+/// Takes three steps with clipping. `fused`: Optimizer::step() applies the clipping factor.
 std::vector<nn::SlotPtr> trained(const Make& make, c10::ScalarType type, bool fused) {
   std::vector<nn::SlotPtr> slots = slots_of_type(type);
   const std::unique_ptr<Optimizer> optimizer = make(slots);

@@ -13,7 +13,6 @@ using testing::kInfinity;
 
 constexpr AdamWOptions kAdamW{.lr = 1e-2};
 
-/// Returns whether AdamW took the step; GradScaler skips the step after an overflow.
 bool step(GradScaler& scaler, bool overflow) {
   const nn::SlotPtr slot = slot_of(at::ones({2}));
   set_grad(slot, at::full({2}, overflow ? kInfinity : 1.0));
@@ -21,7 +20,7 @@ bool step(GradScaler& scaler, bool overflow) {
   return scaler.step(optimizer);
 }
 
-/// clip_grad_norm_() gets only `a`. A later step() that would also update `b` must throw.
+/// clip_grad_norm_() unscales only the gradient of `a`, so a step() that updates `b` must throw.
 TEST(GradScaler, RefusesAStepOnPartlyUnscaledGradients) {
   const nn::SlotPtr a = slot_of(at::ones({2})), b = slot_of(at::ones({2}));
   set_grad(a, at::ones({2}));
@@ -88,7 +87,7 @@ TEST(GradScaler, GrowsAfterFiniteStepsAndStopsAtTheMinimum) {
     step(scaler, overflow);
     found.push_back(scaler.scale());
   }
-  // As in PyTorch, 3 finite steps in a row double the scale, and an overflow halves it.
+  // As in PyTorch, the scale is doubled after 3 finite steps in a row, and halved by an overflow.
   EXPECT_EQ(found, (std::vector<double>{16, 16, 8, 8, 8, 16, 16}));
   GradScaler small({.init_scale = 3e-4});
   EXPECT_FALSE(step(small, true));
@@ -140,8 +139,8 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, double scale) {
   }
 }
 
-// One rank's shard of one gradient is infinite. Norms ignore some gradients of rank 2 because they
-// are replicas, but all ranks must still skip the step.
+// One gradient is infinite on one rank. All ranks must skip the step, even if the rank has a
+// replica that gradient norms do not count.
 TEST_ON_MESH(GradScaler, SkipsAStepOnAllRanks, {2, 2}, {"dp", "tp"}) {
   for (const auto& [bad, where] : {std::pair(0U, 0), {1U, 0}, {2U, 0}, {3U, 0}, {2U, 2}, {3U, 2}}) {
     const std::vector<nn::SlotPtr> slots = spread_slots(mesh);

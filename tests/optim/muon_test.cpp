@@ -19,7 +19,7 @@ void run(Muon& optimizer) {
   }
 }
 
-/// Returns the slot of matrix i in a test case's layout. Updates must not depend on the layout.
+/// Returns a slot with `tensor`, matrix i, distributed as the test case requires.
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 const std::vector<std::vector<std::int64_t>> kMatrixSizes{{7, 5}, {8, 2}, {1, 6},
                                                           {5, 9}, {4, 4}, {3, 7}};
@@ -76,7 +76,7 @@ TEST_ON_MESH(Muon, AgreesInBf16, {3}, {"dp"}) {
       {.lr = 0.05, .rate = MuonRate::kMatchRmsAdamW});
 }
 
-// As in a fused weight of two parts, rank 0 has rows 0, 1, 4, 5, and rank 1 has rows 2, 3, 6, 7.
+// In a fused weight of two blocks, rank 0 has rows 0, 1, 4, 5, and rank 1 has rows 2, 3, 6, 7.
 TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
   const LayoutPtr layout = Layout::intern({2}, {{{2, {}}, {4, {0}}}, {}});
   const at::Tensor values = normal_values({8, 3}, 0);
@@ -94,7 +94,7 @@ TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
   EXPECT_CLOSE(slot->get(), reference->get().detach(), 0.0, 1e-5);
 }
 
-// Rank 1 has no gradient, as if rank 1 had not used the module.
+// Rank 1 has no gradient, as if the module had not run on rank 1.
 TEST_ON_MESH(Muon, TreatsAMissingGradientOfAShardedMatrixLikeZeros, {2}, {"dp"}) {
   const nn::SlotPtr slot = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
   const nn::SlotPtr frozen = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
@@ -112,7 +112,7 @@ TEST_ON_MESH(Muon, TreatsAMissingGradientOfAShardedMatrixLikeZeros, {2}, {"dp"})
   EXPECT_EQUAL(frozen->get(), normal_values({4, 3}, 0));
 }
 
-// For a gradient of zeros, momentum and decay still act. Without a gradient, nothing changes.
+// A gradient of zeros still causes momentum and weight decay; a missing gradient causes no update.
 TEST_ON_MESH(Muon, SkipsAShardedMatrixWithoutGradientOnAllRanks, {3}, {"dp"}) {
   std::vector<nn::SlotPtr> slots, reference;
   for (int i = 0; i < 3; ++i) {
@@ -155,7 +155,7 @@ TEST(Muon, UpdatesNarrowMatricesInFp32) {
   EXPECT_EQ(optimizer.state()[0].tensor.scalar_type(), at::kFloat);
 }
 
-// Rank 1's parameter is marked as never filled. Rank 1's error must say so; all ranks must end.
+// Rank 1's parameter is marked as uninitialized. Rank 1 must throw this error; no rank may hang.
 TEST(Muon, FailsOnAllRanksIfOneRankFails) {
   const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
     const nn::SlotPtr slot = slot_of(normal_values({6, 3}, 0), rank.mesh({3}, {"dp"}), {Shard{0}});
@@ -187,8 +187,8 @@ at::Tensor wave(at::IntArrayRef sizes, double first, double frequency) {
       .view(sizes);
 }
 
-// The expected updates are from torch.optim.Muon (torch 2.11), which iterates in bf16: updates
-// differ by up to 1 % between processors.
+// The expected updates come from torch.optim.Muon (torch 2.11), which iterates in bf16, so updates
+// on different processors differ by up to 1 %.
 TEST(Muon, AgreesWithPyTorch) {
   struct Case {
     std::vector<std::int64_t> sizes;
@@ -227,7 +227,7 @@ TEST(Muon, AgreesWithPyTorch) {
   }
 }
 
-// Published property of Muon: all singular values of an update are about 0.7 to 1.2.
+// According to Muon's authors, all singular values of an update are about 0.7 to 1.2.
 TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
   for (const auto& sizes : {std::vector<std::int64_t>{6, 9}, {9, 6}, {5, 5}}) {
     const nn::SlotPtr slot = slot_of(at::zeros(sizes));
@@ -245,8 +245,8 @@ TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
   }
 }
 
-// There are 4 matrices of 8 x 8, and each of the 4 ranks updates one matrix. Two all-to-alls send
-// shards of 16 elements: to the updating rank, and back.
+// There are 4 matrices of 8 x 8; each of the 4 ranks updates one matrix. One all-to-all sends
+// shards of 16 elements to the updating rank, and one sends the updates back.
 TEST_ON_MESH(Muon, ExchangesShardsInTwoAllToAlls, {4}, {"dp"}) {
   std::vector<nn::SlotPtr> slots;
   for (int i = 0; i < 4; ++i) {

@@ -29,7 +29,7 @@ float value(const nn::SlotPtr& slot) {
   return slot->get().detach()[0].item<float>();
 }
 
-/// Makes parameters that are adjacent in memory, and gradients that are adjacent in memory.
+/// Makes slots whose parameters are adjacent in memory, and whose gradients are adjacent too.
 std::vector<nn::SlotPtr> side_by_side(const std::vector<at::Tensor>& values) {
   const at::Tensor memory = at::cat(values);
   const at::Tensor gradients = memory.cos();
@@ -165,8 +165,8 @@ TEST(Optimizer, CountsStepsOfEachParameter) {
   EXPECT_EQ(value(b), value(alone));
 }
 
-/// A load can give adjacent shards different step counters. These shards must then be updated
-/// separately, not as one tensor.
+/// A load can give adjacent shards different step counters. The optimizer must then update these
+/// shards separately.
 TEST(Optimizer, RespectsLoadedStepCounters) {
   nn::Linear linear(16, 16);
   const nn::SlotPtr weight = linear.named_slots()[0].second, bias = linear.named_slots()[1].second;
@@ -187,7 +187,7 @@ TEST(Optimizer, RespectsLoadedStepCounters) {
   }
   const at::Tensor before = bias->get().detach().clone();
   step();
-  // The bias has a loaded state of zeros, so this step must equal a first step.
+  // The bias was loaded with a state of zeros, so this step must equal a first step.
   EXPECT_CLOSE(bias->get().detach(), before * (1 - 0.1 * 1e-2) - 0.1);
 }
 
@@ -272,7 +272,7 @@ TEST(Optimizer, HasNoStateOfFrozenParameters) {
   for (const StateTensor& state : optimizer.state()) {
     EXPECT_EQ(state.slot, trained) << state.name;
   }
-  // Freezing a parameter after some steps must not remove its optimizer state.
+  // If a parameter is frozen after some steps, its optimizer state must remain.
   set_grad(trained, at::ones({2}));
   optimizer.step();
   trained->persistent().requires_grad_(false);
@@ -398,7 +398,7 @@ TEST(Ema, IsCorrectOnUnevenShards) {
         expected = kDecay * expected + (1 - kDecay) * full_tensor(slot->persistent());
       }
       const at::Tensor last = full_tensor(slot->persistent()).clone();
-      // Ema::state() has an average for each trained parameter, sharded like the parameter.
+      // Ema::state() has one average per trained parameter, with the sharding of the parameter.
       const std::vector<StateTensor> state = ema.state();
       ASSERT_EQ(state.size(), 1u);
       EXPECT_EQ(state[0].name, "ema");
@@ -412,7 +412,7 @@ TEST(Ema, IsCorrectOnUnevenShards) {
   });
 }
 
-/// If a load fills no averages after state(), the averages begin with the loaded parameters.
+/// If a load restores no averages after state(), the averages begin with the loaded parameters.
 TEST(Ema, BeginsWithLoadedAveragesOrCurrentParameters) {
   for (const bool loads : {true, false}) {
     const nn::SlotPtr slot = slot_of(at::ones({3}));

@@ -9,7 +9,7 @@ namespace tessera::testing {
 /// 2, 3 or 4 ranks get uneven or empty shards of parameters with these sizes.
 inline const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {3}, {1, 4}, {8, 2}};
 
-/// Returns values of sizes kSizes[i]. Complex values are pairs of real numbers.
+/// Returns a tensor of shape kSizes[i]; with `is_complex`, of shape (*kSizes[i], 2).
 inline at::Tensor values_of(std::size_t i, std::uint64_t seed, bool is_complex = false) {
   std::vector<std::int64_t> sizes = kSizes[i];
   if (is_complex) {
@@ -28,7 +28,7 @@ inline nn::SlotPtr slot_of(const at::Tensor& tensor, const DeviceMesh& mesh,
   return std::make_shared<nn::ParameterSlot>(spread.requires_grad_(), true);
 }
 
-/// Distributes `grad` like the slot's tensor, and sets the gradient.
+/// Sets the gradient of the slot's tensor to `grad`, distributed like the tensor.
 inline void set_grad(const nn::SlotPtr& slot, const at::Tensor& grad) {
   const at::Tensor& tensor = slot->persistent();
   tensor.mutable_grad() = tessera::is_distributed(tensor)

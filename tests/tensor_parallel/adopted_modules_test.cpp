@@ -1,5 +1,5 @@
-// Tests libtorch modules (in nn::Hooked) under tensor-parallel plans and FSDP, and parameters of
-// modules that no plan entry names.
+// Tests libtorch modules (in nn::Hooked) under tensor-parallel plans and FSDP, and modules with
+// parameters that no plan entry matches.
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -27,7 +27,6 @@ StylePtr placed(std::vector<std::pair<std::string, Placement>> placements) {
   return place_parameters(std::move(placements));
 }
 
-/// The results of libtorch's module on one rank.
 struct Expected {
   double loss = 0;
   std::vector<at::Tensor> gradients;
@@ -49,7 +48,7 @@ Expected of_libtorch(const std::shared_ptr<M>& module, const at::Tensor& x) {
   return expected;
 }
 
-/// Compares a module under a plan with libtorch on one rank. dp splits dimension `rows_dim`.
+/// Compares a module under a plan with libtorch on one rank. dp splits dimension `rows_dim` of x.
 template <class Make>
 void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows_dim,
                         const ParallelizePlan& plan) {
@@ -147,8 +146,8 @@ using HookedLinear = nn::Hooked<torch::nn::Linear>;
 using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
 using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
 
-/// Exactly one of three ranks must add the bias: a sum of three thirds would be rounded
-/// differently. The call must not leave the module without its bias.
+/// Exactly one of three ranks must add the bias, because three times a third of the bias is rounded
+/// differently. After the call the module must have its bias again.
 TEST_ON_RANKS(StockModules, AddTheBiasOnce, 3) {
   HookedLinear linear(6, 2);
   linear.held().weight.detach().zero_();
@@ -254,7 +253,6 @@ TEST(OwnParameters, MayBePlacedTogetherWithSubmodules) {
     RunRanks(ranks, [](Rank& rank) {
       Encoder model;
       ParallelizePlan styles = plan();
-      // The order of plan entries must not matter.
       styles.insert(styles.begin(), {"", place_parameters({{"positions", Shard{0}}})});
       styles.push_back({"blocks.*", place_parameters()});
       parallelize_module(model, rank.mesh({rank.size()}, {"tp"}), styles);

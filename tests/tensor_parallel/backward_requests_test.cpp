@@ -24,7 +24,7 @@ constexpr std::int64_t kTokens = 5, kDim = 8, kFeatures = 7;
 
 struct Net;
 
-/// Backward of Tiled recomputes the MLP, and runs the MLP's backward as a nested backward.
+/// The backward of Tiled recomputes the MLP, and calls the MLP's backward within this backward.
 struct Tiled : torch::autograd::Function<Tiled> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, Net* net);
   static variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -77,7 +77,7 @@ ParallelizePlan plan() {
           {"down", rowwise_parallel({.output_layouts = Shard{0}})}};
 }
 
-/// Runs randomly drawn backward calls: on a mesh, or on one rank with all dp ranks' batches.
+/// Runs random backward calls: on a mesh, or on one rank with the batches of all dp ranks.
 class Walk {
  public:
   Walk(Net& net, std::vector<int> batches, bool nests_anywhere)
@@ -88,7 +88,7 @@ class Walk {
     }
   }
 
-  /// Returns all computed gradients in order. An undefined tensor stands for a missing gradient.
+  /// Returns all computed gradients in the order of the calls; undefined: no gradient.
   std::vector<at::Tensor> run(unsigned seed) {
     random_.seed(seed);
     add_hooks();
@@ -131,7 +131,6 @@ class Walk {
           return gradient * 2;
         });
       } else if (kind == 1) {
-        // Removes .grad, as an optimizer that steps in backward does.
         testing::after_accumulation(parameters_[i], [see](const at::Tensor& leaf) {
           see(leaf.grad());
           leaf.mutable_grad() = at::Tensor();
@@ -159,7 +158,7 @@ class Walk {
   }
 
   void backward(const at::Tensor& of, bool retain) {
-    // The parameters of a tiled MLP are not in the graph, so `inputs` must not contain them.
+    // The graph does not contain the parameters of a tiled MLP: `inputs` must not name them.
     switch (net_.tiled ? 0 : draw(3)) {
       case 0:
         return of.backward({}, retain);
@@ -213,7 +212,7 @@ class Walk {
   bool nests_anywhere_;
   std::mt19937 random_;
   variable_list parameters_;
-  variable_list seen_;  ///< for each parameter, the sum of the gradients of its hook
+  variable_list seen_;  ///< sums of the gradients that each parameter's hook received
   std::vector<at::Tensor> found_;
 };
 

@@ -22,8 +22,8 @@ at::Tensor split_leaf(const at::Tensor& value, const DeviceMesh& mesh) {
   return testing::leaf_on(mesh, value, {Shard{0}});
 }
 
-/// Runs two micro-batches of a block. Returns local tensors: the output, the gradient of the input,
-/// and the gradients of the parameters.
+/// Runs two micro-batches of a block. Returns the output, the gradient of the input, and the
+/// gradients of the parameters, all as local tensors.
 std::vector<at::Tensor> results_of_block(Rank& rank, bool regather,
                                          const testing::SmallLlamaConfig& config,
                                          at::ScalarType type) {
@@ -90,7 +90,7 @@ void parallelize_mixer(testing::Mixer& mixer, const DeviceMesh& mesh) {
                       {"o", rowwise_parallel()}});
 }
 
-/// GetParam(): whether linear_products() computes q, k and v in a single autograd function.
+/// The test parameter: whether q, k and v are computed by one autograd function.
 class SharedGatheredInput : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Together, SharedGatheredInput, ::testing::Bool());
 
@@ -157,7 +157,7 @@ TEST_P(SharedGatheredInput, SupportsSeveralBackwardsAndFrozenParameters) {
     const at::Tensor of_q_bias = local_tensor(mixer.q->bias->grad()).clone();
     EXPECT_FALSE(mixer.q->weight->grad().defined());
     EXPECT_FALSE(mixer.k->bias->grad().defined());
-    // Only gradients of weights need the gathered input, not the gradient of the input.
+    // The gradient of a weight needs the gathered input; the gradient of the input does not.
     const Sent sent(rank);
     const at::Tensor alone = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0];
     EXPECT_EQ(sent.calls("tp", "all_gather"), 0);
@@ -165,7 +165,7 @@ TEST_P(SharedGatheredInput, SupportsSeveralBackwardsAndFrozenParameters) {
     loss.backward();
     EXPECT_TRUE(local_tensor(x.grad()).equal(of_x.mul(2)));
     EXPECT_TRUE(local_tensor(mixer.q->bias->grad()).equal(of_q_bias.mul(2)));
-    // The tolerance is for rounding: the second product was added in place to the first gradient.
+    // The second product was added in place to the first gradient, so rounding can differ.
     EXPECT_TRUE(local_tensor(mixer.k->weight->grad()).allclose(of_k.mul(2), 1e-5, 1e-6));
   });
 }
@@ -179,7 +179,7 @@ TEST(GatheredInput, AccumulatesProductsInPlace) {
     const testing::AddedTerms counted;
     DistributedTensor(block(x)).to_local().square().sum().backward();
   });
-  // In-place products (addmm_) on each of 2 ranks: 2 for q, k and v, and 1 for gate and up.
+  // In-place products (addmm_) on each of 2 ranks: 2 for q, k, v together, and 1 for gate and up.
   EXPECT_EQ(testing::AddedTerms::products(), 2 * 3);
 }
 
@@ -277,7 +277,6 @@ TEST(Fp8UnderTensorParallelism, DiffersFromFp32) {
   EXPECT_LT(relative_error(found.back(), expected.back()), 1e-1);
 }
 
-/// Each head is on two of the four ranks.
 TEST(Fp8UnderTensorParallelism, ComputesReplicatedHeads) {
   const at::Tensor x = uniform_values({6, 16}, 0.2);
   RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {

@@ -72,7 +72,7 @@ at::Tensor mesh_targets() {
   return targets;
 }
 
-/// Computes the expected loss from plain logits. `of_row`: a factor per row, for Reduction::None.
+/// Computes the expected loss from plain logits. `of_row`: factors of the rows for Reduction::None.
 Expected loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& of_row) {
   const at::Tensor leaf = mesh_logits().requires_grad_();
   const at::Tensor targets = mesh_targets();
@@ -143,8 +143,8 @@ TEST(LossOnMeshes, EqualsTheLossOfOneRank) {
   });
 }
 
-// A plain target is on all ranks, so all ranks must throw the same error for a wrong target. For a
-// distributed target, only the ranks with this target must throw.
+// A plain target is the same on all ranks, so all ranks must throw if this target is invalid. For a
+// distributed target, only the ranks that have the invalid target must throw.
 TEST(LossOnMeshes, FailsOnAllRanksForAnInvalidTarget) {
   for (const bool distributed : {false, true}) {
     const auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
@@ -191,7 +191,7 @@ at::Tensor head_targets() {
   return targets;
 }
 
-/// The loss, and the gradients of the hidden states and of the head's weight, not distributed.
+/// The loss, and the gradients of the hidden states and of the head's weight, as plain tensors.
 using HeadAnswer = std::vector<at::Tensor>;
 
 /// Computes the expected loss from plain logits, and the gradients of `factor` times the loss.
@@ -243,7 +243,7 @@ TEST(LinearCrossEntropy, SupportsRepeatedBackwardAndRequestedGradients) {
   loss.backward({}, /*retain_graph=*/true);
   loss.backward();
   EXPECT_TRUE(weight.grad().allclose(of_whole_logits({})[2].mul(2), 1e-12, 1e-12));
-  // linear_cross_entropy() with Reduction::None has no backward.
+  // linear_cross_entropy() with Reduction::None does not support backward.
   const c10::NoGradGuard no_grad;
   const CrossEntropyOptions rows{.reduction = at::Reduction::None};
   const at::Tensor losses = linear_cross_entropy(head_hidden(), head_weight(), head_targets(),
@@ -253,7 +253,7 @@ TEST(LinearCrossEntropy, SupportsRepeatedBackwardAndRequestedGradients) {
   EXPECT_TRUE(losses.allclose(expected, 1e-12, 1e-12));
 }
 
-/// In fp16 and bf16, the error of the gradients must not exceed one rounding of the type.
+/// In fp16 and bf16, the error of a gradient must be at most one rounding to this dtype.
 TEST(LinearCrossEntropy, InHalfPrecisionIsAccurate) {
   constexpr double kFactor = 1.0 / 3;
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
@@ -271,7 +271,7 @@ TEST(LinearCrossEntropy, InHalfPrecisionIsAccurate) {
   });
 }
 
-// A sum in bf16 would stop changing at terms below half of the sum's last bit.
+// In bf16 a large sum would no longer change: each further term would be rounded away.
 TEST(LinearCrossEntropy, SumsTheGradientOfABf16WeightInFp32) {
   const auto gradient_of = [](std::int64_t tokens, std::int64_t chunks) {
     const at::Tensor hidden = at::ones({tokens, 2}, at::kBFloat16);
@@ -289,7 +289,7 @@ TEST(LinearCrossEntropy, SumsTheGradientOfABf16WeightInFp32) {
   }
 }
 
-/// Simulates head and loss of a 1B model on a GPU: memory is measured, values are not computed.
+/// Simulates the head and the loss of a 1B model on a GPU, to measure memory without values.
 TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
   constexpr std::int64_t kVocabulary = 128256, kTokens = 16384, kFeatures = 2048;
   double flops = 0;
@@ -311,8 +311,8 @@ TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
     EXPECT_EQ(weight.grad().scalar_type(), at::kBFloat16);
     return memory.peak();
   };
-  // The memory peak is the weight's gradient in fp32, plus the logits of a chunk or the bf16
-  // gradient. llama_train uses chunks of this size.
+  // At its peak, memory contains the weight's gradient in fp32 and either a chunk of the logits or
+  // the weight's gradient in bf16. llama_train uses chunks of this size.
   const LinearCrossEntropyOptions parts{.chunk_bytes = std::int64_t{640} << 20};
   EXPECT_LT(peak([&] { return linear_cross_entropy(hidden, weight, targets, parts); }),
             1'750'000'000);

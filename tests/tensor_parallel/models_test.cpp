@@ -53,7 +53,7 @@ TEST(DeclaredPlan, NamesModulesFromTheRoot) {
   EXPECT_ERROR(parallelize_module(undeclared, mesh), "no plan", "DeclaresPlan");
 }
 
-// The style gathers a norm's sharded input and shards the norm's result: 7 tokens on 3 ranks.
+// The style gathers the sharded input of a norm and shards the result: 7 tokens on 3 ranks.
 TEST(PrepareModuleInputOutput, GathersInputsAndShardsResults) {
   testing::Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({7, 4}, 0.1);
@@ -192,8 +192,8 @@ constexpr std::int64_t kLoraRows = 8;
 const nn::LoraOptions kAdapters{
     .rank = 3, .alpha = 6, .targets = {"gate_up", "down"}, .dropout = 0.25};
 
-/// Linears with LoRA adapters. The sizes of gate_up (10 + 10) and down (6) are not divisible by 4
-/// ranks.
+/// Linears with LoRA adapters. The output sizes of gate_up (10 + 10) and down (6) are not divisible
+/// by 4 ranks.
 struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   at::Tensor forward(const at::Tensor& x) {
     const std::vector<at::Tensor> parts = gate_up->split((*gate_up)(x));
@@ -204,7 +204,7 @@ struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   nn::Child<nn::Linear> down{*this, "down", 10, 6}, head{*this, "head", 6, 5};
 };
 
-/// B of a new adapter is 0, so the test would not notice wrong results of A.
+/// Sets B, which is 0 in a new adapter: with B = 0 the adapter's result would not depend on A.
 void fill_adapters(nn::ModuleBase& model) {
   const c10::NoGradGuard no_grad;
   for (const auto& [name, slot] : nn::lora_slots(model)) {
@@ -221,7 +221,7 @@ void fill_adapters(nn::ModuleBase& model) {
   }
 }
 
-/// Takes two steps on one part of the rows. Returns the adapters' whole parameters.
+/// Takes two steps on this rank's part of the rows. Returns the unsharded adapter parameters.
 std::vector<at::Tensor> train(AdaptedBlock& model, std::int64_t part, std::int64_t parts) {
   manual_seed(11);
   optim::Sgd optimizer(model, {.lr = 0.5});
@@ -288,8 +288,8 @@ TEST_ON_MESH(LoraOnAMesh, SendsOnlyAdapterGradients, {2, 1}, {"dp", "tp"}) {
   const auto model = adapted_on(mesh);
   const Sent sent(rank);
   (*model)(uniform_values({2, 6}, 0.2)).sum().backward();
-  // Numbers of elements on one of 2 ranks: gate_up: A 2 x 6, B 10 x 3; down: A 2 x 10, B 3 x 3.
-  // Shards are padded to multiples of 16 elements (64 bytes).
+  // On one of 2 ranks, gate_up has A of 2 x 6 and B of 10 x 3, and down has A of 2 x 10 and B of 3
+  // x 3. Shards are padded to multiples of 16 elements (64 bytes).
   EXPECT_EQ(sent.of("dp", "reduce_scatter").bytes, 4 * 2 * (16 + 32 + 32 + 16));
   EXPECT_ERROR(nn::apply_lora(*model, {.targets = {"head"}}), "'head'", "distributed already",
                "before parallelize_module");

@@ -54,7 +54,6 @@ class Probe final : public ParallelStyle {
   mutable std::vector<const nn::ModuleBase*> found;
 };
 
-/// Returns the names of the modules below `root` that match `pattern`.
 std::vector<std::string> matches(nn::ModuleBase& root, const std::string& pattern) {
   const auto probe = std::make_shared<Probe>();
   parallelize_module(root, mesh_of(2), {{pattern, probe}});
@@ -78,7 +77,6 @@ TEST(PlanPatterns, MatchByWildcard) {
   EXPECT_EQ(matches(tree, ""), Names{""});
 }
 
-/// Some layers have a norm (q_norm), others have none.
 struct Projections : nn::Module<Projections> {
   explicit Projections(bool with_norm) {
     if (with_norm) {
@@ -104,7 +102,7 @@ TEST(PlanPatterns, AreRefusedIfSomeModulesLackTheChild) {
   Stack stack;
   EXPECT_EQ(matches(stack, "**.q_norm").size(), 3U);
   EXPECT_EQ(matches(stack, "layers.[013].q_norm").size(), 3U);
-  // One of the four layers that `layers.*` matches has no q_norm.
+  // Of the four layers, `layers.2` has no q_norm.
   EXPECT_EQ(matches(stack, "layers.*.q").size(), 4U);
   EXPECT_ERROR(matches(stack, "layers.*.q_norm"), "'layers.*.q_norm'", "3 of the 4", "'layers.2'",
                "[q, o]", "[0-2]", "'**.q_norm'");
@@ -193,7 +191,7 @@ TEST_ON_RANKS(Parallelize, ShardsParametersByStyle, 4) {
                       {"layers.*.down", rowwise_parallel()},
                       {"norm", sequence_parallel({.sequence_dim = 0})}});
   const auto r = static_cast<std::size_t>(rank.rank());
-  // The 6 rows of up's weight are split into 2, 2, 2 and 0 rows.
+  // The weight of `up` has 6 rows; the ranks have 2, 2, 2 and 0 rows.
   EXPECT_EQ(local_tensor(tree.layer(1).up->weight).size(0), r < 3 ? 2 : 0);
   EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
   EXPECT_TRUE(DistributedTensor(tree.layer(1).down->weight).full_tensor().equal(down));
@@ -214,7 +212,7 @@ TEST_ON_RANKS(Parallelize, SendsNothingAndKeepsFrozenParameters, 2) {
   EXPECT_FALSE(tree.norm->weight->requires_grad());
   EXPECT_FALSE(tree.head->weight->requires_grad());
   EXPECT_TRUE(tree.embed->weight->requires_grad());
-  // The shard must not be a view: a view would keep the whole parameter in memory.
+  // The shard must not be a view, because a view would keep the memory of the whole parameter.
   EXPECT_EQ(local_tensor(tree.head->weight).storage().nbytes(), 5 * 4 * sizeof(float));
   const auto linear = testing::made_on_meta<nn::Linear>(4, 7);
   parallelize_module(*linear, mesh, {{"", colwise_parallel()}});
@@ -291,7 +289,7 @@ TEST_ON_MESH(Mistakes, DirectForwardIsReported, {2, 2}, {"dp", "tp"}) {
   ScaledMlp model, sharded;
   parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
   EXPECT_ERROR(model.up->forward(plain), "hooks", "(*m)(x)");
-  // A direct call of forward() runs no hooks. at::linear's error must name this cause.
+  // A direct call of forward() skips the hooks. The error of at::linear must name this cause.
   EXPECT_ERROR(at::linear(plain, *model.up->weight), "argument 0, [3, 4], is plain",
                "'up.weight', [", "m->forward(x)", "fsdp::register_forward_method", "plan");
   parallelize_module(sharded, mesh["tp"], {{"up", colwise_parallel()}});
@@ -328,7 +326,7 @@ TEST_ON_MESH(Mistakes, ParameterWithoutASlotIsReported, {1, 2}, {"dp", "tp"}) {
 
 // In a StrictScope, an implicit redistribution throws, and the error names the missing plan entry.
 
-/// An MLP on (tokens, dim). `normed_result`: with a norm at the end, otherwise with a residual.
+/// An MLP on (tokens, dim): with a norm at the end if `normed_result`, otherwise with a residual.
 struct NormedMlp : nn::Module<NormedMlp> {
   explicit NormedMlp(bool normed_result) : normed(normed_result) { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& x) {
@@ -348,7 +346,7 @@ TEST_ON_MESH(StrictScopeHints, NameTheMissingPlanEntry, {2}, {"tp"}) {
     const StrictScope strict;
     EXPECT_ERROR(model(x).square(), "[Partial(sum)] -> [Replicate()]", "rowwise_parallel()");
   }
-  // The norm's input is sharded by features, and the plan has no entry that gathers the input.
+  // The norm's input is sharded by features, and no plan entry gathers this input.
   NormedMlp model(/*normed_result=*/true);
   parallelize_module(model, mesh, {{"fc2", colwise_parallel()}});
   const StrictScope strict;

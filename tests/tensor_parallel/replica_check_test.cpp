@@ -1,5 +1,5 @@
-// Tests the checks that replicated parameters and plain inputs are equal on all ranks, and that
-// shards belong to one parameter.
+// Tests the checks that replicated parameters and plain inputs are equal on all ranks, and that the
+// shards of a parameter are parts of one tensor.
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
@@ -93,7 +93,7 @@ TEST(Replicas, AreComparedBeforeTheFirstForward) {
   }
 }
 
-// Ranks compare plain inputs only once: in the first training forward.
+// Only in the first training forward, ranks compare their plain inputs.
 TEST(PlainInputs, AreComparedInTheFirstTrainingForward) {
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
@@ -152,7 +152,7 @@ void step_with_scaled_gradients(nn::RMSNorm& norm) {
   norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
 }
 
-/// A difference between ranks that is only found with TESSERA_DEBUG=1.
+/// A difference between ranks that Tessera finds only with TESSERA_DEBUG=1.
 struct Difference {
   const char* name;
   std::int64_t dp_ranks;
@@ -202,8 +202,8 @@ TEST(DebugMode, ComparesInputsOperandsCopiesAndGradients) {
          step_with_scaled_gradients(norm);
        },
        {"the gradient of parameter 'weight' differs", "(tp=2)"}},
-      // Under FSDP, reduced gradients are compared. In the first backward there is no difference
-      // yet: before FSDP knows which gradients are Partial, all ranks use the gradient of one rank.
+      // FSDP compares reduced gradients. After the first backward they are still equal: until FSDP
+      // knows which gradients are Partial, all ranks use the gradient of one rank.
       {"a gradient of shards",
        2,
        [](const DeviceMesh& dp, const DeviceMesh& tp) {
@@ -227,7 +227,7 @@ TEST(DebugMode, ComparesInputsOperandsCopiesAndGradients) {
   }
 }
 
-/// Adds a(x) and b(x). The plan shards a(x) by features, and has no entry for b.
+/// Adds the results of the Linears a and b. The plan shards a's result and has no entry for b.
 struct SumOfTwo : nn::Module<SumOfTwo> {
   at::Tensor forward(const at::Tensor& x) { return (a(x) + b(x)).square().sum(); }
   nn::Child<nn::Linear> a{*this, "a", 8, 6};

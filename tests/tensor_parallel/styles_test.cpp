@@ -33,7 +33,7 @@ TEST(Rowwise, ShardsAReplicatedPlainInput) {
 TEST_ON_RANKS(Rowwise, AddsTheBiasOnceAndUnchanged, 3) {
   nn::Linear linear(6, 2);
   linear.weight->detach().zero_();
-  linear.bias->detach().fill_(0.1);  // Three times bias / 3 is not 0.1 in fp32.
+  linear.bias->detach().fill_(0.1);  // the sum of three times bias / 3 is not 0.1 in fp32
   parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
   EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1f)));
 }
@@ -69,10 +69,9 @@ TEST(Styles, RefuseInvalidCalls) {
 }
 
 TEST(Block, GathersAndScattersTwicePerPass) {
-  // Four ranks split 10 tokens unevenly.
   RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
-    // The gradients of norms would need reductions, which this test does not count.
+    // Frozen norms: the reductions of their gradients are not part of the expected traffic.
     block.first_norm->slot("weight")->get().set_requires_grad(false);
     block.second_norm->slot("weight")->get().set_requires_grad(false);
     parallelize_module(block, mesh, testing::plan_of_block(/*regather=*/true));
@@ -106,7 +105,7 @@ TEST(FusedLinear, RefusesIndivisibleGroups) {
   EXPECT_ERROR(fused.split(uniform_values({2, 12}, 0.5)), "12 features can't be split");
 }
 
-// Tests fused Linears: with equal parts, and with groups of unequal parts.
+// Tests fused Linears with equal parts, and fused Linears with groups of unequal parts.
 TEST(FusedColwise, GivesEachRankAShareOfEveryPart) {
   const at::Tensor x = uniform_values({4, 5}, 0.5);
   const auto expect_share = [](const std::vector<at::Tensor>& parts,
@@ -197,7 +196,7 @@ struct Heads {
   std::int64_t queries, keys;
 };
 
-/// Attention on (tokens, kWidth). Each head of the keys has a norm.
+/// Attention on (tokens, kWidth). A norm is applied to each key head.
 struct GroupedAttention : nn::Module<GroupedAttention> {
   explicit GroupedAttention(const Heads& heads) {
     q = register_module("q", std::make_shared<nn::Linear>(kWidth, heads.queries * kHeadSize));
@@ -230,7 +229,7 @@ std::unique_ptr<GroupedAttention> make_attention(const Heads& heads) {
   return module;
 }
 
-/// `split_tokens`: the input is sharded by tokens (sequence parallelism).
+/// `split_tokens`: whether the block's input is sharded by tokens (sequence parallelism).
 ParallelizePlan plan_of(const Heads& heads, bool split_tokens) {
   const Placement between = split_tokens ? Placement(Shard{0}) : Replicate{};
   const StylePtr copies = replicated_heads_parallel({.heads = heads.keys});
