@@ -1,5 +1,5 @@
-// Collectives without other ranks: for a process group of one rank, and for fake_world(), where
-// only this rank exists. Sizes of results and traffic counts are those of a real process group.
+// Collectives without other ranks, for a process group of one rank and for fake_world(), where only
+// this rank exists. Sizes of results and counts of traffic are those of a real process group.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -40,7 +40,7 @@ class LoopbackCommunicator final : public Communicator {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (has_values(inputs[i])) {
-        // Each row stands for the data of one rank; copy_ broadcasts this rank's data to all rows.
+        // Each output row is the data of one rank; copy_() broadcasts this rank's data to all rows.
         outputs[i].view({size(), -1}).copy_(inputs[i].view({1, -1}));
       }
     }
@@ -59,17 +59,17 @@ class LoopbackCommunicator final : public Communicator {
     return started("reduce_scatter", inputs);
   }
 
-  // In a plan (FakeMode), the process group stands for an NCCL group, for which averages cost no
+  // In a FakeMode (planning), this process group stands for an NCCL group, where averages cost no
   // more than sums.
   bool averages_while_reducing() const override {
     return size() > 1 && detail::is_included(detail::kFakeModeKey);
   }
-  // There are no other ranks, so no tensors are packed and no calls are compared.
+  // Without other ranks, tensors need no packing and calls need no comparison.
   bool moves_groups_in_place() const override { return true; }
   bool compares_calls() const override { return true; }
 
-  // Each other rank is assumed to send the data that this rank sends to itself. If a rank's part of
-  // the output is longer than these data, the rest of the part is filled with zeros.
+  // Every other rank is assumed to send the data that this rank sends to itself. If the output
+  // expects more elements from a rank, the missing elements are zero.
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {
@@ -100,8 +100,8 @@ class LoopbackCommunicator final : public Communicator {
   std::string name() const override { return size() == 1 ? "solo" : "loopback"; }
 
  private:
-  /// Whether to copy this rank's data in place of other ranks' data. In a FakeMode (planning),
-  /// floating-point tensors have no values, and the copy would be counted as an operator of the
+  /// Whether to copy this rank's data in place of other ranks' data. Floating-point tensors of a
+  /// FakeMode (planning) have no values, and their copy would count as an operator of the planned
   /// step. In a group of one rank, the copy is a real operator.
   bool has_values(const at::Tensor& tensor) const {
     return size() == 1 || !detail::is_included(detail::kFakeModeKey) ||

@@ -1,4 +1,4 @@
-// Counts the collectives of a rank, for CheckedCommunicator. A lock protects the counters, because
+// Counts the collectives of a rank, for CheckedCommunicator. A mutex protects the counters, because
 // forward and backward run on different threads.
 
 #include "tessera/comm/detail/recording.h"
@@ -8,7 +8,7 @@
 namespace tessera::comm {
 namespace {
 
-/// Returns the last part of a qualified name: "GatherSequenceFunction" for
+/// Returns a qualified name without namespaces and classes: "GatherSequenceFunction" for
 /// "tessera::nn::GatherSequenceFunction".
 std::string short_name(const std::string& name) {
   const std::size_t scope = name.substr(0, name.find('<')).rfind("::");
@@ -20,7 +20,7 @@ std::string purpose_of_call(const std::string& purpose) {
     return purpose;
   }
   std::string text(CallerScope::current());
-  // In backward, the name of the autograd node is added: the operator's name alone does not show
+  // In backward, the name of the autograd node is added, because the operator's name does not show
   // which gradient needs the collective.
   const std::string node = tessera::detail::running_node();
   if (node.empty()) {
@@ -62,7 +62,7 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
   return now;
 }
 
-/// TrafficCounter has a pointer to `calls_`; ~CallRecorder() removes the pointer under the lock.
+/// The TrafficCounter appends calls to `calls_` until ~CallRecorder().
 CallRecorder::CallRecorder(TrafficCounter& counter) : counter_(counter) {
   const std::lock_guard lock(counter_.mutex_);
   counter_.lists_.push_back(&calls_);

@@ -1,6 +1,6 @@
 // Reads the environment variables of launchers (tessera-run, torchrun, Slurm, Open MPI). A function
-// supplies the values, so that tests need not change the environment. An invalid value is an error,
-// because the ranks would otherwise wait for each other until the time-out.
+// supplies the variables' values, so that tests need not change the environment. Invalid values
+// throw, because the ranks would otherwise wait for each other until the time-out.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -28,8 +28,8 @@
 namespace tessera::comm {
 namespace {
 
-/// The names of a launcher's environment variables. `name` is for messages. `local_size` is the
-/// variable with the number of ranks on this machine.
+/// The names of the environment variables of a launcher. `name`: the launcher's name, for messages.
+/// `local_size`: the variable with the number of ranks on this machine.
 struct Launcher {
   const char* name;
   const char* rank;
@@ -38,8 +38,8 @@ struct Launcher {
   const char* local_size;
 };
 
-/// The launchers in order of precedence, because tessera-run and torchrun can themselves run under
-/// Slurm or Open MPI. Some functions refer to tessera-run and Slurm by index.
+/// Launchers in order of precedence: tessera-run and torchrun can themselves run under Slurm or
+/// Open MPI. Some functions use the index of tessera-run or Slurm in this array.
 constexpr Launcher kLaunchers[] = {
     {"tessera-run or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -50,7 +50,7 @@ constexpr Launcher kLaunchers[] = {
 };
 /// The port of rank 0's store if MASTER_PORT is not set; equal to torchrun's default.
 constexpr int kDefaultPort = 29500;
-// Slurm assigns no port for a store, so the port is derived from the job id. Two jobs on one
+// Slurm assigns no port, so the port of rank 0's store is derived from the job id. Jobs on one
 // machine rarely have ids with the same last four digits.
 constexpr int kSlurmFirstPort = 20000;
 constexpr int kSlurmPorts = 10000;
@@ -74,7 +74,7 @@ std::optional<int> integer(const Variables& variables, const std::string& name, 
 
 constexpr int kAny = std::numeric_limits<int>::max();
 
-/// Returns the launcher that started this process. Without a launcher, returns nullptr, and the job
+/// Returns the launcher that started this process; nullptr if there is no launcher. The job then
 /// has one rank.
 const Launcher* find_launcher(const Variables& variables) {
   for (const Launcher& launcher : kLaunchers) {
@@ -91,8 +91,8 @@ const Launcher* find_launcher(const Variables& variables) {
   return nullptr;
 }
 
-/// Reads this process's rank, world size and local rank. If the launcher sets no local rank,
-/// local_rank_among() in world_from_environment.cpp computes the local rank later.
+/// Reads this process's rank, world size and local rank. A local rank that the launcher does not
+/// set is computed later, by local_rank_among() in world_from_environment.cpp.
 void read_ranks(const Variables& variables, const Launcher& launcher, JobVariables& job) {
   job.launcher = detail::concat(launcher.rank, " and ", launcher.size, " of ", launcher.name);
   job.rank = *integer(variables, launcher.rank, 0, kAny);
@@ -112,8 +112,8 @@ bool on_one_node(const Variables& variables, const Launcher& launcher, int size)
          variables("SLURM_NNODES") == "1";
 }
 
-/// Returns the address of rank 0's store. If ranks are on several machines, the launcher must set
-/// an address, because other machines cannot reach a store on 127.0.0.1.
+/// Returns the address of rank 0's store. The launcher must set an address if ranks are on several
+/// machines, because a store on 127.0.0.1 is not reachable from other machines.
 std::string read_address(const Variables& variables, const Launcher& launcher, int size) {
   if (const auto address = variables("MASTER_ADDR")) {
     return *address;
@@ -160,9 +160,9 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
 }
 
-/// Returns the watchdog's limit: half of the time-out for a time-out below a minute, otherwise
-/// nullopt. A short time-out is usually set to find a hang, so the watchdog must report before the
-/// time-out ends the job.
+/// Returns the time after which a waiting rank prints a line (watchdog): half of the time-out if
+/// the time-out is below a minute, otherwise nullopt. A short time-out is usually set to find a
+/// hang, so the line must come before the time-out ends the job.
 std::optional<std::chrono::milliseconds> half_of(
     const std::optional<std::chrono::milliseconds>& timeout) {
   constexpr std::chrono::minutes kShort{1};
@@ -197,8 +197,8 @@ JobVariables read_job_variables(const Variables& variables) {
   // rank 0 must not bind the port.
   job.agent_store = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
   job.store_fd = integer(variables, "TESSERA_STORE_FD", 0, kAny);
-  // The prefix contains the restart count, because after a restart torchrun's store can contain the
-  // keys of the previous start.
+  // The prefix contains the restart count: after a restart, torchrun's store can still contain keys
+  // of the previous start.
   job.key_prefix = "tessera/" + variables("TESSERA_JOB_TOKEN").value_or("") + "/" +
                    variables("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return job;
@@ -211,8 +211,8 @@ std::optional<std::string> environment_variable(const std::string& name) {
 
 namespace {
 
-/// Converts an address to digits; "" on failure. Looks up no names, because looking up a name can
-/// block for seconds if no resolver answers.
+/// Converts an address to its numeric form; "" on failure. Does not look up names, because a
+/// look-up can block for seconds if no name server answers.
 std::string numeric(const sockaddr* address, socklen_t length) {
   std::array<char, NI_MAXHOST> text{};
   const int error =
@@ -220,8 +220,8 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return error == 0 ? text.data() : "";
 }
 
-/// Returns the IPv4 address of a network interface. An interface's IPv6 address is often link-local
-/// and cannot be used without a scope id.
+/// Returns the IPv4 address of a network interface. IPv6 addresses are not used: they are often
+/// link-local and then need a scope id.
 std::string address_of_interface(const std::string& name) {
   ifaddrs* first = nullptr;
   TESSERA_CHECK(getifaddrs(&first) == 0,
@@ -278,8 +278,8 @@ std::string link_target(const char* path) {
   return length < 0 ? "" : std::string(text.data(), static_cast<std::size_t>(length));
 }
 
-/// Reads the fields of /proc/PID/stat, beginning with the third field, the state (man 5 proc).
-/// Returns an empty list if the file does not exist.
+/// Reads the fields of /proc/PID/stat from the third field (the process state) on, as described in
+/// man 5 proc. Returns an empty list if the file does not exist.
 std::vector<std::string> stat_fields(const std::string& folder) {
   std::ifstream file(folder + "/stat");
   std::string line;
@@ -304,9 +304,9 @@ std::string folder_of(std::int64_t pid) {
 
 }  // namespace
 
-/// The boot id distinguishes machines, even those of the same name. The network namespace
-/// distinguishes containers on one machine, which do not share a loopback interface.
-/// make_shm_communicator() checks further requirements of shared memory.
+/// Machines have different boot ids, even if they have the same name. Containers on one machine
+/// have different network namespaces, and do not share a loopback interface. Further requirements
+/// of shared memory are checked by make_shm_communicator().
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
@@ -325,7 +325,7 @@ std::string routable_address(const std::string& peer) {
     return address_of_interface(interface->substr(0, interface->find(',')));
   }
   std::string address = source_address_towards(peer);
-  // The misconfigured machine must throw the error, because other machines would only time out.
+  // The misconfigured machine must throw the error: the other machines see only a time-out.
   TESSERA_CHECK(!address.empty() && !is_loopback(address) && address != "::1",
                 "the ranks are on several hosts, but this host has only the address '", address,
                 "' towards rank 0's host ", peer,
@@ -343,8 +343,8 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address.starts_with("127.");
 }
 
-/// Opens a listening socket for rank 0's store, if the launcher passes no socket. The store takes
-/// ownership of the file descriptor and closes the descriptor.
+/// Opens a listening socket for rank 0's store if the launcher passes no socket. The store becomes
+/// the owner of the file descriptor.
 int listen_on_loopback(std::uint16_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -372,8 +372,8 @@ ProcessIdentity this_process() {
   return {pid, fields.size() > kStartTime ? std::stoull(fields[kStartTime]) : 0};
 }
 
-/// The start time distinguishes `process` from a later process with the same pid. A zombie, which
-/// its parent has not reaped yet, is not alive.
+/// A later process with the same pid has another start time. A zombie (a process that has ended but
+/// was not reaped by its parent) is not alive.
 bool is_alive(const ProcessIdentity& process) {
   const auto fields = stat_fields(folder_of(process.pid));
   return fields.size() > kStartTime && std::stoull(fields[kStartTime]) == process.start_time &&

@@ -13,19 +13,19 @@
 
 namespace tessera::comm {
 
-/// Returns a text that is equal for two processes if they can reach each other over loopback. The
-/// text contains the boot id and the network namespace.
+/// Returns a text with the boot id and the network namespace of this process. Processes with equal
+/// texts can reach each other over loopback.
 std::string host_identity();
 
-/// Returns the name of this machine. Other machines cannot always resolve the name.
+/// Returns this machine's host name, which other machines cannot always resolve.
 std::string host_name();
 
-/// The numeric address by which other machines reach this machine: the address of the interface
-/// GLOO_SOCKET_IFNAME or, if the variable is not set, of the interface that routes to `peer`, the
-/// machine of rank 0. Throws Error if there is only a loopback address.
+/// Returns the numeric address by which other machines reach this machine: the address of the
+/// interface GLOO_SOCKET_IFNAME or, if that variable is not set, of the interface that routes to
+/// `peer`, the machine of rank 0. Throws Error if only a loopback address is found.
 std::string routable_address(const std::string& peer);
 
-/// The resolver's error message for an unknown host name; "" for a known name.
+/// Returns the resolver's error message for an unknown host name; "" for a known host name.
 std::string why_unknown(const std::string& host);
 
 /// Whether `address` is "localhost" or in 127.0.0.0/8.
@@ -34,8 +34,7 @@ bool is_loopback(const std::string& address);
 /// Opens a TCP socket that listens on 127.0.0.1:`port`. Throws Error if the port is in use.
 int listen_on_loopback(std::uint16_t port);
 
-/// A process on this machine. The start time distinguishes the process from a later process that
-/// has the same pid.
+/// A process on this machine. A later process with the same pid has another start time.
 struct ProcessIdentity {
   std::int64_t pid = 0;
   std::uint64_t start_time = 0;  ///< when the process began, in clock ticks since boot
@@ -63,28 +62,28 @@ struct JobVariables {
   std::optional<int> local_rank;
   std::string address;  ///< address of rank 0's store; empty for a world of one rank
   std::uint16_t port = 0;
-  bool agent_store = false;  ///< whether the agent of torchrun, and not rank 0, serves the store
-  /// A bound socket for rank 0's store, inherited from the launcher.
+  bool agent_store = false;  ///< whether torchrun's agent, not rank 0, serves the store
+  /// The file descriptor of a bound socket for rank 0's store, inherited from the launcher.
   std::optional<int> store_fd;
   std::string key_prefix;  ///< prefix of all keys in the store, different for each job and restart
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<std::chrono::milliseconds> watchdog;
 };
 
-/// Reads the environment variables of the first launcher whose variables are set: RANK and
-/// WORLD_SIZE (tessera-run, torchrun), OMPI_COMM_WORLD_* (Open MPI), or those of a step of srun
-/// (Slurm). If none are set, the job has one rank. Throws Error for a malformed, missing or
-/// contradictory value.
+/// Reads the environment variables of a launcher: RANK and WORLD_SIZE (tessera-run, torchrun),
+/// OMPI_COMM_WORLD_* (Open MPI), or those that srun sets for a task (Slurm). The first launcher
+/// with variables counts; without any, the job has one rank. Throws Error for a malformed, missing
+/// or contradictory value.
 JobVariables read_job_variables(const Variables& variables);
-/// Sets the time-outs of `job` from TESSERA_TIMEOUT and TESSERA_WATCHDOG. Throws Error for a
-/// malformed value. read_job_variables calls this function.
+/// Sets the time-outs of `job` from TESSERA_TIMEOUT and TESSERA_WATCHDOG; a part of
+/// read_job_variables(). Throws Error for a malformed value.
 void read_time_limits(const Variables& variables, JobVariables& job);
 /// The value of a variable in this process's environment; nullopt if the variable is unset or
 /// empty.
 std::optional<std::string> environment_variable(const std::string& name);
 
-/// A rank calls this function after an error that another rank has caused. Under tessera-run, waits
-/// half a second, so that the other rank prints its error first and the launcher ends this rank.
+/// To be called after an error that another rank has caused. Under tessera-run, waits half a
+/// second, so that the other rank prints its error first and the launcher ends this rank.
 void wait_for_first_failure();
 
 }  // namespace tessera::comm

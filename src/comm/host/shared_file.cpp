@@ -44,7 +44,7 @@ std::string handle_of_file(int fd) {
   const std::string link = detail::concat("/proc/", getpid(), "/fd/", fd);
   struct stat status {};
   std::error_code error;
-  // If the file has a name, the handle contains this name, which outlives the process.
+  // For a file with a name, the handle contains the name, because the file outlives this process.
   const bool has_name = fstat(fd, &status) == 0 && status.st_nlink > 0;
   const std::string path = has_name ? std::filesystem::read_symlink(link, error).string() : link;
   return detail::concat(identity_of(fd), ' ', path);
@@ -57,7 +57,7 @@ SharedFile open_file(const std::string& handle) {
   text >> identity >> std::ws;
   std::getline(text, path);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  // In another pid namespace, `path` can name a different file: identity_of() then differs.
+  // In another pid namespace, `path` can be a different file. identity_of() detects that.
   const bool is_same = identity_of(fd) == identity;
   SharedFile file = map_file(fd, /*keeps_open=*/false);
   return is_same ? file : SharedFile{};

@@ -8,16 +8,16 @@
 
 namespace tessera::comm {
 
-/// A mapped file, unmapped when `base` has no owner. `base` is nullptr if the mapping failed.
+/// A file mapped into memory. The last copy of `base` unmaps the file. nullptr: the mapping failed.
 struct SharedFile {
   std::shared_ptr<void> base;
   std::size_t bytes = 0;
 };
 
-/// Maps a whole file and takes ownership of the descriptor `fd`. The mapping fails if `fd` is
-/// invalid. `keeps_open`: whether `fd` stays open as long as the file is mapped.
+/// Maps a whole file and takes ownership of the descriptor `fd`. Fails if `fd` is invalid.
+/// `keeps_open`: whether `fd` stays open while the file is mapped, or is closed at once.
 SharedFile map_file(int fd, bool keeps_open = true);
-/// Returns a text by which other processes can open the file, while this process has `fd` open.
+/// Returns a text with which other processes can open the file while this process has `fd` open.
 std::string handle_of_file(int fd);
 /// Maps a file of another process. `handle` is the text that handle_of_file() returned in that
 /// process. Fails if this process cannot reach the file.

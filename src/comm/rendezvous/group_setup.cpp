@@ -22,7 +22,7 @@ CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info
   if (info.size() == 1) {
     return make_loopback_communicator(info);
   }
-  // Different machines can have equal names, but not equal host_identity().
+  // Machines are compared by host_identity(), because different machines can have equal names.
   const auto host_of = [&](int rank) { return job.hosts.at(static_cast<std::size_t>(rank)); };
   const bool one_host = std::ranges::all_of(
       info.ranks, [&](int rank) { return host_of(rank) == host_of(info.ranks.front()); });

@@ -15,13 +15,13 @@
 
 namespace tessera::comm {
 
-/// What a rank knows about its job after all ranks have met in the store.
+/// What a rank knows about the job's other ranks and machines after the rendezvous.
 struct JobInfo {
-  detail::StorePtr store;  ///< the part of the store that belongs to this job
+  detail::StorePtr store;  ///< store whose keys only this job uses
   int rank = 0;
   int size = 1;
   int local_rank = 0;
-  /// The identity of each rank's machine. Ranks on one machine can reach each other over loopback.
+  /// host_identity() of each rank. Ranks with equal identities reach each other over loopback.
   std::vector<std::string> hosts;
   /// The address of this machine for other machines. Can be "" if all ranks are on this machine.
   std::string address;
@@ -30,28 +30,28 @@ struct JobInfo {
 };
 using JobPtr = std::shared_ptr<const JobInfo>;
 
-/// Returns a part of the job's store, for `info` alone. Each `use` of a group has its own part.
+/// Returns a view of the job's store with separate keys for each process group and each `use`.
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
-/// Returns `info` with its members `watch` and `ranks_here` set. `use`: a prefix of the group's
-/// name in the flight record, for ranks that make several groups of the same name.
+/// Returns `info` with `watch` and `ranks_here` set. `use`: a prefix of the group's name in the
+/// flight record, which distinguishes several process groups of the same name and ranks.
 GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {});
 
 /// Makes the back end of a process group for CPU tensors. Collective. `use`: see watched().
 CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info,
                                        const std::string& use = {});
 
-/// `make` makes a process group. set_up() first waits until all ranks of `info` have called
-/// set_up(), then calls `make`, and logs the call in the flight record. `use`: see watched().
-/// Collective. Throws PeerError if a rank does not call set_up() in time.
+/// Makes a process group by `make`, after all ranks of `info` have called set_up(). Records the
+/// set-up as a call in the flight record. `use`: see watched(). Collective. Throws PeerError if a
+/// rank does not call set_up() in time.
 using MakeGroup = std::function<CommunicatorPtr(const BegunCall& set_up)>;
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make);
 
-/// Makes a process group for CPU tensors. Its traffic is not counted.
+/// Makes a process group for CPU tensors. Its collectives are not counted as traffic.
 CommunicatorPtr make_host_group(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
-/// Makes the process group over which the ranks of `info` compare calls (agree_on_calls()).
+/// Returns a process group, made at its first use, over which agree_on_calls() compares calls.
 std::unique_ptr<LazyHostGroup> make_agreement_group(const JobPtr& job, const GroupInfo& info);
 
 }  // namespace tessera::comm

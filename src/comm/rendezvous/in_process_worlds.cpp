@@ -1,5 +1,5 @@
 // Makes Worlds without a launcher: Worlds whose ranks are threads of this process, for tests and
-// small jobs, and a fake World with one real rank, for planning.
+// small jobs, and fake Worlds of which only one rank exists, for planning.
 
 #include <cstdlib>
 #include <map>
@@ -16,9 +16,9 @@
 namespace tessera::comm {
 namespace {
 
-/// Disables libtorch's flight recorder, which has data races between ranks that are threads of one
-/// process. `done` is static, so that setenv() runs once: setenv() is unsafe while other threads
-/// read the environment.
+/// Disables libtorch's flight recorder, because it has data races between ranks that are threads of
+/// one process. `done` is static, so that setenv() runs only once: other threads may read the
+/// environment at the same time.
 void disable_flight_recorder() {
   static const int done = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   static_cast<void>(done);
@@ -38,7 +38,7 @@ class FakeWorld final : public World {
 
   CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
     const std::lock_guard lock(mutex_);
-    // The key of `groups_` contains the group's name, because traffic is counted by name.
+    // The key contains the group's name, because traffic is counted for each name separately.
     CommunicatorPtr& known = groups_[{ranks, name}];
     if (known == nullptr) {
       const GroupInfo info = info_of_group(*this, ranks, name);
@@ -85,8 +85,8 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
   return worlds;
 }
 
-/// All ranks of thread_worlds() report the same machine, so that their process groups use shared
-/// memory, as between processes of one machine.
+/// All ranks report the same machine, so that their process groups use shared memory, as process
+/// groups of processes on one machine do.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
   TESSERA_CHECK(size >= 1, "thread_worlds: ", size, " ranks were passed; pass at least one rank");
   return thread_worlds_on(std::vector<std::string>(static_cast<std::size_t>(size), "this process"),

@@ -20,12 +20,12 @@ std::string arrival_key(int rank) {
   return "host/" + std::to_string(rank);
 }
 
-/// The key in the store for an error that ends all ranks. The rank that finds the error writes the
-/// message.
+/// The key in the store for the message of an error that makes all ranks throw. The rank that
+/// detects the error writes the message.
 constexpr auto kFaultKey = "fault";
 
-/// The lines of a rank's announcement in the store: the number of ranks of the job,
-/// host_identity(), and handle_of_file() of the rank's flight record.
+/// The lines of the text with which a rank announces itself in the store: the number of ranks,
+/// host_identity(), and the handle (handle_of_file()) of the rank's flight record.
 enum Field : std::size_t { kSize, kHost, kHandle };
 
 class Arrivals {
@@ -67,7 +67,7 @@ class Arrivals {
     for (const Arrival& arrival : arrivals_) {
       if (arrival.record != nullptr) {
         const flight::Record& record = *arrival.record;
-        // If no rank is missing, a rank can have left the rendezvous and ended without an error.
+        // If no rank is missing, this rank may have left the rendezvous and ended without an error.
         if (!is_alive({record.pid, record.start_time}) && !look().empty()) {
           wait_for_first_failure();
           throw PeerError(detail::concat(
@@ -95,9 +95,9 @@ class Arrivals {
     missing_ = missing.empty() ? not_ready() : std::move(missing);
   }
 
-  /// Announces that this rank has opened all flight records. Returns the first rank that has not
-  /// opened all records; none if there is no such rank. No rank leaves the rendezvous earlier,
-  /// because a rank may end right afterwards, and the record of an ended process cannot be opened.
+  /// Announces that this rank has opened all flight records. Returns a rank that has not announced
+  /// this yet; none if all ranks have. A rank leaves the rendezvous only afterwards, because the
+  /// flight record of a process that has ended cannot be opened.
   std::vector<int> not_ready() {
     store_.set(opened_keys_[static_cast<std::size_t>(job_.rank)], "");
     if (store_.check(opened_keys_)) {
@@ -112,7 +112,7 @@ class Arrivals {
 
   Arrival take_in(int rank, const std::vector<std::string>& announced) {
     if (announced.at(kSize) != std::to_string(job_.size)) {
-      // The error is written to the store, so that the other ranks do not wait for ranks that do
+      // The other ranks read the error from the store, so that they do not wait for ranks that do
       // not exist.
       store_.set(
           kFaultKey,
@@ -132,10 +132,10 @@ class Arrivals {
   detail::Store& store_;
   const JobVariables& job_;
   std::vector<Arrival> arrivals_;
-  /// Keys in the store. Rank r sets key r when rank r has opened the records of all other ranks.
+  /// Element r: the key in the store that rank r sets when it has opened all flight records.
   std::vector<std::string> opened_keys_;
-  /// The first rank that has not opened the records. Each poll asks for this rank first, to send
-  /// few requests to the store, which serves all ranks of the job.
+  /// The first rank that has not opened all flight records. Ranks before this rank are not asked
+  /// again, so that the store, which serves all ranks of the job, gets few requests.
   int next_to_open_ = 0;
   /// The ranks that this rank waits for; at first all other ranks.
   std::vector<int> missing_;

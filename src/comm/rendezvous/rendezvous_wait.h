@@ -24,9 +24,9 @@ struct Arrival {
 std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
                                      const WorldOptions& options, const RecordPtr& own);
 
-/// Prints once, on the first rank of each machine and after at most 3 s: "tessera: rank 0 waits for
-/// ranks 2-3 of 4 at HOST:PORT, as RANK and WORLD_SIZE of tessera-run or torchrun say"; without
-/// missing ranks, "for the store". Sets `said` to true when the line is printed.
+/// Prints a line about a long wait, such as "tessera: rank 0 waits for ranks 2-3 of 4 at HOST:PORT,
+/// as RANK and WORLD_SIZE of tessera-run or torchrun say" ("for the store" without missing ranks).
+/// Printed once (`said`), on the first rank of each machine.
 void say_wait(const JobVariables& job, const WorldOptions& options,
               std::chrono::milliseconds waited, const std::vector<int>& missing, bool& said);
 

@@ -1,6 +1,6 @@
 // A World of processes or threads. Chooses the back end of each process group: NCCL if the options
-// say so, else a back end for CPU tensors (group_setup.cpp), which copies CUDA tensors through CPU
-// memory.
+// say so, otherwise a back end for CPU tensors (group_setup.cpp). CUDA tensors are then copied
+// through CPU memory.
 
 #include "rendezvous/store_world.h"
 
@@ -29,8 +29,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Ignores SIGPIPE, unless the program has a handler. Gloo and the store write to sockets. If the
-/// other rank is dead, SIGPIPE would end this process before this rank could report the failure.
+/// Ignores SIGPIPE, unless the program handles this signal. When Gloo or the store writes to the
+/// socket of a dead rank, SIGPIPE would end this process before the failure is reported.
 void ignore_broken_pipes() {
   struct sigaction known {};
   if (sigaction(SIGPIPE, nullptr, &known) == 0 && known.sa_handler == SIG_DFL) {
@@ -49,8 +49,8 @@ class StoreWorld final : public World {
   }
   StoreWorld(const StoreWorld&) = delete;
   StoreWorld& operator=(const StoreWorld&) = delete;
-  /// Process groups for CPU tensors can be used after the World is destroyed. After an exception,
-  /// NCCL groups are aborted, because the other ranks do not call shutdown() at the same time.
+  /// Only NCCL groups are closed: process groups for CPU tensors can outlive the World. During an
+  /// exception they are aborted, because the other ranks do not call shutdown() at the same time.
   ~StoreWorld() override {
     if (options_.backend != "nccl") {
       return;
@@ -80,7 +80,7 @@ class StoreWorld final : public World {
       const GroupInfo info = watched(members, *job_);
       CommunicatorPtr backend =
           set_up(*job_, info, "", [&](const BegunCall& call) { return make_backend(info, call); });
-      // The CPU group `hosts` compares the calls of ranks, and is made only at its first use.
+      // `hosts`, the CPU group that compares the ranks' calls, is made only at its first use.
       auto hosts = backend->compares_calls() ? nullptr : make_agreement_group(job_, info);
       return make_checked_communicator(std::move(backend), info, traffic_, std::move(hosts));
     });
@@ -112,7 +112,7 @@ class StoreWorld final : public World {
 
   void shutdown() override {
     const std::lock_guard lock(mutex_);
-    // The WorldWatch ends last, because shutting down process groups still waits for other ranks.
+    // The WorldWatch ends last, because it checks the other ranks while process groups shut down.
     const auto end = [this] {
       if (job_->watch != nullptr) {
         job_->watch->end();
@@ -127,7 +127,7 @@ class StoreWorld final : public World {
     end();
   }
 
-  /// Closes the process groups if the program has not called shutdown(). Throws nothing.
+  /// Closes the process groups if the program has not called shutdown(). Does not throw.
   void end_left_groups() {
     constexpr std::chrono::seconds kPatience{2};
     const std::lock_guard lock(mutex_);
@@ -144,8 +144,8 @@ class StoreWorld final : public World {
   template <class Make>
   CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,
                                 const std::string& name, const Make& make) {
-    // Making a process group is collective, so two threads of this rank must not make the group
-    // twice. The lock is held until the group is made. abort() waits for the lock.
+    // Two threads of a rank must not make the same process group twice, because making a group is
+    // collective. Therefore the lock is held until the group is made; abort() waits for the lock.
     const std::lock_guard lock(mutex_);
     const auto key = std::make_pair(ranks, name);
     if (const auto known = groups.find(key); known != groups.end()) {
@@ -153,7 +153,6 @@ class StoreWorld final : public World {
     }
     TESSERA_CHECK(!ended_, "group '", name,
                   "': this rank's world has ended; make groups before World::shutdown()");
-    // After abort() no group can be made, because making a group needs the other ranks.
     TESSERA_CHECK(!aborted_, "group '", name,
                   "': this rank's world has failed or was aborted; start the job again");
     const GroupInfo info = info_of_group(*this, ranks, name);
@@ -183,8 +182,8 @@ class StoreWorld final : public World {
     }
   }
 
-  /// Closes process groups, the newest first. If one of them fails, the others are aborted, without
-  /// waiting for other ranks. The caller must hold the lock.
+  /// Closes process groups, the newest first. After a failure, aborts the other process groups
+  /// without waiting for other ranks. The caller must hold the lock.
   void end_groups(std::chrono::milliseconds patience) {
     if (aborted_ || std::exchange(ended_, true)) {
       return;
@@ -218,9 +217,9 @@ class StoreWorld final : public World {
     return options_.device == "cuda" ? make_staged_communicator(std::move(host)) : host;
   }
 
-  /// Makes an NCCL group. If all ranks make groups of one name at the same time, as for a mesh
-  /// dimension, the groups are split from one communicator of all ranks. Splitting is faster than
-  /// making a new communicator.
+  /// Makes an NCCL group. If all ranks make groups of this name at the same time, as for a mesh
+  /// dimension, the groups are split from one communicator of all ranks, which is faster than
+  /// making new communicators.
   CommunicatorPtr make_nccl(const GroupInfo& info, const BegunCall& set_up) {
     const bool whole = info.size() == size();
     const std::string meeting =
@@ -241,8 +240,8 @@ class StoreWorld final : public World {
     return made;
   }
 
-  /// Makes an NCCL group while the watchdog checks the other ranks, because NCCL would wait
-  /// forever, even for dead ranks.
+  /// Makes an NCCL group. NCCL would wait forever for a dead rank, so the watchdog (await_device)
+  /// checks the other ranks meanwhile.
   CommunicatorPtr nccl_group(const GroupInfo& info, const BegunCall& set_up,
                              CommunicatorPtr parent) const {
     const auto running = std::make_shared<int>();
@@ -264,15 +263,15 @@ class StoreWorld final : public World {
   std::vector<CommunicatorPtr> in_order_;  ///< all process groups, the oldest first
   /// The NCCL group of all ranks, from which NCCL groups are split; nullptr before its first use.
   CommunicatorPtr nccl_of_all_;
-  /// How many NCCL groups with each name this rank has made. The counts can differ between ranks.
+  /// How many NCCL groups of each name this rank has made. Ranks can have different counts.
   std::map<std::string, int> times_named_;
   // Process groups are cached for the life of the World, because several meshes share groups.
   Groups groups_, host_groups_;
 };
 
-/// LeftWorlds closes the process groups of Worlds that the program has not shut down, when main()
-/// returns or the program calls exit(). CUDA is then still usable. Static objects, which can also
-/// own a World, are destroyed later, when CUDA is no longer usable.
+/// Closes the process groups of Worlds that the program has not shut down, when main() returns or
+/// the program calls exit(). Static objects, which can also own a World, are destroyed later, when
+/// CUDA is no longer usable.
 class LeftWorlds {
  public:
   LeftWorlds() = default;
@@ -295,8 +294,8 @@ class LeftWorlds {
 }  // namespace
 
 void check_options(const WorldOptions& options) {
-  // check_options() also reads environment variables. An invalid value is thus an error on every
-  // rank before any rank waits for other ranks.
+  // Environment variables are checked here too, so that an invalid value throws on every rank
+  // before any rank waits for other ranks.
   for (const char* name : {"TESSERA_SHM", "TESSERA_STRICT", "TESSERA_DEBUG"}) {
     tessera::detail::environment_switch(name);
   }

@@ -15,20 +15,20 @@ namespace tessera::comm {
 /// Throws Error for an unknown device or back end, or a combination that is not supported.
 void check_options(const WorldOptions& options);
 
-/// Returns a description of the process group of `ranks`. Throws Error if `ranks` contains a rank
-/// that is not in the world, or does not contain this rank.
+/// Returns the GroupInfo of the process group of `ranks`. Throws Error if a rank is not in the
+/// world, or if this rank is not in `ranks`.
 GroupInfo info_of_group(const World& world, const std::vector<int>& ranks, const std::string& name);
 
-/// Returns the index of the next World of this process, which names the World's flight record (log
-/// of calls). Ranks that make the same Worlds in the same order get equal indices.
+/// Returns the number of Worlds that this process has made before; the name of a World's flight
+/// record (log of calls) contains the number. Ranks must make the same Worlds in the same order.
 int next_world_number();
 WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 
-/// Makes a World of ranks that share a c10d store. With device "cuda", the calling thread's current
-/// GPU becomes the GPU of the local rank.
+/// Makes a World of ranks that share a c10d store. With device "cuda", makes the GPU of the local
+/// rank the current GPU of the calling thread.
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options);
 
-/// Like thread_worlds(), but rank r counts as a rank on the machine hosts[r].
+/// Like thread_worlds(), but as if rank r were on a machine named hosts[r].
 TESSERA_API_FOR_TEST_BEGIN
 std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
                                        const WorldOptions& options);

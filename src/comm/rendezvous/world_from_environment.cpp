@@ -1,7 +1,7 @@
 // Makes a World from the launcher's environment variables, or from a broadcast that the program
 // supplies. Rank 0, or the launcher's agent, serves a TCP store. Every rank writes the identity of
-// its machine into the store and reads the other identities. Then every rank knows which ranks
-// share its machine.
+// its machine to the store and reads the identities of the other ranks' machines, to find the ranks
+// on its own machine.
 
 #include <c10/util/Exception.h>
 
@@ -37,7 +37,7 @@ namespace tessera::comm {
 namespace {
 
 // JobWarnings shows each warning once in a job. A rank asks the store whether another rank has
-// already shown the warning. A collective cannot be used, because ranks warn at different times.
+// shown the same warning. A collective cannot be used, because ranks warn at different times.
 
 std::string in_one_line(std::string text) {
   for (char& c : text) {
@@ -55,7 +55,7 @@ class JobWarnings final : public c10::WarningHandler {
     size_ = job.size;
   }
 
-  // All exceptions are caught, because a warning must never become an error.
+  // Catches all exceptions, because an error in showing a warning must not end the program.
   void process(const c10::Warning& warning) override try {
     const std::lock_guard lock(mutex_);
     const std::string text = in_one_line(warning.msg());
@@ -73,8 +73,8 @@ class JobWarnings final : public c10::WarningHandler {
       return true;
     }
     const std::string key = "warning/" + std::to_string(std::hash<std::string>()(text));
-    // If the store does not answer, for example because rank 0 has ended, the warning is shown,
-    // because a repeated warning is better than a missing warning.
+    // If the store does not answer, for example because rank 0 has ended, the warning is shown. A
+    // warning that is shown twice is better than a lost warning.
     try {
       auto answer = ask(store_, [key](detail::Store& store) { return store.add(key, 1) == 1; });
       return answer.wait_for(std::chrono::seconds(1)) != std::future_status::ready || answer.get();
@@ -97,7 +97,7 @@ std::atomic<JobWarnings*> handler_of_job = nullptr;
 
 void take_warnings_of_thread() {
   JobWarnings* handler = handler_of_job;
-  // Only libtorch's default handler, whose class is exactly c10::WarningHandler, is replaced.
+  // Replaces only libtorch's default handler, whose class is exactly c10::WarningHandler.
   const c10::WarningHandler& now = *c10::WarningUtils::get_warning_handler();
   if (handler != nullptr && typeid(now) == typeid(c10::WarningHandler)) {
     c10::WarningUtils::set_warning_handler(handler);
@@ -106,11 +106,11 @@ void take_warnings_of_thread() {
 
 namespace {
 
-/// Prints warnings of this thread (TORCH_WARN in libtorch or Tessera) as one line on standard
-/// error: "tessera: warning: TEXT [rank 0]". Each text is shown once for the whole job, on the
-/// first rank that warns. A handler that the program has set is not replaced.
+/// Prints this thread's warnings (TORCH_WARN in libtorch or Tessera) as one line on standard error:
+/// "tessera: warning: TEXT [rank 0]". Each text is shown once in the whole job, by the first rank
+/// that warns. Does not replace a handler that the program has set.
 void show_warnings_once(const JobInfo& job) {
-  // The handler of warnings is never destroyed: threads can warn while the process ends.
+  // The handler is never destroyed, because threads can warn while the process ends.
   static auto& handler = *new JobWarnings;
   handler.set_job(job);
   handler_of_job = &handler;
@@ -124,8 +124,8 @@ bool serves_store(const JobVariables& job) {
   return job.rank == 0 && !job.agent_store;
 }
 
-/// Returns the settings of the TCP store. The store does not wait for other ranks:
-/// await_all_ranks() waits for the ranks, and can name missing ranks.
+/// Returns the settings of the TCP store. The store's own wait for all ranks is disabled, because
+/// await_all_ranks() waits and can name missing ranks.
 detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) {
   detail::TcpStore store{.address = job.address,
                          .port = job.port,
@@ -142,11 +142,11 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
   return store;
 }
 
-/// libtorch's client can wait forever, so the connection is made on a detached thread, which has
-/// its own copy of the arguments.
+/// Connects to the store on a detached thread, because libtorch's client can wait forever. The
+/// thread has its own copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
                          const WorldOptions& options) {
-  // How much later than libtorch this function times out. libtorch's message is better.
+  // libtorch gets this much time to throw its own time-out error, whose message is better.
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
   std::packaged_task<StorePtr()> task([where] { return detail::connect_store(where); });
@@ -162,8 +162,8 @@ StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
   return store.get();
 }
 
-/// Connects to the store. Adds to libtorch's error message the address and the environment
-/// variables from which the address was read.
+/// Connects to the store. An error message contains libtorch's message, the address, and the
+/// environment variables of the address.
 StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   try {
     return connect_in_time(store_of(job, options), job, options);
@@ -184,7 +184,7 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   }
 }
 
-/// Returns a connection to the store. The connection is never closed, because other ranks can use
+/// Returns a connection to the store, which stays open until the process ends: other ranks can use
 /// the store after rank 0's World has ended, and a second World must not bind the port again.
 StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   static std::mutex mutex;
@@ -197,13 +197,13 @@ StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   return store;
 }
 
-/// Returns the local rank of `rank`: the number of lower ranks on the same machine.
+/// Returns the number of ranks below `rank` on the machine of `rank`.
 int local_rank_among(const std::vector<std::string>& hosts, int rank) {
   return static_cast<int>(
       std::count(hosts.begin(), hosts.begin() + rank, hosts[static_cast<std::size_t>(rank)]));
 }
 
-/// Makes the WorldWatch, by which ranks detect dead ranks. `store`: the store of the job.
+/// Makes the WorldWatch, which detects dead ranks. `store`: the job's store.
 WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> records,
                          const StorePtr& store) {
   const bool all_near = std::ranges::find(records, nullptr) == records.end();
@@ -212,11 +212,11 @@ WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> r
       all_near ? nullptr : detail::store_below("watch", store->clone()));
 }
 
-/// Waits until all ranks of `job` have announced themselves in `store`. No other ranks may use
-/// `store`. `own`: this rank's flight record (log of its calls).
+/// Waits until all ranks of `job` have announced themselves in `store`, which only these ranks may
+/// use. `own`: the flight record (log of calls) of this rank.
 JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& own,
              const WatchSettings& settings, const WorldOptions& options) {
-  // When a process group is made, c10d waits for other ranks at most for the store's time-out.
+  // While c10d makes a process group, it waits for other ranks for at most the store's time-out.
   store->setTimeout(options.timeout);
   JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
   std::vector<RecordPtr> records;
@@ -246,7 +246,7 @@ JobInfo meet_by_environment(const JobVariables& job, const WorldOptions& options
   return meet(job, store, make_record(settings, job.size, folder), settings, options);
 }
 
-/// Returns the JobInfo of a single rank, which uses a store in memory and opens no socket.
+/// Returns the JobInfo of a job with one rank: the store is in memory, and no socket is opened.
 JobInfo alone(const JobVariables& job) {
   return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
 }
@@ -277,15 +277,15 @@ WorldPtr world_from_environment(const WorldOptions& options) {
 
 namespace {
 
-/// The message that rank 0 broadcasts: the address of rank 0's store, or rank 0's error.
+/// What rank 0 broadcasts: the address of its store, or the error that it got instead.
 struct MeetingPlace {
   std::string host;     ///< host_identity() of rank 0
-  std::string address;  ///< the address of rank 0's machine for other machines
+  std::string address;  ///< address of rank 0's machine, for ranks on other machines
   std::string port;
   std::string error;  ///< why rank 0 could not open its store; "" if it could
 };
 
-/// The size of the broadcast in bytes. Longer error messages are truncated.
+/// The size of rank 0's broadcast in bytes. A longer error message is truncated.
 constexpr std::size_t kPlaceBytes = 1024;
 
 /// Opens rank 0's store on a free port. The store stays open until the process ends, because other
@@ -307,7 +307,7 @@ StorePtr open_store(MeetingPlace& place, const WorldOptions& options) {
   }
 }
 
-/// Connects to the store that rank 0 has opened at `place`.
+/// Connects to rank 0's store.
 StorePtr connect_to(const MeetingPlace& place, const JobVariables& job,
                     const WorldOptions& options) {
   try {
@@ -334,7 +334,7 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   text.resize(kPlaceBytes);
   broadcast(text.data(), text.size());
   std::vector<std::string> lines = lines_of(text.substr(0, text.find('\0')));
-  lines.resize(4);  // lines_of() drops the last line if `error` is empty
+  lines.resize(4);  // lines_of() omits a last line that is empty (`error`)
   place = {lines[0], lines[1], lines[2], lines[3]};
   TESSERA_CHECK(place.error.empty() && !place.port.empty(), "rank 0 of ", job.size,
                 " cannot open a store for the world of these ranks: ", place.error,
@@ -375,8 +375,8 @@ WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
 
 namespace {
 
-/// Returns the prefix of an error message: "rank 2 of 4: ". Returns "" for a single rank, under
-/// tessera-run (which prefixes lines with the rank), and if the launcher's variables are invalid.
+/// Returns the prefix of error messages: "rank 2 of 4: ". Returns "" for a single rank, for invalid
+/// launcher variables, and under tessera-run, which itself adds the rank to each line.
 std::string name_of_rank() {
   try {
     const JobVariables job = read_job_variables(&environment_variable);

@@ -38,12 +38,11 @@ enum class ShmKind : std::int32_t {
   kBarrier
 };
 
-/// A collective, divided into rounds. In each round this rank fills its slot, a buffer in shared
-/// memory, and reads the slots of all ranks. See ShmSegment.
+/// A collective, divided into rounds. In each round a rank fills its slot (its buffer in shared
+/// memory) and then reads the slots of all ranks. See ShmSegment.
 struct ShmOperation {
   ShmKind kind = ShmKind::kBarrier;
   std::int64_t elements = 0;
-  /// The element type of the collective's tensors, a c10::ScalarType.
   std::int32_t dtype = 0;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
@@ -54,10 +53,10 @@ struct ShmOperation {
   /// Reads the slots (buffers in shared memory) of all ranks; `slots` is in rank order.
   std::function<void(std::int64_t round, std::span<const std::byte* const> slots)> consume;
 
-  /// Whether the operation has succeeded or failed. An operation runs once. If the operation has
-  /// failed, every wait() throws `error`.
+  /// Whether the operation has ended. wait() does not run an ended operation again, but throws
+  /// `error` if the operation has failed.
   bool done = false;
-  std::exception_ptr error;  ///< the error of the operation; nullptr unless it has failed
+  std::exception_ptr error;  ///< the exception of a failed operation; nullptr if it succeeded
 };
 using ShmOperationPtr = std::shared_ptr<ShmOperation>;
 
@@ -90,7 +89,7 @@ std::string text_of(const ShmOperation& operation) {
   return with_purpose(name_of(operation.kind), operation.purpose);
 }
 
-/// Returns the compared arguments of a call as text: "12 elements of Float, sum".
+/// Returns those arguments of a call that ranks compare, as text: "12 elements of Float, sum".
 std::string arguments_of(const ShmCall& call) {
   std::string type = c10::toString(static_cast<c10::ScalarType>(call.dtype));
   std::string elements = detail::concat(call.elements, " elements of ", type);
@@ -101,7 +100,7 @@ std::string arguments_of(const ShmCall& call) {
     case ShmKind::kBroadcast:
       return detail::concat(elements, ", root ", call.root);
     case ShmKind::kAllToAll:
-      return type;  // not compared: sizes differ between the ranks of an all-to-all
+      return type;  // without sizes, which differ between the ranks
     case ShmKind::kBarrier:
       return "";
     case ShmKind::kAllGather:
@@ -127,10 +126,10 @@ class ShmGroup {
   const GroupInfo& info() const { return group_; }
   std::size_t slot_bytes() const { return segment_->slot_bytes(); }
 
-  /// Finishes the previous operation. Starts `operation` without waiting for another rank.
+  /// Waits for the previous operation. Starts `operation` without waiting for other ranks.
   void start(const ShmOperationPtr& operation) {
-    // The previous operation is finished first, because both operations use the same slots
-    // (buffers). If the previous operation fails, start() and that operation's wait() both throw.
+    // Successive operations use the same slots (buffers), so the previous operation must end first.
+    // If it fails, both start() and the wait() of the previous operation throw.
     if (under_way_ != nullptr) {
       finish(*under_way_);
     }
@@ -138,25 +137,25 @@ class ShmGroup {
       throw PeerError(describe(group_, text_of(*operation).c_str()) +
                       ": the group failed earlier; end this rank and start the job again");
     }
-    // The call is published before produce() announces that the slot is filled, so that a rank that
-    // sees the announcement can read the call.
+    // The call is written to shared memory before produce() announces that the slot is filled: a
+    // rank that sees the announcement reads the call.
     publish(*operation);
     produce(*operation, 0);
     under_way_ = operation;
   }
 
   /// Throws Error on all ranks if the ranks' calls differ; the process group then stays usable.
-  /// Throws PeerError if another rank has ended or is too late.
+  /// Throws PeerError if another rank has ended or does not arrive in time.
   void finish(ShmOperation& operation) {
-    // `keep` keeps the operation alive, because the caller may have dropped its own reference.
+    // Keeps the operation alive while it runs: the caller may have released its reference.
     ShmOperationPtr keep;
     if (!operation.done) {
       operation.done = true;
       keep = std::exchange(under_way_, nullptr);
       try {
         run(operation);
-        // After a PeerError the ranks' round numbers no longer match. Any other Error was thrown on
-        // all ranks in the same round, so the process group stays usable.
+        // After a PeerError the process group is unusable, because round numbers no longer match.
+        // Other Errors are thrown by all ranks in the same round: the process group stays usable.
       } catch (const PeerError&) {
         failed_ = true;
         operation.error = std::current_exception();
@@ -173,8 +172,8 @@ class ShmGroup {
 
  private:
   void publish(const ShmOperation& operation) {
-    // The call is stored for the round that produce() is about to begin. The round after the next
-    // overwrites the call; by then all ranks have read the call.
+    // The call belongs to the next round, which produce() begins. It is overwritten two rounds
+    // later, when all ranks have read it.
     ShmCall& call = segment_->call(group_.rank, round_ + 1);
     call = {++sequence_,
             operation.elements,
@@ -184,8 +183,8 @@ class ShmGroup {
             operation.root,
             operation.rounds,
             {}};
-    // A purpose that is too long is cut at the front, because the end of a unit's name is more
-    // specific than its beginning.
+    // A long purpose (such as "for unit 'layers.0'") loses its beginning, because the end of a
+    // unit's name is more specific.
     const std::size_t length = std::min(operation.purpose.size(), call.purpose.size());
     std::copy_n(operation.purpose.end() - static_cast<std::ptrdiff_t>(length), length,
                 call.purpose.begin());
@@ -204,12 +203,12 @@ class ShmGroup {
       if (round > 0) {
         produce(operation, round);
       }
-      // After wait() every rank's slot (buffer) of the round can be read, until this rank calls
+      // After wait(), all ranks' slots (buffers) of this round can be read, until this rank calls
       // arrive() for the next round.
       segment_->wait(group_, round_, collective.c_str());
       if (round == 0) {
-        // The number of rounds is read only after the first round, because a rank with little to
-        // send does not know how many rounds the other ranks need.
+        // Each rank's call says how many rounds the rank needs. The calls are readable after the
+        // first round.
         rounds = agreed_rounds(operation);
       }
       for (int rank = 0; rank < group_.size(); ++rank) {
@@ -238,28 +237,28 @@ class ShmGroup {
   std::unique_ptr<ShmSegment> segment_;
   GroupInfo group_;
   std::vector<const std::byte*> slots_;
-  /// The last round for which this rank has filled its slot. The number wraps around.
+  /// The number of the last round for which this rank has filled its slot. Wraps around.
   std::uint32_t round_ = 0;
-  /// The number of calls so far. Ranks compare this number in each call. If a rank has skipped a
-  /// call, the comparison in the next call finds the difference.
+  /// The number of collectives so far. The ranks compare it in each collective, and so find out
+  /// whether a rank has skipped a collective.
   std::uint64_t sequence_ = 0;
-  /// Whether another rank has ended or was too late. If true, the round numbers of the ranks no
-  /// longer match.
+  /// Whether another rank has ended or did not arrive in time. The process group is then unusable,
+  /// because the round numbers of the ranks no longer match.
   bool failed_ = false;
-  /// The operation that has started and is not finished. There is at most one such operation,
-  /// because operations use the same slots (buffers).
+  /// The operation that was started and has not ended; at most one, because successive operations
+  /// use the same slots (buffers).
   ShmOperationPtr under_way_;
 };
 
 // The communicator for shared memory. In each round of a collective, a rank writes to its slot (a
-// buffer) and reads all slots. ShmGroup runs the rounds; the classes in shm_rounds.h compute which
-// bytes are in a slot. Functions at the end of the file decide if ranks can share memory.
+// buffer) and reads the slots of all ranks. ShmGroup runs the rounds. The classes in shm_rounds.h
+// compute which bytes of a tensor a slot contains.
 
-/// The maximum size in bytes for which every rank reduces the whole tensor, in one round instead of
-/// two. For small tensors, waiting for other ranks costs more than the additions.
+/// Tensors of at most this size in bytes are reduced by every rank, in one round instead of two,
+/// because for small tensors waiting for other ranks costs more than the additions.
 constexpr std::int64_t kOneRoundBytes = 32 << 10;
 
-/// `whole`: tensors that are divided into equal parts. `own[i]`: this rank's part of `whole[i]`.
+/// `whole`: tensors that contain one part for each rank. `own[i]`: this rank's part of `whole[i]`.
 SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
                            const std::vector<at::Tensor>& own) {
   SplitBuffers buffers;
@@ -326,8 +325,8 @@ class ShmCommunicator final : public Communicator {
     const auto rounds = std::make_shared<ExchangeRounds>(group_->info(), slot_bytes(), output,
                                                          input, output_counts, input_counts);
     auto operation = describe_operation(ShmKind::kAllToAll, {input});
-    // In an all-to-all the numbers of elements differ between ranks and are not compared;
-    // ExchangeRounds compares the counts of each pair of ranks.
+    // Ranks of an all-to-all have different numbers of elements, so these are not compared.
+    // ExchangeRounds compares what each pair of ranks sends and expects.
     operation->elements = 0;
     return start_rounds(std::move(operation), rounds, {output}, {input});
   }
@@ -370,8 +369,8 @@ class ShmCommunicator final : public Communicator {
     auto operation = std::make_shared<ShmOperation>();
     operation->kind = kind;
     for (const at::Tensor& tensor : tensors) {
-      // The ranks compare only the total number of elements of all tensors: different lists of
-      // tensors rarely have the same total.
+      // Of the tensors' sizes, the ranks compare only the total number of elements: different lists
+      // of tensors rarely have the same total.
       operation->elements += tensor.numel();
     }
     operation->dtype = static_cast<std::int32_t>(tensors.front().scalar_type());
@@ -385,7 +384,7 @@ class ShmCommunicator final : public Communicator {
     return std::make_shared<ShmWork>(group_, std::move(operation));
   }
 
-  /// Starts an operation. The operation's rounds own the tensors, because the operation can outlive
+  /// Starts an operation, which keeps `inputs` and `outputs` alive: the operation can end after
   /// this call.
   template <class Rounds>
   WorkPtr start_rounds(ShmOperationPtr operation, const std::shared_ptr<Rounds>& rounds,
@@ -437,21 +436,21 @@ class ShmCommunicator final : public Communicator {
 /// The key in the store under which the first rank puts the handle of the shared memory.
 constexpr auto kHandleKey = "handle";
 
-/// The first rank makes the shared memory, the other ranks open the memory. Returns nullptr on a
-/// rank that fails.
+/// The group's first rank makes the shared memory, and the other ranks map it. Returns nullptr on a
+/// rank that fails to do so.
 std::unique_ptr<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
     return wanted ? ShmSegment::open(value_of(store, group, kHandleKey)) : nullptr;
   }
   auto segment = wanted ? ShmSegment::create(group.size()) : nullptr;
-  // The first rank always writes the key, because the other ranks wait for the key.
+  // The key is written even after a failure, because the other ranks wait for the key.
   tell(store, group, kHandleKey, segment ? segment->handle() : "none");
   return segment;
 }
 
-/// Whether `yes` is true on every rank. All ranks get the same result, because every rank reads the
-/// answers of all ranks from the store.
+/// Whether `yes` is true on every rank of the group. All ranks get the same result, because each
+/// rank reads the values of all ranks from the store.
 bool all_say(const detail::StorePtr& store, const GroupInfo& group, bool yes) {
   const auto key_of = [](int rank) { return "reached" + std::to_string(rank); };
   tell(store, group, key_of(group.rank), yes ? "yes" : "no");
@@ -462,9 +461,9 @@ bool all_say(const detail::StorePtr& store, const GroupInfo& group, bool yes) {
   return result;
 }
 
-/// Whether this rank can read the flight records of all other ranks and find their processes by
-/// pid. A waiting rank uses the pids to detect dead ranks. In another pid namespace a pid is unused
-/// or belongs to another process, so ranks in several pid namespaces do not use shared memory.
+/// Whether this rank can map the flight records of all other ranks and check by pid whether their
+/// processes are alive. Ranks in several pid namespaces cannot use shared memory: there, the pid of
+/// another rank is unused or belongs to another process.
 bool recognises_peers(const GroupInfo& group) {
   WorldWatch& world = group.watch->world();
   return world.away(group.ranks).empty() && !world.first_to_end(group.ranks);

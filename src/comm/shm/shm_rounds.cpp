@@ -16,8 +16,8 @@
 namespace tessera::comm {
 namespace {
 
-/// The size of a cache line in bytes. Every element type's size divides the size of a cache line,
-/// so a position that is a multiple of the cache line never splits an element.
+/// The size of a cache line in bytes, a multiple of the size of every element type. Splitting bytes
+/// at cache lines therefore never splits an element.
 constexpr std::int64_t kLine = 64;
 
 std::size_t index(int rank) {
@@ -36,7 +36,7 @@ std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
   return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
 }
 
-/// Contiguous bytes of a tensor, and their position in a slot (buffer in shared memory).
+/// Contiguous bytes that a slot (buffer in shared memory) contains of a tensor.
 struct Span {
   std::int64_t in_part;  ///< offset of the bytes in a rank's part of the tensor
   std::int64_t in_slot;
@@ -51,14 +51,14 @@ std::int64_t bytes_of_rank(const SplitBuffers& buffers, int rank) {
   return bytes;
 }
 
-/// Calls `visit` for each contiguous range of bytes that is sent to `rank` in round `round`. A
-/// round sends at most `capacity` bytes to a rank.
+/// Calls `visit` for each contiguous range of bytes that round `round` sends to `rank`. A round
+/// sends at most `capacity` bytes to each rank.
 template <class Visit>
 void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity, std::int64_t round,
                    Visit&& visit) {
   const std::int64_t begin = round * capacity;
   std::int64_t start = 0;
-  // The bytes of a rank are the rank's parts of all buffers, one part after another.
+  // The bytes for a rank are the rank's parts of all tensors, one after another.
   for (const SplitBuffer& buffer : buffers) {
     const std::int64_t end = start + buffer.parts.bytes(rank);
     const std::int64_t first = std::max(begin, start);
@@ -132,8 +132,8 @@ void ScatterRounds::consume(std::int64_t round, Slots slots) {
                   for (std::size_t from = 0; from < slots.size(); ++from) {
                     sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
                   }
-                  // This rank's data stay at index `rank_` among the sources, so that all ranks
-                  // reduce in the same order.
+                  // The source at index `rank_` is this rank's own data, so that all ranks reduce
+                  // in the same order.
                   sources_[index(rank_)] = buffer.whole + buffer.parts.offset(rank_) + span.in_part;
                   reduce_(buffer.own + span.in_part, sources_,
                           static_cast<std::size_t>(span.bytes) / item_bytes_);
@@ -150,8 +150,8 @@ void GatherRounds::produce(std::int64_t round, std::byte* slot) const {
   });
 }
 
-/// Copies the parts of all ranks to the output. copy_bytes() skips this rank's part if the part is
-/// in the output already.
+/// Copies the parts of all ranks to the output. Skips this rank's part if it is in the output
+/// already (copy_bytes() checks that).
 void GatherRounds::consume(std::int64_t round, Slots slots) const {
   for (int from = 0; from < static_cast<int>(slots.size()); ++from) {
     for_each_span(buffers, from, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
@@ -175,18 +175,18 @@ ExchangeRounds::ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes,
       table_bytes_(round_up_to_line(2 * group.size() * std::int64_t{sizeof(std::int64_t)})),
       capacity_(round_down_to_line((slot_bytes - table_bytes_) / group.size())) {}
 
-// Returns the number of rounds that this rank needs. ShmGroup runs the maximum over all ranks.
+// The number of rounds that this rank needs; ranks with larger inputs can need more rounds.
 std::int64_t ExchangeRounds::count() const {
   return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
 }
 
-/// Fills `slot`, this rank's buffer in shared memory. In the input the parts for the ranks have no
-/// gaps; in the slot each part begins at a multiple of capacity_.
+/// Fills `slot`, this rank's buffer in shared memory. The input contains the parts for the ranks
+/// without gaps; the slot contains each part at a multiple of capacity_, after the table.
 void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   if (round == 0) {
     auto* table = reinterpret_cast<std::int64_t*>(slot);
-    // The slot begins with the numbers of elements that this rank sends to and expects from each
-    // rank, so that every rank can check the numbers of all pairs of ranks.
+    // The slot begins with a table: how many elements this rank sends to each rank, and how many it
+    // expects from each rank. Every rank can then check the counts of all pairs of ranks.
     std::ranges::copy(output_counts_, std::ranges::copy(input_counts_, table).out);
   }
   const std::byte* part = input_;
@@ -200,8 +200,8 @@ void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   }
 }
 
-/// Reads all ranks' slots (buffers in shared memory). Checks the counts of elements before copying,
-/// so that the output is not written if the counts do not match.
+/// Reads the slots (buffers in shared memory) of all ranks. Compares the ranks' counts first, so
+/// that nothing is written to the output if counts differ.
 void ExchangeRounds::consume(std::int64_t round, Slots slots) const {
   if (round == 0) {
     check_counts(slots);
@@ -233,7 +233,7 @@ void ExchangeRounds::check_counts(Slots slots) const {
   }
 }
 
-/// The part that this rank sends to itself is copied directly, without shared memory.
+/// Copies the part that this rank sends to itself directly from the input to the output.
 void ExchangeRounds::copy_own() const {
   const std::int64_t from = sum_before(input_counts_, group_.rank) * item_bytes_;
   const std::int64_t to = sum_before(output_counts_, group_.rank) * item_bytes_;
@@ -242,9 +242,9 @@ void ExchangeRounds::copy_own() const {
 
 namespace {
 
-// Elementwise sums, averages, products, maxima and minima over the ranks' buffers. The functions
-// are plain loops over blocks that fit in the cache; compilers vectorise the loops. find_reduce()
-// instantiates a template for each element type and operator.
+// Elementwise sums, averages, products, maxima and minima over the ranks' buffers: plain loops over
+// blocks that fit in the cache, which compilers vectorise. find_reduce() instantiates a template
+// for each element type and operator.
 
 /// The type in which a reduction of elements of type T is computed.
 template <class T>
@@ -260,8 +260,8 @@ template <>
 struct Accumulator<c10::BFloat16> {
   using type = float;
 };
-// Integers are reduced in unsigned types, because overflow of a signed integer is undefined. For
-// uint16_t the type is uint32_t, because C++ multiplies two uint16_t as signed integers.
+// Integers are reduced in unsigned types, because signed overflow is undefined behaviour. uint16_t
+// becomes uint32_t, because C++ multiplies two uint16_t as signed integers.
 template <>
 struct Accumulator<std::uint16_t> {
   using type = std::uint32_t;
@@ -278,8 +278,8 @@ struct Accumulator<std::int64_t> {
 template <class T, ReduceOp kOp>
 constexpr bool kOrdered = kOp == ReduceOp::kMax || kOp == ReduceOp::kMin;
 
-/// The type in which a reduction is computed. Maxima and minima of integers use the element type,
-/// because Accumulator can be unsigned.
+/// The type in which values are combined: for maxima and minima of integers the element type
+/// itself, because an unsigned Accumulator would compare negative numbers wrongly.
 template <class T, ReduceOp kOp>
 using Sum =
     std::conditional_t<kOrdered<T, kOp> && std::is_integral_v<T>, T, typename Accumulator<T>::type>;
@@ -292,8 +292,8 @@ A combine(A sum, A next) {
   } else if constexpr (kOp == ReduceOp::kProduct) {
     return sum * next;
   } else if constexpr (kOp == ReduceOp::kMax) {
-    // Only a NaN differs from itself. A NaN in `next` makes the comparison false, so the result is
-    // `next`.
+    // Comparisons with NaN are false, so a NaN in `next` is returned. `sum != sum` holds only for
+    // NaN, so a NaN in `sum` is returned too.
     return sum >= next || sum != sum ? sum : next;
   } else {
     return sum <= next || sum != sum ? sum : next;
@@ -354,8 +354,8 @@ ReduceFunction of_real(ReduceOp op) {
                                 : of_complex<T>(op);
 }
 
-/// Returns the reduction for booleans. For the values 0 and 1, "any" is the maximum, and "all" is
-/// the minimum and the product.
+/// Returns the reduction for booleans: "any" is the maximum, and "all" is the minimum and the
+/// product of the values 0 and 1.
 ReduceFunction of_bool(ReduceOp op) {
   return op == ReduceOp::kMax       ? reduce<std::uint8_t, ReduceOp::kMax>
          : op == ReduceOp::kMin     ? reduce<std::uint8_t, ReduceOp::kMin>

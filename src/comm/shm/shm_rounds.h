@@ -12,8 +12,8 @@
 #include "group_info.h"
 #include "tessera/core/placement.h"
 
-// Defines which bytes a collective sends in which round. A rank's slot, its buffer in shared
-// memory, has a fixed size; further rounds send the remaining bytes. No function waits for ranks.
+// Computes which bytes a collective sends in which round. In a round, a rank sends what fits in its
+// slot (its buffer in shared memory). These functions do not wait for other ranks.
 namespace tessera::comm {
 
 /// A function that sets `output[i]` to the reduction of `sources[0][i], sources[1][i], ...`. The
@@ -22,8 +22,8 @@ namespace tessera::comm {
 using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* const> sources,
                                 std::size_t elements);
 
-/// Returns the reduction for an element type and an operator. Throws Error, with the name of the
-/// collective, if there is none.
+/// Returns the reduction for an element type and an operator. Throws Error, which names the
+/// collective, if the operator does not support the type.
 ReduceFunction reduction(const GroupInfo& group, const char* collective, c10::ScalarType type,
                          ReduceOp op);
 
@@ -32,11 +32,11 @@ using Slots = std::span<const std::byte* const>;
 std::int64_t bytes_of(const at::Tensor& tensor);
 std::byte* data_of(const at::Tensor& tensor);
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
-/// Returns the number of rounds that send `bytes` bytes, `capacity` bytes in a round; at least 1.
+/// Returns how many rounds send `bytes` bytes if a round sends `capacity` bytes; at least 1.
 std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity);
 
-/// The bytes of a transfer that round `round` sends: `bytes` bytes from `offset` on. Each round
-/// except the last sends `capacity` bytes.
+/// The part of `total` bytes that round `round` sends: `bytes` bytes, beginning at byte `offset`.
+/// Each round except the last sends `capacity` bytes.
 struct Piece {
   Piece(std::int64_t total, std::int64_t capacity, std::int64_t round)
       : offset(std::min(round * capacity, total)), bytes(std::min(capacity, total - offset)) {}
@@ -44,8 +44,8 @@ struct Piece {
   std::int64_t bytes;
 };
 
-/// Splits `total` bytes into one part per rank. Each part has `part` bytes; the last parts can be
-/// shorter or empty.
+/// Splits `total` bytes into one part per rank. Each part has `part` bytes, but the parts of the
+/// last ranks can be shorter or empty.
 struct EqualParts {
   std::int64_t total;
   std::int64_t part;
@@ -53,11 +53,11 @@ struct EqualParts {
   std::int64_t offset(int rank) const { return std::min(rank * part, total); }
   std::int64_t bytes(int rank) const { return std::min(part, total - offset(rank)); }
 };
-/// Parts begin at cache lines, so that no two ranks write to the same cache line.
+/// Returns parts that begin at cache lines, so that no two ranks write to the same cache line.
 EqualParts line_parts(std::int64_t total, int ranks);
 
-/// A tensor's memory, divided into one part for each rank. `whole`: the address of the whole
-/// tensor. `own`: the address of this rank's part, which can be inside `whole`.
+/// The memory of a tensor with one part for each rank. `whole`: the address of the tensor. `own`:
+/// the address of this rank's part, which can be inside the tensor.
 struct SplitBuffer {
   EqualParts parts;
   std::byte* whole;
@@ -65,7 +65,7 @@ struct SplitBuffer {
 };
 using SplitBuffers = std::vector<SplitBuffer>;
 
-/// The rounds of a reduce-scatter. A rank's slot (buffer) has `capacity_` bytes for each rank.
+/// The rounds of a reduce-scatter. A slot (a rank's buffer) has `capacity_` bytes for each rank.
 class ScatterRounds {
  public:
   ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, SplitBuffers buffers,
@@ -78,16 +78,16 @@ class ScatterRounds {
  private:
   int rank_;
   SplitBuffers buffers_;
-  /// Number of bytes for each rank in a slot (a rank's buffer): a multiple of the cache-line size.
+  /// How many bytes of a slot (a rank's buffer) each rank gets: a multiple of a cache line.
   std::int64_t capacity_;
-  /// The reduction. The output can be one of the inputs, because an all-reduce reduces in place.
+  /// The function that reduces. Its output can be one of its inputs (all-reduce in place).
   ReduceFunction reduce_;
   std::size_t item_bytes_;
   std::vector<const std::byte*> sources_;
 };
 
 struct GatherRounds {
-  // A rank's slot (buffer) contains only the rank's part, so `capacity` is the size of a slot.
+  // `capacity`: the size of a slot (a rank's buffer), which contains only that rank's part.
   int rank;
   SplitBuffers buffers;
   std::int64_t capacity;
@@ -97,8 +97,8 @@ struct GatherRounds {
   void consume(std::int64_t round, Slots slots) const;
 };
 
-/// The rounds of an all-to-all. A slot (a rank's buffer) contains the rank's counts, then one part
-/// for each rank. All ranks check all counts, so that all ranks fail together.
+/// The rounds of an all-to-all. A slot (a rank's buffer) contains the rank's counts of elements and
+/// one part for each rank. Every rank checks the counts of all ranks, so all ranks throw together.
 class ExchangeRounds {
  public:
   ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes, const at::Tensor& output,
@@ -107,8 +107,8 @@ class ExchangeRounds {
 
   std::int64_t count() const;
   void produce(std::int64_t round, std::byte* slot) const;
-  /// Reads the slots (buffers) of all ranks. In round 0, throws Error on every rank if the counts
-  /// of a sender and of a receiver differ.
+  /// Reads the slots (buffers) of all ranks. Round 0 throws Error on every rank if a rank expects
+  /// another number of elements than the sender sends.
   void consume(std::int64_t round, Slots slots) const;
 
  private:
@@ -121,8 +121,8 @@ class ExchangeRounds {
   std::byte* output_;
   std::vector<std::int64_t> input_counts_;
   std::vector<std::int64_t> output_counts_;
-  /// The size in bytes of the table at the beginning of a slot (buffer): the number of elements
-  /// that the slot's rank sends to each rank, and the number that it expects from each rank.
+  /// The size in bytes of the table at the beginning of a slot (buffer). The table contains how
+  /// many elements the rank of the slot sends to each rank, and expects from each rank.
   std::int64_t table_bytes_;
   std::int64_t capacity_;
 };

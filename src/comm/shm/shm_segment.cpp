@@ -1,5 +1,5 @@
 // Shared memory, and waiting for other ranks. Layout: a header, a RankState for each rank, then two
-// slots (buffers) for each rank. Data that several processes write is atomic. The counters and the
+// slots (buffers) for each rank. Data that several processes write are atomic. Counters and
 // RankStates begin at separate cache lines.
 
 #include "shm/shm_segment.h"
@@ -29,14 +29,14 @@ using tessera::detail::round_up;
 
 constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kPage = 4096;
-/// The smallest size of a slot (a rank's buffer). Small slots stay in the cache, large slots need
-/// fewer rounds. All slots together use at most 128 MiB, unless a slot would be smaller than 1 MiB.
+/// The smallest size of a slot (a rank's buffer). Small slots stay in the cache; large slots need
+/// fewer rounds. All slots together have at most 128 MiB, or 1 MiB each if that is more.
 constexpr std::size_t kSmallestSlot = std::size_t{1} << 20;
 constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
 /// The interval at which a sleeping rank checks whether the other ranks are alive.
 constexpr milliseconds kPeerCheck{100};
-/// The number of checks before a waiting rank sleeps. The checks cost about 20 us, like a sleep.
+/// How often a rank checks for other ranks before it sleeps: about 20 us, as long as a sleep takes.
 constexpr int kSpins = 500;
 
 using Counter = std::atomic<std::uint32_t>;
@@ -59,14 +59,13 @@ void futex_wake_all(const Counter& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// Returns the number of checks before a waiting rank sleeps. If a machine has more ranks than
-/// cores, a waiting rank sleeps at once and leaves the core to other ranks.
+/// Returns how often a waiting rank checks for other ranks before it sleeps. With more ranks than
+/// cores, a rank sleeps at once and leaves its core to other ranks.
 int spins_before_sleep(const GroupInfo& group) {
   static const unsigned cores = std::thread::hardware_concurrency();
   return cores >= static_cast<unsigned>(group.ranks_here) ? kSpins : 1;
 }
 
-/// Lets the core's other hardware thread use the resources of the core while this thread spins.
 void pause_briefly() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -81,12 +80,12 @@ struct ShmSegment::Header {
   std::int32_t ranks = 0;
   std::uint64_t slot_bytes = 0;
   alignas(kCacheLine) Counter arrivals{0};   ///< number of arrive() calls of all ranks together
-  alignas(kCacheLine) Counter completed{0};  ///< last round that all ranks reached; a futex
+  alignas(kCacheLine) Counter completed{0};  ///< last round that all ranks have reached; a futex
   Counter sleepers{0};
 };
 
-/// The state of one rank. Only that rank writes the state; all ranks read the state. Successive
-/// rounds alternate between the two elements of `calls`.
+/// The state of one rank, which only that rank writes and all ranks read. `calls` has one element
+/// for even rounds and one for odd rounds.
 struct alignas(kCacheLine) ShmSegment::RankState {
   Counter round{0};  ///< the last round for which this rank called arrive()
   std::array<ShmCall, 2> calls;
@@ -101,7 +100,6 @@ ShmSegment::ShmSegment(SharedFile file, std::string handle)
 
 std::unique_ptr<ShmSegment> ShmSegment::create(int ranks) {
   const auto count = static_cast<std::size_t>(ranks);
-  // Each rank has two slots (buffers), used in alternate rounds.
   const std::size_t slot =
       std::clamp(round_up(kSlotsTogether / (2 * count), kPage), kSmallestSlot, kLargestSlot);
   const std::size_t control = round_up(sizeof(Header) + count * sizeof(RankState), kPage);
@@ -154,14 +152,14 @@ ShmCall& ShmSegment::call(int rank, std::uint32_t round) const {
 }
 
 void ShmSegment::arrive(int rank, std::uint32_t round) const {
-  // state(rank).round is written last. If this rank is killed before the write, messages of other
-  // ranks name this rank as missing.
+  // The rank's `round` is written last: if this rank is killed before that, other ranks report this
+  // rank as missing.
   Header& shared = header();
-  // `arrivals` is never reset, because another rank could call arrive() during a reset.
+  // `arrivals` is never reset to 0, because another rank could call arrive() at the same time.
   const std::uint32_t arrivals = shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (arrivals == round * static_cast<std::uint32_t>(ranks_)) {
-    // `completed` and `sleepers` are sequentially consistent: either a rank that goes to sleep sees
-    // the new value of `completed`, or this rank sees `sleepers` != 0.
+    // Sequential consistency guarantees that either a rank that is about to sleep sees the new
+    // `completed`, or this rank sees that `sleepers` is not 0 and wakes the rank.
     shared.completed.store(round, std::memory_order_seq_cst);
     if (shared.sleepers.load(std::memory_order_seq_cst) != 0) {
       futex_wake_all(shared.completed);
@@ -177,8 +175,8 @@ bool ShmSegment::arrived(std::uint32_t round) const {
 void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) const {
   Header& shared = header();
   shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  // `completed` is read after incrementing `sleepers`, and its value is passed to the kernel. If
-  // `completed` changes after the read, the kernel finds another value and does not sleep.
+  // The kernel compares `completed` with `seen`, which is read after the increment of `sleepers`.
+  // If `completed` has changed since, the kernel returns at once and does not sleep.
   const std::uint32_t seen = shared.completed.load(std::memory_order_seq_cst);
   if (!reached(seen, round)) {
     futex_wait(shared.completed, seen, most);
@@ -187,8 +185,7 @@ void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) con
 }
 
 void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* collective) const {
-  // The other ranks often arrive within microseconds, so this rank spins before sleeping in the
-  // kernel.
+  // Spins before sleeping in the kernel, because the other ranks often arrive within microseconds.
   const int spins = spins_before_sleep(group);
   for (int i = 0; i < spins; ++i) {
     if (arrived(round)) {
@@ -206,7 +203,7 @@ void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* c
   }
 }
 
-/// Returns the ranks that have not called arrive() for `round`, as world ranks.
+/// Returns the world ranks that have not called arrive() for `round`.
 std::vector<int> ShmSegment::missing(const GroupInfo& group, std::uint32_t round) const {
   std::vector<int> result;
   for (int rank = 0; rank < ranks_; ++rank) {

@@ -13,34 +13,34 @@
 
 namespace tessera::comm {
 
-/// One rank's call of a collective, in shared memory. The ranks compare their calls, so that
-/// different calls cause an error and not wrong results.
+/// A rank's call of a collective, in shared memory. The ranks compare their calls, so that
+/// different calls throw instead of giving wrong results.
 struct ShmCall {
-  std::uint64_t sequence = 0;  ///< the number of collectives of the process group so far
+  std::uint64_t sequence = 0;  ///< number of the call among the process group's calls
   std::int64_t elements = 0;
   std::int32_t kind = 0;
   std::int32_t dtype = 0;
   std::int32_t op = 0;
   std::int32_t root = 0;
-  /// The number of rounds that this rank needs. All ranks run the maximum over all ranks.
+  /// How many rounds this rank needs. All ranks run as many rounds as the rank that needs most.
   std::int64_t rounds = 1;
-  /// The group's purpose (Communicator::set_purpose), cut to 64 characters and padded with zeros.
+  /// Communicator::set_purpose(), shortened to 64 characters and padded with zeros.
   std::array<char, 64> purpose{};
 };
 
-/// Memory that the ranks of a group share on one machine. Each rank has two slots (buffers), used
-/// alternately. In a round each rank fills its slot and calls arrive(). When all ranks have called
+/// Memory that ranks on one machine share. Each rank has two slots (buffers), for even and odd
+/// rounds. In a round each rank fills its slot and calls arrive(). When all ranks have called
 /// arrive(), each rank reads the slots of the other ranks. A rank calls arrive() only after it has
-/// read the slots of the previous round. So two slots are enough, and no rank waits for a free
+/// read the slots of the previous round, so two slots are enough, and no rank waits for a free
 /// slot.
 ///
-/// The memory is anonymous (memfd) and is freed when the last process that maps the memory ends,
-/// also if the process is killed.
+/// The memory is anonymous (memfd). The kernel frees the memory when the last process that maps it
+/// ends or is killed.
 class ShmSegment : tessera::detail::NoCopy {
  public:
-  /// Makes shared memory, which other ranks open with its handle(). Returns nullptr on failure.
+  /// Makes shared memory, which other ranks open by its handle(). Returns nullptr on failure.
   static std::unique_ptr<ShmSegment> create(int ranks);
-  /// Opens another rank's shared memory. Returns nullptr if this process cannot open the memory.
+  /// Maps the shared memory of another rank. Returns nullptr on failure.
   static std::unique_ptr<ShmSegment> open(const std::string& handle);
 
   const std::string& handle() const { return handle_; }
@@ -51,9 +51,9 @@ class ShmSegment : tessera::detail::NoCopy {
 
   /// Tells all ranks that this rank has filled its slot (buffer) for `round` (1, 2, ...).
   void arrive(int rank, std::uint32_t round) const;
-  /// Waits until all ranks have called arrive() for `round`. Throws PeerError as PeerWait does.
+  /// Waits until all ranks have called arrive() for `round`. Throws PeerError if a rank has ended.
   void wait(const GroupInfo& group, std::uint32_t round, const char* collective) const;
-  /// Makes other ranks that are in wait() check at once whether this rank is still alive.
+  /// Makes other ranks that are in wait() check immediately whether this rank is still alive.
   void wake_peers() const;
 
  private:

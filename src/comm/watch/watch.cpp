@@ -32,7 +32,7 @@ using flight::RankState;
 using flight::Record;
 using std::chrono::milliseconds;
 
-/// The topic of announcements that a rank has ended. Announcements of waits have a group's id.
+/// The topic of announcements that a rank has ended; for waits, the topic is a group id.
 constexpr auto kEnd = "end";
 constexpr auto kAnnouncements = "announcements";
 
@@ -46,13 +46,13 @@ RecordPtr make_record(const WatchSettings& settings, int size, const std::string
   constexpr mode_t kMode = 0644;
   const std::string path =
       folder.empty() ? "" : folder + "/" + flight::record_name(settings.world, settings.rank);
-  // An older file is unlinked and not truncated: truncation would end a process that still maps the
-  // file, with SIGBUS.
+  // Removes an older file instead of truncating it: SIGBUS would end a process that still maps a
+  // truncated file.
   unlink(path.c_str());
   const int fd = path.empty() ? memfd_create("tessera-record", MFD_CLOEXEC)
                               : ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
-  // Disk space is reserved: on a full disk, a write to the mapped file would end the process with
-  // SIGBUS.
+  // Reserves the disk space: if the disk is full, SIGBUS would end the process at a write to the
+  // mapped file.
   const int error = fd < 0 ? errno : posix_fallocate(fd, 0, sizeof(Record));
   const SharedFile file = error == 0 ? map_file(fd) : SharedFile{};
   if (file.base == nullptr) {
@@ -73,13 +73,13 @@ RecordPtr make_record(const WatchSettings& settings, int size, const std::string
 RecordPtr open_record(const std::string& handle) {
   const SharedFile file = open_file(handle);
   auto* const record = static_cast<Record*>(file.base.get());
-  // A different version of Tessera, with another format, can have written the record.
+  // Another version of Tessera, with another format of records, can have written the file.
   return file.bytes == sizeof(Record) && record->magic == flight::kMagic
              ? RecordPtr(file.base, record)
              : nullptr;
 }
 
-/// Records how this rank ends. Only the first call has an effect: the first failure is the cause.
+/// Records how this rank ends. Only the first call has an effect, so the first failure is recorded.
 void WorldWatch::note_end(RankState state) {
   auto running = RankState::kRunning;
   std::int64_t never = 0;
@@ -90,7 +90,7 @@ void WorldWatch::note_end(RankState state) {
 }
 
 std::uint64_t WorldWatch::add_group(const std::string& name, const std::vector<int>& ranks) {
-  // The group's id is at least 1, because 0 marks a free entry of `groups`.
+  // Group ids begin at 1, because 0 marks an unused element of `groups`.
   const auto id = std::max<std::uint64_t>(hash_of(name + " of " + join(ranks)), 1);
   const std::lock_guard lock(writes_);
   auto* const slot = std::ranges::find_if(
@@ -111,7 +111,7 @@ void WorldWatch::note(const BegunCall& call, bool waits) {
   const std::lock_guard lock(writes_);
   flight::GroupSlot* const slot = flight::find_group(own(), call.group);
   const bool is_last = slot != nullptr && slot->begun != 0 && slot->number == call.number;
-  // If the group's record already describes a later call, the end of this call is not recorded.
+  // The end of `call` is not recorded if the group's record already describes a later call.
   if (slot == nullptr || (is_last ? slot->waits == waits : !waits)) {
     return;
   }
@@ -153,7 +153,7 @@ std::vector<int> WorldWatch::not_in(const BegunCall& call) {
 std::optional<int> WorldWatch::first_to_end(std::vector<int> ranks) {
   read_announcements();
   std::erase_if(ranks, [this](int rank) { return !has_ended(rank); });
-  // `ended` == 0 means a killed process, which comes first: no end of another rank caused its end.
+  // A killed process has `ended` == 0 and comes first: no other rank's end was the cause.
   const auto first = std::ranges::min_element(ranks, {}, [this](int rank) {
     const RecordPtr& record = record_of(rank);
     return record == nullptr ? std::numeric_limits<std::int64_t>::max() : record->ended.load();
@@ -187,12 +187,12 @@ void WorldWatch::announce(int rank, const std::string& topic, const std::string&
   ask(store_, [bytes = std::vector<std::uint8_t>(line.c_str(), line.c_str() + line.size() + 1)](
                   detail::Store& store) {
     store.append(kAnnouncements, bytes);
-    return store.check({kAnnouncements});  // check() returns after the store has got `bytes`
+    return store.check({kAnnouncements});  // returns after the store has received `bytes`
   }).wait_for(kPatience);
 }
 
-/// Reads the announcements of all ranks from the store. Does not block: each call takes the store's
-/// answer to an earlier question, if the answer has arrived.
+/// Reads all ranks' announcements from the store, without blocking: a call reads the answer to the
+/// request of an earlier call, if the answer has arrived.
 void WorldWatch::read_announcements() {
   constexpr std::chrono::milliseconds kBetweenQuestions{500};
   const std::lock_guard lock(mutex_);
@@ -243,8 +243,8 @@ BegunCall GroupWatch::begin(std::string collective, std::string_view purpose) {
 
 namespace {
 
-/// Returns the beginning of an error message: the collective and, if known, the function of the
-/// program that has called the collective.
+/// Returns the beginning of an error message: the collective and, if known, the public function
+/// that the program has called, for example an optimizer's step.
 std::string beginning(const GroupInfo& group, const std::string& collective) {
   const std::string_view caller = CallerScope::outermost();
   return describe(group, collective.c_str()) + ": " +
@@ -268,11 +268,11 @@ void PeerWait::check(std::optional<std::vector<int>> missing) {
   const auto now = Clock::now();
   const auto waited = now - begun_;
   const auto ended = world_.first_to_end(absent);
-  // check() waits for kGrace before it throws: data of the ended rank can still arrive.
+  // An ended rank is an error only after kGrace, because data that the rank sent can still arrive.
   lost_since_ = ended ? lost_since_.value_or(now) : std::optional<Clock::time_point>();
   if (ended && now - *lost_since_ >= kGrace) {
     const std::string why = world_.what_it_does(*ended);
-    world_.announce(*ended, kEnd, why);  // a killed rank cannot announce its end
+    world_.announce(*ended, kEnd, why);  // for other machines, if that rank was killed
     throw PeerError(beginning_ + why);
   }
   if (waited >= timeout_ / 2 && !std::exchange(announced_, true)) {
@@ -305,8 +305,8 @@ std::string PeerWait::lateness(const std::vector<int>& missing) const {
 
 void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
-  // When a process ends, its sockets close slightly before ranks on the same machine see the end of
-  // the process, and about a second before ranks on other machines see the end.
+  // The sockets of an ending process close before other ranks see that the process has ended:
+  // slightly before for ranks on the same machine, about a second before for other machines.
   constexpr milliseconds kNap{20};
   const milliseconds dying{group.watch->world().away(group.ranks).empty() ? 600 : 2500};
   std::vector<int> peers = group.ranks;
@@ -329,11 +329,11 @@ void WorldWatch::end() {
   if (device_thread_.joinable()) {
     device_thread_.join();
   }
-  // No lock is held while the calls are destroyed, because destroying a call can destroy a World.
+  // The lock is not held here, because destroying a call can destroy a World.
   added_.clear();
   calls_.clear();
-  // After an exception the state is kGaveUp, so that the messages of other ranks refer to this
-  // rank's error message.
+  // During an exception, records kGaveUp, so that messages of other ranks refer to the error
+  // message of this rank.
   note_end(std::uncaught_exceptions() > 0 ? RankState::kGaveUp : RankState::kEnded);
 }
 
@@ -364,7 +364,7 @@ void WorldWatch::watch_device() {
   }
 }
 
-/// Ends the process if a collective on the GPU has failed or can no longer complete.
+/// Ends the process if a collective on the GPU has failed, or waits for a rank that has ended.
 void WorldWatch::look_at_device() {
   const std::string self = detail::concat(", rank ", settings_.rank, ": ");
   std::string beginning;
@@ -378,18 +378,18 @@ void WorldWatch::look_at_device() {
       return is_done;
     });
     if (completed != 0) {
-      // The CPU runs ahead of the GPU, so the time-out of the next call starts when the GPU begins
-      // that call.
+      // Restarts the time-out for the next call: the CPU runs ahead of the GPU, so the GPU begins
+      // the next call only now.
       wait_.reset();
     }
-    // If the state is not kRunning, this rank has already reported an error.
+    // In another state than kRunning, this rank has already reported an error.
     if (!calls_.empty() && own().state == RankState::kRunning) {
       const BegunCall& call = calls_.front().call;
       note(call, true);
       if (!wait_) {
         wait_.emplace(*this, call, settings_.timeout, call.text + self);
       }
-      beginning.clear();  // a message of check() already begins with the collective
+      beginning.clear();  // check()'s messages already begin with `beginning`
       wait_->check();
     }
   } catch (const std::exception& error) {
@@ -404,7 +404,7 @@ void WorldWatch::look_at_device() {
 
 namespace {
 
-/// Calls `question(store)` repeatedly until the result has a value.
+/// Repeats `question(store)` until its result has a value. Checks the other ranks meanwhile.
 template <class Question>
 auto answer_of(const detail::StorePtr& store, const GroupInfo& group, const Question& question) {
   constexpr std::chrono::microseconds kLongestNap{100'000};
@@ -437,11 +437,11 @@ void meet(const detail::StorePtr& store, const GroupInfo& group) {
 bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
                       const GroupInfo& group, int world_size, const std::string& meeting) {
   constexpr auto kAnswer = "answer";
-  // Only the first rank of each group calls decide(). The first decision applies to all groups.
+  // The first rank of each group calls decide(). The first decision in the store is final.
   const auto decide = [size = group.size(), world_size, meeting](detail::Store& store) {
     const std::string decision = meeting + "/decision";
-    // At any time each rank takes part with only one group, so the groups are disjoint. When the
-    // sizes of the arrived groups add up to the number of ranks, all groups have arrived.
+    // The groups are disjoint, because a rank calls this function for one group at a time. All
+    // groups have arrived when the sizes of the arrived groups add up to the number of ranks.
     const bool last = store.add(meeting + "/arrived", size) == world_size;
     const auto begun = std::chrono::steady_clock::now();
     while (!last && !store.check({decision}) &&

@@ -1,5 +1,5 @@
-// Each rank of a job records its collectives in a flight record. Each wait for other ranks ends
-// with an error if one of these ranks has ended.
+// Each rank of a job records its collectives in a flight record. A rank that waits for other ranks
+// throws an error if one of these ranks has ended.
 
 #pragma once
 
@@ -35,21 +35,21 @@ using RecordPtr = std::shared_ptr<flight::Record>;
 
 struct WatchSettings {
   int rank = 0;
-  int world = 0;                      ///< index of the World in its process, in order of creation
+  int world = 0;                      ///< the World's number among the Worlds of its process
   std::chrono::milliseconds limit{};  ///< time after which a waiting rank prints a line; 0: never
   std::chrono::milliseconds timeout{};
 };
 
-/// Makes a record without calls for this rank of a world of `size` ranks: a file in `folder`, which
-/// is not deleted later, or, if `folder` is "", anonymous memory (memfd). Throws Error if the file
-/// cannot be made.
+/// Makes an empty flight record for this rank of a world of `size` ranks: a file in `folder`, which
+/// is never deleted, or anonymous memory (memfd) if `folder` is "". Throws Error if the file cannot
+/// be made.
 RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
 /// Maps another rank's flight record; nullptr on failure. `handle`: see handle_of_file().
 RecordPtr open_record(const std::string& handle);
 
 struct BegunCall {
   std::uint64_t group = 0;   ///< flight::GroupSlot::id of the collective's process group
-  std::uint64_t number = 0;  ///< index of the collective in the group, from 1; 0: making the group
+  std::uint64_t number = 0;  ///< number of the collective in its group, from 1; 0: group set-up
   std::string text = {};     ///< "all_reduce for unit 'a' (call 7 of group 'dp'), called by step"
 };
 
@@ -58,17 +58,16 @@ class WorldWatch;
 /// A wait for the other ranks of a process group.
 class PeerWait {
  public:
-  /// `collective`: the name of the call in messages. `number`: the index of the call in the group;
-  /// nullopt means the last call of the group.
+  /// `collective`: the collective's name, for messages. `number`: the number of the call in the
+  /// process group; nullopt means the group's last call.
   PeerWait(const GroupInfo& group, const std::string& collective,
            std::optional<std::uint64_t> number = std::nullopt);
-  /// `beginning`: the first words of each message.
   PeerWait(WorldWatch& world, BegunCall call, std::chrono::milliseconds timeout,
            std::string beginning);
 
-  /// To be called repeatedly. Throws PeerError at the time-out, or if a missing rank has ended and
-  /// the call cannot complete. At the watchdog's limit, prints a line about the wait. `missing`:
-  /// ranks that have not arrived; by default those of WorldWatch::not_in().
+  /// Must be called repeatedly during the wait. Throws PeerError at the time-out, or if a missing
+  /// rank has ended, so that the call cannot complete. At the watchdog's limit, prints a line about
+  /// the wait. `missing`: the ranks that have not arrived; by default WorldWatch::not_in().
   void check(std::optional<std::vector<int>> missing = std::nullopt);
 
  private:
@@ -81,19 +80,19 @@ class PeerWait {
   std::chrono::milliseconds timeout_;
   std::string beginning_;
   Clock::time_point begun_ = Clock::now();
-  /// The time at which check() first found that a missing rank has ended.
+  /// When check() first found that a missing rank has ended.
   std::optional<Clock::time_point> lost_since_;
   bool announced_ = false;  ///< whether this rank has announced the wait to other machines
   bool reported_ = false;
 };
 
-/// WorldWatch writes this rank's flight record and reads the state of the other ranks: from their
-/// flight records on the same machine, through the job's store on other machines. Thread safe.
+/// Writes this rank's flight record. Reads the states of the other ranks: on this machine from
+/// their flight records, on other machines from the job's store. Thread safe.
 class WorldWatch : tessera::detail::NoCopy {
  public:
-  /// Starts no thread. `records`: the flight record of each rank, nullptr for ranks on other
-  /// machines. `store`: a separate connection to the job's store, because a call of the store can
-  /// block; nullptr if all ranks are on this machine.
+  /// `records`: the flight record of each rank, nullptr for ranks on other machines. `store`: a
+  /// separate connection to the job's store, because calls of the store can block; nullptr if all
+  /// ranks are on this machine.
   WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records, detail::StorePtr store)
       : settings_(settings), records_(std::move(records)), store_(std::move(store)) {}
   ~WorldWatch() { end(); }
@@ -103,35 +102,35 @@ class WorldWatch : tessera::detail::NoCopy {
   void set_step(std::int64_t step) { own().step.store(step, std::memory_order_relaxed); }
   /// Records that this rank has aborted, so that ranks that wait for this rank fail.
   void give_up() { note_end(flight::RankState::kGaveUp); }
-  /// Records that this rank begins no more collectives, and ends the thread of await_device().
+  /// Records that this rank will call no more collectives, and ends the thread of await_device().
   void end();
 
-  /// Adds a process group to the flight record and returns the group's id.
+  /// Adds a process group to the flight record and returns an id for the process group.
   std::uint64_t add_group(const std::string& name, const std::vector<int>& ranks);
-  /// Records that a wait for the end of `call` begins (`waits` is true) or is over.
+  /// Records that this rank begins to wait for the end of `call` (`waits`), or no longer waits.
   void note(const BegunCall& call, bool waits);
 
   std::vector<int> away(std::vector<int> ranks) const;
-  /// Returns ranks of the call's group that do not take part in `call`. On this machine: ranks that
-  /// have not begun the call or have failed. On other machines: ranks that have ended.
+  /// Returns the ranks of the process group that cannot complete `call`: on this machine, ranks
+  /// that have failed or have not begun the call; on other machines, ranks that have ended.
   std::vector<int> not_in(const BegunCall& call);
   /// Returns the rank in `ranks` that ended first; nullopt if none has ended.
   std::optional<int> first_to_end(std::vector<int> ranks);
-  /// Returns what a rank does, as text: "rank 1 waits in ...". If the rank has ended, the text also
-  /// says what the user can do.
+  /// Returns what a rank is doing, as text: "rank 1 waits in ...". For a rank that has ended, the
+  /// text also contains advice for the user.
   std::string what_it_does(int rank);
 
-  /// Tells other machines, in `text`, what `rank` does. `rank` is on this machine. `topic`: one
-  /// word, the subject of `text`.
+  /// Announces `text`, what `rank` does, to other machines. `rank` is on this machine. `topic`: one
+  /// word; a later announcement of the same topic replaces an earlier one.
   void announce(int rank, const std::string& topic, const std::string& text);
-  /// Returns the ranks of the call's group that are on other machines and may be late for `call`:
-  /// ranks that have neither ended nor announced that they wait in `call` or in a later call.
+  /// Returns the ranks on other machines that may be late for `call`: ranks of the process group
+  /// that have neither ended nor announced a wait in `call` or in a later call.
   std::vector<int> not_waiting(const BegunCall& call);
 
   /// Watches a collective on the GPU until `is_done` returns true. The program does not wait for
-  /// the collective, so no function of the program can throw. Instead, a thread prints one line and
-  /// ends the process if `is_done` throws, if a rank will not take part, and at the time-out. The
-  /// thread must not destroy the World, so `is_done` must not own the World or its groups.
+  /// such a collective, so a thread reports errors: it prints one line and ends the process if
+  /// `is_done` throws, if a rank has ended, or at the time-out. `is_done` must not own the World or
+  /// its groups, because the thread must not destroy the World.
   void await_device(std::function<bool()> is_done, const BegunCall& call);
 
  private:
@@ -150,40 +149,39 @@ class WorldWatch : tessera::detail::NoCopy {
 
   WatchSettings settings_;
   std::vector<RecordPtr> records_;
-  std::mutex writes_;  ///< held while the flight record is written
+  std::mutex writes_;  ///< locked while the flight record is written
 
   detail::StorePtr store_;
   std::mutex mutex_;                ///< protects the members from here to `announced_`
-  std::future<std::string> asked_;  ///< the pending read of all announcements from the store
+  std::future<std::string> asked_;  ///< a request to the store for all announcements
   std::chrono::steady_clock::time_point next_question_;
   std::map<std::pair<int, std::string>, std::string> announced_;
 
   std::mutex device_mutex_;  ///< protects the members from here to `device_thread_`
   std::condition_variable ends_thread_;
   bool ended_ = false;
-  std::list<DeviceCall> added_;  ///< new collectives, which device_thread_ moves to calls_
+  std::list<DeviceCall> added_;  ///< new collectives, which watch_device() moves to calls_
   std::thread device_thread_;
-  // Only `device_thread_` uses the following members.
+  // Used only by the thread `device_thread_`:
   std::list<DeviceCall> calls_;  ///< collectives on the GPU that have not ended, in order
-  /// The wait for the first of calls_. The wait begins when the previous collective has completed.
+  /// The wait for the first of calls_, which begins when the previous collective has completed.
   std::optional<PeerWait> wait_;
 };
 using WorldWatchPtr = std::shared_ptr<WorldWatch>;
 
-/// GroupWatch records a process group's calls in this rank's flight record. Not thread safe.
+/// Records the collectives of a process group in this rank's flight record. Not thread safe.
 class GroupWatch {
  public:
   GroupWatch(WorldWatchPtr world, std::string name, const std::vector<int>& ranks)
       : world_(std::move(world)), name_(std::move(name)), id_(world_->add_group(name_, ranks)) {}
 
-  /// Records that the group's next collective has begun and that this thread waits in the
-  /// collective.
+  /// Records that this thread has begun the group's next collective and waits in the collective.
   BegunCall begin(std::string collective, std::string_view purpose = {});
   void waits(const BegunCall& call) { world_->note(call, true); }
   void leaves(const BegunCall& call) { world_->note(call, false); }
 
   std::uint64_t id() const { return id_; }
-  /// The index of the group's newest call.
+  /// The number of the group's newest call.
   std::uint64_t number() const { return begun_ - 1; }
   WorldWatch& world() const { return *world_; }
 
@@ -191,20 +189,19 @@ class GroupWatch {
   WorldWatchPtr world_;
   std::string name_;
   std::uint64_t id_;
-  /// The number of calls that have begun. Atomic, because threads that wait for calls read this
-  /// number.
+  /// How many calls have begun. Atomic, because threads that wait for calls read the number.
   std::atomic<std::uint64_t> begun_ = 0;
 };
 
-/// Throws PeerError because a transfer has failed with `reason`. If another rank ends within the
-/// next seconds, the message names that rank as the cause.
+/// Throws PeerError because a transfer has failed with `reason`. First waits a few seconds for a
+/// rank that ends: if there is one, the message names that rank as the cause.
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
                                      const std::string& reason);
 
-/// Calls `question(store)` and returns the future result. The process that serves a store can be
-/// stopped, and most functions of a store have no time-out. So a detached thread calls `question`
-/// if another process serves the store. The thread can outlive the caller, so `question` must own
-/// everything that it uses.
+/// Returns the future result of `question(store)`. `question` runs on a detached thread, unless the
+/// store is in memory: most functions of a store have no time-out, and the process that serves the
+/// store can be stopped. The thread can outlive the caller, so `question` must own everything that
+/// it uses.
 template <class Question>
 auto ask(detail::StorePtr store, Question question) {
   const bool in_memory = detail::is_in_memory(store);
@@ -216,31 +213,30 @@ auto ask(detail::StorePtr store, Question question) {
   if (in_memory) {
     task();
   } else {
-    // The future becomes ready only after the task and everything that the task owns are destroyed.
+    // The future gets its value only after everything that the task owns is destroyed.
     std::thread([task = std::move(task)]() mutable { task.make_ready_at_thread_exit(); }).detach();
   }
   return answer;
 }
 
-// The following functions connect the ranks of a group through the job's store, and throw PeerError
-// as PeerWait::check() does.
+// The ranks of a group call the following functions to communicate through the job's store. The
+// functions throw PeerError as PeerWait::check() does.
 
-/// Waits until all ranks of a group have called meet(). Only this call may use `store`. Must be
-/// called before a back end is made, because making a back end would wait for a dead rank until the
+/// Waits until all ranks of a group have called meet(). `store`: a store for this call only. Must
+/// be called before a back end is made, because a back end would wait for a dead rank until the
 /// time-out.
 void meet(const detail::StorePtr& store, const GroupInfo& group);
 
-/// Whether every rank of the World calls this function within 2 s, each rank for one of its groups.
-/// All ranks get the same answer. `world`: the store of all ranks. `own`: a store that only this
-/// group uses, and only for this call. `meeting`: the prefix of the keys in `world`; only the first
-/// rank of a group uses `meeting`.
+/// Whether all ranks of the World call this function within 2 s, each rank with one of its groups.
+/// All ranks get the same answer. `world`: a store of all ranks. `own`: a store for this group and
+/// this call only. `meeting`: a prefix for this call's keys in `world`.
 bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
                       const GroupInfo& group, int world_size, const std::string& meeting);
 
 void tell(const detail::StorePtr& store, const GroupInfo& group, const std::string& key,
           const std::string& value);
 
-/// Waits until a rank of the group sets `key`. Returns the key's value.
+/// Waits until a rank of the group sets `key`, and returns the value of the key.
 std::string value_of(const detail::StorePtr& store, const GroupInfo& group, const std::string& key);
 
 }  // namespace tessera::comm
