@@ -91,7 +91,7 @@ TEST(DamagedStep, IsRefusedOnAllRanksWithoutChangingTheModel) {
   expect("differ from the saved bytes");
 }
 
-/// Returns whether both ranks throw DamagedStep if rank 1 throws `error` when the ranks read.
+/// Rank 1 throws `error` while both ranks read. Returns whether both ranks throw DamagedStep.
 template <class Failure>
 bool IsDamage(const Failure& error) {
   std::atomic<int> ranks = 0;

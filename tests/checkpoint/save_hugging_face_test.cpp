@@ -270,7 +270,7 @@ void export_model(const std::filesystem::path& folder, std::int64_t max_shard_by
   files.publish();
 }
 
-/// Returns n if all tensors in `files` have the values Values() + n for one number n; else nullopt.
+/// If all tensors in `files` equal Values() + n for one integer n, returns n; otherwise, nullopt.
 std::optional<int> added(const ModelFiles& files) {
   std::optional<int> all;
   for (const auto& [name, tensor] : Values()) {
@@ -284,7 +284,7 @@ std::optional<int> added(const ModelFiles& files) {
   return all;
 }
 
-/// Exports with shard size `older`, then `newer`. Kills the second export at each system call.
+/// Exports with shard size `older`, then `newer`; kills the second export at each system call.
 void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
   int calls = 0;
   int found_new = 0;

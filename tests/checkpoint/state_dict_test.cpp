@@ -127,7 +127,7 @@ TEST(StateDicts, ChangeNothingOnAnyRankAfterAMismatch) {
   EXPECT_CONTAINS(error_of(with_bias(at::zeros({7}, at::kLong))), "'middle.bias'", "Long", "Float");
   EXPECT_CONTAINS(error_of(Values(), {}), "set full_state_dict");
   EXPECT_CONTAINS(error_of(Values(), {.broadcast_from_rank0 = true}), "set full_state_dict");
-  // With broadcast_from_rank0, the call ignores the wrong state dict of rank 1.
+  // With broadcast_from_rank0, set_model_state_dict() must ignore rank 1's wrong state dict.
   EXPECT_EQ(error_of(other, kFromRank0), "");
   RunRanks(1, [&](Rank& rank) {
     Net net;

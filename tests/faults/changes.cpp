@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// The slot is never destroyed, because the process makes system calls before and after main().
+/// The ChangesSlot is never destroyed: the process makes system calls before and after main().
 ChangesSlot& changes_slot() {
   static auto* const slot = new ChangesSlot;
   return *slot;

@@ -483,7 +483,7 @@ class PlanDraft {
 
   void add_projections(const std::string& name) {
     const MlpSpec& spec = model_.feed;
-    // fused_colwise_parallel() finds a weight's parts only in the library's own Linear.
+    // fused_colwise_parallel() knows the parts of a fused weight only in Tessera's own Linear.
     const bool knows_parts = spec.linear == LinearKind::kOwn;
     const bool local = runs_on_features() && (knows_parts || spec.kind != MlpKind::kFusedWeight) &&
                        choices_.chance("plan.mlp_local", 35);

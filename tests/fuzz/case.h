@@ -210,7 +210,7 @@ struct TrainSpec {
 /// An error that a test of the fuzzer plants in a run. Randomly drawn cases have none.
 enum class Planted { kNone, kWrongGradient };
 
-/// A model and its training. Runs on one rank use only `model` and `train`.
+/// A fuzz case. When a case runs on one rank, only `model` and `train` are used.
 struct Case {
   std::uint64_t seed = 0;
   ModelSpec model;

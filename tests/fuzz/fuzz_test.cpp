@@ -164,7 +164,7 @@ class WorkerLines {
   bool hung_ = false;
 };
 
-/// Returns a line about a result. The line begins with the arguments that repeat the case.
+/// Describes a case's result in one line, which begins with the arguments that repeat the case.
 std::string line_of(const SearchOptions& options, const Result& result) {
   return fmt::format("--seed {} --only {}: {}: {} [{}]\n", options.seed, result.index,
                      to_string(result.outcome.verdict), result.outcome.what,

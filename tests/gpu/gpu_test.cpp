@@ -156,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(
                    return normed + sum;
                  }},
         // Rows are so long that threads read 16 bytes at a time. A warp or a thread block computes
-        // a row. In some tests, the last read of a row has less than 16 bytes.
+        // a row. The last read of some rows has less than 16 bytes.
         Function{"rms_norm_of_a_warp",
                  {{300, 2048}, {2048}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
@@ -254,7 +254,7 @@ void expect_same_bits(const at::Tensor& on_gpu, const at::Tensor& on_cpu) {
   EXPECT_TRUE(at::equal(on_gpu.cpu(), on_cpu)) << on_cpu.scalar_type() << " " << on_cpu.sizes();
 }
 
-/// Returns the bytes of fp8 values, without the signs of NaNs, which are unspecified.
+/// Returns the bytes of the fp8 values. Clears the signs of NaNs, because they are unspecified.
 at::Tensor codes_of(const Fp8Rows& rows) {
   const at::Tensor codes = rows.values.cpu().view(at::kByte);
   const at::Tensor magnitudes = codes.remainder(128);

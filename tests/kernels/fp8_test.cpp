@@ -107,7 +107,7 @@ TEST(QuantizeFp8, AcceptsEmptyMatrices) {
       fp8_linear_weight_grad(at::zeros({0, 3}), at::zeros({0, 2})).equal(at::zeros({3, 2})));
 }
 
-/// Clears the signs of NaNs, which are unspecified.
+/// Clears the signs of NaNs, because the sign of a NaN is unspecified.
 at::Tensor codes_of(const Fp8Rows& rows) {
   const at::Tensor codes = rows.values.view(at::kByte);
   const at::Tensor magnitudes = codes.remainder(128);

@@ -186,7 +186,7 @@ TEST_P(Fused, SiluMulSupportsHalvesOfOneTensor) {
   }
 }
 
-// Rotating queries and keys in one call must give the bits of two calls, for any strides.
+// One call that rotates queries and keys must give the same bits as two calls, for any strides.
 TEST_P(Fused, RotaryOfQueriesAndKeysEqualsTwoCalls) {
   const at::Tensor cos = random({5, 16}), sin = random({5, 16});
   const at::Tensor q = random({2, 6, 5, 16}, type()).transpose(1, 2),

@@ -189,7 +189,7 @@ TEST(NormalCdf, AgreesWithErfc) {
   }
 }
 
-// Computes p from x by a long double erfc. For large x, a relative error e of x changes p by x^2 e.
+// Computes p back from x = normal_quantile(p). A relative error e of x changes p by x^2 e.
 TEST(NormalQuantile, InvertsErfcAndIsOdd) {
   for (double p = 1e-300; p < 0.5; p *= 1.21) {
     const long double x = normal_quantile(p);

@@ -119,7 +119,7 @@ TEST(Search, PrefersTheSmallerOfEquallyFastLayouts) {
   asked.estimate = [](const TrainingLayout& layout) {
     planning::Estimate estimate;
     estimate.peak_bytes = layout.zero == 3 ? 100 : 200;
-    estimate.metrics.step_time_s = layout.zero == 3 ? 0.1 + 1e-16 : 0.1;
+    estimate.metrics.step_time_s = layout.zero == 3 ? 0.1 + 1e-16 : 0.1;  // rounding error
     return estimate;
   };
   const planning::Search found = planning::search(asked);

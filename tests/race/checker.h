@@ -63,7 +63,7 @@ class MemoryMap {
   /// Records that the queue of `action` allocates memory. An earlier use of this memory that is not
   /// completed according to `clock` is a race.
   Faults allocate(Range range, const Action& action, const VectorClock& clock);
-  /// Records a free. `range` may be unknown: allocations are not always recorded.
+  /// Records that `range` is freed. The allocation of `range` need not have been recorded.
   void free(Range range);
   Faults read(Range range, const Action& action, const VectorClock& clock);
   Faults write(Range range, const Action& action, const VectorClock& clock);

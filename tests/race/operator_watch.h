@@ -9,7 +9,7 @@
 
 namespace tessera::race {
 
-/// Returns the memory from the first to the last element of each tensor that has a storage.
+/// Returns, for each tensor that has a storage, the memory from its first to its last element.
 std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors);
 
 /// While an OperatorWatch exists, the checker records this thread's operators. Schemas tell which

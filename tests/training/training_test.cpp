@@ -36,7 +36,7 @@ struct Mlp : nn::Module<Mlp> {
   nn::Child<nn::Linear> up{*this, "up", 7, 11}, down{*this, "down", 11, 3};
 };
 
-/// Number of rows in a step, over all ranks.
+/// The number of rows (samples) in the batch of a training step, over all ranks.
 constexpr std::int64_t kBatch = 12;
 
 /// Returns rows [first, first + count) of the data of training step `step`: inputs x and targets y.

@@ -106,7 +106,7 @@ TEST(RedistributePlan, HasTheStepsOfFsdpTensorAndSequenceParallelism) {
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, R}), Names{"all-gather 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, P}, {S0, S1}), Names{"reduce-scatter 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, S2}), Names{"all-to-all 1>2 m1"});
-  // In an intermediate step from [S0, S1] to [S1, S0], tensor dimension 2 is sharded.
+  // From [S0, S1] to [S1, S0], an intermediate step shards tensor dimension 2.
   EXPECT_EQ(steps({8, 8}, {S0, S1}, {S1, S0}).size(), 3U);
 }
 

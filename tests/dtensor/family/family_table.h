@@ -66,8 +66,8 @@ struct Family {
   static std::vector<LayoutCase> layouts_of_rows(const std::vector<std::string>& rows);
 };
 
-/// Returns all tables of operators. docs/sharding_rules.md shows these tables; the test checks each
-/// row on a mesh.
+/// Returns all tables of operators. docs/sharding_rules.md shows them, and the test
+/// family_table.cpp checks each of their rows on a mesh.
 std::vector<Family> families();
 
 // The following functions return groups of operator families; families() returns all of them.

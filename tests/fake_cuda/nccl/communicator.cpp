@@ -97,7 +97,7 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{30};
 
-/// Fault init:K of the environment: the call that makes the K-th communicator never returns.
+/// With TESSERA_FAKE_CUDA_FAULT=init:K, the call that makes the K-th communicator never returns.
 void hang_on_demand() {
   static std::atomic<std::int64_t> begun = 0;
   const std::int64_t number = ++begun;
@@ -106,7 +106,7 @@ void hang_on_demand() {
   }
 }
 
-/// Fault slow-end:K of the environment: ending the K-th communicator takes one second longer.
+/// With TESSERA_FAKE_CUDA_FAULT=slow-end:K, ending the K-th communicator takes 1 s longer.
 void end_slowly_on_demand() {
   static std::atomic<std::int64_t> ended = 0;
   if (settings().fault("slow-end") == ++ended) {

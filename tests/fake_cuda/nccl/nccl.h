@@ -87,7 +87,7 @@ class Communicator {
   bool has_turn(std::uint64_t turn) const { return ended_ == turn; }
   void end_turn() { ++ended_; }
 
-  /// Ends running operations, and later operations at once. Such operations move no more data.
+  /// Ends the communicator's running operations, and later ones at once. They move no more data.
   void abort() { aborted_ = true; }
   bool aborted() const { return aborted_; }
 

@@ -76,7 +76,7 @@ struct Record {
   std::map<CollectiveKey, CollectiveUse> collectives;
 };
 
-/// Returns the process's record. Never destroyed, because libraries call the fake until exit.
+/// Returns the record, which is never destroyed: libraries call the fake until the process exits.
 Record& record();
 
 void count_call(const char* name);

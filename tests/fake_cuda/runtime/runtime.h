@@ -18,7 +18,7 @@
 
 namespace fake_cuda {
 
-/// Dynamic shared memory of a block, in bytes: the default limit, and the limit on request.
+/// Limits of a thread block's dynamic shared memory, in bytes: by default, and on request.
 constexpr std::size_t kSharedBytes = std::size_t{48} << 10;
 constexpr std::size_t kSharedBytesOptIn = std::size_t{227} << 10;
 
