@@ -17,8 +17,8 @@
 namespace tessera::kernels::by_operators {
 namespace {
 
-/// Calls `body(first_row, rows)` for blocks of rows. An fp32 copy of a block stays in a CPU's
-/// cache, or takes little memory of a GPU.
+/// Calls `body(first_row, rows)` for blocks of rows of `matrix`. An fp32 copy of a block stays in a
+/// CPU's cache, or takes little memory of a GPU.
 template <class Body>
 void for_each_row_block(const at::Tensor& matrix, Body&& body) {
   // Size of a block of rows in elements. In fp32 a block takes 256 KiB, which fit into a CPU core's
@@ -152,7 +152,8 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
     const auto column = [&](const at::Tensor& values) {
       return values.narrow(0, row, count).unsqueeze(1);
     };
-    // If to() returns `logits` itself, sub() makes a copy, because `gradient` can be `logits`.
+    // Not sub_(): to() can return a view of `logits`, which only the copy to `gradient` may
+    // overwrite.
     at::Tensor block = logits.narrow(0, row, count)
                            .to(type)
                            .sub(column(high))

@@ -37,8 +37,8 @@ at::Tensor power_of_two(const at::Tensor& number) {
 Fp8Rows composed_quantized(const at::Tensor& x) {
   const at::Tensor amax = x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
                                          : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
-  // The bit arithmetic is that of fp8_scale() in device/quantize_fp8.h. The bits are masked because
-  // a NaN can be negative, and clamped so that the addition cannot overflow.
+  // The bit arithmetic is that of fp8_scale() in device/quantize_fp8.h. The sign bit is removed,
+  // because a NaN can be negative, and the bits are clamped, so that the addition cannot overflow.
   const at::Tensor bits =
       amax.view(at::kInt).bitwise_and(0x7FFFFFFF).clamp_max(0x7F800000) + 0x1FFFFF;
   // The smallest scale is 2^-100, so that its inverse and all bf16 results are normal numbers.

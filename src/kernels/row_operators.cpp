@@ -363,7 +363,7 @@ std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at:
   // Under autocast the gradient can have another type than `gate`, and must be converted.
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
   const GateRows rows(gate, up);
-  // The gradients of `gate` and `up` are allocated alike: both inputs have the same type and sizes.
+  // Both gradients get the shape and type of `gate`, because `up` has the same shape and type.
   const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
   const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
   const SiluMulBackward call{.forward = rows.call(product),

@@ -217,7 +217,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
   if (distributed) {
     rows = DistributedTensor(rows).redistribute(Placements{Shard{0}});
   }
-  // If a plan shards the router's weight, the logits and the rows have different layouts.
+  // If a tensor-parallel plan shards the router's weight, the layout of the logits differs from the
+  // layout of the rows.
   const auto local = [distributed](const at::Tensor& tensor) {
     const Placement rows_of = distributed ? Placement(Shard{0}) : Replicate{};
     return tessera::is_distributed(tensor)

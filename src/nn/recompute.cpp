@@ -494,7 +494,7 @@ class CheckpointedRegion : tessera::detail::NoCopy {
   CheckpointedRegion() : outer_(std::exchange(innermost_here, this)) {}
   virtual ~CheckpointedRegion() { innermost_here = outer_; }
 
-  /// Returns hooks for the next tensor that autograd saves for backward.
+  /// Returns the saved-tensor hooks for the next tensor that autograd saves for backward.
   virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
   /// Whether this region is a recomputation. In a recomputation, each call of replay_count()
   /// returns the next of the counts that forward recorded; see replayed_count().

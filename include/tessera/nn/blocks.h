@@ -76,8 +76,9 @@ struct AttentionInputs {
 /// tokens, hidden), or flattened to (batch * tokens, hidden); the result has the sizes of x.
 ///
 /// Child modules: q_proj, k_proj, v_proj or qkv_proj, o_proj, and q_norm, k_norm.
-/// tensor_parallel::attention_plan() returns their parallel styles. Under tensor parallelism each
-/// rank computes its own heads with plain tensors; forward itself does not communicate.
+/// tensor_parallel::attention_plan() returns the parallel styles of the child modules. Under tensor
+/// parallelism each rank computes its own heads with plain tensors; forward itself does not
+/// communicate.
 class Attention : public Module<Attention> {
  public:
   /// Throws Error for sizes that are not divisible or are negative, for a window without `causal`,

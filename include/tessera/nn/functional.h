@@ -130,7 +130,8 @@ class Documents : public detail::DocumentOffsets {
  public:
   /// `positions`: (batch, tokens) int64, the position of each token in its document; position 0
   /// starts a document. The first token of a sequence always starts a document. The CPU reads
-  /// `positions`, and waits for a GPU to do so. `device`: the device that computes attention.
+  /// `positions`; if `positions` is on a GPU, the CPU waits for the GPU. `device`: the device that
+  /// computes attention.
   Documents(const at::Tensor& positions, c10::Device device)
       : detail::DocumentOffsets(positions, device) {}
 };

@@ -74,12 +74,12 @@ void find_members(torch::nn::Module& module, ModuleMembers& found) {
 /// nn::Hooked<torch::nn::Linear> fc(torch::nn::LinearOptions(8, 4)); `Holder` is libtorch's module
 /// holder. nn::adopt does the same for an existing module or model (docs/torch_nn.md). Parameters
 /// and buffers keep their names. The parameters of inner modules (as in TransformerEncoderLayer)
-/// are sharded, initialised and saved in the same way. Inner modules have no hooks: the smallest
-/// FSDP unit is the whole module, but a tensor-parallel plan can shard inner parameters. If
-/// parameters are distributed, the operators of forward communicate. init_weights initialises
-/// parameters of libtorch's classes from the same distribution as their reset_parameters.
-/// Parameters of other classes keep the values from their constructor, unless set_initializers()
-/// names them.
+/// are sharded, initialised and saved like the module's own parameters. Inner modules have no
+/// hooks: the smallest FSDP unit is the whole module, but a tensor-parallel plan can shard inner
+/// parameters. If parameters are distributed, the operators of forward communicate. init_weights
+/// initialises parameters of libtorch's classes from the same distribution as their
+/// reset_parameters. Parameters of other classes keep the values from their constructor, unless
+/// set_initializers() names them.
 template <class Holder>
 class Hooked : public Module<Hooked<Holder>>,
                public detail::DeferredBias,
@@ -127,7 +127,7 @@ class Hooked : public Module<Hooked<Holder>>,
   }
   const torch::nn::Module& adopted_module() const override { return *held_; }
 
-  /// While a BiasScope exists, `module` has no bias. The destructor restores the bias.
+  /// While a BiasScope exists, `module->bias` is undefined, so that forward adds no bias.
   class BiasScope : tessera::detail::NoCopy {
    public:
     explicit BiasScope(Held* module) : module_(module) { exchange(); }

@@ -86,7 +86,7 @@ class InitContext {
 void to_empty(ModuleBase& module, c10::Device device);
 /// Calls reset_parameters() of `module` and of every module below, parents first. A parameter's
 /// random numbers depend on `seed` and the parameter's FQN: the values are bit-equal on every mesh.
-/// Not collective. Throws Error if no module fills a parameter or buffer.
+/// Not collective. Throws Error for a parameter or buffer that no module fills.
 void init_weights(ModuleBase& module, std::uint64_t seed);
 /// Like init_weights(), but fills only the parameters and persistent buffers that have no values
 /// yet, for example the adapters (apply_lora) of a loaded model.

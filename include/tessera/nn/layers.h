@@ -259,7 +259,8 @@ struct Fp8Options {
 /// Not collective; every rank must convert the same Linears. Throws Error, before anything is
 /// changed, for a pattern that matches no Linear, for a Linear that is already converted or has an
 /// adapter, and for a weight that is already distributed. Returns the FQNs of the converted
-/// Linears; the others are excluded, are tied, or have sizes that multiple_of does not divide.
+/// Linears. Linears that are excluded, are tied, or have sizes that multiple_of does not divide are
+/// not converted.
 std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& options = {});
 
 /// Whether convert_to_fp8() has converted `linear`.

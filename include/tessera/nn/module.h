@@ -91,11 +91,11 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   using torch::nn::Module::Module;
   ~ModuleBase() override;
 
-  /// Adds a hook that runs before forward with the tensors of its arguments. Hooks run in order of
-  /// registration.
+  /// Adds a hook that runs before forward, with the tensors in forward's arguments. Hooks run in
+  /// order of registration.
   void add_forward_pre_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
-  /// Adds a hook that runs after forward with the tensors of its result. Hooks run in order of
-  /// registration.
+  /// Adds a hook that runs after forward, with the tensors in forward's result. Hooks run in order
+  /// of registration.
   void add_forward_hook(Hook hook, HookedCalls calls = HookedCalls::kForward);
   /// Adds a hook that runs after forward and all other hooks, even if forward or another hook
   /// throws. Hooks of this kind run in reverse order of registration, and must not throw.
@@ -331,7 +331,8 @@ class Module : public ModuleBase {
 
   template <class... Values>
   auto call_checkpointed(Values&... values) {
-    // The lambda owns the module, because the autograd graph can outlive other module handles.
+    // The lambda keeps the module alive: the autograd graph, which has the lambda, can outlive all
+    // other handles of the module.
     const auto region = [this, alive = this->weak_from_this().lock()](auto&... inputs) {
       const auto body = [this](auto&... arguments) { return this->call_forward(arguments...); };
       auto arguments = std::tie(inputs...);

@@ -35,8 +35,8 @@ class SlotState : tessera::detail::NoCopy {
   bool has_persistent() const { return persistent_.defined(); }
   /// For FSDP: makes `tensor` the result of persistent(). Later calls of swap() change only get().
   void set_persistent(at::Tensor tensor);
-  /// Whether the tensor has values. The values can come from init_weights, a load, the caller of
-  /// the constructor, or an in-place operator (found by autograd's version counter). swap() does
+  /// Whether the tensor is initialized. The values can come from init_weights, a load, the caller
+  /// of the constructor, or an in-place operator (found by autograd's version counter). swap() does
   /// not change this state.
   bool initialized() const;
   void set_initialized(bool initialized);
@@ -60,7 +60,7 @@ class SlotState : tessera::detail::NoCopy {
   void remove_owner(const ModuleBase* module, const std::string& name);
 
   bool initialized_;
-  /// The tensor's version counter at a time when the tensor had no values.
+  /// The tensor's version counter when the tensor was uninitialized.
   std::uint64_t unfilled_version_ = 0;
   std::vector<Owner> owners_;
 };

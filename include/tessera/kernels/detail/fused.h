@@ -57,8 +57,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
                                                                        const at::Tensor& gate,
                                                                        const at::Tensor& up);
 /// Applies rotary position embedding (Su et al. 2021), in Llama's form. x: (batch, sequence, heads,
-/// head_dim), with halves (x1, x2); cos, sin: (sequence, head_dim). Returns (x1 cos1 - x2 sin1, x2
-/// cos2 + x1 sin2), or, if `transposed`, the transposed rotation, which is the gradient.
+/// head_dim); cos, sin: (sequence, head_dim). With the halves x1 and x2 of x along head_dim, and
+/// the halves of cos and sin: returns (x1 cos1 - x2 sin1, x2 cos2 + x1 sin2). If `transposed`,
+/// applies the transposed rotation, which is the gradient.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                             bool transposed);
 /// Like rotary_embedding(), for queries `q` and keys `k` in one pass. Queries and keys may have

@@ -80,15 +80,17 @@ struct CopyCheck {
 };
 
 /// Throws Error, on all ranks of `peers`, if a tensor differs from its copy on another rank of
-/// `peers`. The message names the tensor, two ranks, the mesh dimension between them and the call
-/// that would reduce the tensor over that dimension. Two tensors are compared if their names are
-/// equal and their ranks have the same coordinates in meshes of equal sizes. Collective over
-/// `peers`, in CPU memory: one exchange of hashes, and an exchange of texts if hashes differ.
+/// `peers`. The message names the tensor, two ranks with different copies, the mesh dimension along
+/// which these ranks differ, and the call that would reduce the tensor over this dimension. Two
+/// tensors are compared if their names are equal and their ranks have the same coordinates in
+/// meshes of equal sizes. Collective over `peers`, in CPU memory: one exchange of hashes, and an
+/// exchange of texts if hashes differ.
 void check_copies(const tessera::detail::Peers& peers, const std::vector<CopiedTensor>& tensors,
                   const CopyCheck& check);
 
-/// Returns for each dimension of the root of `mesh` whether ranks of `mesh` have different
-/// coordinates along the dimension. This rank must be in the root mesh.
+/// Returns for each dimension of the root mesh (the mesh from which `mesh` was sliced) whether
+/// ranks of `mesh` have different coordinates along the dimension. This rank must be in the root
+/// mesh.
 std::vector<bool> dims_in_root(const DeviceMesh& mesh);
 
 }  // namespace tessera::nn::detail

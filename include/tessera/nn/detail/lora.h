@@ -24,8 +24,8 @@ struct LoraBranchOf {
   double dropout = 0;
   double scale = 1;
 
-  /// Returns dropout(x), with the seed of tessera::manual_seed (docs/random.md). A child module for
-  /// dropout would change PEFT's parameter names.
+  /// Returns dropout(x), with the seed of tessera::manual_seed (docs/random.md). Dropout is not a
+  /// child module, because PEFT's parameter names have no such module.
   at::Tensor input(const at::Tensor& x, bool training) const {
     return training && dropout > 0 ? at::dropout(x, dropout, /*train=*/true) : x;
   }

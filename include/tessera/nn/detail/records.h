@@ -50,7 +50,8 @@ bool is_recomputing();
 /// counter. Modules whose state changes at every call, such as nn::Dropout, use this function.
 std::uint64_t replayed_count(std::uint64_t& counter);
 
-/// Counts activation-checkpointed regions, for tests. Regions can share the object. Thread safe.
+/// Counts activation-checkpointed regions, for tests. Several regions can use one CheckpointCounts
+/// object. Thread safe.
 struct CheckpointCounts {
   std::atomic<std::int64_t> regions = 0;  ///< number of checkpointed forwards that ran
   /// Number of tensors that forward replaced by placeholders.
@@ -68,8 +69,8 @@ struct CheckpointCounts {
 class ModuleBase;
 
 /// Returns the number of data-parallel ranks that shared the batch in the last training forward of
-/// this thread; 1 before the first training forward. Loss functions thus find out whether their
-/// inputs are only some rows of the batch.
+/// this thread; 1 before the first training forward. A loss function calls this function to find
+/// out whether its inputs are only some rows of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 

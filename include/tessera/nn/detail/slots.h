@@ -71,8 +71,9 @@ void ask_stand_ins();
 /// Marks a parameter tensor that the function `by` ("fully_shard") has replaced. A torch::optim
 /// optimizer that was made earlier still has the old tensor and would update unused values.
 /// Therefore the old tensor's gradient becomes a placeholder: step() and zero_grad() of such an
-/// optimizer throw Error with the reason. The values can still be read. libtorch's hooks of
-/// `replaced` (register_hook, post-accumulate) move to `replacement`, the new parameter tensor.
+/// optimizer throw Error with the reason. The values of the old tensor can still be read.
+/// libtorch's hooks of `replaced` (register_hook, post-accumulate) move to `replacement`, the new
+/// parameter tensor.
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 
