@@ -241,9 +241,9 @@ class PromptCompletions final : public SampleSource {
 
   std::int64_t sequence_;
   PromptOptions options_;
-  std::vector<std::uint32_t> tokens_;  ///< tokens of all samples, concatenated
-  std::vector<bool> learned_;          ///< whether each token in tokens_ is a target
-  std::vector<std::size_t> begins_;    ///< index in tokens_ at which each sample begins
+  std::vector<std::uint32_t> tokens_;
+  std::vector<bool> learned_;        ///< whether each token in tokens_ is a target
+  std::vector<std::size_t> begins_;  ///< index in tokens_ at which each sample begins
 };
 
 }  // namespace
@@ -321,8 +321,7 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 /// samples of a source.
 class Mixture {
  public:
-  /// All `weights` must be > 0. Fractions are stored as integers, so that all machines round
-  /// equally.
+  /// All `weights` must be > 0. Fractions are stored as integers, to round equally on all machines.
   explicit Mixture(const std::vector<double>& weights) : sums_{0} {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (const double weight : weights) {
@@ -482,7 +481,7 @@ void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) c
   }
 }
 
-/// Returns the source of sample `n`, and the sample's index in this source. Sources repeat.
+/// Returns the source of sample `n`, and its index there. After its last sample, a source repeats.
 BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   const Mixture::Place at = (*mixture_)(n);
   const SampleSource* source = sources_[at.source].samples.get();

@@ -56,7 +56,7 @@ struct Workspace {
   /// The size of the longest word in the cache. Longer words rarely occur twice.
   static constexpr std::size_t kCachedBytes = 30;
 
-  TextMap<std::vector<TokenId>> cache;  ///< the tokens of recently encoded words
+  TextMap<std::vector<TokenId>> cache;
   std::vector<TokenId> ids;
   std::vector<Symbol> symbols;
   std::vector<Candidate> candidates;
@@ -358,9 +358,9 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   BpeTokenizerParts parts_;
-  AddedTokens raw_;            ///< added tokens to find in the original text
-  AddedTokens normalized_;     ///< added tokens to find in the normalized text
-  std::vector<bool> special_;  ///< for each token id, whether the token is special
+  AddedTokens raw_;         ///< added tokens to find in the original text
+  AddedTokens normalized_;  ///< added tokens to find in the normalized text
+  std::vector<bool> special_;
   Bpe bpe_;
   /// One Workspace for each thread that encodes at the same time. A later encoding reuses the
   /// Workspace, with the cache, of an earlier encoding.

@@ -214,10 +214,10 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::unique_ptr<PieceModel> model_;
   std::unique_ptr<PieceModel> within_;  ///< the model, set to add no space before a text
-  bool legacy_ = true;  ///< whether each part between special tokens gets a leading space
+  bool legacy_ = true;  ///< whether each text between special tokens gets a leading space
   AddedTokens added_;
-  std::set<std::int64_t> special_;           ///< tokens that decode to an empty text
-  std::map<std::string, std::int64_t> ids_;  ///< the ids of the tokens in added_, by their text
+  std::set<std::int64_t> special_;  ///< tokens that decode to an empty text
+  std::map<std::string, std::int64_t> ids_;
   std::vector<std::string> behind_;  ///< texts of the tokens outside the model's vocabulary, by id
   std::vector<std::int64_t> begin_, end_;
   std::optional<bool> begins_texts_;

@@ -105,7 +105,7 @@ class AddedTokens {
   /// Returns the longest added token at the beginning of `text` (not empty), or nullptr.
   const AddedToken* match_at(std::string_view text) const;
 
-  TextMap<AddedToken> tokens_;  ///< the added tokens by AddedToken::content
+  TextMap<AddedToken> tokens_;
   /// For each byte: the sizes of the added tokens that begin with the byte, largest first.
   std::array<std::vector<std::size_t>, 256> sizes_;
 };
@@ -131,7 +131,7 @@ Decoders read_decoders(const JsonField& field);
 /// A part of a text that is tokenized separately.
 struct Piece {
   std::string_view text;
-  bool first = false;  ///< whether the piece is at the beginning of the text
+  bool first = false;  ///< whether the piece is at the beginning of the whole text
 };
 using OnPiece = c10::function_ref<void(Piece)>;
 
@@ -189,7 +189,7 @@ struct BpeTokenizerParts {
   BpeModel model;
   Decoders decoders;
   std::vector<std::string> texts;  ///< token texts by id, before the decoders; "" for unused ids
-  bool joined_by_spaces = false;   ///< whether texts are joined by spaces if there are no decoders
+  bool joined_by_spaces = false;   ///< whether token texts are joined by spaces without decoders
   std::vector<std::int64_t> begin_tokens;
   std::optional<bool> begins_texts;  ///< whether texts begin with begin_tokens; nullopt: unknown
   std::vector<std::int64_t> end_tokens;

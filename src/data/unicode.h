@@ -59,7 +59,7 @@ class Pattern {
     void operator()(pcre2_real_code_8* code) const;
   };
 
-  std::string expression_;  ///< the expression before translation, for messages
+  std::string expression_;
   std::unique_ptr<pcre2_real_code_8, Free> code_;
 };
 

@@ -61,8 +61,8 @@ std::string records_up_to(const std::filesystem::path& path, std::int64_t last) 
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops) {
   metrics.tokens_per_s = static_cast<double>(tokens) / metrics.step_time_s;
-  // Each rank counts an equal share of the tokens. With tensor parallelism, a rank processes more
-  // tokens, but computes only a part of each result.
+  // The step's tokens are divided equally among the ranks. With tensor parallelism, a rank
+  // processes more tokens, but computes only a part of each result.
   const double per_rank = metrics.tokens_per_s / world_size;
   metrics.tflops = per_rank * flops.per_token / 1e12;
   if (!peak_flops || tokens == 0) {

@@ -296,7 +296,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
     found->second->train(each.is_training());
     auto* to = dynamic_cast<nn::Dropout*>(found->second);
     const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
-    // A Dropout without an explicit key derives the key from its name, so no key must be copied.
+    // A Dropout without an explicit key derives the key from its name. Other keys are copied.
     if (to != nullptr && dropout != nullptr && dropout->key()) {
       to->set_key(*dropout->key());
     }
@@ -550,7 +550,7 @@ class Verification {
   const VerifyStep& step_;
   const VerifyOptions& options_;
   DrawCounts counts_;
-  bool draws_ = false;  ///< whether the one-rank reference model draws random numbers
+  bool draws_ = false;
   SeenRun one_rank_;
   Noise noise_;
 };

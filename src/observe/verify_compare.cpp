@@ -90,7 +90,7 @@ std::string layout_of(const at::Tensor& tensor) {
   std::string placements;
   try {
     placements = to_string(to_placements(*spec.layout, tensor.sizes()));
-  } catch (const Error&) {  // no placements describe this Layout
+  } catch (const Error&) {  // no list of placements describes this Layout
     placements = to_string(*spec.layout);
   }
   return fmt::format("{} on {} as {}", sizes, to_string(spec.mesh.shape()), placements);
@@ -335,8 +335,8 @@ class PairingRanks {
         among.ranks().front(), first, among.ranks()[other], second);
   }
 
-  /// Joins the plain parts of a tensor that several ranks have. Joining is collective, so either
-  /// all ranks join the parts of a Pair, or no rank does.
+  /// Joins plain tensors that are parts of one tensor on several ranks. Joining is collective, so
+  /// either all ranks join the parts of a Pair, or no rank does.
   void join_parts(std::vector<Pair>& pairs) const {
     std::vector<std::int64_t> own;
     for (const Pair& pair : pairs) {
@@ -403,7 +403,7 @@ struct Finding {
 /// The findings of all ranks about the tensors of module calls, or about the gradients.
 struct Together {
   std::vector<VerifyDifference> differences;
-  double largest = 0;   ///< largest difference that passes, relative to the tensor's maximum
+  double largest = 0;   ///< largest difference that has passed, divided by the largest output
   std::string cause{};  ///< where to look for the cause of the first difference
 };
 
@@ -419,7 +419,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_
 
 /// What all ranks have found about one tensor.
 struct OfRanks {
-  std::vector<std::pair<int, Finding>> findings;  ///< world ranks and their findings
+  std::vector<std::pair<int, Finding>> findings;
 
   const Finding& first() const { return findings.front().second; }
   double largest(double Finding::*of) const {
@@ -431,7 +431,7 @@ struct OfRanks {
   }
 };
 
-/// Gathers the findings of all ranks in the order of rank 0. Tensors that rank 0 lacks come last.
+/// Gathers the findings of all ranks: first rank 0's tensors in their order, then other tensors.
 std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   // Findings are sent as CBOR, because JSON text cannot represent infinity.
   std::string text;

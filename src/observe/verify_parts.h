@@ -32,8 +32,8 @@ struct SeenRun {
   /// when the call ends, and finally the result of the step.
   std::vector<SeenTensor> tensors;
   std::vector<SeenTensor> gradients;  ///< gradients in backward's order; empty if no backward ran
-  std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
-  std::int64_t rows = 0;              ///< number of rows in the root module's first input
+  std::map<std::string, int> calls;
+  std::int64_t rows = 0;  ///< number of rows in the root module's first input
 };
 
 /// How much rounding changes each tensor of a one-rank SeenRun.

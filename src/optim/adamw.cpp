@@ -1,4 +1,4 @@
-// The optimizers AdamW and SGD: options, checks, and one fused kernel call per batch of shards.
+// The optimizers AdamW and SGD: options, checks, and one fused kernel call for many shards.
 
 #include "tessera/optim/adamw.h"
 
@@ -40,15 +40,15 @@ bool is_narrow(const at::Tensor& moments) {
   return moments.scalar_type() == c10::ScalarType::BFloat16;
 }
 
-/// Whether kernels::adamw() updates the batch. libtorch's kernels do not support moments (running
-/// means) in bf16. On a CPU, libtorch's kernel updates all other batches, so that the bits are the
-/// same as in earlier versions of this library.
+/// Whether kernels::adamw() updates the shards of `batch`. libtorch's kernels do not support
+/// moments (running means) in bf16. All other shards on a CPU are updated by libtorch's kernel, so
+/// that the bits are the same as in earlier versions of this library.
 bool is_for_kernel(const Batch& batch) {
   return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
 }
 
-/// Returns the random stream that rounds a parameter's moments (running means). The stream depends
-/// on the FQN or, if the parameter has none, on its index in the optimizer.
+/// Returns the random stream for rounding a parameter's moments (running means). The stream depends
+/// on the parameter's FQN or, without an FQN, on the parameter's index in the optimizer.
 std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
   const std::string name = slot.fqn().empty() ? std::to_string(index) : slot.fqn();
   return stream_of(("optim::AdamW " + name).c_str());
@@ -144,7 +144,7 @@ at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
 namespace {
 
 /// Returns the names of the state tensors. If one parameter group has momentum, all parameter
-/// groups have momentum buffers, so that all batches have the same number of state lists.
+/// groups have momentum buffers, so that each shard has the same number of state tensors.
 std::vector<std::string> state_names(const std::vector<Group<SgdOptions>>& groups) {
   const bool momentum = std::ranges::any_of(
       groups, [](const Group<SgdOptions>& group) { return group.options.momentum != 0.0; });

@@ -179,7 +179,7 @@ at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device d
   return at::cat(found);
 }
 
-/// Returns this rank's part of the norm, a 0-d tensor that is then reduced over ranks: the sum of
+/// Returns this rank's term of the norm, a 0-d tensor that is then reduced over ranks: the sum of
 /// |x|^p, or max |x| for p = infinity.
 at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   if (tensors.empty()) {
@@ -189,8 +189,8 @@ at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Dev
   return std::isinf(p) ? each.max() : each.pow(p).sum();
 }
 
-/// Reduces `values` over `mesh`. Pending transfers must be finished first; otherwise ranks would
-/// wait forever for each other.
+/// Reduces `values` over `mesh`. Asynchronous redistributions of a backward must be finished first;
+/// otherwise ranks could wait forever for each other.
 void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   if (mesh.size() == 1) {
     return;

@@ -159,7 +159,7 @@ std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
 }
 
 /// Fused kernels read the step counters on the device of the shards. The step counters on one
-/// device are contiguous, so that one operator increments all of them.
+/// device are contiguous, so that one operator increments all step counters.
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) {
   std::vector<Piece> pieces;
   for (const at::Tensor& tensor : tensors) {

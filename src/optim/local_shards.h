@@ -65,7 +65,7 @@ at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state);
 
 struct ShardUpdate {
   std::size_t index;     ///< index of the shard's parameter in Optimizer::parameters()
-  std::size_t group;     ///< index of the optimizer's group that has the parameter
+  std::size_t group;     ///< index of the optimizer's parameter group that has the parameter
   at::Tensor parameter;  ///< the parameter's local tensor, without autograd
   at::Tensor gradient;   ///< the local gradient; undefined if there is no gradient
 };

@@ -69,7 +69,7 @@ class MatrixExchange {
   std::vector<std::int64_t> owners_;  ///< for each matrix: index of its owner in mesh_
   std::int64_t self_;
   std::vector<bool> sends_;
-  std::vector<std::size_t> owned_;  ///< indices of the matrices that this rank owns
+  std::vector<std::size_t> owned_;
   /// For each matrix in owned_: the shard of each rank.
   std::vector<std::vector<RankShard>> parts_;
 };
@@ -195,7 +195,7 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
   for (const std::size_t i : owned_) {
     wholes.push_back(at::empty({matrices_[i].rows, matrices_[i].columns}, received.options()));
   }
-  // The received data is in the order in which it was packed: by rank, then by matrix.
+  // The received elements are in the order in which they were packed: by rank, then by matrix.
   std::int64_t offset = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -353,7 +353,7 @@ class Muon::Exchange {
     for (const ShardUpdate& shard : shards_) {
       const at::Tensor& parameter = muon.parameters()[shard.index]->persistent();
       matrices.push_back({sharding_spec(parameter).layout, parameter.size(0), parameter.size(1)});
-      // Offloaded shards move to the mesh's device.
+      // Shards that are offloaded to the CPU are copied to the mesh's device.
       locals.push_back(muon.direction(shard, factor).to(mesh_.device()));
     }
     // The choice of owners is reused while the list of matrices does not change.

@@ -297,7 +297,7 @@ std::vector<StateTensor> Ema::state() {
   return all;
 }
 
-/// All parameters are checked before the first exchange, so that an error changes nothing.
+/// All parameters are checked before any values are swapped, so that an error changes nothing.
 void Ema::swap() {
   const c10::AutoGradMode no_grad(false);
   begin_averages();

@@ -1,6 +1,6 @@
 // The base class of optimizers selects the parameters for a step, creates and checks optimizer
-// state, and makes batches for kernels. FSDP places the shards of a unit one after another in
-// memory, and the optimizer does the same with their states. Adjacent shards are updated as one
+// state, and makes lists of tensors for kernels. FSDP places the shards of a unit one after another
+// in memory, and the optimizer does the same with their states. Adjacent shards are updated as one
 // tensor if this does not change any bit of the result.
 
 #include "tessera/optim/slot_optimizer.h"
@@ -322,7 +322,7 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   for (const ShardUpdate& shard : shards) {
     State& state = state_of(shard.index);
     counters.push_back(state.step);
-    state.history = (state.history + calls_) * 0x9E3779B97F4A7C15ULL;  // mixes the hash's bits
+    state.history = (state.history + calls_) * 0x9E3779B97F4A7C15ULL;
   }
   const std::vector<at::Tensor> runs = merge_adjoining(counters);
   if (!factor.tensor.defined()) {
@@ -372,8 +372,8 @@ std::vector<SlotOptimizer::Run> SlotOptimizer::runs_of(
   return runs;
 }
 
-/// Adds a run to the batch as one tensor. The shards of a run have equal step counters
-/// (adjoin_in_memory), so one counter is enough.
+/// Adds a run (consecutive shards) to `batch` as one tensor. All shards of a run have equal step
+/// counters (adjoin_in_memory), so one counter is enough.
 void SlotOptimizer::add(Batch& batch, Run run) const {
   std::int64_t numel = 0;
   for (const ShardUpdate& shard : run) {

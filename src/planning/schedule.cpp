@@ -65,8 +65,8 @@ double bytes_of(const FakeCall& call) {
   return bytes;
 }
 
-/// Returns the name of an operator for messages. A plan runs on a CPU, where flash attention has
-/// another name than on a GPU.
+/// Returns the name of an operator for messages. Steps are planned on a CPU, where flash attention
+/// has another name than on a GPU.
 std::string name_on(bool gpu, std::string name) {
   constexpr std::string_view kOnCpu = "_for_cpu";
   if (const std::size_t at = name.find(kOnCpu); gpu && at != std::string::npos) {

@@ -88,7 +88,7 @@ struct ShardingRule : detail::LocalExecution {
     /// True if the factor (einsum index letter) must not be sharded although outputs have the
     /// factor (the dimension of a softmax or a sort).
     bool unsharded = false;
-    /// Whether a shard must be a contiguous range of the factor's positions (offset_arguments).
+    /// Whether a shard must be one contiguous range of the factor's positions (OffsetArgument).
     bool contiguous = false;
   };
   /// The factors (einsum index letters) of a tensor dimension, as indices in ShardingRule::factors.
@@ -99,8 +99,8 @@ struct ShardingRule : detail::LocalExecution {
   std::vector<Factor> factors;
   /// Factors (einsum index letters) of each input tensor, one entry for each of OpCall::tensors.
   std::vector<TensorFactors> inputs;
-  /// Factors of each output: the returned tensors (each tensor of a returned list counts), then the
-  /// inputs that are written but not returned.
+  /// Factors (index letters) of each output: of the returned tensors (each tensor of a returned
+  /// list counts), then of the inputs that are written but not returned.
   std::vector<TensorFactors> outputs;
 
   /// Declares that the operator commutes with a reduction: if all of `partial_inputs` are

@@ -183,7 +183,7 @@ class DigitCutter {
     }
     for (auto i = *first; i < digits_.size(); ++i) {
       auto& digit = digits_[i];
-      const bool last = i + 1 == digits_.size();  // only the last Digit may have uneven chunks
+      const bool last = i + 1 == digits_.size();  // only the last Digit can be divided unevenly
       const auto left = remaining(digit);
       if (!last && left == 1) {
         continue;
@@ -210,8 +210,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// Returns the index i such that the Digits (sub-dimensions) before index i have `factor`
-  /// positions per rank, multiplied together. Splits a Digit in two if necessary.
+  /// Returns the index i such that a rank has `factor` positions of the Digits (sub-dimensions)
+  /// before index i, multiplied together. Splits a Digit in two if necessary.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {

@@ -50,7 +50,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
       minor.mesh_dims.push_back(mesh_dim);
       continue;
     }
-    // Each chunk of the undivided Digit must consist of whole blocks of `minor.extent` positions.
+    // Each chunk of the unsplit Digit must consist of whole blocks of `minor.extent` positions.
     if (ceil_div(left * minor.extent, parts) != ceil_div(left, parts) * minor.extent) {
       return std::nullopt;
     }
@@ -95,7 +95,7 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
   FactorDigits result(factor_sizes.size());
   auto digit = digits.begin();
   for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
-    std::int64_t left = size;  // number of the factor's positions that no Digit covers yet
+    std::int64_t left = size;
     while (left > 1 && digit != digits.end()) {
       if (digit->extent > left) {
         std::optional<Digit> major = cut(*digit, left, mesh_sizes);
@@ -291,8 +291,8 @@ class TensorGroupPropagation {
   }
 
   /// Returns the placement that `choice` needs for an input. A tensor with the sharded factor
-  /// (index letter) is sharded. Otherwise a tensor that is added to a sum is Partial, so that it is
-  /// added once; an input in Linear::partial_inputs stays partial; other inputs are replicated.
+  /// (index letter) is sharded. Otherwise an added tensor (a bias) is Partial, so that it is added
+  /// only once; an input in Linear::partial_inputs stays partial; other inputs are replicated.
   FactorPlacement wanted_placement(int input, const Choice& choice) const {
     if (choice.kind == Choice::kFactor) {
       const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
@@ -337,9 +337,9 @@ class TensorGroupPropagation {
   /// input's layout then only suggests a layout for the outputs.
   bool is_hint(int input) const { return is_unread(input) && !rule_.size_arguments.empty(); }
 
-  /// Returns the Digits (extents not 0) into which an input divides `factor` (index letter), or {}
-  /// if no input shards `factor`. Prefers an input written in place, then the input that agrees
-  /// with `choices` on the most mesh dimensions, then the largest input.
+  /// Returns the Digits (sub-dimensions, with extents) into which an input divides `factor` (index
+  /// letter), or {} if no input shards `factor`. Prefers an input written in place, then the input
+  /// that agrees with `choices` on the most mesh dimensions, then the largest input.
   std::vector<Digit> carried_digits(int factor, const std::vector<Choice>& choices) const {
     const Choice wanted{Choice::kFactor, factor};
     const std::vector<Digit>* best = nullptr;
@@ -719,7 +719,7 @@ class TensorGroupPropagation {
   LayoutPtr input_layout(int input) const {
     const auto index = static_cast<std::size_t>(input);
     LayoutPtr own = layouts_[index];
-    // Values that are not read need not be reduced; at most the input's local sizes are used.
+    // If values are not read, they need not be reduced: at most the input's local sizes are used.
     const bool unread = is_unread(input);
     const auto& factors = rule_.inputs[index];
     const bool has_factors =

@@ -163,7 +163,7 @@ UserRules& user_rules() {
   return *instance;
 }
 
-/// Returns the program's rule for `op`, or nullptr. Later registrations for `op` throw Error.
+/// Returns the program's rule for `op`, or nullptr. A later register_rule() for `op` throws Error.
 const RuleFunction::Entry* look_up_user_rule(std::string_view op) {
   auto& all = user_rules();
   const std::lock_guard lock(all.mutex);

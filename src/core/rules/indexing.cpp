@@ -20,7 +20,7 @@ std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
   return static_cast<std::size_t>(wrap_dim(call, call.integer(arg), meta_of(call, tensor).ndim()));
 }
 
-/// Permits sharding of dimension `dim` of `tensors` if all tensors have the same size there.
+/// Permits sharding of dimension `dim` of `tensors` if all tensors have the same size in `dim`.
 /// Otherwise `dim` stays unsharded: libtorch accepts index tensors that are smaller than self.
 void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& tensors,
                std::size_t dim) {
@@ -99,8 +99,8 @@ std::optional<ShardingRule> gather_rule(const OpCall& call) {
   input_of(rule, index)[dim] = {add_factor(rule, meta_of(call, index).sizes[dim])};
   rule.outputs.push_back(input_of(rule, index));
   add_any_linear(rule, {self});
-  // Bools cannot be summed. TensorMeta has only the element size of the type, so all types of 1
-  // byte are excluded.
+  // Bools cannot be summed. TensorMeta has no dtype but only the size of an element, so all dtypes
+  // of 1 byte are excluded.
   const bool numbers = meta_of(call, self).itemsize > 1;
   if (numbers && 2 * meta_of(call, index).numel() <= meta_of(call, self).numel()) {
     gather_by_parts(rule, call, self, dim);
@@ -414,7 +414,7 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
   return rule;
 }
 
-/// Returns the rule of a slice() that selects part `part`, if `dim` is cut into parts of `size`.
+/// Returns the rule of slice() for part number `part`, if `dim` is cut into parts of size `size`.
 ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
                            std::int64_t part) {
   ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);
@@ -428,7 +428,7 @@ ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t siz
   return rule;
 }
 
-/// Returns a rule that calls `rule` with the dimension in argument `arg`; nullopt for 0-d tensors.
+/// Calls `rule` with the dimension that argument `arg` names. Returns nullopt for 0-d tensors.
 template <class Rule>
 RuleFunction::Body along_dim(std::size_t arg, Rule rule) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {

@@ -15,7 +15,7 @@ namespace {
 /// are unsharded. The leading dimensions get the reduction sum if `reduce` is true (in a backward).
 struct NormFactors {
   TensorFactors input;
-  TensorFactors normalised;  ///< factors (einsum index letters) of weight and bias
+  TensorFactors normalised;  ///< factors (einsum index letters) of the norm's weight and bias
   TensorFactors statistics;  ///< factors of mean and rstd; normalised dimensions have size 1
 
   NormFactors(ShardingRule& rule, const Sizes& sizes, std::size_t normalised_dims, bool reduce) {
@@ -480,8 +480,8 @@ RuleFunction::Body attention_backward(Backward backward) {
 
 }  // namespace
 
-/// Indices of arguments are as in libtorch's native_functions.yaml. All operators
-/// set `reads_numbers`, because their argument dropout_p decides whether a call is random.
+/// Indices of arguments are as in libtorch's native_functions.yaml. All attention operators set
+/// `reads_numbers`, because their argument dropout_p decides whether a call draws random numbers.
 Table attention_table() {
   const Kernel cpu{.bias = 5, .dropout = 3, .causal = 4};
   const Kernel flash{.dropout = 3, .causal = 4, .debug = 5, .other_outputs = 5};

@@ -103,8 +103,8 @@ Table random_table() {
 
 // Rules of pointwise operators: every dimension may be sharded, in any way, without communication.
 // Rows of the table declare which Partial inputs give a Partial result (see add_linear_terms in
-// sharding_rule.h). A wrong term gives wrong numbers; a missing term only costs an all-reduce.
-// rules_test compares the rows with libtorch.
+// sharding_rule.h). A wrong row gives wrong numbers; a missing declaration only costs an
+// all-reduce. rules_test compares the rows with libtorch.
 
 namespace {
 

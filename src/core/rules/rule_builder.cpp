@@ -232,7 +232,7 @@ std::string_view base_name(std::string_view op) {
 
 bool is_inplace(std::string_view op) {
   const std::string_view base = base_name(op);
-  // __xor__ and similar operators are not in place, although they end in an underscore.
+  // __xor__ and similar operators are not in place, although their names end in an underscore.
   return base.ends_with('_') && !base.ends_with("__");
 }
 

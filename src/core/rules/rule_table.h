@@ -106,8 +106,8 @@ struct UnaryRule {
 
 /// Returns the rule of an operator whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
-/// Returns the factors of a part of the tensor whose factors are `whole`. The part lacks dimension
-/// `dim`, or has `size` elements along `dim`. Tensor and part stay unsharded along `dim`.
+/// Returns the factors (index letters) of a slice of the tensor with the factors `whole`. The slice
+/// has `size` elements along `dim`, or no `dim`. Tensor and slice are unsharded along `dim`.
 TensorFactors part_along(ShardingRule& rule, const TensorFactors& whole, std::size_t dim,
                          std::optional<std::int64_t> size);
 /// Returns the factors (einsum index letters) of a tensor of `sizes` that broadcasts to a tensor

@@ -204,7 +204,7 @@ class Reshape {
   /// Finds the shared factors (einsum index letters) of all dimensions from `first` on.
   void share(std::size_t first) {
     std::size_t i = first, o = first;
-    std::int64_t in = 1, out = 1;  // remaining sizes of the current dimensions
+    std::int64_t in = 1, out = 1;
     for (;;) {
       const bool more_input = next(from_, i, in), more_output = next(to_, o, out);
       if (!more_input || !more_output) {

@@ -60,7 +60,7 @@ class Layout {
   using Dims = std::vector<std::vector<Digit>>;
 
   /// Returns the layout with the given content, in canonical form. Throws Error if a mesh dimension
-  /// is used twice or is out of range, or if one of several Digits of a dimension has extent 0.
+  /// is used twice or is out of range, or if one of several Digits (sub-dimensions) has extent 0.
   static LayoutPtr intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
                           std::vector<PartialDim> partial = {});
   /// Returns the layout of a tensor that is replicated on every mesh dimension.

@@ -47,11 +47,10 @@ namespace tessera::detail {
 /// The part of a ShardingRule that says how a rank runs the operator on its local tensors. Rules
 /// that programs register rarely need this part.
 struct LocalExecution {
-  /// A call that each rank runs on its local tensors instead of the operator. The operator itself
-  /// would read local sizes instead of the global sizes that it needs. For example, squeeze()
-  /// becomes squeeze.dims, and a mean over a sharded dimension becomes a sum with `scale`.
-  /// Propagation::use_local_call says whether to use this call. If so, SizeArgument::arg is an
-  /// index in `args`.
+  /// A call that each rank runs on its local tensors instead of the operator, which would read
+  /// local sizes where it needs global sizes. For example, squeeze() becomes squeeze.dims, and a
+  /// mean over a sharded dimension becomes a sum with `scale`. Propagation::use_local_call says
+  /// whether to use this call. If the call is used, SizeArgument::arg is an index in `args`.
   struct LocalCall {
     /// An operation on one rank's shard for which libtorch has no operator (implemented in
     /// src/dtensor).
@@ -94,7 +93,7 @@ struct LocalExecution {
   bool random = false;
 
   /// An argument of `local_call` that is a global index: where this rank's shard of input `input`
-  /// begins along dimension `dim`. Factor::contiguous must be set for `dim`.
+  /// begins along dimension `dim`. Factor::contiguous must be set for this dimension.
   struct OffsetArgument {
     int arg = 0;
     int input = 0;
