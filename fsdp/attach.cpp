@@ -42,7 +42,6 @@ class ShardGradient final : public nn::StandInGradient {
   variable_list execute(const BackwardCall& call, const nn::RunBackward& run) override;
 
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// The reference is valid while unit() is not null, because the unit owns the ShardedParameter.
   ShardedParameter& parameter() const { return *parameter_; }
 
  private:
@@ -187,7 +186,6 @@ BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParamet
   BackwardCall adding = call;
   adding.accumulate = true;
   for (const RequestedParameter& each : requested) {
-    // No autograd graph contains an unsharded tensor that no forward has used.
     if (each.parameter->unsharded().requires_grad()) {
       adding.outputs.push_back(leaf_edge(*each.parameter));
     }

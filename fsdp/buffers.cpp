@@ -93,8 +93,8 @@ Piece rows_of(const at::Tensor& unsharded, const at::Tensor& buffer, const Segme
           shape.by_parts(shard_of(buffer.select(0, rank), segment, rank))};
 }
 
-/// Returns the Pieces to copy for one parameter: one Piece for each rank with a shard. If dimension
-/// 0 is split, a single Piece covers all ranks with full shards.
+/// Returns the Pieces to copy for one parameter: one Piece for each rank with a nonempty shard. If
+/// dimension 0 is split, the first Piece covers all ranks with unpadded shards.
 std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buffer,
                              const Segment& segment) {
   const ShardShape& shape = segment.shape;
@@ -104,7 +104,6 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
     rank = shape.sizes[0] / shape.chunk();
     pieces.push_back(full_rows(unsharded, buffer, segment, rank));
   }
-  // Empty shards are on the last ranks, as in torch.chunk. The loop stops at the first empty shard.
   for (; rank < shape.ranks && shape.numel(rank) > 0; ++rank) {
     pieces.push_back(shape.dim ? rows_of(unsharded, buffer, segment, rank)
                                : Piece{unsharded, shard_of(buffer.select(0, rank), segment, rank)});
@@ -112,8 +111,8 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
   return pieces;
 }
 
-/// Sets the padding of a segment to zero. Ranks with fewer rows than rank 0, or with no rows, have
-/// padding.
+/// Sets the padding of `segment` in all rows of `buffer` to zero. A rank that has fewer rows of the
+/// parameter than rank 0 has padding.
 void clear_padding(const at::Tensor& buffer, const Segment& segment) {
   const ShardShape& shape = segment.shape;
   const std::int64_t room = shape.padded_numel();
@@ -244,7 +243,6 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
-    // Another stream can still read the buffer, so the stream `lane` waits for the buffer's event.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);
@@ -262,7 +260,6 @@ std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes,
   auto best = idle_.end();
   for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
     const std::int64_t room = idle->bytes.numel();
-    // A buffer can be reused only on the stream that allocated the buffer.
     const bool fits = idle->lane == lane && room >= bytes && room <= kWaste * bytes;
     if (fits && (best == idle_.end() || room < best->bytes.numel())) {
       best = idle;
@@ -308,9 +305,9 @@ namespace {
 
 using detail::round_up;
 
-/// Returns the mesh of the ranks that share a cached copy after forward
+/// Returns the mesh of the ranks that together cache the gathered memory after forward
 /// (Options::post_forward_mesh_size). Returns an empty mesh if the option is off, or if `size` is
-/// the number of all ranks, because each cached part would then equal the shard.
+/// the number of all ranks: the part that each rank caches would then equal its shard.
 DeviceMesh post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   const std::int64_t ranks = mesh.shard.size();
   if (size == 1 || size == ranks) {
@@ -337,7 +334,6 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
                             : c10::multiply_integers(segment.shape.sizes));
     bytes += round_up(itemsize * numels.back(), kTensorAlignment);
   }
-  // PostForwardShard cuts the storage into `pieces` equal parts, aligned to kTensorAlignment.
   bytes_ = round_up(bytes, kTensorAlignment * pieces);
   // All unsharded tensors share one storage, so PostForwardShard gathers one contiguous range.
   storage_ = at::empty({0}, at::dtype(at::kByte).device(device)).storage();

@@ -293,7 +293,7 @@ class PostForwardShard {
  private:
   DeviceMesh mesh_;  ///< the 1-D mesh of the caching ranks; empty if the option is off
   at::Tensor piece_;
-  comm::StreamEventPtr copied_;  ///< recorded after the copy into piece_
+  comm::StreamEventPtr copied_;  ///< event after the copy into piece_
   at::Tensor sent_;              ///< keeps the memory of piece_ while a collective reads it
 };
 

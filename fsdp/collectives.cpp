@@ -62,7 +62,6 @@ void CommContext::settle() {
 
 void CommContext::forget(std::vector<ParameterGroup>& groups) {
   for (ParameterGroup& group : groups) {
-    // Other units that share the context continue, so only the state of `groups` is erased.
     std::erase(reducing_, &group.gradients());
     for (const ShardedParameter& parameter : group.parameters()) {
       std::erase(on_host_, &parameter);
@@ -261,7 +260,6 @@ void GradientReduction::reduce_packed(CommContext& context) {
     work_ = start_all_reduce();
     return;
   }
-  // The gradients are packed on the compute stream, on which autograd computed them.
   buffer_ = context.pool().acquire(ranks * numel, dtype_, Lane::kCompute);
   const at::Tensor input = buffer_->tensor.view({ranks, numel});
   pack_divided(unsharded, input);
@@ -333,7 +331,6 @@ comm::WorkPtr GradientReduction::start_all_reduce() {
 }
 
 bool GradientReduction::reduce_over_replicas() {
-  // Without replicas, the reduce-scatter has already computed the complete sum.
   if (!mesh_.replicate) {
     return true;
   }
@@ -435,8 +432,6 @@ void GradientReduction::hand_out_alone(CommContext& context) {
 void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
                                  CommContext& context) {
   ShardedParameter& parameter = *parameters_[index];
-  // A rank that did not use the parameter has sent zeros. agree_on_use() decides whether any rank
-  // used the parameter.
   const bool used = gradients_[index].used;
   if (!used && parameter.holders().size() == 1) {
     parameter.skip_unused();
@@ -471,7 +466,6 @@ namespace {
 
 using Groups = std::vector<comm::Communicator*>;
 
-/// Appends to `order`, from the smallest to the largest, the process groups that `order` lacks.
 void append_by_size(Groups& order, Groups groups) {
   // The sort is stable: process groups of equal size stay in the order of the modules, which is the
   // same on all ranks.

@@ -61,7 +61,6 @@ void warn_of_lost_write(const Unit& unit) noexcept {
   }
 }
 
-/// Sets a field in the settings of the unit of `module` and, with `recurse`, of inner units.
 template <class T>
 void set_each(nn::ModuleBase& module, bool recurse, const char* caller, T Settings::*field,
               const std::type_identity_t<T>& value) {

@@ -123,7 +123,6 @@ bool IterationState::backward_failed() const {
          (backward_.expired() || tessera::detail::backward_id() < 0);
 }
 
-/// Whether a forward call of the root is in progress.
 bool IterationState::calls_root() const {
   const std::shared_ptr<Unit> root = units_.front().lock();
   return root != nullptr && root->is_called();
@@ -304,7 +303,7 @@ void IterationState::end_backward() {
   // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
   if (last) {
-    comm_context().finish_reductions();  // finishes the reductions over shards and over replicas
+    comm_context().finish_reductions();
   }
   agree_on_gradients();
   if (last) {

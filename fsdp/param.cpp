@@ -416,7 +416,6 @@ bool ShardedParameter::written_in_use() const {
 }
 
 void ShardedParameter::install_unsharded() {
-  // The program can have frozen or unfrozen the parameter since the last forward.
   unsharded_.requires_grad_(trainable());
   using tessera::detail::OwnHook;
   if (notice_ && trainable() && !tessera::detail::has_own_hook(unsharded_, OwnHook::kNotice)) {
@@ -512,7 +511,7 @@ at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
 }
 
 /// Removes the gradient from `unsharded` and returns it, in the parameter's layout or as a pending
-/// sum over one process group. Computes any other pending sum at once, in type `dtype`.
+/// sum over one process group. Computes any other pending sum at once, in dtype `dtype`.
 UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dtype) {
   // If the gradient stayed in `.grad`, the next backward would add to it, and the gradient would
   // count twice.
@@ -642,17 +641,16 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
-    // kAdded: a gradient existed before this addition. Such a gradient stays defined in
-    // settle_use(), even if no rank has used the parameter since.
+    // kAdded: settle_use() must not remove a gradient that existed before this addition, even if no
+    // rank has used the parameter since.
   } else if (accumulation_ == Accumulation::kSettled) {
     accumulation_ = Accumulation::kAdded;
   }
   used_ |= used;
   const at::Tensor term = detail::has_hooks(sharded_) ? call_hooks(gradient) : gradient;
   if (!sum.defined()) {
-    // The terms in `arriving_` belong to a gradient that the program has dropped.
+    // If the program has dropped the gradient, `arriving_` has only terms of the dropped gradient.
     arriving_.clear();
-    // If at_home() converts nothing, `sum` is a view of the reduction's result.
     sum = distributed(at_home(term));
   } else if (home_.offloaded) {
     arriving_.push_back(at_home(term));

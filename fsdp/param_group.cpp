@@ -53,7 +53,6 @@ bool ParameterGroupShards::adopt() {
 bool ParameterGroupShards::laid_out() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& unsharded = parameters_[i].unsharded();
-    // An undefined unsharded tensor means that lay_out() was never called.
     if (!unsharded.defined()) {
       return false;
     }
@@ -62,7 +61,6 @@ bool ParameterGroupShards::laid_out() const {
                              : layout_.has_flat()
                                  ? shard_of(flat_, layout_.segments()[i], mesh_.shard.local_rank())
                                  : shard;
-    // An empty shard has no address to compare.
     if (shard.numel() > 0 && shard.const_data_ptr() != place.const_data_ptr()) {
       return false;
     }
@@ -104,7 +102,6 @@ void ParameterGroupShards::begin_use() {
 }
 
 std::string ParameterGroupShards::lost_write() const {
-  // No write is lost if the unsharded tensors share the shards' memory.
   if (layout_.shares_memory()) {
     return "";
   }
@@ -205,7 +202,6 @@ bool GatheredState::gathers_in_place() const {
 }
 
 bool GatheredState::start_unshard(CommContext& context) {
-  // Gathers nothing if the group was prefetched, is unsharded, or is on a mesh of one rank.
   if (phase_.now() != GatherPhase::kSharded || layout().ranks() == 1) {
     return false;
   }
@@ -234,7 +230,6 @@ void GatheredState::start_gather(CommContext& context) {
     });
     return;
   }
-  // is_current() compares these versions with the shards' current versions.
   gathered_versions_ = shards_->versions();
   const comm::PurposeScope purpose(group(), settings_->label);
   // If the shards have the compute dtype and device, send_ is the flat buffer, not a copy.
@@ -361,12 +356,11 @@ void GatheredState::fill(CommContext& context) {
     return;
   }
   wait_for_gather(context);
-  // If memory_ is set, even for empty shards, the gather wrote directly into the unsharded tensors.
   if (memory_) {
     return;
   }
   unsharded_.allocate();
-  // Autograd must not count this copy of the same values as a write.
+  // Autograd must not count this copy as a write to the parameters.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::vector<at::Tensor>& tensors = unsharded_.tensors();
   if (gathered_) {
@@ -447,10 +441,10 @@ void GatheredState::reshard_unused(CommContext& context) {
 
 void GatheredState::discard(CommContext& context) {
   try {
-    // reshard() puts the shards back into the model before it waits, because the wait can throw.
+    // reshard() puts the shards into the model before waiting for the gather, which can throw.
     reshard(context);
   } catch (const Error&) {
-    // A failed all-gather has already been discarded, and the caller throws an error anyway.
+    // After a failed all-gather nothing is left to free, and the caller throws its own error.
   }
 }
 
@@ -623,8 +617,8 @@ void GradientState::forget_reduction(CommContext& context) {
   }
 }
 
-// A ParameterGroup consists of shards, gathered state and gradient state. Only prepare() makes a
-// new layout for them.
+// A ParameterGroup consists of shards, gathered state and gradient state. Only prepare() changes
+// the layouts of the shards and the unsharded tensors.
 
 namespace {
 
@@ -656,7 +650,7 @@ void ParameterGroup::prepare(CommContext& context) {
   if (!replaced && shards_->laid_out()) {
     return;
   }
-  // The gathered tensors are freed, because they have the old memory or the old type.
+  // The gathered tensors are freed, because they have the old memory or the old dtype.
   gathered_.reshard(context);
   shards_->lay_out();
   gathered_.lay_out(context);

@@ -249,7 +249,6 @@ bool Unit::runs_forward() const {
   return phase_ == UnitPhase::kForward || phase_ == UnitPhase::kForwardRecorded;
 }
 
-/// Does nothing in phase kIdle, because legal_transitions() has no transition from kIdle to kIdle.
 void Unit::reset_to_idle() {
   if (phase() != UnitPhase::kIdle) {
     enter(UnitPhase::kIdle);
@@ -257,7 +256,6 @@ void Unit::reset_to_idle() {
 }
 
 void Unit::start_unshard() {
-  // The program can call unshard() before the root's first forward.
   if (phase_ == UnitPhase::kNew) {
     prepare();
   }
@@ -379,7 +377,7 @@ void Unit::begin_forward(nn::TensorList inputs) {
   // after this unit's all-gather has started.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // not empty if a backward ran between two modules
+  if (to_run_.empty()) {
     to_run_.insert(modules_.begin(), modules_.end());
   }
   // In backward this hook reduces the unit's gradients. If no input needs a gradient, there is no
@@ -516,7 +514,6 @@ void Unit::pre_backward(RecordedCall* call) {
   // gradients are restored after finish_reductions().
   each(&GradientState::restore_accumulated_grads);
   begin_buckets();
-  // This unit's own all-gather is needed first, so other units are prefetched last.
   prefetch_for_backward();
 }
 

@@ -179,12 +179,12 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   const comm::World* rank_;  ///< the World identifies this rank
 };
 
-/// fully_shard makes a unit of one module, or of several modules that run one after another. A unit
-/// has the parameters of these modules, except parameters of inner units. The unit's hooks gather
-/// the parameters and reduce the gradients. A unit usually has one parameter group, or several
-/// groups if its parameters differ in type or mesh (experts). Every operation visits the groups in
-/// the order of the parameters, which is the same on all ranks. docs/fsdp.md draws the phases of a
-/// unit (UnitPhase). Not thread-safe.
+/// An FSDP unit: one module, or several modules that run one after another. A unit has the
+/// parameters of these modules, except parameters of inner units. The unit's hooks gather the
+/// parameters and reduce the gradients. A unit has several parameter groups if its parameters
+/// differ in dtype or mesh (experts). Every operation visits the groups in the order of the
+/// parameters, which is the same on all ranks. docs/fsdp.md draws the phases of a unit (UnitPhase).
+/// Not thread-safe.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   /// Shards the parameters. Not collective.
@@ -343,9 +343,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::unordered_set<const nn::ModuleBase*> to_run_;
   bool ran_all_ = false;  ///< whether all modules of this unit have run in this iteration
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;
-  /// How many buckets the current backward has not reduced. Buckets are reduced from the last to
-  /// the first, the usual order in which backward completes them. This fixed order is the same on
-  /// ranks that use different parameters.
+  /// How many buckets the current backward has not reduced yet. On all ranks, buckets are reduced
+  /// from the last to the first, which is usually the order in which backward completes the
+  /// buckets.
   std::size_t buckets_left_ = 0;
   int buckets_backward_ = -1;  ///< id of the backward that can reduce buckets early; -1: none
   /// The parameters whose gradients the backward with id buckets_backward_ has computed.

@@ -177,7 +177,6 @@ const CommContextPtr& Unit::shared_comm_context() {
 
 void Unit::set_comm_context(CommContextPtr context) {
   if (comm_context_ != nullptr && comm_context_ != context) {
-    // Nothing else would finish the reductions of the old communication context.
     comm_context_->settle();
   }
   comm_context_ = std::move(context);
@@ -343,7 +342,6 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   const auto largest = rows->settle({hash, ~hash, origin, ~origin, count, ~count});
   rows_ = {~largest[5], largest[4]};
   if (largest[0] != ~largest[1]) {
-    // A rank that skipped a random operator has a lower count than the other ranks.
     raise_to_largest(counts, dims);
     set_counts(dropouts, counts);
   }

@@ -99,7 +99,6 @@ void check_not_split(const std::string& name, const nn::ParameterSlot& slot, con
                 "of one mesh to the two calls, for example mesh[\"tp\"] and mesh[\"dp\"]");
 }
 
-/// Returns the module that an nn::Hooked adopts; for any other module, returns `module`.
 const torch::nn::Module& adopted_or_own(const torch::nn::Module& module) {
   const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
   return holder == nullptr ? module : holder->adopted_module();
@@ -253,7 +252,6 @@ std::vector<Group> buckets_of(const UnitSpec& spec) {
 
 }  // namespace
 
-/// The parameter groups are in the order of their parameters, which is equal on every rank.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec) {
   if (reduces_in_buckets(spec)) {
     return buckets_of(spec);
