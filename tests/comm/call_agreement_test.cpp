@@ -1,4 +1,4 @@
-// Tests agree_on_calls(), which compares the collective calls that the ranks of a group have made.
+// Tests agree_on_calls(), which compares the collective calls of a process group between its ranks.
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 

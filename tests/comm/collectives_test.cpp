@@ -53,7 +53,7 @@ TEST_P(Collectives, AllGatherSupportsEveryTypeAndInPlaceOutput) {
       }
       EXPECT_TRUE(at::equal(in_place, output)) << type;
     }
-    // A single element is contiguous with any stride; here the stride is 4.
+    // A tensor with a single element is contiguous, whatever its stride is; here, it is 4.
     const at::Tensor element = at::full({1, 4}, rank.rank(), at::kInt).select(1, 2);
     const at::Tensor elements = at::empty({rank.size()}, at::kInt);
     group_of_all(*rank.world())->all_gather(elements, element)->wait();

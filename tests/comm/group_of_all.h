@@ -39,7 +39,7 @@ inline void run_on_hosts(const std::string& letters, const testing::Body& body) 
 /// A communication back end, and the simulated host of each rank.
 struct BackendCase {
   const char* backend;
-  std::string hosts;  ///< `hosts`: letter i names the host of rank i
+  std::string hosts;  ///< letter i names the host of rank i
 
   std::string name() const { return backend + ("_" + hosts); }
 };

@@ -30,7 +30,7 @@ const Map kTorchrun = {{"RANK", "3"},
                        {"MASTER_ADDR", "a"},
                        {"MASTER_PORT", "1234"}};
 
-/// Rank, world size, local rank, store address and store port, read from environment variables.
+/// A job's rank, world size, local rank, store address and store port.
 using Place = std::tuple<int, int, int, std::string, int>;
 
 Place place_of(const Map& map) {

@@ -28,7 +28,7 @@ TEST(DISABLED_Processes, SumRanksInTwoWorldsInTurn) {
   }
 }
 
-/// Kills this process after `delay`, while the caller continues.
+/// Starts a thread that kills this process after `delay`.
 void kill_after(std::chrono::microseconds delay) {
   std::thread([delay] {
     std::this_thread::sleep_for(delay);

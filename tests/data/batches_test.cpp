@@ -302,7 +302,7 @@ void expect(const char* line, const PromptOptions& options, const Tokens& inputs
 TEST(PromptCompletions, HaveTargetsOnlyInTheCompletions) {
   expect(R"({"prompt": "ab", "completion": "cd"})", {}, {'a', 'b', 'c', 'd', 0, 0},
          {kNone, 'c', 'd', 0, kNone, kNone});
-  // The token "dd" belongs to the completion "cd" and to the prompt "du", so "dd" is no target.
+  // The token "dd" contains text of the completion "cd" and of the prompt "du", so it is no target.
   expect(R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})",
          {.begin = {1}, .truncate = true}, {'u', 'a', 'b', 'A', 'c', 'd' + 256},
          {kNone, kNone, kNone, 'c', kNone, kNone});

@@ -23,7 +23,7 @@ class SentencePieceTokenizer : public ::testing::Test {
 
 TEST_F(SentencePieceTokenizer, RefusesMissingAndInvalidFiles) {
   EXPECT_ERROR(sentencepiece_tokenizer("/nowhere/tokenizer.model"), "tokenizer.model");
-  // The SentencePiece library throws for a piece without text.
+  // The SentencePiece library throws if the text of a piece is empty.
   for (const std::string& bytes : {std::string("not a model"), SmallModel() + Piece("", -4, 1)}) {
     write(bytes);
     EXPECT_ERROR(sentencepiece_tokenizer(model_), "tokenizer.model' is not a SentencePiece model");

@@ -49,7 +49,7 @@ cublasStatus_t count(cudaStream_t handle, const std::string& product) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-/// Counts a product by its transposes, sizes m x n x k and type, such as "NT 64x128x32 bf16".
+/// Counts a matrix product by its transposes, sizes m x n x k and dtype: "NT 64x128x32 bf16".
 cublasStatus_t count_gemm(cublasHandle_t handle, cublasOperation_t a, cublasOperation_t b, int m,
                           int n, int k, cudaDataType type, int batch = 1) {
   std::ostringstream product;

@@ -619,7 +619,7 @@ Case draw_case(std::uint64_t seed, Choices& choices) {
   }
   result.fsdp = draw_fsdp(choices, result.mesh);
   if (result.fsdp.kind == DataParallel::kReplicate) {
-    result.mesh.experts = 1;  // replicate() cannot give experts their own mesh.
+    result.mesh.experts = 1;  // replicate() cannot use another mesh for experts.
   }
   result.train = draw_train(choices, result.fsdp);
   if (result.mesh.tensor > 1) {

@@ -160,7 +160,7 @@ class WorkerLines {
  private:
   std::vector<Result>& results_;
   std::optional<std::int64_t> running_;
-  std::string rest_;  ///< the last line that is no @begin or @end line
+  std::string rest_;  ///< last line that is neither @begin nor @end
   bool hung_ = false;
 };
 

@@ -80,7 +80,7 @@ class Block : public nn::Module<Block> {
   /// Returns the output and, if the MLP has one, the MLP's auxiliary loss.
   std::vector<at::Tensor> forward(const at::Tensor& x, const TokenSizes& sizes);
 
-  /// Returns the block's attention module and MLP module. A block may have only one of both.
+  /// Returns the block's attention module and MLP module. Some blocks have only one module.
   std::vector<nn::ModuleBase*> halves() const;
 
  private:

@@ -541,7 +541,7 @@ Outcome refusal(const Runs& runs) {
 class Comparison {
  public:
   Comparison(const Case& c, const Trace& oracle)
-      // With clipping, the tolerance is larger: clip_grad_norm_() computes the factor in fp32.
+      // With clipping, the tolerance is larger: clip_grad_norm_() computes the clip factor in fp32.
       : oracle_(oracle), tolerance_(c.train.clip ? 1e-5 : 1e-9) {
     for (const double norm : oracle.grad_norms) {
       largest_gradient_ = std::max(largest_gradient_, norm);

@@ -386,7 +386,7 @@ TEST(RmsNormOnGpu, EqualsTheCpuForHugeAndTinyRows) {
   }
 }
 
-/// The test itself combines three vocabulary shards on one GPU, in place of all-reduces.
+/// One GPU computes three vocabulary shards. The test combines them itself, without all-reduces.
 TEST(SplitCrossEntropyOnGpu, EqualsTheLossOfTheWholeVocabulary) {
   constexpr std::int64_t kRows = 33, kVocabulary = 5003;
   const RowLossOptions options{.label_smoothing = 0.1, .z_loss = 0.01};

@@ -272,7 +272,7 @@ TEST(GraphNodeCanary, ALongChainIsFreedWithoutRecursion) {
   for (int i = 0; i < 300'000; ++i) {
     x = times_kept(x, one);
   }
-  x = at::Tensor();  // Freeing the graph must not recurse: the stack would overflow.
+  x = at::Tensor();  // The graph must be freed without recursion: the stack would overflow.
 }
 
 }  // namespace

@@ -357,7 +357,7 @@ TEST(CompositeKernelsCanary, AgreeWithTheOperators) {
   EXPECT_EQ(composite::tensor_split(x, at::tensor({1}, at::kLong), 0).size(), 2u);
 }
 
-// Integer factors make sums exact in any order.
+// With integers as factors, the sums of products are exact in any order.
 TEST(CpuProductsCanary, OneDnnAddsToTheResultAndReadsTransposes) {
   ASSERT_TRUE(has_onednn());
 #if defined(__x86_64__)

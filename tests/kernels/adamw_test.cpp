@@ -102,7 +102,7 @@ TEST_P(AdamWUpdate, MatchesTheFormulaForAnySizes) {
   for (const std::int64_t size : {0, 1, 7, 8, 9, 1000, 16385}) {
     after.push_back(update_of(size, type()));
   }
-  // 60 more tensors exceed the limit of one launch of the CUDA kernel.
+  // With 60 more tensors, the CUDA kernel must be launched more than once.
   for (int i = 0; i < 60; ++i) {
     after.push_back(update_of(4, type()));
   }
@@ -146,8 +146,8 @@ TEST_P(AdamWUpdate, KeepsZeros) {
   expect_equal(update, copied(update, [](const at::Tensor& x) { return at::zeros_like(x); }));
 }
 
-/// The random number of an element depends on its index in the whole tensor. So updates of two
-/// unaligned row shards or of a column shard must equal the update of the whole tensor.
+/// An element's random number depends on its index in the whole tensor. Therefore, updates of two
+/// unaligned row shards, or of a column shard, must equal the update of the whole tensor.
 TEST_P(AdamWUpdate, RoundsByGlobalElementIndex) {
   const AdamWTensors before = update_of(60, type());
   const auto rows = [&](std::int64_t begin, std::int64_t size) {

@@ -340,7 +340,7 @@ TEST(MeanMetric, IsSavedUnsynchronizedAndLoadedOnAnyRankCount) {
   }
 }
 
-// These tests read the event files by a parser of their own. Python tests use TensorBoard's reader.
+// These tests parse the event files with their own code. Python tests use TensorBoard's reader.
 
 using Scalars = std::vector<std::pair<std::string, double>>;
 

@@ -34,8 +34,8 @@ at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
 struct GptOptions {
   double dropout = 0;
   TapFunction embedded = pass_on;
-  TapFunction inner = pass_on;  ///< `inner`: called in the MLP, where features are sharded
-  /// Called between the projections of the MLP.
+  TapFunction inner = pass_on;  ///< in the MLP, where features are sharded
+  /// A function that the MLP calls between its two projections.
   std::function<at::Tensor(const at::Tensor& x)> between = [](const at::Tensor& x) { return x; };
   std::function<bool(const at::Tensor& x)> skips_drop = [](const at::Tensor&) { return false; };
 };

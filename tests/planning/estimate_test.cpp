@@ -1,4 +1,4 @@
-// Plans a model that is not a Llama. Tests predicted times, estimates and the search.
+// Tests predicted times and memory, and the search over layouts, for a small convolutional network.
 
 #include "tessera/planning/detail/search.h"
 

@@ -1,4 +1,4 @@
-// A model with a training step, for comparisons of planned and real steps. The model is no Llama.
+// A small convolutional network and its training, for comparisons of planned and real steps.
 #pragma once
 
 #include <ATen/ops/conv2d.h>

@@ -1,4 +1,4 @@
-// Compares the planned traffic, memory and time of a step with a real step. The model is no Llama.
+// Compares the planned traffic, memory and time of a training step of a small model with real ones.
 
 #include "tessera/planning/plan.h"
 #include "tessera/observe/detail/memory.h"
@@ -191,7 +191,7 @@ TEST(Plan, CountsFlopsOfProducts) {
   EXPECT_NEAR(*plan.ranks.front().metrics.mfu, 100, 1e-3);
 }
 
-/// The FLOP rate depends on the type of the factors (bf16), not on the type of the result (fp32).
+/// The FLOP rate depends on the dtype of the inputs (bf16), not on the dtype of the result (fp32).
 TEST(Plan, UsesTheFlopRateOfFactorDtypes) {
   const auto step = [](Net&, optim::Optimizer&, const DeviceMesh&) {
     const at::Tensor a = at::empty({8, 4}, at::kBFloat16), b = at::empty({4, 16}, at::kBFloat16);
@@ -293,7 +293,7 @@ TEST(Plan, RefusesUnevenBatchesWithoutSizes) {
   EXPECT_GT(plan.ranks[0].memory.peak_bytes, plan.ranks[1].memory.peak_bytes);
 }
 
-/// Doubles rows with a positive sum. Plans do not know values, so they cannot count these rows.
+/// Doubles the rows whose sum is positive. Plans have no values, so they cannot count such rows.
 void train_chosen_rows(nn::Linear& linear, optim::Optimizer& optimizer, const DeviceMesh&) {
   const at::Tensor x = linear(at::full({8, 4}, 0.5));
   const at::Tensor rows = x.sum(1).nonzero().squeeze(1);

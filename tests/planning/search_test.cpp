@@ -1,4 +1,4 @@
-// Tests machine files, and the search over layouts, with estimates by simple formulas.
+// Tests machine files, and the search over training layouts with estimates by simple formulas.
 
 #include "tessera/planning/detail/search.h"
 

@@ -48,7 +48,7 @@ struct Range {
   std::uintptr_t end = 0;
 };
 
-/// An operator, and a text for messages, such as "aten::mm in lane compute (unshard unit 'a')".
+/// An operator, and its description in messages: "aten::mm in lane compute (unshard unit 'a')".
 struct Action {
   Epoch epoch;
   std::string place;

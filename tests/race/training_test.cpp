@@ -187,7 +187,7 @@ std::function<void(CheckedRank&)> llama_training(const LlamaTraining& how) {
   };
 }
 
-/// Context-parallel attention on tokens (tokens, 8), sharded by tokens.
+/// Context-parallel attention on an input of shape (tokens, 8), sharded along the tokens.
 struct SplitMixer : nn::Module<SplitMixer> {
   explicit SplitMixer(const DeviceMesh& mesh) : split_(mesh) {}
   at::Tensor forward(const at::Tensor& x) {

@@ -41,7 +41,7 @@ class MemoryScope {
   MemoryScope();
 
   std::int64_t bytes() const;
-  /// The maximum of bytes() since the construction or since the last reset_peak().
+  /// Returns the maximum of bytes() since construction or the last reset_peak().
   std::int64_t peak() const;
   void reset_peak();
 
@@ -58,7 +58,7 @@ class AllocatedBytes {
  public:
   AllocatedBytes() : guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
 
-  /// Allocated minus freed bytes since construction.
+  /// Returns allocated minus freed bytes since construction; can be negative.
   std::int64_t now() const { return counter_->now; }
 
  private:

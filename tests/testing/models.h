@@ -68,7 +68,7 @@ inline torch::nn::TransformerEncoder torch_encoder() {
   return torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 2));
 }
 
-/// A model with buffers: batch norm's running statistics, and `shift`.
+/// A model with the buffer `shift` and batch norm's buffers (running statistics).
 struct TorchWithBuffers : torch::nn::Module {
   TorchWithBuffers() {
     norm = register_module("norm", torch::nn::BatchNorm1d(5));

@@ -67,7 +67,7 @@ inline void after_accumulation(const at::Tensor& leaf,
   torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Hook>(std::move(call)));
 }
 
-/// Concatenates the global values of all parameters. Collective if any is distributed.
+/// Returns the global values of all parameters, concatenated. Collective if any is distributed.
 inline at::Tensor parameter_values(const nn::ModuleBase& module) {
   std::vector<at::Tensor> all;
   for (const auto& [name, slot] : module.named_slots()) {

@@ -29,7 +29,7 @@ inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // The values depend only on the sizes and the seed, so all ranks get equal values.
 
-/// Returns the values 0, 1, 2, ... in the order of the elements.
+/// Returns a tensor with the values 0, 1, 2, ... in row-major order.
 inline at::Tensor counting_values(at::IntArrayRef sizes, at::ScalarType type = at::kDouble) {
   return at::arange(c10::multiply_integers(sizes), type).view(sizes);
 }

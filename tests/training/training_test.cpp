@@ -216,7 +216,7 @@ TEST(StepTest, ChangesNothingForNonfiniteValuesOnCpu) {
         return at::cat(all);
       };
       const at::Tensor before = values();
-      // With a GradScaler, rank 1's loss is NaN, but its gradients stay finite.
+      // With a GradScaler, rank 1's loss is NaN, but rank 1's gradients are finite.
       const double added = rank.rank() == 1 ? std::nan("") : 0;
       EXPECT_ERROR(training::step(*run.state, run.mesh["dp"], {},
                                   [&](std::int64_t i) {
@@ -279,7 +279,7 @@ TEST_ON_MESH(StepTest, RefusesAModelOutsideTheDataMesh, {2, 2}, {"dp", "tp"}) {
   };
   EXPECT_ERROR(step(), "step 1: none of the 4 trained parameters of a tessera::testing::Mlp is on",
                "of 2 ranks", "fsdp::fully_shard or fsdp::replicate");
-  // Tensor parallelism alone reduces no gradients over dp, so step() must still throw.
+  // Tensor parallelism reduces no gradients over dp, so step() must throw here, too.
   tensor_parallel::parallelize_module(
       model, mesh["tp"],
       {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});

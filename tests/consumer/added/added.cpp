@@ -1,4 +1,4 @@
-// A program that uses `tessera::core` alone, built in a project that adds Tessera's sources.
+// A program that links only tessera::core, built in a CMake project that adds Tessera's sources.
 #include <iostream>
 
 #include "tessera/core/placement.h"

@@ -74,7 +74,7 @@ struct Case {
   const char* name;
   Tensors inputs;
   Call call;
-  int wrappers = 1;  ///< `wrappers`: number of distributed results
+  int wrappers = 1;  ///< number of distributed tensors in the result
 };
 
 DeviceMesh mesh() {

@@ -36,7 +36,7 @@ struct Operation {
   const char* name;
   std::vector<Operand> operands;
   std::function<Tensors(const Tensors&)> run;
-  std::vector<LayoutCase> layouts;  ///< on a 2 x 2 mesh if placements have commas, else on 4 ranks
+  std::vector<LayoutCase> layouts;  ///< on a 2 x 2 mesh if placements have commas; else 4 ranks
   bool differentiable;
   bool random = false;  ///< true: expects the results of replicated operands
 };

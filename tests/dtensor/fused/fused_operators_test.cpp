@@ -395,7 +395,7 @@ struct Split {
   std::vector<std::int64_t> mesh;
   Placements logits, targets;
   std::int64_t vocabulary;
-  std::int64_t calls;  ///< `calls`: number of collectives that a rank calls
+  std::int64_t calls;  ///< number of collectives that each rank calls
 };
 
 class CrossEntropyOperator : public ::testing::TestWithParam<Split> {};

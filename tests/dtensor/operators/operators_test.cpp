@@ -138,7 +138,7 @@ using testing::OperatorCases;
 using testing::Operators;
 using Tensors = std::vector<at::Tensor>;
 
-// Only dimensions of even size (such as 6) can have interleaved shards. Sizes 5 and 7 cannot.
+// Dimensions of size 6 or 8 can have interleaved shards. Dimensions of size 5 or 7 cannot.
 OperatorCases element_operators() {
   OperatorCases c;
   c.add("add", {{7, 6}, {7, 6}}, [](auto& t) { return t[0] + t[1]; });

@@ -59,7 +59,7 @@ TEST(Redistribute, CommunicatesNothingOnTheMetaDevice) {
   EXPECT_EQ(t.full_tensor().sizes(), (std::vector<std::int64_t>{7, 5}));
 }
 
-// In this layout the ranks have 8 and 4 of 12 elements. No list of placements gives such shards.
+// In this layout, the ranks have 8 and 4 of 12 elements, which no list of placements describes.
 TEST_ON_MESH(Redistribute, ErrorsPrintLayoutsThatHaveNoPlacements, {2}, {"x"}) {
   const auto layout = Layout::intern({2}, {{{3, {0}}, {4, {}}}});
   const auto whole = at::arange(12, at::kFloat);

@@ -128,7 +128,7 @@ ncclResult_t make(ncclComm_t* out, const std::string& id, int rank, int ranks,
   return ncclSuccess;
 }
 
-/// All-gathers `own`. Returns each rank's value, in rank order; empty if a rank did not call.
+/// All-gathers `own`. Returns the values of all ranks in rank order; empty if a rank did not call.
 template <class T>
 std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
   std::vector<T> all(static_cast<std::size_t>(communicator->ranks()));

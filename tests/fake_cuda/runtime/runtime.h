@@ -106,7 +106,7 @@ class Stream {
   bool has_thread_ = false;
 };
 
-/// Returns the stream of a handle. A null handle means the default stream. Null: no such stream.
+/// Returns the stream of a handle, or nullptr. A null handle stands for the default stream.
 Stream* find_stream(cudaStream_t handle);
 
 std::vector<Stream*> all_streams();

@@ -192,7 +192,7 @@ Events& events() {
   return *once;
 }
 
-/// Returns the event of a handle. If there is no such event, counts a violation and returns null.
+/// Returns the event of a handle. If the event does not exist, counts an error and returns nullptr.
 Event* find_event(cudaEvent_t handle) {
   auto* const event = reinterpret_cast<Event*>(handle);
   const std::lock_guard lock(events().mutex);
