@@ -65,7 +65,7 @@ bool is_in_backward(const Node* node) {
   if (nodes == nullptr || !nodes->contains(key)) {
     return false;
   }
-  // Maps each node to whether this backward executes the node; empty if all nodes are executed.
+  // Says for each node whether this backward executes the node; empty if all nodes are executed.
   const auto* executed = torch::autograd::get_current_graph_task_exec_info();
   if (executed == nullptr || executed->empty()) {
     return true;
@@ -97,12 +97,11 @@ void queue_end_of_backward(std::function<void()> callback) {
 
 namespace {
 
-/// Derives from libtorch's Node only to access its protected member `mutex_`.
 struct Opened : Node {
   static std::mutex& mutex_of(Node& node) { return node.*(&Opened::mutex_); }
 };
 
-/// Whether this thread's backward adds gradients to `.grad` of all leaves, without create_graph.
+/// Whether the backward on this thread adds to `.grad` of all leaves, without create_graph.
 bool accumulates_all() {
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
   return asked != nullptr && asked->empty() && !c10::GradMode::is_enabled();
@@ -129,7 +128,7 @@ namespace {
 using torch::autograd::FunctionPreHook;
 using CppHook = std::function<at::TensorBase(const at::TensorBase&)>;
 
-/// The class of this library's hooks on tensors. Hooks of the program have other classes.
+/// The class of the tensor hooks that Tessera registers. Hooks of the program have other classes.
 struct Tagged {
   OwnHook what;
   std::function<at::Tensor(const at::Tensor&)> hook;
@@ -143,11 +142,11 @@ bool is_of_program(const CppHook& hook) {
   return hook && hook.target<Tagged>() == nullptr;
 }
 
-// libtorch does not export the type information of its hook classes, which dynamic_cast and UBSan
-// need. Only the mangled class name of an object (typeid) is available.
+// dynamic_cast and UBSan need type information that libtorch does not export for its hook classes.
+// Therefore, the mangled class name from typeid is compared.
 #define TESSERA_WITHOUT_TYPE_CHECK __attribute__((no_sanitize("vptr")))
 
-/// Returns `hook` as a pointer to T; nullptr if `hook` is of another class.
+/// Returns `hook` as T; nullptr unless its mangled class name is `mangled`.
 template <class T>
 TESSERA_WITHOUT_TYPE_CHECK const T* hook_cast(const FunctionPreHook& hook,
                                               std::string_view mangled) {
@@ -166,7 +165,7 @@ TESSERA_WITHOUT_TYPE_CHECK bool is_of_program(const std::unique_ptr<FunctionPreH
   return single == nullptr || is_of_program(single->hook_);
 }
 
-/// Whether the node is of a torch::autograd::Function, or of a class that the program defines.
+/// Whether the node's class is a torch::autograd::Function or a class of the program.
 TESSERA_WITHOUT_TYPE_CHECK bool is_node_of_program(const torch::autograd::Node& node) {
   const std::string_view mangled = typeid(node).name();
   if (mangled.starts_with("N5torch8autograd")) {
@@ -250,7 +249,7 @@ using torch::autograd::Engine;
 std::atomic<const EngineAnswers*> answers_of_process = nullptr;
 
 Engine& answering_engine() {
-  // The engine is never destroyed, because autograd's threads run until the process ends.
+  // Never destroyed, because autograd's threads run until the process ends.
   static AnsweringEngine engine;
   return engine;
 }

@@ -37,7 +37,7 @@ void set_autocast_state(const AutocastState& state) {
 }
 
 bool autocasts(c10::DeviceType device) {
-  // `device` is checked first, because libtorch throws for a device without autocast (meta).
+  // libtorch throws for a device without autocast, such as meta, so `device` is checked first.
   return std::ranges::find(kCastDevices, device) != kCastDevices.end() &&
          at::autocast::is_autocast_enabled(device);
 }

@@ -17,7 +17,7 @@
 namespace tessera::detail {
 namespace {
 
-/// A tensor with sizes and strides only: without memory, and without a backend's dispatch key.
+/// A tensor that has only sizes and strides: no memory, and no dispatch key of a backend.
 class ShapeOnly final : public c10::TensorImpl {
  public:
   ShapeOnly(c10::IntArrayRef sizes, c10::IntArrayRef strides)
@@ -45,14 +45,13 @@ void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t by
 }
 
 void free_memory(const c10::Storage& storage) {
-  // The device of the storage stays the same, because tensors take their device from their storage.
+  // The storage without memory has the same device, because tensors take their device from it.
   set_memory(storage, at::DataPtr(nullptr, storage.device()), 0);
 }
 
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // A tensor from detach() keeps its storage by default: without this permission, libtorch throws
-  // when the storage is changed.
+  // Without this permission, libtorch throws when the storage of a tensor from detach() is changed.
   impl.set_allow_tensor_metadata_change(true);
   impl.set_storage_keep_dtype(storage);
   impl.set_storage_offset(offset);

@@ -1,6 +1,6 @@
-// The Llama model, in this order: rotary tables, cache, masks, attention, block, backbone, head,
-// initialization, and the declarations for parallelize(). The model's code has no communication:
-// the same code runs on one rank, under tensor parallelism and under FSDP.
+// The Llama model: rotary tables, cache, masks, attention, block, backbone, head, initialization,
+// and the declarations for parallelize(). The model's code does not communicate: the same code runs
+// on one rank, under tensor parallelism and under FSDP.
 
 #include "tessera/models/llama.h"
 #include "tessera/nn/detail/lora.h"
@@ -26,9 +26,9 @@
 namespace tessera::models {
 namespace {
 
-/// Divides rotary frequencies with fewer than low_freq_factor rotations in the original context by
-/// s.factor. Frequencies with more than high_freq_factor rotations stay unchanged. Frequencies
-/// between these two limits are interpolated.
+/// Rope scaling of Llama 3. Rotary frequencies with fewer than low_freq_factor rotations in the
+/// original context are divided by s.factor. Frequencies with more than high_freq_factor rotations
+/// are not changed. Frequencies between these limits are interpolated.
 at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   const at::Tensor turns =
       plain * (static_cast<double>(s.original_positions) / (2 * std::numbers::pi));
@@ -64,7 +64,7 @@ at::Tensor yarn_frequencies(const Rope& rope, std::int64_t head_dim, const at::T
 }
 
 at::Tensor frequencies(const Rope& rope, std::int64_t head_dim) {
-  // Returns the rotary frequencies theta^(-2i / head_dim), a tensor of size (head_dim / 2).
+  // The rotary frequencies theta^(-2i / head_dim), of shape (head_dim / 2).
   at::Tensor plain = 1.0 / at::pow(rope.theta, at::arange(0, head_dim, 2, at::kFloat) /
                                                    static_cast<double>(head_dim));
   switch (rope.scaling.kind) {
@@ -91,9 +91,9 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t hea
   return {angle.cos() * factor, angle.sin() * factor};
 }
 
-// KvCache stores the key and the value of position p at index p mod slots_. Without a window, every
-// position has its own index. With a window, the memory is a ring buffer. The order of the keys
-// does not change attention, because rotary embedding is already applied to the keys.
+// KvCache stores the key and value of position p at index p mod slots_. With a sliding window, the
+// memory is a ring buffer; without a window, each position has its own index. The order of keys
+// does not matter for attention, because rotary embedding is already applied to the keys.
 
 KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding)
     : positions_(positions),
@@ -119,8 +119,8 @@ KvCache::Layer KvCache::append(std::size_t layer, const at::Tensor& keys,
   return {kept.keys.narrow(2, 0, filled), kept.values.narrow(2, 0, filled)};
 }
 
-/// Returns a layer's cache of keys and values. The first call allocates the cache, with the number
-/// of heads on this rank and the type of `keys`.
+/// Returns the cached keys and values of a layer. The first call allocates memory for this rank's
+/// heads, with the dtype of `keys`.
 KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   if (layer >= layers_.size()) {
     layers_.resize(layer + 1);
@@ -128,14 +128,14 @@ KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   Layer& kept = layers_[layer];
   if (!kept.keys.defined()) {
     const std::vector<std::int64_t> sizes{keys.size(0), keys.size(1), slots_, keys.size(3)};
-    // The cache of keys and values is distributed over the ranks like the keys.
+    // For distributed `keys`, new_empty() returns a distributed tensor with the same layout.
     kept = {keys.new_empty(sizes), keys.new_empty(sizes)};
   }
   return kept;
 }
 
-/// Stores `values`, the keys or values of the next positions. If there are more than slots_
-/// positions, stores only the last slots_ positions.
+/// Stores the keys or values of the next positions in the cache `slots`. Of more than slots_
+/// positions, only the last slots_ positions are stored.
 void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
   const std::int64_t count = std::min(values.size(2), slots_);
   const std::int64_t skipped = values.size(2) - count;
@@ -150,8 +150,8 @@ void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
 
 at::Tensor KvCache::mask(c10::Device device) const {
   const std::int64_t filled = std::min(tokens_ + 1, slots_);
-  // After the next token, the cache has `filled` positions, the oldest of which is tokens_ + 1 -
-  // filled.
+  // With the next token, the cache contains `filled` positions. The oldest of these positions is
+  // tokens_ + 1 - filled.
   if (*std::ranges::max_element(padding_) <= tokens_ + 1 - filled) {
     return {};
   }
@@ -162,29 +162,29 @@ at::Tensor KvCache::mask(c10::Device device) const {
   return position.ge(first.unsqueeze(1)).unsqueeze(1).unsqueeze(1);
 }
 
-/// Context: the inputs that all blocks of one forward call share.
+/// The inputs that are the same for all blocks in one forward.
 struct Context : nn::AttentionInputs {
-  KvCache* cache = nullptr;  ///< keys and values of earlier tokens; set only in generation
+  KvCache* cache = nullptr;  ///< cache of earlier tokens' keys and values; only for generation
 };
 
 struct ContextParts {
   const LlamaConfig& config;
-  const at::Tensor& cos;  ///< rotary tables (positions, head_dim)
+  const at::Tensor& cos;  ///< rotary cos and sin, of shape (positions, head_dim)
   const at::Tensor& sin;
   const nn::ContextParallelPtr& context_parallel;
 };
 
 namespace {
 
-using Angles = std::pair<at::Tensor, at::Tensor>;  // rotary cos and sin, (positions, head_dim)
+using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, of shape (positions, head_dim)
 
 Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t last) {
   return {parts.cos.slice(0, first, last), parts.sin.slice(0, first, last)};
 }
 
-/// Returns the rotary angles of left-padded texts, (batch * (last - first), head_dim): text i
-/// starts at position padding[i]. Padding, which no token attends to, gets the angles of the text's
-/// first token.
+/// Returns the rotary cos and sin for left-padded texts, of shape (batch * (last - first),
+/// head_dim). The first token of text i is at position padding[i]. Padding gets the values of the
+/// text's first token, which has no effect, because no token attends to padding.
 Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t first, std::int64_t last) {
   std::vector<at::Tensor> cos, sin;
@@ -200,8 +200,8 @@ Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t
   return {at::cat(cos), at::cat(sin)};
 }
 
-/// Returns the mask of left-padded prompts, (batch, 1, sequence, sequence): tokens do not attend to
-/// padding. Padding attends to itself, because the result of attention over no keys is NaN.
+/// Returns the attention mask (batch, 1, sequence, sequence) of left-padded prompts. Tokens do not
+/// attend to padding. Padding attends to itself, because attention over no keys gives NaN.
 at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t sequence) {
   const c10::Device device = parts.cos.device();
@@ -213,11 +213,11 @@ at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t
   return causal.logical_and(is_token.unsqueeze(1)).logical_or(itself).unsqueeze(1);
 }
 
-/// Returns the inputs of the blocks for tokens (batch, sequence), which follow the tokens in the
-/// cache if `cache` is not nullptr. The causal mask covers only the tokens of this call.
+/// Returns the blocks' inputs for tokens of shape (batch, sequence). If `cache` is not nullptr, the
+/// tokens follow the cached tokens. The mask is undefined unless there is padding.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache) {
   if (const nn::ContextParallelPtr& split = parts.context_parallel) {
-    // With context parallelism, rotary angles are for this rank's positions in the whole sequence.
+    // With context parallelism, a rank has cos and sin for its own part of the sequence.
     const auto [cos, sin] = angles_of(parts, 0, tokens.size(1) * split->mesh().size());
     return {{.batch = tokens.size(0),
              .cos = split->shard(cos, 0),
@@ -242,8 +242,8 @@ Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache*
   return {{.batch = tokens.size(0), .cos = cos, .sin = sin, .mask = mask}, cache};
 }
 
-/// `positions` contains the positions of the tokens within documents, (batch, sequence). If
-/// `documents` is nullptr, the documents are derived from the positions.
+/// Like context_of(), for packed documents. `positions`: the position of each token within its
+/// document, of shape (batch, sequence). `documents`: computed from `positions` if nullptr.
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                          const at::Tensor& positions, const nn::DocumentsPtr& documents,
                          const KvCache* cache) {
@@ -294,22 +294,22 @@ nn::ExpertsOptions experts_options(const LlamaConfig& c) {
   return options;
 }
 
-/// The name of the mixture of experts, a submodule of a block.
+/// The name that the mixture of experts has as a submodule of a block.
 const char* mixture_name(const LlamaConfig& c) {
   return c.mixtral_names ? "block_sparse_moe" : "mlp";
 }
 
 }  // namespace
 
-/// nn::Attention with a cache of keys and values for generation. Inputs and results are folded to
-/// (tokens, hidden): the sequences of the batch follow one another.
+/// nn::Attention with a cache of keys and values, for generation. Inputs and outputs have the shape
+/// (tokens, hidden), where `tokens` are all tokens of the batch, sequence after sequence.
 class Llama::Attention : public nn::Attention {
  public:
   Attention(const LlamaConfig& c, std::size_t layer)
       : nn::Attention(attention_options(c)), layer_(layer) {}
 
  private:
-  /// The cast to Context is safe, because each call from a Llama module passes a Context.
+  /// `inputs` is always a Context, because only modules of Llama call this attention.
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const nn::AttentionInputs& inputs) override {
     KvCache* cache = static_cast<const Context&>(inputs).cache;
@@ -317,7 +317,7 @@ class Llama::Attention : public nn::Attention {
       return nn::Attention::attend(q, k, v, inputs);
     }
     const KvCache::Layer seen = cache->append(layer_, k, v);
-    // A single new token attends to all cached keys, so no causal mask is needed.
+    // A single new token attends to all cached keys, so attention needs no causal mask.
     if (q.size(2) == 1 || inputs.mask.defined()) {
       return nn::attention(q, seen.keys, seen.values, /*causal=*/false, inputs.mask);
     }
@@ -351,8 +351,8 @@ class Llama::Block : public nn::Module<Llama::Block> {
   }
 
  private:
-  /// Applies dropout in training. Dropout uses the random numbers of tessera::manual_seed, which
-  /// are equal on every mesh.
+  /// Applies dropout in training. The random numbers come from tessera::manual_seed, so that
+  /// dropout gives equal results on every mesh.
   at::Tensor drop(const at::Tensor& x) const {
     return dropout_ > 0 && is_training() ? at::dropout(x, dropout_, /*train=*/true) : x;
   }
@@ -365,7 +365,7 @@ class Llama::Block : public nn::Module<Llama::Block> {
   double dropout_;
 };
 
-/// The backbone: embedding, blocks and final norm. In Hugging Face's names, this module is "model".
+/// Embedding, blocks and final norm. Hugging Face calls this module "model".
 class Llama::Backbone : public nn::Module<Llama::Backbone> {
  public:
   Backbone(const LlamaConfig& c, double dropout)
@@ -380,8 +380,7 @@ class Llama::Backbone : public nn::Module<Llama::Backbone> {
   at::Tensor forward(const at::Tensor& tokens, const Context& context) {
     at::Tensor x = embed_tokens(tokens);
     for (const auto& block : blocks) {
-      // A block is called as a module instead of by forward(), so that the hooks of FSDP and
-      // activation checkpointing run.
+      // operator() runs the hooks of FSDP and activation checkpointing; forward() would not.
       x = (*block)(x, context);
     }
     return norm(x);
@@ -399,14 +398,14 @@ Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
   const nn::LinearOptions no_bias{.bias = false};
   lm_head_ = register_module(
       "lm_head", std::make_shared<nn::Linear>(config_.hidden_size, config_.vocab_size, no_bias));
-  // The rotary tables are registered as buffer slots: on the meta device a buffer slot, like a
-  // parameter, has no values and is filled later.
+  // The rotary tables are buffer slots, so that on the meta device they are uninitialized and are
+  // filled later, like parameters.
   cos_ = register_buffer_slot("rope_cos", {max_sequence, config_.head_dim},
                               /*persistent=*/false);
   sin_ = register_buffer_slot("rope_sin", {max_sequence, config_.head_dim},
                               /*persistent=*/false);
-  // Ties head and embedding: one parameter with two names. FSDP shards the parameter once, and the
-  // gradients of both uses are added.
+  // Ties head and embedding: one parameter with two names, which FSDP shards once. The gradients of
+  // head and embedding are added.
   if (config_.tie_word_embeddings) {
     lm_head_->tie_slot("weight", model_->embed_tokens->weight.slot());
   }
@@ -427,8 +426,8 @@ at::Tensor Llama::forward(const at::Tensor& tokens, const HeadLoss& loss) {
   return tensor_parallel::linear_cross_entropy(hidden, *lm_head_, loss.targets, loss.options);
 }
 
-/// Runs the whole Llama model except the head. Maps tokens, (batch, sequence), to features, (batch
-/// * sequence, hidden); with a cache, to (batch, hidden).
+/// Runs the Llama model without the head. Tokens of shape (batch, sequence) give features of shape
+/// (batch * sequence, hidden); with a cache, only those of the last tokens, (batch, hidden).
 at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
                            const nn::DocumentsPtr& documents) {
   const std::int64_t past = cache != nullptr ? cache->tokens() : 0;
@@ -466,21 +465,21 @@ KvCache Llama::new_cache(std::int64_t positions, std::vector<std::int64_t> paddi
 void Llama::reset_parameters(const nn::InitContext& init) {
   using nn::init::ones;
   using nn::init::zeros;
-  // Initial values have a normal distribution, truncated at three standard deviations, because an
-  // outlier in a large matrix can disturb the first steps.
+  // The normal distribution is truncated at three standard deviations, because an outlier in a
+  // large matrix can disturb the first training steps.
   const auto normal = [](double std) {
     return nn::init::trunc_normal(0.0, std, -3.0 * std, 3.0 * std);
   };
   const double std = config_.initializer_range;
-  // In L layers, 2 L output projections add to the residual stream. The standard deviation of their
-  // initial values is scaled so that the stream's variance does not grow with depth (GPT-2).
+  // 2 L output projections of L layers add to the residual stream. Their initial standard deviation
+  // is divided by sqrt(2 L), so that the stream's variance does not grow with depth (GPT-2).
   const double output_std = std / std::sqrt(2.0 * static_cast<double>(config_.num_hidden_layers));
   nn::Initializers table{{"model.layers.*.self_attn.o_proj.weight", normal(output_std)},
                          {"model.layers.*.*layernorm.weight", ones()},
                          {"model.norm.weight", ones()},
                          {"model.embed_tokens.weight", normal(std)}};
-  // The norms of queries and keys are initialized only if the model has these norms: an initializer
-  // that matches no parameter is an error.
+  // Only for a model with norms of queries and keys, because an initializer that matches no
+  // parameter throws.
   if (config_.query_key_norm) {
     table.emplace_back("model.layers.*.self_attn.*_norm.weight", ones());
   }
@@ -509,7 +508,6 @@ void Llama::reset_parameters(const nn::InitContext& init) {
 
 namespace {
 
-/// The tensor-parallel plan of all MLPs and mixtures of experts.
 tensor_parallel::ParallelizePlan mlp_plan(const LlamaConfig& c,
                                           const tensor_parallel::BlockPlanOptions& options) {
   const std::string any = "model.layers.*.";
@@ -534,15 +532,14 @@ tensor_parallel::ParallelizePlan mlp_plan(const LlamaConfig& c,
 
 }  // namespace
 
-/// The tensor-parallel plan of Megatron and torchtitan. With sequence parallelism, attention and
-/// MLP of a block cost one all-gather and one reduce-scatter each, otherwise one all-reduce each.
+/// The tensor-parallel plan of Megatron and torchtitan. Attention and MLP each cost one all-reduce
+/// per block or, with sequence parallelism, one all-gather and one reduce-scatter.
 tensor_parallel::ParallelizePlan Llama::tensor_parallel_plan(
     const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const {
   using namespace tensor_parallel;  // NOLINT(google-build-using-namespace): as programs write plans
   check_tensor_parallel(config_, mesh.size());
-  // Activations are folded to (tokens, hidden), so the sequence dimension is 0. Between attention
-  // and MLP, activations are sharded on this dimension or, without sequence parallelism,
-  // replicated.
+  // Activations have the shape (tokens, hidden), so tokens are dimension 0. Between attention and
+  // MLP, activations are sharded in dimension 0 with sequence parallelism, and replicated without.
   const Placement between = options.sequence_parallel ? Placement(Shard{0}) : Replicate{};
   const StylePtr norm =
       options.sequence_parallel ? sequence_parallel({.sequence_dim = 0}) : replicate_parallel();
@@ -568,8 +565,8 @@ std::vector<nn::ModuleBase*> Llama::blocks() const {
   return blocks;
 }
 
-/// The FSDP units are those of torchtitan. The embedding is a separate unit, so that the embedding
-/// is not gathered while the blocks run.
+/// The FSDP units of torchtitan. The embedding is a separate unit, so that it need not stay
+/// all-gathered while the blocks run.
 std::vector<std::vector<nn::ModuleBase*>> Llama::fsdp_units() {
   std::vector<std::vector<nn::ModuleBase*>> units;
   const bool tied = config_.tie_word_embeddings;

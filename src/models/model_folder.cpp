@@ -26,11 +26,11 @@
 namespace tessera::models {
 namespace {
 
-/// An upper limit on the size of config.json, far above any real size: the file can come from an
-/// untrusted source.
+/// The largest accepted size of config.json, far above the size of any real config.json. The file
+/// can come from an untrusted source.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Parses a JSON object. Its nesting depth is limited, because error messages quote whole values.
+/// Parses a JSON object of limited nesting depth, because error messages quote whole values.
 nlohmann::json parse_object(const std::string& text, const std::string& origin) {
   try {
     const std::size_t begin = text.find_first_not_of(" \t\r\n");
@@ -141,18 +141,18 @@ class ConfigReader {
 
 using Json = nlohmann::json;
 
-/// The largest accepted number of layers, far above any real model, because the file can come from
-/// an untrusted source.
+/// The largest accepted number of layers, far above that of any real model. config.json can come
+/// from an untrusted source.
 constexpr std::int64_t kMaxLayers = 10'000;
 
-/// Properties of a model type ("llama", "qwen2") that config.json does not contain.
+/// What config.json does not say about a model type ("llama", "qwen2").
 struct Architecture {
   const char* type;
   const char* class_name;
-  bool query_key_value_bias;  ///< whether q, k, v always have biases, whatever config.json says
+  bool query_key_value_bias;  ///< whether q, k, v have biases in every model of this type
   bool query_key_norm;
-  bool begins_texts;    ///< whether the tokenizer puts the token bos_token_id before a text
-  const char* experts;  ///< key in config.json of the number of experts; nullptr: none
+  bool begins_texts;    ///< whether the tokenizer begins a text with bos_token_id
+  const char* experts;  ///< config.json's key for the number of experts; nullptr: no experts
   bool has_attention_bias, has_mlp_bias;  ///< whether config.json can enable attention/MLP biases
 };
 constexpr std::array<Architecture, 7> kArchitectures{{
@@ -177,8 +177,8 @@ const Architecture& architecture_of(const ConfigReader& reader) {
   return *found;
 }
 
-/// Throws Error for settings in config.json that change the model's results and are not
-/// implemented. Other keys, such as torch_dtype, are ignored.
+/// Throws Error for settings in config.json that would change the model's results but are not
+/// implemented. Ignores other keys, such as torch_dtype.
 void refuse_unimplemented(const ConfigReader& reader) {
   reader.only("hidden_act", {"silu", "swish"}, "activations other than silu are");
   reader.only("pretraining_tp", {1}, "pretraining_tp is");
@@ -202,8 +202,7 @@ void check_layer_types(const ConfigReader& reader, std::int64_t window) {
   }
 }
 
-/// In Mistral's config.json, a sliding window applies to all layers. In Qwen's config.json, a
-/// window applies only with "use_sliding_window".
+/// Mistral: "sliding_window" applies to all layers. Qwen: a window only with "use_sliding_window".
 std::int64_t read_sliding_window(const ConfigReader& reader, const std::string& type) {
   if (type == "mistral" || type == "mixtral") {
     const std::int64_t missing = type == "mistral" ? 4096 : 0;
@@ -230,13 +229,13 @@ RopeScaling::Kind scaling_kind(const ConfigReader& rope, const char* key) {
   return found->second;
 }
 
-/// Returns the factor by which YaRN multiplies cos and sin if the context is `scale` times the
-/// original context (equation 22 of Peng et al. 2023).
+/// Returns YaRN's factor for cos and sin, for a context `scale` times as long as the original
+/// context (equation 22 of Peng et al. 2023).
 double yarn_scale(double scale) {
   return scale <= 1 ? 1 : 0.1 * std::log(scale) + 1;
 }
 
-/// Throws Error unless config.json and its rope scaling give the same original number of positions,
+/// Throws Error if config.json and its rope scaling have different numbers of original positions,
 /// because versions of `transformers` differ in which of the two numbers they use.
 void check_original_positions(const ConfigReader& file, const RopeScaling& scaling) {
   constexpr const char* kKey = "original_max_position_embeddings";
@@ -247,14 +246,14 @@ void check_original_positions(const ConfigReader& file, const RopeScaling& scali
                 "; remove the wrong value");
 }
 
-/// Reads a rope scaling. `positions`: the number of positions of the model, for a scaling without
-/// "original_max_position_embeddings".
+/// Reads a rope scaling. `positions`: the model's number of positions, used if the rope scaling has
+/// no "original_max_position_embeddings".
 RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   using Kind = RopeScaling::Kind;
   RopeScaling s;
   s.kind = scaling_kind(rope, rope.has("rope_type") ? "rope_type" : "type");
-  // "rope_type" and "type" must agree, because versions of `transformers` differ in which of these
-  // keys they read.
+  // If config.json has both "rope_type" and "type", they must be equal, because versions of
+  // `transformers` differ in which of the two keys they read.
   TESSERA_CHECK(!rope.has("rope_type") || !rope.has("type") || scaling_kind(rope, "type") == s.kind,
                 rope.origin(), ": rope scaling has \"rope_type\" ", rope.at("rope_type").dump(),
                 " and \"type\" ", rope.at("type").dump(), "; remove the wrong key");
@@ -281,7 +280,7 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   if (s.kind == Kind::kYarn) {
     s.beta_fast = rope.number_or("beta_fast", s.beta_fast);
     s.beta_slow = rope.number_or("beta_slow", s.beta_slow);
-    // As in `transformers`: a null "truncate" means no truncation, a missing key means truncation.
+    // As in `transformers`: a missing "truncate" means true, a "truncate" of null means false.
     s.truncate = rope.flag_or("truncate", !rope.names("truncate"));
     rope.only("mscale", {}, "mscale of YaRN is");
     rope.only("mscale_all_dim", {}, "mscale_all_dim of YaRN is");
@@ -328,19 +327,19 @@ Rope read_rope(const ConfigReader& reader, double default_theta) {
   return rope;
 }
 
-/// Returns the number of positions of a model with rope scaling. In some models
-/// max_position_embeddings already includes the scaling, in others not.
+/// Returns the number of positions of a model after rope scaling. For some models,
+/// max_position_embeddings already includes the scaling.
 std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& scaling) {
   const std::int64_t said = reader.positive_or("max_position_embeddings", 0);
   const std::int64_t original = scaling.original_positions > 0 ? scaling.original_positions : said;
   const double scaled = scaling.factor * static_cast<double>(original);
-  // The largest accepted number of positions, far above any real model, because the file can come
-  // from an untrusted source.
+  // The largest accepted number of positions, far above that of any real model. config.json can
+  // come from an untrusted source.
   constexpr double kMost = 1e15;
   return std::max(said, static_cast<std::int64_t>(std::min(scaled, kMost)));
 }
 
-/// Reads the settings of experts. The defaults of missing keys are those of `transformers`.
+/// Reads the settings of mixtures of experts. Missing keys have the defaults of `transformers`.
 void read_experts(const ConfigReader& reader, const Architecture& architecture, LlamaConfig& c) {
   if (architecture.experts == nullptr) {
     return;
@@ -396,8 +395,8 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   TESSERA_CHECK(c.num_hidden_layers <= kMaxLayers, origin, ": num_hidden_layers is ",
                 c.num_hidden_layers, "; the maximum is ", kMaxLayers);
   c.num_attention_heads = reader.positive("num_attention_heads");
-  // A null "num_key_value_heads" stands for num_attention_heads. A Llama may omit the key. For
-  // other model types a missing key is an error: their default in `transformers` is different.
+  // A null "num_key_value_heads" means num_attention_heads. For a Llama the key can be missing; for
+  // other model types a missing key throws, because their defaults in `transformers` differ.
   const bool by_heads =
       architecture.type == std::string_view("llama") || reader.names("num_key_value_heads");
   c.num_key_value_heads = by_heads
@@ -412,7 +411,7 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   c.head_dim = architecture.type == std::string_view("qwen3")
                    ? reader.positive("head_dim")
                    : reader.positive_or("head_dim", c.hidden_size / c.num_attention_heads);
-  // The defaults of missing keys are those of `transformers`.
+  // Missing keys have the defaults of `transformers`.
   const std::string type = architecture.type;
   c.rms_norm_eps =
       reader.number_or("rms_norm_eps", type == "mixtral" || type == "olmoe" ? 1e-5 : 1e-6);
@@ -435,8 +434,8 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   c.sliding_window = read_sliding_window(reader, architecture.type);
   check_layer_types(reader, c.sliding_window);
   c.tie_word_embeddings = reader.flag_or("tie_word_embeddings", false);
-  // The text of config.json is stored, because exports write the text unchanged, including keys
-  // that this function does not read.
+  // The text of config.json is stored, because exports write it unchanged, with keys that this
+  // function does not read.
   c.json = text;
   TESSERA_CHECK(c.num_attention_heads % c.num_key_value_heads == 0, origin,
                 ": num_attention_heads ", c.num_attention_heads,
@@ -451,7 +450,7 @@ LlamaConfig read_config(const std::filesystem::path& file) {
                               file.string());
 }
 
-/// Each tensor-parallel rank computes attention of whole heads, and of equally many heads.
+/// Each tensor-parallel rank has whole heads, and all ranks have equally many heads.
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t heads = config.num_attention_heads;
   const std::int64_t kv_heads = config.num_key_value_heads;
@@ -484,8 +483,8 @@ std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp
                                        " tensor-parallel ranks, each on ", copies, " of them");
 }
 
-/// Computes the number of parameters from the sizes in config.json, because no rank needs to have
-/// the whole model.
+/// The number of parameters is computed from the sizes in config.json, so that no rank needs to
+/// create the whole model.
 ParameterCount count_parameters(const LlamaConfig& c) {
   const std::int64_t embedding = c.vocab_size * c.hidden_size;
   const std::int64_t heads = c.num_attention_heads + c.num_key_value_heads;
@@ -511,8 +510,8 @@ ParameterCount count_parameters(const LlamaConfig& c) {
 
 namespace {
 
-/// Wraps a tokenizer that has more tokens than the model. encode() throws Error if a text contains
-/// a token that the model's embedding lacks.
+/// Wraps a tokenizer that has more token ids than the model's embedding. encode() throws Error for
+/// a text with a token id that the embedding lacks.
 class LimitedTokenizer final : public data::Tokenizer {
  public:
   LimitedTokenizer(data::TokenizerPtr all, std::int64_t limit)
@@ -552,13 +551,12 @@ std::string tokenizer_file(const std::string& file, const std::filesystem::path&
   if (!std::filesystem::is_directory(path, error)) {
     return file;
   }
-  // If the model folder has no tokenizer, returns the path unchanged; opening the path then throws
-  // Error.
+  // Returns the path unchanged if the folder has no tokenizer: opening the path then throws Error.
   return data::find_tokenizer(path).value_or(file);
 }
 
-/// A model with 256 tokens is assumed to use bytes as tokens. In other models, byte values would be
-/// ids of unrelated tokens.
+/// A model with 256 token ids is assumed to use bytes as token ids. In other models, byte values
+/// would be the ids of unrelated tokens.
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text) {
   const std::string found = tokenizer_file(file, folder);

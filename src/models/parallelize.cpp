@@ -26,8 +26,8 @@ std::vector<std::string> present(const DeviceMesh& mesh, std::vector<std::string
   return dims;
 }
 
-/// Returns the mesh for FSDP. The dimensions `dims` are flattened to one dimension, over which
-/// parameters are sharded. With HSDP, a first dimension replicates the parameters.
+/// Returns the mesh for FSDP: parameters are sharded over the dimensions `dims`, flattened to one
+/// dimension. With HSDP, there is a first dimension, over which parameters are replicated.
 DeviceMesh with_replicas(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
   const DeviceMesh shard = mesh.slice(present(mesh, dims));
   const DeviceMesh flat = shard.ndim() == 1 ? shard : shard.flatten();
@@ -35,8 +35,8 @@ DeviceMesh with_replicas(const DeviceMesh& mesh, const std::vector<std::string>&
                                        : flat;
 }
 
-/// Returns the mesh of the experts' weights: "tp", or "ep" and "tp" if "ep" has several ranks. The
-/// first dimension splits the experts; ranks along a second dimension have different tokens.
+/// Returns the mesh that splits the experts' weights: "ep" if it has several ranks (with "tp" as a
+/// second dimension, whose ranks have different tokens), otherwise "tp".
 DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   if (!has_dim(mesh, "ep") || mesh.size("ep") == 1) {
     return mesh["tp"];
@@ -44,8 +44,8 @@ DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   return mesh.size("tp") > 1 ? mesh[{"ep", "tp"}] : mesh["ep"];
 }
 
-/// Returns the options for the FSDP units of a model. FSDP shards parameters over "dp", "ep" and
-/// "cp". Experts that are already split over "ep" are sharded only over "dp" and "cp".
+/// Returns the FSDP options of a model's units. Parameters are sharded over "dp", "ep" and "cp".
+/// Experts that are split over "ep" are sharded only over "dp" and "cp".
 fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
   const DeviceMesh over = experts_mesh(mesh), data = data_mesh(mesh);
   const std::int64_t ep = has_dim(mesh, "ep") ? mesh.size("ep") : 1;
@@ -58,8 +58,8 @@ fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
       return is_expert ? std::optional(own) : std::nullopt;
     };
   }
-  // FSDP shards 3-D weights by experts if each rank then gets equally many experts. Otherwise FSDP
-  // shards the features of each expert, so that every rank gets a shard.
+  // FSDP shards the 3-D weights of experts in dimension 0 (experts) if that gives each rank equally
+  // many experts, otherwise in dimension 1 (features), so that every rank has a shard.
   options.shard_placement = [=, chosen_by = options.shard_placement](const std::string& name,
                                                                      const at::Tensor& parameter) {
     const auto chosen = chosen_by ? chosen_by(name, parameter) : std::nullopt;
@@ -70,8 +70,8 @@ fsdp::Options unit_options(const DeviceMesh& mesh, fsdp::Options options) {
   return options;
 }
 
-/// The checkpointing policy of torchtitan: saves the results of attention and of the first, third,
-/// fifth, ... matrix product (in a Llama block: the products for queries, values and gate).
+/// The activation-checkpointing policy of torchtitan: saves the outputs of attention and of every
+/// other matrix product, beginning with the first (in a Llama block: queries, values and gate).
 bool keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear" ||
@@ -80,7 +80,7 @@ bool keep_every_other_matmul(const nn::OperatorCall& call) {
   return !other && costly(call);
 }
 
-/// Applies activation checkpointing to the blocks of a model. Each block is also an FSDP unit.
+/// Applies activation checkpointing to the first `recomputed_blocks` blocks; by default to all.
 void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOptions& options) {
   if (options.activations == ActivationMemory::kAll || options.recomputed_blocks == 0) {
     return;
@@ -96,8 +96,8 @@ void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOpti
   nn::apply_activation_checkpointing(model, is_recomputed, checkpoint);
 }
 
-/// Returns the number of FSDP units that are resharded after forward: the first units. By default
-/// the last block and later units stay gathered, because backward begins right after forward and
+/// Returns how many FSDP units, counted from the first, are resharded after forward. By default,
+/// the last block and the units after it are not, because backward follows right after forward and
 /// needs these units first.
 std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules& blocks,
                                const ParallelOptions& options) {
@@ -114,8 +114,8 @@ std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules&
 void shard_units(const std::vector<Modules>& units, const Modules& blocks, const DeviceMesh& mesh,
                  const ParallelOptions& options) {
   const std::ptrdiff_t resharded = count_resharded(units, blocks, options);
-  // The whole model is made an FSDP unit last. The unit of the whole model takes the parameters
-  // that are in no earlier unit.
+  // The last unit is the whole model. fully_shard() gives that unit the parameters that are in no
+  // earlier unit.
   for (std::ptrdiff_t i = 0; i < std::ssize(units); ++i) {
     const Modules& modules = units[static_cast<std::size_t>(i)];
     fsdp::Options unit = options.fsdp;
@@ -125,8 +125,8 @@ void shard_units(const std::vector<Modules>& units, const Modules& blocks, const
       return dynamic_cast<const nn::Embedding*>(module) != nullptr;
     };
     if (std::ranges::all_of(modules, is_embedding)) {
-      // The FSDP unit of the embedding is not gathered in backward, because the gradient of an
-      // embedding look-up does not need the table.
+      // The embedding's FSDP unit is not all-gathered for backward, because the gradient of a
+      // look-up does not need the embedding's weights.
       fsdp::set_unshard_in_backward(*modules.front(), false);
     }
   }
@@ -184,7 +184,7 @@ void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOp
   TESSERA_CHECK(recomputed >= 0 && recomputed <= std::ssize(blocks), "recomputed_blocks is ",
                 recomputed, ", but the model has ", blocks.size(),
                 " blocks; pass a number from 0 to the number of blocks");
-  // Tensor parallelism is applied before FSDP, so that FSDP shards each rank's part.
+  // Tensor parallelism comes before FSDP, so that FSDP shards each rank's part of a parameter.
   split_model(model, mesh["tp"], experts_mesh(mesh), options);
   if (has_dim(mesh, "cp")) {
     declared->set_context_parallel(mesh["cp"]);

@@ -1,5 +1,5 @@
-// The checkpoint folder of a training run: when to save, from which step to resume, which options
-// all ranks must share, and how ranks stop together.
+// The checkpoints of a training run: when to save, from which saved step to resume, which options
+// must be equal on all ranks, and how all ranks stop together.
 
 #include "tessera/training/checkpointer.h"
 
@@ -80,12 +80,11 @@ void unlock(int lock) {
 Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
     : options_(std::move(options)), world_(std::move(world)) {
   check_options();
-  // The path of the checkpoint folder is made absolute, so that later steps are saved to this
-  // folder after a chdir().
+  // An absolute path, so that a later chdir() does not change where checkpoints are saved.
   options_.folder = files::absolute_path(options_.folder);
   if (!options_.folder.empty()) {
     try {
-      // The folder is locked before any file is read: an ending run can still save a checkpoint.
+      // Locks the folder before reading files, because a run that is ending can still save to it.
       const auto group = world_->host_group(comm::ranks_of_world(world_->size()), "start");
       comm::run_or_fail_together(*group, c10::kCPU, [this] {
         std::error_code missing;
@@ -95,7 +94,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
       });
       find_source();
     } catch (...) {
-      unlock(lock_);  // if a constructor throws, no destructor runs
+      unlock(lock_);  // the destructor is not called if the constructor throws
       throw;
     }
   }
@@ -104,7 +103,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
   }
 }
 
-/// The checkpoint options are checked at the start, because the first save can be hours later.
+/// Checks the checkpoint options before training, because the first save can be hours later.
 void Checkpointer::check_options() const {
   TESSERA_CHECK(options_.keep == 0 || options_.keep >= 2, "keep is ", options_.keep,
                 "; keep 2 or more checkpoints, because the newest checkpoint can be damaged, or "
@@ -124,8 +123,8 @@ void Checkpointer::find_source() {
   resumes_ = newest && options_.resume != Resume::kNever;
   if (options_.resume_step >= 0) {
     resumes_ = true;
-    // Steps in the folder after --resume-step are an error: the run will save steps with the same
-    // numbers. Until then, the old steps would count as the newest steps.
+    // Saved steps after --resume-step are an error: the run will save steps with the same numbers,
+    // and until then the old steps would count as the newest.
     TESSERA_CHECK(options_.steps == options_.resume_step || last <= options_.resume_step,
                   option("resume-step"), " ", options_.resume_step, ": '", dir,
                   "' has later steps, up to ", last.value_or(0), "; move later steps away first");
@@ -145,8 +144,8 @@ void Checkpointer::find_source() {
   }
 }
 
-/// With --resume auto, a run can be restarted before its first complete step. The restarted run
-/// overwrites the unfinished step.
+/// With --resume auto, a run that was killed before its first complete step keeps its run_id, so
+/// that it can overwrite its unfinished step.
 void Checkpointer::begin_run() {
   std::optional<std::string> before;
   if (options_.resume == Resume::kAuto) {
@@ -156,7 +155,7 @@ void Checkpointer::begin_run() {
   checkpoint::detail::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
-/// Sets the step from which the run continues. Later saved steps are listed in damaged_, which the
+/// Sets the saved step from which the run continues. Lists later saved steps in damaged_, which the
 /// next save marks as unfinished: otherwise the run could not save steps with these numbers.
 void Checkpointer::go_on_from(std::int64_t step) {
   newest_ = step;
@@ -181,7 +180,7 @@ void Checkpointer::make_folder() {
   lock_folder();
 }
 
-/// Locks the checkpoint folder until the process ends. Does nothing on file systems without locks.
+/// Locks the checkpoint folder until the destructor. Has no effect on file systems without locks.
 void Checkpointer::lock_folder() {
   if (lock_ >= 0) {
     return;
@@ -205,7 +204,7 @@ void Checkpointer::warn(const std::string& text) const {
   }
 }
 
-/// Parts are excluded only from a load of `initial_load`. A run loads its own steps completely.
+/// Whether the load excludes `part`. With `initial_load`, no load of the run's own steps does.
 bool Checkpointer::excludes(const char* part) const {
   if (resumes_ && !options_.initial_load.empty()) {
     return false;
@@ -254,8 +253,8 @@ checkpoint::LoadReport Checkpointer::load_whole_step(const checkpoint::StateDict
   }
 }
 
-/// Selects an older step to load, after the load of a step failed with `error`. All ranks have the
-/// same error and load the same older step.
+/// After loading a saved step has failed with `error`, selects the next older step. The error is
+/// the same on all ranks, so all ranks select the same step.
 void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
   const std::int64_t damaged = newest_;
   const auto older = checkpoint::newest_step(*world_, options_.folder, damaged);
@@ -268,12 +267,12 @@ void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
 void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state) {
   const Json& entries = report.entries;
   loaded_ = report.step;
-  // A run of 0 steps reads no data, so the load does not restore the position in the data.
+  // A run of 0 steps reads no data, so it does not need the position in the data.
   if (!excludes("data") && options_.steps > 0) {
     state.samples = entries.at("samples");
   }
   if (!excludes("optimizer") && state.scaler.enabled()) {
-    // "loss_scaler" is null if the run that saved this step did not scale its loss.
+    // null: the run that saved this step did not use loss scaling
     if (const Json& saved = entries.at("loss_scaler"); !saved.is_null()) {
       state.scaler.load_state(
           {.scale = saved.at("scale"), .steps_since_overflow = saved.at("steps_since_overflow")});
@@ -284,15 +283,15 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
   }
   const Json& random = entries.at("random");
   set_random_state({.seed = random.at("seed"), .calls = random.at("calls")});
-  // A run with 0 steps loads the step without training, for example to export the weights.
+  // A run of 0 steps can load any saved step, for example to export the weights.
   TESSERA_CHECK(options_.steps == 0 || report.step <= options_.steps, "the checkpoint '",
                 source_.string(), "' is of step ", report.step, ", after ", option("steps"), " ",
                 options_.steps, "; pass ", option("steps"), " ", report.step, " or more");
   state.step = saved_ = report.step;
 }
 
-/// Marks the saved steps in damaged_ as unfinished. Called just before a save, so that a run that
-/// saves nothing discards nothing.
+/// Marks the steps in damaged_ as unfinished. Called just before a save, so that a run that never
+/// saves discards no step.
 void Checkpointer::withdraw_damaged() {
   for (const std::int64_t step : std::exchange(damaged_, {})) {
     if (world_->rank() == 0) {
@@ -339,8 +338,8 @@ std::optional<double> Checkpointer::save(const TrainState& state, const Json& en
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Throws the error of the last background save. If saves fail, the run must not continue, because
-/// its further training steps would be lost.
+/// Waits for the last background save and throws its error: a run whose saves fail must stop,
+/// because it would lose its further training steps.
 void Checkpointer::check_last_save() {
   try {
     pending_.wait();
@@ -353,8 +352,8 @@ void Checkpointer::check_last_save() {
   }
 }
 
-/// Waits for the background save of a step. If the save failed, warns and returns false, and the
-/// step can be saved a second time. The result is the same on all ranks.
+/// Waits for the last background save. If that save failed, warns and returns false, so that the
+/// step can be saved again. The result is the same on all ranks.
 bool Checkpointer::settle() {
   try {
     pending_.wait();

@@ -81,8 +81,8 @@ std::filesystem::path file_of_rank(const std::filesystem::path& file, int rank) 
   return own;
 }
 
-/// Throws Error if the file for metrics can't be written. Called before the training, so that the
-/// error does not come after hours of training.
+/// Throws Error if the metrics file `file` can't be written. Called before the training, so that
+/// the error does not come hours later.
 void check_can_write(const std::string& option, const std::filesystem::path& file) {
   files::create_folders(std::filesystem::absolute(file).parent_path());
   std::error_code error;
@@ -91,7 +91,7 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
                 "can't write ", option, " ", file.string(),
                 ", which is not a regular file; pass another file name");
   try {
-    // An AtomicFile is made and removed to find out whether the folder is writable.
+    // Creates a temporary file and removes it, to find out whether the folder is writable.
     const files::AtomicFile probe(file);
   } catch (const Error& unwritable) {
     fail("can't write ", option, " ", file.string(), ": ", unwritable.what());
@@ -102,14 +102,13 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
 
 Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
   if (!options_.profile.empty()) {
-    // The profile's path is made absolute, because the profile is written at the end, possibly
-    // after a chdir().
+    // An absolute path, because the profile is written at the end, possibly after a chdir().
     options_.profile = files::absolute_path(options_.profile);
   }
 }
 
-/// Sets which steps are profiled. `done`: the number of steps that were made before a restart of
-/// the run.
+/// Sets which steps are profiled. `done`: the number of steps that the run made before it was
+/// resumed.
 void Recording::choose_steps(std::int64_t done, bool is_main) {
   std::tie(first_, last_) = options_.profile_steps;
   if (first_ == 0) {

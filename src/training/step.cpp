@@ -1,4 +1,4 @@
-// One training step, the metrics of the step, and evaluation.
+// Performs one training step, computes the metrics of the step, and evaluates a model.
 
 #include "tessera/training/step.h"
 #include "tessera/observe/detail/metrics_output.h"
@@ -25,8 +25,8 @@
 namespace tessera::training {
 namespace {
 
-/// Returns the value of a loss as a plain tensor. With a loss-parallel head, the loss is
-/// distributed over the tensor-parallel ranks.
+/// Returns a loss as a plain tensor without a graph. With loss parallelism, the loss is a
+/// distributed tensor on the tensor-parallel ranks.
 at::Tensor value_of(const at::Tensor& loss) {
   const at::Tensor value = loss.detach();
   return is_distributed(value) ? DistributedTensor(value).full_tensor() : value;
@@ -40,8 +40,8 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
                 "; pass a scalar tensor with a value");
   TESSERA_CHECK(value.numel() == 1, "mean_over was called with a tensor of sizes ", value.sizes(),
                 "; pass a scalar, for example the mean of a loss");
-  // The loss is cloned, because the all-reduce overwrites its argument and the caller can still use
-  // the loss.
+  // clone(), because the all-reduce writes to its tensor in place and the caller still owns the
+  // loss.
   at::Tensor mean = value_of(value).to(c10::kFloat).clone();
   if (mesh.size() > 1) {
     const comm::CallerScope caller("mean of the loss");
@@ -60,8 +60,8 @@ void check(const TrainState& state, const StepOptions& options, const LossFuncti
                 ": the loss function is empty; pass a function that returns a micro-batch's loss");
 }
 
-/// Whether the gradient of a parameter is reduced over ranks of `data_mesh`: whether at least two
-/// of these ranks are in the parameter's mesh.
+/// Whether the parameter is distributed over at least two ranks of `data_mesh`, so that its
+/// gradient is reduced over these ranks.
 bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   if (!is_distributed(parameter)) {
     return false;
@@ -71,14 +71,14 @@ bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   for (const int rank : data_mesh.ranks()) {
     shared += std::ranges::find(ranks, rank) == ranks.end() ? 0 : 1;
     if (shared > 1) {
-      return true;  // two common ranks suffice; a mesh can have thousands of ranks
+      return true;  // returns early, because a mesh can have thousands of ranks
     }
   }
   return false;
 }
 
-/// Throws Error if no gradient is reduced over `data_mesh`: each rank would then train its own
-/// model. The result is the same on every rank, without communication.
+/// Throws Error if no gradient is reduced over `data_mesh`, because each rank would then train its
+/// own model. The result is the same on every rank, without communication.
 void check_gradients_are_summed(const TrainState& state, const DeviceMesh& data_mesh,
                                 const std::vector<nn::SlotPtr>& parameters) {
   if (data_mesh.size() == 1) {
@@ -108,8 +108,8 @@ void begin_micro_batch(nn::ModuleBase& model, const StepOptions& options, std::i
   fsdp::set_requires_gradient_sync(model, last);
 }
 
-/// The loss is checked before backward, because libtorch's messages mention neither the step nor
-/// the loss.
+/// Checks the loss before backward, because libtorch's error messages would mention neither the
+/// step nor the loss.
 void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i) {
   const auto refuse = [&](const auto&... found) {
     fail("step ", state.step + 1, ": the loss of micro-batch ", i, found...,
@@ -149,8 +149,8 @@ at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
   return sum;
 }
 
-/// Throws Error on every rank if loss or gradient norm is not finite. With loss scaling, steps with
-/// infinite gradients are skipped instead: such steps lower the scale.
+/// Throws Error on every rank if the loss or the gradient norm is NaN or infinite. Steps that loss
+/// scaling has skipped because of infinite gradients are no error.
 void check_finite(const StepResult& result, std::int64_t step, const StepOptions& options,
                   const std::vector<nn::SlotPtr>& parameters) {
   if (std::isfinite(result.loss) && (std::isfinite(result.grad_norm) || result.skipped)) {
@@ -165,8 +165,8 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        "; ", found, "; ", options.advice_not_finite);
 }
 
-/// Converts a libtorch exception to an Error. The Error names the step, the FSDP unit and the rank,
-/// and has no stack trace.
+/// Converts a libtorch exception to an Error with the step, the FSDP unit and the rank, and without
+/// a stack trace.
 [[noreturn]] void fail_in_step(const c10::Error& error, const TrainState& state, int rank,
                                const StepOptions& options) {
   const std::string unit = fsdp::current_unit(state.model);
@@ -176,10 +176,10 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        memory ? "; " + options.advice_out_of_memory : "");
 }
 
-/// Checks the loss and the gradient norm, and updates the parameters. On a CPU loss and norm are
-/// checked before the update, so a step that is not finite changes no parameter. If the norm is on
-/// a GPU, loss and norm are checked after the update, so that the host waits only once per step.
-/// AdamW's kernels change nothing if the norm is not finite.
+/// Updates the parameters, and checks the loss and the gradient norm for NaN and infinity. On a CPU
+/// the check comes before the update, so that a failed step changes no parameter. On a GPU the
+/// check comes after the update, so that the host waits only once per step; AdamW's kernels change
+/// nothing if the norm is NaN or infinite.
 void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
             const std::vector<nn::SlotPtr>& parameters, const at::Tensor& loss,
             StepResult& result) {
@@ -193,7 +193,7 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
     is_checked = true;
   };
   if (state.scaler.enabled()) {
-    /// The loss scale is read before the optimizer step, which can change the scale.
+    /// Read before the optimizer step, because that step can change the loss scale.
     result.loss_scale = state.scaler.scale();
   }
   const auto [norm, stepped] = state.scaler.clip_and_step(
@@ -225,7 +225,7 @@ void drop_gradients(const std::vector<nn::SlotPtr>& parameters) {
   }
 }
 
-/// Drops the gradients of a failed step, so that these gradients do not enter the next step.
+/// Drops the gradients of a failed step, so that the next step does not add to these gradients.
 void clean_up(TrainState& state, const StepOptions& options,
               const std::vector<nn::SlotPtr>& parameters) {
   drop_gradients(parameters);
@@ -242,7 +242,7 @@ StepResult make_step(TrainState& state, const DeviceMesh& data_mesh, const StepO
   state.optimizer.scale_lr(result.lr_factor);
   const at::Tensor loss = accumulate_gradients(state, options, loss_of);
   update(state, data_mesh, options, parameters, loss, result);
-  // Gradients are dropped after the checks, because the checks read the gradients.
+  // Gradients are dropped only now, because the checks in update() read the gradients.
   drop_gradients(parameters);
   ++state.step;
   state.samples += options.batch;
