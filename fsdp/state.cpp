@@ -25,31 +25,37 @@ template <>
 const std::vector<Transition<IterationPhase>>& legal_transitions() {
   using enum IterationPhase;
   static const std::vector<Transition<IterationPhase>> table{
-      // Transition when the root's forward begins.
+      // The iteration enters kForward when the root's forward begins.
       {kIdle, kForward},
-      // Transition when the root's forward ends, if a backward within it has ended the iteration.
+      // The iteration enters kAwaitingBackward when the root's forward ends, if a backward within
+      // this forward has ended the iteration.
       {kIdle, kAwaitingBackward},
-      // Transition when backward reaches a unit that was called without the root, an earlier
-      // micro-batch of a pipeline, or one forward for the second time (create_graph, retain_graph).
+      // The iteration enters kBackward when backward reaches a unit that was called without the
+      // root, an earlier micro-batch of a pipeline, or one forward for the second time
+      // (create_graph, retain_graph).
       {kIdle, kBackward},
-      // Transition when the root's forward begins and the last forward failed or is still running.
+      // The iteration enters kForward again when the root's forward begins and the last forward
+      // failed or still runs.
       {kForward, kForward},
-      // Transition when the root's forward ends and no result needs a gradient, or when a unit is
-      // called without the root after the root's forward has failed.
+      // The iteration enters kIdle when the root's forward ends and no result needs a gradient, or
+      // when a unit is called without the root after the root's forward has failed.
       {kForward, kIdle},
       {kForward, kAwaitingBackward},
-      // Transition when a backward runs within the root's forward.
+      // The iteration enters kBackward when a backward runs within the root's forward.
       {kForward, kBackward},
-      // Transition when the root's forward begins and the previous forward had no backward.
+      // The iteration enters kForward when the root's forward begins and the previous forward had
+      // no backward.
       {kAwaitingBackward, kForward},
-      // Transition when a method of the root ends that has called the root's forward.
+      // The iteration enters kAwaitingBackward again when a method of the root ends that has called
+      // the root's forward.
       {kAwaitingBackward, kAwaitingBackward},
-      // Transition when backward reaches the first unit.
+      // The iteration enters kBackward when backward reaches the first unit.
       {kAwaitingBackward, kBackward},
-      // Transition when backward ends (also if the ranks disagree), or when the next forward of the
-      // root or of a unit begins after a failed backward.
+      // The iteration enters kIdle when backward ends (also if the ranks disagree), or when the
+      // next forward of the root or of a unit begins after a failed backward.
       {kBackward, kIdle},
-      // Transition when the root's forward ends and a backward within this forward has failed.
+      // The iteration enters kAwaitingBackward when the root's forward ends and a backward within
+      // this forward has failed.
       {kBackward, kAwaitingBackward},
   };
   return table;
@@ -59,36 +65,42 @@ template <>
 const std::vector<Transition<UnitPhase>>& legal_transitions() {
   using enum UnitPhase;
   static const std::vector<Transition<UnitPhase>> table{
-      // Transition when the root's forward begins or the unit is gathered: shards are laid out.
+      // The unit enters kIdle when the unit's shards are laid out: when the root's forward begins,
+      // or when the unit is gathered.
       {kNew, kIdle},
-      // Transition when the first of the unit's modules is called.
+      // The unit enters kForward when the first of its modules is called.
       {kIdle, kForward},
-      // Transition when backward reaches the unit a second time: the unit ran more than once, or a
-      // graph is kept (retain_graph) or made (create_graph).
+      // The unit enters kBackward when backward reaches the unit a second time: the unit ran more
+      // than once, or a graph is kept (retain_graph) or made (create_graph).
       {kIdle, kBackward},
-      // Transition when the unit's modules have run and no result needs a gradient, or the root's
-      // forward begins after the unit's forward has failed.
+      // The unit enters kIdle when its modules have run and no result needs a gradient, or when the
+      // root's forward begins after the unit's forward has failed.
       {kForward, kIdle},
-      // Transition when autograd has recorded a result that needs a gradient.
+      // The unit enters kForwardRecorded when autograd has recorded a result that needs a gradient.
       {kForward, kForwardRecorded},
-      // Transition when a backward runs within the unit's forward or after the forward failed.
+      // The unit enters kBackward when a backward runs within the unit's forward or after the
+      // forward failed.
       {kForward, kBackward},
-      // Transition when the root's forward begins and the last forward failed in a later module.
+      // The unit enters kIdle when the root's forward begins and the last forward failed in a later
+      // module.
       {kForwardRecorded, kIdle},
-      // Transition when all modules of the unit have run.
+      // The unit enters kAwaitingBackward when all of its modules have run.
       {kForwardRecorded, kAwaitingBackward},
-      // Transition when a backward runs between two modules of the unit.
+      // The unit enters kBackward when a backward runs between two of its modules.
       {kForwardRecorded, kBackward},
-      // Transition when the root's forward begins and the previous forward had no backward.
+      // The unit enters kIdle when the root's forward begins and the previous forward had no
+      // backward.
       {kAwaitingBackward, kIdle},
-      // Transition when the unit runs a second forward before backward.
+      // The unit enters kForward when it runs a second forward before backward.
       {kAwaitingBackward, kForward},
-      // Transition when a method of the unit ends that has called the unit's forward.
+      // The unit enters kForwardRecorded when a method of the unit ends that has called the unit's
+      // forward.
       {kAwaitingBackward, kForwardRecorded},
-      // Transition when backward reaches a result of the unit, or the unit's forward is recomputed.
+      // The unit enters kBackward when backward reaches a result of the unit, or the unit's forward
+      // is recomputed.
       {kAwaitingBackward, kBackward},
-      // Transition when the gradients of the unit's inputs are computed, or backward ends, or the
-      // root's forward begins after a failed backward.
+      // The unit enters kIdle when the gradients of the unit's inputs are computed, or backward
+      // ends, or the root's forward begins after a failed backward.
       {kBackward, kIdle},
   };
   return table;
@@ -99,11 +111,12 @@ const std::vector<Transition<GatherPhase>>& legal_transitions() {
   using enum GatherPhase;
   static const std::vector<Transition<GatherPhase>> table{
       {kSharded, kGathering},
-      // Transition when the parameter group is on a mesh of one rank, so nothing is gathered.
+      // The parameter group enters kUnsharded when its mesh has one rank, so nothing is gathered.
       {kSharded, kUnsharded},
-      // Transition when the wait for the all-gather has ended.
+      // The parameter group enters kUnsharded when the wait for the all-gather has ended.
       {kGathering, kUnsharded},
-      // Transition when the all-gather failed, or its result is freed before any use.
+      // The parameter group enters kSharded when the all-gather failed, or its result is freed
+      // before any use.
       {kGathering, kSharded},
       {kUnsharded, kSharded},
   };

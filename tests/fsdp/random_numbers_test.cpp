@@ -42,8 +42,8 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
   RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(at::equal(run(rank), expected)); });
 }
 
-// A rank without rows may skip random operators, but not the collectives that compare the ranks'
-// draws. After two forwards without random operators, ranks stop calling these collectives.
+// A rank without rows may skip random operators, but must call the collectives that compare the
+// ranks' counts of random numbers. The collectives end after two forwards without random operators.
 TEST(RandomNumbers, MayBeSkippedWithoutRowsAndInFirstForwards) {
   Draws operators = drawing::everywhere(), modules = kModules;
   for (Draws* draws : {&operators, &modules}) {

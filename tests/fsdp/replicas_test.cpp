@@ -10,7 +10,7 @@ struct Either : nn::Module<Either> {
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
-// PyTorch's FSDP2 gives wrong gradients here: FSDP2 adds up gradients of different parameters.
+// In this case FSDP2 of PyTorch adds gradients of different parameters, which is wrong.
 TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   const at::Tensor x = uniform_values({8, 3}, 3);
   Filled<Either> alone;

@@ -41,7 +41,7 @@ TEST(Phase, RefusesTransitionsMissingFromTheTable) {
   expect_table_is_enforced<GatherPhase>(3);
 }
 
-// Each of these functions calls a model in an unusual order. The next step must be correct.
+// The following functions call a model in an unusual order. The next step must be correct.
 
 at::Tensor input() {
   return batch(kDim, 0).requires_grad_();
