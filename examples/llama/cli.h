@@ -54,9 +54,9 @@ using tessera::nearest;
 
 /// A flag of a program after parsing, with the user's value or the default value.
 struct ResolvedFlag {
-  std::string name;                   ///< the flag's name without dashes
+  std::string name;
   std::string section;                ///< the table of the configuration file that has the flag
-  std::vector<std::string> values{};  ///< the flag's values; empty without a value or default
+  std::vector<std::string> values{};  ///< the flag's values; empty if the flag has none
   std::string note{};  ///< reason to omit the flag from a configuration file; "": none
   bool is_list = false, is_number = false, is_switch = false, is_path = false;
 };

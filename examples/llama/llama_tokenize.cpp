@@ -36,7 +36,7 @@ using namespace llama;
 
 struct TokenizeOptions {
   std::string tokenizer, out;
-  std::vector<std::string> files;  ///< input files: paths or globs
+  std::vector<std::string> files;
   bool jsonl = false;
   std::string field = "text";
   bool bos = false, eos = true;

@@ -28,7 +28,7 @@ using namespace tessera;
 
 namespace vit {
 
-/// The sizes of a model, with the names used in config.json.
+/// The sizes of a vision transformer, under the names in config.json.
 struct Config {
   std::int64_t image_size = 32;  ///< height and width of an image, in pixels
   std::int64_t channels = 3;

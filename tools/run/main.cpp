@@ -40,7 +40,7 @@ constexpr auto kTermTime = 1000ms;  ///< time between SIGTERM and SIGKILL if a r
 constexpr auto kSignalPoll = 100ms;
 constexpr auto kNever = Clock::time_point::max();
 constexpr std::size_t kLongestLine = 64 << 10;  ///< maximum bytes of a line; a longer line is split
-constexpr std::size_t kFull = 1 << 20;          ///< maximum bytes kept for a reader that is slow
+constexpr std::size_t kFull = 1 << 20;  ///< maximum bytes of output stored for a slow reader
 constexpr auto kHelp =
     R"(Usage: tessera-run --nproc N [OPTIONS] [--] PROGRAM ARGS...
        tessera-run --explain DIR
@@ -381,8 +381,8 @@ class Job {
 
   const int nproc_;
   const std::chrono::milliseconds grace_;
-  std::string folder_;  ///< folder of the flight records
-  bool is_temporary_;   ///< whether folder_ is removed at the end
+  std::string folder_;
+  bool is_temporary_;
   char** const program_;
   Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
   sigset_t mask_before_{};

@@ -81,7 +81,8 @@ planning::MakeRun run_of(const TrainOptions& options) {
 /// The bytes that one module communicates by one collective on one process group in a training
 /// step.
 struct ModuleTraffic {
-  /// The FQN, "*" for indices: "model.layers.*.mlp"; "" for the root module and outside of modules.
+  /// The FQN of the module, with "*" for indices: "model.layers.*.mlp"; "" for the root module and
+  /// outside of modules.
   std::string module;
   bool backward = false;
   std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"

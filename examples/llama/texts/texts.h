@@ -27,9 +27,9 @@ std::unique_ptr<ByteStream> open_stream(const std::string& path);
 
 /// The place in the input files at which a piece of text begins.
 struct PiecePlace {
-  std::size_t file = 0;      ///< index of the input file
-  std::uint64_t offset = 0;  ///< offset in the file's contents after decompression
-  std::uint64_t line = 1;    ///< line number in a JSONL file
+  std::size_t file = 0;      ///< index of the file in the list of input files
+  std::uint64_t offset = 0;  ///< offset in the contents of the file, after decompression
+  std::uint64_t line = 1;    ///< line number in the file, if the file is JSONL
 };
 
 /// A document, or a part of a long text file. Each piece is tokenized separately.

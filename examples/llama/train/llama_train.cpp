@@ -295,7 +295,8 @@ Json fine_tuning_record(const TrainOptions& o) {
   return record;
 }
 
-/// Describes the first of `flags` that differs between `saved` and `now`; "" if no flag differs.
+/// Describes the first flag in `flags` whose values in `saved` and `now` differ; "" if no flag
+/// differs.
 std::string change_of(const Json& saved, const Json& now,
                       std::initializer_list<const char*> flags) {
   for (const char* flag : flags) {
@@ -348,7 +349,7 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
                   "; pass the flags with the checkpoint's values, or pass --exclude optimizer");
     return;
   }
-  // The LoRA rank is compared first, because the record of a run without LoRA lacks all LoRA flags.
+  // The LoRA rank is compared first: without LoRA, the checkpoint has no other LoRA flag.
   std::string change =
       change_of(saved, now, {"--lora-rank", "--lora-alpha", "--lora-targets", "--lora-dropout"});
   if (change.empty() && !checkpoints.excludes("optimizer")) {

@@ -29,7 +29,7 @@ using Check = std::function<void(CLI::Option&)>;
 /// Which runs use a flag. Giving the flag for any other run is an error.
 struct Use {
   bool (*when)(const O&) = nullptr;  ///< whether a run uses the flag; nullptr: every run does
-  const char* where = "";            ///< text for messages: which runs use the flag
+  const char* where = "";            ///< describes, in messages, which runs use the flag
 };
 
 enum class Form {

@@ -24,8 +24,8 @@ class ModuleBase;
 namespace tessera::checkpoint {
 
 /// An object whose state is saved in checkpoints, for example a schedule or a loss scaler. The
-/// state is JSON and equal on every rank. A save stores the state of rank 0. A load sets this state
-/// on every rank.
+/// state is a JSON value, equal on every rank. A save stores the state of rank 0. A load sets this
+/// state on every rank.
 class Stateful {
  public:
   virtual ~Stateful() = default;
@@ -66,7 +66,7 @@ struct StateDict {
   /// call counter of each nn::Dropout are saved.
   nn::ModuleBase& model;
   /// The optimizer state: the result of optim::named_state(), saved as "optimizer.state.NAME". The
-  /// tensors share the optimizer's memory.
+  /// tensors share memory with the optimizer.
   std::vector<std::pair<std::string, at::Tensor>> optimizer = {};
   /// A JSON object that the caller defines, for example the schedule's step, the random state and
   /// the position in the data. The object of rank 0 is saved.
@@ -144,10 +144,10 @@ struct LoadReport {
 ///
 /// Collective over `world`. A failure on one rank is an Error on all ranks. Throws Error, before
 /// anything is changed, if folders or options differ between ranks, if the step does not exist, if
-/// names, sizes or types do not fit, and if the step has two different tensors for a tied parameter
-/// (or for its optimizer state). Throws DamagedStep if a file is missing or damaged. If reading
-/// fails or finds damage, the parameters being loaded count as uninitialized; all ranks may then
-/// load an older step. The `stateful` and `rank_states` objects are loaded before the first
+/// names, sizes or dtypes do not fit, and if the step has two different tensors for a tied
+/// parameter (or for its optimizer state). Throws DamagedStep if a file is missing or damaged. If
+/// reading fails or finds damage, the parameters being loaded count as uninitialized; all ranks may
+/// then load an older step. The `stateful` and `rank_states` objects are loaded before the first
 /// parameter changes, the nn::Dropout call counters after the last parameter. Missing or unexpected
 /// entries of `rank_states` are no error.
 LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
@@ -164,8 +164,8 @@ class SaveFuture {
   /// Constructs a SaveFuture without a save: done() returns true.
   SaveFuture() = default;
 
-  /// Whether this rank has finished its part of the save, or the save has failed. Other ranks can
-  /// still be writing.
+  /// Whether this rank has written its part of the checkpoint, or the save has failed. Other ranks
+  /// can still be writing.
   bool done() const;
   /// Waits until the step that is being saved is complete. Throws the errors of save().
   void wait();

@@ -23,7 +23,7 @@ namespace tessera::checkpoint {
 
 /// Fills every parameter of `module` (plain, distributed or FSDP-sharded), by FQN, from a Hugging
 /// Face folder: model.safetensors, or model.safetensors.index.json and the files in the index. Each
-/// rank reads only the bytes of its shards; floating-point types are converted. For a tied
+/// rank reads only the bytes of its shards; floating-point dtypes are converted. For a tied
 /// parameter, the files need only one of its FQNs. A fused parameter (nn::FusedLinear) is read from
 /// the tensors of its parts. Persistent buffers are filled if the files contain these buffers; all
 /// other buffers keep their values (see nn::init_buffers).
@@ -34,7 +34,7 @@ namespace tessera::checkpoint {
 ///
 /// Collective over `world`: a failure on one rank is an Error on all ranks. Throws Error, before
 /// anything is changed:
-/// - if names, sizes or types do not fit, with a list of the missing, unexpected and different
+/// - if names, sizes or dtypes do not fit, with a list of the missing, unexpected and different
 ///   tensors;
 /// - for a damaged file, and for an index that refers to files outside the folder;
 /// - for parameters on the meta device, and for parameters that FSDP has gathered.
@@ -51,8 +51,8 @@ void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& fold
 /// Writes a folder that `transformers` can load. All parameters and persistent buffers are written
 /// unsharded, to model.safetensors or, beyond `max_shard_bytes` bytes, to
 /// model-0000k-of-0000n.safetensors with an index. `config_json` is written as config.json:
-/// "torch_dtype" or "dtype" is set to the weights' type; if `config_json` has neither,
-/// "torch_dtype" is added for types other than fp32. Floating-point values are written in `dtype`
+/// "torch_dtype" or "dtype" is set to the weights' dtype; if `config_json` has neither,
+/// "torch_dtype" is added for dtypes other than fp32. Floating-point values are written in `dtype`
 /// (fp32, bf16, fp16 or fp64). Without `dtype`, fp64 values are written in fp64 and all others in
 /// fp32. A tied parameter is written once, under its first FQN; a fused parameter is written as the
 /// tensors of its parts.

@@ -43,8 +43,8 @@ std::vector<std::string> compare_steps(const std::filesystem::path& step,
 std::string new_run_id(comm::World& world);
 
 /// Returns the run_id of a complete step. Throws Error if the step does not exist, and if `dir` has
-/// a complete step of another run; the message names both runs. Rank 0 reads the manifests of all
-/// steps and broadcasts the result. Collective over `world`.
+/// a complete step of another training run; the message names both runs. Rank 0 reads the manifests
+/// of all steps and broadcasts the result. Collective over `world`.
 std::string run_of_step(comm::World& world, const std::filesystem::path& dir, std::int64_t step);
 
 /// Returns the highest complete step in `dir` with a number below `before`, or nullopt if there is

@@ -27,8 +27,8 @@ std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
 std::vector<std::string> texts_that_differ(Communicator& group, const std::string& own);
 
 /// Runs `work`, which must not communicate. If `work` throws on any rank, every rank throws an
-/// Error with the rank and the message of the first rank that failed, so that no rank waits for the
-/// failed rank. Costs an all-reduce of one number, and two broadcasts after a failure.
+/// Error with the number and the message of the first rank that failed, so that no rank waits for
+/// that rank. Costs an all-reduce of one number, and two broadcasts after a failure.
 void run_or_fail_together(Communicator& group, c10::Device device,
                           const std::function<void()>& work);
 

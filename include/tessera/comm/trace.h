@@ -17,7 +17,7 @@ namespace tessera::comm {
 /// process group.
 struct Traffic {
   std::int64_t calls = 0;
-  std::int64_t bytes = 0;  ///< bytes of this rank's inputs
+  std::int64_t bytes = 0;  ///< sum of the bytes of this rank's inputs
 };
 /// The traffic of each process group and collective. Key: {group name, collective}, for example
 /// {"tp", "all_gather"}.
@@ -27,7 +27,7 @@ using TrafficTable = std::map<std::pair<std::string, std::string>, Traffic>;
 struct CollectiveCall {
   std::string group;
   std::string collective;
-  std::int64_t bytes = 0;  ///< bytes of this rank's input
+  std::int64_t bytes = 0;  ///< bytes of the collective's input on this rank
   /// What the collective is for: the purpose of its process group (PurposeScope) or, without a
   /// purpose, the operator that called the collective (CallerScope). In backward, also names the
   /// autograd node: "aten::mm in MmBackward0". "" if unknown.
@@ -40,7 +40,7 @@ class CallRecorder;
 /// groups of one rank. Thread safe.
 class TrafficCounter {
  public:
-  /// Counts a collective. `purpose`: the text for CollectiveCall::purpose.
+  /// Counts a collective. `purpose`: the string for CollectiveCall::purpose.
   void record(const std::string& group, const char* collective, std::int64_t bytes,
               const std::string& purpose);
   TrafficTable table() const;

@@ -39,7 +39,7 @@ namespace tessera::models {
 
 /// Arguments of the forward() that returns the loss without storing all logits in memory.
 struct HeadLoss {
-  at::Tensor targets;  ///< target tokens, (batch * sequence) int64
+  at::Tensor targets;  ///< target tokens: (batch * sequence), int64
   tensor_parallel::LinearCrossEntropyOptions options{};
   at::Tensor positions{};        ///< like the argument `positions` of Llama::forward()
   nn::DocumentsPtr documents{};  ///< like the argument `documents` of Llama::forward()

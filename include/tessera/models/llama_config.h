@@ -78,7 +78,8 @@ std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp);
 /// tensor-parallel ranks, each on 2 of them"; "" if the heads are split.
 std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp);
 
-/// Numbers of parameters of a model: in total, in the token embedding, and used by one token.
+/// Numbers of parameters of a model: all parameters, those of the token embedding, and those that
+/// one token uses.
 struct ParameterCount {
   std::int64_t total = 0;
   std::int64_t embedding = 0;

@@ -29,7 +29,7 @@ class MeanMetric final : public checkpoint::RankState, tessera::detail::NoCopy {
   /// Replaces this rank's sums by the sums over all ranks, until unsync(). Collective over `world`.
   /// Throws Error if the metric is already synced.
   void sync(comm::World& world);
-  /// Restores this rank's own values. Throws Error if the metric is not synced.
+  /// Undoes sync(): restores this rank's own sums. Throws Error if the metric is not synced.
   void unsync();
 
   /// Returns the state for a checkpoint: this rank's own values, also between sync() and unsync().
@@ -41,7 +41,7 @@ class MeanMetric final : public checkpoint::RankState, tessera::detail::NoCopy {
   nlohmann::json merged(const std::vector<nlohmann::json>& of_ranks) const override;
 
   struct Sums {
-    double values = 0, weights = 0;  ///< the sums of value * weight and of weight
+    double values = 0, weights = 0;
   };
   static Sums read(const nlohmann::json& state);
 

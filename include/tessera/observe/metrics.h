@@ -63,19 +63,19 @@ MemoryUse take_memory_use(const std::string& device_type);
 /// tensors.
 void count_tensor_memory();
 
-/// Measures a device's FLOP/s by multiplying square matrices in `type`. MFU is relative to the
-/// measured rate on a CPU and on devices that peak_flops() does not know. Returns the mean over the
-/// ranks of the median of several windows. All ranks compute at the same time, so that the ranks of
-/// one machine share its cores as in training. The measurement takes about a second and draws no
-/// random numbers. Collective over `world`; the result is the same on all ranks.
+/// Measures a device's FLOP/s by multiplying square matrices in `type`. For MFU on a CPU and on
+/// devices that peak_flops() does not know. Returns the mean over the ranks of the median of
+/// several windows. All ranks compute at the same time, so that the ranks of one machine share its
+/// cores as in training. The measurement takes about a second and draws no random numbers.
+/// Collective over `world`; the result is the same on all ranks.
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 /// The metrics of a model's experts in one training step. Losses are means over micro-batches.
 struct ExpertMetrics {
   double load_balancing_loss = 0;  ///< load-balancing loss, not multiplied by its coefficient
   double z_loss = 0;               ///< router z-loss, not multiplied by its coefficient
-  /// The largest number of tokens of an expert divided by the mean number, in the layer where the
-  /// quotient is highest.
+  /// The largest number of tokens of an expert, divided by the mean number of tokens per expert, in
+  /// the layer with the largest quotient.
   double largest_over_mean = 0;
 };
 
@@ -92,11 +92,11 @@ struct StepMetrics {
   double tokens_per_s = 0;      ///< tokens per second over all ranks
   double tflops = 0;            ///< TFLOP/s per rank, by torchtitan's FLOP formula
   std::optional<double> mfu{};  ///< model FLOPs utilization in %; nullopt if the peak is unknown
-  std::optional<double> mfu_causal{};  ///< `mfu`, counting half of attention's FLOPs
+  std::optional<double> mfu_causal{};  ///< `mfu` with half of the FLOPs of attention
   std::int64_t peak_memory_bytes = 0;  ///< peak memory of this rank in this step (CUDA: reserved)
   std::optional<std::int64_t> peak_active_bytes{};  ///< peak memory of tensors, if known
   std::int64_t memory_capacity_bytes = 0;           ///< memory of this rank's device; 0 if unknown
-  /// Seconds that a checkpoint blocked training between the previous step and this step.
+  /// Seconds between the previous step and this step in which training waited for a checkpoint.
   std::optional<double> checkpoint_stall_s{};
   std::optional<double> eval_loss{};       ///< loss on held-out data, if evaluated after this step
   std::optional<ExpertMetrics> experts{};  ///< metrics of the experts; nullopt without experts

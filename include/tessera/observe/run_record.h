@@ -15,11 +15,11 @@ class ModuleBase;
 
 namespace tessera::observe {
 
-/// Returns how each parameter of a module is distributed, as seen from this rank, in order of
-/// registration: [{name, sizes, placements, local_sizes, local_bytes}]. The placements are written
-/// "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor; "[3:m0 x 2]" for a layout that no list
-/// of placements describes. For a parameter that FSDP manages, the entry describes the FSDP shard.
-/// Not collective.
+/// Returns how each parameter of a module is distributed, as seen from this rank, in the order of
+/// registration of the parameters: [{name, sizes, placements, local_sizes, local_bytes}]. The
+/// placements are written "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor; "[3:m0 x 2]" for
+/// a layout that no list of placements describes. For a parameter that FSDP manages, the entry
+/// describes the FSDP shard. Not collective.
 nlohmann::ordered_json sharding_table(const nn::ModuleBase& module);
 
 /// Writes the description of a run as JSON: title, configuration {name: value}, and the

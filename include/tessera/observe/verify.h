@@ -48,7 +48,7 @@ struct VerifyReport {
   /// Module outputs that differ from the reference, in the order in which the reference's module
   /// calls end. All earlier outputs are equal.
   std::vector<VerifyDifference> outputs{};
-  std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in the order of backward
+  std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in backward's order
   /// A line that names the weights that differ between ranks. If this line is not empty, nothing
   /// else was compared.
   std::string weights{};

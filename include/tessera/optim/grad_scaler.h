@@ -22,9 +22,9 @@ struct GradScalerOptions {
   /// and nothing is checked.
   bool enabled = true;
   double init_scale = 65536.0;
-  double growth_factor = 2.0;           ///< multiplies the scale after growth_interval steps
-  double backoff_factor = 0.5;          ///< multiplies the scale after an overflow
-  std::int64_t growth_interval = 2000;  ///< number of steps without overflow before growth
+  double growth_factor = 2.0;           ///< factor on the scale after growth_interval steps
+  double backoff_factor = 0.5;          ///< factor on the scale after an overflow
+  std::int64_t growth_interval = 2000;  ///< number of steps without overflow before the scale grows
 };
 
 /// Dynamic loss scaling for fp16 (Micikevicius et al. 2018). The loss is multiplied by a scale, so
@@ -67,29 +67,29 @@ class GradScaler {
   /// parameters that step() will update.
   at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                              const NormOptions& options = {});
-  /// Alternative to clip_grad_norm_(): divides the gradients by the scale now, in place, for code
-  /// that reads or changes gradients before step(). Throws Error for gradients narrower than fp32,
-  /// in which small values would vanish. Collective like grad_norm(). Call unscale_() at most once
-  /// per step, with all parameters that step() will update. After unscale_(),
+  /// Alternative to clip_grad_norm_(): divides the gradients by the scale immediately, in place,
+  /// for code that reads or changes gradients before step(). Throws Error for gradients narrower
+  /// than fp32, in which small values would vanish. Collective like grad_norm(). Call unscale_() at
+  /// most once per step, with all parameters that step() will update. After unscale_(),
   /// optim::clip_grad_norm_ can clip some of these parameters.
   void unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
-  /// Calls optimizer.step() unless a gradient overflowed, and sets the next scale. Returns whether
-  /// the optimizer stepped: the same result on every rank. If neither clip_grad_norm_ nor unscale_
-  /// was called before, step() calls grad_norm() with `options`, and is then collective like
-  /// grad_norm(). With pipeline stages, whose ranks must skip the same steps, set NormOptions::over
-  /// in the first call of each step. Throws Error, on every rank, if the scale would fall below
-  /// 1e-4; the scale is then unchanged. Throws Error if a parameter with a gradient was not clipped
-  /// or unscaled before.
+  /// Calls optimizer.step() unless a gradient overflowed, and computes the scale for the next step.
+  /// Returns whether the optimizer stepped: the same result on every rank. If neither
+  /// clip_grad_norm_ nor unscale_ was called before, step() calls grad_norm() with `options`, and
+  /// is then collective like grad_norm(). With pipeline stages, whose ranks must skip the same
+  /// steps, set NormOptions::over in the first call of each step. Throws Error, on every rank, if
+  /// the scale would fall below 1e-4; the scale is then unchanged. Throws Error if a parameter with
+  /// a gradient was not clipped or unscaled before.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
-  /// Clips the gradients and steps. If the scaler is not enabled, the optimizer multiplies each
-  /// gradient by the clip factor while it reads the gradient (optim::clip_factor), which saves a
-  /// pass over the gradients. The gradients' values are unspecified afterwards. Returns the norm
-  /// before clipping, and whether the optimizer updated the parameters: always true on a GPU
-  /// without scaling, because the CPU does not wait for the norm. Throws Error, before anything is
-  /// changed, if the optimizer updates a parameter with a gradient that is not among `parameters`.
-  /// `before_step` is called with the norm before the optimizer steps, but not if the step is
-  /// skipped. If `before_step` throws, the parameters are unchanged.
+  /// Clips the gradients and calls optimizer.step(). If the scaler is not enabled, the optimizer
+  /// multiplies each gradient by the clip factor while it reads the gradient (optim::clip_factor),
+  /// which saves a pass over the gradients. The gradients' values are unspecified afterwards.
+  /// Returns the norm before clipping, and whether the optimizer updated the parameters: always
+  /// true on a GPU without scaling, because the CPU does not wait for the norm. Throws Error,
+  /// before anything is changed, if the optimizer updates a parameter with a gradient that is not
+  /// among `parameters`. `before_step` is called with the norm before the optimizer steps, but not
+  /// if the step is skipped. If `before_step` throws, the parameters are unchanged.
   std::pair<at::Tensor, bool> clip_and_step(
       Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
       const std::function<void(const at::Tensor& norm)>& before_step = {});

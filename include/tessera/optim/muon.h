@@ -14,7 +14,7 @@
 TESSERA_API_BEGIN
 namespace tessera::optim {
 
-/// How a matrix's number of rows A and number of columns B change its learning rate.
+/// The factor on the learning rate of a matrix with A rows and B columns.
 enum class MuonRate : std::uint8_t {
   kOriginal,  ///< the factor sqrt(max(1, A / B)), by Keller Jordan
   /// The factor 0.2 sqrt(max(A, B)), by Moonshot AI. Use with a learning rate and a weight decay
@@ -41,9 +41,10 @@ struct MuonOptions {
 /// and AdamW for embeddings, the head, norms and biases (see split_for_muon and OptimizerList).
 /// Like torch.optim.Muon, but for any sharding on any mesh, with the same result as one process.
 ///
-/// Each matrix is assigned to one rank of its mesh, so that the matrix is orthogonalised only once
-/// (even if the matrix has replicas) and the work is balanced. One all-to-all sends each matrix, in
-/// compute_dtype, to its rank; a second all-to-all returns the shards. State: "momentum_buffer".
+/// Each matrix is assigned to one rank of its mesh. So each matrix is orthogonalised only once,
+/// even if the matrix has replicas, and the work is balanced. One all-to-all sends each
+/// matrix, in compute_dtype, to its rank; a second all-to-all returns the shards. State:
+/// "momentum_buffer".
 ///
 /// step(): collective over the meshes of distributed matrices that require a gradient. If a matrix
 /// has a gradient on some ranks only, the gradients of the other ranks are treated as zeros. The

@@ -94,7 +94,7 @@ class SlotOptimizer : public Optimizer {
 
   /// The optimizer state of one local shard.
   struct State {
-    std::vector<at::Tensor> tensors;  ///< one tensor for each state name
+    std::vector<at::Tensor> tensors;  ///< state tensors of the shard, one for each state name
     /// The step counter: 0-d fp32, on the shard's device; undefined if steps are not counted.
     at::Tensor step;
     /// A hash of the counter's value when the CPU last read the counter, and of all steps since

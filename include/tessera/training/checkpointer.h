@@ -108,8 +108,8 @@ class Checkpointer : tessera::detail::NoCopy {
   /// the folder can't be written, or if another process has locked the folder. Call make_folder()
   /// on rank 0; not collective.
   void make_folder();
-  /// Returns the JSON object (without tensors) of the checkpoint that load() will load, for early
-  /// checks. The object includes the `entries` that the program passed to after_step().
+  /// Returns the JSON object (without tensors) of the checkpoint that load() will load, for checks
+  /// before load(). The object includes the `entries` that the program passed to after_step().
   Json peek(const TrainState& state);
   /// Loads the step into `state`. For a step of this run, also restores the random number state. If
   /// a step is damaged, load() prints a warning and loads the previous step, unless the options
@@ -158,8 +158,8 @@ class Checkpointer : tessera::detail::NoCopy {
   std::int64_t newest_ = -1;  ///< step number of source(); -1: not in `folder`
   /// Numbers of damaged steps after source(). The first save marks these steps as unfinished.
   std::vector<std::int64_t> damaged_;
-  int lock_ = -1;             ///< the file descriptor of the folder's lock file
-  std::int64_t loaded_ = -1;  ///< the step that load() loaded; -1: none
+  int lock_ = -1;
+  std::int64_t loaded_ = -1;
   std::int64_t saved_ = -1;
   checkpoint::SaveFuture pending_;
   std::exception_ptr unsaved_;

@@ -22,8 +22,8 @@ namespace tessera::training {
 
 /// Options of MetricLog: where a run's metrics are written.
 struct MetricOptions {
-  std::filesystem::path metrics = {};      ///< the JSONL file of the metrics; empty: none
-  std::filesystem::path tensorboard = {};  ///< the folder for TensorBoard; empty: none
+  std::filesystem::path metrics = {};      ///< JSONL file for the metrics; empty: no file
+  std::filesystem::path tensorboard = {};  ///< folder for TensorBoard files; empty: none
   std::int64_t steps = 0;                  ///< number of steps of the whole run
   std::int64_t log_every = 10;             ///< number of steps between two lines on the console
   std::string device = "cpu";              ///< the device of the run: "cpu" or "cuda"

@@ -58,8 +58,8 @@ struct StepOptions {
 struct StepResult {
   double loss = 0;       ///< the step's loss, averaged over the ranks of data_mesh
   double grad_norm = 0;  ///< gradient norm of the whole model, before clipping
-  double lr_factor = 1;  ///< the schedule's factor on the learning rate
-  std::optional<double> loss_scale = std::nullopt;  ///< the loss scale, if any
+  double lr_factor = 1;  ///< factor of the learning-rate schedule in this step
+  std::optional<double> loss_scale = std::nullopt;  ///< loss scale of fp16 training, if any
   bool skipped = false;  ///< whether the update was skipped because a gradient overflowed
 };
 

@@ -25,8 +25,9 @@ std::string step_folder_name(std::int64_t step);
 /// reads the folder and broadcasts the result. Collective over `world`.
 std::optional<std::string> unfinished_run(comm::World& world, const std::filesystem::path& dir);
 
-/// Returns the last step in `dir`, complete or damaged; nullopt if there is none. Unfinished saves
-/// do not count. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
+/// Returns the highest step number in `dir`, of a complete or damaged step; nullopt if there is
+/// none. Unfinished saves do not count. Rank 0 reads the folder and broadcasts the result.
+/// Collective over `world`.
 std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
 
 /// Returns the steps in `dir` with numbers above `after`, including damaged steps. A run that

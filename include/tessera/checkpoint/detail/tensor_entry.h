@@ -11,12 +11,12 @@
 TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
-/// A tensor's entry in the header of a safetensors file.
+/// Dtype, sizes and position of a tensor, from the header of a safetensors file.
 struct TensorEntry {
   std::string dtype_name;  ///< the type's name in the file: "F32", "BF16", ...
   c10::ScalarType dtype;
   std::vector<std::int64_t> sizes;
-  std::uint64_t offset = 0;  ///< offset of the tensor's first byte from the start of the file
+  std::uint64_t offset = 0;  ///< offset of the tensor's first byte in the file
   std::uint64_t bytes = 0;
 };
 

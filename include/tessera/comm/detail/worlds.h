@@ -16,10 +16,10 @@ namespace tessera::comm {
 
 /// A collective in a fake world (fake_world()).
 struct FakeCollective {
-  const std::string& group;       ///< name of the process group
-  const std::vector<int>& ranks;  ///< world ranks of the process group
+  const std::string& group;       ///< name of the collective's process group
+  const std::vector<int>& ranks;  ///< ranks of this process group, numbered as in the world
   std::string collective;
-  std::int64_t bytes = 0;  ///< bytes of this rank's input
+  std::int64_t bytes = 0;  ///< bytes of the collective's input on this rank
 };
 /// A function that returns the Work of a collective in a fake world; nullptr if the collective is
 /// already complete.

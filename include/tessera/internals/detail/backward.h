@@ -68,7 +68,7 @@ void add_own_hook(const at::Tensor& tensor, OwnHook what,
 bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 
 enum class BackwardCode : std::uint8_t {
-  kNone,              ///< this thread runs no backward
+  kNone,              ///< no backward runs on this thread
   kFormula,           ///< a gradient formula of libtorch or of this library
   kFormulaOrProgram,  ///< a node of the program, or a node that has hooks of the program
 };

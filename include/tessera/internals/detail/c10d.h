@@ -59,8 +59,8 @@ std::uint16_t port_of(const StorePtr& store);
 using Group = c10d::Backend;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-/// A running collective. wait(time) throws after the time-out and after a failure. isCompleted() is
-/// false after a time-out.
+/// A running collective of a c10d process group. wait(time) throws after the time-out and after a
+/// failure. isCompleted() is false after a time-out.
 using GroupWork = c10d::Work;
 using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 

@@ -127,7 +127,7 @@ at::Tensor guarded_view(const at::Tensor& tensor);
 // Functions that free and allocate the memory of existing tensors, and move tensors to other
 // memory. PyTorch calls this storage resize. The public functions are Tensor::set_(), an operator
 // that counts as a write, and set_data(), which replaces the tensor's state. Tessera's functions do
-// not change version counters, so that autograd accepts the tensors that it has saved.
+// not change version counters, so that autograd accepts tensors that were saved for backward.
 //
 // From 2.15 a storage can materialise its data on access; these functions set ordinary memory.
 //

@@ -44,8 +44,8 @@ struct Rope {
 };
 
 /// Returns cos and sin of the rotary angles of positions 0 to `positions` - 1, computed as in
-/// Hugging Face: two fp32 tensors (positions, head_dim) on the CPU. The angles are repeated for the
-/// two halves of a head.
+/// Hugging Face: two fp32 tensors (positions, head_dim) on the CPU. Both halves of a head have the
+/// same angles.
 std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t head_dim,
                                               std::int64_t positions);
 

@@ -68,7 +68,7 @@ enum class MemoryKind : std::uint8_t {
   kGradients,    ///< memory allocated in a backward and used after that backward
   kGathered,     ///< all-gather buffers and gathered parameters
   kReduced,      ///< buffers for reducing gradients
-  kActivations,  ///< memory allocated in a forward and used after that forward; cached masks
+  kActivations,  ///< memory allocated in a forward and used later; cached masks
   kTemporary,    ///< all other memory of tensors
 };
 
@@ -152,7 +152,7 @@ class MemoryLog final : tessera::detail::NoCopy {
 
   mutable std::mutex mutex_;
   bool reserve_only_;
-  std::thread::id thread_ = std::this_thread::get_id();  ///< the thread that runs the steps
+  std::thread::id thread_ = std::this_thread::get_id();
   std::unordered_map<std::uint64_t, Block> blocks_;
   std::map<const void*, std::uint64_t> live_blocks_;
   std::vector<Event> events_;

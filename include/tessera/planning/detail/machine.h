@@ -13,7 +13,7 @@ namespace tessera::planning {
 /// The properties of a GPU and its cluster. Rates (FLOP/s and bytes per second) are data-sheet
 /// values. A `..._share` is the fraction of a rate that a training step is assumed to reach. The
 /// default product_share, attention_share_64 and memory_share were measured in steps on one H200
-/// with libtorch 2.11; no other share was measured.
+/// with libtorch 2.11; the other shares are estimates.
 struct Machine {
   std::string name;
   double memory_bytes = 0;      ///< memory of one device in bytes
@@ -30,8 +30,8 @@ struct Machine {
   double memory_share = 0.62;
   double operator_latency_s = 2e-6;  ///< the minimum time of an operator, in seconds
   std::int64_t ranks_per_node = 8;
-  double link_bandwidth = 0;      ///< bytes per second between devices of one machine
-  double network_bandwidth = 0;   ///< bytes per second from one device to another machine
+  double link_bandwidth = 0;      ///< bytes per second between two devices of one machine
+  double network_bandwidth = 0;   ///< bytes per second that a device sends to other machines
   double network_share = 0.8;     ///< fraction of link and network bandwidth that collectives reach
   double link_latency_s = 10e-6;  ///< seconds of latency of a collective within a machine
   double network_latency_s = 30e-6;  ///< seconds of latency of a collective over several machines

@@ -73,7 +73,7 @@ struct Search {
   std::vector<FoundLayout> found{};
   /// The refused layouts and the reasons, for example a size of the model that tp does not divide.
   std::vector<std::pair<TrainingLayout, std::string>> refused{};
-  std::int64_t skipped = 0;  ///< number of layouts not estimated, because smaller ones do not fit
+  std::int64_t skipped = 0;  ///< layouts not estimated: layouts with less memory do not fit
 
   /// Returns the fastest layout that fits or, if no layout fits, the layout with the least memory.
   const FoundLayout& best() const { return found.front(); }
