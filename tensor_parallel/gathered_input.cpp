@@ -7,7 +7,7 @@
 //                                            bias_i <-----------------------'
 //
 // The matrix products of one linear_products() call share one LinearInputBackward; every other
-// matrix product has its own node.
+// matrix product has its own LinearInputBackward.
 //
 // WeightBackward is a separate node, so that it can run late: its sequence number is lower than
 // that of GatherBackward, and autograd runs the ready node with the highest number. As a result,
@@ -50,8 +50,8 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
              : DistributedTensor::from_local(gradient, mesh, {Replicate{}});
 }
 
-/// The functions that compute a Linear's matrix products, for aten::linear or for fp8. `bias` can
-/// be undefined.
+/// The functions that compute the matrix products of a Linear and of its backward, for aten::linear
+/// or for fp8. `bias` can be undefined.
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   nn::detail::SharedInputNode::AddTerm add_of_input;
@@ -75,8 +75,8 @@ constexpr Products kFp8Products{
     }};
 
 /// The input x of column-wise Linears, gathered by one all-gather. GatheredInput saves the shard of
-/// x for backward, and gathers x again for the time in which backward computes the weights'
-/// gradients. Under activation checkpointing GatheredInput saves the gathered x, because the
+/// x for backward, gathers x again when backward needs x for the weights' gradients, and then frees
+/// the gathered x. Under activation checkpointing GatheredInput saves the gathered x, because the
 /// recomputation gathers x anyway.
 class GatheredInput {
  public:
@@ -100,7 +100,7 @@ class GatheredInput {
     }
   }
 
-  /// Called when the autograd graph is freed, because no further backward will run.
+  /// Called when the autograd graph is freed: no further backward will run.
   void release() {
     released_ = true;
     release_if_unused();
@@ -137,10 +137,10 @@ struct GatherBackward final : Node {
   std::shared_ptr<GatheredInput> input;
   DeviceMesh mesh;
   Placements shards;
-  std::uint64_t late_number;  ///< sequence number of WeightBackward, which runs late
+  std::uint64_t late_number;  ///< sequence number of WeightBackward (see the top of this file)
 };
 
-/// The node that computes the gradient of the weight: (gradient of y)^T x.
+/// The autograd node of the weight's gradient: (gradient of y)^T x.
 struct WeightBackward final : Node {
   WeightBackward(std::uint64_t number, std::shared_ptr<GatheredInput> i, const Products& p)
       : Node(number), products(p), input(std::move(i)) {}
@@ -157,8 +157,8 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// Passes the gradient of the output y to the nodes of the input and the weight. Sums the gradient
-/// of y over its rows for the bias.
+/// Passes the gradient of the output y to the nodes that compute the gradients of the input and of
+/// the weight. Sums the gradient of y over its rows to get the gradient of the bias.
 struct ProductBackward final : Node {
   ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
       : input(std::move(i)), output(std::move(o)) {}
@@ -200,7 +200,7 @@ bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
          of_bias.layout->digits(0) == of_weight.layout->digits(0);
 }
 
-/// Returns the autograd node of the all-gather that made x; nullptr if x was made by anything else.
+/// Returns the autograd node of the all-gather that made x; nullptr if x was not gathered.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight,
                                                    const at::Tensor& bias) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
@@ -212,8 +212,8 @@ tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at
   return columns ? tessera::detail::node_cast<GatherBackward>(x.grad_fn()) : nullptr;
 }
 
-/// Returns the matrix product of the local tensors; autograd does not record it. The result's last
-/// dimension is sharded like the weight's first dimension.
+/// Computes the matrix product of the local tensors without autograd. The last dimension of the
+/// result is sharded like the first dimension of the weight.
 at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const Products& products) {
   const c10::NoGradGuard no_grad;
@@ -250,8 +250,8 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
   return product;
 }
 
-/// Computes matrix products that share one gathered input x. If x was not gathered, calls `others`;
-/// if there is no `others`, computes each product separately.
+/// Computes matrix products that share one gathered input x. If x was not gathered, the products
+/// are computed by `others`, or one by one without `others`.
 class RegatheredProducts final : public nn::detail::LinearProducts {
  public:
   explicit RegatheredProducts(const Products& products,
@@ -273,8 +273,8 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  /// The node that sums the gradient of x over all products of x. Replaced when add() gets another
-  /// x.
+  /// The autograd node that sums the gradient of x over all products of x. Replaced when add() gets
+  /// another x.
   tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;
 };
 
@@ -299,8 +299,8 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
     whole = shard.redistribute(everywhere).tensor();
   }
   const std::uint64_t late_number = tessera::detail::take_sequence_number();
-  // GatheredInput gets `whole` before `whole` gets the node: otherwise the node would own itself
-  // through `whole`.
+  // GatheredInput gets `whole` before `whole` gets the autograd node. Otherwise the node would own
+  // itself: the node owns GatheredInput, which would own `whole` with its node.
   const auto node = tessera::detail::make_node<GatherBackward>(
       std::make_shared<GatheredInput>(shard, whole), shard, late_number);
   tessera::detail::set_inputs(*node, shard.tensor());

@@ -24,21 +24,21 @@ bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
 /// Compares data that must be equal on the ranks of a plan's mesh. Before the first forward: the
 /// replicated parameters, and whether the shards of each parameter are parts of one tensor. In the
-/// first forward with gradients: the plain inputs of the root module. With TESSERA_DEBUG=1 also the
-/// replicated parameters before each forward, their gradients after each backward, and every plain
-/// tensor that an operator combines with a distributed tensor.
+/// first forward with gradients: the plain inputs of the root module. With TESSERA_DEBUG=1, also
+/// compares the replicated parameters before each forward, their gradients after each backward, and
+/// every plain tensor that an operator combines with a distributed tensor.
 ///
-/// A ReplicaCheck is attached to the modules that have a style.
+/// The hooks of modules with a parallel style own the ReplicaCheck.
 class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
  public:
   ReplicaCheck(nn::ModuleBase& root, DeviceMesh mesh);
 
-  /// Adds a module with a parallel style. A program can call a module without calling the root, so
-  /// the first call of any added module starts the comparison. Returns false if the module was
+  /// Adds a module with a parallel style. The first call of any added module starts the comparison,
+  /// because a program can call a submodule instead of the root. Returns false if the module was
   /// already added.
   bool add(nn::ModuleBase& module, const std::string& fqn);
-  /// Adds hooks that compare the root module's plain inputs between ranks. The hooks of the root's
-  /// own styles run earlier. An input that such a hook distributes may differ between ranks.
+  /// Adds hooks that compare the root module's plain inputs between ranks. Inputs that the hooks of
+  /// the root's own styles distribute are not compared, because these hooks run earlier.
   void watch_root(nn::ModuleBase& root);
 
   /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all
@@ -66,16 +66,16 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   bool compared_inputs_ = false;  ///< whether ranks have compared the root module's inputs
 };
 
-/// All-gathers `shard`, which is on a 1-D mesh. Collective. Only the shard is saved, and backward
-/// gathers it again (Korthikanti et al. 2022, section 4.2.2), once for all matrix products of
-/// regathered_product(). The reduce-scatter of the gradient is asynchronous and overlaps the
-/// gradients of the weights.
+/// All-gathers `shard`, which is on a 1-D mesh. Collective. Only the shard is saved for backward,
+/// which gathers the shard again (Korthikanti et al. 2022, section 4.2.2), once for all matrix
+/// products of regathered_product(). The reduce-scatter of the gradient is asynchronous, while the
+/// gradients of the weights are computed.
 at::Tensor gather_again_in_backward(const DistributedTensor& shard);
 
-/// Returns the matrix product for `linear`, whose weight is sharded over its outputs. If
-/// gather_again_in_backward() made the input, only the weight is saved for backward. Otherwise the
-/// product is aten::linear, or the fp8 product after convert_to_fp8. Backward throws Error under
-/// create_graph.
+/// Returns the function that computes the matrix product of `linear`, whose weight is sharded over
+/// the output features. If gather_again_in_backward() made the input, only the weight is saved for
+/// backward. Otherwise the function calls aten::linear, or the fp8 product after convert_to_fp8.
+/// Backward throws Error under create_graph.
 nn::detail::LinearProduct regathered_product(const nn::Linear& linear);
 
 /// Makes an nn::Linear use regathered_product() if `regather` is true. Does nothing for other

@@ -1,10 +1,11 @@
-// The losses of a language model. cross_entropy reduces the losses of rows, which an operator
-// computes (src/dtensor/fused/losses.cpp). linear_cross_entropy computes the output head and the
-// loss in chunks of tokens.
+// The losses of a language model. cross_entropy sums or averages the losses of the tokens, which
+// tessera::cross_entropy computes (src/dtensor/fused/losses.cpp). linear_cross_entropy computes the
+// output head and the loss in chunks of tokens.
 //
 // Forward of linear_cross_entropy also computes the gradients of the sum of all losses. Backward
-// multiplies these gradients by the gradient of the sum, which is one number. So no logits are
-// computed twice, and values that are rounded to fp16 or bf16 have the magnitude of probabilities.
+// multiplies these gradients by one number, the gradient of the sum. So the logits are computed
+// only once. The gradients of the logits, which are rounded to fp16 or bf16, have the magnitude of
+// probabilities.
 
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/addmm.h>
@@ -39,9 +40,9 @@ namespace {
 /// How the tokens (rows of the logits) are sharded over a mesh; nullopt for plain logits.
 using TokenSharding = std::optional<ShardingSpec>;
 
-/// Throws Error if targets are ignored and several data-parallel ranks share the batch. FSDP gives
-/// the gradients of all ranks equal weights, but the ranks can have different numbers of ignored
-/// targets.
+/// Throws Error if targets are ignored and several data-parallel ranks share the batch. FSDP
+/// averages the gradients of all ranks with equal weights, which is wrong if the ranks have
+/// different numbers of ignored targets.
 void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   const std::int64_t ranks = nn::batch_ranks();
   if (ranks == 1 || count.is_meta()) {
@@ -66,7 +67,7 @@ at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
-/// Returns the number of targets on all ranks that are not ignored, as a plain tensor.
+/// Returns the global number of targets that are not ignored, as a plain tensor.
 at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index) {
   return whole(targets.ne(ignore_index).sum());
 }
@@ -114,8 +115,8 @@ bool are_split(const TokenSharding& rows) {
 }
 
 /// Returns the targets of this rank's tokens (`rows`), distributed like the tokens, or plain.
-/// Throws Error for targets on another mesh and, on every rank if the tokens are split, for plain
-/// targets outside of the vocabulary. Collective if targets and tokens have different layouts.
+/// Throws Error for targets on another mesh, and for plain targets outside of the vocabulary if the
+/// tokens are sharded. Collective if targets and tokens have different layouts.
 at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
                        const TokenSharding& rows, std::int64_t ignore_index) {
   const bool distributed = tessera::is_distributed(targets);
@@ -145,13 +146,13 @@ void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, i
   }
 }
 
-/// Returns the losses for reduction None; a plain tensor if each rank has all tokens.
+/// Returns the losses for reduction None; a plain tensor if the tokens are not sharded.
 at::Tensor losses_of_rows(const at::Tensor& losses) {
   return are_split(token_sharding(losses)) ? losses : whole(losses);
 }
 
-/// Returns the loss for reduction Sum or Mean, one plain number. `sum`: the sum of the losses,
-/// plain or Partial. Differentiable.
+/// Returns the loss for reduction Sum or Mean, a plain scalar. `sum`: the sum of the losses of all
+/// tokens, plain or Partial. Differentiable.
 at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
                         const CrossEntropyOptions& options) {
   at::Tensor all = whole(sum);
@@ -190,7 +191,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 /// One rank's plain inputs of linear_cross_entropy: the hidden states of the rank's tokens, and the
-/// rank's part of the weight.
+/// rank's shard of the weight.
 struct HeadProblem {
   at::Tensor hidden, weight, targets;
   VocabularyShard shard;
@@ -245,8 +246,8 @@ HeadResults allocate_results(const HeadProblem& problem, bool of_hidden, bool of
   return results;
 }
 
-/// Computes losses and gradients chunk by chunk; autograd records no operator. The gradient of the
-/// logits overwrites the logits.
+/// Computes the losses of the tokens and the gradients chunk by chunk, without autograd. The
+/// gradient of the logits is written into the memory of the logits.
 HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weight) {
   const auto& [hidden, weight, targets, shard, options, step] = problem;
   HeadResults results = allocate_results(problem, of_hidden, of_weight);
@@ -281,7 +282,7 @@ at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::Scalar
   return tensor.defined() ? kernels::scaled(tensor, factor, type) : at::Tensor();
 }
 
-/// The autograd function for the sum of the losses of this rank's rows.
+/// The autograd function that returns the sum of the losses of this rank's tokens.
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
@@ -303,13 +304,13 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-/// Placements of the hidden states and of both gradients on the mesh; empty for plain tensors.
+/// The placements on the mesh of the hidden states and of both gradients; empty for plain tensors.
 struct HeadPlacements {
   Placements hidden, hidden_gradient, weight_gradient;
 };
 
-/// On each mesh dimension either the tokens or the weight can be split. If the weight is split, the
-/// gradient of `hidden` is Partial. If the tokens are split, the gradient of `weight` is Partial.
+/// If the weight is sharded over a mesh dimension, the gradient of `hidden` is Partial there. If
+/// the tokens are sharded, the gradient of `weight` is Partial there.
 HeadPlacements head_placements(const DistributedTensor& hidden, const DistributedTensor& weight) {
   HeadPlacements result{hidden.placements(), hidden.placements(), weight.placements()};
   const Placements of_weight = weight.placements();
@@ -373,7 +374,7 @@ at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
 }
 
 /// Returns the number of tokens of a chunk. Depends only on global sizes: ranks with the same
-/// tokens must use equal chunks, even if the vocabulary is split unevenly.
+/// tokens must use chunks of equal size, even if the vocabulary is sharded unevenly.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {
   const std::int64_t tokens = hidden.size(0);
@@ -384,7 +385,7 @@ std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shar
   const std::int64_t columns = std::max<std::int64_t>(1, detail::ceil_div(shard.vocabulary, ranks));
   const auto bytes = columns * static_cast<std::int64_t>(hidden.element_size());
   const std::int64_t most = std::max<std::int64_t>(1, options.chunk_bytes / bytes);
-  // A multiple of the tile size suits the matrix products of GPUs.
+  // Rounds down to a multiple of the tile size of GPU matrix products.
   for (const std::int64_t tiles : {1024, 128}) {
     if (most >= tiles) {
       return most / tiles * tiles;

@@ -1,6 +1,6 @@
 // Tensor-parallel plans: parallelize_module(), plans that modules declare, and plans for blocks
-// such as nn::Attention. parallelize_module first checks the whole plan, so that an erroneous plan
-// changes nothing. Then parallelize_module distributes all parameters and adds hooks.
+// such as nn::Attention. parallelize_module first checks the whole plan, so that an invalid plan
+// changes nothing, and then distributes all parameters and adds hooks.
 
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/nn/blocks.h"
@@ -46,25 +46,24 @@ struct NamedModule {
   nn::ModuleBase* module = nullptr;
 };
 
-/// A plan entry applied to one module.
 struct Application {
   NamedModule target;
   StylePtr style;
-  /// Placements from the style. Parameters that the plan entry of an inner module places are left
-  /// out.
+  /// The placements of the module's parameters by the style, without parameters that the plan entry
+  /// of an inner module places.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 
 struct CheckedPlan {
   std::vector<Application> applications;
-  /// The parameters that the plan places, each once, in the order of the plan.
+  /// Each parameter that the plan places, with its placement, in the order of the plan.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
-  /// Parameters that no plan entry names; they become replicated. Parameters that are already
-  /// distributed, or that differ on each rank, are excluded.
+  /// Parameters that no plan entry names, which become replicated. Parameters that are already
+  /// distributed, or that differ on each rank, are not included.
   nn::NamedSlots unnamed;
 };
 
-// A Match can be a libtorch module without hooks, so that error messages can name the module.
+// A Match can be a torch::nn module without hooks, so that error messages can name the module.
 
 struct Match {
   std::string fqn;
@@ -125,9 +124,9 @@ std::type_index class_of(const Match& place) {
   return typeid(module);
 }
 
-/// Throws Error if, of two modules of one class that match `prefix`, one contains a match of
-/// `pattern` and the other does not. `prefix`: the beginning of `pattern`. `places`: the matches of
-/// `prefix`. `matches`: the matches of `pattern`.
+/// Throws Error if only one of two modules of one class that match `prefix` contains a match of
+/// `pattern`. `prefix`: the beginning of `pattern`. `places`: the matches of `prefix`. `matches`:
+/// the matches of `pattern`.
 void check_all_match(const std::string& pattern, const std::string& prefix,
                      const std::vector<Match>& places, const std::vector<Match>& matches) {
   const auto has_match = [&matches](const Match& place) {
@@ -158,8 +157,7 @@ void check_all_match(const std::string& pattern, const std::string& prefix,
        below, "' to match wherever possible");
 }
 
-/// Whether the segment has wildcards. "**", which stands for any number of segments, does not
-/// count.
+/// Whether the segment has wildcards other than "**", which stands for any number of segments.
 bool is_wildcard(std::string_view segment) {
   return segment != "**" && segment.find_first_of("*?[") != std::string_view::npos;
 }
@@ -221,7 +219,7 @@ void check_gradients_are_dense(const nn::ModuleBase& module) {
                 "module with sparse(false)");
 }
 
-/// Runs the style's checks, and adds the module's FQN to their error messages.
+/// Runs the style's checks for a module, and adds the FQN of the module to their error messages.
 Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
   try {
     check_is_called(target, *style);
@@ -250,8 +248,8 @@ bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
                              [&](const auto& owner) { return owner.module == &module; });
 }
 
-/// A container and a module inside it can have plan entries for the same parameter. The inner entry
-/// takes precedence.
+/// A container and a module inside it can have plan entries for the same parameter. The entry of
+/// the inner module takes precedence.
 void leave_to_inner(std::vector<Application>& applications) {
   for (Application& outer : applications) {
     std::erase_if(outer.parameters, [&](const auto& placed) {
@@ -314,8 +312,8 @@ class PlacementTable {
     if (slot.role.replicated_by_default && spec.mesh == mesh_) {
       return;
     }
-    // An earlier call can have distributed a tied parameter as part of another module. If the
-    // parameter is not tied, its module already has a plan, which is an error.
+    // An earlier parallelize_module() can have distributed a tied parameter of another module. If
+    // the parameter is not tied, its module already has a plan, which is an error.
     const bool tied = slot.owners().size() > 1;
     TESSERA_CHECK(tied && spec.mesh == mesh_ && spec.layout == layout,
                   "parallelize_module: a parameter of ", quoted(application.target.fqn),
@@ -387,8 +385,8 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
 /// Adds hooks to `module`: in its forward and its other hooked methods, plain tensors count as the
 /// same on every rank of `mesh`.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // One entry for each running call, because a module can call itself. nullptr for a call within
-  // the forward of another parallel module on `mesh`.
+  // For each running call of the module, the scope in which plain tensors count as replicated.
+  // nullptr for a call inside the forward of another parallel module on `mesh`.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
       [scopes, mesh](auto&, nn::TensorList) {
@@ -402,7 +400,7 @@ void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
       nn::HookedCalls::kEveryMethod);
   module.add_always_hook(
       [scopes] {
-        // `scopes` is empty if another hook threw before the pre-hook ran.
+        // `scopes` is empty if another pre-hook threw before this module's pre-hook ran.
         if (!scopes->empty()) {
           scopes->pop_back();
         }
@@ -416,7 +414,7 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
                         const ParallelizePlan& plan) {
   const CheckedPlan checked = check_plan(module, mesh, plan);
   distribute_parameters(checked, mesh);
-  // The styles' hooks come later, so that they run inside the scope of add_parallel_forward().
+  // The styles' hooks are added later, to run inside the scope of add_parallel_forward().
   add_parallel_forward(module, mesh);
   const auto replicas = std::make_shared<ReplicaCheck>(module, mesh);
   for (const Application& application : checked.applications) {
@@ -463,9 +461,9 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// Returns the plan entry that distributes a block's input once, for all projections. The
-/// projections then share one gather of the input (with sequence parallelism), or one all-reduce of
-/// the input's gradient.
+/// Returns the plan entry that distributes the input of a block once for all projections of the
+/// block. The projections then share one gather of the input (with sequence parallelism), or one
+/// all-reduce of the input's gradient.
 std::pair<std::string, StylePtr> shared_input(const std::string& fqn,
                                               const BlockPlanOptions& options) {
   return {fqn, prepare_module_input({.input_layouts = {Replicate{}},

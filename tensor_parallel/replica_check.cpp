@@ -1,5 +1,5 @@
-// Tensor parallelism requires equal data on several ranks. A rank alone cannot notice different
-// data, and the loss can look right, so the ranks compare their data.
+// Tensor parallelism requires equal data on several ranks, so the ranks compare their data: a rank
+// alone cannot notice a difference, and the loss can look right in spite of it.
 
 #include "internal.h"
 #include "tessera/kernels/detail/fake_state.h"
@@ -39,8 +39,8 @@ constexpr const char* kSameInput =
     "give every rank of this mesh the same batch (was another dimension of the mesh meant?), or "
     "pass the part of each rank by DistributedTensor::from_local or prepare_module_input";
 
-/// Returns the parameters of `root` and its submodules, each once. named_slots() cannot be used: it
-/// throws for a parameter without an nn::ParameterSlot.
+/// Returns the parameters of `root` and its submodules, each once. named_slots() cannot be used,
+/// because it throws for a parameter without an nn::ParameterSlot.
 nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   nn::NamedSlots found;
   nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
@@ -53,8 +53,8 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   return found;
 }
 
-/// Whether `rank` has the same shard as this rank. True for a rank outside of the tensor's mesh,
-/// which is assumed to have this rank's coordinates in a parallel submesh.
+/// Whether `rank` has the same shard as this rank. True for a rank outside of the tensor's mesh:
+/// such a rank is assumed to be at this rank's coordinate of a parallel submesh.
 bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
@@ -72,8 +72,8 @@ bool has_same_shard(const ShardingSpec& spec, int rank) {
   return true;
 }
 
-/// Whether the tensor is replicated over `mesh`. Other mesh dimensions, such as FSDP's, can shard
-/// the tensor.
+/// Whether the tensor is replicated over the ranks of `mesh`. The tensor can still be sharded over
+/// other mesh dimensions, such as FSDP's.
 bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return true;
@@ -104,8 +104,8 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
 
 /// Adds the module's name to error messages of operators in the module's forward.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // The number of running calls of the module. The second hook finds 0 if another hook threw before
-  // the first hook ran.
+  // The number of running calls of the module whose pre-hook ran. The second hook finds 0 if
+  // another hook threw before the pre-hook.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;
@@ -225,8 +225,8 @@ void ReplicaCheck::compare(const std::vector<Replica>& replicas, Equality equali
 }
 
 void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
-  // Ids of running backwards that will compare gradients at their end. One backward can reach
-  // several outputs, and backwards can be nested.
+  // Ids of the running backwards that will compare gradients at their end, so that each backward
+  // compares once. A backward can reach several outputs, and backwards can be nested.
   const auto queued = std::make_shared<std::unordered_set<int>>();
   for (const at::Tensor* output : outputs) {
     if (!output->defined() || !output->requires_grad()) {
@@ -236,8 +236,8 @@ void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
         *output, tessera::detail::OwnHook::kNotice,
         [self = shared_from_this(), queued](const at::Tensor& gradient) {
           if (queued->insert(tessera::detail::backward_id()).second) {
-            // FSDP also queues a callback, and the comparison must run after it. So this callback
-            // queues the comparison as a second callback.
+            // The comparison must run after FSDP's end-of-backward callback, which may be queued
+            // later. So this callback queues the comparison as a second callback.
             call_at_end_of_backward([self] {
               call_at_end_of_backward([self] {
                 self->compare(

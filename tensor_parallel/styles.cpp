@@ -18,8 +18,6 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-// Functions for the styles' hooks, which convert inputs and outputs of a module.
-
 at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& desired,
                            bool regather = false) {
   const ShardingSpec& spec = tensor.spec();
@@ -33,7 +31,6 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                              : tensor.redistribute(layout).tensor();
 }
 
-/// Redistributes `tensor` to `layout`. With `use_local_output`, returns the result's local tensor.
 at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout,
                           bool use_local_output) {
   const at::Tensor output = redistribute_to(DistributedTensor(tensor), layout);
@@ -95,8 +92,8 @@ SlotPlacements placements_of(const nn::ModuleBase& module, const Placement& all,
   return placements;
 }
 
-/// Throws Error unless `features` can be split into `heads` heads of equal size and the ranks of
-/// `mesh` divide the heads. Does nothing if `heads` is 0.
+/// Throws Error unless `features` can be divided into `heads` heads of equal size and the number of
+/// ranks divides `heads`. Does nothing if `heads` is 0.
 void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t features,
                  const DeviceMesh& mesh) {
   TESSERA_CHECK(heads >= 0 && (heads == 0 || features % heads == 0), style.name(), ": ", features,
@@ -110,8 +107,8 @@ void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t fe
   fail(style.name(), " is for ", fits, ", but the module is a ", module.name());
 }
 
-/// Adds a hook that makes the first argument of each call of `module` replicated. `plain`: the
-/// placement that a plain argument has.
+/// Adds a hook that redistributes the first argument of each call of `module` to Replicate.
+/// `plain`: the placement of a plain argument.
 void add_gathering_hook(nn::ModuleBase& module, const DeviceMesh& mesh, const Placement& plain,
                         bool regather) {
   module.add_forward_pre_hook([mesh, plain, regather](auto& self, nn::TensorList inputs) {
@@ -124,7 +121,7 @@ void require_tensor(const nn::ModuleBase& module, nn::TensorList tensors, const 
                 ", but the style converts the first tensor; remove the module from the plan");
 }
 
-// In the column-wise style each rank computes a part of the output features from the whole input.
+// In the column-wise style each rank computes a shard of the output features from the whole input.
 // The gradient of the input is a sum over the ranks.
 
 class Colwise final : public ParallelStyle {
@@ -161,8 +158,8 @@ class Colwise final : public ParallelStyle {
     set_regathered_product(module, options_.regather);
     add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      // A plain output stays unchanged: the module has already computed a result, such as a loss,
-      // from its output features.
+      // A plain output is not changed: the module has already computed another result, such as a
+      // loss, from its output features.
       if (tessera::is_distributed(*outputs[0])) {
         *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
       }
@@ -245,8 +242,8 @@ class FusedColwise final : public ParallelStyle {
   FusedColwiseOptions options_;
 };
 
-/// Returns the rows of this rank's head, as a tensor with Shard(0). The replicated `parameter` has
-/// `heads` heads, which are fewer than the ranks. The gradient of `parameter` is Partial.
+/// Returns the rows of this rank's head, as a tensor with Shard(0). `parameter` is replicated and
+/// has fewer heads (`heads`) than there are ranks. The gradient of `parameter` is Partial.
 at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mesh,
                               std::int64_t heads) {
   const DistributedTensor replicated(parameter);
@@ -308,7 +305,7 @@ class ReplicatedHeads final : public ParallelStyle {
   ReplicatedHeadsOptions options_;
 };
 
-// In the row-wise style each rank has a part of the input features or of the vocabulary, and
+// In the row-wise style each rank has a shard of the input features or of the vocabulary, and
 // computes a partial sum of the output. The redistribution to output_layouts adds the partial sums:
 // all-reduce, or reduce-scatter with sequence parallelism.
 
@@ -317,7 +314,7 @@ Placement placement_of_plain(const RowwiseOptions& options) {
 }
 
 /// Returns the global sizes of a Linear's plain input if its last dimension is sharded; otherwise
-/// nullopt. Local shards can be uneven, so the size of the last dimension comes from the module.
+/// nullopt. Shards can be uneven, so the size of the last dimension is taken from the module.
 std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linear,
                                                      const at::Tensor& input,
                                                      const Placement& placement) {
@@ -388,7 +385,7 @@ class Rowwise final : public ParallelStyle {
 
  private:
   void apply_to_linear(nn::ModuleBase& linear, const DeviceMesh& mesh) const {
-    // The bias is left out here, because at::linear would add the bias once on each rank.
+    // The bias is not passed to at::linear, which would add the bias once on each rank.
     dynamic_cast<nn::detail::DeferredBias&>(linear).set_defer_bias(true);
     linear.add_forward_pre_hook([mesh, options = options_](auto& module, nn::TensorList inputs) {
       check_features(module, *inputs[0], options);
@@ -406,7 +403,7 @@ class Rowwise final : public ParallelStyle {
     });
   }
 
-  /// Each rank looks up all indices in its shard of the table; an index of another shard gives 0.
+  /// Each rank looks up all indices in its rows of the table; indices of other rows give zeros.
   void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
     add_gathering_hook(embedding, mesh, placement_of_plain(options_), /*regather=*/false);
     embedding.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
@@ -454,7 +451,7 @@ class ReplicatedParameters final : public ParallelStyle {
   bool use_local_output_;
 };
 
-/// This style adds no hooks, so a module with this style need not be called.
+/// This style adds no hooks, so it has an effect even if the program never calls the module itself.
 class PlaceParameters final : public ParallelStyle {
  public:
   explicit PlaceParameters(std::vector<std::pair<std::string, Placement>> placements)
@@ -522,7 +519,7 @@ class Prepare final : public ParallelStyle {
   SlotPlacements parameters(const nn::ModuleBase&) const override { return {}; }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    // The module can outlive the plan, so the hook has a copy of the style.
+    // The hook has a copy of the style, because the module can exist longer than the plan.
     const auto hook = [mesh, style = *this](auto& self, nn::TensorList tensors) {
       style.convert(self, tensors, mesh);
     };
@@ -534,7 +531,7 @@ class Prepare final : public ParallelStyle {
   }
 
  private:
-  /// Converts the first tensors: one tensor for each element of `layouts_`.
+  /// Converts the first layouts_.size() tensors of the call's arguments or results.
   void convert(const nn::ModuleBase& module, nn::TensorList tensors, const DeviceMesh& mesh) const {
     TESSERA_CHECK(tensors.size() >= layouts_.size(), name(), " has placements for ",
                   layouts_.size(), " tensors, but the call has ", tensors.size(),

@@ -1,5 +1,5 @@
-// Operators of torch.ops.tessera, for Python. A mesh is passed as an integer id. Environment
-// variables configure the process group, as for torchrun.
+// Operators of torch.ops.tessera, for Python programs. A mesh is passed as an integer id.
+// Environment variables configure the processes of the job, as for torchrun.
 
 #include <torch/library.h>
 
@@ -43,7 +43,7 @@ struct Meshes {
   }
 
  private:
-  /// Returns the World for a device type, made at the first call. The caller holds the mutex.
+  /// Returns the World for a device type, made by the first call. The caller holds the mutex.
   const comm::WorldPtr& world(const std::string& device) {
     auto& made = worlds[device];
     if (!made) {
@@ -69,7 +69,7 @@ Placements parse(const std::vector<std::string>& texts) {
 }
 
 // Implementations of the operators. An operator schema has only simple types, so meshes are passed
-// as integers and placements as texts.
+// as integers and placements as strings.
 
 at::Tensor from_local(const at::Tensor& local, std::int64_t mesh,
                       std::vector<std::string> placements,
@@ -93,8 +93,8 @@ bool set_replication(bool replicate) {
   return before;
 }
 
-// Operators that are defined together with a function are composite: autograd records the operators
-// that the function calls.
+// Operators that are defined together with an implementation are composite: autograd records the
+// operators that the implementation calls.
 TORCH_LIBRARY(tessera, library) {
   using Texts = std::vector<std::string>;
   library.def("init_device_mesh(str device, int[] shape, str[] names) -> int",
@@ -116,7 +116,7 @@ TORCH_LIBRARY(tessera, library) {
   library.def("to_local(Tensor tensor) -> Tensor",
               [](const at::Tensor& tensor) { return DistributedTensor(tensor).to_local(); });
   library.def("placements(Tensor tensor) -> str[]", &placements);
-  // Sets whether this rank is strict outside of every StrictScope; returns the previous value.
+  // Sets whether implicit communication throws outside of every StrictScope; returns the old value.
   library.def("set_strict(bool strict) -> bool",
               [](bool strict) { return detail::RankState::here()->strict.exchange(strict); });
   library.def("set_replication(bool replicate) -> bool", &set_replication);

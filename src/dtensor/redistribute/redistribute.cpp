@@ -37,14 +37,14 @@ namespace tessera::detail {
 
 // Index arithmetic of redistribution steps. A Digit is a factor of a tensor dimension's size that
 // mesh dimensions split (see Layout). A step views the local tensor as (before, digit, after); an
-// all-to-all has two Digits and five view dimensions. The functions compute these sizes, and the
-// positions of a Digit that each rank has before and after a step. The functions are pure: every
-// rank can compute the positions of all ranks.
+// all-to-all has two Digits and five view dimensions. The functions compute the sizes of this view,
+// and the positions of a Digit that each rank has before and after the step. Every rank can compute
+// the positions of all ranks.
 
 namespace {
 
-/// Returns this rank's number of positions after mesh dimensions have split `extent` positions in
-/// turn: each mesh dimension splits the chunk that the previous mesh dimension left.
+/// Returns how many of `extent` positions this rank has after the mesh dimensions have split them
+/// in turn: each mesh dimension splits the chunk that the previous mesh dimension made.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -74,7 +74,6 @@ struct StepDigit {
   int dim;
   std::size_t digit;
 
-  /// Returns the Digit (factor) of tensor dimension `dim` that mesh dimension `mesh_dim` splits.
   static StepDigit cut_by(LayoutPtr layout, int dim, int mesh_dim) {
     const auto& digits = layout->digits(dim);
     const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
@@ -96,22 +95,22 @@ struct StepDigit {
   }
 };
 
-/// Returns the sizes around the Digits (factors of dimension sizes) of a step: (before, after) for
-/// one Digit, (before, between, after) for two. `digits` is sorted by tensor dimension.
+/// Returns the products of the sizes around the Digits (factors of dimension sizes) of a step:
+/// (before, after) for one Digit, (before, between, after) for two. `digits` must be sorted.
 std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, LayoutPtr layout,
                                          c10::IntArrayRef sizes, const DeviceMesh& mesh) {
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // An all-to-all gathers a Digit of the old layout and splits a Digit of the new layout. A
-    // dimension with one of these Digits (factors of dimension sizes) has the sizes of the Digit's
-    // layout.
+    // An all-to-all gathers a Digit of the old layout and splits a Digit of the new layout. The
+    // sizes of the tensor dimension with such a Digit (factor of the dimension's size) are the
+    // sizes in the layout of the Digit.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
     for (const auto& [i, extent] : ranges::views::enumerate(extents)) {
       if (has_digit && next->digit == i) {
-        products.push_back(1);  // 1 in place of the Digit's own size
+        products.push_back(1);  // the Digit itself is left out of the products
       } else {
         products.back() *= extent;
       }
@@ -136,7 +135,7 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   std::vector<Chunk> chunks{{0, extent}};
   for (const int dim : mesh_dims) {
     const auto count = mesh.size(dim);
-    // The last mesh dimension varies fastest in the list, as in a process group.
+    // As in a process group, the last mesh dimension varies fastest.
     std::vector<Chunk> finer;
     for (const auto& [chunk, i] :
          ranges::views::cartesian_product(chunks, ranges::views::iota(std::int64_t{0}, count))) {
@@ -148,8 +147,8 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   return chunks;
 }
 
-/// Whether all non-empty chunks have the offsets that chunks of the first chunk's size would have.
-/// A buffer of chunks padded to this size is then the tensor itself, followed by padding.
+/// Whether every non-empty chunk i has the offset i * (size of the first chunk). A buffer of chunks
+/// that are padded to the size of the first chunk then has the elements in tensor order.
 bool only_last_are_short(const std::vector<Chunk>& chunks) {
   const auto full = chunks.front().size;
   for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
@@ -169,8 +168,8 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
 }
 
 // Runs the steps of a redistribution plan on this rank. A collective needs a flat buffer in which
-// the chunks of all ranks are equally long and follow one another. In a tensor, chunks of a
-// dimension are strided, and the last chunk may be shorter. So most of this code reorders and pads
+// the chunks of all ranks are equally long and follow one another. In a tensor, the chunks of a
+// dimension are strided, and the last chunk may be shorter, so most of this code reorders and pads
 // chunks. Chunks that are already in order are not copied.
 
 /// Returns `tensor` flattened to 1-D, contiguous, and without lazy conjugation or negation.
@@ -178,7 +177,7 @@ at::Tensor flat(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
 }
 
-/// Returns a complex tensor as a view of real numbers, because collectives lack complex types.
+/// Returns a complex tensor as a view of real numbers: collectives do not support complex dtypes.
 at::Tensor reals(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
 }
@@ -187,8 +186,8 @@ Started without_collective(const at::Tensor& tensor) {
   return {nullptr, [tensor] { return tensor; }};
 }
 
-/// Throws Error for a type that cannot be reduced. The program's requests were checked before, by
-/// check_partials. The planner does not know types, so an error here is a bug of the library.
+/// Throws Error for a dtype that does not support the reduction. check_partials has already checked
+/// what the program requested, so an error here is a bug of the library.
 void check_reducible(const Step& step, const at::Tensor& tensor) {
   TESSERA_CHECK(is_reducible(tensor.scalar_type(), step.op), "internal: a tensor of ",
                 tensor.scalar_type(), " cannot be reduced with ", to_string(step.op));
@@ -215,8 +214,8 @@ struct ChunkedView {
   bool is_in_order() const { return before == 1 && only_last_are_short(chunks); }
 };
 
-/// Returns the local tensor as a view around the chunks of `step`. `sharded`: the layout in which
-/// the tensor dimension `step.dim` is sharded over `step.mesh_dims`, before or after the step.
+/// Returns the local tensor as a view around the chunks of `step`. `sharded`: the layout, before or
+/// after the step, in which the tensor dimension `step.dim` is sharded over `step.mesh_dims`.
 ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
                          c10::IntArrayRef sizes) {
   const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());
@@ -225,7 +224,7 @@ ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& 
   return {around[0], extent, around[1], chunks_of(extent, mesh, step.mesh_dims)};
 }
 
-/// Joins gathered chunks, each padded to `stride` elements, to one flat tensor.
+/// Joins the gathered chunks of all ranks, each padded to `stride` elements, to one flat tensor.
 at::Tensor join(const at::Tensor& gathered, std::int64_t stride, const ChunkedView& view) {
   if (view.is_in_order()) {
     return gathered.narrow(0, 0, view.extent * view.row());
@@ -239,7 +238,7 @@ at::Tensor join(const at::Tensor& gathered, std::int64_t stride, const ChunkedVi
   return at::cat(chunks, 1).view({-1});
 }
 
-/// Splits a flat tensor into its chunks, one after another, each padded to `stride` elements.
+/// Splits a flat tensor into one chunk per rank and pads each chunk to `stride` elements.
 at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const ChunkedView& view) {
   const auto count = static_cast<std::int64_t>(view.chunks.size());
   if (view.is_in_order()) {
@@ -274,21 +273,20 @@ class AllToAll {
   }
 
   /// Whether no rank sends anything. Computed from global sizes, so that all ranks of the process
-  /// group decide alike.
+  /// group get the same result.
   bool is_empty() const {
     return rest() * scattered_ * (from_.back().offset + from_.back().size) == 0;
   }
   std::int64_t own_gathered_extent() const { return from_[me_].size; }
   std::int64_t scattered_extent() const { return scattered_; }
 
-  /// Returns the five sizes of the view for the given sizes of the two Digits (factors).
   std::vector<std::int64_t> shape(std::int64_t gathered, std::int64_t scattered) const {
     return {around_[0], gather_first_ ? gathered : scattered, around_[1],
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
-  /// Copies the elements into one buffer, ordered by receiving rank. Copies nothing if the elements
-  /// are in this order already: the dimension that is split is the outermost.
+  /// Copies the elements into one buffer, ordered by the rank that receives them. Copies nothing if
+  /// the elements already have this order: then the dimension that is split is the outermost.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
       return local.view({-1});
@@ -300,7 +298,7 @@ class AllToAll {
     return at::cat(blocks);
   }
 
-  /// Joins the elements that all ranks sent, along the dimension that is gathered.
+  /// Joins the elements that all ranks have sent, along the dimension that is gathered.
   at::Tensor unpack(const at::Tensor& received) const {
     if (gather_dim() == 1 && around_[0] == 1) {
       return received;
@@ -343,23 +341,23 @@ class AllToAll {
   std::size_t me_;
   std::int64_t scattered_ = 0;
   std::vector<std::int64_t> around_;
-  // The chunk of each rank: `from_` in the gathered dimension, `to_` in the dimension that is
-  // split.
+  // For each rank: `from_`, the rank's chunk of the dimension that is gathered; `to_`, the rank's
+  // chunk of the dimension that is split.
   std::vector<Chunk> from_, to_;
 };
 
 comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
-  // Collective at the first use, which makes the process group.
+  // The first use of a process group makes the process group, which is collective.
   return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
                                     : mesh.group(step.mesh_dims);
 }
 
-// Steps of a redistribution on this rank's local tensor; `sizes`: the global sizes of the tensor.
-// The results are contiguous and have the right order of elements, but not the right shape. Data is
-// copied only if a collective needs another order, or padding. Runs below autograd. Started::rest
-// owns the buffers of the collective, because the caller's tensor may be freed first. An empty
-// first chunk means that all chunks are empty, because torch.chunk makes the first chunk the
-// largest; all ranks then skip the collective.
+// Functions for the steps of a redistribution on this rank's local tensor; `sizes`: the global
+// sizes. The results are contiguous and have the right order of elements, but not the right shape.
+// Data is copied only if a collective needs another order of elements, or padding. The functions
+// run below autograd. Started::rest owns the buffers of the collective, because the caller's tensor
+// may be freed first. An empty first chunk means that all chunks are empty, because torch.chunk
+// makes the first chunk the largest; all ranks then skip the collective.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {
@@ -448,7 +446,7 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
     case ReduceOp::kAvg:
     case ReduceOp::kMax:
     case ReduceOp::kMin:
-      return value;  // the reduction of equal terms gives `value`
+      return value;  // the maximum, minimum or average of equal terms
   }
   fail("internal: unknown reduction");
 }
@@ -460,8 +458,8 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 
 namespace {
 
-/// When the cache has so many plans, the cache is emptied. A plan is made for certain sizes, so
-/// without a limit a program with changing sizes would fill the memory.
+/// The maximum number of plans in the cache; a full cache is emptied. A plan is made for certain
+/// sizes, so without a limit a program with changing sizes would fill the memory.
 constexpr std::size_t kCachedPlans = 2048;
 
 /// The cache key of a redistribution plan. The key owns the interned spec and layout, so their
@@ -478,14 +476,14 @@ struct RedistributionKeyHash {
   }
 };
 
-/// Each thread has its own cache: plans refer to a rank's mesh, and ranks may be threads.
+/// Each thread has its own cache: a plan refers to the mesh of one rank; ranks may be threads.
 auto& plans() {
   thread_local std::unordered_map<RedistributionKey, RedistributionPlanPtr, RedistributionKeyHash>
       plans;
   return plans;
 }
 
-/// With TESSERA_DEBUG=1, describes the step to the process group, whose ranks compare the text.
+/// With TESSERA_DEBUG=1, the ranks of the process group compare a description of the step.
 std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& local,
                                            const DeviceMesh& mesh, c10::IntArrayRef sizes) {
   if (!checks_calls()) [[likely]] {
@@ -540,7 +538,7 @@ bool only_shapes(const Step& step, const at::Tensor& local, const DeviceMesh& me
 at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const DeviceMesh& mesh,
                      c10::IntArrayRef sizes) {
   for (const auto& step : steps) {
-    // The result of a step has the right order of elements, but needs the shape of the new layout.
+    // The result of a step has the right order of elements; reshape() gives it the local shape.
     const auto shape = local_sizes(ShardingSpec{mesh, step.to}, sizes);
     local = only_shapes(step, local, mesh) ? at::empty(shape, local.options())
                                            : local_step(step, local, mesh, sizes).reshape(shape);
@@ -581,7 +579,7 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes) {
   const std::span<const Step> steps(plan->steps);
-  std::size_t last = steps.size();  // number of steps up to and including the last collective
+  std::size_t last = steps.size();  // number of steps until the last collective, inclusive
   while (last > 0 && !communicates(steps[last - 1])) {
     --last;
   }
@@ -591,8 +589,8 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
   BelowAutograd guard;
   const auto& step = steps[last - 1];
   local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
-  // With NCCL, the device keeps collectives in order. For other process groups, the transfer joins
-  // the queue, also for GPU tensors that are sent through CPU memory.
+  // With NCCL, the device keeps collectives in order. For other process groups, the transfer is
+  // added to the rank's queue of transfers, also for GPU tensors that are sent through CPU memory.
   comm::Communicator* group = &group_of(step, mesh);
   if (group->keeps_order_on_device()) {
     group = nullptr;
@@ -600,8 +598,8 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
     finish_transfers_on(*group);
   }
   auto started = start_step(step, local, mesh, sizes);
-  // The lambda owns `plan`, because `steps` refers to the plan, which may leave the cache. The
-  // steps after the last collective do not communicate.
+  // The lambda owns the plan, because `steps` refers to the plan, which may be removed from the
+  // cache. The steps after the last collective do not communicate.
   started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
                   sizes = sizes.vec()] {
     const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);
@@ -635,16 +633,16 @@ at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec
       target.layout);
 }
 
-// DeferredSums sums many small Partial gradients of tensor parallelism in one all-reduce. FSDP adds
-// such gradients when it reduces a parameter group (fsdp/collectives.cpp). All FSDP units of a
-// model share one DeferredSums object in their context.
+// DeferredSums sums many small Partial gradients of tensor parallelism in one all-reduce. FSDP
+// calls add() for such gradients when it reduces a parameter group (fsdp/collectives.cpp). All FSDP
+// units of a model share one DeferredSums object in their context.
 
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf) {
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
-  // Only sums are combined in one all-reduce. Layouts are interned, so == compares addresses: the
-  // target must be the source's layout without its Partial.
+  // Only sums can be combined in one all-reduce. The layout of the leaf must be the layout of the
+  // gradient without the Partial. Equal layouts are one object, so == compares addresses.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
   return only_sum ? &from.mesh.group(partial[0].mesh_dim) : nullptr;
@@ -669,12 +667,12 @@ void DeferredSums::forget(const void* owner) {
 }
 
 void DeferredSums::run() {
-  // Emptied first: a callback may call add(), and sums that failed must not be sent again.
+  // `buckets_` is emptied first: callbacks may call add(), and failed sums must not be sent again.
   const std::vector<Bucket> buckets = std::exchange(buckets_, {});
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// One all-reduce sums all values of the bucket, so all ranks must call add() in the same order.
+/// One all-reduce sums all tensors of the bucket, so all ranks must call add() in the same order.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {
@@ -695,8 +693,8 @@ void DeferredSums::run(const Bucket& bucket) {
 
 namespace tessera {
 
-// CommunicationScope reports the collectives of a program. comm/checked/ counts all collectives in
-// a table; a scope subtracts the counts at its start. A scope also records single calls.
+// CommunicationScope reports the collectives of a program. comm/checked/ counts all collectives. A
+// scope subtracts the counts from before the scope, and also records single calls.
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
     : world_(mesh.world()),

@@ -29,8 +29,8 @@
 namespace tessera::detail {
 
 // The TensorImpl of a distributed tensor. libtorch answers most queries from fields of TensorImpl,
-// so the constructor copies sizes and strides from the spec. The constructor runs for each result
-// of an operator and must be fast.
+// so the constructor copies sizes and strides from the TensorSpec. The constructor runs for each
+// result of an operator and must be fast.
 
 namespace {
 
@@ -50,7 +50,6 @@ std::string running_backward() {
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// Returns the error message of data_ptr(), with advice for the program.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was accessed", running_backward(),
@@ -83,7 +82,7 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
   transfer_ = std::move(transfer);
 }
 
-/// Sets local_ to the transfer's result, which then shares this tensor's version counter. If
+/// Sets local_ to the result of the transfer; local_ then shares this tensor's version counter. If
 /// finish() throws, transfer_ stays set, so that each later use throws as well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
@@ -113,7 +112,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor was passed a plain tensor; distribute the plain "
                 "tensor first");
-  // Optimizers and FSDP rely on the layout of a parameter, so set_data must not change this layout.
+  // set_data must not change a parameter's layout, because optimizers and FSDP rely on the layout.
   TESSERA_CHECK(!requires_grad() || (from->sizes_default() == sizes_default() &&
                                      from->spec_->sharding == spec_->sharding),
                 "set_data of ", name_of(*this), "of sizes ", sizes_default(), " and laid out as ",
@@ -134,10 +133,10 @@ void DistributedTensorImpl::release_resources() {
 }
 
 // A caller of has_storage() usually reads the tensor's memory next, which throws. The message of
-// this error is made here, because making it for each tensor would be slow.
+// this error is made here and not in the constructor, where it would slow down each operator.
 bool DistributedTensorImpl::has_storage() const {
-  // const_cast, because has_storage() is const in the base class. The message does not change the
-  // tensor's value.
+  // const_cast, because has_storage() is const in the base class. Setting the error message does
+  // not change the elements of the tensor.
   auto* self = const_cast<DistributedTensorImpl*>(this);
   std::string message = without_memory(*self);
   static std::mutex mutex;
@@ -151,7 +150,7 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
-  replay_views();  // for each tensor, because guards of libtorch reset this thread-local setting
+  replay_views();  // set again here: guards of libtorch reset this thread-local setting
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
     return at::Tensor(
@@ -160,7 +159,7 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
 }
 
-// The constructor of TensorImpl needs dispatch keys and a device. An empty tensor provides both,
+// The constructor of TensorImpl needs dispatch keys and a device. They come from an empty tensor,
 // because the local tensor does not exist yet.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec) {
   BelowAutograd guard;
@@ -169,8 +168,8 @@ at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpec
 }
 
 // DetachedView: the state of a view whose base had to be gathered, so that the view has its own
-// copy of elements. A read of the view throws if the base was written. Made by
-// execute/arguments_and_results.cpp; views/views.cpp repeats writes on the base.
+// copy of the base's elements. A read of the view throws if the base was written.
+// arguments_and_results.cpp makes detached views; views/views.cpp repeats writes on the base.
 
 namespace {
 
@@ -187,8 +186,8 @@ bool DetachedView::is_stale() const {
   if (!seen->version) {
     return false;
   }
-  // A write to the view increments the version counter of the view. If view and base share the
-  // counter, the version of the base is then one more than the recorded version.
+  // A write to the view increments the version counter of the view. If the view and the base share
+  // this counter, the version of the base is then the recorded version plus 1.
   const auto now = version_of(base);
   return now != seen->version && !(seen->written && now == *seen->version + 1);
 }
@@ -259,7 +258,7 @@ void name_parameter(const at::Tensor& tensor, const std::string& fqn) {
 }
 
 std::string parameter_name(const at::Tensor& tensor) {
-  // A view, such as the transpose of a weight in at::linear, has the name of its parameter.
+  // A view of a parameter, such as the transpose in at::linear, has the name of the parameter.
   return tensor.name().empty() && tensor.is_view() ? tensor._base().name() : tensor.name();
 }
 
@@ -268,7 +267,7 @@ std::string parameter_name(const at::Tensor& tensor) {
 
 namespace {
 
-/// The hash uses addresses, because layouts are interned and a mesh is identified by its address.
+/// Hashes addresses: layouts are interned, and a mesh is identified by its address.
 std::size_t hash_of(const TensorSpec& spec) {
   std::size_t hash = std::hash<LayoutPtr>{}(spec.sharding.layout);
   auto mix = [&hash](std::size_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull; };
@@ -295,7 +294,7 @@ class SpecTable {
 
   TensorSpecPtr intern(TensorSpec&& spec) {
     const auto hash = hash_of(spec);
-    // Freed after the lock is released, because the deleter of a spec takes the same lock.
+    // `others` is freed after the mutex is unlocked: the deleter of a spec locks the mutex.
     std::vector<TensorSpecPtr> others;
     std::lock_guard lock(mutex_);
     auto [begin, end] = specs_.equal_range(hash);
@@ -314,8 +313,8 @@ class SpecTable {
   }
 
  private:
-  // `address` identifies an entry: `reference` may have expired, and an equal spec may have been
-  // added since then.
+  // `address` identifies an entry when `reference` has expired. An equal spec may have been added
+  // since then, with another address.
   struct Entry {
     const TensorSpec* address;
     std::weak_ptr<const TensorSpec> reference;
@@ -379,7 +378,7 @@ std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArra
   return tessera::local_sizes(*sharding.layout, sizes, coordinate);
 }
 
-// A stable sort, so that all ranks get the same order of dimensions with equal strides.
+// A stable sort, so that dimensions with equal strides have the same order on all ranks.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -396,8 +395,8 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
   return strides;
 }
 
-// A dimension of local size 0 or 1 can have any stride. So ranks agree if, along each sharded
-// dimension, all shards have one size or at least two positions.
+// A dimension of local size 0 or 1 can have any stride. So ranks agree on the order of dimensions
+// if, along each sharded dimension, all shards have one size or at least two positions.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto index = static_cast<int>(dim);

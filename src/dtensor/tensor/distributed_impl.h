@@ -20,37 +20,36 @@
 
 namespace tessera::detail {
 
-/// A view with its own copy of elements, because its base had to be redistributed. Such a view can
-/// be read until its base is written. Writes to the view are repeated on the base.
+/// A view that has its own copy of the base's elements, because the base had to be redistributed.
+/// Such a view can be read until the base is written. Writes to the view are repeated on the base.
 struct DetachedView {
-  /// The call of the view operator, to be repeated on the base in the layout `layout`.
+  /// The call of the view operator, to be repeated on the base after redistribution to `layout`.
   struct Replay {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments;  ///< the operator's arguments, as local tensors
     std::size_t base;                    ///< index of the base in `arguments`
     std::size_t result;  ///< index of the view among all tensors that the operator returns
     LayoutPtr layout;
-    /// The strides that the base needs for an operator without a sharding rule.
+    /// The strides that the redistributed base needs if the view operator has no sharding rule.
     std::optional<std::vector<std::int64_t>> strides;
   };
 
   /// The base's version when a view was made or last written. The results of one split() do not
   /// overlap, so a write to one result leaves the other results valid: all results share a Seen.
   struct Seen {
-    /// The version; nullopt if the base is an inference tensor, which has no version counter and
-    /// must not be written.
+    /// The version counter of the base; nullopt if the base is an inference tensor, which has no
+    /// version counter and must not be written.
     std::optional<std::uint32_t> version;
-    /// Whether a view was written. The base's version may then also be `version` + 1.
+    /// Whether a view was written. The base's version counter may then also be `version` + 1.
     bool written = false;
   };
 
   at::Tensor base;
   std::shared_ptr<Seen> seen;
-  /// nullptr if the view shares the memory of `base`, which is then a detached view too.
+  /// nullptr if the view shares the memory of `base`; `base` is then a detached view itself.
   std::shared_ptr<Replay> replay{};
 
   bool is_stale() const;
-  /// Records the base's version after a write to the view.
   void note_write();
 };
 using DetachedViewPtr = std::shared_ptr<DetachedView>;
@@ -59,20 +58,21 @@ DetachedViewPtr detached_view_of(const at::Tensor& base);
 
 class DistributedTensorImpl;
 
-/// Throws Error if `impl` is a detached view and its base was written. `what`: the operator.
+/// Throws Error if `impl` is a detached view whose base was written. `what`: the operator's name.
 void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 
 /// The TensorImpl of a distributed tensor, which reports global sizes and strides, has no storage,
-/// and contains the local tensor. Its key kDistributedKey is below autograd and above the backends:
-/// autograd sees one ordinary tensor, and the fallback on that key (dispatch/fallback.cpp) sees
-/// every operator.
+/// and contains the local tensor. The dispatch key of the TensorImpl, kDistributedKey, is below
+/// autograd and above the backends: autograd sees one ordinary tensor, and the fallback kernel of
+/// kDistributedKey (dispatch/fallback.cpp) gets every operator.
 ///
-/// The local tensor has no autograd state. It shares its version counter with this TensorImpl, so
-/// that autograd detects a write to one of these two tensors if the other was saved.
+/// The local tensor has no autograd state. The local tensor shares its version counter with this
+/// TensorImpl, so that autograd detects a write to one of the two tensors if the other tensor was
+/// saved.
 class DistributedTensorImpl final : public TensorWrapper {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
-  /// A cheaper constructor, for a `local` that has `storage` and is not an inference tensor.
+  /// Cheaper: `local` must have the storage `storage`, and must not be an inference tensor.
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
   /// Constructs a distributed tensor whose local tensor is pending. `stand_in` is an empty tensor
   /// of the same type and device.
@@ -89,8 +89,8 @@ class DistributedTensorImpl final : public TensorWrapper {
   /// Replaces local tensor and spec. Used by operators that change a tensor's shape in place.
   void replace(at::Tensor local, TensorSpecPtr spec);
 
-  /// The state of a detached view (a view with its own copy of elements); nullptr for all other
-  /// tensors.
+  /// The state of a detached view (a view with its own copy of the base's elements); nullptr for
+  /// all other tensors.
   const DetachedViewPtr& detached_view() const { return detached_view_; }
   void set_detached_view(DetachedViewPtr view) { detached_view_ = std::move(view); }
 
@@ -99,7 +99,7 @@ class DistributedTensorImpl final : public TensorWrapper {
   void set_gradient_hook() { gradient_hook_ = true; }
 
   void release_resources() override;
-  /// Returns false. Also prepares the error message for callers that read the tensor's memory next,
+  /// Returns false. Also sets the error message for callers that then read the tensor's memory,
   /// such as libtorch's printer.
   bool has_storage() const override;
 
@@ -115,7 +115,7 @@ class DistributedTensorImpl final : public TensorWrapper {
   // Either local_ or transfer_ is set. libtorch resets both when it releases the tensor. Both are
   // mutable, because local() waits for the transfer.
   mutable at::Tensor local_;
-  /// The asynchronous redistribution that will set local_; nullptr afterwards.
+  /// The asynchronous redistribution that will set local_; nullptr after local_ is set.
   mutable TransferPtr transfer_;
   TensorSpecPtr spec_;
   DetachedViewPtr detached_view_;
@@ -136,17 +136,17 @@ at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpec
 /// Returns the DistributedTensorImpl of a tensor; throws Error for a plain tensor.
 const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor);
 
-/// Throws Error for a tensor that from_local does not accept. Does not communicate.
+/// Throws Error for a tensor that from_local() does not accept: an undefined or distributed tensor.
 void check_plain(const at::Tensor& local);
 void check_local(const at::Tensor& local, const ShardingSpec& spec,
                  const std::vector<std::int64_t>& sizes);
 
-/// Returns `local`, or a contiguous copy if no global strides fit its strides (an expanded
-/// gradient, a slice), or if ranks could disagree on the order of dimensions in memory.
+/// Returns `local`, or a contiguous copy if its strides fit no global strides (an expanded
+/// gradient, a slice), or if ranks could have different orders of dimensions in memory.
 at::Tensor dense_local(const at::Tensor& local, const ShardingSpec& sharding,
                        c10::IntArrayRef sizes);
-/// Makes a distributed tensor of global `sizes` from a result of dense_local(). Both share memory
-/// and the version counter, but the distributed tensor has its own autograd state, without history.
+/// Makes a distributed tensor of global `sizes` from a result of dense_local(). Both tensors share
+/// memory and the version counter, but the distributed tensor has no autograd history.
 at::Tensor wrap_local(const at::Tensor& local, const ShardingSpec& sharding,
                       c10::IntArrayRef sizes);
 

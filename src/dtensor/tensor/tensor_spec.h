@@ -39,20 +39,20 @@ TensorSpecPtr intern_spec(TensorSpec spec);
 /// not in the mesh.
 std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes);
 
-/// Returns the strides of a dense tensor of `sizes` whose dimensions have the same order in memory
-/// as dimensions with the strides `like`. A stride of 0 stays 0.
+/// Returns strides of a dense tensor of `sizes`, with the dimensions in the same order in memory as
+/// by the strides `like`. Where `like` has a stride of 0, the result has a stride of 0.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
 /// Whether the strides of local tensors give the same order of dimensions on all ranks. Kernels may
-/// choose any stride for a dimension with at most one position, so ranks with small shards can get
-/// another order than ranks with large shards.
+/// choose any stride for a dimension of size 0 or 1, so ranks with small shards can get another
+/// order than ranks with large shards.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
 
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
 
-/// Returns global strides in the order of `local_strides`. If `agreed` is false (see
-/// shards_agree_on_stride_order()), returns contiguous strides, because the order may differ
-/// between ranks.
+/// Returns global strides whose order is the order of `local_strides`. If `agreed` is false (see
+/// shards_agree_on_stride_order()), returns contiguous strides, because ranks may have other
+/// orders.
 std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
                                          bool agreed);
 
@@ -60,12 +60,12 @@ std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRe
 /// the derivative of a sum is the same for each term.
 LayoutPtr gradient_layout(LayoutPtr layout);
 
-/// Whether `type` supports the reduction `op`. bool has no sum and no average, integers have no
-/// average. Complex numbers have only sum and average (of real and imaginary parts separately).
+/// Whether the dtype `type` supports the reduction `op`. bool has no sum and no average, integers
+/// have no average. Complex numbers have only sum and average (of real and imaginary parts).
 bool is_reducible(c10::ScalarType type, ReduceOp op);
 
-/// Throws Error unless `type` supports all reductions of `layout`. `asked`: the operation's name
-/// for the message.
+/// Throws Error unless the dtype `type` supports all reductions of `layout`. `asked`: name of the
+/// operation in the error message.
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
 /// Formats the placements of `layout` for messages, or `layout` if no placements describe it.

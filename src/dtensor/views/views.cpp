@@ -14,9 +14,9 @@
 
 namespace tessera::detail {
 
-// Strides and storage offsets. A spec has global strides; the local tensor has other strides, which
-// each redistribution changes. Operators that read memory by stride (views, as_strided, expanded
-// tensors) need local strides that correspond to the global strides.
+// Strides and storage offsets. A TensorSpec has global strides. The local tensor has other strides,
+// which change with each redistribution. Operators that read memory by stride (views, as_strided,
+// expanded tensors) need local strides that correspond to the global strides.
 
 namespace {
 
@@ -84,21 +84,20 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
 }
 
 // Writes to detached views (DetachedView). A view that splits or joins a sharded dimension needs a
-// gathered base and has its own copy of elements. After a write to the view, write_through()
-// gathers the base, makes the view of it, writes the view, and redistributes the base.
+// gathered base and has its own copy of the base's elements. After a write to the view,
+// write_through() repeats the write on the base.
 
 namespace {
 
-/// Returns the tensor with index `number` among the tensors in `results`; tensors in lists count
-/// one by one.
+/// Returns tensor `number` of the tensors in `results`; each tensor in a list counts as one tensor.
 at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
   std::vector<at::Tensor> tensors;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors[number];
 }
 
-/// Returns a copy with `strides`. An operator without a sharding rule must get the same strides as
-/// in a run on a single rank.
+/// Returns a copy of `tensor` with `strides`. An operator without a sharding rule must get the
+/// strides that the tensor would have on a single rank.
 at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
   auto result = at::empty_strided(tensor.sizes(), strides, tensor.options());
   copy_to_stride_zero(result, tensor);
@@ -115,7 +114,7 @@ void replay_write(const DetachedView::Replay& replay, const DistributedTensorImp
   torch::jit::Stack stack = replay.arguments;
   stack[replay.base] = gathered;
   replay.op.callBoxed(stack);
-  // The write also changes `gathered`, because this result is a view of `gathered`.
+  // The write also changes `gathered`, because the written view shares memory with `gathered`.
   copy_to_stride_zero(nth_tensor(stack, replay.result), value);
   auto spec = *base.spec();
   spec.sharding.layout = replay.layout;
@@ -144,7 +143,7 @@ void write_through(const at::Tensor& view) {
   if (detached.replay) {
     replay_write(*detached.replay, *base, impl->local());
   }
-  // If the base is a detached view too, the write is also repeated on the base's own base.
+  // If the base is a detached view too, the write is also repeated on the base of the base.
   if (base->detached_view()) {
     write_through(detached.base);
   }

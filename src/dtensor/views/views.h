@@ -15,7 +15,7 @@
 
 namespace tessera::detail {
 
-/// Adds to libtorch's message that sizes are global: programs often pass local sizes by mistake.
+/// Adds to libtorch's error message that sizes are global, because programs often pass local sizes.
 void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
 /// Returns the global strides of each result of a view operator. Runs the operator on meta tensors,
@@ -25,8 +25,8 @@ std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
 /// Returns `local`, or a contiguous copy if `local` cannot be viewed with `sizes`. Used for
-/// _unsafe_view: composite operators call _unsafe_view on results of kernels, and a kernel may use
-/// another memory order if a local dimension has size 1.
+/// _unsafe_view, which composite operators call on results of kernels. A kernel may choose another
+/// memory order if a local dimension has size 1.
 at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes);
 
 // Functions for expanded tensors: along a dimension of stride 0, all positions share one element.
@@ -41,7 +41,7 @@ at::Tensor narrow_stride_zero(at::Tensor tensor, at::IntArrayRef strides);
 /// Copies `value` to `to`. `value` must be equal at positions that share one element in `to`.
 void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value);
 
-/// Throws Error if `impl` is a detached view (own copy of elements) that must not be written.
+/// Throws Error if `impl` is a detached view (own copy of elements) that cannot be written.
 void check_writable(const DistributedTensorImpl& impl, std::string_view what);
 
 /// Writes the values of the detached view `view` to its base, and if the base is a detached view
