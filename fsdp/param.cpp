@@ -571,9 +571,9 @@ UnshardedGradient ShardedParameter::take_unreduced() {
   return sum;
 }
 
-/// Restores nothing if the new gradient can be a pending sum: autograd would compute the sum at
-/// once, possibly on this rank alone. Autograd converts new gradients to the dtype of the
-/// accumulated gradient.
+/// Does not restore the accumulated gradient if the new gradient can be a pending sum: autograd
+/// would compute the sum at once, possibly on this rank alone. Autograd converts new gradients to
+/// the dtype of the accumulated gradient.
 void ShardedParameter::restore_accumulated_grads() {
   if (!has_unreduced() || request_ != Request::kNone || !comes_complete_ ||
       unsharded_.grad().defined()) {

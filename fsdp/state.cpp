@@ -2,9 +2,9 @@
 
 namespace tessera::fsdp {
 
-// The tables of legal transitions, and Phase::enter, the only function that changes a phase. An
-// unexpected order of calls therefore causes an error, which names both phases, instead of a wrong
-// gradient.
+// This file has the tables of legal transitions and Phase::enter, the only function that changes a
+// phase. An unexpected order of calls therefore causes an error, which names both phases, instead
+// of a wrong gradient.
 
 namespace {
 

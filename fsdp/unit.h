@@ -80,7 +80,7 @@ class RandomAgreement {
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
                      const ParameterGroupsToCompare& groups);
-  /// The smallest and the largest number of batch rows of a rank at the last comparison.
+  /// The smallest and the largest number of batch rows of a rank in the last exchange.
   const RowRange& rows() const { return rows_; }
 
  private:
@@ -173,7 +173,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   std::vector<Ran> forward_order_;  ///< forwards that no backward has reached yet, oldest first
   GatherOrder gather_order_;
   std::weak_ptr<Unit> ahead_;  ///< the unit that a forward prefetched last
-  /// Expires when autograd drops the callback for the end of the running backward.
+  /// A token that expires when autograd drops the callback for the end of the running backward.
   std::weak_ptr<void> backward_;
   Phase<IterationPhase> phase_{IterationPhase::kIdle};
   const comm::World* rank_;  ///< the World identifies this rank
@@ -311,7 +311,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// A forward of the unit that autograd has recorded. Owned by the autograd graph.
   struct RecordedCall {
-    std::vector<const tessera::detail::Node*> results;  ///< the autograd nodes of the results
+    std::vector<const tessera::detail::Node*>
+        results;        ///< the autograd nodes of the forward's results
     int backward = -1;  ///< id of the last backward that reached the results
   };
   /// Called when backward reaches the unit. `call`: the forward whose results backward has reached;

@@ -166,7 +166,7 @@ Unit::~Unit() {
   forget_reductions();
 }
 
-/// The constructor creates no communication context, because units below a root use the root's.
+/// The constructor creates no CommContext, because units below a root use the root's CommContext.
 const CommContextPtr& Unit::shared_comm_context() {
   if (comm_context_ == nullptr) {
     comm_context_ =
