@@ -219,9 +219,9 @@ Unit::Unit(const UnitSpec& spec)
     groups_.emplace_back(parameters, mp_policy_, spec.options.post_forward_mesh_size, settings_);
   }
   buckets_left_ = groups_.size();
-  // A parameter on a mesh of its own (of an expert, for example) differs along the unit's mesh, so
-  // gradient norms must count the parameters of all ranks. The exception is a distributed tensor
-  // whose mesh contains the unit's mesh: all ranks then have parts of one tensor.
+  // A parameter on its own mesh (of an expert, for example) has different values along the unit's
+  // mesh, so gradient norms must count the parameters of all ranks. The exception is a distributed
+  // tensor whose mesh contains the unit's mesh: all ranks then have parts of one tensor.
   for (const ParameterSpec& parameter : spec.parameters) {
     if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
       parameter.slot->set_distinct_along(mesh_.all);
@@ -405,7 +405,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A registered method that called forward can end after this forward has changed the phase.
+  // A registered method can end after a forward call in the method, which changes the phase.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);

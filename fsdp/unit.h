@@ -106,7 +106,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   ~IterationState();
 
   IterationPhase phase() const { return phase_.now(); }
-  /// Whether an iteration has begun and not ended. After an error, true until the next iteration.
+  /// Whether an iteration has begun and not ended. After an error, true until an iteration begins.
   bool is_open() const;
   /// Whether the backward of this iteration has thrown. The phase then stays kBackward until the
   /// next forward of the root.
@@ -311,8 +311,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// A forward of the unit that autograd has recorded. Owned by the autograd graph.
   struct RecordedCall {
-    std::vector<const tessera::detail::Node*>
-        results;        ///< the autograd nodes of the forward's results
+    std::vector<const tessera::detail::Node*> results;  ///< autograd nodes of forward's results
     int backward = -1;  ///< id of the last backward that reached the results
   };
   /// Called when backward reaches the unit. `call`: the forward whose results backward has reached;

@@ -201,7 +201,7 @@ TEST(ForwardMethod, RunsUnderATensorParallelPlan) {
   }
 }
 
-// A program can write a distributed tensor into a plain tensor. The gradient is then plain too.
+// A program can write a distributed tensor into a plain tensor, and then gets a plain gradient.
 TEST(DistributedResultWrittenIntoAPlainTensor, HasTheGradientsOfOneRank) {
   const at::Tensor x = uniform_values({4, 8}, 1);
   const std::vector<Write> writes{

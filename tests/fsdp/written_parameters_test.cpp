@@ -8,7 +8,7 @@
 
 namespace tessera::fsdp::written {
 
-/// With these sizes no rank has an empty shard, because a write to an empty shard has no effect.
+/// No shard is empty: a test that writes to an empty shard would test nothing.
 constexpr Sizes kSizes{.classes = 7};
 constexpr auto kModified = "modified by an inplace operation";
 

@@ -127,7 +127,7 @@ TEST(SpecialTokens, ComeFromTheGenerationConfigIfPresent) {
 
 TEST(ParseConfig, CountsParameters) {
   const ParameterCount count = count_parameters(Parse(Valid()));
-  // Parameters: embedding and head 2 * 100 * 48, block 4 * 48 * 48 + 3 * 48 * 64 + 2 * 48, norm 48.
+  // Counts: embedding and head 2 * 100 * 48, a block 4 * 48 * 48 + 3 * 48 * 64 + 2 * 48, norm 48.
   EXPECT_EQ(count.total, 9600 + 3 * (9216 + 9216 + 96) + 48);
   EXPECT_EQ(count.embedding, 4800);
   EXPECT_EQ(count_parameters(Parse(With("tie_word_embeddings", true))).total, count.total - 4800);
@@ -223,8 +223,8 @@ TEST(ParseConfig, ReadsExperts) {
   EXPECT_EQ(Parse(WithExperts("qwen3_moe", "decoder_sparse_step", 2)).dense_layers,
             (std::vector<std::int64_t>{0, 2}));
   EXPECT_EQ(Parse(WithExperts("qwen3_moe", "decoder_sparse_step", 4)).num_experts, 0);
-  // Parameters: embedding and head 2 * 100 * 48; 3 blocks 2 * 48 * 9 * 10 + 2 * 48; router 48 * 8;
-  // last norm 48; QK-norms 2 * 10 (Qwen 3 MoE) or 9 * 10 (OLMoE). One Qwen 3 MoE block is dense.
+  // Counts: embedding and head 2 * 100 * 48; 3 blocks 2 * 48 * 9 * 10 + 2 * 48; router 48 * 8; last
+  // norm 48; QK-norms 2 * 10 (Qwen 3 MoE) or 9 * 10 (OLMoE). One Qwen 3 MoE block is dense.
   const std::int64_t shared = 9600 + 3 * (8640 + 96) + 48;
   const ParameterCount of_mixtral = count_parameters(mixtral);
   EXPECT_EQ(of_mixtral.total, shared + 3 * (384 + 8 * 3 * 48 * 64));

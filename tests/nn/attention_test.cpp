@@ -557,7 +557,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitAttention{2, {}, false, 1, 24, at::kBFloat16},
                       SplitAttention{3, {.window = 9}, false, 1, 16, at::kBFloat16}));
 
-// Documents end inside a chunk or with a chunk; some span several chunks. One has one token.
+// One document has one token. Others end inside a chunk or with a chunk, or span several chunks.
 INSTANTIATE_TEST_SUITE_P(
     OfDocuments, AttentionOfSplitSequences,
     ::testing::Values(

@@ -175,7 +175,7 @@ TEST(RecomputedInput, IsRefusedIfItsSourceWasWritten) {
                 "modified by an inplace operation");
 }
 
-/// Backward of the product must not read the norm's weight: FSDP may have freed the weight.
+/// Backward of the product must not read the norm's weight, which FSDP can have freed.
 TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
   const Tensors values = values_for_norm();
   const Tensors expected = results_of(with_kept_norm, values);

@@ -316,7 +316,7 @@ TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
   const LinearCrossEntropyOptions parts{.chunk_bytes = std::int64_t{640} << 20};
   EXPECT_LT(peak([&] { return linear_cross_entropy(hidden, weight, targets, parts); }),
             1'750'000'000);
-  // There are three products: the logits, and two gradients. A chunk has 2048 tokens.
+  // A chunk of 2048 tokens has three matrix products: the logits, and two gradients.
   EXPECT_EQ(flops, 3 * 2.0 * kTokens * kVocabulary * kFeatures);
   EXPECT_EQ(products, 3 * kTokens / 2048);
   EXPECT_GT(peak([&] { return cross_entropy(at::linear(hidden, weight), targets); }),
