@@ -177,7 +177,7 @@ TEST(DistinctAndFrozenParameters, MayDifferBetweenRanks) {
   });
 }
 
-// If a rank has no rows for an expert, the expert's AdamW step count differs between ranks.
+// The AdamW step count of an expert differs between ranks if a rank has no rows for the expert.
 TEST(StepCounts, AreComparedBySave) {
   const TemporaryFolder dir;
   const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {

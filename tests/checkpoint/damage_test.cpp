@@ -357,7 +357,7 @@ void save_alone(const fs::path& dir, std::int64_t step, int add, int keep = 0) {
   save(*rank.world(), dir, step, state.dict(), {.keep = keep});
 }
 
-/// Saves step 3. With keep = 2, the save also removes step 1.
+/// Saves step 3 and keeps the newest 2 steps, so that the save removes step 1.
 void save_third(const fs::path& dir) {
   save_alone(dir, 3, 3, 2);
 }

@@ -142,8 +142,8 @@ inline Tensors LocalValues(const SavedState& state) {
   return state.local();
 }
 
-/// Calls `call`. If `call` throws an Error, expects unchanged local tensors of `state` and rethrows
-/// the Error. `state` is a module or a SavedState.
+/// Calls `call`. If `call` throws an Error, expects that the local tensors of `state` (a module or
+/// a SavedState) have not changed, and throws the Error again.
 template <class State, class Call>
 void ExpectUnchangedByError(const State& state, const Call& call) {
   const Tensors before = LocalValues(state);
@@ -162,7 +162,7 @@ inline void damage(const std::filesystem::path& path, std::int64_t at = -1) {
   WriteFile(path, bytes);
 }
 
-/// Saves a step on a 2 × 2 mesh. The parameters are Values() + `add`.
+/// Saves a checkpoint of a Net on a 2 × 2 mesh, with the parameters Values() + `add`.
 inline void SaveStep(const std::filesystem::path& dir, std::int64_t step, int add = 0,
                      const SaveOptions& options = {}) {
   RunRanks(4, [&](Rank& rank) {

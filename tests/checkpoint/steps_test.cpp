@@ -1,4 +1,4 @@
-// Tests the step folders of a run, the removal of old steps, manifests, and user objects.
+// Tests a run's checkpoint folders, the removal of old folders, manifests, and user objects.
 
 #include <fmt/format.h>
 #include <sys/resource.h>

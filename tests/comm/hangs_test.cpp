@@ -243,7 +243,7 @@ std::string report_of(const Ended& ended) {
   return found[0];
 }
 
-/// The longest time until a report: 1 s (the watchdog's limit) plus 2 s for slow processes.
+/// The watchdog must report within this time: its limit of 1 s plus 2 s for slow processes.
 constexpr milliseconds kAfterTheLimit{3000};
 
 /// The limit for errors that must come long before the time-out. Sanitizers slow processes.

@@ -94,9 +94,9 @@ class Block : public nn::Module<Block> {
   nn::Parameter scale_;
 };
 
-/// A decoder, written for one rank. Maps token ids (batch, sequence) to logits and the auxiliary
-/// loss (undefined if none). Logits are (batch, sequence, vocabulary) or, if ModelSpec::folded,
-/// (tokens, vocabulary). If `targets` (tokens) is given, returns the sum of losses.
+/// A decoder, written for one rank. Maps token ids (batch, sequence) to logits and an auxiliary
+/// loss, which can be undefined. Logits: (batch, sequence, vocabulary) or, if ModelSpec::folded,
+/// (tokens, vocabulary). With `targets` (tokens), returns the sum of the losses, not logits.
 class Net : public nn::Module<Net> {
  public:
   Net(const ModelSpec& spec, Loss loss);

@@ -487,7 +487,7 @@ Ended run_rank(const Case& c, const testing::Rank& rank, Trace& trace) {
   } catch (const Error& error) {
     return {false, false, error.what()};
   } catch (const std::exception& error) {
-    // A libtorch message has a stack trace after its first line.
+    // Messages of libtorch's errors have a stack trace after the first line.
     const std::string text = error.what();
     return {false, false, "(libtorch) " + text.substr(0, text.find('\n'))};
   }

@@ -110,7 +110,7 @@ std::vector<at::Tensor> results_of(const Function& function, const std::vector<a
 
 TEST_P(Functions, EqualTheCpuUpToRounding) {
   at::manual_seed(3);
-  nn::allow_math_attention(true);  // In fp64, libtorch has only the math kernel.
+  nn::allow_math_attention(true);  // libtorch's only fp64 attention kernel
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     const double tolerance = type == at::kDouble ? 1e-10 : type == at::kFloat ? 1e-4 : 3e-2;
     std::vector<at::Tensor> inputs;

@@ -54,7 +54,7 @@ TEST(FillRandom, MatchesGoldenValues) {
 }
 
 TEST(FillRandom, PassesKolmogorovSmirnov) {
-  const double bound = 1.95 / std::sqrt(200'000.0);  // exceeded by 0.1 % of random samples
+  const double bound = 1.95 / std::sqrt(200'000.0);  // 0.1 % of random samples exceed this bound
   EXPECT_LT(kolmogorov_smirnov(filled({200'000}, Uniform{0.0, 1.0})), bound);
   EXPECT_LT(kolmogorov_smirnov(at::special_ndtr((filled({200'000}, Normal{3.0, 2.0}) - 3.0) / 2.0)),
             bound);
@@ -155,7 +155,7 @@ std::array<std::uint32_t, 4> words(const PhiloxBlock& block) {
   return {block.words[0], block.words[1], block.words[2], block.words[3]};
 }
 
-// Known answers of Random123 (kat_vectors, philox4x32 10): zeros, ones, digits of pi.
+// Known answers of Random123 (kat_vectors, philox4x32 10) for zeros, ones and the digits of pi.
 TEST(Philox, HasKnownAnswers) {
   using Words = std::array<std::uint32_t, 4>;
   const std::uint32_t f = 0xffffffff;

@@ -41,7 +41,7 @@ struct Layer : nn::Module<Layer> {
   nn::Child<nn::Linear> up, down;
 };
 
-/// No size except the batch size is divisible by the number of ranks.
+/// A model in which only the batch size is divisible by the number of ranks.
 struct Net : nn::Module<Net> {
   static constexpr std::int64_t kChannels = 5, kSize = 7, kHidden = 333;
   static constexpr std::int64_t kFeatures = kChannels * kSize * kSize;

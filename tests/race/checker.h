@@ -73,7 +73,7 @@ class MemoryMap {
     std::uintptr_t end = 0;
     bool written = true;
     std::optional<Action> writer;
-    std::vector<Action> readers;  ///< for each queue, the last operator that read the piece
+    std::vector<Action> readers;  ///< for each queue, the last operator that read this piece
   };
   /// An allocated memory block: its end, and the queue and the operator that allocated it.
   struct Block {

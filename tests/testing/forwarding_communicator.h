@@ -73,8 +73,8 @@ class ForwardingCommunicator : public comm::Communicator {
   comm::CommunicatorPtr inner_;
 };
 
-/// A world whose process groups are replaced by wrappers, also in meshes of this world. Only one
-/// thread may use a WrappedWorld at a time.
+/// Replaces the process groups of a world, and of its meshes, by wrappers. Only one thread may use
+/// a WrappedWorld at a time.
 class WrappedWorld final : public comm::World {
  public:
   /// Returns the wrapper for a process group.

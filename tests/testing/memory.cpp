@@ -22,7 +22,7 @@ struct alignas(64) Header {
   std::size_t bytes;
 };
 
-/// `data`: the address after the header
+/// `data`: the address of the memory block, which follows its Header.
 void free_block(void* data) {
   auto* header = static_cast<Header*>(data) - 1;
   if (header->watcher != nullptr) {

@@ -41,7 +41,7 @@ struct TorchMlp : torch::nn::Module {
   torch::nn::LayerNorm norm{nullptr};
 };
 
-/// Maps (rows, 2, 6, 6) to (rows, 3).
+/// Maps an input of shape (rows, 2, 6, 6) to an output of shape (rows, 3).
 struct TorchConvNet : torch::nn::Module {
   TorchConvNet()
       : first(register_module("first",
@@ -61,7 +61,7 @@ inline torch::nn::Sequential torch_sequential() {
   return torch::nn::Sequential(torch::nn::Linear(5, 7), torch::nn::Tanh(), torch::nn::Linear(7, 3));
 }
 
-/// Maps (tokens, rows, 8) to the same sizes.
+/// Maps an input of shape (tokens, rows, 8) to an output of the same shape.
 inline torch::nn::TransformerEncoder torch_encoder() {
   const torch::nn::TransformerEncoderLayer layer(
       torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(10).dropout(0));

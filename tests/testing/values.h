@@ -49,7 +49,7 @@ inline at::Tensor normal_values(at::IntArrayRef sizes, std::uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed));
 }
 
-/// Returns token positions. Row i has documents of lengths[i] tokens; each starts at position 0.
+/// Returns token positions. Row i has documents of lengths[i] tokens; their positions start at 0.
 inline at::Tensor document_positions(const std::vector<std::vector<std::int64_t>>& lengths) {
   std::vector<at::Tensor> rows;
   for (const std::vector<std::int64_t>& of_row : lengths) {

@@ -1,6 +1,6 @@
-// Compares training::step() on meshes with libtorch's calls on one rank. Tests evaluation, the
-// meter, recordings and errors of Checkpointer. tests/examples/checkpoint tests Checkpointer
-// further.
+// Compares training::step() on meshes with libtorch's calls on one rank. Also tests evaluation,
+// StepMeter, recordings, and errors of Checkpointer; other tests of Checkpointer are in
+// tests/examples/checkpoint.
 
 #include <nlohmann/json.hpp>
 

@@ -22,10 +22,10 @@ struct Operand {
   std::int64_t limit = 0;  ///< kIndices: all values are below `limit`
 };
 
-/// A row of a table: operand layouts, and the expected layouts and communication. Placements: "S0"
+/// A table row: operand layouts, and the expected layouts and communication. Placements: "S0"
 /// (sharded on dimension 0), "R" (replicated), "P" (Partial sum), "Pmax" (Partial maximum); commas
-/// separate mesh dimensions, blanks separate tensors. "2 all_reduce 128": a rank sends 128 bytes by
-/// two all-reduces. "all_reduce 64": 64 bytes by one all-reduce. "-": nothing is sent.
+/// separate mesh dimensions, blanks separate tensors. Communication: "2 all_reduce 128" is 128
+/// bytes per rank in two all-reduces, "all_reduce 64" is 64 bytes in one, "-" is none.
 struct LayoutCase {
   std::string operands, results, forward;
   std::string gradients;  ///< of the reals among the operands; "-" for a real without one

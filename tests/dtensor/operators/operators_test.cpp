@@ -403,8 +403,8 @@ TEST_ON_RANKS(ThinShards, HaveGlobalStridesAfterInPlaceTranspose, 3) {
   }
 }
 
-// An operator on lists of tensors must write the same values as single calls, and must increase
-// each tensor's version by one.
+// An operator on lists of tensors must write the same values as calls for the single tensors, and
+// must increase the version of each written tensor by one.
 
 const std::vector<Placement> kPlacementsInLists{Replicate{}, Shard{0}, Partial{},
                                                 Partial{ReduceOp::kMax}};

@@ -131,7 +131,7 @@ void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& 
   }
 }
 
-/// Returns the number of bytes that a rank sends to itself in the plan's all-to-alls.
+/// Returns the bytes that a rank sends to itself in the all-to-alls of a redistribution plan.
 std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const Indices& coordinate) {
   std::int64_t bytes = 0;
   for (const auto& step : plan.steps) {

@@ -186,7 +186,7 @@ TEST(DebugChecks, FailOnAllRanksIfTwoDiffer) {
          distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
        },
        "Shard(0)", "Shard(1)"},
-      // The sizes differ, although both ranks have 16 elements.
+      // The local sizes of both ranks differ, although both have 16 elements.
       {"sizes of a redistribution",
        [](Rank& rank) {
          const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});

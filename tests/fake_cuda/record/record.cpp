@@ -190,7 +190,7 @@ void write_reports() {
     return;
   }
   const std::string path = settings().report + "." + std::to_string(settings().rank) + ".json";
-  // The file is renamed at the end, because the process can be killed while it writes.
+  // The report file is renamed when complete, because the process can be killed while it writes.
   const std::string part = path + ".part";
   std::ofstream(part) << report_json().dump(1) << "\n";
   std::rename(part.c_str(), path.c_str());
@@ -198,7 +198,7 @@ void write_reports() {
 
 namespace {
 
-// Runs after the destructors of libtorch's libraries, which are loaded after the fake library.
+// Runs after the destructors of libtorch's libraries, because these are loaded later.
 [[gnu::destructor]] void write_reports_at_exit() {
   write_reports();
 }
