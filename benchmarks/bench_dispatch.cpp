@@ -117,7 +117,7 @@ std::vector<Case> cases() {
   };
 }
 
-/// Measures the first call of an operator, which computes its sharding and its call plan.
+/// Measures the first call of an operator, in which the operator's sharding is computed.
 void measure_first(benchmark::State& state, const Case& c) {
   const Tensors inputs = inputs_of(c, true);
   const at::NoGradGuard no_grad;

@@ -281,10 +281,10 @@ struct TextLoss {
 
 /// Returns the mean loss of all tokens but the first. The model reads the text in windows of
 /// `window` tokens. Each window begins `stride` tokens after the previous window. Each token is
-/// predicted once, in the first window with earlier tokens, from these tokens. If stride == window,
-/// the first prediction of a window has one token of context. A smaller stride costs more and gives
-/// more context. Collective if logits are split over the vocabulary. Throws Error for fewer than
-/// two tokens.
+/// predicted once: in the first window that has earlier tokens, from these tokens. If stride ==
+/// window, the first prediction of a window has one token of context. A smaller stride costs more
+/// and gives more context. Collective if logits are split over the vocabulary. Throws Error for
+/// fewer than two tokens.
 TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride) {
   const tensor_parallel::CrossEntropyOptions options{.reduction = at::Reduction::Sum};
   const c10::NoGradGuard no_grad;

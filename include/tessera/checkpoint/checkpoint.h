@@ -179,7 +179,7 @@ class SaveFuture {
   std::shared_ptr<BackgroundSave> save_;
 };
 
-/// Like save(), but returns after the state has been copied to host memory (page-locked if there is
+/// Like save(), but returns after the state has been copied to CPU memory (page-locked if there is
 /// a GPU). The copy needs as much memory as this rank writes. A background thread writes the copy
 /// while training continues, and communicates over a separate CPU process group.
 ///

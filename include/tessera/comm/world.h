@@ -99,10 +99,10 @@ WorldPtr world_from_environment(const WorldOptions& options = {});
 
 /// Makes the World of `size` ranks that another library has started; this process, or this thread,
 /// is `rank`. Rank 0 opens a c10d store on a free port, and `broadcast` is called once on each
-/// rank, to send the store's address: the function sends `count` bytes from rank 0 to all ranks; on
-/// rank 0 `bytes` is read, on other ranks written. The store listens on all network interfaces of
-/// rank 0 until the process ends. world_from_mpi and world_from_process_group call this function.
-/// Collective over the ranks, which must pass equal options. Time-outs and SIGPIPE are as in
+/// rank, to send the store's address: the function sends `count` bytes from `bytes` of rank 0 to
+/// `bytes` of all other ranks. The store listens on all network interfaces of rank 0 until the
+/// process ends. world_from_mpi and world_from_process_group call this function. Collective over
+/// the ranks, which must pass equal options. Time-outs and SIGPIPE are as in
 /// world_from_environment. Throws Error on all ranks if rank 0 cannot open the store, and for a
 /// rank that is not below `size`. Throws PeerError if this rank cannot reach the store of rank 0.
 WorldPtr world_from_broadcast(int rank, int size,

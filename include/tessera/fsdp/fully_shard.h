@@ -27,7 +27,7 @@ namespace tessera::fsdp {
 /// freed afterwards. Their gradients are reduce-scattered together and averaged over `mesh`. Apply
 /// fully_shard bottom-up: blocks first, the root last. Call the root's forward as root(x), because
 /// root.forward(x) skips the hooks. Outside of forward and backward, the module's parameters are
-/// the shards, even if the unit stays gathered. Parameters may be on the meta device.
+/// the shards, even if the unit remains gathered. Parameters may be on the meta device.
 ///
 /// `mesh`: one dimension, over which parameters are sharded. Or two dimensions (HSDP): replicas
 /// along the first, shards along the second; gradients are also all-reduced over the first.
@@ -64,11 +64,11 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// throws Error for a bucket_cap_mb that is not positive.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
-/// Returns rows * ranks / (rows of all ranks). A rank multiplies its loss, the mean over its `rows`
-/// rows of the batch, by this weight. FSDP's average over the ranks is then the gradient of the
-/// mean over all rows. `mesh`: the root module's mesh, with any number of dimensions. A rank
-/// without rows has no mean (libtorch returns NaN); set the loss to zero, such as y.sum() of a
-/// result without rows.
+/// Returns the weight rows * ranks / (rows of all ranks), where `rows` is this rank's number of
+/// rows of the batch. A rank multiplies its loss, the mean over its rows, by the weight. FSDP's
+/// average over the ranks is then the gradient of the mean over all rows. `mesh`: the root module's
+/// mesh, with any number of dimensions. A rank without rows has no mean (libtorch returns NaN); set
+/// the loss to zero, such as y.sum() of a result without rows.
 ///   (at::mse_loss(model(x), target) * fsdp::mean_weight(x.size(0), mesh)).backward();
 /// Collective; the ranks exchange CPU values only. Throws Error on all ranks if a number of rows is
 /// negative or if no rank has rows.
@@ -129,18 +129,18 @@ class UnshardHandle {
   std::weak_ptr<Unit> unit_;
 };
 
-/// All-gathers the parameters of the unit of `module`, not of units below. Collective. First waits
-/// for earlier work on the compute stream, because this work may write the shards. Does nothing if
-/// the parameters are already unsharded. If shards were written since the last gather on any rank
-/// (the ranks compare CPU flags), the next unshard, start_unshard, UnshardScope or forward gathers
-/// again on all ranks. Throws Error for a module that is not a unit, for parameters that are still
-/// on the meta device, and if ranks gather different units.
+/// All-gathers the parameters of the unit of `module`, but not of units below `module`. Collective.
+/// First waits for earlier work on the compute stream, because this work may write the shards. Does
+/// nothing if the parameters are already unsharded. If shards were written since the last gather on
+/// any rank (the ranks compare CPU flags), the next unshard, start_unshard, UnshardScope or forward
+/// gathers again on all ranks. Throws Error for a module that is not a unit, for parameters that
+/// are still on the meta device, and if ranks gather different units.
 void unshard(nn::ModuleBase& module);
 /// Frees the unsharded parameters of a unit. Not collective; does nothing if the parameters are not
 /// unsharded. Unsharded parameters are copies: if the program has written to an unsharded parameter
-/// since unshard, reshard frees the parameters and then throws Error. A forward before reshard
-/// throws Error for such a write, and does not free the parameters. Throws Error for a module that
-/// is not a unit.
+/// since unshard, reshard frees the parameters and then throws Error. If a forward runs before
+/// reshard, the forward throws Error for such a write and frees nothing. Throws Error for a module
+/// that is not a unit.
 void reshard(nn::ModuleBase& module);
 /// Starts to gather the parameters of a unit, with the shards' values at the time of this call. The
 /// next forward or unshard, or the returned handle, waits for the gather. Collective. Throws the

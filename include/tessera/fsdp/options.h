@@ -46,7 +46,8 @@ using PlacementFunction =
     std::function<std::optional<Placement>(const std::string& name, const at::Tensor& parameter)>;
 
 /// Returns the mesh of a parameter (of an expert, for example); nullopt means the unit's mesh.
-/// `name`: the parameter's name within the unit. The conditions of fully_shard's `mesh` apply.
+/// `name`: the parameter's name within the unit. The mesh must meet the conditions for `mesh` of
+/// fully_shard.
 ///   options.parameter_mesh = [mesh](const std::string& name, const at::Tensor&) {
 ///     return name.starts_with("head") ? std::optional(mesh) : std::nullopt;
 ///   };
@@ -78,9 +79,9 @@ struct Options {
   std::int64_t post_forward_mesh_size = 1;
   PlacementFunction shard_placement{};
   /// Chooses a mesh for single parameters, which are then gathered and reduced over this mesh. If
-  /// this mesh is a part of the unit's mesh, ranks outside of this part have other parameters, and
-  /// gradient norms include these parameters too. Summed gradients are divided by the number of
-  /// ranks of the root's mesh, because the loss is the mean over these ranks.
+  /// this mesh is a part of the unit's mesh, ranks outside of this part have other parameters
+  /// (other experts, for example), which gradient norms include too. Summed gradients are divided
+  /// by the number of ranks of the root's mesh, because the loss is the mean over these ranks.
   MeshFunction parameter_mesh{};
   /// Parameters and buffers that FSDP leaves unchanged: not moved, sharded, gathered, cast or
   /// reduced. Must list each trainable parameter of the model that is intentionally in no unit.

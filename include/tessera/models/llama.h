@@ -64,7 +64,7 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// `tokens` are this rank's part of each sequence, `positions` has the positions of all tokens,
   /// and a cache is not supported.
   ///
-  /// Throws Error beyond max_sequence positions, and for `positions` together with a cache.
+  /// Throws Error for more than max_sequence positions, and for `positions` together with a cache.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
                      const at::Tensor& positions = {}, const nn::DocumentsPtr& documents = {});
   /// Returns the loss of the model's logits for `tokens`. Computes the output head and the loss

@@ -63,11 +63,11 @@ MemoryUse take_memory_use(const std::string& device_type);
 /// tensors.
 void count_tensor_memory();
 
-/// Measures a device's FLOP/s by multiplying square matrices in `type`. For MFU on a CPU and on
-/// devices that peak_flops() does not know. Returns the mean over the ranks of the median of
-/// several windows. All ranks compute at the same time, so that the ranks of one machine share its
-/// cores as in training. The measurement takes about a second and draws no random numbers.
-/// Collective over `world`; the result is the same on all ranks.
+/// Measures a device's FLOP/s by multiplying square matrices in `type`. The result is the peak rate
+/// for MFU on a CPU and on devices that peak_flops() does not know. Returns the mean over the ranks
+/// of the median of several windows. All ranks compute at the same time, so that the ranks of one
+/// machine share its cores as in training. The measurement takes about a second and draws no random
+/// numbers. Collective over `world`; the result is the same on all ranks.
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 /// The metrics of a model's experts in one training step. Losses are means over micro-batches.

@@ -76,13 +76,13 @@ struct VerifyReport {
 /// or gradient that differs from that of one rank. See docs/verify.md.
 ///
 /// `reference`: a second instance of the same class with the same options, not parallelized,
-/// perhaps on the meta device. verify() copies the weights, buffers and modes of `module` to
-/// `reference`, which computes in the type of its own parameters and cannot be used afterwards.
-/// verify() runs `reference` three times. Two of these runs use weights that are perturbed by
-/// rounding, to measure the differences that rounding can cause. `mesh`: all ranks of the run.
-/// `step` must do the same at each call; the random number generators start from the same state for
-/// each call. A rank's step uses the rank's own samples. Choose small samples: every rank computes
-/// the samples of all ranks with all weights, and stores all inputs and outputs.
+/// perhaps on the meta device. verify() copies the weights, buffers and train or eval modes of
+/// `module` to `reference`, which computes in the dtype of its own parameters and cannot be used
+/// afterwards. verify() runs `reference` three times. Two of these runs use weights that are
+/// perturbed by rounding, to measure the differences that rounding can cause. `mesh`: all ranks of
+/// the run. `step` must do the same at each call; the random number generators start from the same
+/// state for each call. A rank's step uses the rank's own samples. Choose small samples: every rank
+/// computes the samples of all ranks with all weights, and stores all inputs and outputs.
 ///
 /// Distributed outputs are compared as whole tensors, with Partial outputs reduced. A plain output
 /// must equal the output of the reference on each rank. If the sizes differ, the concatenation of

@@ -49,7 +49,7 @@ struct GradScalerOptions {
 ///
 /// step() divides the gradients; until then .grad contains scaled gradients, unless unscale_ was
 /// called. An overflow is detected by the norm of the gradients on all ranks of all meshes, so that
-/// clipping and scaling need only one all-reduce. The host waits for the device only to read this
+/// clipping and scaling need only one all-reduce. The CPU waits for the device only to read this
 /// norm. Combine several optimizers in an OptimizerList. Save the scale in checkpoints: state().
 class GradScaler {
  public:

@@ -157,7 +157,7 @@ using BatchedOptimizer
 ///     }
 ///   };
 ///
-/// The second template parameter has no effect, but keeps source code for version 0.2 valid.
+/// The second template parameter has no effect; source code for version 0.2 may pass it.
 template <class Options, class = void>
 class GroupedOptimizer : public SlotOptimizer {
  public:

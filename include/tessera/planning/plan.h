@@ -54,8 +54,8 @@ struct PlanOptions {
   /// the function is empty, plan_run() also plans the last rank of each RankKind, and throws Error
   /// if the plans of the first and the last rank differ.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
-  /// Results of operators whose output sizes depend on values, by operator name. For experts that
-  /// get equal numbers of tokens:
+  /// The results of operators whose result sizes depend on the values of inputs, by operator name.
+  /// For experts that get equal numbers of tokens:
   ///   {{"aten::nonzero", [](const kernels::FakeCall& call) -> std::vector<at::Tensor> {
   ///     return {at::arange(call.inputs[0].size(0) / kExperts).unsqueeze(1)};
   ///   }}}
@@ -79,7 +79,7 @@ struct RankPlan {
 struct RunPlan {
   PlanOptions options{};
   MeshShape mesh{};
-  std::vector<RankPlan> ranks{};  ///< the plan of one rank of each RankKind
+  std::vector<RankPlan> ranks{};  ///< the plans: of one rank for each RankKind
 
   /// Returns the plan of the rank with the highest memory peak.
   const RankPlan& largest() const;

@@ -54,7 +54,8 @@ struct CheckpointOptions {
   int keep = 0;                       ///< how many checkpoints are retained, at least 2; 0: all
   Resume resume = Resume::kNever;
   std::int64_t resume_step = -1;  ///< step from which the run continues; -1: the newest step
-  /// The checkpoint from which a new run starts, or a folder of checkpoints of another run.
+  /// A checkpoint of another run from which a new run starts, or the folder of that run's
+  /// checkpoints.
   std::filesystem::path initial_load = {};
   /// Parts of a checkpoint that are not loaded: "optimizer", "data". With `initial_load`, the parts
   /// are excluded only from that checkpoint: a run that resumes from `folder` loads all parts.

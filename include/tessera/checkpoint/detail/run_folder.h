@@ -31,17 +31,18 @@ std::optional<std::string> unfinished_run(comm::World& world, const std::filesys
 std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
 
 /// Returns the steps in `dir` with numbers above `after`, including damaged steps. A run that
-/// continues from step `after` must withdraw these steps (withdraw_step()) before the run saves the
-/// same steps again; a new run passes -1. Throws Error if one of these steps, or an unfinished
-/// save, belongs to another run, has another format version, or cannot be read. Rank 0 reads the
-/// folder and broadcasts the result. Collective over `world`.
+/// continues from step `after` must mark these steps as unfinished (withdraw_step()) before the run
+/// saves the same steps again; a new run passes -1. Throws Error if one of these steps, or an
+/// unfinished save, belongs to another run, has another format version, or cannot be read. Rank 0
+/// reads the folder and broadcasts the result. Collective over `world`.
 std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::filesystem::path& dir,
                                             std::int64_t after, const std::string& run_id);
 
-/// Withdraws a damaged step: removes its manifest, so that the folder counts as an unfinished save
-/// of this run. The run's next complete save deletes the folder; a save of the same step reuses the
-/// folder. Throws Error if the step belongs to another run. A damaged manifest does not name its
-/// run, so make sure that the folder belongs to this run. To be called on one rank.
+/// Marks a damaged step as unfinished: removes the manifest of the step, so that the folder counts
+/// as an unfinished save of this run. The run's next complete save deletes the folder; a save of
+/// the same step reuses the folder. Throws Error if the step belongs to another run. A damaged
+/// manifest does not name its run, so make sure that the folder belongs to this run. To be called
+/// on one rank.
 void withdraw_step(const std::filesystem::path& dir, std::int64_t step, const std::string& run_id);
 
 }  // namespace tessera::checkpoint::detail
