@@ -195,7 +195,7 @@ bool AtomicFile::publish_new() {
     return false;
   }
   if (!linked && (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS)) {
-    publish();  // link() does not work on a file system without hard links
+    publish();  // the file system has no hard links, so link() cannot work
     return true;
   }
   if (!linked) {

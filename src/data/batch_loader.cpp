@@ -316,9 +316,9 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 
 /// The order of samples from several weighted sources, computed for each index without the earlier
 /// indices. The sources are the leaves of a binary tree with log2(sources) levels. As in
-/// Bresenham's line algorithm, a first child with the fraction p gets round(n p) of the first n
-/// samples of its parent. So each level adds an error of at most half a sample to the number of
-/// samples of a source.
+/// Bresenham's line algorithm, a first child with the fraction p of its parent's samples gets
+/// round(n p) of the parent's first n samples. So each level adds an error of at most half a sample
+/// to the number of samples of a source.
 class Mixture {
  public:
   /// All `weights` must be > 0. Fractions are stored as integers, to round equally on all machines.

@@ -181,8 +181,8 @@ void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
 
 namespace {
 
-/// Returns the tokens that are put at the beginning or end of texts. `key`: the flag's name, for
-/// messages. `of_template`: the tokens in the template of tokenizer.json.
+/// Returns the tokens that are put at the beginning or end of texts. `key`: the key of the flag
+/// (add_bos_token), for messages. `of_template`: the tokens in the template of tokenizer.json.
 std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
                                     const std::vector<std::int64_t>& of_template, bool decides,
                                     const Vocabulary& ids) {
@@ -401,8 +401,8 @@ BpeTokenizerParts read_parts(const JsonField& root) {
 
 /// Throws Error if a ByteLevel that is the only pre_tokenizer has another flag add_prefix_space
 /// than `transformers` uses. `transformers` takes the flag from tokenizer_config.json. If the file
-/// has no flag, `transformers` takes the ByteLevel's flag for Llama's classes and without a class,
-/// otherwise false.
+/// has no flag, `transformers` takes the ByteLevel's flag if the tokenizer class is missing or one
+/// of Llama's, and false otherwise.
 void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

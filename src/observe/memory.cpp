@@ -207,7 +207,7 @@ StepMemory MemoryLog::use(bool on_host) const {
   const std::lock_guard lock(mutex_);
   StepMemory memory;
   BytesByKind live{};
-  std::int64_t sum = 0;  // bytes in use after the events so far, without offloaded memory
+  std::int64_t sum = 0;  // bytes in use after the events so far, except offloaded memory
   const auto add = [&](const Block& block, std::int64_t sign) {
     const MemoryKind kind = kind_of(block);
     const auto at = static_cast<std::size_t>(kind);

@@ -396,7 +396,7 @@ struct Finding {
   std::string value{}, expected{};  ///< the element's value on the mesh and on one rank
   double distance = 0;              ///< largest difference of elements; infinity if not comparable
   double largest = 0;               ///< largest absolute value in the one-rank tensor
-  double epsilon = 0;               ///< the larger rounding unit of the two types
+  double epsilon = 0;               ///< the larger rounding unit of the two tensors' dtypes
   double noise = 0;                 ///< how much rounding changes the one-rank tensor
 };
 
@@ -501,7 +501,7 @@ std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool
     return "all outputs before are equal, so look at the forward of " + quoted(output.caller) +
            ", which calls it";
   }
-  // Looks for the first differing input: in the module call, then in the calls around it.
+  // Looks for the first differing input: in the module call, then in the enclosing module calls.
   std::set<int> calls{output.call};
   std::map<int, int> parents;
   for (const OfRanks& tensor : tensors) {

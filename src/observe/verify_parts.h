@@ -46,7 +46,7 @@ void raise_noise(Noise& noise, const SeenRun& run, const SeenRun& other);
 
 /// Returns the names of the dimensions of `mesh` that are not in `dims`.
 std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<std::string>& dims);
-/// Returns the rounding unit of a type: the distance from 1 to the next larger number; 0 for
+/// Returns the rounding unit of a dtype: the distance from 1 to the next larger number; 0 for
 /// integers, which are exact.
 double epsilon_of(c10::ScalarType type);
 

@@ -1,5 +1,5 @@
-// Gradient norms and clipping, for plain and distributed parameters. The norm stays on the device;
-// the host waits only if it must check the value.
+// Gradient norms and clipping, for plain and distributed parameters. The norm is a tensor on the
+// device; the host waits for the norm only to check its value.
 
 #include "tessera/optim/clip_grad.h"
 
@@ -112,8 +112,8 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 
 }  // namespace
 
-/// First, every rank determines the joint mesh of the parameters, even a rank without gradients.
-/// Then each rank collects its gradients, and reduces Partial gradients.
+/// Collects gradients for a norm. First every rank, even without gradients, determines the joint
+/// mesh of the parameters. Then each rank collects its gradients, and reduces Partial gradients.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
                 "the norm of gradients was called with a null parameter; pass slots of modules, "
@@ -156,7 +156,7 @@ namespace {
 constexpr auto kDouble = c10::ScalarType::Double;
 
 /// Returns the norms of all tensors as one fp64 tensor on `device`, by one list kernel for each
-/// type and device. Complex numbers count by their absolute values, as in PyTorch. On a CPU,
+/// dtype and device. Complex numbers count by their absolute values, as in PyTorch. On a CPU,
 /// libtorch's norm adds squares in fp32 in a fixed number of sums: the norm of 7 million elements
 /// is wrong by 2e-4. So large tensors are split, and the result has one norm for each piece.
 at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {

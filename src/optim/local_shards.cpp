@@ -37,7 +37,7 @@ struct Buffer {
 /// have sizes that are multiples of this alignment, so their states stay adjacent.
 constexpr std::int64_t kStateAlignment = 16;
 
-/// Makes tensors of zeros, with one allocation for each type and device. The first pass adds up
+/// Makes tensors of zeros, with one allocation for each dtype and device. The first pass adds up
 /// sizes; the second pass makes views. Each view begins at a multiple of `alignment` bytes.
 std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t alignment) {
   std::vector<Buffer> buffers;
@@ -132,7 +132,7 @@ std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors) 
 
 /// `factor` is passed as a tensor, because the host would have to wait for its value.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
-  // A list kernel needs tensors of one type on one device.
+  // A list kernel needs tensors of one dtype on one device.
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
   for (const at::Tensor& tensor : tensors) {
     lists[{tensor.device().type(), tensor.scalar_type()}].push_back(tensor);
@@ -144,7 +144,7 @@ void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) 
   }
 }
 
-/// Returns the type in which libtorch's kernels compute for tensors of type `dtype`.
+/// Returns the dtype in which libtorch's kernels compute for tensors of dtype `dtype`.
 c10::ScalarType update_type(c10::ScalarType dtype) {
   return at::toOpMathType(dtype);
 }

@@ -39,7 +39,7 @@ bool adjoins(const at::Tensor& first, const at::Tensor& next);
 at::Tensor flat_view(const at::Tensor& first, std::int64_t numel);
 
 /// Joins consecutive tensors that are adjacent in memory, such as the shards of an FSDP unit, into
-/// one tensor. `tensors` can have different types and devices.
+/// one tensor. `tensors` can have different dtypes and devices.
 std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors);
 
 /// Multiplies the tensors in place by `factor`, a plain 0-d tensor on any device. Each result is
@@ -51,7 +51,7 @@ void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor);
 c10::ScalarType update_type(c10::ScalarType dtype);
 
 /// Makes zero tensors with the sizes and devices of `tensors` and the types `dtypes`. Results of
-/// one type and device are one after another in a buffer, so that a kernel can update many tensors
+/// one dtype and device are one after another in a buffer, so that a kernel can update many tensors
 /// as one. Each result begins at a multiple of 16 bytes, for vector accesses.
 std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
                                      const std::vector<c10::ScalarType>& dtypes);

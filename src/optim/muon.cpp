@@ -1,5 +1,5 @@
-// The optimizer Muon. The momentum stays sharded. Orthogonalisation needs the whole matrix, so each
-// matrix is sent to one rank, in the type compute_dtype.
+// The optimizer Muon. The momentum remains sharded. Orthogonalisation needs the whole matrix, so
+// each matrix is sent to one rank, in the dtype MuonOptions::compute_dtype.
 
 #include "tessera/optim/muon.h"
 #include "tessera/comm/detail/scopes.h"
@@ -43,8 +43,8 @@ class MatrixExchange {
   const std::vector<SpreadMatrix>& matrices() const { return matrices_; }
 
   using Work = std::function<at::Tensor(std::size_t matrix, const at::Tensor& whole)>;
-  /// `locals`: this rank's shard of each matrix, all of one type. Calls `work` for each matrix that
-  /// this rank owns; `work` returns a tensor of the same sizes and type. Returns this rank's shard
+  /// `locals`: this rank's shard of each matrix, of one dtype. Calls `work` for each matrix that
+  /// this rank owns; `work` returns a tensor of the same sizes and dtype. Returns this rank's shard
   /// of each result. Collective over the mesh: two all-to-alls. The first sends each element once
   /// to the owner, the second sends each element of the result to all ranks that have the element.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& locals, const Work& work) const;
@@ -294,8 +294,8 @@ double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
 
 /// Approximates the orthogonal matrix nearest to `matrix` (U V^T of its singular value
 /// decomposition, with singular values of about 0.7 to 1.2), by a quintic Newton-Schulz iteration
-/// in the type of `matrix`, as in torch.optim.Muon, after Keller Jordan. `matrix`: (rows, columns),
-/// plain. A matrix of zeros gives zeros.
+/// in the dtype of `matrix`, as in torch.optim.Muon, after Keller Jordan. `matrix`: (rows,
+/// columns), plain. A matrix of zeros gives zeros.
 at::Tensor newton_schulz(const at::Tensor& matrix, const std::array<double, 3>& coefficients,
                          int steps, double eps) {
   const auto [a, b, c] = coefficients;

@@ -239,7 +239,7 @@ bool in_place(const ShardUpdate& shard) {
 }
 
 /// Returns the shards that are not empty. If a shard is updated in place, its gradient is converted
-/// to the parameter's type and made contiguous, as list kernels require. update_rounded() converts
+/// to the parameter's dtype and made contiguous, as list kernels require. update_rounded() converts
 /// the gradients of all other shards.
 std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
   std::vector<ShardUpdate> kept;
@@ -276,7 +276,7 @@ void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFa
   count_step(shards, factor);
   const std::vector<ShardUpdate> kept = prepared(shards);
   const std::vector<Run> runs = runs_of(kept);
-  // A list kernel needs tensors of one type on one device.
+  // A list kernel needs tensors of one dtype on one device.
   std::map<BatchKind, Batch> batches;
   for (const Run run : runs) {
     const at::Tensor& first = run.front().parameter;
@@ -289,7 +289,7 @@ void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFa
   for (auto& [kind, batch] : batches) {
     update_multiplied(batch, group, factor);
   }
-  // Version counters are incremented after the kernels, so that a new version means new values.
+  // Version counters are incremented after the kernels, because a new version must mean new values.
   std::ranges::for_each(runs, mark_changed);
 }
 
@@ -392,17 +392,17 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
   batch.shards.push_back(run.front().index);
 }
 
-/// Updates shards of a type narrower than fp32 in an fp32 copy, which is freed at the end.
+/// Updates shards of a dtype narrower than fp32 in an fp32 copy, which is freed at the end.
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // `rounded` gets the new values. A kernel cannot write to `rounded`, because the type of
-  // `rounded` is narrower than the type of the update, or its memory is not contiguous.
+  // `rounded` gets the new values. A kernel cannot write to `rounded`, because the dtype of
+  // `rounded` is narrower than the dtype of the update, or its memory is not contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
   if (factor.tensor.defined()) {
-    // The gradient is multiplied in its own type, as in clip_grad_norm_().
+    // The gradient is multiplied by the factor in the gradient's dtype, as in clip_grad_norm_().
     scale_by({batch.gradients[0]}, factor.tensor);
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();

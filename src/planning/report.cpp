@@ -323,7 +323,7 @@ std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
          sources_text(machine);
 }
 
-/// Returns advice on how to reduce a kind of memory; the program can replace the general advice.
+/// Returns advice on how to reduce a kind of memory. A program can give its own advice instead.
 std::string remedy(const RunPlan& plan, MemoryKind kind) {
   if (plan.options.remedy) {
     return plan.options.remedy(kind);

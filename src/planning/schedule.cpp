@@ -96,7 +96,7 @@ bool adds_product(std::string_view name) {
   return name == "aten::addmm" || name == "aten::addmm_";
 }
 
-/// Returns the matrix whose type decides the FLOP/s: the first input of a matrix product or of
+/// Returns the matrix whose dtype decides the FLOP/s: the first input of a matrix product or of
 /// attention. addmm adds its first input to the product, so its second input is returned.
 const at::Tensor& first_factor(const FakeCall& call) {
   return call.inputs[adds_product(call.name) ? 1 : 0];

@@ -16,7 +16,7 @@ inline constexpr int kStoppedExitCode = 75;
 /// While a StopSignals object exists, the signals SIGTERM and SIGUSR1 are recorded and do not end
 /// the process. A batch system such as Slurm sends such a signal when the time of a job is over.
 /// Ranks receive the signal at different times, so the ranks must agree on the step at which all
-/// stop. Only one object may exist at a time. Thread safe.
+/// stop. Only one StopSignals object may exist at a time. Thread safe.
 class StopSignals : tessera::detail::NoCopy {
  public:
   StopSignals();

@@ -12,8 +12,8 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 /// Gives operator `op` a sharding rule, or replaces the library's rule for `op`. `op` is the
-/// operator's full name: "mylib::scale", "mylib::scale.out". In-place and out= variants are
-/// registered under their own names, with the rule of the functional operator. `rule` returns
+/// operator's full name: "mylib::scale", "mylib::scale.out". An in-place or out= variant needs a
+/// registration with its own name, but with the rule of the functional operator. `rule` returns
 /// nullopt for a call that the rule does not cover. `reads_numbers`: whether the rule depends on
 /// the values of float and Scalar arguments. Every process of a job must register the same rules.
 /// Not collective. Thread safe. Throws Error after the operator's first use on a distributed

@@ -63,9 +63,9 @@ struct OpCall {
 /// factor is an index letter of the einsum. Every tensor dimension is a list of factors, outermost
 /// first, whose sizes multiply to the dimension's size. If a factor is sharded, each tensor that
 /// has the factor is sharded over the same mesh dimensions. Inputs without the factor are
-/// replicated. Outputs without the factor become Partial by the factor's reduction; a factor
-/// without a reduction must then not be sharded. For mm (m, k) x (k, n) -> (m, n) the factors are
-/// m, n and k, and k has the reduction sum.
+/// replicated. Outputs without the factor become Partial by the factor's reduction; if the factor
+/// has no reduction, it must not be sharded. For mm (m, k) x (k, n) -> (m, n) the factors are m, n
+/// and k, and k has the reduction sum.
 ///
 /// A rule describes one mesh dimension; propagate() applies the rule to a whole mesh. A value type.
 struct ShardingRule : detail::LocalExecution {

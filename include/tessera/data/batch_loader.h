@@ -111,8 +111,8 @@ std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batche
                                    std::int64_t rank, std::int64_t ranks);
 
 /// Loads batches of samples. Row i of step s is sample n = s * batch + i of the global order. With
-/// one source, sample n is the source's sample n modulo size(). With several sources, the first N
-/// samples have the fraction of each source that its weight says, with an error of at most
+/// one source, sample n is the source's sample n modulo size(). With several sources, each source's
+/// fraction of the first N samples is proportional to its weight, with an error of at most
 /// log2(sources) samples. Each source supplies its samples in order, again and again. With a
 /// shuffle, each pass over a source is a new permutation, which is the same on every mesh. Every
 /// rank creates the same loader and loads only its rows; not collective. A run may continue from

@@ -20,7 +20,7 @@ std::vector<JsonTexts> json_text_lists(std::string_view line,
                                        const std::vector<std::string>& fields,
                                        const std::string& origin);
 
-/// Returns the fingerprint of each file, in order. Throws Error if a file cannot be read.
+/// Returns a fingerprint for each of the files, in order. Throws Error if a file cannot be read.
 std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files);
 
 }  // namespace tessera::data

@@ -345,7 +345,7 @@ constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
 /// time is not 0, so that of two plans with equal communication the plan with fewer steps wins.
 constexpr double kLocalStepUs = 0.5;
 
-/// Returns the coordinate with the largest shard. (torch.chunk puts shorter chunks last.)
+/// Returns the coordinate of a largest shard. (torch.chunk puts shorter chunks last.)
 std::vector<std::int64_t> first_coordinate(const Problem& problem) {
   return std::vector<std::int64_t>(problem.to->mesh_sizes().size(), 0);
 }
@@ -586,11 +586,11 @@ constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
 /// The maximum number of tensor dimensions in Problem::temporary_dims.
 constexpr std::size_t kTemporaryDims = 2;
 
-/// A shortest-path search over layouts by A* (Hart, Nilsson and Raphael 1968). least_cost
-/// never exceeds the true cost, so the first path that reaches the target is the cheapest. Of equal
-/// costs, the node that was found first is preferred, so all ranks find the same plan. Takes O(n
-/// log n) time for n visited layouts, which is exponential in the number of mesh dimensions in the
-/// worst case; meshes have few dimensions, and plans are cached.
+/// A shortest-path search over layouts by A* (Hart, Nilsson and Raphael 1968). least_cost never
+/// exceeds the true cost, so the first path that reaches the target is the cheapest. Of nodes of
+/// equal cost, the node that was found first is preferred, so all ranks find the same plan. Takes
+/// O(n log n) time for n visited layouts, which is exponential in the number of mesh dimensions in
+/// the worst case; meshes have few dimensions, and plans are cached.
 class Search {
  public:
   Search(const Problem& problem, const CostModel& model) : problem_(problem), model_(model) {}

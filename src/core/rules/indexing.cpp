@@ -11,8 +11,8 @@ namespace tessera::rules {
 
 // Sharding rules of gathers, scatters and selections by a list of indices. The tensor dimension
 // that indices refer to stays unsharded, with two exceptions: a gather for which a Partial sum is
-// cheaper (gather_by_parts), and operators that add to old values. All other dimensions can be
-// sharded.
+// cheaper (gather_by_parts), and operators that add to the old values of a tensor. All other
+// dimensions can be sharded.
 
 namespace {
 

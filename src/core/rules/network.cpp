@@ -317,7 +317,7 @@ struct Kernel {
   int bias = -1;
   int dropout = 3;
   int causal = 4;
-  int debug = -1;  ///< index of the flag that requests the dropout mask; no rule if the flag is set
+  int debug = -1;  ///< index of the flag that requests the dropout mask; if set, no rule
   Statistics statistics = kRows;
   /// Index of the flag that requests the log-sum-exp. Without the flag, that output is empty.
   int asks_statistics = -1;

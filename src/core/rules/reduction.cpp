@@ -310,8 +310,8 @@ struct NllFactors {
 
 /// The rule of nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total
 /// weight. With kSum the loss is the sum of the shards' losses. With kMean the loss is divided by
-/// the total weight, which no shard knows, so samples stay unsharded. (For sharded samples a
-/// lowering is cheaper: src/dtensor/lowerings/reductions.cpp.)
+/// the total weight, which no rank can compute from its shard, so samples stay unsharded. (For
+/// sharded samples a lowering is cheaper: src/dtensor/lowerings/reductions.cpp.)
 std::optional<ShardingRule> nll_forward(const OpCall& call) {
   const Sizes& sizes = call.tensor(0).sizes;
   if (sizes.empty()) {

@@ -22,7 +22,7 @@ bool commute(ReduceOp a, ReduceOp b);
 /// One of the sub-dimensions into which a tensor dimension is unflattened. The mesh dimensions
 /// `mesh_dims` shard the `extent` positions of the Digit one after another: each mesh dimension
 /// divides the chunk of the previous mesh dimension, as torch.chunk does. `extent` need not be
-/// divisible by mesh sizes. A Digit without mesh dimensions is not sharded.
+/// divisible by the sizes of mesh dimensions. A Digit without mesh dimensions is not sharded.
 struct Digit {
   std::int64_t extent = 0;  ///< number of positions; 0: all positions of the tensor dimension
   std::vector<int> mesh_dims;
@@ -122,10 +122,10 @@ inline LayoutPtr Layout::ptr() const {
 }
 
 /// Converts PyTorch's `placements`, one for each mesh dimension, to the layout of a tensor of
-/// global `sizes` on a mesh of `mesh_sizes`. A mesh dimension divides the chunks of the mesh
-/// dimensions before it; a StridedShard changes this order. Negative Shard dimensions count from
-/// the end. Not collective. Throws Error for a dimension out of range, a list of the wrong length,
-/// or a StridedShard whose chunks do not align with the other shards of its dimension.
+/// global `sizes` on a mesh of `mesh_sizes`. Each mesh dimension divides the chunks that earlier
+/// mesh dimensions have made; a StridedShard changes this order. Negative Shard dimensions count
+/// from the end. Not collective. Throws Error for a dimension out of range, a list of the wrong
+/// length, or a StridedShard whose chunks do not align with the other shards of its dimension.
 LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes);
 /// Converts `layout` of a tensor of global `sizes` to PyTorch's placements. A tensor dimension that

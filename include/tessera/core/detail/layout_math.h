@@ -65,8 +65,8 @@ struct FlatPlace {
 /// Returns `place` as a list of integers for an operator's argument (ShardingRule::PlaceArgument):
 /// the tensor's global sizes, then the global offset, local offset and sizes of each block (Box).
 std::vector<std::int64_t> flat_place(const FlatPlace& place);
-/// Converts the result of flat_place() back, for a tensor of `ndim` dimensions. Throws Error for a
-/// list of the wrong length.
+/// Converts a list that flat_place() has returned back to a FlatPlace, for a tensor of `ndim`
+/// dimensions. Throws Error for a list of the wrong length.
 FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndim);
 
 /// The rows of one weight in a fused weight (a matrix that stores several weights). The fused

@@ -18,7 +18,7 @@ struct TensorRef {
   friend bool operator==(const TensorRef&, const TensorRef&) = default;
 };
 
-/// An element type (dtype) argument of an operator, such as the target type of a cast.
+/// A dtype argument of an operator, such as the target dtype of a cast.
 struct DType {
   enum class Kind : std::uint8_t {
     kBool,
@@ -26,11 +26,11 @@ struct DType {
     kSigned,
     kFloating,
     kComplex,
-    kOther,  ///< all other types: quantised, packed, 8-bit floating-point, ...
+    kOther,  ///< all other dtypes: quantised, packed, 8-bit floating-point, ...
   };
   Kind kind = Kind::kOther;
   std::int64_t itemsize = 1;  ///< number of bytes of an element of this dtype
-  /// The type's value in libtorch's at::ScalarType. No sharding rule reads this value.
+  /// The dtype's value in libtorch's at::ScalarType. No sharding rule reads this value.
   std::int64_t id = 0;
   friend bool operator==(const DType&, const DType&) = default;
 };

@@ -31,9 +31,9 @@ enum class StepKind : std::uint8_t {
 struct Step {
   StepKind kind;
   /// The mesh dimensions of the step's process group, DeviceMesh::group(mesh_dims), in the order in
-  /// which the mesh dimensions divide tensor dimension `dim` (kAllReduce: ascending). If there are
-  /// several, their nested chunks equal the chunks of one mesh dimension of the process group's
-  /// size. No mesh dimension has size 1. Empty for kRelabel.
+  /// which the mesh dimensions divide tensor dimension `dim` (kAllReduce: ascending). Several mesh
+  /// dimensions divide `dim` into the same chunks as one mesh dimension of the process group's size
+  /// would. No mesh dimension has size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
   int dim = -1;     ///< tensor dimension that is sharded before or after the step; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused
@@ -61,8 +61,8 @@ struct RedistributionPlan {
 /// with elements of `itemsize` bytes: a collective is assumed to take 10 us plus 1 us for each
 /// 80,000 bytes that a rank sends. The plan is a shortest path over layouts, and never sends more
 /// bytes than PyTorch's greedy planner would. Pure and thread safe: every rank computes the same
-/// plan without communication. Throws Error if the layouts have different meshes or numbers of
-/// tensor dimensions, or if no sequence of steps exists.
+/// plan without communication. Throws Error if the layouts have different meshes or different
+/// numbers of tensor dimensions, or if no sequence of steps exists.
 RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize);
 /// Returns a redistribution plan as text with one line for each step, for messages and tests.

@@ -35,7 +35,7 @@ class RuleFunction {
   explicit operator bool() const { return entry_ != nullptr; }
   std::optional<ShardingRule> operator()(const OpCall& call) const;
   /// Whether the rule depends on values of Scalar and float arguments (the order of a norm, the
-  /// probability of a dropout). If so, the key of the cache of call plans contains these values.
+  /// probability of a dropout). If true, the key of a cached call plan contains these values.
   bool reads_numbers() const { return entry_ != nullptr && entry_->reads_numbers; }
 
  private:
@@ -76,10 +76,10 @@ struct Propagation {
 /// Chooses the cheapest layouts for a call with sharding rule `rule` and input layouts `inputs`
 /// (nullptr for a plain tensor, which counts as replicated; at least one input must be
 /// distributed). Greedy: chooses for one mesh dimension after another, outermost first. For each
-/// mesh dimension, prefers a choice without communication, then the choice that moves the fewest
-/// bytes, including the later reduction of a Partial result. If two choices cost the same, the
-/// layout of the largest input decides. Pure and thread safe. Throws Error if the layouts are for
-/// different meshes or do not fit the tensors.
+/// mesh dimension, prefers a placement without communication, then the placement that moves the
+/// fewest bytes, including the later reduction of a Partial result. If two placements cost the
+/// same, the layout of the largest input decides. Pure and thread safe. Throws Error if the layouts
+/// are for different meshes or do not fit the tensors.
 Propagation propagate(const ShardingRule& rule, const OpCall& call,
                       std::span<const LayoutPtr> inputs);
 

@@ -15,7 +15,7 @@ struct JsonTexts {
   bool is_list = false;
 };
 
-/// Identifies a file by its name, size and checksum, without reading the whole file.
+/// A fingerprint: identifies a file by name, size and checksum, without reading the whole file.
 struct FileFingerprint {
   std::string name;  ///< the file's name without its folder, because the folder can be moved
   std::uint64_t bytes = 0;
