@@ -152,8 +152,7 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
     const auto column = [&](const at::Tensor& values) {
       return values.narrow(0, row, count).unsqueeze(1);
     };
-    // Not sub_(): to() can return a view of `logits`, which only the copy to `gradient` may
-    // overwrite.
+    // Not sub_(), which would write to `logits` if to() returns a view of `logits`.
     at::Tensor block = logits.narrow(0, row, count)
                            .to(type)
                            .sub(column(high))
@@ -251,7 +250,7 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
     }
     const RowScales scales = scales_of_row(call, row);
     const T* const x = row_of(static_cast<const T*>(in.data), row, in.stride);
-    // Read before `gradient` is written, because the logits can be in the memory of `gradient`.
+    // The target's logit is read before `gradient` is written: both can be in the same memory.
     const T at_target = in.has_target(row) ? x[in.target(row)] : T(0);
     const auto [high, low] = two_floats(call.log_sum_exp[row]);
     kernels.softmax(x, out, in.columns, high, low, scales.softmax, -scales.all);

@@ -83,7 +83,7 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
 at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
                             std::int64_t first_row, std::int64_t rows) {
   const at::Tensor terms = grad.contiguous();
-  // Stable, so that positions with equal indices stay in ascending order.
+  // The sort is stable, so positions with equal indices remain in ascending order.
   const auto [sorted, positions] = at::sort(indices.flatten(), std::optional(true), /*dim=*/0);
   const std::int64_t size = grad.size(-1);
   at::Tensor weight_grad = at::zeros({rows, size}, grad.options());

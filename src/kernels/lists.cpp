@@ -109,14 +109,14 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// A launch of the norm kernel for tensors of one dtype. `first`: index of its first chunk.
+/// A launch of the norm kernel, for one dtype. `first`: index of the first chunk of this launch.
 struct NormLaunch {
   SquareSums call;
   std::vector<at::Tensor> tensors;
   std::int64_t first = 0;
 };
 
-/// Adds launches for `tensors`, sorted by type. Returns the total number of chunks so far.
+/// Adds launches for `tensors`, sorted by dtype. Returns the total number of chunks in `launches`.
 std::int64_t add_launches(std::vector<NormLaunch>& launches, std::vector<at::Tensor> tensors,
                           std::int64_t chunks) {
   std::ranges::stable_sort(tensors, {}, &at::Tensor::scalar_type);
@@ -233,7 +233,7 @@ std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::In
   return all;
 }
 
-/// Returns the rows of a parameter's shard. fp32 moments need no global indices: a single row.
+/// Returns the rows of a parameter's shard; one row for fp32 moments, which need no global indices.
 std::vector<PlacedRows> rows_of(const AdamWTensors& tensors) {
   const std::int64_t numel = tensors.parameter.numel();
   if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {
@@ -276,7 +276,6 @@ void run_on_cpu(const AdamW& call) {
   });
 }
 
-/// A launch of the AdamW kernel, and the launch's tensors for the observer of a FakeMode.
 struct AdamWLaunch {
   AdamW call{};
   std::vector<at::Tensor> read;

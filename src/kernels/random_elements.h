@@ -120,7 +120,6 @@ TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t
   return {local, static_cast<std::uint64_t>(global)};
 }
 
-/// Fills the elements first, first + step, first + 2 step, ... of a box with random numbers.
 template <class T, class Draw>
 TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& draw, PhiloxKey key,
                                        std::int64_t first, std::int64_t step) {

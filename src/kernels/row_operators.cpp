@@ -427,8 +427,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
   return {product, gate_grad, up_grad};
 }
 
-// Rotary position embedding of queries and keys.
-
 namespace {
 
 /// Computes the rotation with ATen operators. `transposed` selects the backward: a rotation by the
@@ -505,7 +503,7 @@ struct Tables {
   bool transposed;
 };
 
-/// Writes the rotated tensors. In a FakeMode, the observer receives `name` (the operator's name),
+/// Rotates each of `tensors`. In a FakeMode, the observer receives `name` (the operator's name),
 /// `inputs` and `results`.
 void run(std::initializer_list<Heads> tensors, const Tables& tables, const char* name,
          std::initializer_list<at::Tensor> inputs, std::initializer_list<at::Tensor> results) {

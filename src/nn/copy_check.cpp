@@ -198,8 +198,8 @@ class Comparison {
     return copies == 1 ? std::nullopt : std::optional(hash_of(place));
   }
 
-  /// Returns, for each Entry::place in order of first appearance, the place and one hash of all
-  /// tensors with this place.
+  /// Returns pairs of hashes: Entry::place, and a hash of the names and values of all tensors with
+  /// this place. Pairs are in order of first appearance.
   std::vector<std::int64_t> digests() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> sets;
     for (const Entry& entry : entries_) {

@@ -29,7 +29,6 @@ namespace {
 
 using Counts = std::vector<std::int64_t>;
 
-/// Divides the list `counts` into `parts` lists of equal length, and returns the sum of each list.
 Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
   Counts sums;
   const auto size = static_cast<std::ptrdiff_t>(counts.size()) / parts;
@@ -44,7 +43,7 @@ struct ExchangedCounts {
   Counts sent, received;
 };
 
-/// Sends n = (size of `counts`) / ranks values of `counts` to each rank. On a GPU, the CPU waits
+/// All-to-all of counts: `counts`, (ranks * n), has n counts for each rank. On a GPU, the CPU waits
 /// for the received counts.
 ExchangedCounts exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
   const at::Tensor received = at::empty_like(counts);
@@ -437,7 +436,6 @@ std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// Sums over this rank's tokens, for several mixtures of experts.
 struct RouterSums {
   at::Tensor probabilities;        ///< sums of probabilities, (experts)
   at::Tensor z;                    ///< squared log-sum-exp, ()

@@ -324,8 +324,8 @@ struct Block {
 };
 
 /// Divides queries into blocks for attention with a window. The first block needs only the causal
-/// flag, unless the window is small. Other blocks have up to 512 queries, and need a mask. Their
-/// keys are the `window` - 1 keys before the block and the block's own keys.
+/// flag, unless the window is small. Other blocks have up to 512 queries, and need a mask. The keys
+/// of such a block are the `window` - 1 keys before the block and the block's own keys.
 std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
   const std::int64_t most = std::clamp<std::int64_t>(window, 128, 512);
   std::vector<Block> blocks{{0, std::min(tokens, std::max(window, most))}};

@@ -41,7 +41,7 @@ struct InitRun {
   std::uint64_t seed;
   bool buffers_only = false;
   bool unfilled_only = false;
-  // A tied parameter has only its first FQN here, and so is filled only once.
+  // The map has only the first FQN of a tied parameter, so a tied parameter is filled only once.
   std::unordered_map<const ParameterSlot*, std::string> fqn_of;
   std::unordered_set<const ParameterSlot*> filled;
 };

@@ -64,7 +64,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether `sum` has the layout of the local matrix products of a's and b's shards.
+/// Whether `sum` has the layout of the result if each rank multiplies its shards of a and b.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);
@@ -142,9 +142,8 @@ struct LinearNode final : tessera::detail::Node {
       results[0] = weight_ ? gradient_of_input(gradient, rows) : gradient;
     }
     if (task_should_compute_output(2)) {
-      // Autograd's engine sums `rows` to the size of the bias. With a single row the engine would
-      // use `rows` without a copy, but results[0], the gradient of x, must not share memory with
-      // the gradient of the bias.
+      // The engine sums `rows` to the size of the bias, but uses `rows` itself if there is only one
+      // row. The gradient of x, results[0], must not share memory with the gradient of the bias.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;

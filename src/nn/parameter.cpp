@@ -159,8 +159,6 @@ bool brought_nonfinite(const ParameterSlot& slot) {
   });
 }
 
-// Origins of parameters: the tensor that was split into a parameter's shards, or a seed.
-
 std::int64_t detail::origin_of_seed(std::uint64_t seed) {
   return static_cast<std::int64_t>(substream(seed, 1) | 1);
 }
@@ -238,7 +236,6 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
     return "";
   }
-  // A rank without a shard of the parameter has no origin to compare.
   const auto all = comm::gather_on_hosts(group, own);
   for (std::size_t i = 0; i < origins.size(); ++i) {
     std::size_t first = all.size();
@@ -451,8 +448,7 @@ void distribute_module(
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute a module once");
-  // Called before anything is changed, because named_slots() throws Error for a parameter without a
-  // slot.
+  // named_slots() throws Error for a parameter without a slot, so the call is before any change.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function can test for any

@@ -212,8 +212,8 @@ class OperatorLog {
       }
     });
   }
-  /// Drops the results of operators that ran after autograd had saved its last tensor, the tensor
-  /// with number `packed`: the recomputation stops at this tensor.
+  /// Drops the results of operators that ran after autograd had saved its last tensor (`packed`
+  /// tensors), because the recomputation stops at the last tensor.
   void forget_after(std::size_t packed) {
     for (auto& [name, calls] : kept_) {
       std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
@@ -574,7 +574,6 @@ class Replay final : public CheckpointedRegion {
 
   Frame& frame_;
   RecomputedTensors tensors_;
-  // How many tensors and counts this recomputation has processed so far.
   std::size_t packed_ = 0;
   std::size_t next_count_ = 0;
   std::optional<ReplayOperators> operators_;

@@ -81,8 +81,9 @@ struct AttentionInputs {
 /// communicate.
 class Attention : public Module<Attention> {
  public:
-  /// Throws Error for sizes that are not divisible or are negative, for a window without `causal`,
-  /// and for a dropout outside [0, 1).
+  /// Throws Error for invalid options: negative sizes, heads that kv_heads does not divide, hidden
+  /// that heads does not divide (if head_dim is 0), a window without `causal`, a dropout outside
+  /// [0, 1).
   explicit Attention(const AttentionOptions& options);
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;
@@ -93,7 +94,7 @@ class Attention : public Module<Attention> {
  protected:
   /// Returns softmax(q k^T) v, which has the sizes of q. q, k, v: (batch, heads, tokens, head_dim).
   /// A derived class may override attend() to cache keys and values. `inputs` is the object that
-  /// was passed to forward; its class may be derived from AttentionInputs.
+  /// was passed to forward; its class may be a class derived from AttentionInputs.
   virtual at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionInputs& inputs);
 
@@ -107,8 +108,8 @@ class Attention : public Module<Attention> {
 
   AttentionOptions options_;
   std::shared_ptr<Linear> query_, key_, value_, output_;
-  std::shared_ptr<FusedLinear> fused_;        ///< used if fused_qkv is set
-  std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< used if qk_norm is set
+  std::shared_ptr<FusedLinear> fused_;
+  std::shared_ptr<RMSNorm> q_norm_, k_norm_;
 };
 
 namespace detail {

@@ -32,8 +32,8 @@ struct RowCounts {
 std::pair<at::Tensor, RowCounts> all_to_all_uneven(const at::Tensor& x,
                                                    const std::vector<std::int64_t>& sent,
                                                    const DeviceMesh& mesh);
-/// The same as all_to_all_uneven() with `sent`, if the ranks already know all counts. Collective:
-/// one all-to-all.
+/// Like all_to_all_uneven() with `sent`, if each rank already knows how many rows it receives.
+/// Collective: one all-to-all.
 at::Tensor all_to_all_uneven(const at::Tensor& x, const RowCounts& counts, const DeviceMesh& mesh);
 
 /// Several Linears without bias, one for each expert, with stacked weights. weight: (experts, out,
@@ -89,8 +89,8 @@ struct ExpertsOptions {
 
 namespace detail {
 
-/// Sums over this rank's tokens that a forward of a MixtureOfExperts records for the auxiliary
-/// losses.
+/// What a forward of a MixtureOfExperts records for the auxiliary losses: sums over this rank's
+/// tokens.
 struct RouterRecord {
   at::Tensor probabilities;  ///< sum of the router's probabilities: (experts)
   at::Tensor z;              ///< sum of the squared log-sum-exp of the router's logits
@@ -117,9 +117,9 @@ class Experts;
 ///
 /// With expert parallelism (apply_expert_parallel), a rank has the weights of some experts and
 /// sends each token's features to the ranks of the token's experts. forward is then collective over
-/// the ranks of the mesh: one exchange of counts and two all-to-alls of features. backward makes
-/// two all-to-alls. A rank without tokens or experts also takes part. On a GPU the CPU waits for
-/// the counts. The results of a token do not depend on the other tokens.
+/// the ranks of the mesh: one all-to-all of token counts and two all-to-alls of features. backward
+/// makes two all-to-alls. A rank without tokens or experts makes the same calls. On a GPU the CPU
+/// waits for the token counts. The results of a token do not depend on the other tokens.
 ///
 /// Child modules: gate (a Linear), experts.gate_proj, experts.up_proj and experts.down_proj
 /// (GroupedLinear), and shared_experts (a SwiGlu). A distributed input (tensor parallelism) is

@@ -21,8 +21,8 @@ namespace tessera::nn {
 // Fused operations on plain or distributed tensors. Each function calls an operator of this library
 // ("tessera::rms_norm" and so on) with a sharding rule. An operation communicates if its rule
 // redistributes an argument; a StrictScope refuses such communication. In backward, a gradient
-// whose layout differs from the result's is redistributed first, which is collective.
-// Differentiable once: create_graph throws Error.
+// whose layout differs from the layout of the function's result is redistributed first, which is
+// collective. Differentiable once: create_graph throws Error.
 
 /// Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich 2019).
 /// Statistics are computed in fp32 (fp64 for fp64); the result is rounded once. weight:
@@ -58,11 +58,11 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
 /// mesh dimensions that shard the indices. On a CPU, throws Error for an index out of range.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
-/// Zeroes each element with probability p and multiplies others by 1/(1-p). The mask depends on
-/// `key` and the element's index in the global tensor; backward recomputes the mask. In the forward
-/// of a model with fully_shard, the global tensor includes the batch rows of all data-parallel
-/// ranks. Throws Error for a plain tensor whose position in the global tensor is unknown
-/// (docs/random.md).
+/// Zeroes each element with probability p and multiplies the other elements by 1/(1-p). The mask
+/// depends on `key` and the element's index in the global tensor; backward recomputes the mask. In
+/// the forward of a model with fully_shard, the global tensor includes the batch rows of all
+/// data-parallel ranks. Throws Error for a plain tensor whose position in the global tensor is
+/// unknown (docs/random.md).
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 
 // Attention by a libtorch kernel. Arguments are plain tensors, or distributed tensors that are
@@ -125,7 +125,8 @@ class DocumentOffsets {
 }  // namespace detail
 
 /// Boundaries of documents that are packed into sequences: a token sees only its own document. The
-/// offsets of documents replace a mask of (batch, tokens, tokens). All layers use one object.
+/// offsets of documents replace a mask of (batch, tokens, tokens). All attention layers of a model
+/// use one Documents object.
 class Documents : public detail::DocumentOffsets {
  public:
   /// `positions`: (batch, tokens) int64, the position of each token in its document; position 0
@@ -230,7 +231,8 @@ class ContextParallel {
   /// chunk, and a causal call with the chunk's own keys. The results of the two calls are merged by
   /// log-sum-exp, so that no mask tensor is needed. A window needs a mask of fewer than (2 * chunk
   /// length)^2 elements. With documents, each document's tokens in a chunk are computed in the same
-  /// way. Throws Error for an odd number of tokens, and if the documents' sizes do not match.
+  /// way. Throws Error for an odd number of tokens, and for documents of other sizes than the whole
+  /// sequences.
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const ContextAttentionOptions& options = {});
 

@@ -88,12 +88,12 @@ void to_empty(ModuleBase& module, c10::Device device);
 /// random numbers depend on `seed` and the parameter's FQN: the values are bit-equal on every mesh.
 /// Not collective. Throws Error for a parameter or buffer that no module fills.
 void init_weights(ModuleBase& module, std::uint64_t seed);
-/// Like init_weights(), but fills only the parameters and persistent buffers that have no values
-/// yet, for example the adapters (apply_lora) of a loaded model.
+/// Like init_weights(), but fills only the parameters and persistent buffers that are still
+/// uninitialized, for example the adapters (apply_lora) of a loaded model.
 void init_unfilled(ModuleBase& module, std::uint64_t seed);
 /// Computes buffers like init_weights(), for a model whose parameters were loaded. Changes neither
-/// parameters, nor persistent buffers that have values, nor the key and call counter of an
-/// nn::Dropout. Not collective.
+/// parameters, nor initialized persistent buffers, nor the key and call counter of an nn::Dropout.
+/// Not collective.
 void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
 
 }  // namespace tessera::nn

@@ -152,9 +152,9 @@ class DropoutState {
 
 }  // namespace detail
 
-/// In training, zeroes each element with probability p and multiplies others by 1/(1-p). The result
-/// has the sizes, type and layout of x. The gradient uses the mask of the forward. Outside of
-/// training, or for p = 0, the result is x itself, and the call is not counted.
+/// In training, zeroes each element with probability p and multiplies the other elements by
+/// 1/(1-p). The result has the sizes, type and layout of x. The gradient uses the mask of the
+/// forward. Outside of training, or for p = 0, the result is x itself, and the call is not counted.
 ///
 /// The mask depends on the module's key, the number of calls so far and the element's index in the
 /// global tensor. The mask is therefore the same on every mesh, and different in each module.
@@ -198,7 +198,7 @@ struct FusedLinearOptions {
 
 namespace detail {
 
-/// Returns the parts and groups of the fused weight, for parallel styles and for files.
+/// The parts and groups into which the rows of a fused weight are divided (FusedLinear).
 class FusedParts {
  public:
   const std::vector<FusedPart>& parts() const { return parts_; }

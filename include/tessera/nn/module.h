@@ -136,7 +136,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
 
   /// Converts parameters and buffers like to() of torch::nn::Module, but only floating-point
   /// buffers change their type. Throws Error, before anything is changed, for a parameter that FSDP
-  /// has gathered, because its shard would not be converted.
+  /// has gathered, because FSDP's shard would not be converted.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
@@ -217,7 +217,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// and the member of a libtorch module.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;  ///< empty if no libtorch module has the parameter
+    Follow follow;
   };
 
   struct Checkpointed {
@@ -246,9 +246,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// This module's FQN; mutable, because the const function named_slots() sets it.
   mutable std::optional<std::string> fqn_;
   mutable bool named_tree_ = false;
-  /// Number of calls of this module in progress; more than 1 if the module calls itself.
   int running_calls_ = 0;
-  std::uint64_t checked_epoch_ = 0;  ///< value of fill_epoch() at the last check of all parameters
+  std::uint64_t checked_epoch_ = 0;
 };
 
 /// Base class of a user's module. Call the module as module(args...), which runs pre-hooks,
@@ -439,11 +438,11 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns);
 /// Distributes every parameter and buffer of `module` and of the modules below it. `partition` is
 /// called once for each module, parents first, with its FQN ("" for the root), and calls
 /// distribute_parameter() for the module's own slots. Parameters that are plain after the call of
-/// `partition` become replicated. `input` and `output` run before and after every call of the root
-/// module, with the tensors of its arguments or result, which they may replace. Not collective: the
-/// values must be equal on every rank, and each rank stores only its shard. Throws Error for a
-/// module that was distributed before, and for a child with parameters that is not a ModuleBase.
-/// Like PyTorch's distribute_module.
+/// `partition` become replicated. `input` runs before every call of the root module with the
+/// tensors in the arguments, `output` after every call with the tensors in the result. Both may
+/// replace these tensors. Not collective: the values must be equal on every rank, and each rank
+/// stores only its shard. Throws Error for a module that was distributed before, and for a child
+/// with parameters that is not a ModuleBase. Like PyTorch's distribute_module.
 void distribute_module(
     ModuleBase& module, const DeviceMesh& mesh,
     const std::function<void(const std::string& name, ModuleBase& module, const DeviceMesh& mesh)>&
@@ -457,8 +456,8 @@ void distribute_module(
 void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Placements& placements,
                           const std::string& by = "distribute_parameter");
 
-/// A function that decides whether the calls of a module are checkpointed. The function must be
-/// pure, and must return the same result on every rank.
+/// A function that decides whether the calls of a module are checkpointed. The function must have
+/// no side effects, and must return the same result on every rank.
 using ModulePredicate = std::function<bool(const std::string& fqn, const ModuleBase& module)>;
 
 /// Returns a predicate that selects the modules of class M or a derived class.

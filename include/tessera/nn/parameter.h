@@ -68,11 +68,12 @@ class SlotState : tessera::detail::NoCopy {
 }  // namespace detail
 
 /// Contains the tensor of a parameter or buffer. Tensor parallelism and FSDP replace the tensor,
-/// for example by a shard. Names, named_parameters() and optimizers stay valid. Modules that share
-/// a parameter share its ParameterSlot. Thread safety: one thread at a time.
+/// for example by a shard. The parameter's names do not change; named_parameters() and
+/// tessera::optim optimizers follow the replacement. Modules that share a parameter share its
+/// ParameterSlot. Thread safety: one thread at a time.
 class ParameterSlot : public detail::SlotState {
  public:
-  /// `initialized`: whether the tensor has values; false for new storage that must be filled.
+  /// `initialized`: whether the tensor has values; false for new storage that must still be filled.
   ParameterSlot(at::Tensor tensor, bool initialized)
       : detail::SlotState(std::move(tensor), initialized) {}
 

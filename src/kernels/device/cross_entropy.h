@@ -8,7 +8,7 @@
 
 namespace tessera::kernels {
 
-/// A matrix of logits. Rows are tokens; columns are this rank's part of the vocabulary.
+/// A matrix of logits. Rows are tokens; columns are this rank's shard of the vocabulary.
 struct Logits {
   const void* data = nullptr;
   std::int64_t stride = 0;  ///< distance between the beginnings of rows of logits, in elements
@@ -173,8 +173,9 @@ TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team&
   return all;
 }
 
-/// Writes the cross-entropy loss of a row. `sum`, `target` and `total` are relative to `maximum`,
-/// and include the columns of all ranks.
+/// Writes the cross-entropy loss of a row of logits. `sum` (of exponentials), `target` (the
+/// target's logit) and `total` (of logits) are relative to `maximum`, and include the columns of
+/// all ranks.
 TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t row, float maximum,
                                            float sum, float target, float total) {
   const Logits& in = p.logits;
@@ -191,7 +192,6 @@ TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t r
   p.log_sum_exp[row] = log_sum_exp;
 }
 
-/// Writes the results of a row of logits after step kWhole (loss) or kTerms (maximum and terms).
 template <class T>
 TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, const RowSums& sums) {
   const Logits& in = p.logits;

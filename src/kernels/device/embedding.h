@@ -142,8 +142,8 @@ TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std
   }
 }
 
-/// For an index that begins in this tile and continues in later tiles: adds the tiles' sums for the
-/// index.
+/// Adds the sums that several tiles have for one index: the index that begins in tile `tile` and
+/// continues in later tiles.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std::int64_t tile,
                                                 std::int64_t i) {

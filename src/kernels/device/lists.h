@@ -18,7 +18,7 @@ struct Chunked {
   static constexpr std::int64_t kChunk = kNumel;
 
   int count = 0;
-  std::int32_t chunks = 0;    ///< number of chunks of all pieces in the list
+  std::int32_t chunks = 0;
   std::int32_t first[kMost];  ///< index of the first chunk of each piece
   Piece pieces[kMost];
 
@@ -44,7 +44,6 @@ struct Chunk {
 
 template <class Piece, int kMost, std::int64_t kNumel>
 TESSERA_HOST_DEVICE Chunk chunk_of(const Chunked<Piece, kMost, kNumel>& list, std::int32_t number) {
-  // Binary search for the last piece whose first chunk is not after chunk `number`.
   int piece = 0;
   for (int end = list.count; end - piece > 1;) {
     const int middle = (piece + end) / 2;
@@ -77,7 +76,8 @@ struct Pack {
   Element to;  ///< element type of the destinations
 };
 
-/// Whether all vectors of N elements are aligned in both tensors and none crosses the end of a row.
+/// Whether all vectors of N elements are aligned in both tensors of a copy, and none crosses a
+/// row's end.
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
   const auto rows_fit = [&](std::int64_t stride, std::int64_t bytes) {
@@ -138,7 +138,7 @@ struct SumKinds {
   std::int64_t ends[3] = {};  ///< ends of the three ranges of `sums`
   /// out[0]: the sum of squares of the gradients that only this rank adds; the caller adds out[0]
   /// of all ranks. out[1]: the sum of squares of the plain tensors. A NaN or infinite value in a
-  /// plain tensor or a copy makes out[0] NaN or infinite on all ranks.
+  /// plain tensor or a copy makes out[0] NaN or infinite, too.
   double* out = nullptr;
 };
 

@@ -9,7 +9,6 @@
 
 namespace tessera::kernels {
 
-/// Arguments of RMSNorm for dense rows of `size` elements.
 struct RmsNorm {
   const void* x = nullptr;
   const void* residual = nullptr;  ///< tensor that is added to x before the norm, or nullptr
@@ -44,7 +43,7 @@ constexpr int kRmsNormBackwardThreads = 128;
 // gradient for each warp.
 constexpr std::int64_t kShortRow = 2048;
 constexpr std::int64_t kShortBackwardRow = 512;
-constexpr int kBackwardVectors = 2;  // number of vectors that a thread loads at once
+constexpr int kBackwardVectors = 2;  // number of vectors that a thread of backward loads at once
 
 /// Returns the number of blocks of the RMSNorm backward. Each block sums the weight's gradient over
 /// its rows. The number of blocks depends only on the sizes, so that the result has the same bits

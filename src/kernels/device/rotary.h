@@ -98,7 +98,6 @@ struct RotaryShare {
   int head_step = 1;
 };
 
-/// Rotates the elements [i, i + N) of both halves, in this thread's heads of the queries or keys.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, std::int64_t sample,
                                       std::int64_t place, std::int64_t i,

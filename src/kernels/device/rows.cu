@@ -9,7 +9,6 @@ namespace {
 
 constexpr std::int64_t kMostRows = 65535;  // CUDA's limit for a grid's second dimension
 
-/// Returns the number of blocks for `items` items, with `of_block` items per block; at most 2^30.
 unsigned blocks_for(std::int64_t items, std::int64_t of_block) {
   return static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, of_block), 1 << 30));
 }
@@ -18,7 +17,6 @@ __device__ std::int64_t thread_of_grid() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-/// Like Team, for rows that several blocks process: the threads of all blocks of a row.
 struct BlocksOfRow {
   __device__ static std::int64_t first() { return thread_of_grid(); }
   __device__ static std::int64_t width() {
@@ -214,8 +212,9 @@ std::int64_t most_heads(const Rotary& call) {
 /// Maximum number of heads that a thread rotates with the cos and sin elements in its registers.
 constexpr std::int64_t kHeadsOfThread = 8;
 
-/// Returns the block size of the rotary kernel: (vectors, heads, positions). A block has as many
-/// positions as its threads allow, but at most 64, CUDA's limit of the third dimension.
+/// Returns the block size of the rotary kernel: (vectors, heads, positions). A block processes as
+/// many positions as it has threads for, but at most 64, CUDA's limit for the third dimension of a
+/// block.
 dim3 threads_of_positions(std::int64_t vectors, std::int64_t heads) {
   const std::int64_t x = std::min<std::int64_t>(vectors, kThreads);
   const std::int64_t y = std::min(divide_up(heads, kHeadsOfThread), kThreads / x);

@@ -43,7 +43,6 @@ TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
   return g < 0.0F ? Sigmoid{small, large} : Sigmoid{large, small};
 }
 
-/// Computes silu_mul for the vectors first, first + step, first + 2 step, ... of a row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void silu_mul_row(const SiluMul& p, std::int64_t row, std::int64_t first,
                                       std::int64_t step) {

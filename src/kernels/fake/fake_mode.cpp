@@ -579,7 +579,8 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   }
 }
 
-/// Uses a rule that was passed to the FakeMode. Returns false if the operator has no such rule.
+/// Makes an operator's results by a rule that was passed to the FakeMode. Returns false if there is
+/// no rule for the operator.
 bool run_given_rule(const c10::OperatorHandle& op, Stack& stack) {
   const Mode& current = *mode.load();
   if (current.rules.empty()) {

@@ -1,5 +1,6 @@
-// The table of row kernels. The source, row_kernels.inl, is compiled once for each instruction set
-// (row_kernels_*.cpp). row_kernels_baseline.cpp selects the instruction set at run time.
+// CPU kernels for rows of tensors. The source, row_kernels.inl, is compiled once for each
+// instruction set (row_kernels_*.cpp). row_kernels_baseline.cpp selects the instruction set at run
+// time.
 #pragma once
 
 #include <cstdint>

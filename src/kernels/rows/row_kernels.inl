@@ -291,7 +291,7 @@ void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponenti
   constexpr std::int64_t kBlock = 1024;
   const float none = -__builtin_inff();
   float top = none;
-  float from = 0;  // number that is subtracted from each logit
+  float from = 0;
   float exps = 0, diffs = 0;
   for (std::int64_t i = 0; i < n; i += kBlock) {
     const std::int64_t end = n - i < kBlock ? n : i + kBlock;

@@ -22,8 +22,8 @@ struct RowLossOptions {
 
 /// A matrix of logits. Rows are tokens; columns are this rank's shard of the vocabulary.
 struct LossRows {
-  at::Tensor logits;   ///< the logits, of sizes (rows, columns)
-  at::Tensor targets;  ///< the targets, of size (rows), int64
+  at::Tensor logits;   ///< the logits, (rows, columns)
+  at::Tensor targets;  ///< the target of each row, (rows) int64
   std::int64_t vocabulary = 0;
   std::int64_t first_column = 0;
   RowLossOptions options{};
@@ -45,7 +45,7 @@ struct RowTerms {
   at::Tensor maximum;      ///< each row's largest logit in this rank's columns, (rows)
   at::Tensor all_maximum;  ///< copy of `maximum`; the caller all-reduces the copy (max)
   /// For each row of logits: the sum of exponentials, the target's logit and, with label smoothing,
-  /// the sum of the logits. (2 or 3, rows). The caller sums `terms` over the ranks.
+  /// the sum of the logits: (2 or 3, rows). The caller sums `terms` over the ranks.
   at::Tensor terms;
 };
 

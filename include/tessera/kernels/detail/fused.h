@@ -91,14 +91,15 @@ struct Fp8Rows {
 
 /// Quantises the rows of x, or of x * `factors` if defined. x: (rows, columns), of any
 /// floating-point type. `factors`: (1, columns), powers of two. The scale of a row is the smallest
-/// power of two, at least 2^-100, for which the largest element divided by the scale is at most
-/// 448. An fp8 value is the exact quotient x / scale, rounded to nearest, ties to even. Therefore
+/// power of two, at least 2^-100, for which the row's largest absolute value divided by the scale
+/// is at most 448. An fp8 value is the exact quotient x / scale, rounded to nearest, ties to even.
+/// Therefore
 ///
 ///   |x - scale * value| <= max(2^-4 |x|, 2^-10 scale),
 ///
 /// and the rounding of elements of 2^-6 scale or more does not depend on the scale. Quantising the
-/// result again changes nothing. Rows of zeros stay zeros. float8_e4m3fn has no infinity: the
-/// fp8 values of a row with a NaN or an infinity are all NaN.
+/// result again changes nothing. Rows of zeros stay zeros. float8_e4m3fn has no infinity: the fp8
+/// values of a row with a NaN or an infinity are all NaN.
 Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 
 /// The three matrix products of a linear layer. On CUDA the functions use at::_scaled_mm with a

@@ -81,10 +81,10 @@ struct CopyCheck {
 
 /// Throws Error, on all ranks of `peers`, if a tensor differs from its copy on another rank of
 /// `peers`. The message names the tensor, two ranks with different copies, the mesh dimension along
-/// which these ranks differ, and the call that would reduce the tensor over this dimension. Two
-/// tensors are compared if their names are equal and their ranks have the same coordinates in
-/// meshes of equal sizes. Collective over `peers`, in CPU memory: one exchange of hashes, and an
-/// exchange of texts if hashes differ.
+/// which these ranks differ, and the call that would reduce the tensor over this dimension. Copies
+/// are tensors of the same name on ranks with the same coordinates in meshes of equal sizes.
+/// Collective over `peers`, in CPU memory: one exchange of hashes, and an exchange of texts if
+/// hashes differ.
 void check_copies(const tessera::detail::Peers& peers, const std::vector<CopiedTensor>& tensors,
                   const CopyCheck& check);
 

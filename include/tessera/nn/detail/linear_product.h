@@ -42,7 +42,7 @@ class LinearProducts {
 };
 
 using MakeLinearProducts = std::unique_ptr<LinearProducts> (*)();
-/// Creates a LinearProducts object that computes its matrix products with linear_product().
+/// Creates a LinearProducts object that computes matrix products with linear_product().
 std::unique_ptr<LinearProducts> make_linear_products();
 
 /// A function that replaces aten::linear. x: (..., in); weight: (out, in); bias: (out) or
