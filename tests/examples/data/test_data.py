@@ -126,7 +126,7 @@ class Documents(LossesOfTransformers):
 
     def test_unknown_end_token_is_refused(self):
         self.refuse(["--tokens", self.tokens, "--document-mask"], "--document-mask", "pass --eos-token")
-        self.refuse(["--tokens", self.tokens, "--document-mask", "--eos-token", 256], "is 256", "vocabulary has 256")
+        self.refuse(["--tokens", self.tokens, "--document-mask", "--eos-token", 256], "id 256", "vocabulary has 256")
         self.refuse(["--tokens", self.tokens, "--eos-token", 2], "--eos-token is given, but works only with --document-mask")
 
 

@@ -378,7 +378,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.refuse([self.write("nan.jsonl", '{"text": NaN}')], "nan.jsonl:1:", "NaN and Infinity, which Python writes")
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
         self.refuse([self.write("a.txt", pointer)], "a.txt' is a Git LFS pointer", "git lfs pull")
-        self.refuse([good, "--eos-token", "two words"], "tokens of the tokenizer")
+        self.refuse([good, "--eos-token", "two words"], "9 tokens")
         self.refuse([good, "--eos-token", 99999], "outside the tokenizer's vocabulary")
         self.refuse([self.folder], "not a regular file")
         programs.fail([*self.command(good), "--out", f"{self.out.parent}/"], "is a folder; add the PREFIX")
