@@ -84,7 +84,6 @@ std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFla
 /// or have no value become comments.
 std::string to_toml(const std::vector<ResolvedFlag>& flags);
 
-/// A file or folder that a program reads or writes.
 struct NamedFile {
   std::string what;  ///< the path's name in errors: "--profile", "run.json of --metrics"
   std::string path;  ///< the path; "": none; an input can be a glob or a model's folder

@@ -30,7 +30,6 @@ inline c10::ScalarType scalar_type(const std::string& name) {
   return name == "fp16" ? c10::kHalf : c10::kFloat;
 }
 
-/// The token ids of a text.
 using Tokens = std::vector<std::int64_t>;
 
 /// Returns a process group of all ranks for CPU tensors, for comparisons before the first step. The

@@ -311,11 +311,9 @@ std::optional<Options> parse(int argc, char** argv) {
   return o;
 }
 
-/// The model, its optimizer and its training step, on one rank of the mesh.
 struct Run {
   Run(const Options& o, const comm::WorldPtr& world) : o(o), world(world) {}
 
-  /// Runs the next step on this rank's samples of the batch.
   observe::StepMetrics step() {
     const StrictScope strict;  // throws Error for implicit communication
     meter.begin();

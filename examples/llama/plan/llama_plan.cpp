@@ -178,7 +178,6 @@ std::string flags_of(const TrainingLayout& layout, std::int64_t ep) {
                      above_1("--accumulate", layout.accumulate));
 }
 
-/// Returns `options` with the degrees of parallelism and the settings of `layout`.
 TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
   options.dp = layout.dp;
   options.tp = layout.tp;

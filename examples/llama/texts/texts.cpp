@@ -147,7 +147,6 @@ bool is_space(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-/// Whether a file name is that of a JSONL file, compressed or not.
 bool is_json_name(std::string_view name) {
   for (const std::string_view compressed : {".gz", ".zst", ".zstd"}) {
     if (name.ends_with(compressed)) {

@@ -77,7 +77,6 @@ SpecialTokens special_tokens(const TrainOptions& options, const Config& config) 
   return read_special_tokens(folder, config);
 }
 
-/// Returns the tokens that end documents and completions: at least one token.
 std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& config,
                                      data::TokenizerPtr tokenizer) {
   std::vector<std::int64_t> end;

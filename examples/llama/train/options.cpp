@@ -101,7 +101,6 @@ const Use kProfile{[](const O& o) { return !o.profile.empty() || o.planned; }, "
 const Use kHeldOut{[](const O& o) { return !o.eval_text.empty() || !o.eval_tokens.empty(); },
                    "--eval-text or --eval-tokens"};
 
-// Returns the table of all flags. Sections and flags are in the order of --help-all.
 std::vector<Section> make_table() {
   const Check at_least_0 = by(number_of_at_least_0()), above_0 = by(number_above_0());
   const Check degree = by(number_between(1, kMaxDegree)), share = by(number_between(0.0, 1.0));
@@ -640,7 +639,6 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   }
 }
 
-/// Parses the command line. `first`: the names of the flags that --help shows.
 void parse(CLI::App& app, std::vector<std::string> arguments, const FlagNames& first) {
   parse_command_line(app, std::move(arguments),
                      {{"model", "config"},
@@ -702,7 +700,6 @@ TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
 
 namespace {
 
-/// Returns the options of a planned run, which reads only a configuration and writes nothing.
 TrainOptions planned(TrainOptions o) {
   TESSERA_CHECK(o.dp > 0,
                 "--dp -1 is given, but llama_plan has no running ranks to count; pass --dp N");

@@ -115,7 +115,6 @@ struct TrainOptions {
 /// Returns the table of all flags for docs/programs/training.md.
 std::string flags_page();
 
-/// Returns the path of run.json in a run with --metrics.
 std::filesystem::path record_file(const TrainOptions& options);
 
 /// Whether --resume or --resume-step lets the run continue from its own checkpoints.

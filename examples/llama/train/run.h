@@ -96,7 +96,6 @@ struct LlamaRun {
   /// targets or, if loss.tokens is set, this rank's part of a sum over all ranks.
   at::Tensor loss_of(const tessera::data::BatchLoader::Batch& batch, std::int64_t i,
                      const tessera::tensor_parallel::CrossEntropyOptions& loss = {});
-  /// Returns the loss options of --label-smoothing and --z-loss.
   tessera::tensor_parallel::CrossEntropyOptions loss_options() const;
   /// Returns this rank's sequences of a batch, on the rank's device.
   tessera::data::BatchLoader::Batch own_rows(tessera::data::BatchLoader::Batch batch) const;
@@ -140,7 +139,6 @@ tessera::planning::Run planned_run(const TrainOptions& options,
 std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> planned_sizes(
     const TrainOptions& options);
 
-/// Returns the LoRA options that --lora-rank and the other --lora flags describe.
 tessera::nn::LoraOptions lora_options(const TrainOptions& options);
 
 /// Executes a run of llama_train with all its outputs. `signals`: after a signal, the run finishes

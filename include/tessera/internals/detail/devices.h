@@ -52,8 +52,8 @@ struct CudnnVersions {
 /// Returns the versions of cuDNN; nullopt if libtorch has no cuDNN.
 std::optional<CudnnVersions> cudnn_versions();
 
-// Functions that replace libtorch's allocator for CPU memory. Deriving from c10::Allocator is
-// public. The function that sets the process's allocator is exported, but not documented.
+// Functions that replace libtorch's allocator for CPU memory. The base class c10::Allocator is
+// public, but the function that sets the process's allocator is exported without documentation.
 //
 // Canary: CpuAllocatorCanary, a test of libtorch itself.
 

@@ -67,7 +67,7 @@ class TensorWrapper : public c10::TensorImpl {
   ///
   /// TensorImpl's constructor would allocate a version counter if the dispatch keys included
   /// autograd's keys; this constructor adds these keys later. TensorImpl only reads the device of
-  /// `storage`, so `storage` is borrowed.
+  /// `storage`, so the reference count of `storage` does not change.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
       : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
                    inner.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,

@@ -155,9 +155,9 @@ at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::In
 /// enough.
 void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
-// The fields of c10::TensorImpl that follow from sizes and strides. Tessera computes the fields
-// once and copies them into many tensors (tensor_wrapper.h). Most of the fields have a public
-// getter, a virtual call; the field for "channels last, but not contiguous" has none.
+// The fields of c10::TensorImpl that libtorch computes from sizes and strides. Tessera computes the
+// fields once and copies them into many tensors (tensor_wrapper.h). Most of the fields have a
+// public getter, a virtual call; the field for "channels last, but not contiguous" has none.
 //
 // Canary: ShapeGeometryCanary, a test of libtorch itself.
 

@@ -73,7 +73,8 @@ using StateOfThread = at::ThreadLocalState;
 using StateOfThreadScope = at::ThreadLocalStateGuard;
 
 // The thread's state of autocast, without the dispatch key that enables autocast (dispatch_keys.h):
-// types by device, and whether casts of weights are cached. Only Python's torch.autocast is public.
+// the dtype for each type of device, and whether casts of weights are cached. Only Python's
+// torch.autocast is public.
 //
 // Canary: AutocastStateCanary, a test of libtorch itself.
 
