@@ -140,8 +140,8 @@ class KeptMappings {
   std::mutex mutex_;
   std::vector<Mapping> kept_;
 };
-/// Host memory for the copies of the saved tensors. Uses huge pages (2 MiB) if the kernel supports
-/// them: the kernel clears new pages, which takes as long as the copy itself with small pages.
+/// Host memory for the copies of the saved tensors, in huge pages (2 MiB) if the kernel supports
+/// them. With small pages, clearing the new memory would take as long as the copies themselves.
 class HostMemory {
  public:
   /// Allocates memory for copies of the CPU blocks in `files`. Throws Error if that fails.

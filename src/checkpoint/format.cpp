@@ -62,7 +62,6 @@ void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
 
 void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
                   const std::function<void(std::int64_t, std::int64_t)>& visit) {
-  // An empty block has no range, but the do-while loop would visit at least one range.
   if (std::find(block.begin(), block.end(), 0) != block.end()) {
     return;
   }

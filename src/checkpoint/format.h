@@ -123,10 +123,10 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what);
 /// more dimensions than libtorch's operators support.
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
 
-/// Writes a safetensors file block by block, so that only one block is in memory. The file is byte
-/// for byte a file of Hugging Face's safetensors library. The constructor creates a temporary file
-/// next to `path` and reserves its disk space. finish() renames the temporary file to `path`;
-/// without finish(), the destructor or the next writer of `path` removes it. Not thread safe.
+/// Writes a safetensors file block by block, so that only one block is in memory. The constructor
+/// creates a temporary file next to `path` and reserves its disk space. finish() renames the file
+/// to `path`. Without finish(), the destructor or the next writer of `path` removes the file.
+/// Hugging Face's safetensors library would write the same bytes. Not thread safe.
 class SafetensorsWriter {
  public:
   struct Item {
@@ -145,7 +145,7 @@ class SafetensorsWriter {
 
   /// Returns the names of the tensors, in the order in which the file stores the tensors.
   std::vector<std::string> names() const;
-  /// Writes a whole tensor, from any device and with any strides. The order of calls is free.
+  /// Writes a whole tensor, from any device and with any strides. Any order of tensors is possible.
   void write(const std::string& name, const at::Tensor& tensor);
   /// Writes the block of a tensor that begins at `offset`. Blocks must not overlap.
   void write(const std::string& name, std::span<const std::int64_t> offset,

@@ -85,8 +85,6 @@ class Verification {
     }
   }
 
-  /// Returns tensors_at() for the file `path`, or " (header)" if the header of the file cannot be
-  /// read.
   static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
                               std::uint64_t end) {
     try {
@@ -180,8 +178,8 @@ struct Difference {
     const at::Tensor x = a.to(a.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor y = b.to(b.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
-    // Integer blocks are known to differ, because at::equal() has compared them exactly. Converted
-    // to double, different integers above 2^53 can be equal.
+    // at::equal() has already found that integer blocks differ. After the conversion to double,
+    // different integers above 2^53 can be equal.
     found = found || c10::isIntegralType(a.scalar_type(), /*includeBool=*/true) ||
             !same.all().item<bool>();
     const double infinity = std::numeric_limits<double>::infinity();

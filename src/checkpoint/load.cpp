@@ -114,7 +114,6 @@ void check_exclude(const Manifest& manifest, const StateDict& state, std::set<st
   }
 }
 
-/// Loads the state of an object. If loading fails, the error message names the object.
 void load_object(const std::string& name, const std::function<void()>& load) {
   try {
     load();
@@ -296,7 +295,6 @@ class Comparison {
     }
   }
 
-  /// Returns the names of `entry` in the saved step. Names of the same stored tensor count once.
   std::vector<std::string> names_in_step(const StateEntry& entry) const {
     std::vector<std::string> names;
     std::set<const ManifestTensor*> tensors;

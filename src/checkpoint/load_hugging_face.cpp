@@ -139,7 +139,6 @@ void ModelFiles::open_index() {
                     "' does not list it: copy or write the model again");
     }
   }
-  // entry() throws Error for a tensor that the index lists and the shard lacks.
   for (const auto& [tensor, shard] : weight_map) {
     shards.at(shard)->entry(tensor);
     tensors_.emplace(tensor, shards.at(shard));
@@ -178,7 +177,7 @@ struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;
   FileTensor in_file;
-  std::vector<Match> copies;  ///< files' tensors for the other names of a tied parameter
+  std::vector<Match> copies;
 };
 
 /// Whether a tensor is a rotary-embedding buffer. Older exports of Llama contain this buffer, which

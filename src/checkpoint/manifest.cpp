@@ -50,7 +50,7 @@ std::size_t widest_dim(const ManifestTensor& tensor) {
 /// that a chunk is compared only with chunks that begin before its end. If no chunks overlap and
 /// their elements add up to those of the tensor, the chunks cover the tensor.
 void check_tiling(const ManifestTensor& tensor) {
-  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if product() would overflow
+  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if the sizes overflow
   const std::int64_t all = product(tensor.sizes);
   std::int64_t elements = 0;
   for (const ManifestChunk& chunk : tensor.chunks) {

@@ -96,7 +96,7 @@ Manifest manifest_of_shards(const std::filesystem::path& folder);
 Manifest manifest_in(const std::filesystem::path& folder);
 
 /// Returns the overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
-/// result's `local_offset` is relative to the begin of the second block.
+/// `local_offset` of the result is relative to the start of the second block.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes,
                                 std::span<const std::int64_t> other_offset,

@@ -43,10 +43,10 @@ class ModelFiles {
   std::map<std::string, const SafetensorsFile*> tensors_;
 };
 
-/// Throws Error if `bytes` bytes of weights cannot be exported to `folder`: the folder cannot be
-/// created or written, its file system has too little free space, or the folder contains another
-/// configuration, or an adapter if a model is exported, or the reverse. Writes nothing.
-/// `config_file`: the file name of the configuration.
+/// Throws Error if weights of `bytes` bytes cannot be exported to `folder`: the folder cannot be
+/// created or written, its file system has too little free space, or the folder has a different
+/// configuration. Also throws Error if the folder would then contain both a model and an adapter.
+/// Writes nothing. `config_file`: the file name of the configuration.
 void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
                          std::int64_t bytes, const char* config_file = "config.json");
 
@@ -85,7 +85,7 @@ class ExportFolder {
   std::filesystem::path folder_;
   std::string config_json_;
   std::vector<std::string> names_;
-  std::vector<SafetensorsWriter> writers_;  ///< the writer of each file in `names_`
+  std::vector<SafetensorsWriter> writers_;
   std::map<std::string, std::size_t> shard_of_;
   std::int64_t total_bytes_ = 0;
 };

@@ -104,7 +104,7 @@ struct StateEntry {
   nn::SlotPtr slot;          ///< for optimizer state, the slot of its parameter
   bool is_parameter = true;  ///< true for a parameter or buffer, false for optimizer state
   at::Tensor tensor;
-  StoredTensor stored;             ///< the rows that names[0] stores in files
+  StoredTensor stored;             ///< the tensor in files that is called names[0]
   std::vector<std::string> names;  ///< the tensor's names; several for a tied parameter
 };
 

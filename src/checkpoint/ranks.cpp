@@ -23,7 +23,7 @@ namespace {
 /// The reason why a read of a saved step failed, if a file of the step is damaged or missing.
 struct Proof {
   bool damaged = false;
-  std::string missing;  ///< the path of the missing file
+  std::string missing;
 };
 
 void read(const std::function<void()>& work, Proof& proof) {
@@ -181,7 +181,7 @@ class Gather {
     return product(clipped_sizes(part, begin, end));
   }
 
-  // The sender converts the type, so that the conversions are spread over the ranks.
+  // The sending ranks convert the dtype, so that rank 0 need not convert the whole tensor.
   at::Tensor rows_of(std::int64_t begin, std::int64_t end) const {
     at::Tensor local = local_tensor(tensor_).detach();
     if (local.dim() > 0) {

@@ -50,9 +50,9 @@ void check_gatherable(const at::Tensor& tensor, const std::string& name);
 
 /// Sends a plain or distributed tensor to world rank 0, converted to `dtype`. On rank 0, `visit`
 /// receives every element exactly once, in blocks of bounded size. If several ranks have the same
-/// shard, one of them sends the shard. If a mesh has several submeshes, all submeshes must have
-/// equal values. Collective over `world`, unless the tensor is whole on every rank. `device`: the
-/// device for sending. `round_elements`: how many elements rank 0 receives at once, approximately.
+/// shard, one of them sends the shard. All submeshes of a mesh must have equal values. Collective
+/// over `world`, unless every rank has the whole tensor. `device`: the device of the sent tensors.
+/// `round_elements`: approximate number of elements that rank 0 receives at once.
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit,
                    std::int64_t round_elements = std::int64_t{64} << 20);

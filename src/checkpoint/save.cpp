@@ -179,7 +179,6 @@ void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   chunk.parts.push_back(std::move(next.parts[0]));
 }
 
-/// Returns the blocks of an entry's tensor that the ranks at a mesh coordinate store.
 std::vector<PlannedChunk> chunks_at(const StateEntry& entry, std::size_t index,
                                     const Coordinate& coordinate) {
   std::vector<PlannedChunk> chunks;

@@ -34,7 +34,7 @@ struct ShardFile {
 struct PreparedSave {
   StepFolder folder;
   int keep = 0;
-  Manifest manifest;             ///< without the sizes and checksums of the files
+  Manifest manifest;             ///< the step's manifest, without sizes and checksums of files
   std::vector<ShardFile> files;  ///< the files that this rank writes
 };
 

@@ -274,9 +274,9 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Adds the matrices A and B of an adapter, under names derived from the weight's names in files. A
-/// fused Linear has several weight names; each gets the same A, and its rows of B. With experts,
-/// each expert has its own A. The rows of B are split like the rows of the weight.
+/// Adds the matrices A and B of an adapter, under names derived from the weight's names in files.
+/// For each part of a fused Linear, files store the whole of A and the part's rows of B. For each
+/// expert, files store the expert's own A and B.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.a, {}}, b{each.b, stored_weights(each)};
   for (StoredTensor& part : b.tensors) {
@@ -310,7 +310,7 @@ std::vector<SentParameter> sent_adapters(const nn::ModuleBase& module) {
 /// configuration for PEFT.
 std::string checked_config(const nn::ModuleBase& module, const std::filesystem::path& folder,
                            const std::string& base_model) {
-  std::error_code missing;  // set by equivalent() if `base_model` is no folder
+  std::error_code missing;
   TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing), "the folder '",
                 folder.string(),
                 "' has the base model of the adapters; pass another folder for the adapters");

@@ -126,7 +126,7 @@ TensorDict get_state_dict(comm::World& world, const StateDictOptions& options,
       }
     }
   } catch (...) {
-    world.abort();  // ends waits of other ranks for this rank's blocks
+    world.abort();  // other ranks would wait forever for this rank's blocks
     throw;
   }
   return dict;
@@ -295,7 +295,7 @@ void fill(comm::World& world, const Source& source, const StateDictOptions& opti
   }
 }
 
-/// Fills the tensors of `items_of` from a state dict. `fills_slots`: whether these are parameters.
+/// Fills the tensors of `items_of` from a state dict. `fills_slots`: true if they are parameters.
 IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
                                 const StateDictOptions& options, const Items& items_of,
                                 bool fills_slots) {
@@ -318,7 +318,7 @@ IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
       }
     }
   } catch (...) {
-    world.abort();  // ends waits of other ranks for this rank
+    world.abort();  // other ranks would wait forever for this rank
     throw;
   }
   return keys;

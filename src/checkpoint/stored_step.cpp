@@ -33,7 +33,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
     }
   };
   const tessera::detail::StateOfThread state;
-  // The destructor of a std::async future waits for the thread, even after an exception.
+  // After an exception, the destructors of these std::async futures still wait for the threads.
   std::vector<std::future<void>> others;
   for (int i = 1; i < threads; ++i) {
     others.push_back(std::async(std::launch::async | std::launch::deferred, [&] {

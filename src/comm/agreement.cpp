@@ -21,8 +21,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Returns a tensor that shares the memory of `values`. Not at::tensor(), which makes a tensor
-/// without memory in a MetaDevice scope.
+/// Returns a tensor that shares the memory of `values`. at::tensor() is not used, because in a
+/// MetaDevice scope at::tensor() makes a tensor without memory.
 at::Tensor over(const std::int64_t* values, std::size_t count) {
   return at::from_blob(const_cast<std::int64_t*>(values), {static_cast<std::int64_t>(count)},
                        at::kLong);
@@ -95,8 +95,8 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
 }
 
 // Gathers each rank's list `own` by any_rank(), which computes a logical OR of each flag over all
-// ranks. A rank has one flag that says that the rank takes part, and 64 flags for the bits of each
-// element of `own`; it sets no flags of other ranks.
+// ranks. Each rank has one flag that says that the rank takes part, and 64 flags for the bits of
+// each element of `own`. A rank sets only its own flags.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own) {
   constexpr std::size_t kBits = 64;

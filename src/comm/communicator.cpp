@@ -27,7 +27,6 @@ class UnpackingWork final : public Work {
       : work_(std::move(work)), packed_(std::move(packed)), tensors_(std::move(tensors)) {}
 
   void wait() override {
-    // `work_` is nullptr if an earlier wait() has already waited for the collective.
     if (work_ == nullptr) {
       return;
     }

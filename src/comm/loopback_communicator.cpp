@@ -26,7 +26,6 @@ class LoopbackCommunicator final : public Communicator {
     return all_gather_group({output}, {input});
   }
 
-  // This rank's data is the result, because no other rank exists.
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp) override {
     return started("all_reduce", {tensor});
   }
@@ -40,7 +39,6 @@ class LoopbackCommunicator final : public Communicator {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (has_values(inputs[i])) {
-        // Each output row is the data of one rank; copy_() broadcasts this rank's data to all rows.
         outputs[i].view({size(), -1}).copy_(inputs[i].view({1, -1}));
       }
     }
@@ -100,9 +98,9 @@ class LoopbackCommunicator final : public Communicator {
   std::string name() const override { return size() == 1 ? "solo" : "loopback"; }
 
  private:
-  /// Whether to copy this rank's data in place of other ranks' data. Floating-point tensors of a
-  /// FakeMode (planning) have no values, and their copy would count as an operator of the planned
-  /// step. In a group of one rank, the copy is a real operator.
+  /// Whether to copy this rank's data in place of other ranks' data. In a FakeMode (planning),
+  /// floating-point tensors have no values, and a copy would count as an operator of the planned
+  /// step. In a process group of one rank, the copy is a real operator.
   bool has_values(const at::Tensor& tensor) const {
     return size() == 1 || !detail::is_included(detail::kFakeModeKey) ||
            !(tensor.is_floating_point() || tensor.is_complex());

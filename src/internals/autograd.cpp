@@ -101,7 +101,7 @@ struct Opened : Node {
   static std::mutex& mutex_of(Node& node) { return node.*(&Opened::mutex_); }
 };
 
-/// Whether the backward on this thread adds to `.grad` of all leaves, without create_graph.
+/// Whether this thread's backward adds to `.grad` of all leaves and does not create a graph.
 bool accumulates_all() {
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
   return asked != nullptr && asked->empty() && !c10::GradMode::is_enabled();
@@ -146,7 +146,6 @@ bool is_of_program(const CppHook& hook) {
 // Therefore, the mangled class name from typeid is compared.
 #define TESSERA_WITHOUT_TYPE_CHECK __attribute__((no_sanitize("vptr")))
 
-/// Returns `hook` as T; nullptr unless its mangled class name is `mangled`.
 template <class T>
 TESSERA_WITHOUT_TYPE_CHECK const T* hook_cast(const FunctionPreHook& hook,
                                               std::string_view mangled) {

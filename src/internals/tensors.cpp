@@ -51,7 +51,7 @@ void free_memory(const c10::Storage& storage) {
 
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // Without this permission, libtorch throws when the storage of a tensor from detach() is changed.
+  // By default, libtorch throws when the storage of a tensor from detach() is changed.
   impl.set_allow_tensor_metadata_change(true);
   impl.set_storage_keep_dtype(storage);
   impl.set_storage_offset(offset);

@@ -176,7 +176,7 @@ struct ContextParts {
 
 namespace {
 
-using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, of shape (positions, head_dim)
+using Angles = std::pair<at::Tensor, at::Tensor>;
 
 Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t last) {
   return {parts.cos.slice(0, first, last), parts.sin.slice(0, first, last)};
@@ -478,8 +478,8 @@ void Llama::reset_parameters(const nn::InitContext& init) {
                          {"model.layers.*.*layernorm.weight", ones()},
                          {"model.norm.weight", ones()},
                          {"model.embed_tokens.weight", normal(std)}};
-  // Only for a model with norms of queries and keys, because an initializer that matches no
-  // parameter throws.
+  // The norms of queries and keys get an initializer only if the model has such norms, because an
+  // initializer that matches no parameter throws Error.
   if (config_.query_key_norm) {
     table.emplace_back("model.layers.*.self_attn.*_norm.weight", ones());
   }
@@ -565,8 +565,8 @@ std::vector<nn::ModuleBase*> Llama::blocks() const {
   return blocks;
 }
 
-/// The FSDP units of torchtitan. The embedding is a separate unit, so that it need not stay
-/// all-gathered while the blocks run.
+/// The FSDP units of torchtitan. The embedding is a separate unit, so that the embedding need not
+/// stay all-gathered while the blocks run.
 std::vector<std::vector<nn::ModuleBase*>> Llama::fsdp_units() {
   std::vector<std::vector<nn::ModuleBase*>> units;
   const bool tied = config_.tie_word_embeddings;

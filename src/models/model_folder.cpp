@@ -411,7 +411,6 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   c.head_dim = architecture.type == std::string_view("qwen3")
                    ? reader.positive("head_dim")
                    : reader.positive_or("head_dim", c.hidden_size / c.num_attention_heads);
-  // Missing keys have the defaults of `transformers`.
   const std::string type = architecture.type;
   c.rms_norm_eps =
       reader.number_or("rms_norm_eps", type == "mixtral" || type == "olmoe" ? 1e-5 : 1e-6);
@@ -434,8 +433,8 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   c.sliding_window = read_sliding_window(reader, architecture.type);
   check_layer_types(reader, c.sliding_window);
   c.tie_word_embeddings = reader.flag_or("tie_word_embeddings", false);
-  // The text of config.json is stored, because exports write it unchanged, with keys that this
-  // function does not read.
+  // The text of config.json is stored, because exports write the text unchanged, including keys
+  // that Tessera does not read.
   c.json = text;
   TESSERA_CHECK(c.num_attention_heads % c.num_key_value_heads == 0, origin,
                 ": num_attention_heads ", c.num_attention_heads,

@@ -80,11 +80,11 @@ void unlock(int lock) {
 Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
     : options_(std::move(options)), world_(std::move(world)) {
   check_options();
-  // An absolute path, so that a later chdir() does not change where checkpoints are saved.
+  // The folder becomes an absolute path, so that a later chdir() has no effect on saves.
   options_.folder = files::absolute_path(options_.folder);
   if (!options_.folder.empty()) {
     try {
-      // Locks the folder before reading files, because a run that is ending can still save to it.
+      // The folder is locked before files are read: a run that is ending can still save to it.
       const auto group = world_->host_group(comm::ranks_of_world(world_->size()), "start");
       comm::run_or_fail_together(*group, c10::kCPU, [this] {
         std::error_code missing;
@@ -180,7 +180,7 @@ void Checkpointer::make_folder() {
   lock_folder();
 }
 
-/// Locks the checkpoint folder until the destructor. Has no effect on file systems without locks.
+/// Locks the checkpoint folder for the life of this object. Has no effect without file locks.
 void Checkpointer::lock_folder() {
   if (lock_ >= 0) {
     return;
@@ -204,7 +204,7 @@ void Checkpointer::warn(const std::string& text) const {
   }
 }
 
-/// Whether the load excludes `part`. With `initial_load`, no load of the run's own steps does.
+/// Whether the load excludes `part`, such as "optimizer". A run loads its own steps completely.
 bool Checkpointer::excludes(const char* part) const {
   if (resumes_ && !options_.initial_load.empty()) {
     return false;
@@ -272,7 +272,7 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
     state.samples = entries.at("samples");
   }
   if (!excludes("optimizer") && state.scaler.enabled()) {
-    // null: the run that saved this step did not use loss scaling
+    // "loss_scaler" is null if the run that saved the step did not use loss scaling.
     if (const Json& saved = entries.at("loss_scaler"); !saved.is_null()) {
       state.scaler.load_state(
           {.scale = saved.at("scale"), .steps_since_overflow = saved.at("steps_since_overflow")});

@@ -40,8 +40,8 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
                 "; pass a scalar tensor with a value");
   TESSERA_CHECK(value.numel() == 1, "mean_over was called with a tensor of sizes ", value.sizes(),
                 "; pass a scalar, for example the mean of a loss");
-  // clone(), because the all-reduce writes to its tensor in place and the caller still owns the
-  // loss.
+  // The loss is cloned, because the all-reduce overwrites its tensor in place and the caller may
+  // still use the loss.
   at::Tensor mean = value_of(value).to(c10::kFloat).clone();
   if (mesh.size() > 1) {
     const comm::CallerScope caller("mean of the loss");
@@ -71,7 +71,7 @@ bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   for (const int rank : data_mesh.ranks()) {
     shared += std::ranges::find(ranks, rank) == ranks.end() ? 0 : 1;
     if (shared > 1) {
-      return true;  // returns early, because a mesh can have thousands of ranks
+      return true;
     }
   }
   return false;
@@ -193,7 +193,7 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
     is_checked = true;
   };
   if (state.scaler.enabled()) {
-    /// Read before the optimizer step, because that step can change the loss scale.
+    /// The loss scale is read before the optimizer step, which can change the loss scale.
     result.loss_scale = state.scaler.scale();
   }
   const auto [norm, stepped] = state.scaler.clip_and_step(
@@ -242,7 +242,7 @@ StepResult make_step(TrainState& state, const DeviceMesh& data_mesh, const StepO
   state.optimizer.scale_lr(result.lr_factor);
   const at::Tensor loss = accumulate_gradients(state, options, loss_of);
   update(state, data_mesh, options, parameters, loss, result);
-  // Gradients are dropped only now, because the checks in update() read the gradients.
+  // Gradients are dropped after update(), because the checks in update() read the gradients.
   drop_gradients(parameters);
   ++state.step;
   state.samples += options.batch;

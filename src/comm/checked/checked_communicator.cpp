@@ -27,9 +27,9 @@
 namespace tessera::comm {
 namespace {
 
-// CallHistory and first_difference() compare the collectives that the ranks have called: see
-// agree_on_calls(). They are used for back ends that do not compare (Gloo, NCCL). Hashes are
-// compared; the texts of the first calls serve only for the message.
+// CallHistory and first_difference() find out whether ranks have called different collectives, for
+// back ends that do not compare calls (Gloo, NCCL): see agree_on_calls(). Hashes of all calls are
+// compared. The texts of the first calls are used only in the message.
 
 using Calls = std::vector<std::string>;
 
@@ -66,12 +66,11 @@ class CallHistory {
   std::string last_ = "no call";
 };
 
-/// Returns the texts of the calls in `text`, a result of CallHistory::text().
 Calls calls_of(const std::string& text) {
   Calls calls;
   std::istringstream parts(text);
   std::string part;
-  std::getline(parts, part, '\0');  // skips the hash, the first part of `text`
+  std::getline(parts, part, '\0');
   while (std::getline(parts, part, '\0')) {
     calls.push_back(part);
   }
@@ -113,12 +112,10 @@ std::string first_difference(const CallHistory& history, Communicator& group,
     return "";
   }
   const std::size_t position = first_difference_of(calls);
-  // If the hashes differ but all stored texts are equal, the first different call was not stored.
   if (position == kStoredCalls) {
     return detail::concat("the calls after the first ", kStoredCalls);
   }
   const std::string& here = call_at(calls[static_cast<std::size_t>(group.rank())], position);
-  // The message names each different call once, with all ranks that made the call.
   std::map<std::string, std::vector<int>> elsewhere;
   for (std::size_t rank = 0; rank < calls.size(); ++rank) {
     const std::string& there = call_at(calls[rank], position);
@@ -305,7 +302,7 @@ class CheckedCommunicator final : public Communicator {
       group_.watch->world().give_up();
     }
     if (hosts_ != nullptr) {
-      hosts_->abort();  // `hosts_` is first, because its abort() does not block
+      hosts_->abort();  // before inner_->abort(), which can block
     }
     inner_->abort();
   }
@@ -352,7 +349,6 @@ class CheckedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
  private:
-  /// Counts and records a collective, then starts the collective.
   template <class Start>
   WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
     check_open(collective);

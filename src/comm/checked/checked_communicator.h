@@ -19,8 +19,8 @@ namespace tessera::comm {
 
 using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;
 
-/// A CPU process group with the ranks of another process group. The CPU process group is made at
-/// its first use, because most programs never need it.
+/// A CPU process group with the ranks of another process group. LazyHostGroup makes the CPU process
+/// group at its first use: most programs never use a CPU process group.
 class LazyHostGroup {
  public:
   using Make = std::function<CommunicatorPtr()>;

@@ -38,15 +38,15 @@ namespace tessera::comm {
 
 /// This rank's GPU for a new NCCL group, and the larger group from which the new group is split.
 struct NcclPlace {
-  int device = 0;  ///< the index of this rank's GPU
-  /// An NCCL group, all of whose ranks take part in the split. nullptr: the new group is made
-  /// without a split.
+  int device = 0;
+  /// The NCCL group from which the new group is split. All ranks of `parent` take part in the
+  /// split. nullptr: the new group is made without a split.
   CommunicatorPtr parent = {};
 };
 
-/// The functions of libtessera_cuda.so that libtessera_comm calls through pointers, so that it does
-/// not link with CUDA: without CUDA's libraries, a program on the CPU starts faster and uses less
-/// memory.
+/// The functions of libtessera_cuda.so that libtessera_comm calls through pointers. libtessera_comm
+/// does not link with CUDA, because a program on the CPU starts faster and uses less memory without
+/// CUDA's libraries.
 struct CudaBackend {
   int (*device_count)();
   void (*set_device)(int index);

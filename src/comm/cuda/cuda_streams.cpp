@@ -26,8 +26,8 @@ class CudaEvent final : public StreamEvent {
   std::shared_ptr<at::cuda::CUDAEvent> event_;
 };
 
-/// The lanes (streams) of a GPU. Not thread safe: LaneScope checks that forward's and backward's
-/// threads never use the lanes at the same time.
+/// The lanes (streams) of a GPU. Not thread safe: LaneScope checks that the threads of forward and
+/// backward never use the lanes at the same time.
 class CudaStreams final : public Streams {
  public:
   // Collectives use high-priority streams, so that a collective starts as soon as its input is
@@ -73,8 +73,8 @@ class CudaStreams final : public Streams {
       case Lane::kCompute:
         break;
     }
-    // Lane::kCompute is the stream that is current outside of LaneScopes: within a LaneScope, the
-    // stream that was current before the LaneScope.
+    // Lane::kCompute is the current stream. Within a LaneScope, Lane::kCompute is the stream that
+    // was current before the LaneScope.
     return compute_ ? *compute_ : c10::cuda::getCurrentCUDAStream(device_);
   }
 

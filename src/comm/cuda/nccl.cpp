@@ -102,7 +102,6 @@ class NcclHealth {
            "); look for the first error among the other ranks; NCCL_DEBUG=INFO shows more");
     }
   }
-  /// Sets the communicator to check. With nullptr, check() does nothing.
   void set_communicator(ncclComm_t communicator) {
     const std::lock_guard lock(mutex_);
     communicator_ = communicator;
@@ -135,7 +134,6 @@ class NcclGroup {
 
   const GroupInfo& info() const { return info_; }
   int device() const { return device_; }
-  /// Returns c10d's process group. Throws Error after shutdown() or abort().
   NcclProcessGroupPtr get() const {
     const std::lock_guard lock(mutex_);
     TESSERA_CHECK(process_group_ != nullptr, "group '", info_.name, "'", kWorldHasEnded);
@@ -203,8 +201,8 @@ using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 
 /// Returns a flat view of `tensor` for collectives that only move data, because NCCL supports
 /// neither complex numbers nor 16-bit integers. The dtype of the view is the widest NCCL type whose
-/// size divides the element size. It depends only on the tensor's dtype, so that all ranks call
-/// NCCL with the same dtype.
+/// size divides the element size. The tensor's dtype alone determines the dtype of the view, so
+/// that all ranks call NCCL with the same dtype.
 at::Tensor as_moved(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.view({-1});
   switch (tensor.element_size()) {
@@ -228,7 +226,6 @@ std::vector<at::Tensor> all_as_moved(const std::vector<at::Tensor>& tensors) {
   return moved;
 }
 
-/// Converts numbers of elements of `tensor` to numbers of elements of the view as_moved(tensor).
 std::vector<std::int64_t> counts_as_moved(std::span<const std::int64_t> counts,
                                           const at::Tensor& tensor) {
   constexpr std::int64_t kWidest = 8;
@@ -249,7 +246,6 @@ std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   return flat;
 }
 
-/// Returns the message of a c10d error without the source position ("NCCL error in: FILE:LINE").
 std::string nccl_text(const std::exception& error) {
   std::string text = first_line(error.what());
   constexpr std::string_view kPlace = "NCCL error in: ";
@@ -268,7 +264,6 @@ class NcclWork final : public Work {
       : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
 
   void wait() override {
-    // The calling thread can have another current GPU than the process group's GPU.
     const auto device = static_cast<c10::DeviceIndex>(group_->device());
     const c10::cuda::CUDAGuard guard(device);
     try {
@@ -418,7 +413,6 @@ class NcclCommunicator final : public Communicator {
                                       guarded(collective, start));
   }
 
-  /// Calls `ask` with c10d's process group. Rethrows c10d's exceptions as Error.
   template <class Ask>
   std::invoke_result_t<Ask&, detail::NcclProcessGroup&> guarded(const char* what, Ask&& ask) {
     const detail::NcclProcessGroupPtr group = group_->get();

@@ -118,7 +118,6 @@ class StagedCommunicator final : public Communicator {
     return back(host_->broadcast(result, root), result, tensor);
   }
 
-  // The following methods only forward to `host_`, the communicator of CPU tensors.
   void set_purpose(std::string purpose) override { host_->set_purpose(std::move(purpose)); }
   bool compares_calls() const override { return host_->compares_calls(); }
   void barrier() override { host_->barrier(); }

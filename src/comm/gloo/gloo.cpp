@@ -128,8 +128,8 @@ class GlooGroup {
 
   template <class Start>
   detail::GroupWorkPtr start(const char* collective, Start&& start) {
-    // After a failure no collective starts: it could read the rest of an earlier message from a
-    // connection of Gloo.
+    // After a failure no collective starts: a new collective could read the rest of an earlier
+    // message from a connection of Gloo.
     if (failed_) {
       throw PeerError(describe(group_, collective) +
                       ": the group failed earlier; end this rank and start the job again");
@@ -217,7 +217,6 @@ class GlooWork final : public Work {
   std::string collective_;
   std::uint64_t number_;
   detail::GroupWorkPtr work_;
-  // Computes the final result after the operation, for example a local reduction. Called by wait().
   std::function<void()> finish_;
 };
 

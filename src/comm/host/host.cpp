@@ -197,8 +197,8 @@ JobVariables read_job_variables(const Variables& variables) {
   // rank 0 must not bind the port.
   job.agent_store = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
   job.store_fd = integer(variables, "TESSERA_STORE_FD", 0, kAny);
-  // The prefix contains the restart count: after a restart, torchrun's store can still contain keys
-  // of the previous start.
+  // The prefix of all keys contains the restart count, because after a restart torchrun's store can
+  // still contain keys of the previous start.
   job.key_prefix = "tessera/" + variables("TESSERA_JOB_TOKEN").value_or("") + "/" +
                    variables("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return job;

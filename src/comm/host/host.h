@@ -71,11 +71,11 @@ struct JobVariables {
 };
 
 /// Reads the environment variables of a launcher: RANK and WORLD_SIZE (tessera-run, torchrun),
-/// OMPI_COMM_WORLD_* (Open MPI), or those that srun sets for a task (Slurm). The first launcher
-/// with variables counts; without any, the job has one rank. Throws Error for a malformed, missing
-/// or contradictory value.
+/// OMPI_COMM_WORLD_* (Open MPI), or those that srun sets for a task (Slurm). Uses the first of
+/// these launchers whose variables are set. If none are set, the job has one rank. Throws Error for
+/// a malformed, missing or contradictory value.
 JobVariables read_job_variables(const Variables& variables);
-/// Sets the time-outs of `job` from TESSERA_TIMEOUT and TESSERA_WATCHDOG; a part of
+/// Sets the time-outs of `job` from TESSERA_TIMEOUT and TESSERA_WATCHDOG. Called by
 /// read_job_variables(). Throws Error for a malformed value.
 void read_time_limits(const Variables& variables, JobVariables& job);
 /// The value of a variable in this process's environment; nullopt if the variable is unset or

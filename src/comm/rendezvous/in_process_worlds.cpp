@@ -38,7 +38,7 @@ class FakeWorld final : public World {
 
   CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
     const std::lock_guard lock(mutex_);
-    // The key contains the group's name, because traffic is counted for each name separately.
+    // `groups_` caches process groups by ranks and name, because traffic is counted for each name.
     CommunicatorPtr& known = groups_[{ranks, name}];
     if (known == nullptr) {
       const GroupInfo info = info_of_group(*this, ranks, name);

@@ -67,7 +67,7 @@ class Arrivals {
     for (const Arrival& arrival : arrivals_) {
       if (arrival.record != nullptr) {
         const flight::Record& record = *arrival.record;
-        // If no rank is missing, this rank may have left the rendezvous and ended without an error.
+        // If no rank is missing, the ended rank has left the rendezvous and ended without an error.
         if (!is_alive({record.pid, record.start_time}) && !look().empty()) {
           wait_for_first_failure();
           throw PeerError(detail::concat(
@@ -137,7 +137,6 @@ class Arrivals {
   /// The first rank that has not opened all flight records. Ranks before this rank are not asked
   /// again, so that the store, which serves all ranks of the job, gets few requests.
   int next_to_open_ = 0;
-  /// The ranks that this rank waits for; at first all other ranks.
   std::vector<int> missing_;
 };
 

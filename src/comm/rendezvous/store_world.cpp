@@ -49,8 +49,8 @@ class StoreWorld final : public World {
   }
   StoreWorld(const StoreWorld&) = delete;
   StoreWorld& operator=(const StoreWorld&) = delete;
-  /// Only NCCL groups are closed: process groups for CPU tensors can outlive the World. During an
-  /// exception they are aborted, because the other ranks do not call shutdown() at the same time.
+  /// Closes only NCCL groups: process groups for CPU tensors can outlive the World. An exception
+  /// aborts NCCL groups, because other ranks do not call shutdown() at the same time.
   ~StoreWorld() override {
     if (options_.backend != "nccl") {
       return;
@@ -160,7 +160,7 @@ class StoreWorld final : public World {
     try {
       made = make(info);
     } catch (const PeerError&) {
-      aborted_ = true;  // a failed make() can leave a thread that uses the store
+      aborted_ = true;  // after a failure of make(), a thread can still use the store
       throw;
     }
     groups.emplace(key, made);

@@ -277,7 +277,7 @@ WorldPtr world_from_environment(const WorldOptions& options) {
 
 namespace {
 
-/// What rank 0 broadcasts: the address of its store, or the error that it got instead.
+/// What rank 0 broadcasts: the address of its store, or why rank 0 could not open a store.
 struct MeetingPlace {
   std::string host;     ///< host_identity() of rank 0
   std::string address;  ///< address of rank 0's machine, for ranks on other machines
@@ -307,7 +307,6 @@ StorePtr open_store(MeetingPlace& place, const WorldOptions& options) {
   }
 }
 
-/// Connects to rank 0's store.
 StorePtr connect_to(const MeetingPlace& place, const JobVariables& job,
                     const WorldOptions& options) {
   try {
@@ -334,7 +333,7 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   text.resize(kPlaceBytes);
   broadcast(text.data(), text.size());
   std::vector<std::string> lines = lines_of(text.substr(0, text.find('\0')));
-  lines.resize(4);  // lines_of() omits a last line that is empty (`error`)
+  lines.resize(4);  // lines_of() omits an empty last line
   place = {lines[0], lines[1], lines[2], lines[3]};
   TESSERA_CHECK(place.error.empty() && !place.port.empty(), "rank 0 of ", job.size,
                 " cannot open a store for the world of these ranks: ", place.error,

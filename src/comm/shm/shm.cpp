@@ -56,7 +56,7 @@ struct ShmOperation {
   /// Whether the operation has ended. wait() does not run an ended operation again, but throws
   /// `error` if the operation has failed.
   bool done = false;
-  std::exception_ptr error;  ///< the exception of a failed operation; nullptr if it succeeded
+  std::exception_ptr error;
 };
 using ShmOperationPtr = std::shared_ptr<ShmOperation>;
 
@@ -100,7 +100,7 @@ std::string arguments_of(const ShmCall& call) {
     case ShmKind::kBroadcast:
       return detail::concat(elements, ", root ", call.root);
     case ShmKind::kAllToAll:
-      return type;  // without sizes, which differ between the ranks
+      return type;
     case ShmKind::kBarrier:
       return "";
     case ShmKind::kAllGather:
@@ -129,7 +129,7 @@ class ShmGroup {
   /// Waits for the previous operation. Starts `operation` without waiting for other ranks.
   void start(const ShmOperationPtr& operation) {
     // Successive operations use the same slots (buffers), so the previous operation must end first.
-    // If it fails, both start() and the wait() of the previous operation throw.
+    // If the previous operation fails, both start() and the wait() of the previous operation throw.
     if (under_way_ != nullptr) {
       finish(*under_way_);
     }
@@ -172,8 +172,8 @@ class ShmGroup {
 
  private:
   void publish(const ShmOperation& operation) {
-    // The call belongs to the next round, which produce() begins. It is overwritten two rounds
-    // later, when all ranks have read it.
+    // The call belongs to the next round, which produce() begins. The call is overwritten two
+    // rounds later, when all ranks have read the call.
     ShmCall& call = segment_->call(group_.rank, round_ + 1);
     call = {++sequence_,
             operation.elements,
@@ -239,8 +239,8 @@ class ShmGroup {
   std::vector<const std::byte*> slots_;
   /// The number of the last round for which this rank has filled its slot. Wraps around.
   std::uint32_t round_ = 0;
-  /// The number of collectives so far. The ranks compare it in each collective, and so find out
-  /// whether a rank has skipped a collective.
+  /// The number of collectives so far. The ranks compare this number in each collective, and so
+  /// find out whether a rank has skipped a collective.
   std::uint64_t sequence_ = 0;
   /// Whether another rank has ended or did not arrive in time. The process group is then unusable,
   /// because the round numbers of the ranks no longer match.
@@ -351,7 +351,6 @@ class ShmCommunicator final : public Communicator {
   }
 
   void barrier() override {
-    // A barrier is a collective that sends no data.
     auto operation = std::make_shared<ShmOperation>();
     operation->produce = [](auto, auto*) {};
     operation->consume = [](auto, Slots) {};

@@ -38,7 +38,7 @@ std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
 
 /// Contiguous bytes that a slot (buffer in shared memory) contains of a tensor.
 struct Span {
-  std::int64_t in_part;  ///< offset of the bytes in a rank's part of the tensor
+  std::int64_t in_part;
   std::int64_t in_slot;
   std::int64_t bytes;
 };

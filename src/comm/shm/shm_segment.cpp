@@ -36,7 +36,7 @@ constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
 /// The interval at which a sleeping rank checks whether the other ranks are alive.
 constexpr milliseconds kPeerCheck{100};
-/// How often a rank checks for other ranks before it sleeps: about 20 us, as long as a sleep takes.
+/// How many times a waiting rank checks for other ranks before it sleeps: for about 20 us.
 constexpr int kSpins = 500;
 
 using Counter = std::atomic<std::uint32_t>;
@@ -59,8 +59,8 @@ void futex_wake_all(const Counter& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// Returns how often a waiting rank checks for other ranks before it sleeps. With more ranks than
-/// cores, a rank sleeps at once and leaves its core to other ranks.
+/// Returns how many times a waiting rank checks for other ranks before it sleeps. With more ranks
+/// than cores, a rank sleeps at once and leaves its core to other ranks.
 int spins_before_sleep(const GroupInfo& group) {
   static const unsigned cores = std::thread::hardware_concurrency();
   return cores >= static_cast<unsigned>(group.ranks_here) ? kSpins : 1;
@@ -87,7 +87,7 @@ struct ShmSegment::Header {
 /// The state of one rank, which only that rank writes and all ranks read. `calls` has one element
 /// for even rounds and one for odd rounds.
 struct alignas(kCacheLine) ShmSegment::RankState {
-  Counter round{0};  ///< the last round for which this rank called arrive()
+  Counter round{0};
   std::array<ShmCall, 2> calls;
 };
 

@@ -24,7 +24,7 @@ struct ShmCall {
   std::int32_t root = 0;
   /// How many rounds this rank needs. All ranks run as many rounds as the rank that needs most.
   std::int64_t rounds = 1;
-  /// Communicator::set_purpose(), shortened to 64 characters and padded with zeros.
+  /// The purpose that set_purpose() has given the process group: 64 characters, padded with zeros.
   std::array<char, 64> purpose{};
 };
 

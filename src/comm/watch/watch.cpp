@@ -187,7 +187,7 @@ void WorldWatch::announce(int rank, const std::string& topic, const std::string&
   ask(store_, [bytes = std::vector<std::uint8_t>(line.c_str(), line.c_str() + line.size() + 1)](
                   detail::Store& store) {
     store.append(kAnnouncements, bytes);
-    return store.check({kAnnouncements});  // returns after the store has received `bytes`
+    return store.check({kAnnouncements});  // check() returns after append() is complete
   }).wait_for(kPatience);
 }
 
@@ -272,7 +272,7 @@ void PeerWait::check(std::optional<std::vector<int>> missing) {
   lost_since_ = ended ? lost_since_.value_or(now) : std::optional<Clock::time_point>();
   if (ended && now - *lost_since_ >= kGrace) {
     const std::string why = world_.what_it_does(*ended);
-    world_.announce(*ended, kEnd, why);  // for other machines, if that rank was killed
+    world_.announce(*ended, kEnd, why);
     throw PeerError(beginning_ + why);
   }
   if (waited >= timeout_ / 2 && !std::exchange(announced_, true)) {
@@ -382,14 +382,13 @@ void WorldWatch::look_at_device() {
       // the next call only now.
       wait_.reset();
     }
-    // In another state than kRunning, this rank has already reported an error.
     if (!calls_.empty() && own().state == RankState::kRunning) {
       const BegunCall& call = calls_.front().call;
       note(call, true);
       if (!wait_) {
         wait_.emplace(*this, call, settings_.timeout, call.text + self);
       }
-      beginning.clear();  // check()'s messages already begin with `beginning`
+      beginning.clear();
       wait_->check();
     }
   } catch (const std::exception& error) {

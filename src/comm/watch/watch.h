@@ -160,9 +160,9 @@ class WorldWatch : tessera::detail::NoCopy {
   std::mutex device_mutex_;  ///< protects the members from here to `device_thread_`
   std::condition_variable ends_thread_;
   bool ended_ = false;
-  std::list<DeviceCall> added_;  ///< new collectives, which watch_device() moves to calls_
+  std::list<DeviceCall> added_;
   std::thread device_thread_;
-  // Used only by the thread `device_thread_`:
+  // Only the thread `device_thread_` uses the members `calls_` and `wait_`.
   std::list<DeviceCall> calls_;  ///< collectives on the GPU that have not ended, in order
   /// The wait for the first of calls_, which begins when the previous collective has completed.
   std::optional<PeerWait> wait_;
@@ -181,7 +181,6 @@ class GroupWatch {
   void leaves(const BegunCall& call) { world_->note(call, false); }
 
   std::uint64_t id() const { return id_; }
-  /// The number of the group's newest call.
   std::uint64_t number() const { return begun_ - 1; }
   WorldWatch& world() const { return *world_; }
 
