@@ -198,7 +198,7 @@ class Entries {
   Entries(const CLI::App& app, const std::vector<FlagNames>& alternatives, std::string file)
       : app_(app), alternatives_(alternatives), file_(std::move(file)) {}
 
-  /// Adds the flags of `section` in `table`, or of the whole file `table` if `section` is "".
+  /// Adds the flags in `table`: the whole file or, if `section` is not "", the section `section`.
   void add(const toml::table& table, const std::string& section = "") {
     for (const auto& [key, node] : table) {
       const std::string name(key.str());

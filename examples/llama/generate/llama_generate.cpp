@@ -465,7 +465,7 @@ int run_generate(std::vector<std::string> arguments) {
   try {
     (options.perplexity.empty() ? continue_prompts : measure_perplexity)(run);
   } catch (const c10::Error& error) {
-    // libtorch throws c10::Error, for example out of memory. Its what() includes a stack trace.
+    // libtorch throws c10::Error, for example out of memory. what() would include a stack trace.
     fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
   return 0;

@@ -304,7 +304,7 @@ std::string to_text(const ExpertPlan& plan) {
       plan.most_rows, plan.all_to_all_bytes);
 }
 
-/// Returns the names of the TrainingLayout fields that flags set. The search does not change them.
+/// Returns the names of the TrainingLayout fields that flags set: a search must not change these.
 std::set<std::string> fixed_fields(const TrainOptions& o) {
   std::set<std::string> fixed;
   for (const std::string name : {"dp", "tp", "cp", "ac", "zero", "accumulate"}) {

@@ -115,7 +115,7 @@ class DamagedStep : public Error {
   using Error::Error;
 };
 
-/// Options of load(): which parts of a step are loaded.
+/// Options of load(): which parts of a checkpoint are loaded.
 struct LoadOptions {
   /// Patterns (nn::matches_fqn) of names that are not loaded and not reported as missing, for
   /// example "optimizer.**". load() throws Error for a pattern that matches no name in the step or

@@ -39,7 +39,8 @@ std::vector<std::string> compare_steps(const std::filesystem::path& step,
 
 // Functions that find the step from which a training run continues.
 
-/// Draws a new unique run_id on rank 0 and broadcasts the run_id. Collective over `world`.
+/// Makes a new, unique run_id (SaveOptions::run_id) on rank 0 and broadcasts the run_id. Collective
+/// over `world`.
 std::string new_run_id(comm::World& world);
 
 /// Returns the run_id of a complete step. Throws Error if the step does not exist, and if `dir` has

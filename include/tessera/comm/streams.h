@@ -15,7 +15,7 @@ class StreamEvent {
  public:
   virtual ~StreamEvent() = default;
 };
-/// nullptr stands for a point that the stream has already passed.
+/// A shared pointer to an event; nullptr stands for a point that the stream has already passed.
 using StreamEventPtr = std::shared_ptr<StreamEvent>;
 
 /// Returns an event that is reached after all work now queued in the current stream of `device`.

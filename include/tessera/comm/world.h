@@ -18,7 +18,7 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// The device and the back end of the ranks of a world, and the time limits for waiting.
+/// Options of a world: the device and the back end of its ranks, and time limits for waiting.
 struct WorldOptions {
   std::string device = "cpu";    ///< "cpu" or "cuda"
   std::string backend = "gloo";  ///< "gloo" or "nccl"; gloo uses shared memory within a machine

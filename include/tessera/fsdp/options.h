@@ -74,8 +74,8 @@ struct Options {
   std::optional<bool> reshard_after_forward{};
   /// If n > 1, each of n neighbouring ranks stores 1/n of the gathered parameters after forward.
   /// Backward then gathers among these ranks only (hpZ of ZeRO++; FSDP2's reshard_after_forward=n).
-  /// n must divide the number of ranks in the shard dimension of the mesh. If n is 1 or this
-  /// number, a rank stores only its shards.
+  /// n must divide the number of ranks in the shard dimension of the mesh. If n is 1 or equals this
+  /// number of ranks, a rank stores only its shards.
   std::int64_t post_forward_mesh_size = 1;
   PlacementFunction shard_placement{};
   /// Chooses a mesh for single parameters, which are then gathered and reduced over this mesh. If

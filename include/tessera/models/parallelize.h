@@ -49,7 +49,8 @@ struct ParallelOptions {
   /// recomputes the gathered inputs.
   bool regather = true;
   /// Whether the last block and the units after the last block are resharded after forward, if
-  /// `fsdp` reshards units after forward. Backward needs these units first.
+  /// `fsdp` reshards units after forward. Backward begins with these units, so resharding costs a
+  /// second all-gather.
   bool reshard_last = false;
   /// Options for every FSDP unit. reshard_after_forward (default true: ZeRO-3) applies to the units
   /// before the last block. Without `reshard_last`, the last block and later units remain gathered.

@@ -32,7 +32,7 @@ class MeanMetric final : public checkpoint::RankState, tessera::detail::NoCopy {
   /// Undoes sync(): restores this rank's own sums. Throws Error if the metric is not synced.
   void unsync();
 
-  /// Returns the state for a checkpoint: this rank's own values, also between sync() and unsync().
+  /// Returns the state for a checkpoint: this rank's own sums, also between sync() and unsync().
   nlohmann::json state_dict() const override;
   void reset() override;
 

@@ -30,7 +30,7 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
 
 /// Returns the peak FLOP/s of dense matrix products in `type`, by device name ("NVIDIA H100 80GB
 /// HBM3"). nullopt for a device that is not in the table of this function (all CPUs), and for a
-/// type other than bf16, fp16 and fp32. The numbers are the vendor's, without sparsity. The fp32
+/// dtype other than bf16, fp16 and fp32. The numbers are the vendor's, without sparsity. The fp32
 /// rate is without TF32, like libtorch's default.
 std::optional<double> peak_flops(const std::string& device_name,
                                  c10::ScalarType type = c10::kBFloat16);

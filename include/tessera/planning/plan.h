@@ -85,7 +85,7 @@ struct RunPlan {
   const RankPlan& largest() const;
   /// Whether tensors of kind `kind` are in CPU memory instead of device memory.
   bool on_host(observe::MemoryKind kind) const;
-  /// Whether the rank with the highest peak fits a device of the machine; true without a machine.
+  /// Whether the memory peak of every rank fits a device of the machine; true without a machine.
   bool fits() const;
 };
 

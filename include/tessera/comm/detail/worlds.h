@@ -1,4 +1,4 @@
-// Worlds whose other ranks do not exist, and functions that all worlds use.
+// Worlds whose other ranks do not exist (for planning), and functions that all worlds use.
 #pragma once
 
 #include <cstddef>
@@ -39,10 +39,10 @@ inline std::vector<int> ranks_of_world(int size) {
   return ranks;
 }
 
-/// Makes this thread print libtorch's warnings as the main thread does: each in one line, and each
-/// text once for the whole job. libtorch's warning handler is per thread, so each thread of the
-/// library that can warn calls this function first. Does nothing before world_from_environment(),
-/// or if the thread has its own handler.
+/// Makes this thread print libtorch's warnings as the main thread does: each warning in one line,
+/// and equal warnings only once for the whole job. libtorch's warning handler is per thread, so
+/// each thread of the library that can warn calls this function first. Does nothing before
+/// world_from_environment(), or if the thread has its own handler.
 void take_warnings_of_thread();
 
 }  // namespace tessera::comm

@@ -124,8 +124,9 @@ class MemoryLog final : tessera::detail::NoCopy {
   /// all parameters.
   void assign_parameter(const at::Tensor& tensor);
 
-  /// Returns the memory of the step that began last, which must have ended. With `on_host`, shards,
-  /// gradients and optimizer state are offloaded to CPU memory and do not count towards the peak.
+  /// Returns the memory use of the step that began last; this step must have ended. With `on_host`,
+  /// shards, gradients and optimizer state are offloaded to CPU memory and do not count towards the
+  /// peak.
   StepMemory use(bool on_host) const;
 
  private:

@@ -53,7 +53,7 @@ struct SearchSpace {
   std::function<bool(std::int64_t cp)>
       allows_cp{};  ///< whether sequences can be split over `cp` ranks; empty: never
   /// Returns the estimated memory and time of the first rank in a layout. If the function throws
-  /// Error, the layout is refused.
+  /// Error, search() refuses the layout.
   std::function<Estimate(const TrainingLayout& layout)> estimate{};
 };
 
@@ -62,14 +62,14 @@ struct FoundLayout {
   TrainingLayout layout{};
   Estimate estimate{};
   bool fits = false;
-  /// Whether the layout fits and is Pareto-optimal in time and memory.
+  /// Whether the layout fits into memory and is Pareto-optimal in time and memory.
   bool frontier = false;
 };
 
 /// The result of search().
 struct Search {
   SearchSpace space{};
-  /// Layouts that fit, sorted by time; then layouts that do not fit, sorted by memory use.
+  /// Layouts that fit into memory, sorted by time; then all other layouts, sorted by memory use.
   std::vector<FoundLayout> found{};
   /// The refused layouts and the reasons, for example a size of the model that tp does not divide.
   std::vector<std::pair<TrainingLayout, std::string>> refused{};
