@@ -1,6 +1,6 @@
 // Meshes of one World share a DeviceMesh::Family, which owns the descriptions of all these meshes,
-// so that slices and roots can point to each other. Equal meshes are one object, so comparing
-// meshes compares pointers. Each operator on distributed tensors compares meshes.
+// so that a slice and its root mesh can point to each other. Equal meshes are one object, so
+// comparing meshes compares pointers. Each operator on distributed tensors compares meshes.
 #include "tessera/mesh/device_mesh.h"
 
 #include <fmt/format.h>
@@ -184,9 +184,9 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   }
 
   /// Records that flatten() gave `name` to the dimensions `dims` of `root`, so that slicing finds
-  /// `name`. A flattened name in `dims` is recorded as the dimensions for which the name stands. If
-  /// `name` already stands for other dimensions, returns these other dimensions; otherwise returns
-  /// an empty list.
+  /// `name`. A name in `dims` that was given to flatten() is replaced by the dimensions for which
+  /// the name stands. If `name` already stands for other dimensions, returns these other
+  /// dimensions; otherwise returns an empty list.
   std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
                                               const std::vector<std::string>& dims) {
     const std::lock_guard lock(mutex_);
@@ -399,7 +399,7 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
     for (const int dim : wrapped) {
       names.push_back(dim_name(shape(), dim));
     }
-    // If group() throws, nothing is stored, so the next call tries again.
+    // If group() throws, no process group is stored, so the next call tries again.
     known = world()->group(ranks_through(ranks(), shape(), coordinate(), wrapped),
                            fmt::format("{}", fmt::join(names, "_")));
   }

@@ -273,8 +273,8 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  /// The autograd node that sums the gradient of x over all products of x. Replaced when add() gets
-  /// another x.
+  /// The autograd node that sums the gradient of x over all products of x. The node is replaced
+  /// when add() gets another x.
   tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;
 };
 

@@ -22,11 +22,12 @@ std::string quoted(const std::string& fqn);
 
 bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
-/// Compares data that must be equal on the ranks of a plan's mesh. Before the first forward: the
-/// replicated parameters, and whether the shards of each parameter are parts of one tensor. In the
-/// first forward with gradients: the plain inputs of the root module. With TESSERA_DEBUG=1, also
-/// compares the replicated parameters before each forward, their gradients after each backward, and
-/// every plain tensor that an operator combines with a distributed tensor.
+/// Compares data that must be equal on the ranks of a plan's mesh. Before the first forward,
+/// compares the replicated parameters, and checks that the shards of each parameter are shards of
+/// one tensor. In the first forward with gradients, compares the plain inputs of the root module.
+/// With TESSERA_DEBUG=1, also compares the replicated parameters before each forward, their
+/// gradients after each backward, and every plain tensor that an operator combines with a
+/// distributed tensor.
 ///
 /// The hooks of modules with a parallel style own the ReplicaCheck.
 class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {

@@ -200,7 +200,7 @@ struct HeadProblem {
 };
 
 struct HeadResults {
-  at::Tensor losses;           ///< the loss of each token, (tokens)
+  at::Tensor losses;           ///< the loss of each of this rank's tokens
   at::Tensor hidden_gradient;  ///< gradient of the sum of the losses; undefined if not needed
   at::Tensor weight_gradient;  ///< gradient of the weight; undefined if not needed
 };
@@ -373,7 +373,7 @@ at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   return DistributedTensor::from_local(sum, rows->mesh, terms).tensor();
 }
 
-/// Returns the number of tokens of a chunk. Depends only on global sizes: ranks with the same
+/// Returns the number of tokens of a chunk, which depends only on global sizes: ranks with the same
 /// tokens must use chunks of equal size, even if the vocabulary is sharded unevenly.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {

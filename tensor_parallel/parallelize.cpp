@@ -49,8 +49,8 @@ struct NamedModule {
 struct Application {
   NamedModule target;
   StylePtr style;
-  /// The placements of the module's parameters by the style, without parameters that the plan entry
-  /// of an inner module places.
+  /// The placements that the style gives to the module's parameters, without parameters that the
+  /// plan entry of an inner module places.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 
@@ -385,8 +385,8 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
 /// Adds hooks to `module`: in its forward and its other hooked methods, plain tensors count as the
 /// same on every rank of `mesh`.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // For each running call of the module, the scope in which plain tensors count as replicated.
-  // nullptr for a call inside the forward of another parallel module on `mesh`.
+  // For each running call of the module, the scope in which plain tensors count as replicated. The
+  // scope is nullptr for a call inside the forward of another parallel module on `mesh`.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
       [scopes, mesh](auto&, nn::TensorList) {
@@ -400,7 +400,7 @@ void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
       nn::HookedCalls::kEveryMethod);
   module.add_always_hook(
       [scopes] {
-        // `scopes` is empty if another pre-hook threw before this module's pre-hook ran.
+        // `scopes` is empty if another pre-hook threw before the pre-hook that adds a scope ran.
         if (!scopes->empty()) {
           scopes->pop_back();
         }

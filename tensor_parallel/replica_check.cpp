@@ -1,5 +1,5 @@
 // Tensor parallelism requires equal data on several ranks, so the ranks compare their data: a rank
-// alone cannot notice a difference, and the loss can look right in spite of it.
+// alone cannot notice a difference, and the loss can look right in spite of a difference.
 
 #include "internal.h"
 #include "tessera/kernels/detail/fake_state.h"
@@ -104,8 +104,8 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
 
 /// Adds the module's name to error messages of operators in the module's forward.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // The number of running calls of the module whose pre-hook ran. The second hook finds 0 if
-  // another hook threw before the pre-hook.
+  // The number of running calls of the module whose pre-hook ran. The other hook finds 0 if another
+  // pre-hook threw before this pre-hook ran.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;
@@ -199,7 +199,7 @@ void ReplicaCheck::compare_before_forward(nn::TensorList inputs) {
   }
 }
 
-/// Throws Error unless the shards of each parameter are parts of one tensor.
+/// Throws Error unless the shards of each parameter are shards of one tensor.
 void ReplicaCheck::compare_origins() const {
   if (mesh_.size() == 1) {
     return;

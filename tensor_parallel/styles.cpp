@@ -158,8 +158,8 @@ class Colwise final : public ParallelStyle {
     set_regathered_product(module, options_.regather);
     add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      // A plain output is not changed: the module has already computed another result, such as a
-      // loss, from its output features.
+      // A plain output is not changed: the module has already computed another result from its
+      // output features, such as a loss.
       if (tessera::is_distributed(*outputs[0])) {
         *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
       }
@@ -200,8 +200,8 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// Returns the placement of a tensor whose dimension `dim` is the output features. For a
-  /// FusedLinear with groups() > 1 this is a contiguous shard.
+  /// Returns the placement of a tensor whose dimension `dim` is the output features: a contiguous
+  /// shard for a FusedLinear with groups() > 1.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
     return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};

@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-/// The meshes of this process. Never destroyed, because tensors can outlive static objects.
+/// The meshes of this process; never destroyed, because tensors can outlive static objects.
 struct Meshes {
   static Meshes& instance() {
     static auto* meshes = new Meshes;

@@ -11,11 +11,12 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// A CommunicationScope records this rank's collectives while the scope exists: counts calls and
-/// bytes by mesh dimension, and lists the calls. The list grows with every call, so use a scope for
-/// one step, not for a whole training run. The bytes of a call are the size of this rank's input.
-/// Not collective. Records the calls of all threads of this rank; only one thread may use the
-/// scope. Like PyTorch's CommDebugMode, but also counts bytes.
+/// A CommunicationScope records this rank's collectives while the scope exists: the scope counts
+/// calls and bytes for each mesh dimension, and lists the calls. The list grows with every call, so
+/// use a scope for one step, not for a whole training run. The bytes of a call are the size of the
+/// tensor that this rank passes to the collective. Not collective. Records the calls of all threads
+/// of this rank; only one thread may use the scope. Like PyTorch's CommDebugMode, but also counts
+/// bytes.
 ///
 ///   CommunicationScope communication(mesh);
 ///   model(x).sum().backward();
@@ -29,8 +30,8 @@ class CommunicationScope {
   comm::Traffic total(const std::string& mesh_dim = {}) const;
   /// Returns a table as text: calls and bytes for each pair of a mesh dimension and a collective.
   std::string report() const;
-  /// Returns every collective call, in the order in which the calls started. Includes process
-  /// groups over several mesh dimensions ("dp_tp") and other meshes of this rank.
+  /// Returns every collective call, in the order in which the calls started. Includes calls on
+  /// process groups over several mesh dimensions ("dp_tp") and on other meshes of this rank.
   std::vector<comm::CollectiveCall> calls() const;
   /// Returns a text with a line for each call: index of the call, mesh dimension, collective,
   /// bytes, and the operator or FSDP unit that made the call (in backward also the autograd node).

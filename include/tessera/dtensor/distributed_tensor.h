@@ -39,7 +39,7 @@ class DistributedTensor {
   /// Returns a distributed tensor whose local tensor on this rank is `local`, without a copy.
   /// `sizes`: the global sizes. Without `sizes`, the ranks of a sharded tensor exchange the sizes
   /// in CPU memory, which is collective. With `sizes`, from_local() is not collective, except with
-  /// TESSERA_DEBUG=1, which compares sizes, type and placements between ranks. Throws Error if
+  /// TESSERA_DEBUG=1, which compares sizes, dtype and placements between ranks. Throws Error if
   /// `local` does not have the sizes of this rank's shard; if the ranks exchanged sizes, every rank
   /// throws. Gradient: the local tensor's gradient has the placements of the distributed tensor,
   /// with Replicate in place of Partial. `grad_placements` overrides these placements, and must
@@ -87,7 +87,7 @@ class DistributedTensor {
 /// Distributes `tensor`: each rank takes a copy of its shard. `tensor` must be the same on every
 /// rank, unless `source` is set. `source` is an index in mesh.ranks(): all ranks then get shards of
 /// the tensor of this source rank, which is collective and has no gradient; all other ranks must
-/// pass a tensor of the same sizes and type. Without `source` the call is not collective, and the
+/// pass a tensor of the same sizes and dtype. Without `source` the call is not collective, and the
 /// gradient is redistributed to Replicate. A tensor that is replicated on all mesh dimensions
 /// shares the memory of `tensor`; pass tensor.clone() to avoid this. A meta tensor gives a meta
 /// local tensor of the right sizes. Like PyTorch's distribute_tensor.

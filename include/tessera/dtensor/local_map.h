@@ -20,9 +20,9 @@ struct LocalMapOptions {
   /// The placements of the gradient that the function computes for each tensor argument (see
   /// to_local). nullopt or an empty list: the argument's own placements, with two exceptions.
   /// Partial is replaced by Replicate. On a mesh dimension where the argument is replicated but the
-  /// results are sharded or Partial, the default is Partial: each rank computes its own term. For a
-  /// replicated argument, set Partial if the ranks' results differ, and Replicate if the function
-  /// reduces the gradients itself.
+  /// results are sharded or Partial, the default is Partial: each rank computes one term of the
+  /// gradient. For a replicated argument, pass Partial if the ranks' results differ, and Replicate
+  /// if the function reduces the gradients itself.
   std::vector<std::optional<Placements>> in_grad_placements{};
   /// The global sizes of each result. If the list is empty, the ranks exchange the sizes of sharded
   /// results, as DistributedTensor::from_local does.

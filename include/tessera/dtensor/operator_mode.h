@@ -28,11 +28,11 @@ class OperatorMode {
 
   virtual ~OperatorMode() = default;
   /// The library calls call() for each intercepted operator on plain and distributed tensors, and
-  /// for synchronous redistributions, as operator "tessera::redistribute". `run` runs the operator
-  /// and returns its results. Instead of these results, call() can return other results, of the
-  /// types that the operator's schema declares. Operators that `run` calls on local tensors are not
-  /// intercepted. If the operator is collective, then either all ranks call `run`, or no rank does.
-  /// Exceptions that `run` or call() throws reach the caller of the operator.
+  /// for each synchronous redistribution, with the operator name "tessera::redistribute". `run`
+  /// runs the operator and returns its results. Instead of these results, call() can return other
+  /// results, of the types that the operator's schema declares. Operators that `run` calls on local
+  /// tensors are not intercepted. If the operator is collective, then either all ranks call `run`,
+  /// or no rank does. Exceptions that `run` or call() throws reach the caller of the operator.
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 

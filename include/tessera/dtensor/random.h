@@ -16,24 +16,24 @@ namespace tessera {
 /// The key of counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers:
 /// as easy as 1, 2, 3", 2011) with the index of an element in the global tensor as the counter. The
 /// value of an element depends only on `seed`, `stream` and the element's row-major index in the
-/// global tensor. The values are therefore bit-equal on every mesh, and on CPU and CUDA. Give every
-/// parameter and every call a different `stream`.
+/// global tensor. The values are therefore bit-equal on every mesh, and on CPU and CUDA. Use a
+/// different `stream` for every parameter and every call.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
-  /// The parts (separate weights) of a fused tensor (nn::FusedLinear). Each row belongs to one
-  /// part. Each part draws from its own stream instead of `stream`. The parts must exist until the
-  /// call that gets the key returns.
+  /// The parts (separate weights) of a fused tensor (nn::FusedLinear). Each row of the tensor
+  /// belongs to one part. Random numbers of a part come from the part's own stream instead of
+  /// `stream`. The parts must exist until the call that gets the key returns.
   std::span<const RandomPart> parts{};
 };
 
 /// Fills a floating-point tensor, plain or distributed (not Partial), with uniform random numbers
 /// in [from, to]. This function, normal_(), trunc_normal_() and bernoulli_() compute values in fp64
-/// and round once to the tensor's type. These functions are not collective, are thread safe for
+/// and round once to the tensor's dtype. These functions are not collective, are thread safe for
 /// different tensors, are not recorded by autograd, and throw Error for a tensor that is not
 /// floating-point.
 void uniform_(const at::Tensor& tensor, double from, double to, RandomKey key);
-/// Fills a tensor with normal random numbers, by inverse CDF (Wichura's AS241). See uniform_().
+/// Fills a tensor with normal random numbers, by inverse CDF (algorithm AS241). See uniform_().
 void normal_(const at::Tensor& tensor, double mean, double std, RandomKey key);
 /// Fills a tensor with random numbers of a normal distribution that is truncated to [low, high], by
 /// inverse CDF. See uniform_().

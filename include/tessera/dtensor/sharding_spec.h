@@ -11,7 +11,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// How a tensor is distributed: on which mesh, and with which layout.
+/// How a tensor is distributed: the mesh and the layout of the tensor.
 struct ShardingSpec {
   DeviceMesh mesh;
   LayoutPtr layout = nullptr;

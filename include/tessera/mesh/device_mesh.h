@@ -42,8 +42,8 @@ class DeviceMesh {
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
-  /// Returns the address of the object that all copies of this mesh share. Two meshes of one world
-  /// with equal ranks, sizes and names, or two equal slices of one mesh, have the same address.
+  /// Returns the address of the object that all copies of this mesh share. Equal for two meshes of
+  /// one world with the same ranks, sizes and names, and for two equal slices of one mesh.
   const void* id() const { return impl_.get(); }
 
   const MeshShape& shape() const;
@@ -70,7 +70,8 @@ class DeviceMesh {
 
   /// Returns the submesh that has the named dimensions and contains this rank. A name that was
   /// given to flatten() counts as a dimension. Not collective. Throws Error for an unknown or
-  /// repeated name, if the names are not in the mesh's order, or if this rank is not a member.
+  /// repeated name, if the names are not in the order of the mesh dimensions, or if this rank is
+  /// not a member.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](std::initializer_list<std::string_view> names) const;
   DeviceMesh slice(const std::vector<std::string>& names) const;
@@ -89,8 +90,8 @@ class DeviceMesh {
   /// two of `meshes` share a dimension.
   static DeviceMesh concatenate(const std::vector<DeviceMesh>& meshes);
 
-  /// Returns the process group of a dimension. The first call makes the group, which is collective
-  /// over the ranks of the group.
+  /// Returns the process group of a mesh dimension. The first call makes the process group, which
+  /// is collective over the ranks of the process group.
   comm::Communicator& group(int dim) const;
   comm::Communicator& group(std::string_view name) const;
   /// Returns the process group of a 1-D mesh; throws Error for a mesh with more dimensions.

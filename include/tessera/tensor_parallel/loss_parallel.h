@@ -16,16 +16,16 @@ namespace tessera::tensor_parallel {
 struct CrossEntropyOptions {
   /// A token whose target has this value has no loss and no gradient.
   std::int64_t ignore_index = -100;
-  /// Whether the losses of the tokens are averaged, summed, or returned as they are.
+  /// Whether the losses of the tokens are averaged (Mean), summed (Sum), or not reduced (None).
   at::Reduction::Reduction reduction = at::Reduction::Mean;
   /// The divisor for reduction Mean, a tensor with one element. Default: the number of targets in
   /// the call that are not ignored, at least 1. The default is correct only if every data-parallel
   /// rank has the same number of such targets.
   at::Tensor tokens = {};
-  /// Alternative to `tokens`: the data-parallel mesh that was passed to fully_shard. Reduction Mean
-  /// then divides by the number of targets on all ranks of this mesh that are not ignored. Each
-  /// call counts the targets by an all-reduce of one number. For micro-batches use `tokens`, with
-  /// the targets of all micro-batches.
+  /// Alternative to `tokens`: the data-parallel mesh that was passed to fully_shard. The average
+  /// over these ranks of the results for reduction Mean is then the mean over all targets of these
+  /// ranks that are not ignored. Each call counts the targets by an all-reduce of one number. For
+  /// micro-batches use `tokens`, with the targets of all micro-batches.
   DeviceMesh over = {};
   /// Label smoothing as in torch's cross_entropy, a number from 0 to 1.
   double label_smoothing = 0;
@@ -45,14 +45,14 @@ struct CrossEntropyOptions {
 /// ignored). Reduction None returns the loss of each token: a tensor (tokens), distributed if the
 /// tokens are sharded, otherwise plain.
 ///
-/// A sharded vocabulary costs two small all-reduces in forward: the maximum of each row, and its
-/// sum of exponentials with the logit of its target. Sharded tokens cost an all-reduce of the sum
-/// of losses and, if the targets are sharded too, of the number of targets. Backward does not
-/// communicate. Collective over the mesh if the logits or the targets are sharded. Differentiable
-/// by `logits`; the gradient has the layout and type of the logits. The operator
-/// tessera::cross_entropy computes the losses of the rows.
+/// A sharded vocabulary costs two small all-reduces in forward: the maximum of each row; then the
+/// sum of exponentials of each row, with the logit of the row's target. Sharded tokens cost an
+/// all-reduce of the sum of losses and, if the targets are sharded too, of the number of targets.
+/// Backward does not communicate. Collective over the mesh if the logits or the targets are
+/// sharded. Differentiable by `logits`; the gradient has the layout and dtype of the logits. The
+/// operator tessera::cross_entropy computes the losses of the rows.
 ///
-/// Throws Error for other shapes and types, for logits that are Partial or strided, and for a
+/// Throws Error for other shapes and dtypes, for logits with a Partial or strided layout, and for a
 /// target outside of the vocabulary. After a training forward of a model with fully_shard or
 /// replicate on several ranks, a mean that needs a gradient and has ignored targets must have
 /// `tokens` or `over`. Backward throws Error under create_graph.
@@ -91,13 +91,14 @@ struct LinearCrossEntropyOptions {
 ///
 /// Memory of a rank in addition to the arguments: the logits of one chunk; with gradients also the
 /// gradients of `hidden` and of `weight`. The weight's gradient is summed over the chunks in fp32
-/// if the weight is fp16 or bf16, and rounded to this type once, in backward. Except on CUDA, such
-/// a sum needs memory for an fp32 copy of a chunk's rows of `hidden` and for a copy of the chunk's
-/// logits. Collective like cross_entropy, with two small all-reduces for each chunk. Differentiable
-/// by `hidden` and `weight`. The gradient of `hidden` is Partial over a mesh dimension that shards
-/// the vocabulary; the reduction of this gradient is the only communication in backward.
+/// if the weight is fp16 or bf16, and is rounded to the weight's dtype once, in backward. Except on
+/// CUDA, such a sum needs memory for an fp32 copy of a chunk's rows of `hidden` and for a copy of
+/// the chunk's logits. Collective like cross_entropy, with two small all-reduces for each chunk.
+/// Differentiable by `hidden` and `weight`. The gradient of `hidden` is Partial over a mesh
+/// dimension that shards the vocabulary; the reduction of this gradient is the only communication
+/// in backward.
 ///
-/// Throws the Errors of cross_entropy. Also throws Error for other shapes, types and layouts, for
+/// Throws the Errors of cross_entropy. Also throws Error for other shapes, dtypes and layouts, for
 /// negative chunks or bytes, and for reduction None with gradients, because forward does not know
 /// the gradient of each loss.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,

@@ -28,11 +28,11 @@ namespace tessera::tensor_parallel {
 /// has the placement of the parameter. Hooks and autograd::grad get complete gradients.
 ///
 /// Not collective: every rank must have the complete parameters, of which it stores only its shard.
-/// In the first forward the ranks compare the parameters that are not split, and the plain inputs.
-/// Throws Error, before anything is changed, for a pattern that matches no module, or that matches
-/// inside some but not all modules of one class; for a style that cannot be applied to a module;
-/// for a number of heads that the number of ranks does not divide; and for a parameter that is
-/// already distributed.
+/// In the first forward the ranks compare the replicated parameters and the plain inputs. Throws
+/// Error, before anything is changed, for a pattern that matches no module, or that matches inside
+/// some but not all modules of one class; for a style that cannot be applied to a module; for a
+/// number of heads that the number of ranks does not divide; and for a parameter that is already
+/// distributed.
 ///
 ///   parallelize_module(model, mesh["tp"], {{"layers.*.mlp.up_proj", colwise_parallel()},
 ///                                          {"layers.*.mlp.down_proj", rowwise_parallel()}});
@@ -47,8 +47,8 @@ struct DeclaredPlanOptions {
   bool regather = true;       ///< whether backward gathers the inputs of blocks again
 };
 
-/// Interface of a module class that declares the tensor-parallel plan for itself and the modules
-/// below it:
+/// Interface of a module class that declares a tensor-parallel plan for the module and its
+/// submodules:
 ///
 ///   class Mlp : public nn::Module<Mlp>, public tensor_parallel::DeclaresPlan {
 ///     tensor_parallel::ParallelizePlan tensor_parallel_plan(
@@ -76,8 +76,8 @@ class DeclaresPlan {
 ParallelizePlan declared_plan(const nn::ModuleBase& module, const DeviceMesh& mesh,
                               const DeclaredPlanOptions& options = {});
 
-/// Calls parallelize_module(module, mesh, declared_plan(module, mesh)), so applies the plan that
-/// `module` declares, with the default options.
+/// Applies the plan that `module` declares, with the default options: parallelize_module(module,
+/// mesh, declared_plan(module, mesh)).
 void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh);
 
 /// Options for the tensor-parallel plan of a block (attention or MLP) of a model.
@@ -88,8 +88,8 @@ struct BlockPlanOptions {
   /// Whether backward gathers the input of the block again, so that only the input's shard is saved
   /// (PrepareModuleInputOptions::regather).
   bool regather = false;
-  /// Whether key and value projections use replicated_heads_parallel(), for an Attention with fewer
-  /// key and value heads than ranks.
+  /// Whether the key and value projections use replicated_heads_parallel(), for an Attention that
+  /// has fewer key and value heads than there are ranks.
   bool replicate_kv_heads = false;
 };
 
@@ -100,7 +100,7 @@ struct BlockPlanOptions {
 // parallelize_module() throws Error if the number of ranks does not divide the number of heads.
 // Features that do not belong to heads may be split unevenly.
 
-/// Returns the row-wise plan of an nn::Embedding: the vocabulary is split. The input of the
+/// Returns the row-wise plan of an nn::Embedding: the vocabulary is sharded. The input of the
 /// embedding must be the same on all ranks; the input options of `block` are not used.
 ParallelizePlan embedding_plan(const std::string& fqn, const BlockPlanOptions& options = {});
 /// Returns the plan of an nn::Attention with the options `block`. Throws Error for options that an
@@ -114,9 +114,9 @@ ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names =
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names = {},
                               const BlockPlanOptions& options = {});
 /// Returns the tensor-parallel plan of an nn::MixtureOfExperts with the options `block`: each rank
-/// computes the router and the experts for its shard of the tokens, and the shared expert is split
-/// like an nn::SwiGlu. The experts' weights get their layout from nn::apply_expert_parallel(), with
-/// a mesh whose last dimension is the tensor-parallel dimension.
+/// computes the router and the experts for its shard of the tokens, and the shared expert is
+/// sharded like an nn::SwiGlu. The experts' weights get their layout from
+/// nn::apply_expert_parallel(), with a mesh whose last dimension is the tensor-parallel dimension.
 ParallelizePlan experts_plan(const std::string& fqn, const nn::ExpertsOptions& block,
                              const BlockPlanOptions& options = {});
 /// Joins the entries of all `plans`, in order, into one plan.

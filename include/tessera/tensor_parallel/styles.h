@@ -28,13 +28,13 @@ class ParallelStyle {
   /// The style's name for messages, such as "colwise_parallel".
   virtual std::string name() const = 0;
   /// Returns placements for parameters of `module` and its submodules; an empty list if the style
-  /// places none. If a submodule's own plan entry also places a parameter, the submodule's entry
-  /// takes precedence. Does not change the module. Throws Error for a module to which the style is
-  /// not applicable.
+  /// places no parameters. If a submodule's own plan entry also places a parameter, the submodule's
+  /// entry takes precedence. Does not change the module. Throws Error for a module to which the
+  /// style cannot be applied.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
-  /// Throws Error if `module` cannot be split over `mesh`. Does not change the module. Called after
-  /// parameters().
+  /// Throws Error if `module` cannot be sharded over `mesh`. Does not change the module. Called
+  /// after parameters().
   virtual void check(const nn::ModuleBase& module, const DeviceMesh& mesh) const {
     (void)module;
     (void)mesh;
@@ -60,11 +60,11 @@ using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 //   default): the argument is the same on every rank. Another placement: the argument is this
 //   rank's local tensor of a tensor with this placement. A distributed argument has its own
 //   placement.
-// * output_layouts: the placement of the first tensor of the result.
+// * output_layouts: the placement of the first tensor in forward's result.
 // * regather: only the shard of a split input is saved, and backward gathers the input again, once
 //   for all matrix products of this input (Korthikanti et al. 2022). For nn::Linear and
 //   nn::FusedLinear with a column-wise style. The option must be set in the style that gathers and
-//   in the styles of the Linears; otherwise the gathered input is saved. In activation
+//   in the styles of the Linears; otherwise the gathered input is saved for backward. In activation
 //   checkpointing, backward takes the gathered input from the recomputation. Backward with
 //   create_graph throws Error.
 // * use_local_output: the result is the plain local tensor instead of the distributed tensor. For a
@@ -137,8 +137,8 @@ struct RowwiseOptions {
 StylePtr rowwise_parallel(RowwiseOptions options = {});
 
 /// Options of sequence_parallel(), for norms and dropout if activations are sharded along the
-/// sequence. Each rank computes its own tokens. The parameters are replicated. See Korthikanti et
-/// al. 2022.
+/// sequence. Each rank computes its own shard of the tokens. The parameters are replicated. See
+/// Korthikanti et al. 2022.
 struct SequenceOptions {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;
@@ -148,10 +148,10 @@ struct SequenceOptions {
 StylePtr sequence_parallel(SequenceOptions options = {});
 
 /// Options of replicate_parallel(), which replicates parameters, input and output of a module,
-/// without sequence parallelism. Parameters of modules below the module are included, unless
-/// another entry of the plan names these modules. Like torchtitan's NoParallel. A split input is
-/// gathered. A norm over the features of each head needs no style; for such a norm,
-/// sequence_parallel() with the dimension of the heads is also correct.
+/// without sequence parallelism. Parameters of submodules are included, unless another entry of the
+/// plan names these modules. Like torchtitan's NoParallel. A split input is gathered. A norm over
+/// the features of each head needs no style; for such a norm, sequence_parallel() with the
+/// dimension of the heads is also correct.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
@@ -159,12 +159,13 @@ struct ReplicateOptions {
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
 /// Creates the style that places a module's own parameters as the caller requests. Parameters of
-/// modules below the module are not changed. Use this style for a class token, registers, positions
-/// or a LayerScale in a container, and for a module inside an nn::Hooked. `placements`: pairs of
+/// submodules are not changed. Use this style for a class token, registers, positions or a
+/// LayerScale in a container, and for a module inside an nn::Hooked. `placements`: pairs of
 /// parameter name and placement, such as {"weight", Shard{0}}. Parameters that `placements` does
-/// not name are replicated. Inputs are not converted. The gradients equal those of a run on one
-/// rank. parallelize_module throws Error for a name that the module does not have, and for a module
-/// without own parameters. Like PyTorch's distribute_module with partition_fn.
+/// not name are replicated. The style does not convert the module's inputs. The gradients equal
+/// those of a run on one rank. parallelize_module throws Error for a name that the module does not
+/// have, and for a module without own parameters. Like PyTorch's distribute_module with
+/// partition_fn.
 StylePtr place_parameters(std::vector<std::pair<std::string, Placement>> placements = {});
 
 /// Options of prepare_module_input(), for any module. Entry i of each list is for the i-th tensor
@@ -208,14 +209,14 @@ struct PrepareModuleInputOutputOptions {
 /// (PrepareModuleInputOutputOptions). Like PyTorch's PrepareModuleInputOutput.
 StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
-/// For your own parallel styles. Converts `tensor`, an argument or result of `module`, to a
-/// distributed tensor with placement `desired` on the 1-D `mesh`. `layout`: the placement of a
-/// plain tensor. With Replicate the plain tensor is the same on every rank; otherwise the plain
-/// tensor is this rank's shard of a tensor with global sizes `sizes` (default: the ranks exchange
-/// the sizes of their shards). `regather`: whether backward gathers a split input again, so that
-/// the gathered input is not saved. Collective if data or sizes are sent. Differentiable. Throws
-/// Error if `tensor` is undefined or on another mesh, and on all ranks if the plain tensors are not
-/// shards of one tensor.
+/// A function for user-defined parallel styles. Converts `tensor`, an argument or result of
+/// `module`, to a distributed tensor with placement `desired` on the 1-D `mesh`. `layout`: the
+/// placement of a plain tensor. With Replicate the plain tensor is the same on every rank;
+/// otherwise the plain tensor is this rank's shard of a tensor with global sizes `sizes` (default:
+/// the ranks exchange the sizes of their shards). `regather`: whether backward gathers a split
+/// input again, so that the gathered input is not saved. Collective if data or sizes are sent.
+/// Differentiable. Throws Error if `tensor` is undefined or on another mesh, and on all ranks if
+/// the plain tensors are not shards of one tensor.
 at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
                          const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
                          std::optional<std::vector<std::int64_t>> sizes = {},

@@ -193,7 +193,7 @@ std::vector<std::size_t> peers_that_differ(const std::vector<Numbers>& all, std:
 }
 
 /// Throws Error for the first of `replicas` (tensors that must be equal on all ranks) whose values
-/// differ by more than the tolerance. Called if hashes differ. Collective.
+/// differ by more than `equality` permits. Called if hashes differ. Collective.
 void report_difference(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                        const std::string& what, const std::string& remedy, const Numbers& hashes) {
   const int first = peers.ranks[0];

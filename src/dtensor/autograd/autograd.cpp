@@ -17,7 +17,7 @@
 namespace tessera::detail {
 
 // from_local, to_local and redistribute, which are differentiable. Each call records one autograd
-// node; the operators in the call run on local tensors, below autograd. The backward of a node
+// node; the operators inside the call run on local tensors, below autograd. The backward of a node
 // calls the inverse function, which records a node as well, so gradients of gradients work.
 
 namespace {

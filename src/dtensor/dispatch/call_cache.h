@@ -42,7 +42,7 @@ class CallKey {
   void build(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
   /// Adds a tensor to the cache key. A distributed tensor is one word: the address of its interned
-  /// spec. The low bits of the word tell whether the tensor is a meta tensor or a detached view.
+  /// spec. The low bits of the word are flags for meta tensors and detached views.
   void add(Kind, const at::Tensor& tensor) {
     const auto* impl = tensor.defined() ? as_distributed(tensor) : nullptr;
     if (impl != nullptr) [[likely]] {
@@ -123,8 +123,9 @@ class CallKey {
   }
 
  private:
-  // The low bits of a word tell what the word describes. The three low bits of a spec's address are
-  // free, because specs are aligned to 8 bytes. All other words have the lowest bit set.
+  // The low bits of a word are a tag that says what the word describes. The three low bits of a
+  // spec's address are free, because specs are aligned to 8 bytes. All other words have the lowest
+  // bit set.
   static constexpr std::uint64_t kMeta = 2;  ///< added for a meta tensor to the address of its spec
   /// added to the address of the spec of a detached view (DetachedView)
   static constexpr std::uint64_t kDetached = 4;

@@ -65,9 +65,9 @@ void run_plain(PlannedCall& call) {
   call.op.callBoxed(call.stack);
 }
 
-/// Runs libtorch's composite kernel, which calls other operators on kDistributedKey. The dispatch
-/// keys of this call are excluded from the redispatch; otherwise the call would return here
-/// forever.
+/// Runs libtorch's composite kernel, whose operators reach kDistributedKey one by one. The dispatch
+/// keys of this call are excluded from the redispatch; otherwise the call would reach this function
+/// again and again.
 void run_decomposed(PlannedCall& call) {
   // The CPU kernel of a _foreach_ operator loops over lists of tensors and works for all devices.
   if (call.info.traits.has(Trait::kForeach)) {
@@ -192,7 +192,7 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
 
 /// Adds a plain tensor to the cache key: one word with properties, then sizes and strides. The word
 /// of properties has a tag in its lowest bits and, above the tag: wrapped number (1 bit), meta (1
-/// bit), type (8 bits from bit 8), number of dimensions.
+/// bit), dtype (8 bits from bit 8), number of dimensions.
 void CallKey::add_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return push(kNone);
@@ -232,7 +232,7 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
     case Kind::kNumberList:
       value.isNone() ? add_none(kind) : add_boxed_list(Kind::kScalar, value);
       break;
-    case Kind::kGenerator:  // the cache key tells only whether a generator is passed
+    case Kind::kGenerator:  // the cache key contains only whether a generator is passed
       add_type(value.isNone() ? NumberType::kNone : NumberType::kOther);
       break;
     case Kind::kScalar:
@@ -302,7 +302,7 @@ struct CachesOfRanks {
   std::unordered_multimap<const RankState*, const CallCache*> caches;
 };
 
-/// Never destroyed, because threads can end while the process ends.
+/// The registry is never destroyed, because threads can end while the process ends.
 CachesOfRanks& caches_of_ranks() {
   static auto& all = *new CachesOfRanks;
   return all;
@@ -360,8 +360,8 @@ void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }
 
-/// At this point, key_ still belongs to the call that look_up() did not find: plan_call has run
-/// operators only below kDistributedKey, and such operators do not change key_.
+/// The key of look_up() is still valid here: since look_up(), plan_call has run operators only
+/// below kDistributedKey, which do not change key_.
 CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   const std::uint64_t hash = missed.hash;
   // Uses the first empty entry of the hash table, because look_up stops there. If no entry is

@@ -80,7 +80,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return call_boxed([&](auto& stack) { dispatch(handle(), info, stack, found); }, arguments...);
   }
 
-  /// Looks up the plan of the call. A fold over the comma operator is evaluated from left to right,
+  /// Looks up the plan of the call. The fold over the comma operator evaluates from left to right,
   /// so the arguments are added to the cache key in schema order.
   static CallCache::Lookup look_up(const OperatorInfo& info, const Arguments&... arguments) {
     CallCache& cache = CallCache::of_thread();
@@ -213,8 +213,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     if (result.scalar_type() == spec->dtype) [[likely]] {
       return wrap(std::move(result), spec);
     }
-    // Compares the result's type with the plan's type, because the type of some results depends on
-    // state that is not in the cache key, such as libtorch's default type.
+    // Compares the result's dtype with the call plan's dtype, because the dtype of some results
+    // depends on state that is not in the cache key, such as torch's default dtype.
     auto other = *spec;
     other.dtype = result.scalar_type();
     return wrap(std::move(result), intern_spec(std::move(other)));

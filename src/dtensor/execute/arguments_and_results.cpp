@@ -307,7 +307,7 @@ class ResultWrapper {
 
   /// Wraps a view of a local tensor. If the base was not redistributed, the view shares the version
   /// counter of the base, unless the base is an inference tensor. A view of a redistributed copy or
-  /// of a detached view gets a DetachedView, which directs reads and writes to the base.
+  /// of a detached view gets a DetachedView, which checks reads and repeats writes on the base.
   at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
     const DistributedTensorImpl* base =
         run_.viewed.defined() ? as_distributed(run_.viewed) : nullptr;
@@ -368,7 +368,7 @@ class ResultWrapper {
     return output.spec;
   }
 
-  /// Makes the spec of an output after the kernel has run, which determines the type and the order
+  /// Makes the spec of an output after the kernel has run, which determines the dtype and the order
   /// of dimensions in memory. Sizes that the sharding rule does not know come from the local result
   /// if they are not sharded. A check finds sharding rules that give wrong sizes.
   TensorSpecPtr first_spec(CallPlan::Output& output, const at::Tensor& local) {

@@ -76,8 +76,8 @@ void run_local_call(LocalRun& run) {
   }
 }
 
-/// Saves the arguments of a view operator whose base was redistributed. write_through runs the view
-/// operator with these arguments on the gathered base.
+/// Saves the arguments of a view operator whose base was redistributed. write_through() later runs
+/// the view operator with these arguments on the gathered base.
 void keep_view_arguments(LocalRun& run) {
   if (run.call.info.viewed < 0 || !run.is_moved()) {
     return;

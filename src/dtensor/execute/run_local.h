@@ -37,7 +37,7 @@ struct LocalRun {
   c10::Device device = c10::kCPU;           ///< device on which the operator draws random numbers
   std::vector<c10::IValue> view_arguments;  ///< the view operator's arguments, for a DetachedView
 
-  /// Whether the base of a view was redistributed, so that the result is a view of a copy.
+  /// Whether the base of a view was redistributed; the result is then a view of a copy of the base.
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
 };
 

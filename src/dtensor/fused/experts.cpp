@@ -147,7 +147,7 @@ struct GroupedWeightGrad
   static constexpr const char* signature = "(Tensor grad, Tensor x, int[] counts) -> Tensor";
 };
 
-/// Whether at::_grouped_mm supports the product: bf16 rows whose length is a multiple of 16 bytes.
+/// Whether at::_grouped_mm supports a and b: bf16 on CUDA, rows of a multiple of 16 bytes.
 bool has_grouped_product(const at::Tensor& a, const at::Tensor& b) {
   const auto fits = [](const at::Tensor& t) {
     return kernels::runs_on_cuda(t) && t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0;
@@ -155,7 +155,7 @@ bool has_grouped_product(const at::Tensor& a, const at::Tensor& b) {
   return a.size(0) > 0 && fits(a) && fits(b);
 }
 
-/// Returns for each expert the index after its last row, for at::_grouped_mm.
+/// Returns for each expert the index after the expert's last row, for at::_grouped_mm.
 at::Tensor ends_of(Counts counts, const at::Tensor& like) {
   std::vector<int> ends(counts.size());
   std::partial_sum(counts.begin(), counts.end(), ends.begin());

@@ -121,12 +121,12 @@ class FusedNode : public Node {
 /// this result from the node (KeptTensor), which recomputes the result from its own saved tensors.
 class RecomputableNode : public FusedNode {
  public:
-  /// Whether `tensor` can be recomputed: it is the first result of this node, and has not been
-  /// written since.
+  /// Whether `tensor` can be recomputed: whether `tensor` is the first result of this node and has
+  /// not been written in place since.
   bool can_recompute(const at::Tensor& tensor);
   /// Returns the recomputed first result. The nodes that need the result run before this node in a
-  /// backward; the first of them computes the result. The result is cached until this node runs or
-  /// the backward ends.
+  /// backward; the first of these nodes computes the result. The result is cached until this node
+  /// runs or the backward ends.
   at::Tensor recompute() { return recompute_for({}); }
   /// Whether compute_with() is implemented, which also computes the gradients of the inputs.
   virtual bool takes_gradient() const { return false; }

@@ -64,7 +64,7 @@ struct EmbeddingFactors {
     }
     row = reduces_rows ? rules::add_reduced(rule, of_table.size(0), ReduceOp::kSum)
                        : rules::add_factor(rule, of_table.size(0));
-    // A rank's rows of the table must be consecutive, because `first_row` describes them.
+    // A rank's rows of the table must be consecutive: `first_row` and a count describe the rows.
     rule.factors.back().contiguous = true;
     table = {{row}, {rules::add_factor(rule, of_table.size(1))}};
     result = indices;

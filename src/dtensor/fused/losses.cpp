@@ -115,7 +115,7 @@ void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
   }
   const kernels::RowTerms terms = kernels::row_terms(rows);
   // Computes each row's maximum over all ranks' columns. Exponentials of logits minus this maximum
-  // do not overflow, and all ranks' sums have a common scale.
+  // do not overflow, and the ranks' sums of exponentials can be added.
   reduce(*shard.group, terms.all_maximum, ReduceOp::kMax);
   kernels::make_relative(rows, terms);
   reduce(*shard.group, terms.terms, ReduceOp::kSum);

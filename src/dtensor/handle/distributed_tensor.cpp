@@ -37,9 +37,9 @@
 
 namespace tessera {
 
-// The class DistributedTensor and its free functions check arguments, with messages in the caller's
-// terms, convert placements to layouts, and call autograd.cpp. Functions that make a tensor use
-// make_agreed: with TESSERA_DEBUG=1 all ranks throw if they disagree.
+// The class DistributedTensor and its free functions check arguments, convert placements to
+// layouts, and call autograd.cpp. Functions that make a tensor use make_agreed: with
+// TESSERA_DEBUG=1 all ranks throw if the ranks disagree.
 
 namespace {
 

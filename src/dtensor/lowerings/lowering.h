@@ -66,7 +66,7 @@ const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::si
 /// Returns the mesh dimensions over which the tensor dimensions `dims` are sharded, in the order of
 /// `dims`. Mesh dimensions that shard the same tensor dimension are in the order of their splits.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
-/// Returns the maximum over all ranks of the number of local results of a reduction over `dims`.
+/// Returns the maximum number of elements that a rank has in a reduction's result over `dims`.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
 /// Returns the bytes that one rank sends to all-reduce `elements` over the ranks that shard `dims`.
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements);

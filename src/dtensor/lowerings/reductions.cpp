@@ -52,7 +52,7 @@ std::optional<double> bytes_of_norm(const BoundCall& bound) {
   if (dims.empty()) {
     dims = all_dims(spec);
   }
-  // An empty tensor is gathered, so that libtorch throws its own error for an empty norm.
+  // An empty tensor is gathered, so that libtorch throws its own error for an empty tensor.
   if (std::ranges::any_of(
           dims, [&](auto dim) { return spec.sizes[static_cast<std::size_t>(dim)] == 0; })) {
     return std::nullopt;

@@ -444,7 +444,7 @@ Argument bind_static(const c10::IValue& value) {
 }  // namespace
 
 /// A number of kind kScalar is bound without its value: the value is not in the cache key, so the
-/// call plan must not depend on the value. Such an operator has a rule that reads no numbers.
+/// call plan must not depend on the value. The sharding rule of such an operator reads no numbers.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;

@@ -47,8 +47,8 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-/// Throws Error if plain and distributed tensors must not be combined. Called before the
-/// composition runs, so that no collective runs before the error.
+/// Throws Error if plain and distributed tensors must not be combined. Called before the kernel
+/// runs any operator, so that no collective runs before the error.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -114,7 +114,7 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
 }
 
 // Kernels for operators that make plain helper tensors (a mask, a window, positions). The helper
-// tensors are equal on all ranks, so libtorch's compositions run in a ReplicationScope.
+// tensors are equal on all ranks, so libtorch's composite kernels run in a ReplicationScope.
 
 /// Converts plain results on the stack to replicated distributed tensors. A plain result, such as a
 /// mask, is equal on all ranks.
@@ -154,8 +154,8 @@ void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
   }
 }
 
-/// Runs libtorch's composition of an operator on gathered tensors, for operators whose composition
-/// does not work on distributed tensors.
+/// Runs libtorch's composite kernel of an operator on gathered tensors, for operators whose
+/// composite kernel does not work on distributed tensors.
 void compose_gathered(const c10::OperatorHandle& op, c10::DispatchKeySet,
                       torch::jit::Stack* stack) {
   const auto& info = operator_info(op);
@@ -172,9 +172,9 @@ void compose_gathered(const c10::OperatorHandle& op, c10::DispatchKeySet,
   distribute_results(mesh_of(tensors), info.returns.size(), *stack);
 }
 
-/// The kernel of operators whose last argument is `out`, for which libtorch's composition writes
-/// `out` through _unsafe_view or set_. For a distributed `out`, runs the overload without `out` and
-/// copies the result to `out`. Throws Error if the sizes differ.
+/// The kernel of operators whose last argument is `out`, for which libtorch's composite kernel
+/// writes `out` through _unsafe_view or set_. For a distributed `out`, runs the overload without
+/// `out` and copies the result to `out`. Throws Error if the sizes differ.
 void copy_result_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet,
                         torch::jit::Stack* stack) {
   const auto& info = operator_info(op);

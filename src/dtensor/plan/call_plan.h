@@ -139,7 +139,6 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// The indices in `bound.tensors` of the tensors that the operator writes.
 std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound);
 
 }  // namespace tessera::detail

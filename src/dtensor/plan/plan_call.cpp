@@ -194,7 +194,7 @@ bool is_new(const OperatorInfo& info, std::size_t o) {
 }
 
 /// Makes an output contiguous if ranks could have different orders of its dimensions in memory: a
-/// local dimension with less than 2 positions can be anywhere in the order.
+/// dimension of local size 0 or 1 can be anywhere in the order.
 void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
@@ -361,8 +361,8 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
 }
 
 /// Makes the Input of one tensor. A plain tensor counts as replicated; check_policy() checks at
-/// each call whether the scopes permit this. The spec of a plain tensor has the strides of a dense
-/// tensor, because a spec cannot describe gaps in memory.
+/// each call whether a ReplicationScope permits this. The spec of a plain tensor has the strides of
+/// a dense tensor, because a spec cannot describe gaps in memory.
 CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicated) {
   if (const DistributedTensorImpl* impl = as_distributed(tensor)) {
     return {.spec = impl->spec(), .plan = nullptr, .detached = impl->detached_view() != nullptr};

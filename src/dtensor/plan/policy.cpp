@@ -107,7 +107,7 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
                         : remedy;
 }
 
-/// Warns once per process about an operator, also if ranks are threads of one process.
+/// Warns once per process about an operator, also if several ranks are threads of the process.
 void warn_once(const std::string& name) {
   static std::mutex mutex;
   // The set of names is never destroyed, because a thread can still warn while the process ends.
@@ -136,8 +136,8 @@ std::string remedy_of_moving(const CallPlan& plan) {
              : remedy;
 }
 
-/// Checks a call that moves data although the program did not request it. Throws Error in a
-/// StrictScope; otherwise warns if the operator has no sharding rule.
+/// Checks a call that moves data without a request of the program. Throws Error in a StrictScope;
+/// otherwise warns if the operator has no sharding rule.
 void check_movement(const PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (!is_strict()) {

@@ -148,7 +148,7 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
 }
 
 SeededGenerator::~SeededGenerator() {
-  // Restores the state from which the program's own draws continue.
+  // Restores the generator's state, from which the program's own draws continue.
   generator_.set_state(outer_);
 }
 

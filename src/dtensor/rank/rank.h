@@ -67,8 +67,7 @@ class TransferQueue {
   /// Finishes all transfers whose sequence number is below `number`. Does not throw: a failed
   /// transfer throws when its result is used.
   void finish_before(std::uint64_t number);
-  /// Returns the last sequence number on `group`, plus one; 0 if `group` has no unfinished
-  /// transfer.
+  /// Returns the sequence number of the last transfer on `group`, plus one; 0 if there is none.
   std::uint64_t end_of(const comm::Communicator& group);
 
  private:

@@ -453,8 +453,9 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 
 }  // namespace
 
-// Runs redistribution plans (tessera/core/detail/redistribute_plan.h) on local tensors. The program
-// requests redistributions, and operators need them for their arguments. Plans are cached.
+// Runs redistribution plans (tessera/core/detail/redistribute_plan.h) on local tensors. Both the
+// program and operators (for their arguments) request redistributions. Redistribution plans are
+// cached.
 
 namespace {
 
@@ -522,8 +523,8 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
     case StepKind::kRelabel:
       return local;
     default:
-      // finish() waits at once, so older asynchronous redistributions must finish first (see
-      // Transfer).
+      // finish() waits for the collective at once, so older asynchronous redistributions must
+      // finish first (see Transfer).
       if (!group_of(step, mesh).keeps_order_on_device()) {
         finish_transfers();
       }

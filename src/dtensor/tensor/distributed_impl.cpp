@@ -43,8 +43,8 @@ std::string name_of(DistributedTensorImpl& impl) {
   return name.empty() ? "a parameter " : "parameter '" + name + "' ";
 }
 
-/// Returns a text for messages, such as " in the backward of Square" while a
-/// torch::autograd::Function named Square runs its backward. Returns an empty text in a forward.
+/// Returns a text for messages. While a torch::autograd::Function named Square runs its backward,
+/// the text is " in the backward of Square". Returns an empty text in a forward.
 std::string running_backward() {
   const std::string node = running_node();
   return node.empty() ? "" : " in the backward of " + node;
@@ -159,7 +159,7 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
 }
 
-// The constructor of TensorImpl needs dispatch keys and a device. They come from an empty tensor,
+// The constructor of TensorImpl needs dispatch keys and a device. An empty tensor provides both,
 // because the local tensor does not exist yet.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec) {
   BelowAutograd guard;
@@ -313,8 +313,8 @@ class SpecTable {
   }
 
  private:
-  // `address` identifies an entry when `reference` has expired. An equal spec may have been added
-  // since then, with another address.
+  // `address` identifies an entry even if `reference` has expired and an equal spec has been added
+  // at another address.
   struct Entry {
     const TensorSpec* address;
     std::weak_ptr<const TensorSpec> reference;

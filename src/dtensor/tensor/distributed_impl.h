@@ -28,7 +28,7 @@ struct DetachedView {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments;  ///< the operator's arguments, as local tensors
     std::size_t base;                    ///< index of the base in `arguments`
-    std::size_t result;  ///< index of the view among all tensors that the operator returns
+    std::size_t result;                  ///< index of the view among all tensors that `op` returns
     LayoutPtr layout;
     /// The strides that the redistributed base needs if the view operator has no sharding rule.
     std::optional<std::vector<std::int64_t>> strides;
@@ -75,7 +75,7 @@ class DistributedTensorImpl final : public TensorWrapper {
   /// Cheaper: `local` must have the storage `storage`, and must not be an inference tensor.
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
   /// Constructs a distributed tensor whose local tensor is pending. `stand_in` is an empty tensor
-  /// of the same type and device.
+  /// with the dtype and device of the local tensor.
   DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in, TensorSpecPtr spec);
 
   const at::Tensor& local() const {
@@ -112,8 +112,8 @@ class DistributedTensorImpl final : public TensorWrapper {
   void adopt_sizes();
   void wait_for_transfer() const;
 
-  // Either local_ or transfer_ is set. libtorch resets both when it releases the tensor. Both are
-  // mutable, because local() waits for the transfer.
+  // Either local_ or transfer_ is set. release_resources() resets both. Both are mutable, because
+  // local(), which is const, waits for the transfer.
   mutable at::Tensor local_;
   /// The asynchronous redistribution that will set local_; nullptr after local_ is set.
   mutable TransferPtr transfer_;
@@ -130,7 +130,7 @@ inline DistributedTensorImpl* as_distributed(const at::TensorBase& tensor) {
 /// Makes a distributed tensor with the local tensor `local`, which must have no autograd state.
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec);
 /// Makes a distributed tensor whose local tensor is the pending result of `transfer`, with the
-/// device and type of `like`.
+/// device and dtype of `like`.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec);
 
 /// Returns the DistributedTensorImpl of a tensor; throws Error for a plain tensor.

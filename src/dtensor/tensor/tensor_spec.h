@@ -14,7 +14,7 @@
 
 namespace tessera::detail {
 
-/// Properties that follow from a spec's sizes and strides, computed once for each spec.
+/// Properties that follow from the sizes and strides of a spec, computed once for each spec.
 struct Geometry : ShapeGeometry {
   /// Always equal, so that a comparison of two specs ignores their Geometry.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
@@ -39,8 +39,8 @@ TensorSpecPtr intern_spec(TensorSpec spec);
 /// not in the mesh.
 std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes);
 
-/// Returns strides of a dense tensor of `sizes`, with the dimensions in the same order in memory as
-/// by the strides `like`. Where `like` has a stride of 0, the result has a stride of 0.
+/// Returns strides of a dense tensor of `sizes` whose dimensions have the memory order of a tensor
+/// with strides `like`. Where `like` has a stride of 0, the result has a stride of 0.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
 /// Whether the strides of local tensors give the same order of dimensions on all ranks. Kernels may
@@ -50,9 +50,9 @@ bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
 
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
 
-/// Returns global strides whose order is the order of `local_strides`. If `agreed` is false (see
-/// shards_agree_on_stride_order()), returns contiguous strides, because ranks may have other
-/// orders.
+/// Returns global strides with the order of `local_strides`. If `agreed` is false (see
+/// shards_agree_on_stride_order()), returns contiguous strides, because ranks may have different
+/// orders of local strides.
 std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
                                          bool agreed);
 

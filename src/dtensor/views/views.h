@@ -20,7 +20,7 @@ void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
 /// Returns the global strides of each result of a view operator. Runs the operator on meta tensors,
 /// because local strides are ambiguous for dimensions of local size 1. Throws the operator's
-/// exceptions, on every rank. nullopt if the operator has no meta kernel.
+/// exceptions, on every rank. Returns nullopt if the operator has no meta kernel.
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
@@ -36,7 +36,7 @@ bool has_stride_zero(const at::Tensor& tensor);
 /// Returns `tensor` with stride 0 in each dimension where `strides` has a 0. All values along such
 /// a dimension must be equal.
 at::Tensor expand_stride_zero(const at::Tensor& tensor, at::IntArrayRef strides);
-/// Selects the first position in each dimension where `strides` has a 0.
+/// Selects the first position along each dimension for which `strides` is 0.
 at::Tensor narrow_stride_zero(at::Tensor tensor, at::IntArrayRef strides);
 /// Copies `value` to `to`. `value` must be equal at positions that share one element in `to`.
 void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value);

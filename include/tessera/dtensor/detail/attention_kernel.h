@@ -26,8 +26,9 @@ struct AttentionKernel {
 /// of the result is a copy of kv head floor(i * kv heads / heads).
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
-/// A sliding window over `keys` keys for `queries` queries. Query i has position `own` + i among
-/// the keys, and sees at most `length` keys: the key at its own position and the keys just before.
+/// A sliding window over `keys` keys for `queries` queries. The position of query i among the keys
+/// is `own` + i. A query sees at most `length` keys: the key at the query's position and the keys
+/// just before.
 struct KeyWindow {
   std::int64_t queries, keys, own, length;
 };
@@ -60,7 +61,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 // Functions for attention to a part of the keys, on local tensors. Autograd does not record these
 // functions. merge() combines the results of the same queries for two parts of the keys.
 
-/// The keys that a query sees.
+/// Which keys a query sees.
 struct SeenKeys {
   bool causal = false;  ///< causal attention: query i sees the keys up to key i
   at::Tensor mask{};    ///< mask (queries, keys), added to the scores; or undefined
@@ -75,8 +76,8 @@ struct AttentionPart {
 /// The gradients of q, k and v.
 using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// Returns the kernel that libtorch chooses. Sets `repeats_heads` if this kernel does not support
-/// fewer kv heads than query heads.
+/// Returns the kernel that libtorch chooses. Sets `repeats_heads` if the kernel requires as many
+/// key and value heads as query heads.
 AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const SeenKeys& seen);
 /// Computes attention of q to k and v. Every query must see at least one key.

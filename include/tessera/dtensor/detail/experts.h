@@ -18,7 +18,7 @@ at::Tensor all_to_all_uneven(const at::Tensor& x, c10::IntArrayRef output_counts
 
 /// Returns a tensor (rows * repeats, ...): row i is row floor(order[i] / repeats) of x. `order` is
 /// a permutation of 0 ... rows * repeats - 1, and `inverse` is its inverse (both int64). The
-/// gradient of a row of x is the sum of the gradients of the row's copies, in the order of the
+/// gradient of a row of x is the sum of the gradients of its copies, added in the order of the
 /// copies.
 at::Tensor permute_rows(const at::Tensor& x, const at::Tensor& order, const at::Tensor& inverse,
                         std::int64_t repeats = 1);

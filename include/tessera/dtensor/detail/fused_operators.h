@@ -52,21 +52,20 @@ at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at:
                              c10::IntArrayRef documents = {});
 
 /// A tensor that an autograd node saves for backward. The result of an RMS norm or of silu_mul is
-/// not saved: the node that computed the result saves the inputs anyway. Backward recomputes the
-/// result once for all nodes that need the result (as Korthikanti et al. 2022 do for attention).
-/// All other tensors are saved as usual. Also saved are results that were written in place, results
-/// of operators that redistributed their inputs, and all tensors in activation checkpointing (while
-/// saved-tensor hooks are active).
+/// not saved: the autograd node that computed the result saves its inputs anyway. Backward
+/// recomputes the result once for all nodes that need the result (as Korthikanti et al. 2022 do for
+/// attention). All other tensors are saved as usual. Also saved are results that were written in
+/// place, results of operators that redistributed their inputs, and all tensors in activation
+/// checkpointing (while saved-tensor hooks are active).
 ///
-/// Recomputed values are bit-equal. In a backward with create_graph, autograd records the
-/// recomputation.
+/// A recomputed tensor is bit-equal to the original. In a backward with create_graph, autograd
+/// records the recomputation.
 class KeptTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor);
   /// Returns the saved tensor, recomputed if necessary. Throws libtorch's errors if the tensor, or
   /// an input of the recomputation, was written in place or released. `gradient`: the gradient of
-  /// the saved tensor, used if takes_gradient() is true; undefined if the gradient is not known
-  /// yet.
+  /// the saved tensor, used only if takes_gradient() is true; undefined if not known yet.
   at::Tensor unpack(const at::Tensor& gradient = {}) const;
   /// Whether unpack(gradient) also computes the gradients of the recomputed operator's inputs.
   bool takes_gradient() const;
@@ -91,11 +90,12 @@ void check_loss_sizes(c10::IntArrayRef logits, c10::IntArrayRef targets);
 /// the range check is a device assertion, without synchronisation.
 void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int64_t ignore_index);
 
-/// Redistributes `targets` to the sharding of the logits' rows (`rows`). `targets` are plain (the
-/// same on every rank) or distributed on the mesh of `rows`. Collective if the layouts differ.
+/// Redistributes `targets` so that they are sharded like the rows of the logits (`rows`). `targets`
+/// are plain (the same on every rank) or distributed on the mesh of `rows`. Collective if the
+/// layouts of the targets and of the rows differ.
 at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows);
 
-/// The columns of the logits (a range of the vocabulary) that a rank has.
+/// The columns of the logits (a range of the vocabulary) that this rank has.
 struct VocabularyShard {
   std::int64_t vocabulary = 0;          ///< size of the whole vocabulary
   std::int64_t first_column = 0;        ///< index of this rank's first column of the logits

@@ -20,11 +20,11 @@ struct RandomState {
   std::uint64_t calls = 0;  ///< number of random operator calls since the seed was set
 };
 
-/// Returns a stream for a name, such as a parameter's FQN; equal in every process (FNV-1a).
+/// Returns the random stream for a name, such as an FQN; equal in every process (FNV-1a).
 std::uint64_t stream_of(const char* name);
 
-/// Derives a stream from `stream` and `index`. For example, each call of an operator has its own
-/// `index`, and so its own random numbers.
+/// Derives a random stream from `stream` and `index`. For example, each call of an operator has its
+/// own `index`, and so its own random numbers.
 std::uint64_t substream(std::uint64_t stream, std::uint64_t index);
 
 }  // namespace tessera

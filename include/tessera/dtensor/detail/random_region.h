@@ -20,13 +20,13 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Which global elements a local tensor contains. Random numbers are drawn for these elements.
+/// The global elements that a local tensor contains, for which random numbers are drawn.
 struct RandomPlace {
   kernels::GlobalPlace elements;
   /// The sizes of the local tensor. If `elements` splits dimensions of the tensor, the sizes after
   /// the split, to which the local tensor is viewed before the fill.
   std::vector<std::int64_t> local_sizes;
-  /// Whether ranks draw random numbers for different elements.
+  /// Whether this rank's elements differ from the elements of other ranks.
   bool is_part = false;
 };
 
@@ -44,7 +44,7 @@ struct RandomCall {
   /// The model's tensor that determines the sizes of the operator's result; undefined if the
   /// program passed the sizes as numbers.
   at::Tensor source;
-  /// Identifies this call of a random operator. A recomputation of the call has an equal key.
+  /// Identifies this call of a random operator. The recomputation of a call has the same id.
   RandomKey id;
 };
 

@@ -22,10 +22,10 @@ namespace tessera {
 
 class DistributedTensor;
 
-/// Throws Error, on every rank, if the ranks of the mesh disagree on the tensor's sizes, type or
-/// placements. Collective. In builds without NDEBUG, or with TESSERA_DEBUG=1 in the environment,
-/// from_local and distribute_tensor make this check and are then collective; TESSERA_DEBUG=0 turns
-/// the check off.
+/// Throws Error, on every rank, if the ranks of the mesh have different sizes, dtypes or placements
+/// for the tensor. Collective. In builds without NDEBUG, or with TESSERA_DEBUG=1 in the
+/// environment, from_local and distribute_tensor make this check and are then collective;
+/// TESSERA_DEBUG=0 turns the check off.
 void check_agreement(const DistributedTensor& tensor);
 
 }  // namespace tessera
@@ -64,10 +64,10 @@ enum class Equality : std::uint8_t {
   kRounded,
 };
 
-/// Returns the largest difference that Equality::kRounded permits, relative to the largest value.
+/// Returns the largest difference, relative to the largest value, that Equality::kRounded permits.
 double tolerance_of(c10::ScalarType type);
 
-/// Returns a hash of a plain tensor's bytes, in element order; 0 for a tensor without values.
+/// Returns a hash of a plain tensor's bytes, in element order; 0 if undefined, meta or fake.
 std::int64_t hash_of_values(const at::Tensor& tensor);
 
 /// Throws Error, on all peers, unless their replicas are equal. The message is `what`, the first
@@ -81,16 +81,16 @@ void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Eq
 /// is `local`. Each Shard must name a dimension of `local`; strided shards are not allowed. If a
 /// dimension is sharded, the ranks exchange their local sizes in CPU memory. Throws Error, on every
 /// rank, unless the local sizes are those of torch.chunk; `what` names the caller. Collective,
-/// except for meta tensors, whose shards are assumed to be even.
+/// except for meta tensors, for which even shards are assumed.
 std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
                                        const DeviceMesh& mesh, const Placements& placements);
 
-/// Whether ranks compare sizes, type and placements of each new distributed tensor. If
+/// Whether ranks compare the sizes, dtype and placements of each new distributed tensor. If
 /// TESSERA_DEBUG is set, its value decides; otherwise only builds without NDEBUG compare.
 bool checks_agreement();
 
 /// Whether TESSERA_DEBUG enables checks that need collectives in the middle of a step. Each thread
-/// reads the variable once.
+/// reads the environment variable once.
 bool checks_calls();
 
 /// Runs `work`, which must not communicate. If `work` throws on one rank of the mesh, every rank
@@ -110,8 +110,8 @@ void check_replicated(const DeviceMesh& mesh, std::string_view what,
 /// pop_module_name() when the forward ends.
 void push_module_name(std::string fqn);
 void pop_module_name();
-/// Returns a text for messages about the innermost module: " in 'layers.0.attn'"; empty if no
-/// module has a name.
+/// Returns a text for messages that names the innermost module, such as " in 'layers.0.attn'";
+/// empty if no module is recorded.
 std::string in_module();
 
 }  // namespace tessera::detail

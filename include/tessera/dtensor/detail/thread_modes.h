@@ -34,7 +34,7 @@ bool is_strict();
 /// the program defines.
 bool plain_tensors_are_replicated();
 
-/// Empties this thread's dispatch cache, and releases the meshes that cached call plans refer to.
+/// Empties this thread's dispatch cache. This releases the meshes to which cached call plans refer.
 /// Must not be called from within an operator.
 void clear_dispatch_cache();
 
@@ -42,12 +42,12 @@ void clear_dispatch_cache();
 
 namespace tessera::detail {
 
-/// Statistics of dispatch caches. A cache stores call plans, which say how operator calls are run.
-/// Every thread has a cache, including autograd's threads.
+/// Statistics of dispatch caches. A dispatch cache stores call plans, which describe how operator
+/// calls are run. Every thread has a dispatch cache, including autograd's threads.
 struct DispatchCacheStatistics {
   std::size_t plans = 0;     ///< number of call plans that are in the cache now
   std::size_t capacity = 0;  ///< maximum number of call plans in the cache
-  /// Number of calls whose call plan was found in the cache, since the threads started.
+  /// Number of operator calls whose call plan was found in the cache, since the threads started.
   std::uint64_t hits = 0;
   std::uint64_t misses = 0;  ///< number of operator calls whose call plan was not in the cache
 };
@@ -64,8 +64,8 @@ class MetaFactoryGuard : NoCopy {
 
  private:
   bool outer_;
-  /// Includes the dispatch key kDistributedKey on this thread, so that even operators without
-  /// distributed tensors reach the fallback of this key.
+  /// Enables the dispatch key kDistributedKey on this thread, so that even operators without
+  /// distributed tensors reach the fallback kernel of this key.
   IncludeKeys guard_;
 };
 

@@ -35,14 +35,15 @@ bool leave_gradient_pending(const at::Tensor& leaf);
 namespace tessera::detail {
 
 /// Calls `callback` at the end of the current backward. The callback can run on any autograd
-/// thread, but uses the state of the calling rank (counts, random numbers, pending transfers). Must
-/// be called inside a backward or inside another such callback. Callbacks run in the order of
-/// registration.
+/// thread, but uses the state (counters, random numbers, pending transfers) of the rank that called
+/// this function. Must be called inside a backward or inside another such callback. Callbacks run
+/// in the order of registration.
 void call_at_end_of_backward(std::function<void()> callback);
 
-/// Returns the process group over which `gradient` must be summed to get the layout of `leaf`, for
-/// a leaf that was passed to leave_gradient_pending(). Returns nullptr if the layouts are equal, or
-/// if a sum over one group is not sufficient. Both tensors are distributed. Not collective.
+/// Returns the process group over which `gradient` must be all-reduced (sum) to get the layout of
+/// `leaf`, for a leaf that was passed to leave_gradient_pending(). Returns nullptr if the layouts
+/// are equal, or if a sum over one group is not sufficient. Both tensors are distributed. Not
+/// collective.
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf);
 
 /// A DeferredSums object sums many small tensors over the ranks of process groups, such as the
