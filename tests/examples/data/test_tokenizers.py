@@ -382,7 +382,7 @@ class Tokenize(programs.WithSharedFolder, programs.WithFolder):
         self.refuse([good, "--eos-token", 99999], "outside the tokenizer's vocabulary")
         self.refuse([self.folder], "not a regular file")
         programs.fail([*self.command(good), "--out", f"{self.out.parent}/"], "is a folder; add the PREFIX")
-        programs.fail(self.command(good), "defines no token that ends a document")
+        programs.fail(self.command(good), "tokenizer.json", "no end token", "--eos-token")
 
     def test_memory_is_bounded(self):
         """The input has a line of 25 MB, and 60 MB of compressed text."""
