@@ -481,7 +481,7 @@ void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) c
   }
 }
 
-/// Returns the source of sample `n`, and its index there. After its last sample, a source repeats.
+/// Returns the source and the index of sample `n`. After its last sample, a source starts again.
 BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   const Mixture::Place at = (*mixture_)(n);
   const SampleSource* source = sources_[at.source].samples.get();
@@ -541,7 +541,7 @@ void PrefetchLoader::begin(std::int64_t step) {
   // DeviceGuard for a device without an index does not change the current GPU.
   const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
                                      : c10::Device(c10::kCPU);
-  // The task has copies of loader_ and ranges_: the PrefetchLoader can be moved while it runs.
+  // The task copies loader_ and ranges_, because the PrefetchLoader can be moved during the task.
   batch_ = std::async(background_ ? std::launch::async : std::launch::deferred,
                       [loader = loader_, ranges = ranges_, pinned = pinned_, step, device] {
                         const c10::DeviceGuard guard(device);

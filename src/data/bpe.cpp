@@ -26,7 +26,7 @@ std::uint64_t pair_of(TokenId left, TokenId right) {
   return std::uint64_t{left} << 32 | right;
 }
 
-/// Returns the merges, by pair of tokens. If a pair has several merges, the last one counts.
+/// Returns a map from a pair of tokens to its merge. If a pair has several merges, the last counts.
 Merges by_pairs(const std::vector<Merge>& merges) {
   Merges by_pair;
   by_pair.reserve(merges.size());
@@ -43,7 +43,7 @@ struct Symbol {
   bool merged_away = false;
 };
 
-/// A possible merge of two adjacent tokens. Sorted by the merge's rank, then by the position.
+/// A possible merge of two adjacent tokens, ordered by the merge's rank, then by the position.
 struct Candidate {
   std::uint64_t rank_and_position = 0;
   TokenId result = 0;
@@ -265,8 +265,8 @@ class Bpe {
   BpeModel model_;
   Merges merges_;
   std::array<std::optional<TokenId>, 256> fallback_;  ///< ids of the byte-fallback tokens <0xHH>
-  bool divisible_ = false;                       ///< whether words can be cut before space symbols
-  std::unordered_set<std::string> before_mark_;  ///< characters before a space symbol in some token
+  bool divisible_ = false;  ///< whether words can be cut before space symbols
+  std::unordered_set<std::string> before_mark_;
 };
 
 /// A tokenizer with a BPE model. Encoding has four steps: added tokens, normalization, splitting

@@ -213,7 +213,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   std::unique_ptr<PieceModel> model_;
-  std::unique_ptr<PieceModel> within_;  ///< the model, set to add no space before a text
+  std::unique_ptr<PieceModel> within_;  ///< a copy of the model that adds no space before a text
   bool legacy_ = true;  ///< whether each text between special tokens gets a leading space
   AddedTokens added_;
   std::set<std::int64_t> special_;  ///< tokens that decode to an empty text

@@ -450,7 +450,7 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
       add_post_processor(step, vocabulary, tokens);
     });
   } else if (type == "TemplateProcessing") {
-    // Throws Error for a second template with tokens. The `tokenizers` package would treat the
+    // Throws Error for a second template that adds tokens. The `tokenizers` package would treat the
     // result of the first template as a pair of texts.
     field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
     tokens = read_template(field, vocabulary);

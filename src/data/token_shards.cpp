@@ -114,7 +114,7 @@ class ShardedTokens final : public TokenSource {
 
   void read(std::int64_t begin, std::span<std::int64_t> out) const override {
     check_range(*this, begin, static_cast<std::int64_t>(out.size()));
-    // Finds the first shard that ends after `begin`; empty shards are skipped.
+    // Finds the first shard that ends after position `begin`; empty shards are skipped.
     auto shard = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) -
                                           ends_.begin());
     for (; !out.empty(); ++shard) {
@@ -130,7 +130,7 @@ class ShardedTokens final : public TokenSource {
   std::vector<std::int64_t> ends_;  ///< for each shard, the position after the shard's last token
 };
 
-/// Converts tokens to the shard's type. `before`: the number of earlier tokens, for messages.
+/// Converts tokens to the shard's integer type. `before`: number of earlier tokens, for messages.
 template <class Token>
 std::vector<Token> narrow(std::span<const std::int64_t> tokens, std::int64_t before) {
   std::vector<Token> result;

@@ -37,7 +37,7 @@ json read_json(const std::filesystem::path& file, TokenizerSettings& files) {
   }
 }
 
-/// Reads a token from a JSON field, which is a string or an object with flags.
+/// Reads a special token from a JSON field: a string, or an object with the token's flags.
 AddedToken read_token(const JsonField& field, bool special) {
   if (field.json().is_string()) {
     return {.content = field.text(), .normalized = !special, .special = special};
@@ -94,7 +94,7 @@ void add_special_tokens(const JsonField& root, TokenizerSettings& files) {
       field.for_each(
           [&](const JsonField& entry) { add_special_token(read_token(entry, true), files); });
     } else if (key == kExtraTokens && field.json().is_object()) {
-      field.only({});  // must be empty: token ids depend on an order, which JSON objects lack
+      field.only({});  // must be empty: token ids depend on an order, and a JSON object has none
     } else if (auto token = special_token_of(field)) {
       add_special_token(std::move(*token), files);
     }

@@ -79,7 +79,7 @@ class JsonField {
 struct AddedToken {
   std::string content;
   TokenId id = 0;
-  bool normalized = false;  ///< whether the token is searched in the normalized text
+  bool normalized = false;  ///< whether the token is searched for in the normalized text
   bool special = false;     ///< whether the token decodes to nothing
 };
 /// Reads an AddedToken, except its id, from a JSON object. `special`: the value of
@@ -224,7 +224,7 @@ struct TokenizerSettings {
 /// Reads the files in a tokenizer's folder. Throws Error for files of an unexpected format.
 TokenizerSettings read_tokenizer_settings(const std::filesystem::path& tokenizer);
 
-/// Whether the file exists. Throws Error for a symbolic link whose target is missing.
+/// Whether `file` exists. Throws Error for a symbolic link whose target is missing.
 bool has_file(const std::filesystem::path& file);
 
 /// Throws Error if `named`, a token of the files in the tokenizer's folder, has an id other than

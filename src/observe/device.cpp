@@ -66,7 +66,7 @@ std::string cpu_name() {
 
 MemoryUse take_cuda_memory() {
   const c10::Device device = current_cuda_device();
-  // The GPU's capacity is cached, because the query stalls the GPU. A process uses one GPU.
+  // The GPU's memory size is cached, because the query stalls the GPU. A process uses one GPU.
   static const std::int64_t capacity = detail::memory_capacity(device);
   const detail::CachedMemory memory = detail::take_cached_memory(device);
   return {memory.peak_reserved, memory.peak_active, capacity};
@@ -141,7 +141,7 @@ SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   const std::int64_t most = device.is_cpu() ? 4096 : 8192;
   for (std::int64_t size = 256;; size *= 2) {
     SquareProducts products(size, device, type);
-    products.seconds_of(1);  // the first call starts threads and selects a kernel
+    products.seconds_of(1);  // the first product starts threads and selects a kernel
     if (size == most || products.seconds_of(1) >= kProductSeconds) {
       return products;
     }
@@ -172,7 +172,7 @@ double measure_peak_flops(comm::World& world, c10::ScalarType type) {
   const auto hosts = world.host_group(comm::ranks_of_world(world.size()), "peak FLOP/s");
   const double own = median_rate(*hosts, device, type);
   if (!device.is_cpu()) {
-    // The memory counters are reset, because they must not include the memory of the measurement.
+    // The memory counters are reset, because they must not include the memory of measuring FLOP/s.
     detail::empty_cache(device.type());
     take_memory_use(name);
   }

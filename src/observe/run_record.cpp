@@ -40,8 +40,8 @@ std::string placements_text(const at::Tensor& tensor) {
 nlohmann::ordered_json sharding_table(const nn::ModuleBase& module) {
   nlohmann::ordered_json table = nlohmann::ordered_json::array();
   for (const auto& [name, slot] : module.named_slots()) {
-    // The record describes the parameter's persistent tensor: FSDP's shard. The unsharded tensor
-    // exists only temporarily.
+    // The run record describes the parameter's persistent tensor: FSDP's shard. The unsharded
+    // tensor exists only temporarily.
     const at::Tensor& tensor = slot->persistent();
     const at::Tensor& local = local_tensor(tensor);
     table.push_back(

@@ -388,7 +388,7 @@ class PairingRanks {
 
 /// The comparison of one tensor on this rank: the value on the mesh against the one-rank value.
 struct Finding {
-  std::string name, fqn, caller;  ///< the tensor's fields in SeenTensor
+  std::string name, fqn, caller;
   int call = 0, parent = 0;
   bool is_input = false;
   std::string layout;               ///< layout on the mesh, or why the tensor cannot be compared

@@ -47,8 +47,8 @@ bool is_for_kernel(const Batch& batch) {
   return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
 }
 
-/// Returns the random stream for rounding a parameter's moments (running means). The stream depends
-/// on the parameter's FQN or, without an FQN, on the parameter's index in the optimizer.
+/// Returns the random number stream for rounding a parameter's moments (running means). The stream
+/// depends on the parameter's FQN or, without an FQN, on the parameter's index in the optimizer.
 std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
   const std::string name = slot.fqn().empty() ? std::to_string(index) : slot.fqn();
   return stream_of(("optim::AdamW " + name).c_str());

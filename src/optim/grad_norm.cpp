@@ -145,7 +145,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
     }
   }
   for (auto* list : {&terms.locals, &terms.plain, &terms.owned, &terms.copies}) {
-    // List kernels are faster with fewer tensors, so adjacent gradients are joined.
+    // Kernels for lists of tensors are faster with fewer tensors, so adjacent gradients are joined.
     *list = merge_adjoining(*list);
   }
   return terms;
@@ -241,8 +241,8 @@ at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
-    // Copies of a gradient should be equal, but one rank's copy can be non-finite by mistake. All
-    // ranks must then see a non-finite norm, so that all ranks skip the step or stop.
+    // Copies of a gradient should be equal, but one rank's copy can be NaN or infinite by an error.
+    // All ranks must then see a NaN or infinite norm, so that all ranks skip the step or stop.
     const at::Tensor uncounted = plain + local_term(terms.copies, p, device);
     // x - x is 0 only if x is finite; the expression replaces isfinite(), which has no meta kernel.
     const at::Tensor not_finite = uncounted.masked_fill((uncounted - uncounted).eq(0.0), 0.0);
@@ -329,7 +329,7 @@ std::string listed(const DeviceMesh& joint, const Names& own, const char* before
 }
 
 /// Implements describe_nonfinite(). Collective over the mesh `joint`. If `joint` is undefined,
-/// describes this rank's gradients.
+/// describes only this rank's gradients.
 std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPtr>& parameters) {
   Names before;
   Names now;

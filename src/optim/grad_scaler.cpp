@@ -126,8 +126,8 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     }
     checked_ = {std::isfinite(norm), 1.0 / state_.scale, optimizer.parameters()};
   }
-  // checked_ is cleared before the step. If the step throws, the next step must not use these
-  // checks.
+  // checked_, the result of the overflow check, is cleared before the step. If the step throws, the
+  // next step must not use this result.
   const Checked checked = *std::exchange(checked_, std::nullopt);
   check_covers(checked.parameters, optimizer);
   if (checked.finite) {

@@ -356,7 +356,7 @@ class Muon::Exchange {
       // Shards that are offloaded to the CPU are copied to the mesh's device.
       locals.push_back(muon.direction(shard, factor).to(mesh_.device()));
     }
-    // The choice of owners is reused while the list of matrices does not change.
+    // The owners of the matrices are chosen again only if the list of matrices has changed.
     if (plan_ == nullptr || plan_->matrices() != matrices) {
       plan_ = std::make_unique<MatrixExchange>(mesh_, std::move(matrices));
     }

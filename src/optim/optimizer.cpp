@@ -31,7 +31,7 @@ struct Compared {
   std::set<std::size_t> lengths;
 };
 
-/// Returns the Compared for lists that begin with `first`; nullptr if no module owns `first`.
+/// Returns the Compared of all lists that begin with `first`; nullptr if no module owns `first`.
 std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
   if (first.owners().empty()) {
     return nullptr;

@@ -160,7 +160,7 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
 }
 
 /// Creates missing state, so that a checkpoint can be loaded before the first step. The returned
-/// tensors share the memory of the state, and a checkpoint is loaded directly into them.
+/// tensors share the memory of the state, so a checkpoint is loaded directly into the state.
 std::vector<StateTensor> SlotOptimizer::state() {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::size_t> shown;
@@ -260,7 +260,7 @@ std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
 
 void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
                                   const GradientFactor& factor) {
-  // Shards are in the order of the parameters, group by group. Each iteration updates one group.
+  // Shards are in the order of the parameters. Each iteration updates one parameter group.
   for (auto first = shards.begin(); first != shards.end();) {
     const std::size_t group = first->group;
     const auto last = std::find_if(

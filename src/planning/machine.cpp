@@ -44,8 +44,8 @@ const std::vector<Machine>& presets() {
         gpu("b200", 180e9, 4500e12, 2250e12, 75e12, 8e12, 900e9, 50e9, 148),
         // NVIDIA L40S: PCIe 4.0 x16, no NVLink; 200 Gb/s per GPU.
         gpu("l40s", 48e9, 733e12, 362e12, 91.6e12, 0.864e12, 32e9, 25e9, 142),
-        // AMD Instinct MI300X: seven links of 64 GB/s; 400 Gb/s per GPU; compute units instead of
-        // multiprocessors.
+        // AMD Instinct MI300X: seven links of 64 GB/s; 400 Gb/s per GPU; its multiprocessors are
+        // called compute units.
         gpu("mi300x", 192e9, 2615e12, 1307e12, 163.4e12, 5.3e12, 448e9, 50e9, 304)};
   }();
   return list;

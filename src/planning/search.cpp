@@ -60,7 +60,7 @@ class MeshSearch {
   MeshSearch(Search& search, TrainingLayout mesh, TooLarge too_large)
       : search_(search), mesh_(std::move(mesh)), too_large_(std::move(too_large)) {}
 
-  /// Estimates the layouts of the mesh. Returns the layouts that do not fit into the memory.
+  /// Estimates the layouts of the mesh. Returns the layouts that do not fit into the machine.
   TooLarge run() {
     const SearchSpace& s = search_.space;
     const std::int64_t parts = s.dp_replicate * mesh_.dp * mesh_.accumulate;
@@ -169,8 +169,8 @@ std::int64_t least_peak(const Search& search) {
   return peak(*std::ranges::min_element(search.found, {}, peak));
 }
 
-/// Sets FoundLayout::frontier. `found` must be sorted by time: a layout is on the frontier if it
-/// fits and takes less memory than all faster layouts that fit.
+/// Sets FoundLayout::frontier (Pareto front of time and memory). `found` must be sorted by time: a
+/// layout is on the frontier if it fits and takes less memory than all faster layouts that fit.
 void mark_frontier(std::vector<FoundLayout>& found) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   for (FoundLayout& each : found) {

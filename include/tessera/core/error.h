@@ -11,7 +11,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The only type of exception that this library throws itself. The message is one line: what was
+/// The type of all exceptions that this library itself throws. The message is one line: what was
 /// requested, what was found, and how to correct the input.
 class Error : public std::runtime_error {
  public:

@@ -47,7 +47,7 @@ class MeshShape {
 
 /// Returns the mesh shape as text: "(dp=2, tp=2)", or "(2, 2)" without names.
 std::string to_string(const MeshShape& shape);
-/// Writes to_string(shape).
+/// Writes to_string(shape) to `stream`.
 std::ostream& operator<<(std::ostream& stream, const MeshShape& shape);
 
 }  // namespace tessera

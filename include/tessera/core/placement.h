@@ -76,11 +76,11 @@ std::string to_string(ReduceOp op);
 std::string to_string(const Placement& placement);
 /// Returns the placements in brackets: "[Shard(0), Replicate()]".
 std::string to_string(const Placements& placements);
-/// Writes to_string(op).
+/// Writes to_string(op) to `stream`.
 std::ostream& operator<<(std::ostream& stream, ReduceOp op);
-/// Writes to_string(placement).
+/// Writes to_string(placement) to `stream`.
 std::ostream& operator<<(std::ostream& stream, const Placement& placement);
-/// Writes to_string(placements).
+/// Writes to_string(placements) to `stream`.
 std::ostream& operator<<(std::ostream& stream, const Placements& placements);
 /// Parses the text of to_string(Placement), or one of the forms "Shard(dim=0)", "S(0)", "R" and
 /// "P". Throws Error for any other text.

@@ -82,8 +82,8 @@ struct ShardingRule : detail::LocalExecution {
     /// Whether the shards of the factor (einsum index letter) may differ in size. False if the
     /// result depends on equal sizes (as a mean does).
     bool allow_uneven = true;
-    /// Whether a shard may be empty. False if the operator throws for an empty tensor (a maximum),
-    /// because then only some ranks would throw.
+    /// Whether a shard of the factor may be empty. False if the operator throws for an empty tensor
+    /// (a maximum), because then only some ranks would throw.
     bool allow_empty = true;
     /// True if the factor (einsum index letter) must not be sharded although outputs have the
     /// factor (the dimension of a softmax or a sort).

@@ -51,7 +51,7 @@ bool is_tokenizer_json(const std::string& path);
 /// latest tokens. Not thread safe.
 class StreamDecoder {
  public:
-  /// `before`: the tokens that precede the first push(). push() does not return their text.
+  /// `before`: the tokens that precede the first push(). push() does not return their texts.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
   /// Returns the new characters that `token` completes, if any. Bytes that cannot become a

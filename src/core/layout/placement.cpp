@@ -111,7 +111,7 @@ std::ostream& operator<<(std::ostream& stream, const Placements& placements) {
 }
 
 Placement parse_placement(std::string_view text) {
-  // The parser ignores spaces. PyTorch prints a space after each comma. No name has a space.
+  // The parser of placements ignores spaces. PyTorch prints a space after each comma.
   std::string packed(text);
   std::erase_if(packed, [](unsigned char c) { return std::isspace(c) != 0; });
   const auto placement = parse(packed);

@@ -361,8 +361,8 @@ std::vector<std::int64_t> last_coordinate(const Problem& problem,
 }
 
 /// Returns the largest number of elements that a rank sends in an all-to-all. The rank with the
-/// last coordinate sends most, because it keeps the smallest chunk of its elements. `local /
-/// before` is the number of elements for each position of `to_dim`.
+/// last coordinate sends most, because this rank keeps the smallest chunk. `local / before` is the
+/// number of elements for each position of `to_dim`.
 std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::int64_t local) {
   const auto size = problem.size(step.to_dim);
   const auto before = local_size(*step.from, step.to_dim, size, first_coordinate(problem));

@@ -34,7 +34,6 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  // Number of positions of `major` in a full chunk of the mesh dimensions visited so far.
   std::int64_t left = extent;
   // Whether a mesh dimension has divided the Digit (sub-dimension) unevenly. Later mesh dimensions
   // would then divide chunks of different sizes, which a Digit cannot express.
@@ -50,7 +49,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
       minor.mesh_dims.push_back(mesh_dim);
       continue;
     }
-    // Each chunk of the unsplit Digit must consist of whole blocks of `minor.extent` positions.
+    // Each chunk of the unsplit Digit (sub-dimension) must be whole blocks of `minor.extent`.
     if (ceil_div(left * minor.extent, parts) != ceil_div(left, parts) * minor.extent) {
       return std::nullopt;
     }
@@ -561,7 +560,7 @@ class TensorGroupPropagation {
       }
     }
     const auto parts = static_cast<double>(mesh_sizes_[mesh_dim]);
-    // The number of bytes that an all-gather or a reduce-scatter sends.
+    // The bytes that a rank sends in an all-gather or a reduce-scatter of the tensor.
     const double gather = bytes * (parts - 1) / parts;
     if (is_sharded(have)) {
       return is_sharded(want) ? gather / parts : gather;
@@ -719,7 +718,7 @@ class TensorGroupPropagation {
   LayoutPtr input_layout(int input) const {
     const auto index = static_cast<std::size_t>(input);
     LayoutPtr own = layouts_[index];
-    // If values are not read, they need not be reduced: at most the input's local sizes are used.
+    // Values that are not read need not be reduced: the operator reads at most local sizes.
     const bool unread = is_unread(input);
     const auto& factors = rule_.inputs[index];
     const bool has_factors =

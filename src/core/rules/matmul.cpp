@@ -114,7 +114,7 @@ std::optional<ShardingRule> einsum_rule(const OpCall& call, const Einsum& einsum
   for (char letter : einsum.result) {
     result.push_back({bound.at(letter)});
   }
-  // Added operands are handled last, because they get the factors (index letters) of the result.
+  // Added operands come last, because added operands get the factors (index letters) of the result.
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (is_added(einsum.operands[i]) && !bind_added(rule, call, tensors[i])) {
       return std::nullopt;

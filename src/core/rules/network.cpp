@@ -306,7 +306,7 @@ Table embedding_table() {
 
 // The sharding rules of scaled dot product attention, one rule for each kernel that libtorch can
 // choose. Batch and heads can be sharded; queries only without a causal mask. Keys stay unsharded,
-// because sharding them needs a softmax across ranks (ring attention).
+// because sharded keys need a softmax across ranks (ring attention).
 
 namespace {
 
@@ -319,7 +319,7 @@ struct Kernel {
   int causal = 4;
   int debug = -1;  ///< index of the flag that requests the dropout mask; if set, no rule
   Statistics statistics = kRows;
-  /// Index of the flag that requests the log-sum-exp. Without the flag, that output is empty.
+  /// Index of the flag that requests the log-sum-exp. Without the flag, the log-sum-exp is empty.
   int asks_statistics = -1;
   /// Number of replicated outputs after the log-sum-exp: seeds, offsets, empty tensors.
   std::size_t other_outputs = 0;

@@ -205,8 +205,8 @@ struct Along {
   Linearity linearity = Linearity::kNone;
 };
 
-/// Returns the rule of an operator on tensors of one shape. The dimensions in argument `along.dim`
-/// stay unsharded; all others may be sharded.
+/// Returns the rule of an operator whose tensors have one common shape. The dimensions in argument
+/// `along.dim` stay unsharded; all others may be sharded.
 RuleFunction::Body along(Along along) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::vector<int> tensors = tensor_arguments(call);

@@ -137,9 +137,9 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
 /// that is not sharded. Several Digits (sub-dimensions) are written "2 x 8:m0": 2 positions that
 /// are not divided, and within each of them 8 positions that are divided over m0.
 std::string to_string(const Layout& layout);
-/// Writes to_string(layout).
+/// Writes to_string(layout) to `stream`.
 std::ostream& operator<<(std::ostream& stream, const Layout& layout);
-/// Writes to_string(*layout), or "no layout" for a null pointer.
+/// Writes to_string(*layout) to `stream`; "no layout" for a null pointer.
 std::ostream& operator<<(std::ostream& stream, const LayoutPtr& layout);
 
 }  // namespace tessera

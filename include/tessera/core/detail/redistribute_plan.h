@@ -45,7 +45,7 @@ struct Step {
   std::int64_t bytes = 0;
 };
 
-/// Whether a step is a collective.
+/// Whether a step of a redistribution is a collective.
 inline bool communicates(const Step& step) {
   return step.kind == StepKind::kAllGather || step.kind == StepKind::kReduceScatter ||
          step.kind == StepKind::kAllReduce || step.kind == StepKind::kAllToAll;
@@ -67,7 +67,7 @@ RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize);
 /// Returns a redistribution plan as text with one line for each step, for messages and tests.
 std::string to_string(const RedistributionPlan& plan);
-/// Writes to_string(plan).
+/// Writes to_string(plan) to `stream`.
 std::ostream& operator<<(std::ostream& stream, const RedistributionPlan& plan);
 
 }  // namespace tessera

@@ -55,7 +55,7 @@ struct RuleFamily {
 std::vector<RuleFamily> rule_families();
 /// Returns the names of all operators for which the library has a sharding rule, sorted.
 std::vector<std::string_view> ruled_operators();
-/// Returns the names of all operators with a rule by register_rule() (register_rule.h), sorted.
+/// Returns the names of all operators for which a program has registered a rule, sorted.
 std::vector<std::string> user_ruled_operators();
 
 /// The result of propagate() for one operator call.

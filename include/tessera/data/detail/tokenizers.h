@@ -12,7 +12,7 @@ namespace tessera::data {
 /// Returns the tokenizer with one token per byte: a vocabulary of 256.
 TokenizerPtr byte_tokenizer();
 
-/// Returns the file that open_tokenizer() opens in a folder.
+/// Returns the path of the file that open_tokenizer() opens in a folder.
 std::optional<std::string> find_tokenizer(const std::string& folder);
 
 /// Opens a SentencePiece model file. Throws Error if the file cannot be read, or if Tessera was
